@@ -1,0 +1,52 @@
+"""What can go wrong, as one family of exceptions.
+
+Every message says what, where, expected and found; `hint` says what to do next.
+`exit_status` is what the command line returns: 1 where a check found a fault, 2 where
+the input or the call cannot be used.
+"""
+
+from __future__ import annotations
+
+
+class IntarsiaError(Exception):
+    """The parent of every error that Intarsia raises on purpose."""
+
+    exit_status = 2
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}\n  hint: {self.hint}" if self.hint else message
+
+
+class UsageError(IntarsiaError):
+    """The call cannot be carried out as asked (an unknown format, a destination that exists)."""
+
+
+class FormatError(IntarsiaError):
+    """A file is not what its format demands (truncated, lying, missing, of an unknown kind)."""
+
+
+class UnsafeError(FormatError):
+    """A file asks for code to run; nothing of it was run."""
+
+
+class LayoutError(IntarsiaError):
+    """An operation on a layout that no array would allow."""
+
+
+class FamilyError(IntarsiaError):
+    """A checkpoint and its model configuration contradict each other, or the family is unknown."""
+
+
+class CoverageError(IntarsiaError):
+    """A plan that cannot prove that every element arrives exactly once."""
+
+    exit_status = 1
+
+
+class StoreError(IntarsiaError):
+    """The file system refused (full disk, missing rights, an input/output error)."""

@@ -1,0 +1,182 @@
+"""`torch.distributed.checkpoint` folders: `.metadata`, and `__<rank>_<n>.distcp` files.
+
+Each chunk of a tensor is a whole `torch.save` archive inside a `.distcp` file.  Its elements
+are read in place, by their byte offsets; no pickle is executed and torch is not imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from intarsia.errors import FormatError
+from intarsia.format.base import Arrangement, Located, Slot, WriteOptions
+from intarsia.format.dcp_metadata import (
+    ChunkRecord,
+    Metadata,
+    ObjectRecord,
+    TensorRecord,
+    read_metadata,
+    write_metadata,
+)
+from intarsia.format.names import entry_name, name_tensors
+from intarsia.format.sides import config_of, side_files
+from intarsia.format.torch_zip import Frame, frame, read_payload
+from intarsia.layout import Layout, Loop, Piece
+from intarsia.mesh import Box, Mesh, Rule, Shape
+from intarsia.plan.manifest import Chunk, Entry, Manifest, Stored, Target
+from intarsia.store.local import Folder
+
+METADATA = ".metadata"
+
+
+class Dcp:
+    """The format `dcp`."""
+
+    name = "dcp"
+
+    def detect(self, path: Path) -> bool:
+        return (path / METADATA).is_file()
+
+    def read(self, path: Path, config: Mapping[str, Any] | None) -> Manifest:
+        with Folder(path) as folder:
+            metadata = read_metadata(folder.read_all(METADATA), str(path / METADATA))
+            sizes = check_files(folder, metadata)
+        config = config or config_of(path)
+        named = name_tensors(map(stored_of, metadata.tensors.values()), config, str(path))
+        entries = (
+            Entry(entry_name(o.name), o.file, o.start_bytes, o.length_bytes)
+            for o in metadata.objects.values()
+        )
+        return Manifest(
+            format=self.name,
+            path=str(path),
+            stored=named.stored,
+            logical=named.logical,
+            files=sizes,
+            family=named.family,
+            config=config,
+            entries={entry.name: entry for entry in entries},
+            sides=side_files(path),
+            absent=named.absent,
+            problems=named.problems,
+            notes=named.notes,
+        )
+
+    def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
+        return locate(folder, stored, chunk)
+
+    def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
+        return arrange(targets, options)
+
+
+def stored_of(record: TensorRecord) -> Stored:
+    """A tensor of the metadata, as its own layout."""
+    chunks = tuple(
+        Chunk(Box(c.offsets, c.shape), c.file, c.start_bytes, c.length_bytes) for c in record.chunks
+    )
+    layout = Layout.of(record.name, record.shape)
+    return Stored(record.name, record.dtype, layout, chunks, key=record.name)
+
+
+def check_files(folder: Folder, metadata: Metadata) -> dict[str, int]:
+    """The sizes of the data files; raise where one is absent or too short."""
+    ends: dict[str, int] = {}
+    held: dict[str, int] = {}
+    for name, file, end in _extents(metadata):
+        ends[file] = max(ends.get(file, 0), end)
+        held[file] = held.get(file, 0) + 1
+    absent = sorted(file for file in ends if not (folder.root / file).is_file())
+    if absent:
+        raise FormatError(
+            f"{folder.root} lacks {len(absent)} of {len(ends)} data files"
+            f" ({sum(held[f] for f in absent)} chunks): {', '.join(absent[:4])}",
+            hint="restore the files, or use a complete checkpoint",
+        )
+    sizes = {file: folder.size(file) for file in sorted(ends)}
+    for file, size in sizes.items():
+        if size < ends[file]:
+            raise FormatError(
+                f"{folder.root / file} has {size:,} bytes, its chunks end at {ends[file]:,}",
+                hint="the file is truncated: copy it again from its source",
+            )
+    return sizes
+
+
+def _extents(metadata: Metadata) -> Iterator[tuple[str, str, int]]:
+    for tensor in metadata.tensors.values():
+        for c in tensor.chunks:
+            yield tensor.name, c.file, c.start_bytes + c.length_bytes
+    for o in metadata.objects.values():
+        yield o.name, o.file, o.start_bytes + o.length_bytes
+
+
+def locate(folder: Folder, stored: Stored, chunk: Chunk) -> Located:
+    """Find a chunk's elements inside its archive, and check them against the metadata."""
+    where = f"{folder.root / chunk.file} byte {chunk.start_bytes:,} (`{stored.key}` {chunk.box})"
+
+    def read(start_bytes: int, length_bytes: int) -> bytes:
+        return folder.read(chunk.file, chunk.start_bytes + start_bytes, length_bytes)
+
+    payload = read_payload(read, chunk.length_bytes, where)
+    if payload.dtype != stored.dtype or payload.shape != chunk.box.shape:
+        raise FormatError(
+            f"the metadata says {stored.dtype} {list(chunk.box.shape)}, the archive holds"
+            f" {payload.dtype} {list(payload.shape)} - at {where}",
+            hint="the data file is another checkpoint's, or damaged",
+        )
+    start = chunk.start_bytes + payload.start_bytes + payload.storage_offset * stored.dtype.itemsize
+    strides = row_major(payload.shape)
+    loops = [
+        Loop(n, at, to)
+        for n, at, to in zip(payload.shape, payload.stride, strides, strict=True)
+        if n > 1
+    ]
+    if all(loop.at == loop.to for loop in loops) or not prod(payload.shape):
+        return Located(start)
+    return Located(start, Piece("", 0, 0, tuple(loops)).canonical())
+
+
+def row_major(shape: Shape) -> Shape:
+    """The strides of a contiguous tensor."""
+    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
+    """Give every box to one of the ranks that hold it, and lay each rank's file out in order."""
+    mesh = options.mesh
+    ends = [0] * mesh.size
+    slots: dict[str, tuple[Slot, ...]] = {}
+    tensors: dict[str, TensorRecord] = {}
+    for target in targets:
+        placed = []
+        records = []
+        for box, ranks in holders(mesh, target.shape, target.rule).items():
+            rank = min(ranks, key=lambda r: (ends[r], r))
+            wrap: Frame = frame(target.dtype, box.shape)
+            file, at = f"__{rank}_0.distcp", ends[rank]
+            placed.append(Slot(box, file, at + wrap.start_bytes, wrap))
+            records.append(ChunkRecord(box.offsets, box.shape, file, at, wrap.length_bytes))
+            ends[rank] += wrap.length_bytes
+        slots[target.name] = tuple(placed)
+        tensors[target.name] = TensorRecord(
+            target.name, target.dtype, target.shape, tuple(records)
+        )
+    fixed, objects = [], {}
+    for name, data in sorted(options.entries.items()):
+        objects[name] = ObjectRecord(name, "__0_0.distcp", ends[0], len(data))
+        fixed.append(("__0_0.distcp", ends[0], data))
+        ends[0] += len(data)
+    files = {f"__{rank}_0.distcp": end for rank, end in enumerate(ends) if end}
+    paths = {name: (name,) for name in (*tensors, *objects)}
+    closing = {METADATA: write_metadata(Metadata(tensors, objects, paths, {}))}
+    return Arrangement(files, slots, fixed, closing)
+
+
+@lru_cache(maxsize=1 << 14)
+def holders(mesh: Mesh, shape: Shape, rule: Rule) -> Mapping[Box, list[int]]:
+    """The ranks that hold each box of a tensor, computed once for every template."""
+    return mesh.holders(shape, rule)

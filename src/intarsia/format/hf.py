@@ -1,0 +1,234 @@
+"""Hugging Face checkpoints: safetensors files, one or many with an index, and small files.
+
+Optimizer state and other training state that came along lies in the side folder
+`optimizer/`, where Transformers does not look.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from intarsia.errors import FormatError
+from intarsia.format.base import Arrangement, Located, Slot, WriteOptions
+from intarsia.format.names import name_tensors
+from intarsia.format.safetensors_header import make_header, read_header
+from intarsia.format.sides import config_of, side_files
+from intarsia.layout import Layout
+from intarsia.mesh import Box
+from intarsia.plan.manifest import Chunk, Entry, Manifest, Stored, Target
+from intarsia.store.local import Folder
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+OPTIMIZER = "optimizer"
+ENTRIES = "entries.json"
+_NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<k>\d{5})-of-(?P<n>\d{5})\.safetensors$")
+
+
+class Hf:
+    """The format `hf`."""
+
+    name = "hf"
+
+    def detect(self, path: Path) -> bool:
+        if path.is_file():
+            return path.suffix == ".safetensors" or _starts_like_safetensors(path)
+        return path.is_dir() and any(path.glob("*.safetensors*"))
+
+    def read(self, path: Path, config: Mapping[str, Any] | None) -> Manifest:
+        root = path if path.is_dir() else path.parent
+        folder = Folder(root)
+        sides = side_files(root) if path.is_dir() else ()
+        with folder:
+            files = _files_of(folder) if path.is_dir() else {path.name: None}
+            found = _read_files(folder, files)
+            entries: dict[str, Entry] = {}
+            sizes = {file: folder.size(file) for file in files}
+            if path.is_dir() and (root / OPTIMIZER).is_dir():
+                extra = {f"{OPTIMIZER}/{k}": v for k, v in _files_of(Folder(root / OPTIMIZER)).items()}
+                found += _read_files(folder, extra)
+                sizes |= {file: folder.size(file) for file in extra}
+                entries = _entries_of(folder)
+            config = config or config_of(root)
+        named = name_tensors(found, config, str(path))
+        return Manifest(
+            format=self.name,
+            path=str(path),
+            stored=named.stored,
+            logical=named.logical,
+            files=sizes,
+            family=named.family,
+            config=config,
+            entries=entries,
+            sides=sides,
+            absent=named.absent,
+            problems=named.problems,
+            notes=named.notes,
+        )
+
+    def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
+        return Located(chunk.start_bytes)
+
+    def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
+        state = [t for t in targets if is_training_state(t.name)]
+        model = [t for t in targets if not is_training_state(t.name)]
+        files: dict[str, int] = {}
+        slots: dict[str, tuple[Slot, ...]] = {}
+        fixed: list[tuple[str, int, bytes]] = []
+        closing: dict[str, bytes] = {}
+        for prefix, part in (("", model), (f"{OPTIMIZER}/", state)):
+            if part or not prefix:
+                _arrange_files(part, prefix, options, files, slots, fixed, closing)
+        if options.entries:
+            text = {k: base64.b64encode(v).decode() for k, v in sorted(options.entries.items())}
+            closing[f"{OPTIMIZER}/{ENTRIES}"] = json.dumps(text, indent=1).encode()
+        return Arrangement(files, slots, fixed, closing)
+
+
+def is_training_state(name: str) -> bool:
+    """Whether a tensor belongs in the side folder."""
+    return name.startswith("optimizer.")
+
+
+def _starts_like_safetensors(path: Path) -> bool:
+    with path.open("rb") as file:
+        head = file.read(9)
+    return len(head) == 9 and head[8:9] == b"{"
+
+
+def _files_of(folder: Folder) -> dict[str, list[str] | None]:
+    """The checkpoint's files; with an index, the tensors that each must hold."""
+    root = folder.root
+    if (root / INDEX).exists():
+        return dict(_indexed(folder))
+    if (root / SINGLE).exists():
+        return {SINGLE: None}
+    names = sorted(p.name for p in root.glob("*.safetensors"))
+    numbered = [m for m in map(_NUMBERED.match, names) if m]
+    if numbered:
+        count, stem = int(numbered[0]["n"]), numbered[0]["stem"]
+        wanted = [f"{stem}-{k:05d}-of-{count:05d}.safetensors" for k in range(1, count + 1)]
+        missing = [name for name in wanted if name not in names]
+        if missing:
+            raise FormatError(
+                f"{root} has {count - len(missing)} of {count} files; absent: {', '.join(missing[:4])}",
+                hint="restore the missing files, or use a complete checkpoint",
+            )
+        return dict.fromkeys(wanted)
+    if len(names) == 1:
+        return {names[0]: None}
+    raise FormatError(
+        f"{root} holds {len(names)} safetensors files and no index: {', '.join(names[:4])}",
+        hint=f"name the one file, or add {INDEX}",
+    )
+
+
+def _indexed(folder: Folder) -> Iterable[tuple[str, list[str]]]:
+    where = folder.root / INDEX
+    try:
+        weight_map = json.loads(folder.read_all(INDEX))["weight_map"]
+        pairs = [(str(k), str(v)) for k, v in weight_map.items()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(f"{where} has no weight_map ({error})", hint="restore the index") from error
+    held: dict[str, list[str]] = {}
+    for name, file in pairs:
+        if Path(file).name != file or file in ("", ".", ".."):
+            raise FormatError(f"{where} sends {name!r} to {file!r}, outside its folder")
+        held.setdefault(file, []).append(name)
+    absent = [file for file in held if not (folder.root / file).is_file()]
+    if absent:
+        lost = sum(len(held[file]) for file in absent)
+        raise FormatError(
+            f"{where} names {len(held)} files, {len(absent)} are absent with {lost} tensors:"
+            f" {', '.join(sorted(absent)[:4])}",
+            hint="restore the missing files, or use a complete checkpoint",
+        )
+    return sorted(held.items())
+
+
+def _read_files(folder: Folder, files: Mapping[str, list[str] | None]) -> list[Stored]:
+    found: dict[str, Stored] = {}
+    for file, expected in files.items():
+        rows, metadata = read_header(folder, file)
+        if "DCP_SHARDING_INFO" in metadata:
+            raise FormatError(
+                f"{folder.root / file} is a shard that torch's distributed writer left unconsolidated",
+                hint="consolidate it with torch.distributed.checkpoint first",
+            )
+        names = {row.name for row in rows}
+        if expected is not None and names != set(expected):
+            lost, extra = sorted(set(expected) - names), sorted(names - set(expected))
+            raise FormatError(
+                f"{folder.root / file} and the index disagree: the index wants {len(expected)}"
+                f" tensors, the file has {len(names)}; absent {lost[:3]}, not indexed {extra[:3]}",
+                hint="restore the file or the index that belongs to it",
+            )
+        for row in rows:
+            if row.name in found:
+                raise FormatError(f"{row.name!r} is in {found[row.name].chunks[0].file} and in {file}")
+            chunk = Chunk(Box.whole(row.shape), file, row.start_bytes, row.length_bytes)
+            layout = Layout.of(row.name, row.shape)
+            found[row.name] = Stored(row.name, row.dtype, layout, (chunk,), key=row.name)
+    return list(found.values())
+
+
+def _entries_of(folder: Folder) -> dict[str, Entry]:
+    file = f"{OPTIMIZER}/{ENTRIES}"
+    if not (folder.root / file).exists():
+        return {}
+    try:
+        raw = json.loads(folder.read_all(file))
+        return {str(name): Entry(str(name), file, 0, len(base64.b64decode(text))) for name, text in raw.items()}
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise FormatError(f"{folder.root / file} is not an object of base64 texts ({error})") from error
+
+
+def read_entry(folder: Folder, entry: Entry) -> bytes:
+    """The bytes of an entry of the side folder."""
+    raw = json.loads(folder.read_all(entry.file))
+    return base64.b64decode(raw[entry.name])
+
+
+def _arrange_files(
+    targets: Sequence[Target],
+    prefix: str,
+    options: WriteOptions,
+    files: dict[str, int],
+    slots: dict[str, tuple[Slot, ...]],
+    fixed: list[tuple[str, int, bytes]],
+    closing: dict[str, bytes],
+) -> None:
+    shards = _shards(targets, options.max_shard_bytes)
+    weight_map: dict[str, str] = {}
+    for k, shard in enumerate(shards, 1):
+        name = SINGLE if len(shards) == 1 else f"model-{k:05d}-of-{len(shards):05d}.safetensors"
+        header = make_header([(t.name, t.dtype, t.shape) for t in shard], {"format": "pt"})
+        fixed.append((prefix + name, 0, header))
+        at = len(header)
+        for t in shard:
+            slots[t.name] = (Slot(Box.whole(t.shape), prefix + name, at),)
+            weight_map[t.name] = name
+            at += t.nbytes
+        files[prefix + name] = at
+    if len(shards) > 1:
+        total = sum(t.nbytes for t in targets)
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        closing[prefix + INDEX] = (json.dumps(index, indent=2) + "\n").encode()
+
+
+def _shards(targets: Sequence[Target], max_bytes: int) -> list[list[Target]]:
+    """Targets in files of at most `max_bytes`, wide elements first so that each is aligned."""
+    shards: list[list[Target]] = [[]]
+    used = 0
+    for target in targets:
+        if shards[-1] and used + target.nbytes > max_bytes:
+            shards.append([])
+            used = 0
+        shards[-1].append(target)
+        used += target.nbytes
+    return [sorted(shard, key=lambda t: -t.dtype.itemsize) for shard in shards]

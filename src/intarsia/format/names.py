@@ -1,0 +1,154 @@
+"""From names on disk to logical tensors: prefixes, families, and what neither explains.
+
+A checkpoint's tensors are matched against the table of its family.  Wrappers put prefixes
+before names (`model.`, `module.`, …): the prefix that explains most names is taken off.
+What the table does not know is carried name by name, and said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from intarsia.errors import FamilyError
+from intarsia.family import Table, table_for
+from intarsia.layout import Layout
+from intarsia.mesh import Rule, Shape
+from intarsia.plan.manifest import Logical, Stored
+
+_OPTIMIZER = re.compile(r"^(?:optim|optimizer)\.state\.(?P<param>.+)\.(?P<kind>[A-Za-z_0-9]+)$")
+_OURS = re.compile(r"^optimizer\.(?P<kind>[A-Za-z_0-9]+)\.(?P<param>.+)$")
+
+
+@dataclass(frozen=True)
+class Named:
+    """Stored tensors with their layouts, and what the names told."""
+
+    stored: dict[str, Stored]
+    logical: dict[str, Logical]
+    family: str | None
+    absent: tuple[Logical, ...]
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def name_tensors(found: Iterable[Stored], config: Mapping[str, Any] | None, where: str) -> Named:
+    """Give stored tensors (each its own layout, so far) the layouts of their family."""
+    listed = list(found)
+    table = table_for(config)
+    model_type = (config or {}).get("model_type")
+    if table is None:
+        stored = {s.name: _plain(s) for s in listed}
+        why = f"model_type {model_type!r} has no table" if model_type else "no model configuration"
+        note = f"{why}: each stored tensor is carried name by name, as its own logical tensor"
+        return Named(stored, _logical(stored, {}), None, (), (), (note,))
+    return _with_table(listed, table, where)
+
+
+def prefix_of(names: Iterable[str], known: Mapping[str, Any]) -> str:
+    """The prefix that, taken off, makes most names known; the shortest of equals."""
+    votes: Counter[str] = Counter()
+    for name in names:
+        start = 0
+        while start >= 0:
+            if name[start:] in known:
+                votes[name[:start]] += 1
+            start = name.find(".", start) + 1 or -1
+    if not votes:
+        return ""
+    return min(votes, key=lambda prefix: (-votes[prefix], len(prefix)))
+
+
+def _with_table(listed: list[Stored], table: Table, where: str) -> Named:
+    known = table.known
+    prefix = prefix_of((s.name for s in listed), known)
+    stored: dict[str, Stored] = {}
+    unknown: list[str] = []
+    for s in listed:
+        fresh = _named(s, prefix, table, known, where)
+        if fresh.name in stored:
+            raise FamilyError(
+                f"{stored[fresh.name].key!r} and {s.key!r} are both `{fresh.name}` - at {where}"
+            )
+        stored[fresh.name] = fresh
+        if fresh.name not in known and not _OURS.match(fresh.name):
+            unknown.append(fresh.name)
+    logical = _logical(stored, table.logical)
+    absent = tuple(
+        Logical(name, shape, _common_dtype(listed))
+        for name, shape in table.logical.items()
+        if name not in logical and name not in table.optional
+    )
+    problems = tuple(f"`{x.name}` {list(x.shape)} is absent" for x in absent)
+    notes = []
+    if unknown:
+        shown = ", ".join(unknown[:4]) + (
+            f", … ({len(unknown)} in all)" if len(unknown) > 4 else ""
+        )
+        notes.append(f"not in the table of {table.family}, carried name by name: {shown}")
+    return Named(stored, logical, table.family, absent, problems, tuple(notes))
+
+
+def _named(s: Stored, prefix: str, table: Table, known: Mapping[str, Any], where: str) -> Stored:
+    name = s.name.removeprefix(prefix) if s.name.startswith(prefix) else s.name
+    param = known.get(name)
+    if param is not None:
+        if param.layout.shape != s.shape:
+            raise FamilyError(
+                f"`{s.key or s.name}` has shape {list(s.shape)}, config.json of"
+                f" {table.family} gives {list(param.layout.shape)} - at {where}",
+                hint="the configuration is another model's, or the tensor is damaged",
+            )
+        return replace(s, name=name, layout=param.layout, rule=param.rule)
+    state = _OPTIMIZER.match(s.name)
+    if state is not None:
+        of = _strip(state["param"], known)
+        fresh = f"optimizer.{state['kind']}.{of}"
+    else:
+        ours = _OURS.match(s.name)
+        of, fresh = (ours["param"], s.name) if ours else ("", s.name)
+    twin = known.get(of)
+    if twin is not None and twin.layout.shape == s.shape:
+        return replace(s, name=fresh, layout=Layout.of(fresh, s.shape), rule=twin.rule)
+    if state is None and not _OURS.match(s.name):
+        fresh = s.name
+    return _plain(replace(s, name=fresh))
+
+
+def entry_name(name: str) -> str:
+    """An opaque entry's name, with one spelling for the optimizer's root."""
+    return re.sub(r"^optim\.", "optimizer.", name)
+
+
+def _strip(name: str, known: Mapping[str, Any]) -> str:
+    """A parameter's name without the prefixes of wrappers."""
+    start = 0
+    while start >= 0:
+        if name[start:] in known:
+            return name[start:]
+        start = name.find(".", start) + 1 or -1
+    return name
+
+
+def _plain(s: Stored) -> Stored:
+    """A stored tensor as its own logical tensor; a mesh cuts its first axis."""
+    rule = Rule(tp=0) if len(s.shape) > 1 else Rule()
+    return replace(s, layout=Layout.of(s.name, s.shape), rule=rule)
+
+
+def _logical(stored: Mapping[str, Stored], shapes: Mapping[str, Shape]) -> dict[str, Logical]:
+    found: dict[str, Logical] = {}
+    for s in stored.values():
+        names = s.layout.tensors or (s.name,)
+        for name in names:
+            if name not in found:
+                found[name] = Logical(name, shapes.get(name, s.shape), s.dtype)
+    return found
+
+
+def _common_dtype(listed: list[Stored]) -> Any:
+    counts = Counter(s.dtype for s in listed if s.dtype.floating)
+    return counts.most_common(1)[0][0] if counts else listed[0].dtype

@@ -1,0 +1,124 @@
+"""The header of a safetensors file, checked as its specification demands.
+
+Eight bytes of length, a JSON object, then the tensors' bytes: each byte belongs to exactly
+one tensor, so a sound header has no hole, no overlap, and ends where the file ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from intarsia.dtypes import DType, dtype_of_header
+from intarsia.errors import FormatError
+from intarsia.mesh import Shape
+from intarsia.store.local import Folder
+
+MAX_HEADER_BYTES = 100_000_000
+_DAMAGED = "the file is damaged or truncated: copy it again from its source"
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderRow:
+    """One tensor of a header; `start_bytes` counts from the beginning of the file."""
+
+    name: str
+    dtype: DType
+    shape: Shape
+    start_bytes: int
+    length_bytes: int
+
+
+def read_header(folder: Folder, file: str) -> tuple[list[HeaderRow], dict[str, str]]:
+    """The rows of a file's header in the order of their bytes, and its free-form metadata."""
+    where, size = str(folder.root / file), folder.size(file)
+    if size < 8:
+        raise FormatError(f"{where} has {size} bytes, a header needs at least 8", hint=_DAMAGED)
+    length = int.from_bytes(folder.read(file, 0, 8), "little")
+    if length > MAX_HEADER_BYTES or 8 + length > size:
+        raise FormatError(
+            f"{where}: the header claims {length:,} bytes, the file has {size - 8:,} after its length",
+            hint=_DAMAGED,
+        )
+    raw = _parse(folder.read(file, 8, length), where)
+    metadata = raw.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise FormatError(f"{where}: __metadata__ is not an object", hint=_DAMAGED)
+    rows = [_row(name, value, 8 + length, where) for name, value in raw.items()]
+    rows.sort(key=lambda row: (row.start_bytes, row.length_bytes))
+    _check_tiling(rows, 8 + length, size, where)
+    return rows, {str(k): str(v) for k, v in metadata.items()}
+
+
+def _parse(data: bytes, where: str) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(n for n in names if names.count(n) > 1)
+            raise FormatError(f"{where}: the header names {twice!r} twice", hint=_DAMAGED)
+        return found
+
+    try:
+        raw = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{where}: the header is not JSON ({error})", hint=_DAMAGED) from error
+    if not isinstance(raw, dict) or not data.startswith(b"{"):
+        raise FormatError(f"{where}: the header is not a JSON object", hint=_DAMAGED)
+    return raw
+
+
+def _row(name: str, value: Any, base_bytes: int, where: str) -> HeaderRow:
+    at = f"{where}: {name!r}"
+    if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
+        raise FormatError(f"{at} has no dtype, shape and data_offsets", hint=_DAMAGED)
+    shape, offsets = value["shape"], value["data_offsets"]
+    if not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
+        raise FormatError(f"{at} has shape {shape!r} and data_offsets {offsets!r}", hint=_DAMAGED)
+    dtype = dtype_of_header(str(value["dtype"]), at)
+    begin, end = offsets
+    needed = prod(shape) * dtype.itemsize
+    if end - begin != needed:
+        raise FormatError(
+            f"{at}: {dtype} {shape} needs {needed:,} bytes, data_offsets give {end - begin:,}",
+            hint=_DAMAGED,
+        )
+    return HeaderRow(name, dtype, tuple(shape), base_bytes + begin, needed)
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 63 for n in value
+    )
+
+
+def _check_tiling(rows: Sequence[HeaderRow], base_bytes: int, size: int, where: str) -> None:
+    at = base_bytes
+    for row in rows:
+        if row.start_bytes != at:
+            what = "overlaps the tensor before it" if row.start_bytes < at else "leaves a hole before it"
+            raise FormatError(
+                f"{where}: {row.name!r} starts at byte {row.start_bytes:,}, expected {at:,}: it {what}",
+                hint=_DAMAGED,
+            )
+        at += row.length_bytes
+    if at != size:
+        raise FormatError(
+            f"{where}: tensors end at byte {at:,}, the file at {size:,}", hint=_DAMAGED
+        )
+
+
+def make_header(rows: Sequence[tuple[str, DType, Shape]], metadata: Mapping[str, str]) -> bytes:
+    """The header bytes for tensors laid one after another, padded to eight bytes."""
+    raw: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    at = 0
+    for name, dtype, shape in rows:
+        end = at + prod(shape) * dtype.itemsize
+        raw[name] = {"dtype": dtype.name, "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(raw, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

@@ -1,0 +1,310 @@
+"""Pickles read as inert data: nothing is imported, nothing is run.
+
+A pickle names classes and functions by `module name`. Here a name only ever selects one of
+our own stand-ins: containers, paths, dates and element types become plain values, tensors
+become `Tensor`, classes of known frameworks become `Inert`, and every other name raises
+`UnsafeError`.
+
+Stand-ins are shared between loads, so no pickle may change one: the BUILD opcode asks for
+`__setstate__`, and every shared stand-in answers it with an error.
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import pickle
+import re
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn, Self
+
+from intarsia.dtypes import BY_TORCH, DType
+from intarsia.errors import FormatError, UnsafeError
+
+LIMIT_BYTES = 1 << 30
+
+
+def brief(value: object) -> str:
+    """A value in few words, however deep it is nested."""
+    if isinstance(value, (str, bytes, int, float, type, type(None))):
+        return reprlib.repr(value)
+    return f"{type(value)!r}(...)" if isinstance(value, Inert) else f"a {type(value).__name__}"
+
+
+class _Named(type):
+    def __repr__(cls) -> str:
+        return f"{cls.__module__}.{cls.__qualname__}"
+
+
+class Inert(metaclass=_Named):
+    """An object of a class that is not loaded: its name, and what the pickle said about it."""
+
+    __slots__ = ("args", "entries", "items", "state")
+    args: tuple[Any, ...]
+    state: Any
+    items: list[Any]
+    entries: dict[Any, Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = object.__new__(cls)
+        self.args, self.state, self.items, self.entries = args, kwargs or None, [], {}
+        return self
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def append(self, item: Any) -> None:
+        self.items.append(item)
+
+    add = append
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.entries[key] = value
+
+    @property
+    def name(self) -> str:
+        """The class as `module.name`."""
+        return repr(type(self))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The attributes that the state sets, whether kept in `__dict__` or in slots."""
+        parts = self.state if isinstance(self.state, tuple) else (self.state,)
+        return {k: v for p in parts if isinstance(p, dict) for k, v in p.items() if type(k) is str}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """One attribute of the state."""
+        return self.fields.get(name, default)
+
+    def __repr__(self) -> str:
+        shown = [brief(a) for a in self.args[:6]]
+        shown += [f"{k}={brief(v)}" for k, v in list(self.fields.items())[:6]]
+        return f"{self.name}({', '.join(shown)}{', ...' if len(self.fields) > 6 else ''})"
+
+
+@lru_cache(maxsize=1024)
+def inert_class(module: str, name: str, base: type[Inert] = Inert) -> type[Inert]:
+    """The stand-in for the class `module.name`."""
+    made: Any = _Named(name, (base,), {"__slots__": (), "__module__": module, "__qualname__": name})
+    return made  # type: ignore[no-any-return]
+
+
+class Array(Inert):
+    """A NumPy array: its element type as NumPy spells it, its shape and its bytes."""
+
+    __slots__ = ("data", "dtype", "shape")
+
+    def __setstate__(self, state: Any) -> None:
+        _, self.shape, dtype, _, self.data = state
+        if not (isinstance(dtype, Inert) and dtype.args and isinstance(self.data, bytes)):
+            raise FormatError("a NumPy array without an element type or bytes")
+        self.shape, self.dtype = _axes(self.shape), str(dtype.args[0])
+
+
+class Storage(NamedTuple):
+    """A run of elements kept beside the pickle; `dtype` is None where they are bare bytes."""
+
+    key: str
+    numel: int
+    dtype: DType | None
+    data: bytes | None = None
+
+
+class Tensor(NamedTuple):
+    """A view of a storage; `stride` and `storage_offset` count elements."""
+
+    storage: Storage
+    dtype: DType
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    storage_offset: int
+
+
+class _Ordered(dict[Any, Any]):
+    """A dict that drops the attributes hung on it (torch's `_metadata`)."""
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+class _Call:
+    """A function of ours that a pickle may call, and nothing else."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
+    def __setstate__(self, state: object) -> NoReturn:
+        raise FormatError("the pickle sets attributes of a function")
+
+
+def _axes(values: Any) -> tuple[int, ...]:
+    if type(values) is not tuple or not {*map(type, values)} <= {int}:
+        raise FormatError(f"{brief(values)} is not a tuple of integers")
+    return values
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> Tensor:
+    if not isinstance(storage, Storage) or type(offset) is not int:
+        raise FormatError("a tensor without a storage beside the pickle")
+    # A pickle can alter the copy of a DType that it was given, never the one of this name.
+    named = rest[2] if len(rest) > 2 and isinstance(rest[2], DType) else storage.dtype
+    dtype = BY_TORCH.get(named.torch) if named else None
+    if dtype is None:
+        raise FormatError("a tensor without an element type")
+    return Tensor(storage, dtype, _axes(shape), _axes(stride), offset)
+
+
+def _rebuilt(cls: Any, *args: Any) -> Inert:
+    if not (isinstance(cls, type) and issubclass(cls, Inert)):
+        raise FormatError(f"{brief(cls)} is rebuilt, which is no known class")
+    return cls(*args)
+
+
+_INERT = {
+    "builtins": (
+        "int",
+        "float",
+        "bool",
+        "str",
+        "object",
+        "range",
+        "slice",
+        "long",
+        "unicode",
+        "xrange",
+    ),
+    "argparse": ("Namespace",),
+    "types": ("SimpleNamespace",),
+    "signal": ("Signals",),
+}
+_DATES = ("date", "datetime", "time", "timedelta", "timezone")
+_PATHS = ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
+_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "pathlib._local": "pathlib"}
+_FRAMEWORKS = {
+    "torch", "torchao", "torchtitan", "numpy", "megatron", "transformer_engine", "transformers",
+    "nvidia", "modelopt", "nemo", "apex", "accelerate", "deepspeed", "omegaconf",
+}  # fmt: skip
+# Refused even inside a framework: every one of them leads to code (`torch.os.system`).
+_REFUSED = {
+    "os", "nt", "posix", "sys", "subprocess", "builtins", "__builtins__", "importlib", "eval",
+    "exec", "compile", "open", "system", "popen", "getattr", "__import__", "hub", "load",
+    "cpp_extension", "jit", "package",
+}  # fmt: skip
+_GATHERED: dict[tuple[str, str], Any] = {
+    **{("builtins", k.__name__): k for k in (set, frozenset, list, tuple, dict, bytes, bytearray)},
+    ("_codecs", "encode"): bytes,
+}
+_SOURCES = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
+_KNOWN: dict[tuple[str, str], Any] = {
+    **{("pathlib", p): _Call(lambda *a: "/".join(a).replace("//", "/")) for p in _PATHS},
+    **{("datetime", n): getattr(datetime, n) for n in _DATES},
+    **{(m, n): inert_class(m, n) for m, names in _INERT.items() for n in names},
+    ("builtins", "complex"): _Call(lambda re, im: complex(float(re), float(im))),
+    ("collections", "OrderedDict"): _Ordered,
+    ("collections", "defaultdict"): _Call(lambda *_: {}),
+    ("collections", "deque"): _Call(lambda *_: []),
+    ("copyreg", "_reconstructor"): _Call(lambda cls, *_: _rebuilt(cls)),
+    ("copyreg", "__newobj__"): _Call(_rebuilt),
+    ("torch", "Size"): _Call(lambda axes=(): _axes(tuple(axes) if type(axes) is list else axes)),
+    ("torch", "device"): _Call(lambda *a: ":".join(map(str, a))),
+    ("torch.serialization", "_get_layout"): _Call(lambda name: name),
+    **{("torch._utils", f"_rebuild_tensor{v}"): _Call(_tensor) for v in ("", "_v2", "_v3")},
+    ("torch._utils", "_rebuild_parameter"): _Call(lambda data, *_: data),
+    ("torch._utils", "_rebuild_parameter_with_state"): _Call(lambda data, *_: data),
+    ("numpy.core.multiarray", "_reconstruct"): inert_class("numpy", "ndarray", Array),
+    ("numpy._core.multiarray", "_reconstruct"): inert_class("numpy", "ndarray", Array),
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    where: str
+    beside: Callable[[Any], Any] | None
+    known: Mapping[tuple[str, str], Any]
+    left: int
+
+    def find_class(self, module: str, name: str) -> Any:
+        module = _MODULES.get(module, module)
+        found = self.known.get((module, name)) or _KNOWN.get((module, name))
+        if found is not None:
+            return found
+        if module == "torch" and name in BY_TORCH:
+            return replace(BY_TORCH[name])
+        if (module, name) in _GATHERED:
+            return _Call(lambda *a: self._gather(_GATHERED[module, name], *a))
+        top, *parts = *module.split("."), *name.split(".")
+        if top not in _FRAMEWORKS or not _REFUSED.isdisjoint(parts):
+            raise UnsafeError(
+                f"the pickle asks for `{module}.{name}`; nothing was run - at {self.where}",
+                hint="weights have no need of it; do not open this file with other tools",
+            )
+        return inert_class(module, name)
+
+    def persistent_load(self, pid: Any) -> Any:
+        if self.beside is None:
+            raise FormatError("the pickle refers to data beside it, and there is none")
+        return self.beside(pid)
+
+    def _gather(self, kind: Any, items: Any = (), encoding: str = "latin1") -> Any:
+        if type(items) not in _SOURCES or encoding not in ("latin1", "latin-1"):
+            raise FormatError(f"a {kind.__name__} made of a {type(items).__name__}")
+        self.left -= len(items)
+        if self.left < 0:
+            raise FormatError("the pickle repeats its content beyond its own size")
+        return kind(items.encode("latin1") if type(items) is str else items)
+
+
+_PLAIN = re.compile(
+    rb"(?s:[(012N)\]}aebdltsuQRo\x81\x85-\x89\x8f-\x94\x97\x98]|[Khq\x80\x82].|[M\x83].."
+    rb"|[Jj\x84].{4}|[G\x95].{8}|[ILFSVPg][^\n]*+\n|[ci][^\n]*+\n[^\n]*+\n|p\d{1,6}\n)*+"
+)
+_COUNTED = {op: 1 for op in b"UC\x8c\x8a"} | {op: 4 for op in b"TBX\x8b"}
+_COUNTED |= {op: 8 for op in b"\x8d\x8e\x96"}
+
+
+def _scan(data: bytes) -> None:
+    """Refuse a large memo index, by which six bytes make the C unpickler allocate 64 GiB."""
+    at = 0
+    while match := _PLAIN.match(data, at):
+        at = match.end()
+        op = data[at : at + 1]
+        if op == b".":
+            return
+        if width := _COUNTED.get(op[0]) if op else None:
+            at += 1 + width + int.from_bytes(data[at + 1 : at + 1 + width], "little")
+        elif op == b"r" and int.from_bytes(data[at + 1 : at + 5], "little") <= len(data):
+            at += 5
+        else:
+            raise FormatError(f"no pickle from byte {at} of {len(data)} on ({op!r})")
+
+
+def load_inert(
+    data: bytes,
+    where: str,
+    persistent_load: Callable[[Any], Any] | None = None,
+    *,
+    known: Mapping[tuple[str, str], Any] | None = None,
+    limit_bytes: int = LIMIT_BYTES,
+) -> Any:
+    """The content of a pickle as inert values; `known` adds the caller's stand-ins."""
+    if len(data) > limit_bytes:
+        raise FormatError(f"a pickle of {len(data)} bytes, at most {limit_bytes} - at {where}")
+    unpickler = _Unpickler(io.BytesIO(data))
+    # What a pickle makes of its text and lists is no larger than itself, unless it repeats.
+    unpickler.where, unpickler.beside, unpickler.left = where, persistent_load, len(data)
+    unpickler.known = known or {}
+    try:
+        _scan(data)
+        return unpickler.load()
+    except UnsafeError:
+        raise
+    except Exception as error:  # a hostile pickle can raise any of them
+        cause = f"{type(error).__name__}: {error}"
+        raise FormatError(f"the pickle cannot be read ({cause}) - at {where}") from error

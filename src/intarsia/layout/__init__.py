@@ -1,0 +1,32 @@
+"""Layouts: which element of which logical tensor lies at each place of a buffer."""
+
+from intarsia.layout.cover import Cover, cover, holes, overlaps, ravel, tally, unravel
+from intarsia.layout.draw import describe_piece, draw
+from intarsia.layout.layout import Layout, copies
+from intarsia.layout.parts import chunk, concat, padding, split, stack
+from intarsia.layout.piece import Loop, Piece, align, clip, meet, run
+
+__all__ = [
+    "Cover",
+    "Layout",
+    "Loop",
+    "Piece",
+    "align",
+    "chunk",
+    "clip",
+    "concat",
+    "copies",
+    "cover",
+    "describe_piece",
+    "draw",
+    "holes",
+    "meet",
+    "overlaps",
+    "padding",
+    "ravel",
+    "run",
+    "split",
+    "stack",
+    "tally",
+    "unravel",
+]

@@ -1,0 +1,285 @@
+"""A mesh of ranks, a place in it, and the rules by which a mesh cuts tensors.
+
+Ranks run tensor-parallel fastest, then context, FSDP shards, HSDP copies, pipeline stages.
+Experts lie on the same ranks in an order of their own: expert-tensor fastest, then expert
+parallel, then whatever ranks are left, which shard the experts further under FSDP and
+otherwise hold copies.
+
+    >>> mesh = Mesh.parse("tp=2,fsdp=3")
+    >>> mesh.size
+    6
+    >>> [mesh.box((5, 4), Rule(tp=1), rank) for rank in (0, 5)]
+    [Box((0, 0), (2, 2)), Box((4, 2), (1, 2))]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from math import gcd, lcm, prod
+
+from intarsia.errors import UsageError
+from intarsia.layout import Layout, chunk
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangular part of a tensor: its first index on every axis, and its shape."""
+
+    offsets: Shape
+    shape: Shape
+
+    @staticmethod
+    def whole(shape: Shape) -> Box:
+        return Box((0,) * len(shape), shape)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    def meet(self, other: Box) -> Box | None:
+        """The part that both hold, or None where that is empty."""
+        offsets, shape = [], []
+        for a, n, b, m in zip(self.offsets, self.shape, other.offsets, other.shape, strict=True):
+            lo, hi = max(a, b), min(a + n, b + m)
+            if lo >= hi:
+                return None
+            offsets.append(lo)
+            shape.append(hi - lo)
+        return Box(tuple(offsets), tuple(shape))
+
+    def __repr__(self) -> str:
+        return f"Box({self.offsets}, {self.shape})"
+
+    def __str__(self) -> str:
+        ranges = (f"{o}:{o + n}" for o, n in zip(self.offsets, self.shape, strict=True))
+        return f"[{', '.join(ranges)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How a mesh cuts one stored tensor.
+
+    `tp` is the axis that tensor parallelism cuts (expert tensor parallelism for experts).
+    A tensor that stacks experts names their axis in `ep`; one that is a single expert's says
+    which, and of how many, in `expert`.  `layer` says which layer of how many it belongs to:
+    the pipeline stage follows from it.
+    """
+
+    tp: int | None = None
+    ep: int | None = None
+    expert: tuple[int, int] | None = None
+    layer: tuple[int, int] | None = None
+
+    @property
+    def is_expert(self) -> bool:
+        return self.ep is not None or self.expert is not None
+
+
+def share(n: int, parts: int, index: int) -> tuple[int, int]:
+    """Part `index` of `n` elements cut as `torch.chunk` cuts, as `(first, count)`."""
+    step = -(-n // parts)
+    lo = min(index * step, n)
+    return lo, min(lo + step, n) - lo
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """How many ranks each kind of parallelism has."""
+
+    tp: int = 1
+    etp: int = 1
+    ep: int = 1
+    pp: int = 1
+    cp: int = 1
+    fsdp: int = 1
+    replicate: int = 1
+
+    @staticmethod
+    def parse(text: str | Mapping[str, int] | Mesh | None) -> Mesh:
+        """A mesh from `"tp=2,ep=4"`, from a mapping, or the mesh itself."""
+        if isinstance(text, Mesh):
+            return text
+        known = [f.name for f in fields(Mesh)]
+        sizes: dict[str, int] = {}
+        pairs: list[tuple[str, object]]
+        if isinstance(text, Mapping):
+            pairs = list(text.items())
+        else:
+            words = [w for w in (text or "").replace(" ", "").split(",") if w]
+            pairs = [(w.partition("=")[0], w.partition("=")[2]) for w in words]
+        for name, value in pairs:
+            if name not in known:
+                raise UsageError(
+                    f"unknown mesh axis {name!r} in {text!r}", hint=f"axes are {', '.join(known)}"
+                )
+            if name in sizes:
+                raise UsageError(f"mesh axis {name!r} is given twice in {text!r}")
+            digits = str(value)
+            if not digits.isdecimal() or int(digits) < 1:
+                raise UsageError(
+                    f"mesh axis {name} is {value!r}", hint="a size is a whole number, at least 1"
+                )
+            sizes[name] = int(digits)
+        return Mesh(**sizes)
+
+    @property
+    def dense(self) -> int:
+        """Ranks of one pipeline stage that the dense axes need."""
+        return self.tp * self.cp * self.fsdp * self.replicate
+
+    @property
+    def lanes(self) -> int:
+        """Ranks of one pipeline stage."""
+        return lcm(self.dense, self.etp * self.ep)
+
+    @property
+    def size(self) -> int:
+        return self.lanes * self.pp
+
+    @property
+    def expert_fsdp(self) -> int:
+        """How many FSDP shards an expert has once EP has placed it."""
+        left = self.lanes // (self.etp * self.ep)
+        return left // gcd(left, self.replicate) if self.fsdp > 1 else 1
+
+    def place(self, rank: int) -> Place:
+        """Where `rank` stands on every axis."""
+        if not 0 <= rank < self.size:
+            raise UsageError(f"rank {rank} is outside a mesh of {self.size} ranks ({self})")
+        pp, lane = divmod(rank, self.lanes)
+        rest, tp = divmod(lane, self.tp)
+        rest, cp = divmod(rest, self.cp)
+        rest, fsdp = divmod(rest, self.fsdp)
+        left, etp = divmod(lane, self.etp)
+        left, ep = divmod(left, self.ep)
+        return Place(
+            self,
+            rank,
+            tp=tp,
+            etp=etp,
+            ep=ep,
+            pp=pp,
+            cp=cp,
+            fsdp=fsdp,
+            replicate=rest,
+            expert_fsdp=left % self.expert_fsdp,
+        )
+
+    def stage(self, rule: Rule) -> int | None:
+        """The pipeline stage that holds a tensor; None where every stage does."""
+        if rule.layer is None:
+            return None
+        layer, layers = rule.layer
+        return min(layer * self.pp // layers, self.pp - 1)
+
+    def box(self, shape: Shape, rule: Rule, rank: int) -> Box | None:
+        """What `rank` holds of a tensor, or None where it holds nothing of it."""
+        at = self.place(rank)
+        if self.stage(rule) not in (None, at.pp):
+            return None
+        if rule.expert is not None and at.ep != _owner_of_expert(rule.expert, self.ep):
+            return None
+        if rule.is_expert:
+            return _cut(shape, rule, (self.etp, at.etp), (self.ep, at.ep), (self.expert_fsdp, at.expert_fsdp))
+        return _cut(shape, rule, (self.tp, at.tp), (1, 0), (self.fsdp, at.fsdp))
+
+    def boxes(self, shape: Shape, rule: Rule) -> tuple[Box, ...]:
+        """The boxes into which the mesh cuts a tensor, each once, in order of their offsets."""
+        return _boxes(self, shape, rule.tp, rule.ep, rule.is_expert)
+
+    def holders(self, shape: Shape, rule: Rule) -> dict[Box, list[int]]:
+        """The ranks that hold each box: its replicas."""
+        held: dict[Box, list[int]] = {}
+        for rank in range(self.size):
+            box = self.box(shape, rule, rank)
+            if box is None:
+                continue
+            if not prod(shape):
+                box = Box.whole(shape)
+            if box.size or not prod(shape):
+                held.setdefault(box, []).append(rank)
+        return held
+
+    def __str__(self) -> str:
+        parts = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) > 1]
+        return ",".join(parts) or "1 rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One rank's index on every axis; it cuts layouts as that rank's share."""
+
+    mesh: Mesh
+    rank: int
+    tp: int = 0
+    etp: int = 0
+    ep: int = 0
+    pp: int = 0
+    cp: int = 0
+    fsdp: int = 0
+    replicate: int = 0
+    expert_fsdp: int = 0
+
+    def cut_tp(self, x: Layout, axis: int) -> Layout:
+        """This rank's tensor-parallel part of `x`."""
+        return chunk(x, self.mesh.tp, axis)[self.tp]
+
+    def cut_etp(self, x: Layout, axis: int) -> Layout:
+        """This rank's expert-tensor-parallel part of `x`."""
+        return chunk(x, self.mesh.etp, axis)[self.etp]
+
+    def cut_ep(self, x: Layout, axis: int = 0) -> Layout:
+        """This rank's experts of a stack `x`."""
+        return chunk(x, self.mesh.ep, axis)[self.ep]
+
+    def cut_fsdp(self, x: Layout, axis: int = 0) -> Layout:
+        """This rank's FSDP shard of `x`."""
+        return chunk(x, self.mesh.fsdp, axis)[self.fsdp]
+
+    def cut_flat(self, x: Layout, lo: int, hi: int) -> Layout:
+        """Elements `[lo, hi)` of `x` flattened: a flat-buffer shard."""
+        return x.reshape(-1).narrow(0, lo, hi)
+
+    def __str__(self) -> str:
+        axes = [f for f in fields(Mesh) if getattr(self.mesh, f.name) > 1]
+        return " ".join(f"{f.name}={getattr(self, f.name)}" for f in axes) or "rank=0"
+
+
+def _owner_of_expert(expert: tuple[int, int], ep: int) -> int:
+    index, count = expert
+    return index // -(-count // ep)
+
+
+def _cut(
+    shape: Shape, rule: Rule, tp: tuple[int, int], ep: tuple[int, int], fsdp: tuple[int, int]
+) -> Box:
+    """Expert parallel, then tensor parallel, then FSDP on the first axis of what is left."""
+    offsets, sizes = [0] * len(shape), list(shape)
+    cuts = ((rule.ep, ep), (rule.tp, tp), (0 if shape else None, fsdp))
+    for axis, (parts, index) in cuts:
+        if axis is not None and parts > 1:
+            lo, count = share(sizes[axis], parts, index)
+            offsets[axis] += lo
+            sizes[axis] = count
+    return Box(tuple(offsets), tuple(sizes))
+
+
+@lru_cache(maxsize=4096)
+def _boxes(mesh: Mesh, shape: Shape, tp: int | None, ep: int | None, expert: bool) -> tuple[Box, ...]:
+    rule = Rule(tp=tp, ep=ep)
+    tps, fsdps = (mesh.etp, mesh.expert_fsdp) if expert else (mesh.tp, mesh.fsdp)
+    found = {
+        _cut(shape, rule, (tps, t), (mesh.ep, e), (fsdps, f))
+        for e in range(mesh.ep if ep is not None else 1)
+        for t in range(tps if tp is not None else 1)
+        for f in range(fsdps)
+    }
+    if prod(shape):
+        found = {box for box in found if box.size}
+    else:
+        found = {Box.whole(shape)}
+    return tuple(sorted(found, key=lambda box: box.offsets))

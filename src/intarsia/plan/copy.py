@@ -1,0 +1,76 @@
+"""Copies: which elements of which source chunk go where in a destination buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from intarsia.layout import Layout, Loop, Piece, copies
+from intarsia.mesh import Box
+from intarsia.plan.manifest import Chunk, Manifest, Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """`piece.at` counts elements of the source chunk, `piece.to` those of the destination buffer."""
+
+    stored: Stored
+    chunk: Chunk
+    piece: Piece
+
+
+def box_copy(src: Box, dst: Box) -> Piece | None:
+    """The strided copy between the row-major buffers of two boxes of one tensor.
+
+    >>> box_copy(Box((0, 0), (4, 4)), Box((0, 2), (4, 2)))
+    Piece(tensor='', at=2, to=0, loops=(Loop(n=4, at=4, to=2), Loop(n=2, at=1, to=1)))
+    """
+    both = src.meet(dst)
+    if both is None:
+        return None
+    at = to = 0
+    at_stride = to_stride = 1
+    loops: list[Loop] = []
+    for axis in range(len(both.shape) - 1, -1, -1):
+        n = both.shape[axis]
+        at += (both.offsets[axis] - src.offsets[axis]) * at_stride
+        to += (both.offsets[axis] - dst.offsets[axis]) * to_stride
+        last = loops[-1] if loops else None
+        if last and last.n * last.at == at_stride and last.n * last.to == to_stride:
+            loops[-1] = Loop(last.n * n, last.at, last.to)
+        elif n > 1:
+            loops.append(Loop(n, at_stride, to_stride))
+        at_stride *= src.shape[axis]
+        to_stride *= dst.shape[axis]
+    return Piece("", at, to, tuple(reversed(loops)))
+
+
+@lru_cache(maxsize=1 << 14)
+def layout_of_box(layout: Layout, box: Box) -> Layout:
+    """The layout of a box of a tensor."""
+    return layout.box(box.offsets, box.shape)
+
+
+def copies_into(layout: Layout, box: Box, sources: tuple[Stored, ...]) -> Iterator[Copy]:
+    """Every copy from `sources` into the row-major buffer of `box` of a tensor with `layout`."""
+    for stored in sources:
+        same = stored.layout is layout or stored.layout == layout
+        for chunk in stored.chunks:
+            if same:
+                piece = box_copy(chunk.box, box)
+                if piece is not None:
+                    yield Copy(stored, chunk, piece)
+            else:
+                src, dst = layout_of_box(stored.layout, chunk.box), layout_of_box(layout, box)
+                for piece in copies(src, dst):
+                    yield Copy(stored, chunk, piece)
+
+
+def sources_of(layout: Layout, manifest: Manifest) -> tuple[Stored, ...]:
+    """The stored tensors of a checkpoint that hold elements of a layout's tensors, each once."""
+    names = layout.tensors
+    if len(names) == 1:
+        return manifest.sources.get(names[0], ())
+    found = {id(s): s for name in names for s in manifest.sources.get(name, ())}
+    return tuple(found.values())

@@ -1,0 +1,138 @@
+"""What a checkpoint holds: stored tensors, their layouts over logical tensors, their bytes.
+
+A stored tensor lies in a file as one or more chunks, each a box of it in row-major order.
+Its `layout` says which elements of which logical tensors it holds, whatever it fuses, pads
+or permutes.  A manifest is read from headers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from intarsia.dtypes import DType
+from intarsia.layout import Layout
+from intarsia.mesh import Box, Rule, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A box of a stored tensor, and the bytes of a file that hold it (with their wrapping, if any)."""
+
+    box: Box
+    file: str
+    start_bytes: int
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor as a checkpoint stores it.
+
+    `key` is its name on disk; `name` is that name without the wrappers' prefixes.
+    """
+
+    name: str
+    dtype: DType
+    layout: Layout
+    chunks: tuple[Chunk, ...]
+    rule: Rule = Rule()
+    key: str = ""
+
+    @property
+    def shape(self) -> Shape:
+        return self.layout.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.layout.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Logical:
+    """One unfused, unsharded, unpadded tensor."""
+
+    name: str
+    shape: Shape
+    dtype: DType
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A small opaque object that a checkpoint carries beside its tensors, as bytes never executed."""
+
+    name: str
+    file: str
+    start_bytes: int
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A small file that travels with the checkpoint unchanged (configuration, tokenizer)."""
+
+    name: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything that is known of a checkpoint from its headers."""
+
+    format: str
+    path: str
+    stored: Mapping[str, Stored]
+    logical: Mapping[str, Logical]
+    files: Mapping[str, int]
+    family: str | None = None
+    config: Mapping[str, Any] | None = None
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    sides: tuple[Side, ...] = ()
+    absent: tuple[Logical, ...] = ()
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def sources(self) -> Mapping[str, tuple[Stored, ...]]:
+        """For each logical tensor, the stored tensors that hold elements of it."""
+        found: dict[str, list[Stored]] = {}
+        for stored in self.stored.values():
+            for name in stored.layout.tensors:
+                found.setdefault(name, []).append(stored)
+        return {name: tuple(held) for name, held in found.items()}
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all stored tensors."""
+        return sum(s.layout.mapped for s in self.stored.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all stored tensors' elements."""
+        return sum(s.nbytes for s in self.stored.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A stored tensor that is to be written, and the boxes in which it is cut."""
+
+    name: str
+    dtype: DType
+    layout: Layout
+    boxes: tuple[Box, ...]
+    rule: Rule = Rule()
+
+    @property
+    def shape(self) -> Shape:
+        return self.layout.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.layout.size * self.dtype.itemsize

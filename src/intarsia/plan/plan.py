@@ -1,0 +1,115 @@
+"""A plan: what would move, the proof that it is everything, and what it costs.
+
+A plan is a value: it prints as a table, goes to JSON, and moves nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from intarsia.errors import CoverageError
+from intarsia.mesh import Mesh
+from intarsia.plan.manifest import Manifest, Target
+from intarsia.quantity import human
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Elements of a destination tensor that nothing can fill, or a fault that forbids the move."""
+
+    tensor: str
+    elements: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A source tensor that the destination does not take, and why."""
+
+    tensor: str
+    elements: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a checkpoint becomes another."""
+
+    src: Manifest
+    targets: tuple[Target, ...]
+    to: str
+    mesh: Mesh
+    copies: int
+    read_bytes: int
+    needed_bytes: int
+    write_bytes: int
+    peak_memory_bytes: int
+    gaps: tuple[Gap, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def proven(self) -> bool:
+        """Every destination element is written exactly once; every source element is used or named."""
+        return not self.gaps
+
+    @property
+    def read_amplification(self) -> float:
+        """Bytes read for each byte needed."""
+        return self.read_bytes / self.needed_bytes if self.needed_bytes else 1.0
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return tuple(gap.text for gap in self.gaps)
+
+    def check(self) -> None:
+        """Raise unless the plan is proven."""
+        if self.proven:
+            return
+        lost = sum(gap.elements for gap in self.gaps)
+        shown = "\n".join(f"  {gap.text}" for gap in self.gaps[:8])
+        more = f"\n  … and {len(self.gaps) - 8} more" if len(self.gaps) > 8 else ""
+        raise CoverageError(
+            f"the plan is not proven: {len(self.gaps)} faults, {lost:,} elements"
+            f" - at {self.src.path}\n{shown}{more}",
+            hint="restore what is missing or convert from a complete checkpoint; nothing was written",
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "proven": self.proven,
+            "src": self.src.path,
+            "format": self.src.format,
+            "to": self.to,
+            "mesh": str(self.mesh),
+            "family": self.src.family,
+            "tensors": len(self.targets),
+            "copies": self.copies,
+            "read_bytes": self.read_bytes,
+            "write_bytes": self.write_bytes,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "read_amplification": round(self.read_amplification, 4),
+            "problems": list(self.problems),
+            "left_out": [
+                {"tensor": x.tensor, "elements": x.elements, "why": x.why} for x in self.left_out
+            ],
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        elements = sum(t.layout.mapped for t in self.targets)
+        rows = [
+            ("from", f"{self.src.path} ({self.src.format}, {self.src.family or 'unknown family'})"),
+            ("to", f"{self.to}, {self.mesh}, {self.mesh.size} rank(s)"),
+            ("tensors", f"{len(self.targets):,} ({elements:,} elements)"),
+            ("copies", f"{self.copies:,}"),
+            ("reads", f"{human(self.read_bytes)} ({self.read_amplification:.3f} x what is needed)"),
+            ("writes", human(self.write_bytes)),
+            ("memory", f"at most {human(self.peak_memory_bytes)}"),
+            ("proof", "every element arrives exactly once" if self.proven else "NOT PROVEN"),
+        ]
+        rows += [("problem", text) for text in self.problems[:8]]
+        rows += [("left out", f"{x.tensor} ({x.elements:,}): {x.why}") for x in self.left_out[:8]]
+        rows += [("note", text) for text in self.notes]
+        return "\n".join(f"{name:<9}{text}" for name, text in rows)

@@ -1,0 +1,74 @@
+"""Whether boxes tile a tensor: no gap, no overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from intarsia.mesh import Box, Shape
+
+
+def tiling_fault(shape: Shape, boxes: Sequence[Box]) -> str | None:
+    """None where the boxes tile the tensor; otherwise what is wrong.
+
+    Boxes that lie inside the tensor, do not overlap, and have its volume in sum, tile it.
+
+    >>> tiling_fault((4, 2), [Box((0, 0), (2, 2)), Box((3, 0), (1, 2))])
+    '2 of 8 elements are in none of 2 parts; first missing [2, 0]'
+    """
+    whole = prod(shape)
+    for box in boxes:
+        if len(box.shape) != len(shape):
+            return f"part {box} has {len(box.shape)} axes, the tensor has {len(shape)}"
+        for o, n, size in zip(box.offsets, box.shape, shape, strict=True):
+            if o < 0 or n < 0 or o + n > size:
+                return f"part {box} leaves the tensor of shape {list(shape)}"
+    filled = [box for box in boxes if box.size]
+    if (both := first_overlap(filled)) is not None:
+        return f"parts {both[0]} and {both[1]} overlap"
+    covered = sum(box.size for box in filled)
+    if covered == whole:
+        return None
+    missing = first_missing(shape, filled)
+    return (
+        f"{whole - covered:,} of {whole:,} elements are in none of {len(filled)} parts;"
+        f" first missing {list(missing or ())}"
+    )
+
+
+def first_overlap(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
+    """Two boxes that share an element, found by sweeping along the axis with most cuts."""
+    if len(boxes) < 2:
+        return None
+    axes = range(len(boxes[0].shape))
+    if not axes:
+        return boxes[0], boxes[1]
+    axis = max(axes, key=lambda a: len({box.offsets[a] for box in boxes}))
+    active: list[Box] = []
+    for box in sorted(boxes, key=lambda b: b.offsets[axis]):
+        active = [a for a in active if a.offsets[axis] + a.shape[axis] > box.offsets[axis]]
+        for other in active:
+            if box.meet(other) is not None:
+                return other, box
+        active.append(box)
+    return None
+
+
+def first_missing(shape: Shape, boxes: Sequence[Box]) -> Shape | None:
+    """The first index, in row-major order, that no box holds."""
+    if not shape:
+        return None if boxes else ()
+    cuts = {0, shape[0]}
+    for box in boxes:
+        cuts |= {box.offsets[0], box.offsets[0] + box.shape[0]}
+    edges = sorted(c for c in cuts if 0 <= c <= shape[0])
+    for lo in edges[:-1]:
+        inside = [
+            Box(b.offsets[1:], b.shape[1:])
+            for b in boxes
+            if b.offsets[0] <= lo < b.offsets[0] + b.shape[0]
+        ]
+        rest = first_missing(shape[1:], inside)
+        if rest is not None:
+            return (lo, *rest)
+    return None
