@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from intarsia.layout import Piece
 from intarsia.mesh import Box, Mesh
-from intarsia.plan.manifest import Chunk, Manifest, Stored, Target
+from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.store.local import Folder
 
 

@@ -27,7 +27,7 @@ from intarsia.format.sides import config_of, side_files
 from intarsia.format.torch_zip import Frame, frame, read_payload
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box, Mesh, Rule, Shape
-from intarsia.plan.manifest import Chunk, Entry, Manifest, Stored, Target
+from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
 from intarsia.store.local import Folder
 
 METADATA = ".metadata"

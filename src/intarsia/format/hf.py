@@ -20,7 +20,7 @@ from intarsia.format.safetensors_header import make_header, read_header
 from intarsia.format.sides import config_of, side_files
 from intarsia.layout import Layout
 from intarsia.mesh import Box
-from intarsia.plan.manifest import Chunk, Entry, Manifest, Stored, Target
+from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
 from intarsia.store.local import Folder
 
 INDEX = "model.safetensors.index.json"

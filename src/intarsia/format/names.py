@@ -17,7 +17,7 @@ from intarsia.errors import FamilyError
 from intarsia.family import Table, table_for
 from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
-from intarsia.plan.manifest import Logical, Stored
+from intarsia.planning.manifest import Logical, Stored
 
 _OPTIMIZER = re.compile(r"^(?:optim|optimizer)\.state\.(?P<param>.+)\.(?P<kind>[A-Za-z_0-9]+)$")
 _OURS = re.compile(r"^optimizer\.(?P<kind>[A-Za-z_0-9]+)\.(?P<param>.+)$")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.errors import FormatError
-from intarsia.plan.manifest import Side
+from intarsia.planning.manifest import Side
 
 MAX_SIDE_BYTES = 256 << 20
 _WEIGHTS = (

@@ -3,7 +3,7 @@
 from intarsia.layout.cover import Cover, cover, holes, overlaps, ravel, tally, unravel
 from intarsia.layout.draw import describe_piece, draw
 from intarsia.layout.layout import Layout, copies
-from intarsia.layout.parts import chunk, concat, padding, split, stack
+from intarsia.layout.parts import chunk, concat, padding, shard, split, stack
 from intarsia.layout.piece import Loop, Piece, align, clip, meet, run
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "padding",
     "ravel",
     "run",
+    "shard",
     "split",
     "stack",
     "tally",

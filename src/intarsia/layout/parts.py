@@ -89,11 +89,18 @@ def split(x: Layout, sizes: Sequence[int], axis: int = 0) -> list[Layout]:
     return [x.narrow(axis, lo, lo + n) for lo, n in zip(starts, sizes, strict=True)]
 
 
-def chunk(x: Layout, n: int, axis: int = 0) -> list[Layout]:
-    """`torch.chunk(x, n, axis)`, but always `n` parts: the last ones may be short or empty."""
+def shard(x: Layout, n: int, i: int, axis: int = 0) -> Layout:
+    """`chunk(x, n, axis)[i]`, without the other parts: what rank `i` of `n` keeps of `x`."""
     axis = x.axis_of(axis)
-    if n < 1:
-        raise LayoutError(f"chunk into {n} parts of axis {axis} of {x.shape}")
+    if not 0 <= i < n:
+        raise LayoutError(f"part {i} of {n} of axis {axis} of {x.shape}")
     size = x.shape[axis]
     step = -(-size // n)
-    return [x.narrow(axis, min(i * step, size), min((i + 1) * step, size)) for i in range(n)]
+    return x.narrow(axis, min(i * step, size), min((i + 1) * step, size))
+
+
+def chunk(x: Layout, n: int, axis: int = 0) -> list[Layout]:
+    """`torch.chunk(x, n, axis)`, but always `n` parts: the last ones may be short or empty."""
+    if n < 1:
+        raise LayoutError(f"chunk into {n} parts of axis {axis} of {x.shape}")
+    return [shard(x, n, i, axis) for i in range(n)]

@@ -230,11 +230,12 @@ def meet(p: Piece, q: Piece) -> list[Piece]:
     if cell > s and any(x.at % cell + x.span >= cell for x in (p, q)):
         return [r for pp in align(p, cell) for qq in align(q, cell) for r in meet(pp, qq)]
     ps, qs = align(p, s), align(q, s)
-    if any(loop.at > s for x in (*ps, *qs) for loop in x.loops):  # a period longer than a row
+    grown = any(loop.at > s for x in (*ps, *qs) for loop in x.loops)  # a period longer than a row
+    if grown or len(ps) + len(qs) > 2:
         return [r for pp in ps for qq in qs for r in meet(pp, qq)]
     out: list[Piece] = []
-    q_rows = [r for qq in qs for r in rows(qq, s)]
-    for x, over, inner in (r for pp in ps for r in rows(pp, s)):
+    q_rows = rows(q, s)
+    for x, over, inner in rows(p, s):
         for y, q_over, q_inner in q_rows:
             row, stop = max(x, y), min(x + over.n, y + q_over.n)
             if row >= stop:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from intarsia.layout import Layout, Loop, Piece, copies
 from intarsia.mesh import Box
-from intarsia.plan.manifest import Chunk, Manifest, Stored
+from intarsia.planning.manifest import Chunk, Manifest, Stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from intarsia.errors import CoverageError
 from intarsia.mesh import Mesh
-from intarsia.plan.manifest import Manifest, Target
+from intarsia.planning.manifest import Manifest, Target
 from intarsia.quantity import human
 
 

@@ -21,6 +21,9 @@ GAP_RATIO = 0.03
 LEAST_RUN_BYTES = 512
 """Shorter runs are read together with what lies between them."""
 
+MOST_OVER_READ = 16
+"""… unless that reads more than this many times the needed bytes."""
+
 Ints = NDArray[np.int64]
 
 
@@ -55,8 +58,8 @@ def runs_of(piece: Piece, itemsize: int, base_bytes: int = 0) -> Runs:
     loops = sorted(piece.loops, key=lambda loop: loop.at)
     reach, taken = 1, 0
     for loop in loops:
-        dense = loop.at <= reach
-        if not dense and reach * itemsize >= LEAST_RUN_BYTES:
+        short = reach * itemsize < LEAST_RUN_BYTES and loop.at <= MOST_OVER_READ * reach
+        if loop.at > reach and not short:
             break
         reach += (loop.n - 1) * loop.at
         taken += 1

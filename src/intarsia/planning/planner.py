@@ -17,12 +17,12 @@ import numpy as np
 
 from intarsia.layout import Layout, cover, draw, holes, unravel
 from intarsia.mesh import Box, Mesh, Shape
-from intarsia.plan.coalesce import merge, runs_of
-from intarsia.plan.copy import Copy, copies_into, layout_of_box, sources_of
-from intarsia.plan.manifest import Manifest, Stored, Target
-from intarsia.plan.plan import Gap, LeftOut, Plan
-from intarsia.plan.tiling import tiling_fault
-from intarsia.plan.window import windows
+from intarsia.planning.coalesce import merge, runs_of
+from intarsia.planning.copy import Copy, copies_into, layout_of_box, sources_of
+from intarsia.planning.manifest import Manifest, Stored, Target
+from intarsia.planning.plan import Gap, LeftOut, Plan
+from intarsia.planning.tiling import tiling_fault
+from intarsia.planning.window import windows
 
 WINDOW_BYTES = 16 << 20
 """How much of a destination tensor moves at once, unless memory is scarcer."""

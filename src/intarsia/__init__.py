@@ -1,0 +1,47 @@
+"""Intarsia moves LLM weights between meshes, frameworks and formats, and proves that every element arrived."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from intarsia.errors import (
+    CoverageError,
+    FamilyError,
+    FormatError,
+    IntarsiaError,
+    LayoutError,
+    StoreError,
+    UnsafeError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from intarsia.api import convert, diff, open, plan, verify
+
+__version__ = "0.1.0"
+
+_LAZY = {name: "intarsia.api" for name in ("convert", "diff", "open", "plan", "verify")}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'intarsia' has no attribute {name!r}")
+
+
+__all__ = [
+    "CoverageError",
+    "FamilyError",
+    "FormatError",
+    "IntarsiaError",
+    "LayoutError",
+    "StoreError",
+    "UnsafeError",
+    "UsageError",
+    "convert",
+    "diff",
+    "open",
+    "plan",
+    "verify",
+]

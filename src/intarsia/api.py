@@ -1,0 +1,102 @@
+"""What a Python program calls: open, plan, convert, verify, diff."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from intarsia.checking.compare import Change, Comparison, changes, compare
+from intarsia.checkpoint import Checkpoint
+from intarsia.conversion import Job, Progress, Report, carry_out, prepare
+from intarsia.dtypes import dtype_named
+from intarsia.formats import read_manifest
+from intarsia.mesh import Mesh
+from intarsia.planning.plan import Plan
+from intarsia.quantity import bytes_in
+from intarsia.run.budget import Budget
+from intarsia.targets import Wish
+
+Path_ = str | Path
+ConfigLike = str | Path | Mapping[str, Any] | None
+MeshLike = str | Mapping[str, int] | Mesh | None
+
+
+def open(path: Path_, config: ConfigLike = None) -> Checkpoint:
+    """Open a checkpoint of any format; only its headers are read."""
+    return Checkpoint(read_manifest(path, config))
+
+
+def job(
+    src: Path_,
+    *,
+    to: str,
+    mesh: MeshLike = None,
+    dialect: str = "same",
+    dtype: str | None = None,
+    memory: str | int | None = None,
+    workers: int | None = None,
+    max_shard_size: str | int = "5GB",
+    optimizer: str = "keep",
+    config: ConfigLike = None,
+) -> Job:
+    """A conversion, planned and proven, not yet run."""
+    wish = Wish(
+        to=to,
+        mesh=Mesh.parse(mesh),
+        dialect=dialect,
+        dtype=dtype_named(dtype) if dtype else None,
+        optimizer=optimizer,
+    )
+    budget = Budget.of(memory, workers)
+    return prepare(src, wish, budget, max_shard_bytes=bytes_in(max_shard_size), config=config)
+
+
+def plan(src: Path_, *, to: str, **options: Any) -> Plan:
+    """What converting would do: the proof, the bytes, the memory.  Options as for `convert`."""
+    return job(src, to=to, **options).plan
+
+
+def convert(
+    src: Path_,
+    dst: Path_,
+    *,
+    to: str,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Report:
+    """Convert a checkpoint; the destination appears when it is whole, or not at all.
+
+    Options: `mesh`, `dialect`, `dtype`, `memory`, `workers`, `max_shard_size`, `optimizer`,
+    `config`.
+    """
+    return carry_out(job(src, to=to, **options), dst, overwrite=overwrite, progress=progress)
+
+
+def verify(
+    a: Path_,
+    b: Path_,
+    *,
+    config: ConfigLike = None,
+    memory: str | int | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Whether two checkpoints hold the same weights, bit by bit, whatever their formats."""
+    with open(a, config) as left, open(b, config) as right:
+        return compare(left, right, Budget.of(memory, workers), progress)
+
+
+def diff(
+    a: Path_,
+    b: Path_,
+    *,
+    config: ConfigLike = None,
+    memory: str | int | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> list[Change]:
+    """How much each tensor changed between two checkpoints of one model."""
+    with open(a, config) as left, open(b, config) as right:
+        return changes(left, right, Budget.of(memory, workers), progress)

@@ -1,0 +1,267 @@
+"""Two checkpoints held against each other, window by window, whatever their formats."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, TypeVar
+
+import numpy as np
+
+from intarsia.checkpoint import Checkpoint
+from intarsia.dtypes import DType
+from intarsia.family import table_for
+from intarsia.layout import Layout, unravel
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Logical
+from intarsia.planning.window import windows
+from intarsia.run.budget import Budget
+from intarsia.run.gather import Bytes
+from intarsia.run.values import as_float64, bits_dtype, cast
+
+Progress = Callable[[int, int], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A tensor whose elements are not the same bits in both checkpoints."""
+
+    tensor: str
+    elements: int
+    first: tuple[int, ...]
+    max_abs: float
+    diagnosis: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "tensor": self.tensor,
+            "elements": self.elements,
+            "first": list(self.first),
+            "max_abs": self.max_abs if np.isfinite(self.max_abs) else str(self.max_abs),
+            "diagnosis": self.diagnosis,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Whether two checkpoints hold the same weights; true where they do."""
+
+    a: str
+    b: str
+    compared: int
+    elements: int
+    only_in_a: tuple[str, ...]
+    only_in_b: tuple[str, ...]
+    different: tuple[Difference, ...]
+    notes: tuple[str, ...] = ()
+    faults: tuple[Any, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        return not (self.only_in_a or self.only_in_b or self.different)
+
+    def __bool__(self) -> bool:
+        return self.equal
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "equal": self.equal,
+            "a": self.a,
+            "b": self.b,
+            "compared": self.compared,
+            "elements": self.elements,
+            "only_in_a": list(self.only_in_a),
+            "only_in_b": list(self.only_in_b),
+            "different": [d.as_json() for d in self.different],
+            "faults": list(self.faults),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How far one tensor moved from A to B."""
+
+    tensor: str
+    elements: int
+    max_abs: float
+    rms: float
+    relative: float
+    cosine: float
+
+    def as_json(self) -> dict[str, Any]:
+        numbers = {k: getattr(self, k) for k in ("max_abs", "rms", "relative", "cosine")}
+        return {"tensor": self.tensor, "elements": self.elements} | {
+            k: v if np.isfinite(v) else None for k, v in numbers.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """One logical tensor of A and the one of B that should equal it."""
+
+    a: Logical
+    b: Logical
+
+
+def compare(
+    a: Checkpoint, b: Checkpoint, budget: Budget, progress: Progress | None = None
+) -> Comparison:
+    """Compare every logical tensor of two checkpoints bit by bit."""
+    pairs, only_a, only_b, notes = _match(a, b)
+    found: list[Difference | None] = _over(pairs, budget, progress, lambda p: _differ(a, b, p, budget))
+    return Comparison(
+        a=a.manifest.path,
+        b=b.manifest.path,
+        compared=len(pairs),
+        elements=sum(p.a.size for p in pairs),
+        only_in_a=only_a,
+        only_in_b=only_b,
+        different=tuple(d for d in found if d is not None),
+        notes=notes,
+    )
+
+
+def changes(
+    a: Checkpoint, b: Checkpoint, budget: Budget, progress: Progress | None = None
+) -> list[Change]:
+    """How far every tensor that both checkpoints hold moved."""
+    pairs, _, _, _ = _match(a, b)
+    same = [p for p in pairs if p.a.shape == p.b.shape]
+    return _over(same, budget, progress, lambda p: _change(a, b, p, budget))
+
+
+def _match(
+    a: Checkpoint, b: Checkpoint
+) -> tuple[list[_Pair], tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Pairs of equal names; a tied tensor that one side leaves out is held against its twin."""
+    left, right = a.manifest.logical, b.manifest.logical
+    table = table_for(a.config) or table_for(b.config)
+    tied = table.tied if table else {}
+    pairs = [_Pair(x, right[name]) for name, x in left.items() if name in right]
+    notes: list[str] = []
+    only: list[list[str]] = [[], []]
+    for side, (ours, theirs) in enumerate(((left, right), (right, left))):
+        for name in ours:
+            twin = tied.get(name)
+            if name in theirs:
+                continue
+            if twin is not None and twin in theirs:
+                pair = (ours[name], theirs[twin])
+                pairs.append(_Pair(*pair) if side == 0 else _Pair(*reversed(pair)))
+                notes.append(f"`{name}` is tied and stored on one side; compared with `{twin}`")
+            else:
+                only[side].append(name)
+    return pairs, tuple(only[0]), tuple(only[1]), tuple(notes)
+
+
+def _over(
+    pairs: Sequence[_Pair], budget: Budget, progress: Progress | None, work: Callable[[_Pair], T]
+) -> list[T]:
+    """The work on every pair, in order, on the budget's threads."""
+    total, done, lock = sum(p.a.size * p.a.dtype.itemsize for p in pairs), 0, threading.Lock()
+
+    def one(pair: _Pair) -> T:
+        nonlocal done
+        result = work(pair)
+        with lock:
+            done += pair.a.size * pair.a.dtype.itemsize
+            if progress is not None:
+                progress(done, total)
+        return result
+
+    with ThreadPoolExecutor(budget.workers, "intarsia") as pool:
+        return list(pool.map(one, pairs))
+
+
+def _windows(
+    a: Checkpoint, b: Checkpoint, pair: _Pair, budget: Budget
+) -> Iterator[tuple[Box, Bytes, Bytes]]:
+    widest = max(pair.a.dtype.itemsize, pair.b.dtype.itemsize)
+    for box in windows(pair.a.shape, widest, budget.window_bytes // 2):
+        yield box, _read(a, pair.a, box), _read(b, pair.b, box)
+
+
+def _read(checkpoint: Checkpoint, x: Logical, box: Box) -> Bytes:
+    return checkpoint.read_box(Layout.of(x.name, x.shape), box, x.dtype)
+
+
+def _differ(a: Checkpoint, b: Checkpoint, pair: _Pair, budget: Budget) -> Difference | None:
+    name = pair.a.name
+    if pair.a.shape != pair.b.shape:
+        text = f"shape {list(pair.a.shape)} in A, {list(pair.b.shape)} in B"
+        return Difference(name, max(pair.a.size, pair.b.size), (), float("nan"), text)
+    count, first, most, rounded = 0, None, 0.0, True
+    for box, left, right in _windows(a, b, pair, budget):
+        if pair.a.dtype == pair.b.dtype and np.array_equal(left, right):
+            continue
+        x, y = left.view(bits_dtype(pair.a.dtype)), right.view(bits_dtype(pair.b.dtype))
+        u, v = as_float64(x, pair.a.dtype), as_float64(y, pair.b.dtype)
+        if pair.a.dtype == pair.b.dtype:
+            unequal = x != y
+        else:
+            unequal = ~((u == v) | (np.isnan(u) & np.isnan(v)))
+            rounded = rounded and _is_rounding(x, y, pair.a.dtype, pair.b.dtype)
+        if not unequal.any():
+            continue
+        count += int(unequal.sum())
+        if first is None:
+            inside = unravel(int(unequal.argmax()), box.shape)
+            first = tuple(o + i for o, i in zip(box.offsets, inside, strict=True))
+        with np.errstate(invalid="ignore"):
+            gap = np.abs(u - v)[unequal]
+        most = max(most, float("nan") if np.isnan(gap).any() else float(gap.max()), key=_nan_first)
+    if pair.a.dtype != pair.b.dtype:
+        text = f"{pair.a.dtype} in A, {pair.b.dtype} in B"
+        text += _dtype_story(count, rounded)
+        return Difference(name, count, first or (), most, text)
+    if first is None:
+        return None
+    share = count / pair.a.size
+    return Difference(name, count, first, most, f"{share:.1%} of the elements differ")
+
+
+def _dtype_story(count: int, rounded: bool) -> str:
+    if count == 0:
+        return "; the numbers are equal"
+    return "; the narrower is the wider one rounded" if rounded else "; the numbers differ beyond rounding"
+
+
+def _is_rounding(x: Any, y: Any, a: DType, b: DType) -> bool:
+    """Whether the narrower elements are the wider ones rounded."""
+    if not (a.floating and b.floating):
+        return False
+    wide, narrow, src, dst = (x, y, a, b) if a.itemsize >= b.itemsize else (y, x, b, a)
+    return bool(np.array_equal(cast(wide, src, dst), narrow))
+
+
+def _nan_first(value: float) -> float:
+    return float("inf") if np.isnan(value) else value
+
+
+def _change(a: Checkpoint, b: Checkpoint, pair: _Pair, budget: Budget) -> Change:
+    most = squares = left_squares = right_squares = product = 0.0
+    for _, left, right in _windows(a, b, pair, budget):
+        u = as_float64(left.view(bits_dtype(pair.a.dtype)), pair.a.dtype)
+        v = as_float64(right.view(bits_dtype(pair.b.dtype)), pair.b.dtype)
+        if not u.size:
+            continue
+        gap = v - u
+        most = max(most, float(np.abs(gap).max()), key=_nan_first)
+        squares += float(gap @ gap)
+        left_squares += float(u @ u)
+        right_squares += float(v @ v)
+        product += float(u @ v)
+    norms = sqrt(left_squares) * sqrt(right_squares)
+    return Change(
+        tensor=pair.a.name,
+        elements=pair.a.size,
+        max_abs=most,
+        rms=sqrt(squares / pair.a.size) if pair.a.size else 0.0,
+        relative=sqrt(squares / left_squares) if left_squares else (float("inf") if squares else 0.0),
+        cosine=product / norms if norms else (1.0 if squares == 0 else 0.0),
+    )

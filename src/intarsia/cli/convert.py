@@ -1,0 +1,58 @@
+"""`intarsia convert`: prove, stream, commit."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from intarsia.cli import options
+from intarsia.cli.output import answer, progress
+
+NAME = "convert"
+
+
+def run(
+    src: options.Path,
+    dst: Annotated[str, typer.Argument(help="The folder to write; it must not exist.")],
+    to: options.To,
+    mesh: options.Mesh = "",
+    dialect: options.Dialect = "same",
+    dtype: options.Dtype = None,
+    memory: options.Memory = None,
+    workers: options.Workers = None,
+    max_shard_size: options.MaxShardSize = "5GB",
+    optimizer: options.Optimizer = "keep",
+    config: options.Config = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the destination if it exists.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Plan and prove, and stop there.")
+    ] = False,
+) -> None:
+    """Convert a checkpoint: the plan is proven first, and the destination appears only when it is whole.
+
+    Under torchrun the work is split over the processes.
+    """
+    from intarsia import api
+    from intarsia.conversion import carry_out
+
+    job = api.job(
+        src,
+        to=to,
+        mesh=mesh,
+        dialect=dialect,
+        dtype=dtype,
+        memory=memory,
+        workers=workers,
+        max_shard_size=max_shard_size,
+        optimizer=optimizer,
+        config=config,
+    )
+    if dry_run:
+        answer(job.plan.as_json(), lambda: print(job.plan))
+        raise typer.Exit(0 if job.plan.proven else 1)
+    with progress("converting") as advance:
+        report = carry_out(job, dst, overwrite=overwrite, progress=advance)
+    answer(report.as_json(), lambda: print(report))

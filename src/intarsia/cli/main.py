@@ -1,0 +1,87 @@
+"""The command `intarsia`: it hands each call to its file, and turns errors into exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from intarsia import __version__
+from intarsia.cli import convert, demo, diff, explain, inspect, plan, verify
+from intarsia.cli.output import OUTPUT
+from intarsia.errors import IntarsiaError
+
+app = typer.Typer(
+    name="intarsia",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Move LLM weights between meshes, frameworks and file formats, and prove that every element arrived.",
+    epilog="Exit status: 0 done or equal, 1 a check found a difference, a fault or an unprovable plan, "
+    "2 wrong usage or unreadable input. INTARSIA_DEBUG=1 shows tracebacks.",
+)
+for command in (inspect, plan, convert, verify, diff, explain, demo):
+    app.command(command.NAME)(command.run)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"intarsia {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document on stdout.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Options that every command takes, before its name or after it."""
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run one command and exit with its status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    end = words.index("--") if "--" in words else len(words)
+    OUTPUT.json = "--json" in words[:end]
+    OUTPUT.quiet = any(word in ("--quiet", "-q") for word in words[:end])
+    kept = [w for w in words[:end] if w not in ("--json", "--quiet", "-q")] + words[end:]
+    status = 2
+    try:
+        app(kept, standalone_mode=True)
+    except SystemExit as stop:
+        status = stop.code if isinstance(stop.code, int) else 0
+    except IntarsiaError as error:
+        status = _failed(error, error.exit_status)
+    except KeyboardInterrupt:
+        status = _failed(IntarsiaError("interrupted; nothing was committed"), 130)
+    except Exception as error:
+        told = IntarsiaError(f"{type(error).__name__}: {error}", hint="INTARSIA_DEBUG=1 shows where")
+        status = _failed(told, 2, error)
+    finally:
+        from intarsia.run.crew import disband
+
+        disband()
+    sys.stdout.flush()
+    raise SystemExit(status)
+
+
+def _failed(error: IntarsiaError, status: int, cause: BaseException | None = None) -> int:
+    if os.environ.get("INTARSIA_DEBUG") == "1":
+        import traceback
+
+        traceback.print_exception(cause or error)
+    if OUTPUT.json and OUTPUT.speaks:
+        print(json.dumps({"error": type(error).__name__, "message": str(error), "hint": error.hint}))
+    print(f"intarsia: {error}", file=sys.stderr)
+    return status

@@ -1,0 +1,195 @@
+"""Conversion from end to end: plan, prove, run, commit."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from intarsia.errors import IntarsiaError, UsageError
+from intarsia.format.base import Arrangement, WriteOptions
+from intarsia.format.hf import read_entry
+from intarsia.formats import format_named, read_manifest
+from intarsia.planning.manifest import Manifest
+from intarsia.planning.plan import Plan
+from intarsia.planning.planner import make_plan
+from intarsia.run.budget import Budget
+from intarsia.run.crew import Crew, crew
+from intarsia.run.execute import Execution, Source, cut_steps
+from intarsia.store.local import Folder
+from intarsia.store.staging import Staging, check_destination
+from intarsia.targets import Wanted, Wish, targets_for
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a conversion did."""
+
+    plan: Plan
+    destination: str
+    seconds: float
+    peak_rss_bytes: int
+    notes: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return self.plan.as_json() | {
+            "destination": self.destination,
+            "seconds": round(self.seconds, 3),
+            "peak_rss_bytes": self.peak_rss_bytes,
+        }
+
+    def __str__(self) -> str:
+        return f"{self.plan}\ndone     {self.destination} in {self.seconds:.2f} s"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A conversion that was planned and not yet run."""
+
+    src: Manifest
+    wish: Wish
+    wanted: Wanted
+    plan: Plan
+    budget: Budget
+    max_shard_bytes: int
+    config: Mapping[str, Any] | None = field(default=None)
+
+    def arrange(self) -> Arrangement:
+        """Every byte's place in the destination."""
+        options = WriteOptions(self.wish.mesh, self.max_shard_bytes, self._entries())
+        return format_named(self.wish.to).arrange(self.wanted.targets, options)
+
+    def _entries(self) -> dict[str, bytes]:
+        if not self.wanted.entries:
+            return {}
+        with folder_of(self.src) as folder:
+            if self.src.format == "hf":
+                return {name: read_entry(folder, e) for name, e in self.src.entries.items()}
+            return {
+                name: folder.read(e.file, e.start_bytes, e.length_bytes)
+                for name, e in self.src.entries.items()
+            }
+
+
+def folder_of(manifest: Manifest) -> Folder:
+    """The folder that a manifest's files lie in."""
+    path = Path(manifest.path)
+    return Folder(path if path.is_dir() else path.parent)
+
+
+def prepare(
+    src: str | Path | Manifest,
+    wish: Wish,
+    budget: Budget,
+    *,
+    max_shard_bytes: int = 5_000_000_000,
+    config: str | Path | Mapping[str, Any] | None = None,
+) -> Job:
+    """Read the headers of the source, choose the targets, and prove the plan."""
+    format_named(wish.to)
+    manifest = src if isinstance(src, Manifest) else read_manifest(src, config)
+    if max_shard_bytes < 1:
+        raise UsageError(f"a shard of {max_shard_bytes} bytes cannot hold a tensor")
+    wanted = targets_for(manifest, wish)
+    plan = make_plan(
+        manifest,
+        wanted.targets,
+        to=wish.to,
+        mesh=wish.mesh,
+        peak_memory_bytes=budget.peak_bytes,
+        window_bytes=budget.window_bytes,
+        drop=dict(wanted.drop),
+        notes=(*manifest.notes, *wanted.notes),
+    )
+    return Job(manifest, wish, wanted, plan, budget, max_shard_bytes, manifest.config)
+
+
+def carry_out(
+    job: Job, destination: str | Path, *, overwrite: bool = False, progress: Progress | None = None
+) -> Report:
+    """Run a job; the destination appears when it is whole, or not at all."""
+    started = time.perf_counter()
+    where = Path(destination)
+    if where.resolve() == Path(job.src.path).resolve():
+        raise UsageError(f"{where} is the source itself", hint="choose another destination")
+    job.plan.check()
+    team = crew()
+    staging = Staging(where, overwrite=overwrite)
+    with team.together():
+        if team.rank == 0:
+            check_destination(staging.destination, overwrite)
+    arrangement = job.arrange()
+    try:
+        with team.together():
+            if team.rank == 0:
+                _begin(job, staging, arrangement)
+        parts = _move(job, staging, arrangement, team, progress)
+        with team.together():
+            if team.rank == 0:
+                _close(job, staging, arrangement, parts)
+    except BaseException:
+        staging.abandon()
+        raise
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Report(job.plan, str(where), time.perf_counter() - started, peak)
+
+
+def _begin(job: Job, staging: Staging, arrangement: Arrangement) -> None:
+    need = sum(arrangement.files.values()) + sum(map(len, arrangement.closing.values()))
+    staging.begin(need)
+    for file, size in arrangement.files.items():
+        staging.create(file, size)
+    for file, at, data in arrangement.fixed:
+        staging.write(file, at, [data])
+
+
+def _move(
+    job: Job,
+    staging: Staging,
+    arrangement: Arrangement,
+    team: Crew,
+    progress: Progress | None,
+) -> list[Any]:
+    """Every rank's share of the steps; rank 0 gets the parts of all."""
+    total = job.plan.write_bytes
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    with folder_of(job.src) as folder:
+        source = Source(job.src, format_named(job.src.format), folder)
+        run = Execution(source, arrangement, staging, job.budget, advance)
+        steps = cut_steps(job.wanted.targets, arrangement, job.budget.window_bytes)
+        with team.together() as shared:
+            parts = run.run(steps[team.rank :: team.size])
+            if team.rank != 0:
+                staging.sync()
+            shared.value = parts
+        return [part for parts in shared.values for part in parts]
+
+
+def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any]) -> None:
+    with folder_of(job.src) as folder:
+        source = Source(job.src, format_named(job.src.format), folder)
+        run = Execution(source, arrangement, staging, job.budget)
+        run.finish(parts, {t.name: t for t in job.wanted.targets})
+    for side in job.src.sides:
+        staging.copy_in(side.name, Path(side.path))
+    if job.config is not None and not any(s.name == "config.json" for s in job.src.sides):
+        staging.write_small("config.json", (json.dumps(job.config, indent=2) + "\n").encode())
+    for file, data in arrangement.closing.items():
+        staging.write_small(file, data)
+    staging.commit()
+
+
+__all__ = ["IntarsiaError", "Job", "Report", "carry_out", "prepare"]

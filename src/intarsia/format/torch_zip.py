@@ -1,0 +1,436 @@
+"""The zip archive that `torch.save` writes, which DCP stores once per tensor chunk.
+
+The members are stored, not compressed, each aligned to 64 bytes, so a tensor is a plain run of
+bytes once its offset is known. A reader finds it by the local headers at the front of the blob
+(one small read) and turns to the central directory at its end only where those do not lead to
+it. A writer knows every byte but the checksums before it has seen the data: `frame`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache, reduce
+from math import prod
+from struct import Struct
+from typing import IO, Any, NamedTuple, cast
+from zipfile import BadZipFile, ZipFile
+from zlib import crc32
+
+from intarsia.dtypes import BY_TORCH, DType
+from intarsia.errors import FormatError, UsageError
+from intarsia.format.unpickle import Storage, Tensor, brief, load_inert
+
+Read = Callable[[int, int], bytes]
+
+_HEAD_BYTES = 1024
+_LOCAL = Struct("<4s5H3I2H")
+_CENTRAL = Struct("<4s6H3I5H2I")
+_END = Struct("<4s4H2IH")
+_END64 = Struct("<4sQ2H2I4Q")
+_LOCATOR = Struct("<4sIQI")
+_WIDE = 0xFFFFFFFF  # from here on a size or an offset takes its zip64 form
+_STORAGES = {
+    "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16", "LongStorage": "int64", "IntStorage": "int32",
+    "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8",
+    "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
+}  # fmt: skip
+_STORAGE_OF = {torch: name for name, torch in _STORAGES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Where the elements of a stored tensor are, in bytes from the start of its blob."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    storage_offset: int
+    start_bytes: int
+    length_bytes: int
+
+
+class _Member(NamedTuple):
+    start: int
+    size: int | None
+    crc: int
+
+
+def read_payload(read: Read, length: int, where: str) -> Payload:
+    """The place of the tensor in a blob of `length` bytes, which `read(offset, size)` reads."""
+    head = _exactly(read, 0, min(length, _HEAD_BYTES), where)
+
+    def near(at: int, size: int) -> bytes:
+        return head[at : at + size] if at + size <= len(head) else read(at, size)
+
+    members = _walk(head, where)
+    found = _tensor(_content(near, members, "data.pkl", where), where) if members else None
+    if found is None or f"data/{found.storage.key}" not in members:
+        members = _directory(read, length, where)
+        found = _tensor(_content(read, members, "data.pkl", where), where)
+    if "byteorder" in members:
+        order = _content(near, members, "byteorder", where)
+        if order != b"little":
+            raise FormatError(f"byte order {order!r}, expected b'little' - at {where}")
+    start, stored, _ = _member(members, f"data/{found.storage.key}", where)
+    size = _storage_bytes(found.storage)
+    if (stored is not None and stored != size) or start + size > length:
+        raise FormatError(
+            f"a tensor of {size} bytes from byte {start} on, but {stored or length - start} bytes "
+            f"are stored in a blob of {length} - at {where}"
+        )
+    return Payload(found.dtype, found.shape, found.stride, found.storage_offset, start, size)
+
+
+def read_crc(read: Read, length: int, payload: Payload, where: str) -> int | None:
+    """The CRC-32 recorded for the tensor's bytes; None where torch was told not to take it."""
+    end = payload.start_bytes + payload.length_bytes
+    after = _exactly(read, end, min(24, length - end), where)
+    size = payload.length_bytes.to_bytes(8, "little")
+    crc = int.from_bytes(after[4:8], "little")
+    if after[:4] != b"PK\x07\x08" or after[8:16] not in (size, size[:4] * 2):
+        members = _directory(read, length, where).values()
+        crc = next((m.crc for m in members if m.start == payload.start_bytes), 0)
+    return crc if crc or not payload.length_bytes else None
+
+
+def read_object(data: bytes, where: str) -> Any:
+    """The object of a `torch.save` archive or of a bare pickle, as inert values."""
+    if data.startswith(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."):
+        raise FormatError(f"a torch.save file from before torch 1.6 - at {where}")
+    if not data.startswith(b"PK"):
+        return load_inert(data, where)
+
+    def read(at: int, size: int) -> bytes:
+        return data[at : at + size]
+
+    members = _directory(read, len(data), where)
+    contents: dict[str, bytes] = {}
+
+    def storage(pid: Any) -> Storage:
+        found = _storage(pid)
+        if found.key not in contents:
+            contents[found.key] = _content(read, members, f"data/{found.key}", where)
+        size, content = _storage_bytes(found), contents[found.key]
+        if len(content) != size:
+            raise FormatError(f"{len(content)} bytes stored for a storage of {size}")
+        return found._replace(data=content)
+
+    return load_inert(_content(read, members, "data.pkl", where), where, storage)
+
+
+def _exactly(read: Read, at: int, size: int, where: str) -> bytes:
+    got = read(at, size) if size > 0 else b""
+    if size < 0 or len(got) != size:
+        raise FormatError(f"{len(got)} of {size} bytes at offset {at} - at {where}")
+    return got
+
+
+def _member(members: dict[str, _Member], name: str, where: str) -> _Member:
+    if name not in members:
+        raise FormatError(f"no member {name} in the archive - at {where}")
+    return members[name]
+
+
+def _content(read: Read, members: dict[str, _Member], name: str, where: str) -> bytes:
+    start, size, crc = _member(members, name, where)
+    content = _exactly(read, start, size or 0, where)
+    if crc and crc32(content) != crc:
+        raise FormatError(
+            f"{name} has CRC-32 {crc32(content):08x}, recorded {crc:08x} - at {where}"
+        )
+    return content
+
+
+def _named(raw: bytes, method: int, where: str) -> str:
+    name = raw.partition(b"/")[2].decode("latin1")
+    if method != 0:
+        raise FormatError(f"member {name} is compressed (method {method}) - at {where}")
+    return name
+
+
+def _walk(head: bytes, where: str) -> dict[str, _Member]:
+    """The members at the front, up to the first with data, whose size is not known there."""
+    members: dict[str, _Member] = {}
+    at = 0
+    while head[at : at + 4] == b"PK\x03\x04" and at + _LOCAL.size <= len(head):
+        _, _, flags, method, _, _, crc, size, _, named, extra = _LOCAL.unpack_from(head, at)
+        start = at + _LOCAL.size + named + extra
+        name = _named(head[at + _LOCAL.size :][:named], method, where)
+        if name.startswith("data/"):
+            return members | {name: _Member(start, None, 0)}
+        at = start + size
+        if flags & 8:
+            # The sizes follow the content; a signature inside the content has other sizes.
+            end = head.find(b"PK\x07\x08", start)
+            while end >= 0 and int.from_bytes(head[end + 8 : end + 12], "little") != end - start:
+                end = head.find(b"PK\x07\x08", end + 1)
+            size, at = end - start, end + 16
+            crc = int.from_bytes(head[end + 4 : end + 8], "little")
+        if size < 0 or at > len(head):
+            break
+        members[name] = _Member(start, size, crc)
+    return {}
+
+
+class _File:
+    """A blob as the file that `zipfile` expects."""
+
+    def __init__(self, read: Read, length: int) -> None:
+        self._read, self._length, self._at = read, length, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, to: int, whence: int = 0) -> int:
+        self._at = to + (0, self._at, self._length)[whence]
+        if self._at < 0:
+            raise ValueError(f"offset {self._at}")
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._length - self._at)
+        got = self._read(self._at, left if size < 0 else min(size, left))
+        self._at += len(got)
+        return got
+
+
+def _directory(read: Read, length: int, where: str) -> dict[str, _Member]:
+    """The members by the central directory at the end."""
+    try:
+        with ZipFile(cast(IO[bytes], _File(read, length))) as archive:
+            infos = archive.infolist()
+    except (BadZipFile, ValueError, OSError, struct.error, NotImplementedError) as error:
+        raise FormatError(
+            f"no zip archive in these {length} bytes ({error}) - at {where}"
+        ) from error
+    members: dict[str, _Member] = {}
+    for info in infos:
+        name = _named(info.filename.encode(), info.compress_type, where)
+        local = _LOCAL.unpack(_exactly(read, info.header_offset, _LOCAL.size, where))
+        start, size = info.header_offset + _LOCAL.size + local[9] + local[10], info.file_size
+        if start + size > length or name in members:
+            raise FormatError(f"{name}: {size} bytes from {start} on, of {length} - at {where}")
+        members[name] = _Member(start, size, info.CRC)
+    return members
+
+
+def _storage(pid: Any) -> Storage:
+    if not (isinstance(pid, tuple) and len(pid) >= 5 and type(pid[4]) is int and pid[4] >= 0):
+        raise FormatError("a reference to something that is no storage")
+    _, kind, key, _, numel = pid[:5]
+    name = getattr(kind, "__qualname__", "?")
+    if name == "UntypedStorage":
+        return Storage(str(key), numel, None)
+    if name not in _STORAGES:
+        raise FormatError(f"a storage of class {brief(kind)}, which has no known element type")
+    return Storage(str(key), numel, BY_TORCH[_STORAGES[name]])
+
+
+def _storage_bytes(storage: Storage) -> int:
+    return storage.numel * (storage.dtype.itemsize if storage.dtype else 1)
+
+
+_seen: dict[bytes, Tensor] = {}
+
+
+def _tensor(data: bytes, where: str) -> Tensor:
+    """The tensor that data.pkl describes; equal tensors of other blobs have equal pickles."""
+    found = _seen.get(data)
+    if found is None:
+        found = load_inert(data, where, _storage)
+        if not isinstance(found, Tensor):
+            kinds = [brief(a) for a in getattr(found, "args", ()) if isinstance(a, type)]
+            raise FormatError(
+                f"a plain tensor is expected, found {kinds[0] if kinds else brief(found)} - at {where}",
+                hint="save full or sharded plain tensors, dequantized, not a tensor subclass",
+            )
+        shape, stride = found.shape, found.stride
+        size = found.dtype.itemsize
+        reach = sum((n - 1) * s for n, s in zip(shape, stride, strict=False)) + 1
+        reach = (found.storage_offset + reach) * size if 0 not in shape else 0
+        low = min((*shape, *stride, found.storage_offset), default=0)
+        if len(shape) != len(stride) or low < 0 or reach > _storage_bytes(found.storage):
+            raise FormatError(
+                f"a view of shape {shape}, stride {stride} and offset {found.storage_offset} ends at "
+                f"byte {reach} of the {_storage_bytes(found.storage)} stored - at {where}"
+            )
+        if len(_seen) < 4096:
+            _seen[data] = found
+    return found
+
+
+class _Hole(Enum):
+    DATA, CRC, IDENTITY, IDENTITY_CRC = range(4)
+
+
+_Parts = list[bytes | _Hole]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The blob around the bytes of one contiguous tensor."""
+
+    length_bytes: int
+    start_bytes: int
+    _head: bytes
+    _tail: _Parts
+    _mixed: int
+    _empty: bool
+
+    def head(self, crc: int = 0) -> bytes:
+        """Everything before the data; no checksum of the data is part of it."""
+        return self._head
+
+    def tail(self, crc: int) -> bytes:
+        """Everything after the data, whose CRC-32 is `crc`."""
+        mixed = self._mixed if self._empty else _mix(self._mixed, crc)
+        return _filled(self._tail, _NAMES[1], _mix(mixed, crc32(b"3\n")), crc)
+
+
+def _mix(seed: int, crc: int) -> int:
+    return seed ^ ((crc + 0x9E3779B9 + (seed << 6) + (seed >> 2)) & 0xFFFFFFFFFFFFFFFF)
+
+
+def _filled(parts: _Parts, names: bytes, mixed: int, crc: int = 0) -> bytes:
+    identity = b"%s%020d" % (names, mixed)
+    stamps = {
+        _Hole.CRC: crc.to_bytes(4, "little"),
+        _Hole.IDENTITY: identity,
+        _Hole.IDENTITY_CRC: crc32(identity).to_bytes(4, "little"),
+    }
+    return b"".join([stamps[p] if isinstance(p, _Hole) else p for p in parts])
+
+
+def _archive(members: list[tuple[str, bytes | _Hole]], data_bytes: int = 0) -> tuple[_Parts, int]:
+    """The parts of an archive and its length, with holes for what depends on the data."""
+    parts: _Parts = []
+    directory: _Parts = []
+    at = 0
+    for name, content in members:
+        path = b"archive/" + name.encode()
+        stamp: bytes | _Hole
+        if isinstance(content, bytes):
+            size, stamp = len(content), crc32(content).to_bytes(4, "little")
+        else:
+            data = content is _Hole.DATA
+            size, stamp = (data_bytes, _Hole.CRC) if data else (40, _Hole.IDENTITY_CRC)
+        # Bit 3: the checksum and the sizes follow the content, unless there is none.
+        flags = 0x808 if size else 0x800
+        wide = b"".join(v.to_bytes(8, "little") for v in (size, size, at) if v >= _WIDE)
+        wide = wide and b"\1\0" + len(wide).to_bytes(2, "little") + wide
+        # torch leaves the second size of the local header zero; readers go by the directory.
+        begun = wide[:12] + bytes(8) + wide[20:] if size >= _WIDE else wide
+        pad = -(at + 34 + len(path) + len(wide)) % 64
+        extra = begun + b"FB" + pad.to_bytes(2, "little") + b"Z" * pad
+        local = _LOCAL.pack(b"PK\3\4", 0, flags, 0, 0, 0, 0, 0, 0, len(path), len(extra))
+        short = (min(size, _WIDE), min(size, _WIDE), len(path), len(wide), 0, 0, 0, 0)
+        entry = _CENTRAL.pack(b"PK\1\2", 0, 0, flags, 0, 0, 0, 0, *short, min(at, _WIDE))
+        sizes = size.to_bytes(8 if wide else 4, "little") * 2
+        described: _Parts = [b"PK\7\x08", stamp, sizes] if size else []
+        parts += [local + path + extra, content, *described]
+        directory += [entry[:16], stamp, entry[20:] + path + wide]
+        at += len(local) + len(path) + len(extra) + size + (8 + len(sizes) if size else 0)
+    length = sum(4 if isinstance(p, _Hole) else len(p) for p in directory)
+    count = len(members)
+    end = _END64.pack(b"PK\6\6", 44, 0x31E, 45, 0, 0, count, count, length, at)
+    end += _LOCATOR.pack(b"PK\6\7", 0, at + length, 1)
+    end += _END.pack(b"PK\5\6", 0, 0, count, count, length, min(at, _WIDE), 0)
+    return [*parts, *directory, end], at + length + len(end)
+
+
+# The member serialization_id holds a hash of the names of the members, without or with data/0,
+# and one of their checksums.
+_NAMES = (b"02908468677762923104", b"15728199511854643026")
+_FRONT: list[tuple[str, bytes | _Hole]] = [
+    (".format_version", b"1"), (".storage_alignment", b"64"), ("byteorder", b"little"),
+]  # fmt: skip
+_BACK: list[tuple[str, bytes | _Hole]] = [
+    ("version", b"3\n"), (".data/serialization_id", _Hole.IDENTITY),
+]  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def frame(dtype: DType, shape: tuple[int, ...]) -> Frame:
+    """The blob, but for its data, of a contiguous tensor that is all of its storage."""
+    numel = prod(shape)
+    size = numel * dtype.itemsize
+    data_pkl = _data_pkl(dtype, shape, numel)
+    parts, length = _archive(
+        [("data.pkl", data_pkl), *_FRONT, ("data/0", _Hole.DATA), *_BACK], size
+    )
+    split = parts.index(_Hole.DATA)
+    head = b"".join(p for p in parts[:split] if isinstance(p, bytes))
+    mixed = reduce(_mix, [crc32(c) for c in (data_pkl, b"1", b"64", b"little")], 0)
+    return Frame(length, len(head), head, parts[split + 1 :], mixed, size == 0)
+
+
+def _data_pkl(dtype: DType, shape: tuple[int, ...], numel: int) -> bytes:
+    """The pickle that torch writes for such a tensor, memo entries included."""
+    typed = _STORAGE_OF.get(dtype.torch)
+    memo = iter(range(20))
+
+    def put() -> bytes:
+        return b"q%c" % next(memo)
+
+    def axes(values: tuple[int, ...]) -> bytes:
+        ints = b"".join(map(_int, values))
+        if not values:
+            return b")"
+        return (
+            ints + b"\x85\x86\x87"[len(values) - 1 :][:1] + put()
+            if len(values) < 4
+            else (b"(" + ints + b"t" + put())
+        )
+
+    stride: list[int] = []
+    step = 1
+    for n in reversed(shape):
+        stride.insert(0, step)
+        step *= max(n, 1)
+    kind = typed or "UntypedStorage"
+    module = b"torch" if typed else b"torch.storage"
+    numel = numel if typed else numel * dtype.itemsize
+    out = [b"\x80\x02ctorch._utils\n_rebuild_tensor_v%d\n" % (2 if typed else 3), put()]
+    out += [b"((X\7\0\0\0storage", put(), b"c%s\n%s\n" % (module, kind.encode()), put()]
+    out += [b"X\1\0\0\x000", put(), b"X\3\0\0\0cpu", put(), _int(numel), b"t", put(), b"QK\0"]
+    out += [axes(shape), axes(tuple(stride)), b"\x89ccollections\nOrderedDict\n", put()]
+    out += [b")R", put()]
+    if not typed:
+        out += [b"ctorch\n%s\n" % dtype.torch.encode(), put()]
+    return b"".join([*out, b"t", put(), b"R", put(), b"."])
+
+
+def _int(value: int) -> bytes:
+    return pickle.dumps(value, 2)[2:-1]
+
+
+def write_object(obj: Any) -> bytes:
+    """A `torch.save` archive of plain Python values."""
+    try:
+        _check_plain(obj)
+        data_pkl = pickle.dumps(obj, 2)
+    except RecursionError:
+        raise UsageError("the object is nested too deeply to be written") from None
+    parts, _ = _archive([("data.pkl", data_pkl), *_FRONT, *_BACK])
+    contents = (data_pkl, b"1", b"64", b"little", b"3\n")
+    return _filled(parts, _NAMES[0], reduce(_mix, map(crc32, contents), 0))
+
+
+def _check_plain(obj: Any) -> None:
+    if type(obj) in (list, tuple):
+        for item in obj:
+            _check_plain(item)
+    elif type(obj) is dict:
+        for key, value in obj.items():
+            _check_plain(key)
+            _check_plain(value)
+    elif type(obj) not in (type(None), bool, int, float, str, bytes):
+        raise UsageError(f"{brief(obj)} is no plain Python value, so it cannot be written")

@@ -1,0 +1,47 @@
+"""How much memory a run may take, and what follows from it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from intarsia.errors import UsageError
+from intarsia.planning.planner import WINDOW_BYTES
+from intarsia.quantity import bytes_in, human
+
+LEAST_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bytes of buffers, and the threads that share them."""
+
+    memory_bytes: int
+    workers: int
+
+    @staticmethod
+    def of(memory: str | int | None = None, workers: int | None = None) -> Budget:
+        """The budget that a user asks for, or the smaller of 2 GiB and a quarter of the machine."""
+        if memory is None:
+            machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            memory_bytes = min(2 << 30, machine // 4)
+        else:
+            memory_bytes = bytes_in(memory)
+        if memory_bytes < LEAST_BYTES:
+            raise UsageError(
+                f"a memory budget of {human(memory_bytes)} is too small",
+                hint=f"give at least {human(LEAST_BYTES)}",
+            )
+        if workers is not None and workers < 1:
+            raise UsageError(f"{workers} workers cannot work", hint="give at least 1")
+        return Budget(memory_bytes, workers or min(4, os.cpu_count() or 1))
+
+    @property
+    def window_bytes(self) -> int:
+        """The largest destination buffer: each worker holds one, and as much again to read into."""
+        return min(WINDOW_BYTES, self.memory_bytes // (3 * self.workers))
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the buffers of all workers come to."""
+        return min(self.memory_bytes, 3 * self.workers * self.window_bytes)

@@ -1,0 +1,86 @@
+"""The processes that share one conversion: one alone, or the ranks of a `torchrun` job.
+
+Ranks meet at the end of each `together` block.  If one of them failed in it, all of them
+raise there, so that no rank waits for one that is gone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from intarsia.errors import IntarsiaError
+
+PATIENCE = timedelta(hours=12)
+
+
+@dataclass
+class Shared:
+    """What each rank brings to a meeting (`value`), and what all of them brought (`values`)."""
+
+    value: Any = None
+    values: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Crew:
+    """This process's rank among those that work together."""
+
+    rank: int = 0
+    size: int = 1
+
+    @contextmanager
+    def together(self) -> Iterator[Shared]:
+        """A block that succeeds on every rank or on none."""
+        shared = Shared()
+        failure: BaseException | None = None
+        try:
+            yield shared
+        except BaseException as error:
+            if self.size == 1:
+                raise
+            failure = error
+        if self.size == 1:
+            shared.values = [shared.value]
+            return
+        self._meet(shared, failure)
+
+    def _meet(self, shared: Shared, failure: BaseException | None) -> None:
+        import torch.distributed as dist
+
+        told = None if failure is None else f"{type(failure).__name__}: {failure}"
+        answers: list[Any] = [None] * self.size
+        dist.all_gather_object(answers, (told, shared.value))
+        if failure is not None:
+            raise failure
+        for rank, (text, _) in enumerate(answers):
+            if text is not None:
+                raise IntarsiaError(f"rank {rank} failed, so rank {self.rank} stops too: {text}")
+        shared.values = [value for _, value in answers]
+
+
+def crew() -> Crew:
+    """The crew that the environment describes: `torchrun` sets RANK and WORLD_SIZE."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1 or "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
+        return Crew()
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", timeout=PATIENCE)
+    return Crew(dist.get_rank(), dist.get_world_size())
+
+
+def disband() -> None:
+    """Leave the process group, if this process joined one."""
+    import sys
+
+    if "torch.distributed" in sys.modules:
+        import torch.distributed as dist
+
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,252 @@
+"""Carrying out a proven plan: read, scatter, sum, write, one window of memory at a time.
+
+Work is cut into steps that do not depend on each other: threads take them in order, and so
+may the ranks of a job.  Every byte of the destination has its place before the first is
+written, so the outcome does not depend on who wrote what.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from intarsia.errors import CoverageError
+from intarsia.format.base import Arrangement, Format, Located, Slot
+from intarsia.layout import meet
+from intarsia.mesh import Box
+from intarsia.planning.copy import Copy, copies_into, sources_of
+from intarsia.planning.manifest import Manifest, Target
+from intarsia.planning.window import flat_start, windows
+from intarsia.run.budget import Budget
+from intarsia.run.checksum import crc32, join
+from intarsia.run.gather import Bytes, Fill, gather
+from intarsia.store.local import Folder
+from intarsia.store.staging import Staging
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of a slot that one step writes; its checksum joins those of the slot's other parts."""
+
+    target: str
+    slot: int
+    start_bytes: int
+    length_bytes: int
+    crc: int
+
+
+Step = tuple[tuple[Target, Box], ...]
+
+
+@dataclass
+class Source:
+    """A checkpoint to read from: its manifest, its files, and where its chunks' elements are."""
+
+    manifest: Manifest
+    format: Format
+    folder: Folder
+    _located: dict[tuple[str, int], Located] = field(default_factory=dict)
+
+    def fills(self, copies: Sequence[Copy], dst: Any, buffer: Bytes) -> Iterator[Fill]:
+        """What reading these copies takes, into the bytes of `buffer`."""
+        for copy in copies:
+            found = self.locate(copy)
+            pieces = [copy.piece] if found.piece is None else meet(found.piece.flip(), copy.piece)
+            for piece in pieces:
+                yield Fill(
+                    copy.chunk.file, found.start_bytes, piece, copy.stored.dtype, dst, buffer
+                )
+
+    def locate(self, copy: Copy) -> Located:
+        key = (copy.chunk.file, copy.chunk.start_bytes)
+        found = self._located.get(key)
+        if found is None:
+            found = self.format.locate(self.folder, copy.stored, copy.chunk)
+            self._located[key] = found
+        return found
+
+
+def fill_box(source: Source, target: Target, box: Box, buffer: Bytes) -> list[Fill]:
+    """The reads that fill the row-major buffer of a box of a target; padding is zeroed."""
+    copies = list(copies_into(target.layout, box, sources_of(target.layout, source.manifest)))
+    held = sum(copy.piece.size for copy in copies)
+    if held < box.size:
+        wanted = target.layout.box(box.offsets, box.shape).mapped
+        if held != wanted:
+            raise CoverageError(
+                f"{wanted - held:,} of {wanted:,} elements of `{target.name}` {box} have no source"
+            )
+        buffer[:] = 0
+    return list(source.fills(copies, target.dtype, buffer))
+
+
+def cut_steps(targets: Sequence[Target], arrangement: Arrangement, window_bytes: int) -> list[Step]:
+    """Windows of the targets in the order of their bytes, in steps of at most `window_bytes`."""
+    order = {file: k for k, file in enumerate(arrangement.files)}
+
+    def place(target: Target) -> tuple[int, int]:
+        slots = arrangement.slots[target.name]
+        return min(((order[s.file], s.start_bytes) for s in slots), default=(0, 0))
+
+    steps: list[Step] = []
+    step: list[tuple[Target, Box]] = []
+    used = 0
+    by_file = all(len(arrangement.slots[t.name]) == 1 for t in targets)
+    for target in sorted(targets, key=place) if by_file else targets:
+        itemsize = target.dtype.itemsize
+        for window in windows(target.shape, itemsize, window_bytes):
+            nbytes = window.size * itemsize
+            if step and used + nbytes > window_bytes:
+                steps.append(tuple(step))
+                step, used = [], 0
+            step.append((target, window))
+            used += nbytes
+    if step:
+        steps.append(tuple(step))
+    return steps
+
+
+@dataclass
+class Execution:
+    """One run of a plan into a staging folder."""
+
+    source: Source
+    arrangement: Arrangement
+    staging: Staging
+    budget: Budget
+    progress: Progress = lambda count: None
+    _buffers: threading.local = field(default_factory=threading.local)
+
+    def run(self, steps: Sequence[Step]) -> list[Part]:
+        """Carry out steps on the budget's threads; the first failure stops all of them."""
+        parts: list[Part] = []
+        stop = threading.Event()
+        todo = iter(steps)
+        lock = threading.Lock()
+
+        def work() -> list[Part]:
+            done: list[Part] = []
+            while not stop.is_set():
+                with lock:
+                    step = next(todo, None)
+                if step is None:
+                    break
+                done += self.step(step)
+            return done
+
+        with ThreadPoolExecutor(self.budget.workers, "intarsia") as pool:
+            futures = [pool.submit(work) for _ in range(min(self.budget.workers, len(steps)))]
+            try:
+                wait(futures, return_when=FIRST_EXCEPTION)
+            finally:
+                stop.set()
+            for future in futures:
+                parts += future.result()
+        return parts
+
+    def step(self, step: Step) -> list[Part]:
+        """Fill the windows of one step and write them."""
+        total = sum(box.size * target.dtype.itemsize for target, box in step)
+        memory = self._memory(total)
+        fills: list[Fill] = []
+        pieces: list[tuple[Target, int, Slot, Box, Bytes]] = []
+        at = 0
+        for target, window in step:
+            for k, slot in enumerate(self.arrangement.slots[target.name]):
+                box = slot.box.meet(window)
+                if box is None:
+                    continue
+                length = box.size * target.dtype.itemsize
+                buffer = memory[at : at + length]
+                fills += fill_box(self.source, target, box, buffer)
+                pieces.append((target, k, slot, box, buffer))
+                at += length
+        gather(self.source.folder, fills)
+        writes: dict[str, list[tuple[int, list[Any]]]] = {}
+        parts = []
+        for target, k, slot, box, buffer in pieces:
+            start = flat_start(box, slot.box) * target.dtype.itemsize
+            whole, wrapping = box.size == slot.box.size, slot.wrapping
+            out: list[Any] = [buffer]
+            at = slot.start_bytes + start
+            if wrapping is not None:
+                crc = crc32(buffer)
+                if whole:
+                    out = [wrapping.head(crc), buffer, wrapping.tail(crc)]
+                    at = slot.start_bytes - wrapping.start_bytes
+                else:
+                    parts.append(Part(target.name, k, start, len(buffer), crc))
+            writes.setdefault(slot.file, []).append((at, out))
+        for file, blocks in writes.items():
+            for at, buffers in adjoin(blocks):
+                self.staging.write(file, at, buffers)
+        self.progress(total)
+        return parts
+
+    def finish(self, parts: Sequence[Part], targets: Mapping[str, Target]) -> None:
+        """Write what needs every part: the wrapping of slots that were written in stretches."""
+        by_slot: dict[tuple[str, int], list[Part]] = {}
+        for part in parts:
+            by_slot.setdefault((part.target, part.slot), []).append(part)
+        for name, slots in self.arrangement.slots.items():
+            for k, slot in enumerate(slots):
+                if slot.wrapping is None:
+                    continue
+                whole_bytes = slot.box.size * targets[name].dtype.itemsize
+                if whole_bytes == 0:
+                    self._wrap(slot, 0, 0)
+                elif (name, k) in by_slot:
+                    held = sorted(by_slot[name, k], key=lambda p: p.start_bytes)
+                    self._wrap(slot, _joined(held, whole_bytes, name), whole_bytes)
+
+    def _wrap(self, slot: Slot, crc: int, length_bytes: int) -> None:
+        assert slot.wrapping is not None
+        self.staging.write(
+            slot.file, slot.start_bytes - slot.wrapping.start_bytes, [slot.wrapping.head(crc)]
+        )
+        self.staging.write(slot.file, slot.start_bytes + length_bytes, [slot.wrapping.tail(crc)])
+
+    def _memory(self, count: int) -> Bytes:
+        """This thread's buffer, kept between steps so that its pages are touched once."""
+        held: Bytes | None = getattr(self._buffers, "bytes", None)
+        if held is None or len(held) < count:
+            held = np.empty(max(count, self.budget.window_bytes), np.uint8)
+            self._buffers.bytes = held
+        return held
+
+
+def _joined(parts: Sequence[Part], whole_bytes: int, name: str) -> int:
+    at, crc = 0, 0
+    for part in parts:
+        if part.start_bytes != at:
+            raise CoverageError(f"`{name}`: byte {at:,} was not written, byte {part.start_bytes:,} was")
+        crc = join(crc, part.crc, part.length_bytes)
+        at += part.length_bytes
+    if at != whole_bytes:
+        raise CoverageError(f"`{name}`: {at:,} of {whole_bytes:,} bytes were written")
+    return crc
+
+
+def adjoin(blocks: list[tuple[int, list[Any]]]) -> Iterator[tuple[int, list[Any]]]:
+    """Blocks in order of their place, those that touch put together."""
+    start, end, out = -1, -1, []
+    for at, buffers in sorted(blocks, key=lambda block: block[0]):
+        if at != end:
+            if out:
+                yield start, out
+            start, end, out = at, at, []
+        out += buffers
+        end += sum(len(b) for b in buffers)
+    if out:
+        yield start, out
+
+
+__all__ = ["Execution", "Part", "Source", "cut_steps", "fill_box", "partial"]

@@ -1,0 +1,115 @@
+"""Reading: the byte ranges of many copies, each read once, scattered into buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.dtypes import DType
+from intarsia.layout import Piece
+from intarsia.planning.coalesce import Runs, grid, merge, runs_of
+from intarsia.run.values import bits_dtype, cast
+from intarsia.store.local import Folder
+
+DIRECT_BYTES = 64 << 10
+"""A run at least this long is read straight into its destination."""
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """One copy from a file into a buffer: `base_bytes` is where the piece's source elements begin."""
+
+    file: str
+    base_bytes: int
+    piece: Piece
+    src: DType
+    dst: DType
+    buffer: Bytes
+
+
+def gather(folder: Folder, fills: Iterable[Fill]) -> int:
+    """Carry out copies from the files of a folder; the bytes that were read."""
+    by_file: dict[str, list[Fill]] = {}
+    for fill in fills:
+        by_file.setdefault(fill.file, []).append(fill)
+    return sum(_gather_file(folder, file, group) for file, group in by_file.items())
+
+
+def _gather_file(folder: Folder, file: str, fills: Sequence[Fill]) -> int:
+    runs = [runs_of(f.piece, f.src.itemsize, f.base_bytes) for f in fills]
+    starts = np.concatenate([r.starts for r in runs])
+    lengths = np.repeat([r.length for r in runs], [len(r.starts) for r in runs]).astype(np.int64)
+    lo, hi = merge(starts, lengths)
+    first = np.searchsorted(lo, [r.starts[0] for r in runs], "right") - 1
+    last = np.searchsorted(lo, [r.starts[-1] for r in runs], "right") - 1
+    users = np.bincount(np.concatenate([first, last]), minlength=len(lo))
+    shared: dict[int, list[Fill]] = {}
+    read = 0
+    for fill, run, i, j in zip(fills, runs, first.tolist(), last.tolist(), strict=True):
+        if i == j and not (users[i] == 2 and _is_direct(fill, run)):
+            shared.setdefault(i, []).append(fill)
+        else:
+            read += _read_runs(folder, file, fill, run)
+    for i, group in shared.items():
+        start, length = int(lo[i]), int(hi[i] - lo[i])
+        scratch = np.empty(length, np.uint8)
+        folder.read_into(file, start, scratch)
+        read += length
+        for fill in group:
+            scatter(fill, scratch, fill.base_bytes + fill.piece.at * fill.src.itemsize - start)
+    return read
+
+
+def _is_direct(fill: Fill, run: Runs) -> bool:
+    return run.length >= DIRECT_BYTES and not run.outer and _is_plain(fill, run)
+
+
+def _is_plain(fill: Fill, run: Runs) -> bool:
+    """Whether each run is a stretch of the destination too, in the same element type."""
+    inner = run.inner
+    dense = not inner or (len(inner) == 1 and inner[0].at == 1 and inner[0].to == 1)
+    return dense and fill.src == fill.dst
+
+
+def _read_runs(folder: Folder, file: str, fill: Fill, run: Runs) -> int:
+    """Read a copy run by run."""
+    itemsize = fill.src.itemsize
+    to = fill.piece.to + grid(run.outer, "to", 1)
+    if _is_plain(fill, run):
+        view = memoryview(fill.buffer)
+        for start, at in zip(run.starts.tolist(), (to * itemsize).tolist(), strict=True):
+            folder.read_into(file, start, view[at : at + run.length])
+    else:
+        scratch = np.empty(run.length, np.uint8)
+        for start, at in zip(run.starts.tolist(), to.tolist(), strict=True):
+            folder.read_into(file, start, scratch)
+            part = Piece("", 0, at, run.inner)
+            scatter(Fill(file, 0, part, fill.src, fill.dst, fill.buffer), scratch, 0)
+    return run.length * len(run.starts)
+
+
+def scatter(fill: Fill, scratch: Bytes, start_bytes: int) -> None:
+    """Move a copy's elements from bytes that were read, `start_bytes` being its first element."""
+    shape = tuple(loop.n for loop in fill.piece.loops)
+    src_size, dst_size = fill.src.itemsize, fill.dst.itemsize
+    src: NDArray[Any] = np.ndarray(
+        shape,
+        bits_dtype(fill.src),
+        scratch.data,
+        start_bytes,
+        tuple(loop.at * src_size for loop in fill.piece.loops),
+    )
+    dst: NDArray[Any] = np.ndarray(
+        shape,
+        bits_dtype(fill.dst),
+        fill.buffer.data,
+        fill.piece.to * dst_size,
+        tuple(loop.to * dst_size for loop in fill.piece.loops),
+    )
+    dst[...] = cast(src, fill.src, fill.dst) if fill.src != fill.dst else src

@@ -1,0 +1,60 @@
+"""Changes of value, as opposed to place: casts between element types.
+
+Elements move as raw bits; only here do bits become numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.dtypes import DType
+from intarsia.errors import UsageError
+
+Bits = NDArray[Any]
+_UNSIGNED = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+
+
+def bits_dtype(dtype: DType) -> np.dtype[Any]:
+    """The NumPy type that holds one element's bits, unread."""
+    return _UNSIGNED[dtype.itemsize]
+
+
+def may_cast(src: DType, dst: DType) -> bool:
+    """Whether elements may change from one type to the other: floating to floating only."""
+    return src == dst or (src.floating and dst.floating)
+
+
+def cast(bits: Bits, src: DType, dst: DType) -> Bits:
+    """The bits of the same numbers, rounded to nearest even, in another element type."""
+    if src == dst:
+        return bits
+    if not may_cast(src, dst):
+        raise UsageError(f"elements cannot be cast from {src} to {dst}")
+    if src.name == "BF16" and dst.name == "F32":
+        return bits.astype(np.uint32) << 16
+    import torch
+
+    raw = np.ascontiguousarray(bits)
+    tensor = torch.from_numpy(raw.view(f"i{src.itemsize}" if src.itemsize > 1 else "u1"))
+    numbers = tensor.view(getattr(torch, src.torch)).to(getattr(torch, dst.torch))
+    plain = numbers.view(getattr(torch, f"int{8 * dst.itemsize}" if dst.itemsize > 1 else "uint8"))
+    return plain.numpy().view(bits_dtype(dst))
+
+
+def as_float64(bits: Bits, dtype: DType) -> NDArray[np.float64]:
+    """The numbers that bits stand for."""
+    native = {"F64": "f8", "F32": "f4", "F16": "f2", "BOOL": "?", "U8": "u1", "I8": "i1", "I16": "i2",
+              "U16": "u2", "I32": "i4", "U32": "u4", "I64": "i8", "U64": "u8"}.get(dtype.name)  # fmt: skip
+    raw = np.ascontiguousarray(bits)
+    if native is not None:
+        return raw.view(native).astype(np.float64)
+    if dtype.name == "BF16":
+        return (raw.astype(np.uint32) << 16).view("f4").astype(np.float64)
+    if dtype.name == "C64":
+        return np.abs(raw.view("c8")).astype(np.float64)
+    import torch
+
+    return torch.from_numpy(raw.view("u1")).view(getattr(torch, dtype.torch)).to(torch.float64).numpy()
