@@ -53,8 +53,9 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
             layout,
             wish.mesh.boxes(layout.shape, rule) if wish.to != "hf" else (Box.whole(layout.shape),),
             rule,
+            shift,
         )
-        for name, layout, dtype, rule in rows
+        for name, layout, dtype, rule, shift in rows
         if name not in drop
     )
     notes = []
@@ -68,16 +69,16 @@ def is_state(name: str) -> bool:
     return name.startswith("optimizer.")
 
 
-Row = tuple[str, Layout, "DType | None", Rule]
+Row = tuple[str, Layout, "DType | None", Rule, float]
 
 
 def _rows(src: Manifest, dialect: str) -> Iterable[Row]:
     """Names, layouts and rules of what is to be written; the family's absent tensors included."""
     if dialect == "same":
         for s in src.stored.values():
-            yield s.name, s.layout, s.dtype, s.rule
+            yield s.name, s.layout, s.dtype, s.rule, s.shift
         for x in src.absent:
-            yield x.name, Layout.of(x.name, x.shape), x.dtype, Rule()
+            yield x.name, Layout.of(x.name, x.shape), x.dtype, Rule(), 0.0
         return
     table = table_for(src.config)
     if table is None:
@@ -91,10 +92,10 @@ def _rows(src: Manifest, dialect: str) -> Iterable[Row]:
         if all(n in table.optional and n not in src.logical for n in names):
             continue
         covered.update(names)
-        yield param.name, param.layout, None, param.rule
+        yield param.name, param.layout, None, param.rule, param.shift
     for s in src.stored.values():
         if not covered.issuperset(s.layout.tensors):
-            yield s.name, s.layout, s.dtype, s.rule
+            yield s.name, s.layout, s.dtype, s.rule, s.shift
 
 
 def _dtype(

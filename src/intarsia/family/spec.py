@@ -20,11 +20,12 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One stored tensor of a dialect."""
+    """One stored tensor of a dialect; each stored element is the logical one plus `shift`."""
 
     name: str
     layout: Layout
     rule: Rule = Rule()
+    shift: float = 0.0
 
 
 @dataclass
@@ -82,9 +83,11 @@ class Table:
         self.optional.add(name)
         self.tied[name] = to
 
-    def store(self, dialect: str, name: str, layout: Layout, rule: Rule = Rule()) -> None:
+    def store(
+        self, dialect: str, name: str, layout: Layout, rule: Rule = Rule(), shift: float = 0.0
+    ) -> None:
         """Say that `dialect` stores `layout` under `name`."""
-        self.dialects.setdefault(dialect, {})[name] = Param(name, layout, rule)
+        self.dialects.setdefault(dialect, {})[name] = Param(name, layout, rule, shift)
 
     @property
     def known(self) -> dict[str, Param]:

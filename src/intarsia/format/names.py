@@ -102,7 +102,7 @@ def _named(s: Stored, prefix: str, table: Table, known: Mapping[str, Any], where
                 f" {table.family} gives {list(param.layout.shape)} - at {where}",
                 hint="the configuration is another model's, or the tensor is damaged",
             )
-        return replace(s, name=name, layout=param.layout, rule=param.rule)
+        return replace(s, name=name, layout=param.layout, rule=param.rule, shift=param.shift)
     state = _OPTIMIZER.match(s.name)
     if state is not None:
         of = _strip(state["param"], known)

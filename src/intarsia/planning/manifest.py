@@ -33,6 +33,7 @@ class Stored:
     """One tensor as a checkpoint stores it.
 
     `key` is its name on disk; `name` is that name without the wrappers' prefixes.
+    Each stored element is the logical one plus `shift` (norms centred on zero or on one).
     """
 
     name: str
@@ -41,6 +42,7 @@ class Stored:
     chunks: tuple[Chunk, ...]
     rule: Rule = Rule()
     key: str = ""
+    shift: float = 0.0
 
     @property
     def shape(self) -> Shape:
@@ -128,6 +130,7 @@ class Target:
     layout: Layout
     boxes: tuple[Box, ...]
     rule: Rule = Rule()
+    shift: float = 0.0
 
     @property
     def shape(self) -> Shape:

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,14 +54,20 @@ class Source:
     folder: Folder
     _located: dict[tuple[str, int], Located] = field(default_factory=dict)
 
-    def fills(self, copies: Sequence[Copy], dst: Any, buffer: Bytes) -> Iterator[Fill]:
+    def fills(self, copies: Sequence[Copy], target: Target, buffer: Bytes) -> Iterator[Fill]:
         """What reading these copies takes, into the bytes of `buffer`."""
         for copy in copies:
             found = self.locate(copy)
             pieces = [copy.piece] if found.piece is None else meet(found.piece.flip(), copy.piece)
             for piece in pieces:
                 yield Fill(
-                    copy.chunk.file, found.start_bytes, piece, copy.stored.dtype, dst, buffer
+                    copy.chunk.file,
+                    found.start_bytes,
+                    piece,
+                    copy.stored.dtype,
+                    target.dtype,
+                    buffer,
+                    target.shift - copy.stored.shift,
                 )
 
     def locate(self, copy: Copy) -> Located:
@@ -85,7 +90,7 @@ def fill_box(source: Source, target: Target, box: Box, buffer: Bytes) -> list[Fi
                 f"{wanted - held:,} of {wanted:,} elements of `{target.name}` {box} have no source"
             )
         buffer[:] = 0
-    return list(source.fills(copies, target.dtype, buffer))
+    return list(source.fills(copies, target, buffer))
 
 
 def cut_steps(targets: Sequence[Target], arrangement: Arrangement, window_bytes: int) -> list[Step]:
@@ -249,4 +254,4 @@ def adjoin(blocks: list[tuple[int, list[Any]]]) -> Iterator[tuple[int, list[Any]
         yield start, out
 
 
-__all__ = ["Execution", "Part", "Source", "cut_steps", "fill_box", "partial"]
+__all__ = ["Execution", "Part", "Source", "cut_steps", "fill_box"]

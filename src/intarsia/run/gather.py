@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ class Fill:
     src: DType
     dst: DType
     buffer: Bytes
+    shift: float = 0.0
 
 
 def gather(folder: Folder, fills: Iterable[Fill]) -> int:
@@ -74,7 +75,7 @@ def _is_plain(fill: Fill, run: Runs) -> bool:
     """Whether each run is a stretch of the destination too, in the same element type."""
     inner = run.inner
     dense = not inner or (len(inner) == 1 and inner[0].at == 1 and inner[0].to == 1)
-    return dense and fill.src == fill.dst
+    return dense and fill.src == fill.dst and not fill.shift
 
 
 def _read_runs(folder: Folder, file: str, fill: Fill, run: Runs) -> int:
@@ -90,7 +91,7 @@ def _read_runs(folder: Folder, file: str, fill: Fill, run: Runs) -> int:
         for start, at in zip(run.starts.tolist(), to.tolist(), strict=True):
             folder.read_into(file, start, scratch)
             part = Piece("", 0, at, run.inner)
-            scatter(Fill(file, 0, part, fill.src, fill.dst, fill.buffer), scratch, 0)
+            scatter(replace(fill, base_bytes=0, piece=part), scratch, 0)
     return run.length * len(run.starts)
 
 
@@ -112,4 +113,5 @@ def scatter(fill: Fill, scratch: Bytes, start_bytes: int) -> None:
         fill.piece.to * dst_size,
         tuple(loop.to * dst_size for loop in fill.piece.loops),
     )
-    dst[...] = cast(src, fill.src, fill.dst) if fill.src != fill.dst else src
+    plain = fill.src == fill.dst and not fill.shift
+    dst[...] = src if plain else cast(src, fill.src, fill.dst, fill.shift)

@@ -1,4 +1,4 @@
-"""Changes of value, as opposed to place: casts between element types.
+"""Changes of value, as opposed to place: casts between element types, shifts of norms.
 
 Elements move as raw bits; only here do bits become numbers.
 """
@@ -27,19 +27,22 @@ def may_cast(src: DType, dst: DType) -> bool:
     return src == dst or (src.floating and dst.floating)
 
 
-def cast(bits: Bits, src: DType, dst: DType) -> Bits:
-    """The bits of the same numbers, rounded to nearest even, in another element type."""
-    if src == dst:
+def cast(bits: Bits, src: DType, dst: DType, shift: float = 0.0) -> Bits:
+    """The bits of the same numbers plus `shift`, rounded to nearest even, in another element type."""
+    if src == dst and not shift:
         return bits
     if not may_cast(src, dst):
         raise UsageError(f"elements cannot be cast from {src} to {dst}")
-    if src.name == "BF16" and dst.name == "F32":
+    if src.name == "BF16" and dst.name == "F32" and not shift:
         return bits.astype(np.uint32) << 16
     import torch
 
     raw = np.ascontiguousarray(bits)
     tensor = torch.from_numpy(raw.view(f"i{src.itemsize}" if src.itemsize > 1 else "u1"))
-    numbers = tensor.view(getattr(torch, src.torch)).to(getattr(torch, dst.torch))
+    numbers = tensor.view(getattr(torch, src.torch))
+    if shift:
+        numbers = numbers.to(torch.float64 if src.name == "F64" else torch.float32) + shift
+    numbers = numbers.to(getattr(torch, dst.torch))
     plain = numbers.view(getattr(torch, f"int{8 * dst.itemsize}" if dst.itemsize > 1 else "uint8"))
     return plain.numpy().view(bits_dtype(dst))
 
