@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_LAZY = {name: "intarsia.api" for name in ("convert", "diff", "open", "plan", "verify")}
+_LAZY = dict.fromkeys(("convert", "diff", "open", "plan", "verify"), "intarsia.api")
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from intarsia.errors import IntarsiaError, UsageError
+from intarsia.errors import UsageError
 from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.format.hf import read_entry
 from intarsia.formats import format_named, read_manifest
@@ -190,6 +190,3 @@ def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any
     for file, data in arrangement.closing.items():
         staging.write_small(file, data)
     staging.commit()
-
-
-__all__ = ["IntarsiaError", "Job", "Report", "carry_out", "prepare"]

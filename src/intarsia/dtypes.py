@@ -1,7 +1,7 @@
 """Element types, named as safetensors names them.
 
-    >>> dtype_named("bf16").name, dtype_named("torch.float32").name
-    ('BF16', 'F32')
+>>> dtype_named("bf16").name, dtype_named("torch.float32").name
+('BF16', 'F32')
 """
 
 from __future__ import annotations
@@ -47,7 +47,14 @@ _ALL = (
 )
 BY_NAME = {d.name: d for d in _ALL}
 BY_TORCH = {d.torch: d for d in _ALL}
-_SHORT = {"fp32": "F32", "fp16": "F16", "half": "F16", "float": "F32", "fp64": "F64", "double": "F64"}
+_SHORT = {
+    "fp32": "F32",
+    "fp16": "F16",
+    "half": "F16",
+    "float": "F32",
+    "fp64": "F64",
+    "double": "F64",
+}
 
 
 def dtype_of_header(name: str, where: str) -> DType:

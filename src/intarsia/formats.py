@@ -36,7 +36,9 @@ def format_of(path: Path) -> Format:
     )
 
 
-def read_manifest(path: str | Path, config: str | Path | Mapping[str, Any] | None = None) -> Manifest:
+def read_manifest(
+    path: str | Path, config: str | Path | Mapping[str, Any] | None = None
+) -> Manifest:
     """What a checkpoint holds, from its headers alone."""
     where = Path(path)
     if isinstance(config, (str, Path)):

@@ -184,7 +184,13 @@ class Mesh:
         if rule.expert is not None and at.ep != _owner_of_expert(rule.expert, self.ep):
             return None
         if rule.is_expert:
-            return _cut(shape, rule, (self.etp, at.etp), (self.ep, at.ep), (self.expert_fsdp, at.expert_fsdp))
+            return _cut(
+                shape,
+                rule,
+                (self.etp, at.etp),
+                (self.ep, at.ep),
+                (self.expert_fsdp, at.expert_fsdp),
+            )
         return _cut(shape, rule, (self.tp, at.tp), (1, 0), (self.fsdp, at.fsdp))
 
     def boxes(self, shape: Shape, rule: Rule) -> tuple[Box, ...]:
@@ -205,7 +211,9 @@ class Mesh:
         return held
 
     def __str__(self) -> str:
-        parts = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) > 1]
+        parts = [
+            f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) > 1
+        ]
         return ",".join(parts) or "1 rank"
 
 
@@ -269,7 +277,9 @@ def _cut(
 
 
 @lru_cache(maxsize=4096)
-def _boxes(mesh: Mesh, shape: Shape, tp: int | None, ep: int | None, expert: bool) -> tuple[Box, ...]:
+def _boxes(
+    mesh: Mesh, shape: Shape, tp: int | None, ep: int | None, expert: bool
+) -> tuple[Box, ...]:
     rule = Rule(tp=tp, ep=ep)
     tps, fsdps = (mesh.etp, mesh.expert_fsdp) if expert else (mesh.tp, mesh.fsdp)
     found = {

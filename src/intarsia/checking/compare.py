@@ -113,7 +113,9 @@ def compare(
 ) -> Comparison:
     """Compare every logical tensor of two checkpoints bit by bit."""
     pairs, only_a, only_b, notes = _match(a, b)
-    found: list[Difference | None] = _over(pairs, budget, progress, lambda p: _differ(a, b, p, budget))
+    found: list[Difference | None] = _over(
+        pairs, budget, progress, lambda p: _differ(a, b, p, budget)
+    )
     return Comparison(
         a=a.manifest.path,
         b=b.manifest.path,
@@ -228,7 +230,11 @@ def _differ(a: Checkpoint, b: Checkpoint, pair: _Pair, budget: Budget) -> Differ
 def _dtype_story(count: int, rounded: bool) -> str:
     if count == 0:
         return "; the numbers are equal"
-    return "; the narrower is the wider one rounded" if rounded else "; the numbers differ beyond rounding"
+    return (
+        "; the narrower is the wider one rounded"
+        if rounded
+        else "; the numbers differ beyond rounding"
+    )
 
 
 def _is_rounding(x: Any, y: Any, a: DType, b: DType) -> bool:
@@ -262,6 +268,8 @@ def _change(a: Checkpoint, b: Checkpoint, pair: _Pair, budget: Budget) -> Change
         elements=pair.a.size,
         max_abs=most,
         rms=sqrt(squares / pair.a.size) if pair.a.size else 0.0,
-        relative=sqrt(squares / left_squares) if left_squares else (float("inf") if squares else 0.0),
+        relative=sqrt(squares / left_squares)
+        if left_squares
+        else (float("inf") if squares else 0.0),
         cosine=product / norms if norms else (1.0 if squares == 0 else 0.0),
     )

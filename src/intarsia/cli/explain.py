@@ -59,13 +59,26 @@ def run(
             print(draw(s.layout, shapes))
         columns = ("file", "bytes from", "to", "chunk", "elements", "pieces", "holds")
         rows = [
-            (p["file"], p["start_bytes"], p["end_bytes"], p["chunk"], p["elements"], p["count"], p["holds"])
+            (
+                p["file"],
+                p["start_bytes"],
+                p["end_bytes"],
+                p["chunk"],
+                p["elements"],
+                p["count"],
+                p["holds"],
+            )
             for p in pieces
         ]
         table("on disk", columns, rows, most=64)
         if mesh:
             shown = [(r["rank"], r["place"], r["stored"], r["box"]) for r in ranks]
-            table(f"on {where} ({where.size} ranks)", ("rank", "place", "stored", "box"), shown, most=64)
+            table(
+                f"on {where} ({where.size} ranks)",
+                ("rank", "place", "stored", "box"),
+                shown,
+                most=64,
+            )
 
     answer(document, text)
 
@@ -79,7 +92,11 @@ def stored_of(manifest: Manifest, tensor: str) -> list[Stored]:
     from intarsia.errors import UsageError
 
     near = get_close_matches(tensor, [*manifest.logical, *manifest.stored], 3, 0.4)
-    hint = f"did you mean {', '.join(dict.fromkeys(near))}?" if near else "intarsia inspect --tensors lists them"
+    hint = (
+        f"did you mean {', '.join(dict.fromkeys(near))}?"
+        if near
+        else "intarsia inspect --tensors lists them"
+    )
     raise UsageError(f"{tensor!r} is not in {manifest.path}", hint=hint)
 
 
@@ -96,7 +113,8 @@ def chunk_rows(manifest: Manifest, s: Stored, tensor: str) -> list[dict[str, Any
             continue
         shapes = manifest.logical
         holds = "; ".join(
-            describe_piece(p, shapes[p.tensor].shape if p.tensor in shapes else None) for p in pieces[:3]
+            describe_piece(p, shapes[p.tensor].shape if p.tensor in shapes else None)
+            for p in pieces[:3]
         )
         rows.append(
             {

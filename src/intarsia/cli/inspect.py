@@ -39,7 +39,13 @@ def run(
         "notes": list(found.notes),
     }
     rows = [
-        (s.key or s.name, str(s.dtype), "x".join(map(str, s.shape)) or "scalar", len(s.chunks), s.nbytes)
+        (
+            s.key or s.name,
+            str(s.dtype),
+            "x".join(map(str, s.shape)) or "scalar",
+            len(s.chunks),
+            s.nbytes,
+        )
         for s in found.stored.values()
     ]
     if tensors:

@@ -66,7 +66,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         status = _failed(IntarsiaError("interrupted; nothing was committed"), 130)
     except Exception as error:
-        told = IntarsiaError(f"{type(error).__name__}: {error}", hint="INTARSIA_DEBUG=1 shows where")
+        told = IntarsiaError(
+            f"{type(error).__name__}: {error}", hint="INTARSIA_DEBUG=1 shows where"
+        )
         status = _failed(told, 2, error)
     finally:
         from intarsia.run.crew import disband
@@ -82,6 +84,8 @@ def _failed(error: IntarsiaError, status: int, cause: BaseException | None = Non
 
         traceback.print_exception(cause or error)
     if OUTPUT.json and OUTPUT.speaks:
-        print(json.dumps({"error": type(error).__name__, "message": str(error), "hint": error.hint}))
+        print(
+            json.dumps({"error": type(error).__name__, "message": str(error), "hint": error.hint})
+        )
     print(f"intarsia: {error}", file=sys.stderr)
     return status

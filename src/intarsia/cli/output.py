@@ -38,7 +38,9 @@ def answer(document: Any, text: Callable[[], None]) -> None:
         text()
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], most: int = 0) -> None:
+def table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], most: int = 0
+) -> None:
     """Print rows in columns; numbers to the right, at most `most` rows where that is given."""
     from rich.console import Console
     from rich.table import Table

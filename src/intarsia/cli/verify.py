@@ -29,7 +29,10 @@ def run(
         if found.equal:
             print(f"equal: {found.compared:,} tensors, {found.elements:,} elements, bit by bit")
         else:
-            rows = [(d.tensor, d.elements, str(list(d.first)), d.max_abs, d.diagnosis) for d in found.different]
+            rows = [
+                (d.tensor, d.elements, str(list(d.first)), d.max_abs, d.diagnosis)
+                for d in found.different
+            ]
             if rows:
                 columns = ("tensor", "elements", "first", "max abs", "diagnosis")
                 table(f"different: {len(rows)} of {found.compared} tensors", columns, rows, most=40)

@@ -94,4 +94,3 @@ class Format(Protocol):
     def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         """Give every box of every target its place."""
         ...
-

@@ -86,7 +86,7 @@ def check_files(folder: Folder, metadata: Metadata) -> dict[str, int]:
     """The sizes of the data files; raise where one is absent or too short."""
     ends: dict[str, int] = {}
     held: dict[str, int] = {}
-    for name, file, end in _extents(metadata):
+    for file, end in _extents(metadata):
         ends[file] = max(ends.get(file, 0), end)
         held[file] = held.get(file, 0) + 1
     absent = sorted(file for file in ends if not (folder.root / file).is_file())
@@ -106,12 +106,12 @@ def check_files(folder: Folder, metadata: Metadata) -> dict[str, int]:
     return sizes
 
 
-def _extents(metadata: Metadata) -> Iterator[tuple[str, str, int]]:
+def _extents(metadata: Metadata) -> Iterator[tuple[str, int]]:
     for tensor in metadata.tensors.values():
         for c in tensor.chunks:
-            yield tensor.name, c.file, c.start_bytes + c.length_bytes
+            yield c.file, c.start_bytes + c.length_bytes
     for o in metadata.objects.values():
-        yield o.name, o.file, o.start_bytes + o.length_bytes
+        yield o.file, o.start_bytes + o.length_bytes
 
 
 def locate(folder: Folder, stored: Stored, chunk: Chunk) -> Located:
@@ -162,9 +162,7 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
             records.append(ChunkRecord(box.offsets, box.shape, file, at, wrap.length_bytes))
             ends[rank] += wrap.length_bytes
         slots[target.name] = tuple(placed)
-        tensors[target.name] = TensorRecord(
-            target.name, target.dtype, target.shape, tuple(records)
-        )
+        tensors[target.name] = TensorRecord(target.name, target.dtype, target.shape, tuple(records))
     fixed, objects = [], {}
     for name, data in sorted(options.entries.items()):
         objects[name] = ObjectRecord(name, "__0_0.distcp", ends[0], len(data))

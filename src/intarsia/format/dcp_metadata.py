@@ -7,6 +7,7 @@ into the memo once, and nothing that differs between two runs or two machines.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -66,11 +67,6 @@ class _Stated:
     __slots__ = ("state",)
     state: Any
 
-    def __new__(cls, *args: Any) -> Self:
-        self = object.__new__(cls)
-        self.state = {}
-        return self
-
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
@@ -100,6 +96,8 @@ _PLANNED = ("WriteItem", "WriteItemType", "TensorWriteData", "SavePlan")
 _KNOWN: dict[tuple[str, str], Any] = {
     **{(_BASE + "metadata", k.__name__): k for k in (_Index, _Tensor, _Bytes, _Chunk, _Properties)},
     (_BASE + "filesystem", "_StorageInfo"): _Place,
+    # Gives back a tuple and refuses all else, as fast as the interpreter can.
+    ("torch", "Size"): ().__add__,
     **{(_BASE + "planner", n): _Ignored for n in _PLANNED},
 }
 _FIELDS = {"state_dict_metadata", "storage_data", "planner_data", "all_local_plans"}
@@ -108,6 +106,17 @@ _Where = tuple[str, int, int]
 
 def read_metadata(data: bytes, where: str) -> Metadata:
     """The content of a `.metadata` file, with every chunk matched to its blob."""
+    collecting = gc.isenabled()
+    # Nothing here is garbage before the end; looking for it would take half of the time.
+    gc.disable()
+    try:
+        return _read(data, where)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _read(data: bytes, where: str) -> Metadata:
     loaded = load_inert(data, where, known=_KNOWN)
     fields = loaded.fields if isinstance(loaded, Inert) else {}
     described, stored = fields.get("state_dict_metadata"), fields.get("storage_data")
@@ -202,7 +211,7 @@ def _tensor(
     dtype = BY_TORCH.get(said.torch) if isinstance(said, DType) else None
     if dtype is None:
         raise FormatError(f"element type {brief(said)} of {name} is not supported")
-    if not {*map(type, shape)} <= {int} or not 0 <= min(shape, default=0):
+    if not {*map(type, shape)} <= {int} or min(shape, default=0) < 0:
         raise FormatError(f"the shape {brief(shape)} of {name} is no shape")
     chunks = []
     for chunk in state["chunks"]:
@@ -254,6 +263,7 @@ class _Emitter:
     def __init__(self) -> None:
         self._out: list[bytes] = []
         self._memo: dict[str, bytes] = {}
+        self._sizes: dict[tuple[int, ...], bytes] = {}
         for name, module in _GLOBALS.items():
             self._keep(name, b"c%s\n%s\n" % ((_BASE + module).encode(), name.encode()))
         self._keep("Size", b"ctorch\nSize\n")
@@ -275,7 +285,9 @@ class _Emitter:
         return self._memo[name] + b")\x81}("
 
     def _size(self, values: tuple[int, ...]) -> bytes:
-        return self._memo["Size"] + _tuple(map(_int, values)) + b"\x85R"
+        if values not in self._sizes:
+            self._sizes[values] = self._memo["Size"] + _tuple(map(_int, values)) + b"\x85R"
+        return self._sizes[values]
 
     def metadata(self, meta: Metadata) -> bytes:
         get, out, size = self._memo, self._out, self._size
@@ -285,27 +297,41 @@ class _Emitter:
         file_of = {f: self._keep(f"@{f}", _text(f)) for f in sorted(files)}
         types = sorted({t.dtype.torch for t in meta.tensors.values()})
         type_of = {t: self._keep(f":{t}", b"ctorch\n%s\n" % t.encode()) for t in types}
-        index, place = self._made("MetadataIndex"), self._made("_StorageInfo")
-        tensor, chunk_ = self._made("TensorStorageMetadata"), self._made("ChunkStorageMetadata")
+        index = self._made("MetadataIndex") + get[".fqn"]
+        place = self._made("_StorageInfo") + get[".relative_path"]
+        hinted, start, length = get[".index"], get[".offset"], get[".length"]
+        tensor = self._made("TensorStorageMetadata") + get[".properties"]
+        chunk_ = self._made("ChunkStorageMetadata") + get[".offsets"]
         properties = get["TensorProperties"] + b")\x81("
         rest = get["layout"] + b"\x89" + get["format"] + b"\x89tb"
         stored: list[bytes] = []
 
         def store(name: bytes, hint: bytes, at: ChunkRecord | ObjectRecord) -> None:
-            stored.append(index + get[".fqn"] + name + get[".index"] + hint + b"ub")
-            stored.append(place + get[".relative_path"] + file_of[at.file] + get[".offset"])
-            stored.append(_int(at.start_bytes) + get[".length"] + _int(at.length_bytes) + b"ub")
+            stored.append(
+                b"%b%b%b%bub%b%b%b%b%b%bub"
+                % (
+                    index,
+                    name,
+                    hinted,
+                    hint,
+                    place,
+                    file_of[at.file],
+                    start,
+                    _int(at.start_bytes),
+                    length,
+                    _int(at.length_bytes),
+                )
+            )
 
         out.append(self._made("Metadata") + _text("state_dict_metadata") + b"}(")
         for name, record in meta.tensors.items():
-            out.append(names[name] + tensor + get[".properties"] + properties)
+            out.append(names[name] + tensor + properties)
             out.append(type_of[record.dtype.torch] + rest + get[".size"] + size(record.shape))
             out.append(get[".chunks"] + b"](")
             for i, chunk in enumerate(record.chunks):
-                offsets = get[".offset"] + size(chunk.offsets)
-                out.append(chunk_ + get[".offsets"] + offsets[len(get[".offset"]) :])
-                out.append(get[".sizes"] + size(chunk.shape) + b"ub")
-                store(names[name], _int(i) + offsets, chunk)
+                offsets = size(chunk.offsets)
+                out.append(chunk_ + offsets + get[".sizes"] + size(chunk.shape) + b"ub")
+                store(names[name], _int(i) + start + offsets, chunk)
             out.append(b"eub")
         for name, object_ in meta.objects.items():
             out.append(names[name] + get["BytesStorageMetadata"] + b")\x81")

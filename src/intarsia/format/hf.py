@@ -50,7 +50,9 @@ class Hf:
             entries: dict[str, Entry] = {}
             sizes = {file: folder.size(file) for file in files}
             if path.is_dir() and (root / OPTIMIZER).is_dir():
-                extra = {f"{OPTIMIZER}/{k}": v for k, v in _files_of(Folder(root / OPTIMIZER)).items()}
+                extra = {
+                    f"{OPTIMIZER}/{k}": v for k, v in _files_of(Folder(root / OPTIMIZER)).items()
+                }
                 found += _read_files(folder, extra)
                 sizes |= {file: folder.size(file) for file in extra}
                 entries = _entries_of(folder)
@@ -134,7 +136,9 @@ def _indexed(folder: Folder) -> Iterable[tuple[str, list[str]]]:
         weight_map = json.loads(folder.read_all(INDEX))["weight_map"]
         pairs = [(str(k), str(v)) for k, v in weight_map.items()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(f"{where} has no weight_map ({error})", hint="restore the index") from error
+        raise FormatError(
+            f"{where} has no weight_map ({error})", hint="restore the index"
+        ) from error
     held: dict[str, list[str]] = {}
     for name, file in pairs:
         if Path(file).name != file or file in ("", ".", ".."):
@@ -170,7 +174,9 @@ def _read_files(folder: Folder, files: Mapping[str, list[str] | None]) -> list[S
             )
         for row in rows:
             if row.name in found:
-                raise FormatError(f"{row.name!r} is in {found[row.name].chunks[0].file} and in {file}")
+                raise FormatError(
+                    f"{row.name!r} is in {found[row.name].chunks[0].file} and in {file}"
+                )
             chunk = Chunk(Box.whole(row.shape), file, row.start_bytes, row.length_bytes)
             layout = Layout.of(row.name, row.shape)
             found[row.name] = Stored(row.name, row.dtype, layout, (chunk,), key=row.name)
@@ -183,9 +189,14 @@ def _entries_of(folder: Folder) -> dict[str, Entry]:
         return {}
     try:
         raw = json.loads(folder.read_all(file))
-        return {str(name): Entry(str(name), file, 0, len(base64.b64decode(text))) for name, text in raw.items()}
+        return {
+            str(name): Entry(str(name), file, 0, len(base64.b64decode(text)))
+            for name, text in raw.items()
+        }
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise FormatError(f"{folder.root / file} is not an object of base64 texts ({error})") from error
+        raise FormatError(
+            f"{folder.root / file} is not an object of base64 texts ({error})"
+        ) from error
 
 
 def read_entry(folder: Folder, entry: Entry) -> bytes:

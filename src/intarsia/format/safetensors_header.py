@@ -99,7 +99,11 @@ def _check_tiling(rows: Sequence[HeaderRow], base_bytes: int, size: int, where: 
     at = base_bytes
     for row in rows:
         if row.start_bytes != at:
-            what = "overlaps the tensor before it" if row.start_bytes < at else "leaves a hole before it"
+            what = (
+                "overlaps the tensor before it"
+                if row.start_bytes < at
+                else "leaves a hole before it"
+            )
             raise FormatError(
                 f"{where}: {row.name!r} starts at byte {row.start_bytes:,}, expected {at:,}: it {what}",
                 hint=_DAMAGED,

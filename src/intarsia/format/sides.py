@@ -21,9 +21,10 @@ def side_files(root: Path) -> tuple[Side, ...]:
     """The files of a folder that are no weights, in order of their names."""
     found = []
     for path in sorted(root.iterdir()):
-        if path.is_file() and not path.name.endswith(_WEIGHTS) and path.name[0] != ".":
-            if path.stat().st_size <= MAX_SIDE_BYTES:
-                found.append(Side(path.name, str(path)))
+        if not path.is_file() or path.name.endswith(_WEIGHTS) or path.name[0] == ".":
+            continue
+        if path.stat().st_size <= MAX_SIDE_BYTES:
+            found.append(Side(path.name, str(path)))
     return tuple(found)
 
 

@@ -161,7 +161,7 @@ def _walk(head: bytes, where: str) -> dict[str, _Member]:
         _, _, flags, method, _, _, crc, size, _, named, extra = _LOCAL.unpack_from(head, at)
         start = at + _LOCAL.size + named + extra
         name = _named(head[at + _LOCAL.size :][:named], method, where)
-        if name.startswith("data/"):
+        if name.startswith("data/") and "data.pkl" in members:
             return members | {name: _Member(start, None, 0)}
         at = start + size
         if flags & 8:

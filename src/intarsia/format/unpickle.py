@@ -262,11 +262,12 @@ class _Unpickler(pickle.Unpickler):
 
 
 _PLAIN = re.compile(
-    rb"(?s:[(012N)\]}aebdltsuQRo\x81\x85-\x89\x8f-\x94\x97\x98]|[Khq\x80\x82].|[M\x83].."
-    rb"|[Jj\x84].{4}|[G\x95].{8}|[ILFSVPg][^\n]*+\n|[ci][^\n]*+\n[^\n]*+\n|p\d{1,6}\n)*+"
+    rb"(?:[(012N)\]}aebdltsuQRo\x81\x85-\x89\x8f-\x94\x97\x98]++|[Khq\x80\x82].|[Jj\x84]...."
+    rb"|[M\x83]..|[G\x95]........|[ILFSVPg][^\n]*+\n|[ci][^\n]*+\n[^\n]*+\n|p\d{1,6}\n)*+",
+    re.DOTALL,
 )
-_COUNTED = {op: 1 for op in b"UC\x8c\x8a"} | {op: 4 for op in b"TBX\x8b"}
-_COUNTED |= {op: 8 for op in b"\x8d\x8e\x96"}
+_COUNTED = dict.fromkeys(b"UC\x8c\x8a", 1) | dict.fromkeys(b"TBX\x8b", 4)
+_COUNTED |= dict.fromkeys(b"\x8d\x8e\x96", 8)
 
 
 def _scan(data: bytes) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise
-from math import prod
+from math import inf, prod
 
 from intarsia.errors import LayoutError
 from intarsia.layout.layout import Layout, copies
@@ -92,6 +92,9 @@ def holes(
 
 def tally(pieces: Sequence[Piece]) -> tuple[int, int]:
     """How many `at` indices `pieces` name at all, and how many of them more than once."""
+    runs = sorted([(p.at, p.run) for p in pieces])
+    if all(n and at + n <= after for (at, n), (after, _) in pairwise([*runs, (inf, 0)])):
+        return sum([n for _, n in runs]), 0
     return _tally([_weighed(p) for p in pieces])
 
 

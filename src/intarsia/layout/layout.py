@@ -91,13 +91,14 @@ class Layout:
         if hi - lo == n:
             return self
         shape = (*self.shape[:axis], hi - lo, *self.shape[axis + 1 :])
-        if not prod(shape):
+        if 0 in shape:
             return Layout(shape, ())
         out: list[Piece] = []
-        if prod(self.shape[:axis]) == 1:  # the slice is one flat range
+        if axis == 0 or prod(self.shape[:axis]) == 1:  # the slice is one flat range
+            first = lo * s
             for p in self.pieces:
-                for c in clip(p, lo * s, hi * s):
-                    out.append(Piece(c.tensor, c.at - lo * s, c.to, c.loops))
+                for c in clip(p, first, hi * s):
+                    out.append(Piece(c.tensor, c.at - first, c.to, c.loops) if first else c)
             return Layout(shape, tuple(out))
         if self._is_one_run():
             starts = [0] * len(shape)
@@ -232,7 +233,7 @@ def copies(src: Layout, dst: Layout) -> list[Piece]:
     """Strided copies (`at` in `src`, `to` in `dst`), one pair for every two places of one element.
 
     >>> w = Layout.of("w", (4, 3))
-    >>> copies(chunk(w, 2)[1], w)
+    >>> copies(w.narrow(0, 2, 4), w)
     [Piece(tensor='w', at=0, to=6, loops=(Loop(n=6, at=1, to=1),))]
     """
     wanted: dict[str, list[Piece]] = {}

@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.layout import Layout, cover, draw, holes, unravel
-from intarsia.mesh import Box, Mesh, Shape
+from intarsia.layout import Layout, cover, holes, unravel
+from intarsia.mesh import Box, Mesh
 from intarsia.planning.coalesce import merge, runs_of
-from intarsia.planning.copy import Copy, copies_into, layout_of_box, sources_of
+from intarsia.planning.copy import Copy, copies_into, sources_of
 from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.planning.plan import Gap, LeftOut, Plan
 from intarsia.planning.tiling import tiling_fault
 from intarsia.planning.window import windows
 
-WINDOW_BYTES = 16 << 20
+WINDOW_BYTES = 8 << 20
 """How much of a destination tensor moves at once, unless memory is scarcer."""
 
 
@@ -76,7 +76,12 @@ class Prover:
             return layout.shape
         order: dict[str, int] = {}
         return tuple(
-            (x.shape, tuple((order.setdefault(p.tensor, len(order)), p.at, p.to, p.loops) for p in x.pieces))
+            (
+                x.shape,
+                tuple(
+                    (order.setdefault(p.tensor, len(order)), p.at, p.to, p.loops) for p in x.pieces
+                ),
+            )
             for x in (layout, *(s.layout for s in sources))
         )
 
@@ -166,11 +171,19 @@ def make_plan(
     for target in targets:
         cost, faults = prover.gaps(target, sources_of(target.layout, src))
         gaps += faults
-        copies, read, needed = copies + cost.copies, read + cost.read_bytes, needed + cost.needed_bytes
+        copies, read, needed = (
+            copies + cost.copies,
+            read + cost.read_bytes,
+            needed + cost.needed_bytes,
+        )
         for name in target.layout.tensors:
             used.setdefault(name, []).append(target.layout)
     left = list(_left_out(src, used, drop or {}))
-    gaps += [Gap(x.tensor, x.elements, f"{x.elements:,} elements of `{x.tensor}` are not used") for x in left if not x.why]
+    gaps += [
+        Gap(x.tensor, x.elements, f"{x.elements:,} elements of `{x.tensor}` are not used")
+        for x in left
+        if not x.why
+    ]
     return Plan(
         src=src,
         targets=tuple(targets),
@@ -215,6 +228,3 @@ def rank_copies(
             sources = sources_of(target.layout, src)
             found.append((target, box, list(copies_into(target.layout, box, sources))))
     return found
-
-
-__all__ = ["Prover", "Shape", "draw", "layout_of_box", "make_plan", "rank_copies", "read_cost"]

@@ -6,21 +6,27 @@ summed by different threads and ranks.
 
 from __future__ import annotations
 
-import zlib
 from functools import lru_cache
+from typing import Any
+
+try:  # several times as fast as zlib, with the same answer
+    from isal.isal_zlib import crc32 as _crc32
+except ImportError:
+    from zlib import crc32 as _crc32
 
 _POLYNOMIAL = 0xEDB88320
 Matrix = tuple[int, ...]
 
 
-def crc32(data: object) -> int:
+def crc32(data: Any) -> int:
     """The CRC-32 of a buffer."""
-    return zlib.crc32(data)  # type: ignore[arg-type]
+    return int(_crc32(data))
 
 
 def join(first: int, second: int, second_bytes: int) -> int:
     """The checksum of two parts, one after the other.
 
+    >>> import zlib
     >>> join(zlib.crc32(b"inlay "), zlib.crc32(b"work"), 4) == zlib.crc32(b"inlay work")
     True
     """

@@ -232,7 +232,9 @@ def _joined(parts: Sequence[Part], whole_bytes: int, name: str) -> int:
     at, crc = 0, 0
     for part in parts:
         if part.start_bytes != at:
-            raise CoverageError(f"`{name}`: byte {at:,} was not written, byte {part.start_bytes:,} was")
+            raise CoverageError(
+                f"`{name}`: byte {at:,} was not written, byte {part.start_bytes:,} was"
+            )
         crc = join(crc, part.crc, part.length_bytes)
         at += part.length_bytes
     if at != whole_bytes:
@@ -242,7 +244,8 @@ def _joined(parts: Sequence[Part], whole_bytes: int, name: str) -> int:
 
 def adjoin(blocks: list[tuple[int, list[Any]]]) -> Iterator[tuple[int, list[Any]]]:
     """Blocks in order of their place, those that touch put together."""
-    start, end, out = -1, -1, []
+    start, end = -1, -1
+    out: list[Any] = []
     for at, buffers in sorted(blocks, key=lambda block: block[0]):
         if at != end:
             if out:
@@ -252,6 +255,3 @@ def adjoin(blocks: list[tuple[int, list[Any]]]) -> Iterator[tuple[int, list[Any]
         end += sum(len(b) for b in buffers)
     if out:
         yield start, out
-
-
-__all__ = ["Execution", "Part", "Source", "cut_steps", "fill_box"]

@@ -60,7 +60,7 @@ def _gather_file(folder: Folder, file: str, fills: Sequence[Fill]) -> int:
     for i, group in shared.items():
         start, length = int(lo[i]), int(hi[i] - lo[i])
         scratch = np.empty(length, np.uint8)
-        folder.read_into(file, start, scratch)
+        folder.read_into(file, start, scratch.data)
         read += length
         for fill in group:
             scatter(fill, scratch, fill.base_bytes + fill.piece.at * fill.src.itemsize - start)
@@ -83,13 +83,13 @@ def _read_runs(folder: Folder, file: str, fill: Fill, run: Runs) -> int:
     itemsize = fill.src.itemsize
     to = fill.piece.to + grid(run.outer, "to", 1)
     if _is_plain(fill, run):
-        view = memoryview(fill.buffer)
+        view = fill.buffer.data
         for start, at in zip(run.starts.tolist(), (to * itemsize).tolist(), strict=True):
             folder.read_into(file, start, view[at : at + run.length])
     else:
         scratch = np.empty(run.length, np.uint8)
         for start, at in zip(run.starts.tolist(), to.tolist(), strict=True):
-            folder.read_into(file, start, scratch)
+            folder.read_into(file, start, scratch.data)
             part = Piece("", 0, at, run.inner)
             scatter(replace(fill, base_bytes=0, piece=part), scratch, 0)
     return run.length * len(run.starts)

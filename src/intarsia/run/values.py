@@ -14,7 +14,7 @@ from intarsia.dtypes import DType
 from intarsia.errors import UsageError
 
 Bits = NDArray[Any]
-_UNSIGNED = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+_UNSIGNED: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 
 
 def bits_dtype(dtype: DType) -> np.dtype[Any]:
@@ -44,7 +44,7 @@ def cast(bits: Bits, src: DType, dst: DType, shift: float = 0.0) -> Bits:
         numbers = numbers.to(torch.float64 if src.name == "F64" else torch.float32) + shift
     numbers = numbers.to(getattr(torch, dst.torch))
     plain = numbers.view(getattr(torch, f"int{8 * dst.itemsize}" if dst.itemsize > 1 else "uint8"))
-    return plain.numpy().view(bits_dtype(dst))
+    return plain.numpy().view(bits_dtype(dst)).reshape(bits.shape)
 
 
 def as_float64(bits: Bits, dtype: DType) -> NDArray[np.float64]:
@@ -57,7 +57,10 @@ def as_float64(bits: Bits, dtype: DType) -> NDArray[np.float64]:
     if dtype.name == "BF16":
         return (raw.astype(np.uint32) << 16).view("f4").astype(np.float64)
     if dtype.name == "C64":
-        return np.abs(raw.view("c8")).astype(np.float64)
+        size: NDArray[np.float64] = np.abs(raw.view("c8")).astype(np.float64)
+        return size
     import torch
 
-    return torch.from_numpy(raw.view("u1")).view(getattr(torch, dtype.torch)).to(torch.float64).numpy()
+    numbers = torch.from_numpy(raw.view("u1")).view(getattr(torch, dtype.torch))
+    found: NDArray[np.float64] = numbers.to(torch.float64).numpy()
+    return found
