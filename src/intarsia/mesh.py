@@ -148,6 +148,9 @@ class Mesh:
 
     def place(self, rank: int) -> Place:
         """Where `rank` stands on every axis."""
+        return _place(self, rank)
+
+    def _place(self, rank: int) -> Place:
         if not 0 <= rank < self.size:
             raise UsageError(f"rank {rank} is outside a mesh of {self.size} ranks ({self})")
         pp, lane = divmod(rank, self.lanes)
@@ -179,19 +182,15 @@ class Mesh:
     def box(self, shape: Shape, rule: Rule, rank: int) -> Box | None:
         """What `rank` holds of a tensor, or None where it holds nothing of it."""
         at = self.place(rank)
-        if self.stage(rule) not in (None, at.pp):
+        if self.pp > 1 and rule.layer is not None and self.stage(rule) != at.pp:
             return None
         if rule.expert is not None and at.ep != _owner_of_expert(rule.expert, self.ep):
             return None
         if rule.is_expert:
-            return _cut(
-                shape,
-                rule,
-                (self.etp, at.etp),
-                (self.ep, at.ep),
-                (self.expert_fsdp, at.expert_fsdp),
-            )
-        return _cut(shape, rule, (self.tp, at.tp), (1, 0), (self.fsdp, at.fsdp))
+            tp, ep, fsdp = (self.etp, at.etp), (self.ep, at.ep), (self.expert_fsdp, at.expert_fsdp)
+        else:
+            tp, ep, fsdp = (self.tp, at.tp), (1, 0), (self.fsdp, at.fsdp)
+        return _cut(shape, rule.tp, rule.ep, tp, ep, fsdp)
 
     def boxes(self, shape: Shape, rule: Rule) -> tuple[Box, ...]:
         """The boxes into which the mesh cuts a tensor, each once, in order of their offsets."""
@@ -262,12 +261,18 @@ def _owner_of_expert(expert: tuple[int, int], ep: int) -> int:
     return index // -(-count // ep)
 
 
+@lru_cache(maxsize=1 << 14)
 def _cut(
-    shape: Shape, rule: Rule, tp: tuple[int, int], ep: tuple[int, int], fsdp: tuple[int, int]
+    shape: Shape,
+    tp_axis: int | None,
+    ep_axis: int | None,
+    tp: tuple[int, int],
+    ep: tuple[int, int],
+    fsdp: tuple[int, int],
 ) -> Box:
     """Expert parallel, then tensor parallel, then FSDP on the first axis of what is left."""
     offsets, sizes = [0] * len(shape), list(shape)
-    cuts = ((rule.ep, ep), (rule.tp, tp), (0 if shape else None, fsdp))
+    cuts = ((ep_axis, ep), (tp_axis, tp), (0 if shape else None, fsdp))
     for axis, (parts, index) in cuts:
         if axis is not None and parts > 1:
             lo, count = share(sizes[axis], parts, index)
@@ -277,13 +282,17 @@ def _cut(
 
 
 @lru_cache(maxsize=4096)
+def _place(mesh: Mesh, rank: int) -> Place:
+    return mesh._place(rank)
+
+
+@lru_cache(maxsize=4096)
 def _boxes(
     mesh: Mesh, shape: Shape, tp: int | None, ep: int | None, expert: bool
 ) -> tuple[Box, ...]:
-    rule = Rule(tp=tp, ep=ep)
     tps, fsdps = (mesh.etp, mesh.expert_fsdp) if expert else (mesh.tp, mesh.fsdp)
     found = {
-        _cut(shape, rule, (tps, t), (mesh.ep, e), (fsdps, f))
+        _cut(shape, tp, ep, (tps, t), (mesh.ep, e), (fsdps, f))
         for e in range(mesh.ep if ep is not None else 1)
         for t in range(tps if tp is not None else 1)
         for f in range(fsdps)

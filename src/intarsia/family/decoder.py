@@ -2,64 +2,173 @@
 
 from __future__ import annotations
 
-from intarsia.family.spec import Table
+from collections.abc import Sequence
+
+from intarsia.family.spec import DISK, Layer, Table
+from intarsia.family.verbs import by_group, by_group_with_gate, gated, stacked
 from intarsia.mesh import Rule
 
+GATED = ("gate_proj", "up_proj", "down_proj")
 
-def embeddings(t: Table, layers: int) -> None:
-    """Token embedding, final norm, and the output head (tied or not)."""
+
+def embeddings(t: Table, *, tied: bool = False, head: str = "lm_head.weight") -> None:
+    """Token embedding, final norm, and the output head; `tied` where the configuration is mute.
+
+    Of a wrapper's two configurations the outer one says whether the head is tied.
+    """
     vocab, hidden = t.number("vocab_size"), t.number("hidden_size")
-    last = (layers - 1, layers)
-    t.tensor("model.embed_tokens.weight", vocab, hidden, rule=Rule(tp=0, layer=(0, layers)))
-    t.tensor("model.norm.weight", hidden, rule=Rule(layer=last))
-    t.tensor("lm_head.weight", vocab, hidden, rule=Rule(tp=0, layer=last))
-    if t.flag("tie_word_embeddings"):
-        t.tie("lm_head.weight", to="model.embed_tokens.weight")
+    first, last = t.top(last=False), t.top(last=True)
+    table = f"{t.hf}embed_tokens.weight"
+    first.tensor(
+        table,
+        vocab,
+        hidden,
+        tp=0,
+        module=f"{t.module}embed_tokens.weight",
+        megatron="embedding.word_embeddings.weight",
+    )
+    last.tensor(
+        f"{t.hf}norm.weight",
+        hidden,
+        module=f"{t.module}norm.weight",
+        megatron="decoder.final_layernorm.weight",
+        shift=t.shift(),
+    )
+    last.tensor(
+        head, vocab, hidden, tp=0, module="lm_head.weight", megatron="output_layer.weight"
+    )
+    outer = t.config.get("tie_word_embeddings")
+    if outer if isinstance(outer, bool) else t.flag("tie_word_embeddings", tied):
+        t.tie(head, to=table)
 
 
-def attention(t: Table, layer: int, layers: int, *, bias: bool, out_bias: bool) -> None:
-    """Grouped-query attention with separate q, k, v and o projections."""
+def heads_of(t: Table, *, width: int | None = None) -> tuple[int, int, int]:
+    """Query heads, groups of them that share a key, and the width of a head."""
     hidden, heads = t.number("hidden_size"), t.number("num_attention_heads")
     groups = t.number("num_key_value_heads", default=heads)
-    width = t.number("head_dim", default=hidden // heads)
-    at, stage = f"model.layers.{layer}.self_attn", (layer, layers)
-    for name, rows in (("q", heads * width), ("k", groups * width), ("v", groups * width)):
-        t.tensor(f"{at}.{name}_proj.weight", rows, hidden, rule=Rule(tp=0, layer=stage))
-        if bias:
-            t.tensor(f"{at}.{name}_proj.bias", rows, rule=Rule(tp=0, layer=stage))
-    t.tensor(f"{at}.o_proj.weight", hidden, heads * width, rule=Rule(tp=1, layer=stage))
+    t.divide("num_attention_heads", heads, "num_key_value_heads", groups)
+    if t.text.get("head_dim") is None and width is None:
+        width = t.divide("hidden_size", hidden, "num_attention_heads", heads)
+    return heads, groups, t.number("head_dim", default=width)
+
+
+def attention(
+    at: Layer,
+    *,
+    bias: bool = False,
+    out_bias: bool = False,
+    head_norms: bool = False,
+    output_gate: bool = False,
+    width: int | None = None,
+) -> None:
+    """Grouped-query attention; the hub keeps an output gate inside the query projection."""
+    t = at.table
+    hidden = t.number("hidden_size")
+    heads, groups, width = heads_of(t, width=width)
+    sizes = {
+        "q": heads * width * (2 if output_gate else 1), "k": groups * width, "v": groups * width
+    }  # fmt: skip
+    fuse = by_group_with_gate(groups, width) if output_gate else by_group(groups)
+    for kind, tail in (("weight", (hidden,)), ("bias", ()))[: 1 + bias]:
+        qkv = [at.tensor(f"self_attn.{x}_proj.{kind}", n, *tail, tp=0) for x, n in sizes.items()]
+        at.fused(f"self_attention.linear_qkv.{kind}", fuse, *qkv, tp=0)
+    proj = "self_attention.linear_proj"
+    at.tensor("self_attn.o_proj.weight", hidden, heads * width, tp=1, megatron=f"{proj}.weight")
     if out_bias:
-        t.tensor(f"{at}.o_proj.bias", hidden, rule=Rule(layer=stage))
+        at.tensor("self_attn.o_proj.bias", hidden, megatron=f"{proj}.bias")
+    if head_norms:
+        for x in "qk":
+            at.norm(f"self_attn.{x}_norm.weight", width, f"self_attention.{x}_layernorm.weight")
 
 
-def head_norms(t: Table, layer: int, layers: int) -> None:
-    """Norms of every query and key head."""
-    hidden, heads = t.number("hidden_size"), t.number("num_attention_heads")
-    width = t.number("head_dim", default=hidden // heads)
-    for name in ("q_norm", "k_norm"):
-        t.tensor(
-            f"model.layers.{layer}.self_attn.{name}.weight", width, rule=Rule(layer=(layer, layers))
-        )
-
-
-def gated_mlp(t: Table, layer: int, layers: int, *, bias: bool = False) -> None:
-    """A gate, an up and a down projection."""
-    hidden, inner = t.number("hidden_size"), t.number("intermediate_size")
-    at, stage = f"model.layers.{layer}.mlp", (layer, layers)
-    for name in ("gate_proj", "up_proj"):
-        t.tensor(f"{at}.{name}.weight", inner, hidden, rule=Rule(tp=0, layer=stage))
-        if bias:
-            t.tensor(f"{at}.{name}.bias", inner, rule=Rule(tp=0, layer=stage))
-    t.tensor(f"{at}.down_proj.weight", hidden, inner, rule=Rule(tp=1, layer=stage))
+def mlp(
+    at: Layer,
+    inner: int,
+    *,
+    hf: str = "mlp.",
+    megatron: str = "mlp.",
+    bias: bool = False,
+) -> None:
+    """A gate, an up and a down projection; Megatron joins the first two."""
+    hidden = at.table.number("hidden_size")
+    for kind, tail in (("weight", (hidden,)), ("bias", ()))[: 1 + bias]:
+        both = [at.tensor(f"{hf}{x}.{kind}", inner, *tail, tp=0) for x in GATED[:2]]
+        at.fused(f"{megatron}linear_fc1.{kind}", gated, *both, tp=0)
+    down = f"{megatron}linear_fc2"
+    at.tensor(f"{hf}down_proj.weight", hidden, inner, tp=1, megatron=f"{down}.weight")
     if bias:
-        t.tensor(f"{at}.down_proj.bias", hidden, rule=Rule(layer=stage))
+        at.tensor(f"{hf}down_proj.bias", hidden, megatron=f"{down}.bias")
 
 
-def block_norms(t: Table, layer: int, layers: int) -> None:
-    """The norms before attention and before the feed-forward part."""
-    for name in ("input_layernorm", "post_attention_layernorm"):
-        t.tensor(
-            f"model.layers.{layer}.{name}.weight",
-            t.number("hidden_size"),
-            rule=Rule(layer=(layer, layers)),
-        )
+def norms(at: Layer, *, experts: bool = False, mixer: str = "self_attention.linear_qkv") -> None:
+    """The norms before attention and before the feed-forward part, which Megatron joins to them."""
+    hidden = at.table.number("hidden_size")
+    at.norm("input_layernorm.weight", hidden, f"{mixer}.layer_norm_weight")
+    second, local = "mlp.linear_fc1.layer_norm_weight", None
+    if experts:  # the router reads it too, so only local specs keep the fused name
+        second, local = "pre_mlp_layernorm.weight", second
+    at.norm("post_attention_layernorm.weight", hidden, second, local=local)
+
+
+def router(at: Layer, count: int, *, hf: str = "mlp.gate", module: str | None = None) -> None:
+    """The projection that chooses experts."""
+    at.tensor(
+        f"{hf}.weight",
+        count,
+        at.table.number("hidden_size"),
+        module=module and f"{module}.weight",
+        megatron="mlp.router.weight",
+    )
+
+
+def experts(
+    at: Layer,
+    count: int,
+    inner: int,
+    *,
+    hf: str = "mlp.experts",
+    parts: Sequence[str] = GATED,
+) -> None:
+    """Gated experts: one tensor each on the hub, one stack per layer elsewhere."""
+    t, hidden = at.table, at.table.number("hidden_size")
+    gate, up, down = parts
+    rows, columns = [], []
+    disk, optional = t.dialects["hf"], at.optional
+    for e in range(count):
+        across = Rule(tp=0, expert=(e, count), layer=at.stage)
+        along = Rule(tp=1, expert=(e, count), layer=at.stage)
+        base = f"{at.hf}{hf}.{e}."
+        for part, shape, rule, group in (
+            (gate, (inner, hidden), across, rows),
+            (up, (inner, hidden), across, rows),
+            (down, (hidden, inner), along, columns),
+        ):
+            name = t.tensor(f"{base}{part}.weight", *shape, optional=optional)
+            disk.add(name, (None, (name,), rule, 0.0))
+            group.append(name)
+    pairs = stacked(gated, per=2)
+    both, one = Rule(ep=0, tp=1, layer=at.stage), Rule(ep=0, tp=2, layer=at.stage)
+    for dialect, base in (("hf-fused", at.hf), ("hf-module", at.module)):
+        if base is not None:
+            t.store((dialect,), f"{base}mlp.experts.gate_up_proj", pairs, *rows, rule=both)
+            t.store((dialect,), f"{base}mlp.experts.down_proj", stacked(), *columns, rule=one)
+    at.fused("mlp.experts.experts.linear_fc1.weight", pairs, *rows, ep=0, tp=1)
+    at.fused("mlp.experts.experts.linear_fc2.weight", stacked(), *columns, ep=0, tp=2)
+
+
+def shared_expert(at: Layer, inner: int, *, hf: str = "mlp.shared_experts.") -> None:
+    """An expert that every token uses."""
+    mlp(at, inner, hf=hf, megatron="mlp.shared_experts.")
+
+
+__all__ = [
+    "DISK",
+    "attention",
+    "embeddings",
+    "experts",
+    "heads_of",
+    "mlp",
+    "norms",
+    "router",
+    "shared_expert",
+]

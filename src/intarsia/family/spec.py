@@ -1,21 +1,39 @@
-"""A family as a table: logical tensors, and the stored tensors of each dialect over them.
+"""A family as a table: logical tensors, and what each dialect stores under which name.
 
 A family file declares every logical tensor once, with its shape and the axis that tensor
 parallelism cuts.  What a dialect stores under the same name needs no further word; what it
-fuses, stacks or pads is one more line with a layout expression.
+fuses, stacks, cuts or shifts is one more line: a stored name, a verb, and its operands.
+
+The dialects are
+
+    hf              files on the hub, one tensor per expert
+    hf-fused        the same, the experts of a layer in one 3-D tensor
+    hf-module       `state_dict()` of the Transformers v5 model
+    megatron        Megatron's `torch_dist` keys under TransformerEngine specs, one per layer
+    megatron-local  the same under Megatron's local specs
+
+Layouts are made when a row is asked for, so a table of 70,000 tensors costs little more than
+its names.  `known` finds a name of any dialect; where dialects share a name, the first wins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
 from typing import Any
 
 from intarsia.errors import FamilyError
-from intarsia.layout import Layout
+from intarsia.family.verbs import Verb
+from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Rule, Shape
 
 Config = Mapping[str, Any]
+
+DIALECTS = ("hf", "hf-fused", "hf-module", "megatron", "megatron-local")
+DISK = ("hf", "hf-fused")
+MEGATRON = ("megatron", "megatron-local")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +46,110 @@ class Param:
     shift: float = 0.0
 
 
+_Recipe = tuple[Verb | None, tuple[str, ...], Rule, float]
+
+
+class Rows(Mapping[str, Param]):
+    """The stored tensors of one dialect by name, each made when first asked for."""
+
+    def __init__(self, logical: Mapping[str, Shape]) -> None:
+        self._logical = logical
+        self._recipes: dict[str, _Recipe] = {}
+        self._made: dict[str, Param] = {}
+
+    def add(self, name: str, recipe: _Recipe) -> None:
+        if name in self._recipes:
+            raise FamilyError(f"`{name}` is declared twice in one dialect")
+        self._recipes[name] = recipe
+
+    def __getitem__(self, name: str) -> Param:
+        made = self._made.get(name)
+        if made is None:
+            verb, operands, rule, shift = self._recipes[name]
+            parts = [whole(x, self._logical[x]) for x in operands]
+            made = Param(name, verb(*parts) if verb else parts[0], rule, shift)
+            self._made[name] = made
+        return made
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._recipes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._recipes)
+
+    def __len__(self) -> int:
+        return len(self._recipes)
+
+    def operands(self, name: str) -> tuple[str, ...]:
+        """The logical tensors that a row is made of."""
+        return self._recipes[name][1]
+
+
+class Known(Mapping[str, Param]):
+    """The rows of several dialects as one; where they share a name, the first dialect wins."""
+
+    def __init__(self, dialects: Iterable[Rows]) -> None:
+        self._rows: dict[str, Rows] = {}
+        for rows in reversed(list(dialects)):
+            self._rows.update(dict.fromkeys(rows, rows))
+
+    def __getitem__(self, name: str) -> Param:
+        return self._rows[name][name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
 @dataclass
 class Table:
-    """The rows of a family, filled by its file from a model configuration."""
+    """The rows of a family, filled by its file from a model configuration.
+
+    `hf`, `module` and `megatron` are what the text model's names begin with in those dialects;
+    a vision-language wrapper changes them.  `centered` says whether the family's norms hold
+    weight − 1 on the hub.  `megatron_centered` says it of Megatron's, whose stored
+    `args.layernorm_zero_centered_gamma` tells; where nothing is said they follow the hub's, as
+    Megatron-Bridge trains them.
+    """
 
     family: str
     config: Config
+    megatron_centered: bool | None = None
+    centered: bool = False
+    hf: str = "model."
+    module: str = "model."
+    megatron: str = ""
     logical: dict[str, Shape] = field(default_factory=dict)
     optional: set[str] = field(default_factory=set)
     tied: dict[str, str] = field(default_factory=dict)
-    dialects: dict[str, dict[str, Param]] = field(
-        default_factory=lambda: {"hf": {}, "hf-module": {}}
-    )
+    dialects: dict[str, Rows] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dialects = {dialect: Rows(self.logical) for dialect in DIALECTS}
+
+    @property
+    def known(self) -> Known:
+        """Every stored name of every dialect that reading recognises."""
+        return Known(self.dialects.values())
+
+    @property
+    def text(self) -> Config:
+        """The configuration of the text model, which a vision-language wrapper nests."""
+        nested = self.config.get("text_config")
+        return nested if isinstance(nested, Mapping) else self.config
 
     def number(self, *names: str, default: int | None = None) -> int:
         """The first of these whole numbers that the configuration gives."""
         for name in names:
-            value = self.config.get(name)
+            value = self.text.get(name)
             if isinstance(value, int) and not isinstance(value, bool):
+                if value < 0:
+                    raise FamilyError(f"config.json: {name} is {value}, which is negative")
                 return value
             if value is not None:
                 raise FamilyError(f"config.json: {name} is {value!r}, not a whole number")
@@ -58,25 +162,79 @@ class Table:
 
     def flag(self, name: str, default: bool = False) -> bool:
         """A yes or no of the configuration."""
-        value = self.config.get(name)
-        return default if value is None else bool(value)
+        value = self.text.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise FamilyError(f"config.json: {name} is {value!r}, neither true nor false")
+        return value
 
-    def tensor(
-        self,
-        name: str,
-        *shape: int,
-        rule: Rule = Rule(),
-        optional: bool = False,
-        dialects: Iterable[str] = ("hf", "hf-module"),
-    ) -> Layout:
-        """Declare a logical tensor, stored as itself in `dialects`."""
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """A list of whole numbers of the configuration, empty where it is absent."""
+        value = self.text.get(name)
+        value = () if value is None else value
+        if not isinstance(value, list | tuple) or not all(type(x) is int for x in value):
+            raise FamilyError(f"config.json: {name} is {value!r}, not a list of whole numbers")
+        return tuple(value)
+
+    def kinds(self, name: str, allowed: Iterable[str], default: Iterable[str]) -> tuple[str, ...]:
+        """One word per layer, each of which the family knows."""
+        value, count = self.text.get(name), self.number("num_hidden_layers")
+        found = tuple(default) if value is None else tuple(value)
+        if len(found) != count:
+            raise FamilyError(
+                f"config.json: {name} has {len(found)} entries, num_hidden_layers is {count}"
+            )
+        allowed = tuple(allowed)
+        for layer, kind in enumerate(found):
+            if kind not in allowed:
+                raise FamilyError(
+                    f"config.json: {name}[{layer}] is {kind!r}, model_type {self.family!r} has"
+                    f" {', '.join(allowed)}"
+                )
+        return found
+
+    def divide(self, whole_name: str, total: int, part_name: str, parts: int) -> int:
+        """`total / parts`, or an error that names both fields where that leaves a rest."""
+        if parts < 1 or total % parts:
+            raise FamilyError(
+                f"config.json: {whole_name} is {total}, which {part_name} = {parts} does not divide"
+            )
+        return total // parts
+
+    def layers(self) -> Iterator[Layer]:
+        """Every layer of the decoder, with its names in each dialect."""
+        count = self.number("num_hidden_layers")
+        if count < 1:
+            raise FamilyError(f"config.json: num_hidden_layers is {count}")
+        for i in range(count):
+            yield Layer(
+                self,
+                f"{self.hf}layers.{i}.",
+                f"{self.module}layers.{i}.",
+                f"{self.megatron}decoder.layers.{i}.",
+                (i, count),
+            )
+
+    def top(self, *, last: bool) -> Layer:
+        """What stands before (or after) the layers, on the first (or last) pipeline stage."""
+        count = self.number("num_hidden_layers")
+        return Layer(self, "", "", self.megatron, (count - 1 if last else 0, count))
+
+    def shift(self, centered: bool | None = None) -> float:
+        """What Megatron's norms add to the hub's; `centered` where a norm is unlike the rest."""
+        hub = self.centered if centered is None else centered
+        ours = self.centered if self.megatron_centered is None else self.megatron_centered
+        return float(hub) - float(ours)
+
+    def tensor(self, name: str, *shape: int, optional: bool = False) -> str:
+        """Declare a logical tensor; no dialect stores it yet."""
+        if name in self.logical:
+            raise FamilyError(f"`{name}` is declared twice")
         self.logical[name] = shape
         if optional:
             self.optional.add(name)
-        layout = Layout.of(name, shape)
-        for dialect in dialects:
-            self.dialects[dialect][name] = Param(name, layout, rule)
-        return layout
+        return name
 
     def tie(self, name: str, to: str) -> None:
         """Say that `name` shares its elements with `to`, and need not be stored."""
@@ -84,12 +242,102 @@ class Table:
         self.tied[name] = to
 
     def store(
-        self, dialect: str, name: str, layout: Layout, rule: Rule = Rule(), shift: float = 0.0
+        self,
+        dialects: Iterable[str],
+        name: str,
+        verb: Verb | None,
+        *operands: str,
+        rule: Rule = Rule(),
+        shift: float = 0.0,
     ) -> None:
-        """Say that `dialect` stores `layout` under `name`."""
-        self.dialects.setdefault(dialect, {})[name] = Param(name, layout, rule, shift)
+        """Say that `dialects` store `verb` of logical tensors under `name`."""
+        recipe = (verb, operands, rule, shift)
+        for dialect in dialects:
+            self.dialects[dialect].add(name, recipe)
 
-    @property
-    def known(self) -> dict[str, Param]:
-        """Every stored name of every dialect that reading recognises."""
-        return {name: p for rows in reversed(self.dialects.values()) for name, p in rows.items()}
+    def respell(self, dialect: str, like: str, old: str, new: str) -> None:
+        """Add `dialect`: the rows of `like`, their names beginning with `new` instead of `old`."""
+        rows = self.dialects[dialect] = Rows(self.logical)
+        for name, recipe in self.dialects[like]._recipes.items():
+            rows.add(new + name.removeprefix(old) if name.startswith(old) else name, recipe)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of a model: what its names begin with in each dialect, and its pipeline place.
+
+    `module` is None where the Transformers model has no such layer: it leaves out the layers
+    that predict further tokens.
+    """
+
+    table: Table
+    hf: str
+    module: str | None
+    megatron: str
+    stage: tuple[int, int]
+    optional: bool = False
+
+    def tensor(
+        self,
+        name: str,
+        *shape: int,
+        tp: int | None = None,
+        megatron: str | None = None,
+        local: str | None = None,
+        module: str | None = None,
+        shift: float = 0.0,
+    ) -> str:
+        """Declare a tensor that every dialect stores whole; Megatron only under another name.
+
+        Without `megatron` a line of its own says what Megatron stores.
+        """
+        full = self.table.tensor(self.hf + name, *shape, optional=self.optional)
+        rule = Rule(tp=tp, layer=self.stage)
+        self.table.store(DISK, full, None, full, rule=rule)
+        if self.module is not None:
+            self.table.store(("hf-module",), self.module + (module or name), None, full, rule=rule)
+        if megatron is not None:
+            self.fused(megatron, None, full, tp=tp, local=local, shift=shift)
+        return full
+
+    def norm(
+        self,
+        name: str,
+        size: int,
+        megatron: str,
+        *,
+        local: str | None = None,
+        centered: bool | None = None,
+    ) -> str:
+        """Declare a norm's weight; Megatron's may be centred on another value."""
+        shift = self.table.shift(centered)
+        return self.tensor(name, size, megatron=megatron, local=local, shift=shift)
+
+    def fused(
+        self,
+        name: str,
+        verb: Verb | None,
+        *operands: str,
+        tp: int | None = None,
+        ep: int | None = None,
+        local: str | None = None,
+        shift: float = 0.0,
+    ) -> None:
+        """Say what Megatron stores under `name`, or under `local` with its local specs."""
+        rule = Rule(tp=tp, ep=ep, layer=self.stage)
+        spelled = zip(MEGATRON, (name, local or name), strict=True)
+        for dialect, each in spelled:
+            self.table.store(
+                (dialect,), self.megatron + each, verb, *operands, rule=rule, shift=shift
+            )
+
+
+def whole(name: str, shape: Shape) -> Layout:
+    """`Layout.of`, with the loops of equal sizes shared between tensors."""
+    n = prod(shape)
+    return Layout(shape, (Piece(name, 0, 0, _run(n)),)) if n else Layout(shape, ())
+
+
+@lru_cache(maxsize=1024)
+def _run(n: int) -> tuple[Loop, ...]:
+    return Layout.of("", (n,)).pieces[0].loops

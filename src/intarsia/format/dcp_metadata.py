@@ -267,9 +267,8 @@ class _Emitter:
         for name, module in _GLOBALS.items():
             self._keep(name, b"c%s\n%s\n" % ((_BASE + module).encode(), name.encode()))
         self._keep("Size", b"ctorch\nSize\n")
-        self._keep(
-            "layout", b"ctorch.serialization\n_get_layout\n" + _text("torch.strided") + b"\x85R"
-        )
+        strided = _text("torch.strided") + b"\x85R"
+        self._keep("layout", b"ctorch.serialization\n_get_layout\n" + strided)
         self._keep("format", b"c%smetadata\n_MEM_FORMAT_ENCODING\nK\0\x85R" % _BASE.encode())
         for word in _WORDS:
             self._keep(f".{word}", _text(word))
@@ -307,21 +306,9 @@ class _Emitter:
         stored: list[bytes] = []
 
         def store(name: bytes, hint: bytes, at: ChunkRecord | ObjectRecord) -> None:
-            stored.append(
-                b"%b%b%b%bub%b%b%b%b%b%bub"
-                % (
-                    index,
-                    name,
-                    hinted,
-                    hint,
-                    place,
-                    file_of[at.file],
-                    start,
-                    _int(at.start_bytes),
-                    length,
-                    _int(at.length_bytes),
-                )
-            )
+            start_, length_ = _int(at.start_bytes), _int(at.length_bytes)
+            where = place + file_of[at.file] + start + start_ + length + length_
+            stored.append(index + name + hinted + hint + b"ub" + where + b"ub")
 
         out.append(self._made("Metadata") + _text("state_dict_metadata") + b"}(")
         for name, record in meta.tensors.items():

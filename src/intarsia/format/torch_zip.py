@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, reduce
@@ -39,6 +39,7 @@ _STORAGES = {
     "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8",
     "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
 }  # fmt: skip
+_BROKEN = (BadZipFile, ValueError, EOFError, OverflowError, NotImplementedError, struct.error)
 _STORAGE_OF = {torch: name for name, torch in _STORAGES.items()}
 
 
@@ -207,7 +208,7 @@ def _directory(read: Read, length: int, where: str) -> dict[str, _Member]:
     try:
         with ZipFile(cast(IO[bytes], _File(read, length))) as archive:
             infos = archive.infolist()
-    except (BadZipFile, ValueError, OSError, struct.error, NotImplementedError) as error:
+    except _BROKEN as error:
         raise FormatError(
             f"no zip archive in these {length} bytes ({error}) - at {where}"
         ) from error
@@ -223,15 +224,17 @@ def _directory(read: Read, length: int, where: str) -> dict[str, _Member]:
 
 
 def _storage(pid: Any) -> Storage:
-    if not (isinstance(pid, tuple) and len(pid) >= 5 and type(pid[4]) is int and pid[4] >= 0):
+    if not (isinstance(pid, tuple) and len(pid) == 5 and type(pid[2]) is str):
         raise FormatError("a reference to something that is no storage")
-    _, kind, key, _, numel = pid[:5]
+    _, kind, key, _, numel = pid
+    if type(numel) is not int or numel < 0:
+        raise FormatError(f"a storage of {brief(numel)} elements")
     name = getattr(kind, "__qualname__", "?")
     if name == "UntypedStorage":
-        return Storage(str(key), numel, None)
+        return Storage(key, numel, None)
     if name not in _STORAGES:
         raise FormatError(f"a storage of class {brief(kind)}, which has no known element type")
-    return Storage(str(key), numel, BY_TORCH[_STORAGES[name]])
+    return Storage(key, numel, BY_TORCH[_STORAGES[name]])
 
 
 def _storage_bytes(storage: Storage) -> int:
@@ -248,8 +251,9 @@ def _tensor(data: bytes, where: str) -> Tensor:
         found = load_inert(data, where, _storage)
         if not isinstance(found, Tensor):
             kinds = [brief(a) for a in getattr(found, "args", ()) if isinstance(a, type)]
+            kind = kinds[-1] if kinds else brief(found)
             raise FormatError(
-                f"a plain tensor is expected, found {kinds[0] if kinds else brief(found)} - at {where}",
+                f"a plain tensor is expected, found {kind} - at {where}",
                 hint="save full or sharded plain tensors, dequantized, not a tensor subclass",
             )
         shape, stride = found.shape, found.stride
@@ -259,7 +263,7 @@ def _tensor(data: bytes, where: str) -> Tensor:
         low = min((*shape, *stride, found.storage_offset), default=0)
         if len(shape) != len(stride) or low < 0 or reach > _storage_bytes(found.storage):
             raise FormatError(
-                f"a view of shape {shape}, stride {stride} and offset {found.storage_offset} ends at "
+                f"a view of shape {shape}, stride {stride}, offset {found.storage_offset} ends at "
                 f"byte {reach} of the {_storage_bytes(found.storage)} stored - at {where}"
             )
         if len(_seen) < 4096:
@@ -281,7 +285,7 @@ class Frame:
     length_bytes: int
     start_bytes: int
     _head: bytes
-    _tail: _Parts
+    _tail: tuple[bytes | _Hole, ...]
     _mixed: int
     _empty: bool
 
@@ -299,7 +303,7 @@ def _mix(seed: int, crc: int) -> int:
     return seed ^ ((crc + 0x9E3779B9 + (seed << 6) + (seed >> 2)) & 0xFFFFFFFFFFFFFFFF)
 
 
-def _filled(parts: _Parts, names: bytes, mixed: int, crc: int = 0) -> bytes:
+def _filled(parts: Iterable[bytes | _Hole], names: bytes, mixed: int, crc: int = 0) -> bytes:
     identity = b"%s%020d" % (names, mixed)
     stamps = {
         _Hole.CRC: crc.to_bytes(4, "little"),
@@ -363,13 +367,12 @@ def frame(dtype: DType, shape: tuple[int, ...]) -> Frame:
     numel = prod(shape)
     size = numel * dtype.itemsize
     data_pkl = _data_pkl(dtype, shape, numel)
-    parts, length = _archive(
-        [("data.pkl", data_pkl), *_FRONT, ("data/0", _Hole.DATA), *_BACK], size
-    )
+    members = [("data.pkl", data_pkl), *_FRONT, ("data/0", _Hole.DATA), *_BACK]
+    parts, length = _archive(members, size)
     split = parts.index(_Hole.DATA)
     head = b"".join(p for p in parts[:split] if isinstance(p, bytes))
     mixed = reduce(_mix, [crc32(c) for c in (data_pkl, b"1", b"64", b"little")], 0)
-    return Frame(length, len(head), head, parts[split + 1 :], mixed, size == 0)
+    return Frame(length, len(head), head, tuple(parts[split + 1 :]), mixed, size == 0)
 
 
 def _data_pkl(dtype: DType, shape: tuple[int, ...], numel: int) -> bytes:
@@ -384,11 +387,8 @@ def _data_pkl(dtype: DType, shape: tuple[int, ...], numel: int) -> bytes:
         ints = b"".join(map(_int, values))
         if not values:
             return b")"
-        return (
-            ints + b"\x85\x86\x87"[len(values) - 1 :][:1] + put()
-            if len(values) < 4
-            else (b"(" + ints + b"t" + put())
-        )
+        short = len(values) < 4
+        return (ints + b"%c" % (0x84 + len(values)) if short else b"(" + ints + b"t") + put()
 
     stride: list[int] = []
     step = 1

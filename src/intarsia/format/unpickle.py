@@ -5,8 +5,8 @@ our own stand-ins: containers, paths, dates and element types become plain value
 become `Tensor`, classes of known frameworks become `Inert`, and every other name raises
 `UnsafeError`.
 
-Stand-ins are shared between loads, so no pickle may change one: the BUILD opcode asks for
-`__setstate__`, and every shared stand-in answers it with an error.
+Stand-ins are shared between loads, so none may be changed by a pickle (opcode BUILD): each is
+immutable or answers `__setstate__` with an error.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from typing import Any, NamedTuple, NoReturn, Self
 from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import FormatError, UnsafeError
 
-LIMIT_BYTES = 1 << 30
-
 
 def brief(value: object) -> str:
     """A value in few words, however deep it is nested."""
-    if isinstance(value, (str, bytes, int, float, type, type(None))):
+    small = isinstance(value, int) and value.bit_length() < 256
+    if small or isinstance(value, (str, bytes, float, type(None))):
         return reprlib.repr(value)
-    return f"{type(value)!r}(...)" if isinstance(value, Inert) else f"a {type(value).__name__}"
+    if isinstance(value, (type, Inert)):
+        return f"{value!r}" if isinstance(value, type) else f"{value.name}(...)"
+    return f"a {type(value).__name__}"
 
 
 class _Named(type):
@@ -133,8 +134,6 @@ class _Ordered(dict[Any, Any]):
 class _Call:
     """A function of ours that a pickle may call, and nothing else."""
 
-    __slots__ = ("_function",)
-
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
 
@@ -162,29 +161,20 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> T
     return Tensor(storage, dtype, _axes(shape), _axes(stride), offset)
 
 
+def _path(*parts: str) -> str:
+    if sum(map(len, parts)) > 4096:
+        raise FormatError("a path that no file system allows")
+    return "/".join(parts).replace("//", "/")
+
+
 def _rebuilt(cls: Any, *args: Any) -> Inert:
     if not (isinstance(cls, type) and issubclass(cls, Inert)):
         raise FormatError(f"{brief(cls)} is rebuilt, which is no known class")
     return cls(*args)
 
 
-_INERT = {
-    "builtins": (
-        "int",
-        "float",
-        "bool",
-        "str",
-        "object",
-        "range",
-        "slice",
-        "long",
-        "unicode",
-        "xrange",
-    ),
-    "argparse": ("Namespace",),
-    "types": ("SimpleNamespace",),
-    "signal": ("Signals",),
-}
+_BUILTINS = ("int", "float", "bool", "str", "object", "range", "slice", "long", "xrange")
+_RECORDS = (("argparse", "Namespace"), ("types", "SimpleNamespace"), ("signal", "Signals"))
 _DATES = ("date", "datetime", "time", "timedelta", "timezone")
 _PATHS = ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
 _MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "pathlib._local": "pathlib"}
@@ -203,10 +193,12 @@ _GATHERED: dict[tuple[str, str], Any] = {
     ("_codecs", "encode"): bytes,
 }
 _SOURCES = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
+_FIRST = _Call(lambda value, *_: value)
 _KNOWN: dict[tuple[str, str], Any] = {
-    **{("pathlib", p): _Call(lambda *a: "/".join(a).replace("//", "/")) for p in _PATHS},
+    **{("pathlib", p): _Call(_path) for p in _PATHS},
     **{("datetime", n): getattr(datetime, n) for n in _DATES},
-    **{(m, n): inert_class(m, n) for m, names in _INERT.items() for n in names},
+    **{("builtins", n): inert_class("builtins", n) for n in _BUILTINS},
+    **{record: inert_class(*record) for record in _RECORDS},
     ("builtins", "complex"): _Call(lambda re, im: complex(float(re), float(im))),
     ("collections", "OrderedDict"): _Ordered,
     ("collections", "defaultdict"): _Call(lambda *_: {}),
@@ -214,11 +206,10 @@ _KNOWN: dict[tuple[str, str], Any] = {
     ("copyreg", "_reconstructor"): _Call(lambda cls, *_: _rebuilt(cls)),
     ("copyreg", "__newobj__"): _Call(_rebuilt),
     ("torch", "Size"): _Call(lambda axes=(): _axes(tuple(axes) if type(axes) is list else axes)),
-    ("torch", "device"): _Call(lambda *a: ":".join(map(str, a))),
-    ("torch.serialization", "_get_layout"): _Call(lambda name: name),
+    ("torch", "device"): _Call(lambda kind, *n: ":".join([kind, *(f"{i:d}" for i in n)])),
+    ("torch.serialization", "_get_layout"): _FIRST,
     **{("torch._utils", f"_rebuild_tensor{v}"): _Call(_tensor) for v in ("", "_v2", "_v3")},
-    ("torch._utils", "_rebuild_parameter"): _Call(lambda data, *_: data),
-    ("torch._utils", "_rebuild_parameter_with_state"): _Call(lambda data, *_: data),
+    **{("torch._utils", f"_rebuild_parameter{v}"): _FIRST for v in ("", "_with_state")},
     ("numpy.core.multiarray", "_reconstruct"): inert_class("numpy", "ndarray", Array),
     ("numpy._core.multiarray", "_reconstruct"): inert_class("numpy", "ndarray", Array),
 }
@@ -292,15 +283,15 @@ def load_inert(
     persistent_load: Callable[[Any], Any] | None = None,
     *,
     known: Mapping[tuple[str, str], Any] | None = None,
-    limit_bytes: int = LIMIT_BYTES,
+    limit_bytes: int = 1 << 30,
 ) -> Any:
     """The content of a pickle as inert values; `known` adds the caller's stand-ins."""
     if len(data) > limit_bytes:
         raise FormatError(f"a pickle of {len(data)} bytes, at most {limit_bytes} - at {where}")
     unpickler = _Unpickler(io.BytesIO(data))
     # What a pickle makes of its text and lists is no larger than itself, unless it repeats.
-    unpickler.where, unpickler.beside, unpickler.left = where, persistent_load, len(data)
-    unpickler.known = known or {}
+    unpickler.where, unpickler.left = where, len(data)
+    unpickler.beside, unpickler.known = persistent_load, known or {}
     try:
         _scan(data)
         return unpickler.load()

@@ -20,6 +20,7 @@ class Copy:
     piece: Piece
 
 
+@lru_cache(maxsize=1 << 14)
 def box_copy(src: Box, dst: Box) -> Piece | None:
     """The strided copy between the row-major buffers of two boxes of one tensor.
 

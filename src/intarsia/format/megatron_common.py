@@ -1,0 +1,206 @@
+"""The frame of a Megatron-LM checkpoint: which iteration, and the state that is not sharded.
+
+    SAVE/latest_checkpointed_iteration.txt      "10", or "release"
+    SAVE/iter_0000010/metadata.json             {"sharded_backend": "torch_dist", ...}
+    SAVE/iter_0000010/common.pt                 arguments and counters, up to Megatron-core 0.16
+    SAVE/iter_0000010/.metadata                 ... which later are the object `common_state/shard_0_1`
+
+What is written has both homes of the common state, so that every Megatron reads it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile, ZipInfo
+
+from intarsia.errors import FormatError
+from intarsia.format.dcp_metadata import Metadata
+from intarsia.format.torch_zip import read_object, write_object
+from intarsia.format.unpickle import Inert
+from intarsia.store.local import Folder
+
+TRACKER = "latest_checkpointed_iteration.txt"
+BACKEND = "metadata.json"
+METADATA = ".metadata"
+COMMON_FILE = "common.pt"
+COMMON_OBJECT = "common_state/shard_0_1"
+RELEASE = "release"
+_ITERATION = re.compile(r"^iter_(\d{7,})$")
+_LEGACY = "mp_rank_0*"
+
+
+def find_checkpoint(path: Path) -> Path | None:
+    """The folder with the tensors: the path itself, the tracked iteration, or the only one."""
+    if not path.is_dir():
+        return None
+    if _is_torch_dist(path):
+        return path
+    tracked = _tracked(path)
+    found = [tracked] if tracked else _iterations(path)
+    candidates = [folder for folder in found if _is_torch_dist(folder)]
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def refuse_legacy(path: Path) -> None:
+    """Say what to do with shards that Megatron wrote as one pickle per rank."""
+    folders = [path, _tracked(path) or path, *_iterations(path)]
+    for folder in folders:
+        if any(folder.glob(_LEGACY)):
+            raise FormatError(
+                f"{folder} holds one pickle per model-parallel rank (Megatron's format `torch`)",
+                hint="load and save it once with Megatron's --ckpt-convert-format torch_dist",
+            )
+
+
+def iteration_of(folder: Path, common: Mapping[str, Any]) -> int:
+    """The training step that a checkpoint was saved at."""
+    named = _ITERATION.match(folder.name)
+    said = common.get("iteration")
+    return said if isinstance(said, int) else int(named[1]) if named else 0
+
+
+def _is_torch_dist(folder: Path) -> bool:
+    return (folder / METADATA).is_file() and _backend(folder) == "torch_dist"
+
+
+def _backend(folder: Path) -> str | None:
+    try:
+        said = json.loads((folder / BACKEND).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return said.get("sharded_backend") if isinstance(said, dict) else None
+
+
+def _tracked(path: Path) -> Path | None:
+    try:
+        word = (path / TRACKER).read_text().strip()
+    except (OSError, ValueError):
+        return None
+    if word == RELEASE:
+        return path / RELEASE
+    return path / f"iter_{int(word):07d}" if word.isdecimal() else None
+
+
+def _iterations(path: Path) -> list[Path]:
+    return [p for p in sorted(path.iterdir()) if p.is_dir() and _ITERATION.match(p.name)]
+
+
+def read_common(folder: Folder, metadata: Metadata) -> dict[str, Any]:
+    """The state that is not sharded, as inert values; empty where a checkpoint has none."""
+    if (folder.root / COMMON_FILE).is_file():
+        data, where = folder.read_all(COMMON_FILE), f"{folder.root / COMMON_FILE}"
+    elif COMMON_OBJECT in metadata.objects:
+        found = metadata.objects[COMMON_OBJECT]
+        data = folder.read(found.file, found.start_bytes, found.length_bytes)
+        where = f"{folder.root / found.file} (`{COMMON_OBJECT}`)"
+    else:
+        return {}
+    state = read_object(data, where)
+    # A sharded object is saved as a list of one.
+    state = state[0] if isinstance(state, list) and len(state) == 1 else state
+    if not isinstance(state, dict):
+        raise FormatError(f"the common state is no dictionary - at {where}")
+    return state
+
+
+def arguments_of(common: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of the run that saved a checkpoint, as plain fields."""
+    args = common.get("args")
+    return args.fields if isinstance(args, Inert) else args if isinstance(args, dict) else {}
+
+
+def whole(args: Mapping[str, Any], name: str) -> int | None:
+    """An argument that is a whole number, at least one."""
+    value = args.get(name)
+    return value if type(value) is int and value > 0 else None
+
+
+def backend_file() -> bytes:
+    """The `metadata.json` by which Megatron knows a checkpoint."""
+    return json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}).encode()
+
+
+def common_state(
+    args: Mapping[str, Any], iteration: int, optimizer: Mapping[Any, Any] | None
+) -> dict[str, Any]:
+    """The common state of a checkpoint that is written."""
+    content: dict[str, Any] = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+    state: dict[str, Any] = {
+        "args": Namespace(**args),
+        "checkpoint_version": 3.0,
+        "iteration": iteration,
+        "num_floating_point_operations_so_far": 0,
+        "content_metadata": content,
+    }
+    if optimizer is not None:
+        content["distrib_optim_sharding_type"] = "fully_reshardable"
+        state["optimizer"] = dict(optimizer)
+    return state
+
+
+def archive(state: Any) -> bytes:
+    """A `torch.save` archive of plain values and namespaces, equal for equal states."""
+    out = io.BytesIO()
+    with ZipFile(out, "w") as file:
+        for name, data in (("data.pkl", pickle.dumps(state, 2)), ("byteorder", b"little"), ("version", b"3\n")):
+            file.writestr(ZipInfo(f"archive/{name}"), data)
+    return out.getvalue()
+
+
+def plain(value: Any) -> Any:
+    """What of a value can be written again: numbers, texts, and containers of them."""
+    if isinstance(value, Mapping):
+        pairs = ((k, plain(v)) for k, v in value.items() if type(k) in (str, int))
+        return {k: v for k, v in pairs if v is not DROPPED}
+    if type(value) in (list, tuple):
+        items = [plain(v) for v in value]
+        return DROPPED if DROPPED in items else type(value)(items)
+    return value if type(value) in (type(None), bool, int, float, str) else DROPPED
+
+
+DROPPED = object()
+
+
+def extra_states(names: Iterable[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, bytes]:
+    """Empty objects for the modules of which Megatron asks an `_extra_state`.
+
+    TransformerEngine's modules keep their FP8 history there, Megatron's own keep None, and a
+    strict load fails where one is absent.  Stacked layers and experts have one each.
+    """
+    empty = write_object([None])
+    found: dict[str, bytes] = {}
+    for name in names:
+        module, _, leaf = name.rpartition(".")
+        if leaf not in ("weight", "layer_norm_weight") or _STATELESS.search(module):
+            continue
+        axes: tuple[int, ...] = ()
+        if ".layers." in module and not re.search(r"\.layers\.\d+\.", module):
+            axes = shapes[name][:1]
+        if _EXPERTS in module:
+            axes = (*axes, shapes[name][len(axes)])
+        modules = [module]
+        if module.endswith((".linear_qkv", ".linear_kv_up_proj")):
+            modules.append(f"{module.rpartition('.')[0]}.core_attention")
+        for each in modules:
+            for shard in _shards(axes or (1,)):
+                found[f"{each}._extra_state/{shard}"] = empty
+    return found
+
+
+_EXPERTS = ".experts.experts."
+_STATELESS = re.compile(r"(^|\.)(word_embeddings|position_embeddings|output_layer|router|conv1d)$")
+
+
+def _shards(axes: tuple[int, ...]) -> Iterable[str]:
+    whole_ = ".".join(map(str, axes))
+    indices: list[tuple[int, ...]] = [()]
+    for n in axes:
+        indices = [(*index, i) for index in indices for i in range(n)]
+    return (f"shard_{'.'.join(map(str, index))}_{whole_}" for index in indices)
