@@ -1,32 +1,106 @@
-"""Model families: which logical tensors a model has, from its `config.json`."""
+"""Model families: which tensors a model has in each dialect, from its `config.json`."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from functools import lru_cache
 from importlib import import_module
 
-from intarsia.family.spec import Config, Param, Table
+from intarsia.family.spec import Config, Known, Layer, Param, Rows, Table
+
+Fill = Callable[[Table], None]
 
 _FILES = {
+    "cwm": "llama",
+    "deepseek_v2": "deepseek_v3",
+    "deepseek_v3": "deepseek_v3",
+    "ernie4_5": "llama",
+    "gemma": "gemma",
+    "gemma2": "gemma",
+    "gemma3": "gemma",
+    "gemma3_text": "gemma",
+    "glm4_moe": "glm4_moe",
+    "glm4_moe_lite": "deepseek_v3",
+    "gpt_oss": "gpt_oss",
+    "granite": "llama",
+    "kimi_k2": "deepseek_v3",
     "llama": "llama",
+    "ministral": "llama",
+    "ministral3": "llama",
     "mistral": "llama",
+    "mistral3": "llama",
+    "mixtral": "mixtral",
+    "olmoe": "olmoe",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_moe": "qwen2_moe",
+    "qwen2_vl": "qwen2",
     "qwen3": "qwen3",
+    "qwen3_5": "qwen3_5",
+    "qwen3_5_moe": "qwen3_5",
+    "qwen3_5_moe_text": "qwen3_5",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_moe": "qwen3_moe",
+    "qwen3_next": "qwen3_next",
+    "qwen3_vl": "qwen3",
+    "seed_oss": "llama",
+    "smollm3": "llama",
+    "solar_open": "glm4_moe",
 }
 """The file that knows each `model_type`."""
 
+_REGISTERED: dict[str, Fill] = {}
 
-def table_for(config: Config | None) -> Table | None:
+
+def register(model_type: str, fill: Fill) -> None:
+    """Have `fill` write the table of a `model_type`, in place of the library's own if it has one."""
+    _REGISTERED[model_type] = fill
+    _table.cache_clear()
+
+
+def model_types() -> tuple[str, ...]:
+    """Every `model_type` that has a table."""
+    return tuple(sorted({*_FILES, *_REGISTERED}))
+
+
+def table_for(config: Config | None, *, zero_centered: bool | None = None) -> Table | None:
     """The family's table for a model configuration; None where the family is not known.
+
+    `zero_centered` is Megatron's `layernorm_zero_centered_gamma` where a checkpoint's stored
+    arguments give it; otherwise the table takes Megatron-Bridge's convention, which is the hub's.
+    A table is shared between callers and is not to be changed.
 
         >>> table_for({"model_type": "gpt2"}) is None
         True
     """
     model_type = (config or {}).get("model_type")
-    if config is None or model_type not in _FILES:
+    if config is None or (model_type not in _FILES and model_type not in _REGISTERED):
         return None
-    module = import_module(f"intarsia.family.{_FILES[model_type]}")
-    table = Table(str(model_type), config)
-    module.fill(table)
+    return _table(json.dumps(config, sort_keys=True, default=str), zero_centered)
+
+
+@lru_cache(maxsize=8)
+def _table(config: str, zero_centered: bool | None) -> Table:
+    table = Table("", json.loads(config), zero_centered)
+    table.family = str(table.config["model_type"])
+    fill = _REGISTERED.get(table.family)
+    if fill is None:
+        fill = import_module(f"intarsia.family.{_FILES[table.family]}").fill
+    fill(table)
     return table
 
 
-__all__ = ["Config", "Param", "Table", "table_for"]
+__all__ = [
+    "Config",
+    "Fill",
+    "Known",
+    "Layer",
+    "Param",
+    "Rows",
+    "Table",
+    "model_types",
+    "register",
+    "table_for",
+]

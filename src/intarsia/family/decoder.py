@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from intarsia.family.spec import DISK, Layer, Table
+from intarsia.errors import FamilyError
+from intarsia.family.spec import Layer, Table
 from intarsia.family.verbs import by_group, by_group_with_gate, gated, stacked
 from intarsia.mesh import Rule
 
@@ -34,9 +35,7 @@ def embeddings(t: Table, *, tied: bool = False, head: str = "lm_head.weight") ->
         megatron="decoder.final_layernorm.weight",
         shift=t.shift(),
     )
-    last.tensor(
-        head, vocab, hidden, tp=0, module="lm_head.weight", megatron="output_layer.weight"
-    )
+    last.tensor(head, vocab, hidden, tp=0, module="lm_head.weight", megatron="output_layer.weight")
     outer = t.config.get("tie_word_embeddings")
     if outer if isinstance(outer, bool) else t.flag("tie_word_embeddings", tied):
         t.tie(head, to=table)
@@ -132,7 +131,8 @@ def experts(
     """Gated experts: one tensor each on the hub, one stack per layer elsewhere."""
     t, hidden = at.table, at.table.number("hidden_size")
     gate, up, down = parts
-    rows, columns = [], []
+    rows: list[str] = []
+    columns: list[str] = []
     disk, optional = t.dialects["hf"], at.optional
     for e in range(count):
         across = Rule(tp=0, expert=(e, count), layer=at.stage)
@@ -148,10 +148,10 @@ def experts(
             group.append(name)
     pairs = stacked(gated, per=2)
     both, one = Rule(ep=0, tp=1, layer=at.stage), Rule(ep=0, tp=2, layer=at.stage)
-    for dialect, base in (("hf-fused", at.hf), ("hf-module", at.module)):
-        if base is not None:
-            t.store((dialect,), f"{base}mlp.experts.gate_up_proj", pairs, *rows, rule=both)
-            t.store((dialect,), f"{base}mlp.experts.down_proj", stacked(), *columns, rule=one)
+    for dialect, root in (("hf-fused", at.hf), ("hf-module", at.module)):
+        if root is not None:
+            t.store((dialect,), f"{root}mlp.experts.gate_up_proj", pairs, *rows, rule=both)
+            t.store((dialect,), f"{root}mlp.experts.down_proj", stacked(), *columns, rule=one)
     at.fused("mlp.experts.experts.linear_fc1.weight", pairs, *rows, ep=0, tp=1)
     at.fused("mlp.experts.experts.linear_fc2.weight", stacked(), *columns, ep=0, tp=2)
 
@@ -161,14 +161,14 @@ def shared_expert(at: Layer, inner: int, *, hf: str = "mlp.shared_experts.") -> 
     mlp(at, inner, hf=hf, megatron="mlp.shared_experts.")
 
 
-__all__ = [
-    "DISK",
-    "attention",
-    "embeddings",
-    "experts",
-    "heads_of",
-    "mlp",
-    "norms",
-    "router",
-    "shared_expert",
-]
+def is_sparse(t: Table, layer: int) -> bool:
+    """Whether a Qwen layer has experts: every `decoder_sparse_step`-th one that is not excepted."""
+    step = t.number("decoder_sparse_step", default=1)
+    if step < 1:
+        raise FamilyError(f"config.json: decoder_sparse_step is {step}")
+    return layer not in t.numbers("mlp_only_layers") and (layer + 1) % step == 0
+
+
+def count_experts(t: Table) -> int:
+    """How many routed experts a layer has."""
+    return t.number("num_experts", "num_local_experts", "n_routed_experts")

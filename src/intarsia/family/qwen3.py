@@ -1,4 +1,7 @@
-"""Qwen3, dense: Llama's parts, and a norm on every query and key head."""
+"""Qwen3, dense: Llama's parts, and a norm on every query and key head.
+
+The text model, alone or inside Qwen3-VL, whose vision tower is carried name by name.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from intarsia.family.spec import Table
 
 
 def fill(t: Table) -> None:
-    layers, bias = t.number("num_hidden_layers"), t.flag("attention_bias")
-    decoder.embeddings(t, layers)
-    for layer in range(layers):
-        decoder.attention(t, layer, layers, bias=bias, out_bias=bias)
-        decoder.head_norms(t, layer, layers)
-        decoder.gated_mlp(t, layer, layers)
-        decoder.block_norms(t, layer, layers)
+    if t.wrapped:
+        t.wrap("model.language_model.", "model.language_model.")
+    bias = t.flag("attention_bias")
+    decoder.embeddings(t)
+    for at in t.layers():
+        decoder.norms(at)
+        decoder.attention(at, bias=bias, out_bias=bias, head_norms=True, width=128)
+        decoder.mlp(at, t.number("intermediate_size"))

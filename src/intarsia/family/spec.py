@@ -143,6 +143,15 @@ class Table:
         nested = self.config.get("text_config")
         return nested if isinstance(nested, Mapping) else self.config
 
+    @property
+    def wrapped(self) -> bool:
+        """Whether the configuration is a vision-language wrapper's."""
+        return "text_config" in self.config
+
+    def wrap(self, hf: str, module: str) -> None:
+        """Say what the text model's names begin with inside a vision-language wrapper."""
+        self.hf, self.module, self.megatron = hf, module, "language_model."
+
     def number(self, *names: str, default: int | None = None) -> int:
         """The first of these whole numbers that the configuration gives."""
         for name in names:

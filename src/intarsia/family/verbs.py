@@ -53,9 +53,7 @@ def by_group_with_gate(groups: int, width: int) -> Verb:
     def verb(q: Layout, k: Layout, v: Layout) -> Layout:
         tail = q.shape[1:]
         heads = q.reshape(groups, -1, 2, width, *tail)
-        query, gate = (
-            heads.narrow(2, i, i + 1).reshape(groups, -1, *tail) for i in (0, 1)
-        )
+        query, gate = (heads.narrow(2, i, i + 1).reshape(groups, -1, *tail) for i in (0, 1))
         parts = [query, gate, *(x.reshape(groups, -1, *tail) for x in (k, v))]
         return concat(parts, axis=1).reshape(-1, *tail)
 

@@ -31,6 +31,8 @@ from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
 from intarsia.store.local import Folder
 
 METADATA = ".metadata"
+PAGE_BYTES = 4096
+LINE_BYTES = 64
 
 
 class Dcp:
@@ -157,10 +159,10 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         for box, ranks in holders(mesh, target.shape, target.rule).items():
             rank = min(ranks, key=lambda r: (ends[r], r))
             wrap: Frame = frame(target.dtype, box.shape)
-            file, at = f"__{rank}_0.distcp", ends[rank]
+            file, at = f"__{rank}_0.distcp", aligned(ends[rank], wrap)
             placed.append(Slot(box, file, at + wrap.start_bytes, wrap))
             records.append(ChunkRecord(box.offsets, box.shape, file, at, wrap.length_bytes))
-            ends[rank] += wrap.length_bytes
+            ends[rank] = at + wrap.length_bytes
         slots[target.name] = tuple(placed)
         tensors[target.name] = TensorRecord(target.name, target.dtype, target.shape, tuple(records))
     fixed, objects = [], {}
@@ -172,6 +174,15 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
     paths = {name: (name,) for name in (*tensors, *objects)}
     closing = {METADATA: write_metadata(Metadata(tensors, objects, paths, {}))}
     return Arrangement(files, slots, fixed, closing)
+
+
+def aligned(end_bytes: int, wrap: Frame) -> int:
+    """Where the next archive begins, so that large elements start at a page and small ones at a line.
+
+    Readers go by the offsets of the metadata, so the gaps before archives mean nothing to them.
+    """
+    to = PAGE_BYTES if wrap.length_bytes >= 16 * PAGE_BYTES else LINE_BYTES
+    return end_bytes + -(end_bytes + wrap.start_bytes) % to
 
 
 @lru_cache(maxsize=1 << 14)

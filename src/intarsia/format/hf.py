@@ -141,9 +141,10 @@ def _indexed(folder: Folder) -> Iterable[tuple[str, list[str]]]:
         ) from error
     held: dict[str, list[str]] = {}
     for name, file in pairs:
-        if Path(file).name != file or file in ("", ".", ".."):
-            raise FormatError(f"{where} sends {name!r} to {file!r}, outside its folder")
         held.setdefault(file, []).append(name)
+    for file, names in held.items():
+        if Path(file).name != file or file in ("", ".", ".."):
+            raise FormatError(f"{where} sends {names[0]!r} to {file!r}, outside its folder")
     absent = [file for file in held if not (folder.root / file).is_file()]
     if absent:
         lost = sum(len(held[file]) for file in absent)

@@ -15,7 +15,8 @@ import json
 import pickle
 import re
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile, ZipInfo
@@ -33,30 +34,43 @@ COMMON_FILE = "common.pt"
 COMMON_OBJECT = "common_state/shard_0_1"
 RELEASE = "release"
 _ITERATION = re.compile(r"^iter_(\d{7,})$")
-_LEGACY = "mp_rank_0*"
 
 
-def find_checkpoint(path: Path) -> Path | None:
+def looks_like_megatron(path: Path) -> bool:
+    """Whether a folder is, or leads to, a checkpoint of Megatron's own formats."""
+    return path.is_dir() and any(_is_torch_dist(p) or _is_legacy(p) for p in _candidates(path))
+
+
+def find_checkpoint(path: Path) -> Path:
     """The folder with the tensors: the path itself, the tracked iteration, or the only one."""
-    if not path.is_dir():
-        return None
-    if _is_torch_dist(path):
-        return path
-    tracked = _tracked(path)
-    found = [tracked] if tracked else _iterations(path)
-    candidates = [folder for folder in found if _is_torch_dist(folder)]
-    return candidates[0] if len(candidates) == 1 else None
+    found = [p for p in _candidates(path) if _is_torch_dist(p)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise FormatError(
+            f"{path} holds {len(found)} checkpoints ({found[0].name} to {found[-1].name}) and no"
+            f" {TRACKER}",
+            hint="give the folder of one iteration",
+        )
+    legacy = [p for p in _candidates(path) if _is_legacy(p)]
+    if legacy:
+        raise FormatError(
+            f"{legacy[0]} holds one pickle per model-parallel rank (Megatron's format `torch`)",
+            hint="load and save it once with Megatron's --ckpt-convert-format torch_dist",
+        )
+    raise FormatError(f"{path} holds no torch_dist checkpoint")
 
 
-def refuse_legacy(path: Path) -> None:
-    """Say what to do with shards that Megatron wrote as one pickle per rank."""
-    folders = [path, _tracked(path) or path, *_iterations(path)]
-    for folder in folders:
-        if any(folder.glob(_LEGACY)):
-            raise FormatError(
-                f"{folder} holds one pickle per model-parallel rank (Megatron's format `torch`)",
-                hint="load and save it once with Megatron's --ckpt-convert-format torch_dist",
-            )
+def _candidates(path: Path) -> list[Path]:
+    """The folders that may hold the tensors: the path, else the tracked one, else all."""
+    if (path / METADATA).is_file() or _is_legacy(path):
+        return [path]
+    tracked = tracked_folder(path)
+    return [tracked] if tracked is not None else _iterations(path)
+
+
+def _is_legacy(folder: Path) -> bool:
+    return any(folder.glob("mp_rank_0*"))
 
 
 def iteration_of(folder: Path, common: Mapping[str, Any]) -> int:
@@ -78,7 +92,8 @@ def _backend(folder: Path) -> str | None:
     return said.get("sharded_backend") if isinstance(said, dict) else None
 
 
-def _tracked(path: Path) -> Path | None:
+def tracked_folder(path: Path) -> Path | None:
+    """The folder of the iteration that a tracker file names, if there is such a file."""
     try:
         word = (path / TRACKER).read_text().strip()
     except (OSError, ValueError):
@@ -168,39 +183,29 @@ def plain(value: Any) -> Any:
 DROPPED = object()
 
 
-def extra_states(names: Iterable[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, bytes]:
+def extra_states(leading: Mapping[str, tuple[int, ...]]) -> dict[str, bytes]:
     """Empty objects for the modules of which Megatron asks an `_extra_state`.
 
     TransformerEngine's modules keep their FP8 history there, Megatron's own keep None, and a
-    strict load fails where one is absent.  Stacked layers and experts have one each.
+    load fails where one is absent.  Stacked layers and experts have one each: `leading` gives
+    the axes of them that the tensors of a checkpoint have.
     """
     empty = write_object([None])
     found: dict[str, bytes] = {}
-    for name in names:
+    for name, axes in leading.items():
         module, _, leaf = name.rpartition(".")
         if leaf not in ("weight", "layer_norm_weight") or _STATELESS.search(module):
             continue
-        axes: tuple[int, ...] = ()
-        if ".layers." in module and not re.search(r"\.layers\.\d+\.", module):
-            axes = shapes[name][:1]
-        if _EXPERTS in module:
-            axes = (*axes, shapes[name][len(axes)])
         modules = [module]
-        if module.endswith((".linear_qkv", ".linear_kv_up_proj")):
+        if _ATTENDING.search(module):
             modules.append(f"{module.rpartition('.')[0]}.core_attention")
-        for each in modules:
-            for shard in _shards(axes or (1,)):
-                found[f"{each}._extra_state/{shard}"] = empty
+        counts = axes or (1,)
+        whole_ = ".".join(map(str, counts))
+        for index in product(*map(range, counts)):
+            for each in modules:
+                found[f"{each}._extra_state/shard_{'.'.join(map(str, index))}_{whole_}"] = empty
     return found
 
 
-_EXPERTS = ".experts.experts."
 _STATELESS = re.compile(r"(^|\.)(word_embeddings|position_embeddings|output_layer|router|conv1d)$")
-
-
-def _shards(axes: tuple[int, ...]) -> Iterable[str]:
-    whole_ = ".".join(map(str, axes))
-    indices: list[tuple[int, ...]] = [()]
-    for n in axes:
-        indices = [(*index, i) for index in indices for i in range(n)]
-    return (f"shard_{'.'.join(map(str, index))}_{whole_}" for index in indices)
+_ATTENDING = re.compile(r"\.(linear_qkv|linear_kv_up_proj)$")

@@ -1,20 +1,25 @@
-"""Megatron's names on disk, and the rows of a family's table that they hold.
+"""Megatron's names on disk, taken apart, and the rows of a family's table that they hold.
 
 A table has one row per layer, as `decoder.layers.3.mlp.linear_fc1.weight`.  On disk the layers
-of a homogeneous model are one tensor with a layer axis, `decoder.layers.mlp.linear_fc1.weight`;
-the experts of a layer are one tensor with an expert axis, or one each; a gated projection is
-one tensor, or a half each (`_w` the gate, `_v` the rest); and the vocabulary may be padded.
+of a homogeneous model are one tensor with a layer axis, `decoder.layers.mlp.linear_fc1.weight`,
+the experts of a layer are one tensor with an expert axis, and a gated projection is one tensor
+of two halves.  Other checkpoints of the same model keep each layer, each expert
+(`experts.experts.7.linear_fc1.weight`) and each half (`_w` the gate, `_v` the rest) apart.
+
+We always plan in the smallest parts, each named in the second way.  A stack is then nothing
+but parts whose chunks are listed under one name, so it costs no more than they do.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
 
 from intarsia.errors import FamilyError
-from intarsia.family import Param, Table
-from intarsia.layout import Layout, concat, padding, stack
+from intarsia.family import Known, Param, Table
+from intarsia.layout import Layout, Piece, concat, padding, stack
 from intarsia.mesh import Mesh, Rule, Shape
 
 DIALECTS = {"te": "megatron", "local": "megatron-local"}
@@ -24,154 +29,188 @@ _LAYER = re.compile(r"^(?P<head>(?:.+\.)?layers)\.(?P<layer>\d+)\.(?P<rest>.+)$"
 _STACKED = re.compile(r"^(?P<head>(?:.+\.)?layers)\.(?P<rest>[^\d].*)$")
 _EXPERT = re.compile(r"^(?P<head>.+\.experts\.experts)\.(?P<expert>\d+)\.(?P<rest>.+)$")
 _HALF = re.compile(r"^(?P<whole>.+\.linear_fc1\.(?:weight|bias))_(?P<half>[wv])$")
+_EXPERTS = ".experts.experts."
 _VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
+_WRAPPERS = ("module.", "model.")
 
 
-class Rows:
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A name taken apart; `head` is set where it belongs to a layer, or to all of them."""
+
+    rest: str
+    head: str = ""
+    layer: int | None = None
+    expert: int | None = None
+    half: int | None = None
+
+    @staticmethod
+    def parse(name: str) -> Key:
+        """The parts of a name.
+
+        >>> Key.parse("decoder.layers.3.mlp.experts.experts.7.linear_fc1.weight_v")
+        Key(rest='mlp.experts.experts.linear_fc1.weight', head='decoder.layers', layer=3, expert=7, half=1)
+        """
+        half = expert = None
+        if parts := _HALF.match(name):
+            name, half = parts["whole"], "wv".index(parts["half"])
+        if parts := _EXPERT.match(name):
+            name, expert = f"{parts['head']}.{parts['rest']}", int(parts["expert"])
+        if parts := _LAYER.match(name):
+            return Key(parts["rest"], parts["head"], int(parts["layer"]), expert, half)
+        if parts := _STACKED.match(name):
+            return Key(parts["rest"], parts["head"], None, expert, half)
+        return Key(name, "", None, expert, half)
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the first axis counts layers."""
+        return bool(self.head) and self.layer is None
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether the next axis counts experts."""
+        return _EXPERTS in f".{self.rest}" and self.expert is None
+
+    @property
+    def whole(self) -> Key:
+        """The tensor of all layers, experts and halves."""
+        return Key(self.rest, self.head)
+
+    def __str__(self) -> str:
+        rest = self.rest
+        if self.expert is not None:
+            rest = rest.replace("experts.experts.", f"experts.experts.{self.expert}.", 1)
+        if self.half is not None:
+            rest += "_" + "wv"[self.half]
+        layer = "" if self.layer is None else f"{self.layer}."
+        return f"{self.head}.{layer}{rest}" if self.head else rest
+
+
+class MegatronRows:
     """The rows of a table, found by any of the names that Megatron gives them."""
 
     def __init__(self, table: Table) -> None:
         self.family = table.family
-        self.rows: dict[str, Param] = {}
-        for dialect in reversed(DIALECTS.values()):
-            self.rows |= table.dialects.get(dialect, {})
-        self._layers: dict[str, int] = {}
+        self.rows = Known(table.dialects[dialect] for dialect in DIALECTS.values())
+        self.layers: dict[str, int] = {}
         for name in self.rows:
-            if parts := _LAYER.match(name):
-                seen = self._layers.get(parts["head"], 0)
-                self._layers[parts["head"]] = max(seen, int(parts["layer"]) + 1)
+            key = Key.parse(name)
+            if key.layer is not None:
+                self.layers[key.head] = max(self.layers.get(key.head, 0), key.layer + 1)
+        self._experts: dict[Key, list[Param]] = {}
 
-    def find(self, key: str, shape: Shape) -> Param | None:
-        """What a stored tensor holds; None where the table has no such row."""
-        row = self._row(key)
+    def bare(self, name: str) -> str:
+        """A name without the prefixes of wrappers."""
+        while self.row(Key.parse(name)) is None:
+            prefix = next((p for p in _WRAPPERS if name.startswith(p)), None)
+            if prefix is None:
+                break
+            name = name.removeprefix(prefix)
+        return name
+
+    def find(self, key: Key, shape: Shape) -> Param | None:
+        """What a stored tensor of this name and shape holds; None where no row has the name."""
+        row = self.row(key)
         if row is None:
             return None
-        row = _padded(row, shape)
+        row = padded(row, shape)
         if row.layout.shape != shape:
             raise FamilyError(
                 f"`{key}` has shape {list(shape)}, the configuration of {self.family} gives"
                 f" {list(row.layout.shape)}",
                 hint="the configuration is another model's, or the tensor is damaged",
             )
-        return replace(row, name=key)
+        return row
 
-    def knows(self, key: str) -> bool:
-        """Whether a name is that of a row, in any spelling."""
-        return self._row(key) is not None
-
-    def _row(self, key: str) -> Param | None:
-        if key in self.rows:
-            return self.rows[key]
-        if parts := _HALF.match(key):
-            row = self._row(parts["whole"])
-            return row and _half(row, parts["half"] == "v")
-        if parts := _EXPERT.match(key):
-            row = self._row(f"{parts['head']}.{parts['rest']}")
-            return row and _expert(row, int(parts["expert"]))
-        if parts := _STACKED.match(key):
-            head, rest = parts["head"], parts["rest"]
-            found = [self._row(f"{head}.{n}.{rest}") for n in range(self._layers.get(head, 0))]
-            rows = [row for row in found if row is not None]
-            return stacked(key, rows) if rows and len(rows) == len(found) else None
-        return None
-
-
-def stacked(name: str, rows: Iterable[Param]) -> Param:
-    """The rows of all layers as one tensor with a layer axis in front."""
-    listed = list(rows)
-    rule = listed[0].rule
-    shifted = Rule(
-        tp=None if rule.tp is None else rule.tp + 1,
-        ep=None if rule.ep is None else rule.ep + 1,
-        expert=rule.expert,
-    )
-    return Param(name, stack([row.layout for row in listed]), shifted, listed[0].shift)
+    def row(self, key: Key) -> Param | None:
+        """The row of a name, before any padding."""
+        if key.half is not None:
+            row = self.row(replace(key, half=None))
+            return row and half_of(row, key.half)
+        if key.expert is not None:
+            together = replace(key, expert=None)
+            if together not in self._experts:
+                row = self.row(together)
+                self._experts[together] = experts_of(row) if row else []
+            found = self._experts[together]
+            return found[key.expert] if key.expert < len(found) else None
+        if not key.stacked:
+            name = str(key)
+            return self.rows.get(name)
+        found_ = [self.row(replace(key, layer=n)) for n in range(self.layers.get(key.head, 0))]
+        rows = [row for row in found_ if row is not None]
+        return _stacked(str(key), rows) if rows and len(rows) == len(found_) else None
 
 
-def _half(row: Param, second: bool) -> Param | None:
+def _stacked(name: str, rows: list[Param]) -> Param:
+    rule = rows[0].rule
+    tp = None if rule.tp is None else rule.tp + 1
+    ep = None if rule.ep is None else rule.ep + 1
+    return Param(name, stack([r.layout for r in rows]), Rule(tp, ep, rule.expert), rows[0].shift)
+
+
+def half_of(row: Param, half: int) -> Param:
+    """The first or second half of a gated projection."""
     axis = 1 if row.rule.ep is not None else 0
-    size = row.layout.shape[axis]
-    if size % 2 or axis >= len(row.layout.shape):
-        return None
-    lo = size // 2 if second else 0
-    return replace(row, layout=row.layout.narrow(axis, lo, lo + size // 2))
+    middle = row.layout.shape[axis] // 2
+    return replace(row, layout=row.layout.narrow(axis, middle * half, middle * (half + 1)))
 
 
-def _expert(row: Param, index: int) -> Param | None:
-    axis = row.rule.ep
-    if axis is None or index >= row.layout.shape[axis]:
-        return None
-    shape, tp = row.layout.shape, row.rule.tp
-    layout = row.layout.narrow(axis, index, index + 1).reshape(*shape[:axis], *shape[axis + 1 :])
-    tp = tp - 1 if tp is not None and tp > axis else tp
-    return Param(row.name, layout, Rule(tp, None, (index, shape[axis]), row.rule.layer), row.shift)
+def experts_of(row: Param) -> list[Param]:
+    """Each expert of a row that stacks them on its first axis, in one pass over its pieces."""
+    if row.rule.ep != 0:
+        return []
+    (count, *rest), tp = row.layout.shape, row.rule.tp
+    size = prod(rest)
+    held: list[list[Piece]] = [[] for _ in range(count)]
+    for piece in row.layout.aligned(size):
+        held[piece.at // size].append(replace(piece, at=piece.at % size))
+        assert piece.at % size + piece.span < size, "a piece that is aligned stays in its expert"
+    tp = None if tp is None else tp - 1
+    return [
+        Param(row.name, Layout(tuple(rest), tuple(pieces)), Rule(tp, None, (e, count), row.rule.layer), row.shift)
+        for e, pieces in enumerate(held)
+    ]
 
 
-def _padded(row: Param, shape: Shape) -> Param:
-    """A vocabulary row with the padding that the stored shape shows."""
+def padded(row: Param, shape: Shape) -> Param:
+    """A vocabulary row with the padding that a stored shape shows."""
     have = row.layout.shape
     if not row.name.endswith(_VOCABULARY) or len(shape) != len(have) or shape[0] <= have[0]:
         return row
-    extra = padding(shape[0] - have[0], *have[1:])
-    return replace(row, layout=concat([row.layout, extra]))
+    return replace(row, layout=concat([row.layout, padding(shape[0] - have[0], *have[1:])]))
 
 
 def torch_dist_rows(
     table: Table, mesh: Mesh, *, spec: str = "te", pad_to: int | None = None
 ) -> list[Param]:
-    """The tensors of a model as Megatron stores them: layers stacked where they are alike.
+    """The tensors of a model as Megatron stores them, in the smallest parts.
 
     `pad_to` pads the vocabulary to a multiple of `pad_to * tp`, as Megatron-LM does in training
     (128 there); None leaves it as it is, as Megatron-Bridge does.
     """
-    rows = table.dialects.get(DIALECTS[spec], {})
+    rows = table.dialects[DIALECTS[spec]]
     if not rows:
         raise FamilyError(
             f"the family {table.family!r} has no Megatron table",
             hint="convert to hf or dcp, or add the family's Megatron rows",
         )
-    listed = [_stretched(row, mesh, pad_to) for row in rows.values()]
-    return list(_stack_alike(listed))
+    return [part for row in rows.values() for part in _parts(row, mesh, pad_to)]
 
 
-def _stretched(row: Param, mesh: Mesh, pad_to: int | None) -> Param:
-    if pad_to is None or not row.name.endswith(_VOCABULARY):
-        return row
-    step = pad_to * mesh.tp
-    rows = -(-row.layout.shape[0] // step) * step
-    return _padded(row, (rows, *row.layout.shape[1:]))
-
-
-def _stack_alike(rows: list[Param]) -> Iterable[Param]:
-    """Rows with those of homogeneous layers put together, each at the place of its first."""
-    layers: dict[str, dict[int, dict[str, Param]]] = {}
-    for row in rows:
-        if parts := _LAYER.match(row.name):
-            of_layer = layers.setdefault(parts["head"], {}).setdefault(int(parts["layer"]), {})
-            of_layer[parts["rest"]] = row
-    alike = {head for head, found in layers.items() if _homogeneous(head, found)}
-    for row in rows:
-        parts = _LAYER.match(row.name)
-        if parts is None or parts["head"] not in alike:
-            yield row
-        elif int(parts["layer"]) == 0:
-            found = layers[parts["head"]]
-            of_all = [found[n][parts["rest"]] for n in range(len(found))]
-            yield stacked(f"{parts['head']}.{parts['rest']}", of_all)
-
-
-def _homogeneous(head: str, layers: Mapping[int, Mapping[str, Param]]) -> bool:
-    """Whether Megatron stacks these layers; those that predict further tokens stay apart."""
-    if head.startswith("mtp") or sorted(layers) != [*range(len(layers))]:
-        return False
-    forms = [
-        {rest: (row.layout.shape, row.shift) for rest, row in of_layer.items()}
-        for of_layer in layers.values()
-    ]
-    return all(form == forms[0] for form in forms)
-
-
-def renamed(layout: Layout, prefix: str) -> Layout:
-    """The same layout over tensors whose names begin with `prefix`."""
-    pieces = tuple(replace(piece, tensor=prefix + piece.tensor) for piece in layout.pieces)
-    return Layout(layout.shape, pieces)
+def _parts(row: Param, mesh: Mesh, pad_to: int | None) -> Iterator[Param]:
+    key = Key.parse(row.name)
+    if pad_to is not None and row.name.endswith(_VOCABULARY):
+        step = pad_to * mesh.tp
+        rows = -(-row.layout.shape[0] // step) * step
+        row = padded(row, (rows, *row.layout.shape[1:]))
+    halves = key.rest.endswith(("linear_fc1.weight", "linear_fc1.bias"))
+    experts = experts_of(row) if key.of_experts else []
+    for expert, one in enumerate(experts) if experts else ((None, row),):
+        whole = replace(key, expert=expert)
+        if halves and one.layout.shape[0] % 2 == 0:
+            for half in (0, 1):
+                yield replace(half_of(one, half), name=str(replace(whole, half=half)))
+        else:
+            yield replace(one, name=str(whole))

@@ -136,7 +136,8 @@ def _strip(name: str, known: Mapping[str, Any]) -> str:
 def _plain(s: Stored) -> Stored:
     """A stored tensor as its own logical tensor; a mesh cuts its first axis."""
     rule = Rule(tp=0) if len(s.shape) > 1 else Rule()
-    return replace(s, layout=Layout.of(s.name, s.shape), rule=rule)
+    layout = s.layout if s.layout.tensors == (s.name,) else Layout.of(s.name, s.shape)
+    return replace(s, layout=layout, rule=rule)
 
 
 def _logical(stored: Mapping[str, Stored], shapes: Mapping[str, Shape]) -> dict[str, Logical]:

@@ -19,7 +19,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self, cast
 
 from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import FormatError, UnsafeError
@@ -30,9 +30,8 @@ def brief(value: object) -> str:
     small = isinstance(value, int) and value.bit_length() < 256
     if small or isinstance(value, (str, bytes, float, type(None))):
         return reprlib.repr(value)
-    if isinstance(value, (type, Inert)):
-        return f"{value!r}" if isinstance(value, type) else f"{value.name}(...)"
-    return f"a {type(value).__name__}"
+    said = f"{value.name}(...)" if isinstance(value, Inert) else f"a {type(value).__name__}"
+    return repr(value) if isinstance(value, type) else said
 
 
 class _Named(type):
@@ -89,8 +88,8 @@ class Inert(metaclass=_Named):
 @lru_cache(maxsize=1024)
 def inert_class(module: str, name: str, base: type[Inert] = Inert) -> type[Inert]:
     """The stand-in for the class `module.name`."""
-    made: Any = _Named(name, (base,), {"__slots__": (), "__module__": module, "__qualname__": name})
-    return made  # type: ignore[no-any-return]
+    said = {"__slots__": (), "__module__": module, "__qualname__": name}
+    return cast(type[Inert], _Named(name, (base,), said))
 
 
 class Array(Inert):
@@ -167,10 +166,10 @@ def _path(*parts: str) -> str:
     return "/".join(parts).replace("//", "/")
 
 
-def _rebuilt(cls: Any, *args: Any) -> Inert:
+def _rebuilt(cls: Any, *_: Any) -> Inert:
     if not (isinstance(cls, type) and issubclass(cls, Inert)):
         raise FormatError(f"{brief(cls)} is rebuilt, which is no known class")
-    return cls(*args)
+    return cls()
 
 
 _BUILTINS = ("int", "float", "bool", "str", "object", "range", "slice", "long", "xrange")
@@ -188,11 +187,8 @@ _REFUSED = {
     "exec", "compile", "open", "system", "popen", "getattr", "__import__", "hub", "load",
     "cpp_extension", "jit", "package",
 }  # fmt: skip
-_GATHERED: dict[tuple[str, str], Any] = {
-    **{("builtins", k.__name__): k for k in (set, frozenset, list, tuple, dict, bytes, bytearray)},
-    ("_codecs", "encode"): bytes,
-}
-_SOURCES = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
+_KINDS: tuple[Any, ...] = (set, frozenset, list, tuple, dict, bytes, bytearray)
+_GATHERED = {("builtins", k.__name__): k for k in _KINDS} | {("_codecs", "encode"): bytes}
 _FIRST = _Call(lambda value, *_: value)
 _KNOWN: dict[tuple[str, str], Any] = {
     **{("pathlib", p): _Call(_path) for p in _PATHS},
@@ -203,8 +199,7 @@ _KNOWN: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): _Ordered,
     ("collections", "defaultdict"): _Call(lambda *_: {}),
     ("collections", "deque"): _Call(lambda *_: []),
-    ("copyreg", "_reconstructor"): _Call(lambda cls, *_: _rebuilt(cls)),
-    ("copyreg", "__newobj__"): _Call(_rebuilt),
+    ("copyreg", "_reconstructor"): _Call(_rebuilt),
     ("torch", "Size"): _Call(lambda axes=(): _axes(tuple(axes) if type(axes) is list else axes)),
     ("torch", "device"): _Call(lambda kind, *n: ":".join([kind, *(f"{i:d}" for i in n)])),
     ("torch.serialization", "_get_layout"): _FIRST,
@@ -223,8 +218,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         module = _MODULES.get(module, module)
-        found = self.known.get((module, name)) or _KNOWN.get((module, name))
-        if found is not None:
+        if found := self.known.get((module, name)) or _KNOWN.get((module, name)):
             return found
         if module == "torch" and name in BY_TORCH:
             return replace(BY_TORCH[name])
@@ -244,7 +238,10 @@ class _Unpickler(pickle.Unpickler):
         return self.beside(pid)
 
     def _gather(self, kind: Any, items: Any = (), encoding: str = "latin1") -> Any:
-        if type(items) not in _SOURCES or encoding not in ("latin1", "latin-1"):
+        if type(items) not in (list, tuple, dict, str, bytes) or encoding not in (
+            "latin1",
+            "latin-1",
+        ):
             raise FormatError(f"a {kind.__name__} made of a {type(items).__name__}")
         self.left -= len(items)
         if self.left < 0:
@@ -298,5 +295,4 @@ def load_inert(
     except UnsafeError:
         raise
     except Exception as error:  # a hostile pickle can raise any of them
-        cause = f"{type(error).__name__}: {error}"
-        raise FormatError(f"the pickle cannot be read ({cause}) - at {where}") from error
+        raise FormatError(f"the pickle cannot be read ({error!r}) - at {where}") from error

@@ -18,7 +18,7 @@ from intarsia.layout import Loop, Piece
 GAP_RATIO = 0.03
 """A gap is read over where it is at most this part of the run before it."""
 
-LEAST_RUN_BYTES = 512
+LEAST_RUN_BYTES = 64
 """Shorter runs are read together with what lies between them."""
 
 MOST_OVER_READ = 16
@@ -56,12 +56,13 @@ def runs_of(piece: Piece, itemsize: int, base_bytes: int = 0) -> Runs:
     [4, 2052]
     """
     loops = sorted(piece.loops, key=lambda loop: loop.at)
-    reach, taken = 1, 0
+    reach, held, taken = 1, 1, 0
     for loop in loops:
-        short = reach * itemsize < LEAST_RUN_BYTES and loop.at <= MOST_OVER_READ * reach
+        further, more = reach + (loop.n - 1) * loop.at, held * (loop.n if loop.at else 1)
+        short = reach * itemsize < LEAST_RUN_BYTES and further <= MOST_OVER_READ * more
         if loop.at > reach and not short:
             break
-        reach += (loop.n - 1) * loop.at
+        reach, held = further, more
         taken += 1
     outer, inner = tuple(reversed(loops[taken:])), tuple(reversed(loops[:taken]))
     starts = base_bytes + piece.at * itemsize + grid(outer, "at", itemsize)

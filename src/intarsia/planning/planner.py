@@ -93,7 +93,7 @@ class Prover:
             yield f"the parts of `{target.name}` do not tile it: {fault}"
         for stored in sources:
             chunks = stored.chunks
-            if len(chunks) == 1 and chunks[0].box.shape == stored.shape:
+            if len(chunks) == 1 and chunks[0].box == Box.whole(stored.shape):
                 continue
             fault = tiling_fault(stored.shape, tuple(c.box for c in chunks))
             if fault is not None:

@@ -47,6 +47,7 @@ def cast(bits: Bits, src: DType, dst: DType, shift: float = 0.0) -> Bits:
     return plain.numpy().view(bits_dtype(dst)).reshape(bits.shape)
 
 
+@np.errstate(invalid="ignore")
 def as_float64(bits: Bits, dtype: DType) -> NDArray[np.float64]:
     """The numbers that bits stand for."""
     native = {"F64": "f8", "F32": "f4", "F16": "f2", "BOOL": "?", "U8": "u1", "I8": "i1", "I16": "i2",

@@ -13,7 +13,9 @@ import fcntl
 import os
 import shutil
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 WRITEBACK_BYTES = 1 << 20
 _WRITE = 2
+_HERE, _EXCHANGE = -100, 2
 VECTORS = min(1024, os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16)
 
 
@@ -37,10 +40,13 @@ class Staging:
     def __init__(self, destination: str | Path, *, overwrite: bool = False) -> None:
         self.destination = Path(os.path.abspath(destination))
         self.folder = self.destination.parent / f".{self.destination.name}.intarsia-partial"
+        self.lock = self.folder.with_name(f".{self.destination.name}.intarsia-lock")
         self.overwrite = overwrite
         self._open: dict[str, int] = {}
+        self._writing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
         self._lock_fd: int | None = None
+        self._flusher: ThreadPoolExecutor | None = None
 
     def begin(self, need_bytes: int = 0) -> None:
         """Claim the destination: refuse what is in the way, clear what a killed run left."""
@@ -49,9 +55,12 @@ class Staging:
         with naming(parent):
             parent.mkdir(parents=True, exist_ok=True)
             self._claim()
-            for leftover in self.folder.iterdir():
-                if leftover.name != ".lock":
-                    shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            restore(self.folder, self.destination)
+            check_destination(self.destination, self.overwrite)
+            if self.folder.is_symlink():
+                raise StoreError(f"{self.folder} is a symbolic link", hint="remove it")
+            remove(self.folder)
+            self.folder.mkdir()
         free = shutil.disk_usage(parent).free
         if need_bytes > free:
             self.abandon()
@@ -61,21 +70,21 @@ class Staging:
             )
 
     def _claim(self) -> None:
-        if self.folder.is_symlink():
-            raise StoreError(f"{self.folder} is a symbolic link", hint="remove it")
-        self.folder.mkdir(exist_ok=True)
-        fd = os.open(
-            self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644
-        )
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(fd)
-            raise UsageError(
-                f"another process is writing {self.destination}",
-                hint="wait for it, or choose another destination",
-            ) from error
-        self._lock_fd = fd
+        """Lock the destination; the lock lies beside it, so that no rename moves it away."""
+        while True:
+            fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(fd)
+                raise UsageError(
+                    f"another process is writing {self.destination}",
+                    hint="wait for it, or choose another destination",
+                ) from error
+            if self.lock.exists() and os.path.samestat(os.stat(self.lock), os.fstat(fd)):
+                self._lock_fd = fd
+                return
+            os.close(fd)  # its last owner removed it in between
 
     def create(self, file: str, size_bytes: int) -> None:
         """Make a file of a known length."""
@@ -87,8 +96,15 @@ class Staging:
         self._open[file] = fd
 
     def write(self, file: str, start_bytes: int, buffers: Sequence[Buffer]) -> None:
-        """Write buffers one after another at a position of a file, from any thread."""
-        fd = self._fd(file)
+        """Write buffers one after another at a position of a file, from any thread.
+
+        One thread at a time writes a file: the kernel admits no more, and those that wait there
+        spin instead of reading.
+        """
+        with self._writing[file]:
+            self._write(self._fd(file), file, start_bytes, buffers)
+
+    def _write(self, fd: int, file: str, start_bytes: int, buffers: Sequence[Buffer]) -> None:
         views = [v for v in (memoryview(b).cast("B") for b in buffers) if len(v)]
         at = start_bytes
         while views:
@@ -99,7 +115,14 @@ class Staging:
                 count -= len(views.pop(0))
             if count:
                 views[0] = views[0][count:]
-        start_writeback(fd, start_bytes, at - start_bytes)
+        self._write_back(fd, start_bytes, at - start_bytes)
+
+    def _write_back(self, fd: int, start_bytes: int, length_bytes: int) -> None:
+        """Have these bytes go to disk now, aside, so that the final sync finds little to do."""
+        if length_bytes >= WRITEBACK_BYTES and _sync_file_range is not None:
+            if self._flusher is None:
+                self._flusher = ThreadPoolExecutor(1, "intarsia-flush")
+            self._flusher.submit(_sync_file_range, fd, start_bytes, length_bytes, _WRITE)
 
     def write_small(self, file: str, data: bytes) -> None:
         """Write a whole small file."""
@@ -114,6 +137,7 @@ class Staging:
 
     def sync(self) -> None:
         """Make every file written by this process durable, and close it."""
+        self._stop_flushing()
         with self._lock:
             for file, fd in self._open.items():
                 with naming(self.folder / file):
@@ -127,26 +151,14 @@ class Staging:
         with naming(self.destination):
             for folder in {p.parent for p in self.folder.rglob("*")} | {self.folder}:
                 sync_folder(folder)
-            (self.folder / ".lock").unlink()
-            old = None
-            if self.destination.exists():
-                old = self.folder.with_name(self.folder.name + "-replaced")
-                if old.exists():
-                    shutil.rmtree(old) if old.is_dir() else old.unlink()
-                self.destination.rename(old)
-            try:
-                self.folder.rename(self.destination)
-            except OSError:
-                if old is not None:
-                    old.rename(self.destination)
-                raise
+            put_in_place(self.folder, self.destination)
             sync_folder(self.destination.parent)
-            if old is not None:
-                shutil.rmtree(old) if old.is_dir() else old.unlink()
+            remove(self.folder)
         self._unlock()
 
     def abandon(self) -> None:
         """Remove what was written; the destination stays as it was."""
+        self._stop_flushing()
         with self._lock:
             for fd in self._open.values():
                 os.close(fd)
@@ -155,8 +167,14 @@ class Staging:
             shutil.rmtree(self.folder, ignore_errors=True)
             self._unlock()
 
+    def _stop_flushing(self) -> None:
+        if self._flusher is not None:
+            self._flusher.shutdown(cancel_futures=True)
+            self._flusher = None
+
     def _unlock(self) -> None:
         if self._lock_fd is not None:
+            self.lock.unlink(missing_ok=True)
             os.close(self._lock_fd)
             self._lock_fd = None
 
@@ -184,6 +202,52 @@ def check_destination(destination: Path, overwrite: bool) -> None:
         )
 
 
+def put_in_place(folder: Path, destination: Path) -> None:
+    """Make `folder` the destination; what was there is at `folder` then.
+
+    The two change places in one step where the kernel can do that.
+    """
+    if not destination.exists():
+        folder.rename(destination)
+    elif not _exchange(folder, destination):
+        old = _replaced(folder)
+        remove(old)
+        destination.rename(old)
+        try:
+            folder.rename(destination)
+        except OSError:
+            old.rename(destination)
+            raise
+        old.rename(folder)
+
+
+def restore(folder: Path, destination: Path) -> None:
+    """Undo what a run left that was killed while it put `folder` in place in two steps."""
+    old = _replaced(folder)
+    if old.exists() and not destination.exists():
+        old.rename(destination)
+    else:
+        remove(old)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _replaced(folder: Path) -> Path:
+    return folder.with_name(folder.name + "-replaced")
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Let two paths change places in one step; False where that is not to be had."""
+    call = getattr(ctypes.CDLL(None), "renameat2", None)
+    return call is not None and call(_HERE, bytes(a), _HERE, bytes(b), _EXCHANGE) == 0
+
+
 class naming:
     """A guard that turns a failing system call into an error that names the file and the reason."""
 
@@ -202,12 +266,6 @@ class naming:
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             hint = "choose a destination that you may write to"
         raise StoreError(f"{self.path}: {error.strerror or error}", hint=hint) from error
-
-
-def start_writeback(fd: int, start_bytes: int, length_bytes: int) -> None:
-    """Ask the kernel to write these bytes to disk now, so that the final sync finds little to do."""
-    if length_bytes >= WRITEBACK_BYTES and _sync_file_range is not None:
-        _sync_file_range(fd, start_bytes, length_bytes, _WRITE)
 
 
 def _find_sync_file_range() -> Callable[[int, int, int, int], int] | None:

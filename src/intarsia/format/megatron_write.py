@@ -1,0 +1,228 @@
+"""Writing a `torch_dist` checkpoint: parts put under the names and into the files of Megatron.
+
+    DST/latest_checkpointed_iteration.txt
+    DST/config.json and other small files, which the caller writes
+    DST/iter_0000001/  .metadata  metadata.json  common.pt  __<rank>_0.distcp ...
+
+A target is one layer's, one expert's, one half's; under which name it is stored, and where in
+the tensor of that name it lies, follows from its own name and those of its neighbours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from intarsia.dtypes import DType
+from intarsia.errors import UsageError
+from intarsia.family import table_for
+from intarsia.format.base import Arrangement, Slot, WriteOptions
+from intarsia.format.dcp import METADATA, holders
+from intarsia.format.dcp_metadata import (
+    ChunkRecord,
+    Metadata,
+    ObjectRecord,
+    TensorRecord,
+    write_metadata,
+)
+from intarsia.format.megatron_common import (
+    BACKEND,
+    COMMON_FILE,
+    COMMON_OBJECT,
+    TRACKER,
+    archive,
+    arguments_of,
+    backend_file,
+    common_state,
+    extra_states,
+    plain,
+)
+from intarsia.format.megatron_config import arguments_for
+from intarsia.format.megatron_keys import Key
+from intarsia.format.megatron_optimizer import state_of, stored_key
+from intarsia.format.torch_zip import frame, read_object
+from intarsia.mesh import Shape
+from intarsia.planning.manifest import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where a target lies in a stored tensor: `leading` axes of that tensor are fixed for it."""
+
+    name: str
+    shape: Shape
+    offsets: Shape
+    leading: int
+
+
+@dataclass
+class _Tensor:
+    dtype: DType
+    shape: Shape
+    leading: int
+    chunks: list[ChunkRecord] = field(default_factory=list)
+
+
+def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
+    """Give every box to one of the ranks that hold it, and every part its place in a stack."""
+    mesh, source = options.mesh, _source_common(options)
+    folder = f"iter_{_iteration(source):07d}"
+    ends = [0] * mesh.size
+    slots: dict[str, tuple[Slot, ...]] = {}
+    tensors: dict[str, _Tensor] = {}
+    stacks = alike_layers(targets)
+    for target in targets:
+        part = part_of(target, stacks)
+        tensor = tensors.setdefault(part.name, _Tensor(target.dtype, part.shape, part.leading))
+        if (tensor.dtype, tensor.shape) != (target.dtype, part.shape):
+            raise UsageError(
+                f"`{part.name}` would hold {tensor.dtype} {list(tensor.shape)} and"
+                f" {target.dtype} {list(part.shape)}",
+                hint="choose one element type with --dtype",
+            )
+        placed = []
+        for box, ranks in holders(mesh, target.shape, target.rule).items():
+            rank = min(ranks, key=lambda r: (ends[r], r))
+            shape = (1,) * part.leading + box.shape
+            inner = [a + b for a, b in zip(part.offsets[part.leading :], box.offsets, strict=True)]
+            wrap = frame(target.dtype, shape)
+            file, at = f"__{rank}_0.distcp", ends[rank]
+            offsets = (*part.offsets[: part.leading], *inner)
+            tensor.chunks.append(ChunkRecord(offsets, shape, file, at, wrap.length_bytes))
+            placed.append(Slot(box, f"{folder}/{file}", at + wrap.start_bytes, wrap))
+            ends[rank] += wrap.length_bytes
+        slots[target.name] = tuple(placed)
+    shapes = {n: t.shape for n, t in tensors.items() if not n.startswith("optimizer.")}
+    state = _common(source, shapes, len(shapes) < len(tensors), options)
+    objects = _objects({n: tensors[n].shape[: tensors[n].leading] for n in shapes}, options)
+    objects[COMMON_OBJECT] = archive([state])
+    first, fixed, records = "__0_0.distcp", [], {}
+    for name, data in objects.items():
+        records[name] = ObjectRecord(name, first, ends[0], len(data))
+        fixed.append((f"{folder}/{first}", ends[0], data))
+        ends[0] += len(data)
+    closing = {
+        f"{folder}/{COMMON_FILE}": archive(state),
+        f"{folder}/{METADATA}": _metadata(tensors, records),
+        f"{folder}/{BACKEND}": backend_file(),
+        TRACKER: str(_iteration(source)).encode(),
+    }
+    files = {f"{folder}/__{rank}_0.distcp": end for rank, end in enumerate(ends) if end}
+    return Arrangement(files, slots, fixed, closing)
+
+
+def _metadata(tensors: Mapping[str, _Tensor], objects: dict[str, ObjectRecord]) -> bytes:
+    described = {n: TensorRecord(n, t.dtype, t.shape, tuple(t.chunks)) for n, t in tensors.items()}
+    paths = {name: (name,) for name in (*described, *objects)}
+    return write_metadata(Metadata(described, objects, paths, {}))
+
+
+def alike_layers(targets: Sequence[Target]) -> dict[str, int]:
+    """The stacks of layers that are alike, and their heights; only those are one tensor on disk.
+
+    Layers that predict further tokens are never stacked.
+    """
+    forms: dict[str, dict[int, set[tuple[Key, Shape]]]] = {}
+    for target in targets:
+        key = Key.parse(stored_key(target.name))
+        if key.layer is not None:
+            form = forms.setdefault(key.head, {}).setdefault(key.layer, set())
+            form.add((replace(key, layer=None), target.shape))
+    alike = {
+        head: len(layers)
+        for head, layers in forms.items()
+        if "mtp" not in head
+        and sorted(layers) == [*range(len(layers))]
+        and all(form == layers[0] for form in layers.values())
+    }
+    # Optimizer state is stored as its model is.
+    uneven = {_model_head(head) for head in forms if head not in alike}
+    return {head: n for head, n in alike.items() if _model_head(head) not in uneven}
+
+
+def _model_head(head: str) -> str:
+    found = state_of(head)
+    return found[1] if found else head
+
+
+def part_of(target: Target, stacks: Mapping[str, int]) -> Part:
+    """The place of a target in the tensor that is stored."""
+    key = Key.parse(stored_key(target.name))
+    leading: list[tuple[int, int]] = []
+    whole = replace(key, expert=None, half=None)
+    if key.layer is not None and key.head in stacks:
+        leading.append((key.layer, stacks[key.head]))
+        whole = replace(whole, layer=None)
+    if key.expert is not None:
+        assert target.rule.expert is not None, "an expert's rule says of how many it is one"
+        leading.append((key.expert, target.rule.expert[1]))
+    shape, offsets = list(target.shape), [0] * len(target.shape)
+    if key.half is not None:
+        offsets[0], shape[0] = shape[0] * key.half, shape[0] * 2
+    return Part(
+        str(whole),
+        (*(n for _, n in leading), *shape),
+        (*(i for i, _ in leading), *offsets),
+        len(leading),
+    )
+
+
+def _iteration(source: Mapping[str, Any]) -> int:
+    """The step to resume from; Megatron takes zero for a damaged tracker."""
+    said = source.get("iteration")
+    return said if type(said) is int and said > 0 else 1
+
+
+def _common(
+    source: Mapping[str, Any], shapes: Mapping[str, Shape], trained: bool, options: WriteOptions
+) -> dict[str, Any]:
+    """The common state: the source's where it had one, with what is different now."""
+    args = plain(arguments_of(source))
+    config: Mapping[str, Any] | None = getattr(options, "config", None)
+    table = table_for(config)
+    if config is not None and table is not None:
+        args |= arguments_for(config, options.mesh, shapes, table.centered)
+    state = common_state(args, _iteration(source), _optimizer(source, options) if trained else None)
+    for name in ("opt_param_scheduler", "num_floating_point_operations_so_far"):
+        if name in source:
+            state[name] = plain(source[name])
+    return state
+
+
+_SHARED = re.compile(r"^(?:chained_(?P<link>\d+)\.)?optimizer\.distributed\.dp_group_idx_0\.optimizer/")
+
+
+def _optimizer(source: Mapping[str, Any], options: WriteOptions) -> dict[Any, Any]:
+    """The optimizer's groups and counters, in the form that goes with state by parameter."""
+    found = plain(source.get("optimizer") or {})
+    for name, data in options.entries.items():
+        if parts := _SHARED.match(name):
+            (groups,) = read_object(data, name)
+            link = parts["link"]
+            into = found if link is None else found.setdefault(int(link), {})
+            into["optimizer"] = plain(groups)
+    each = [v for k, v in found.items() if isinstance(k, int) and isinstance(v, dict)] or [found]
+    for one in each:
+        one["param_state_sharding_type"] = "fully_reshardable"
+    return found  # type: ignore[no-any-return]
+
+
+def _source_common(options: WriteOptions) -> dict[str, Any]:
+    data = options.entries.get(COMMON_OBJECT)
+    if data is None:
+        return {}
+    state = read_object(data, COMMON_OBJECT)
+    state = state[0] if isinstance(state, list) and len(state) == 1 else state
+    return state if isinstance(state, dict) else {}
+
+
+def _objects(leading: Mapping[str, Shape], options: WriteOptions) -> dict[str, bytes]:
+    """The objects that Megatron asks for, and the source's that still hold on this mesh."""
+    objects = extra_states(leading)
+    mesh = options.mesh
+    for name, data in options.entries.items():
+        if name in objects or re.match(rf"^rng_state/shard_\d+\.\d+_{mesh.pp}\.{mesh.tp}$", name):
+            objects[name] = data
+    return objects

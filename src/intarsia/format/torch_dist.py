@@ -1,0 +1,245 @@
+"""Megatron-LM's `torch_dist` checkpoints: DCP files, with names and a frame of their own.
+
+A tensor's name is Megatron's, its chunks are read in place as those of DCP are.  A tensor
+that stacks layers or experts has its chunks cut by them, so each layer and each expert is a
+stored tensor to us, and so it is when written: the stack is made of names alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from intarsia.errors import FamilyError, FormatError
+from intarsia.family import Param, Table, table_for
+from intarsia.format import dcp
+from intarsia.format.base import Arrangement, Located, WriteOptions
+from intarsia.format.dcp import METADATA, check_files, stored_of
+from intarsia.format.dcp_metadata import Metadata, TensorRecord, read_metadata
+from intarsia.format.megatron_buckets import is_bucket, read_buckets
+from intarsia.format.megatron_common import (
+    COMMON_FILE,
+    COMMON_OBJECT,
+    arguments_of,
+    find_checkpoint,
+    looks_like_megatron,
+    read_common,
+)
+from intarsia.format.megatron_config import config_from_arguments
+from intarsia.format.megatron_keys import Key, MegatronRows
+from intarsia.format.megatron_optimizer import (
+    flatten_shards,
+    flattened_shape,
+    state_of,
+    state_row,
+)
+from intarsia.format.megatron_write import arrange
+from intarsia.format.sides import config_of, side_files
+from intarsia.format.torch_zip import write_object
+from intarsia.mesh import Box, Shape
+from intarsia.planning.manifest import Chunk, Entry, Logical, Manifest, Side, Stored, Target
+from intarsia.store.local import Folder
+
+
+class TorchDist:
+    """The format `torch_dist`."""
+
+    name = "torch_dist"
+
+    def detect(self, path: Path) -> bool:
+        return looks_like_megatron(path)
+
+    def read(self, path: Path, config: Mapping[str, Any] | None) -> Manifest:
+        root = find_checkpoint(path)
+        with Folder(root) as folder:
+            metadata = read_metadata(folder.read_all(METADATA), str(root / METADATA))
+            sizes = check_files(folder, metadata)
+            args = arguments_of(read_common(folder, metadata))
+            entries = _entries(folder, metadata)
+        home = next((p for p in (root, root.parent) if (p / "config.json").is_file()), None)
+        notes: list[str] = []
+        if config is None and home is not None:
+            config = config_of(home)
+        if config is None:
+            config = config_from_arguments(args, metadata, notes)
+        found = _named(metadata, config, args, str(root))
+        return Manifest(
+            format=self.name,
+            path=str(root),
+            stored=found.stored,
+            logical=found.logical,
+            files=sizes,
+            family=found.family,
+            config=config,
+            entries=entries,
+            sides=_sides(home),
+            absent=found.absent,
+            problems=tuple(f"`{x.name}` {list(x.shape)} is absent" for x in found.absent),
+            notes=(*notes, *found.notes),
+        )
+
+    def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
+        leading = _leading(stored)
+        box = Box((0,) * leading + chunk.box.offsets, (1,) * leading + chunk.box.shape)
+        return dcp.locate(folder, stored, replace(chunk, box=box))
+
+    def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
+        return arrange(targets, options)
+
+
+def _leading(stored: Stored) -> int:
+    """How many axes of the tensor on disk are fixed in what we call a stored tensor."""
+    disk, ours = Key.parse(stored.key), Key.parse(stored.name)
+    return (disk.stacked and not ours.stacked) + (disk.of_experts and not ours.of_experts)
+
+
+_EMPTY_STATE_BYTES = len(write_object([None]))
+_OWN_FILES = re.compile(r"^(metadata\.json|latest_.*|run_config\.yaml|.*\.sha256)$")
+
+
+def _entries(folder: Folder, metadata: Metadata) -> dict[str, Entry]:
+    """The objects beside the tensors, but for extra states that say nothing."""
+    entries = {
+        o.name: Entry(o.name, o.file, o.start_bytes, o.length_bytes)
+        for o in metadata.objects.values()
+        if "._extra_state/" not in o.name or o.length_bytes != _EMPTY_STATE_BYTES
+    }
+    if COMMON_OBJECT not in entries and (folder.root / COMMON_FILE).is_file():
+        entries[COMMON_OBJECT] = Entry(COMMON_OBJECT, COMMON_FILE, 0, folder.size(COMMON_FILE))
+    return entries
+
+
+def _sides(home: Path | None) -> tuple[Side, ...]:
+    """The small files beside a configuration, but for those of the frame."""
+    if home is None:
+        return ()
+    return tuple(side for side in side_files(home) if not _OWN_FILES.match(side.name))
+
+
+@dataclass
+class _Found:
+    """Stored tensors, and what their names told."""
+
+    stored: dict[str, Stored] = field(default_factory=dict)
+    logical: dict[str, Logical] = field(default_factory=dict)
+    family: str | None = None
+    absent: tuple[Logical, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def add(self, stored: Stored) -> None:
+        if stored.name in self.stored:
+            raise FamilyError(f"`{self.stored[stored.name].key}` and `{stored.key}` are the same")
+        self.stored[stored.name] = stored
+
+
+def _named(
+    metadata: Metadata, config: Mapping[str, Any] | None, args: Mapping[str, Any], where: str
+) -> _Found:
+    centered = args.get("layernorm_zero_centered_gamma")
+    table = table_for(config, zero_centered=centered if isinstance(centered, bool) else None)
+    found = _Found()
+    if table is None:
+        for record in metadata.tensors.values():
+            found.add(stored_of(record))
+        for s in found.stored.values():
+            found.logical[s.name] = Logical(s.name, s.shape, s.dtype)
+        why = f"model_type {config.get('model_type')!r} has no table" if config else (
+            "no model configuration, and the stored arguments do not tell the family"
+        )
+        found.notes = (f"{why}: each stored tensor is carried name by name",)
+        return found
+    _with_table(found, metadata, table, args, where)
+    return found
+
+
+def _with_table(
+    found: _Found, metadata: Metadata, table: Table, args: Mapping[str, Any], where: str
+) -> None:
+    rows = MegatronRows(table)
+    unknown: list[str] = []
+    for record in metadata.tensors.values():
+        if is_bucket(record.name):
+            continue
+        parts = list(_read(record, rows, metadata.extra))
+        if not parts:
+            unknown.append(record.name)
+        for stored in parts:
+            found.add(stored)
+    if unknown:
+        raise FamilyError(
+            f"{len(unknown)} tensors are not in the Megatron table of {table.family}:"
+            f" {', '.join(unknown[:4])} - at {where}",
+            hint="the configuration is another model's, or the family's table lacks them",
+        )
+    buckets = [r for r in metadata.tensors.values() if is_bucket(r.name)]
+    if buckets:
+        params = [Param(s.name, s.layout, s.rule, s.shift) for s in found.stored.values()]
+        for stored in read_buckets(buckets, params, args, where):
+            found.add(stored)
+        found.notes = ("optimizer state is read out of Megatron's buckets, where it fits exactly",)
+    found.family = table.family
+    found.logical = _logical(found.stored.values(), table.logical)
+    floating = next((s.dtype for s in found.stored.values() if s.dtype.floating), None)
+    found.absent = tuple(
+        Logical(name, shape, floating)
+        for name, shape in table.logical.items()
+        if floating and name not in found.logical and name not in table.optional
+    )
+
+
+def _logical(stored: Iterable[Stored], shapes: Mapping[str, Shape]) -> dict[str, Logical]:
+    found: dict[str, Logical] = {}
+    for s in stored:
+        for name in s.layout.tensors:
+            if name not in found:
+                of = name.split(".", 2)[2] if name.startswith("optimizer.") else name
+                found[name] = Logical(name, shapes[of], s.dtype)
+    return found
+
+
+def _read(
+    record: TensorRecord, rows: MegatronRows, extra: Mapping[str, Any]
+) -> Iterator[Stored]:
+    """The stored tensors that a tensor on disk is; none where the table does not know it."""
+    state = state_of(record.name)
+    name = rows.bare(state[1] if state else record.name)
+    for key, shape, chunks in _parts(record, Key.parse(name)):
+        flat = flattened_shape(extra, record.name, len(record.shape) - len(shape)) if state else None
+        row = rows.find(key, flat or shape)
+        if row is None:
+            return
+        row = replace(row, name=str(key))
+        if flat is not None:
+            row = flatten_shards(row, shape, record.name)
+        if state is not None:
+            row = state_row(row, state[0])
+        yield Stored(row.name, record.dtype, row.layout, chunks, row.rule, record.name, row.shift)
+
+
+def _parts(record: TensorRecord, key: Key) -> Iterator[tuple[Key, Shape, tuple[Chunk, ...]]]:
+    """A tensor cut by its layers and experts, as far as no chunk spans two of them."""
+    leading = 0
+    for axis_is in (key.stacked, key.of_experts):
+        if not axis_is:
+            continue
+        if any(c.shape[leading] != 1 for c in record.chunks):
+            break
+        leading += 1
+    held: dict[Shape, list[Chunk]] = {}
+    for c in record.chunks:
+        box = Box(c.offsets[leading:], c.shape[leading:])
+        chunk = Chunk(box, c.file, c.start_bytes, c.length_bytes)
+        held.setdefault(c.offsets[:leading], []).append(chunk)
+    for index in product(*map(range, record.shape[:leading])):
+        places = iter(index)
+        layer = next(places) if key.stacked and leading else key.layer
+        expert = next(places, key.expert)
+        part = replace(key, layer=layer, expert=expert)
+        yield part, record.shape[leading:], tuple(held.get(index, ()))
+
+
+__all__ = ["FormatError", "TorchDist"]

@@ -1,0 +1,122 @@
+"""Transformers' conversion rules as layouts, against Transformers itself and our own tables.
+
+Every check runs on arrays of element ids, so that a single misplaced element shows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+
+from intarsia.errors import FamilyError
+from intarsia.family import from_transformers, table_for
+from intarsia.layout import cover
+from tests.family.arrays import carried, element_ids
+from tests.family.configs import CASES, DENSE, EXPERTS, SIGLIP, of, wrapped
+from tests.family.models import save
+
+OTHERS = {
+    "phi3": of("phi3", DENSE),
+    "olmoe": of("olmoe", DENSE, num_experts=3, num_experts_per_tok=2),
+    "ernie4_5_moe": of(
+        "ernie4_5_moe", DENSE, moe_num_experts=4, moe_k=2, moe_intermediate_size=14,
+        moe_num_shared_experts=1, moe_layer_start_index=1, moe_layer_end_index=2,
+    ),
+    "granitemoe": of("granitemoe", DENSE, num_local_experts=3, num_experts_per_tok=2),
+    "jamba": of(
+        "jamba", DENSE, num_hidden_layers=2, num_experts=2, attn_layer_period=2,
+        attn_layer_offset=1, mamba_d_state=4, mamba_d_conv=4, mamba_expand=2, mamba_dt_rank=3,
+        use_mamba_kernels=False,
+    ),
+    "llava": wrapped(
+        "llava", {**SIGLIP, "model_type": "siglip_vision_model"}, of("llama", DENSE)
+    ),
+    "gpt2": {"model_type": "gpt2", "n_embd": 12, "n_layer": 2, "n_head": 2, "vocab_size": 33},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_rules_make_the_module_of_the_file(case: str, tmp_path: Path) -> None:
+    saved = save(OTHERS[case], tmp_path)
+    shapes = {name: a.shape for name, a in saved.disk.items()}
+    rows = from_transformers.module_rows(saved.config, shapes)
+    assert set(rows) == set(saved.module)
+    for name, layout in rows.items():
+        np.testing.assert_array_equal(carried(layout, saved.disk), saved.module[name], name)
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_disk_shapes_are_what_save_pretrained_writes(case: str, tmp_path: Path) -> None:
+    saved = save(OTHERS[case], tmp_path)
+    wanted = {name: a.shape for name, a in saved.disk.items()}
+    assert from_transformers.disk_shapes(saved.config) == wanted
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_rules_lose_and_repeat_nothing(case: str) -> None:
+    table = from_transformers.table(OTHERS[case])
+    rows = [row.layout for row in table.dialects["hf-module"].values()]
+    for name, row in table.dialects["hf"].items():
+        held = [x for x in rows if name in x.tensors]
+        assert cover(row.layout, held[:1] if len(held) > 1 and held[0] == held[1] else held).exact
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_our_tables_agree_with_the_rules(case: str) -> None:
+    config = CASES[case]
+    table = table_for(config)
+    assert table is not None
+    ids = element_ids(table.logical)
+    for name, twin in table.tied.items():
+        ids[name] = ids[twin]
+    disk = table.dialects["hf"]
+    present = [n for n in disk if not table.optional.issuperset(disk.operands(n))]
+    stored = {name: disk[name].layout.shape for name in present}
+    theirs = from_transformers.module_rows(config, stored)
+    ours = table.dialects["hf-module"]
+    assert set(ours) == {n for n in theirs if n in ours}
+    on_disk = {name: carried(disk[name].layout, ids) for name in present}
+    for name, row in ours.items():
+        np.testing.assert_array_equal(
+            carried(theirs[name], on_disk), carried(row.layout, ids), err_msg=name
+        )
+
+
+def test_fused_experts_on_disk_pass_through() -> None:
+    config = of("qwen3_moe", DENSE, EXPERTS)
+    table = table_for(config)
+    assert table is not None
+    fused = {n: row.layout.shape for n, row in table.dialects["hf-fused"].items()}
+    theirs = from_transformers.module_rows(config, fused)
+    assert {n: x.shape for n, x in theirs.items()} == fused
+    assert all(x.tensors == (n,) for n, x in theirs.items())
+
+
+def test_unknown_operation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(from_transformers.OPERATIONS, "MergeModulelist")
+    with pytest.raises(FamilyError, match="MergeModulelist"):
+        from_transformers.module_rows(*_expert_file())
+
+
+def test_shape_that_the_model_has_not_is_refused() -> None:
+    config, stored = _expert_file()
+    stored["model.norm.weight"] = (7,)
+    with pytest.raises(FamilyError, match=r"model\.norm\.weight.*\[7\].*\[24\]"):
+        from_transformers.module_rows(config, stored)
+
+
+def test_unknown_model_type_is_refused() -> None:
+    with pytest.raises(FamilyError, match="no_such_type"):
+        from_transformers.module_rows({"model_type": "no_such_type"}, {})
+
+
+def _expert_file() -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    config = of("qwen3_moe", DENSE, EXPERTS)
+    table = table_for(config)
+    assert table is not None
+    return config, {n: row.layout.shape for n, row in table.dialects["hf"].items()}

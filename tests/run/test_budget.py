@@ -1,0 +1,42 @@
+"""A budget is kept by cutting the work into windows."""
+
+from __future__ import annotations
+
+import pytest
+
+from intarsia.errors import UsageError
+from intarsia.planning.planner import WINDOW_BYTES
+from intarsia.run.budget import LEAST_BYTES, Budget
+
+
+@pytest.mark.parametrize("memory", ["16MiB", "100MiB", "2GiB", 1 << 25])
+@pytest.mark.parametrize("workers", [1, 2, 7, 64])
+def test_the_buffers_of_all_workers_stay_within_the_budget(memory, workers: int) -> None:
+    budget = Budget.of(memory, workers)
+    assert budget.workers == workers
+    assert 0 < 3 * budget.workers * budget.window_bytes <= budget.memory_bytes
+    assert budget.peak_bytes <= budget.memory_bytes
+    assert budget.window_bytes <= WINDOW_BYTES
+
+
+def test_without_a_wish_the_budget_is_at_most_two_gibibytes() -> None:
+    budget = Budget.of()
+    assert LEAST_BYTES <= budget.memory_bytes <= 2 << 30
+    assert budget.workers >= 1
+
+
+@pytest.mark.parametrize(
+    ("memory", "workers", "told"),
+    [
+        ("1MiB", None, "too small"),
+        (0, None, "too small"),
+        ("much", None, "is not a size"),
+        ("2 GiBs", None, "is not a size"),
+        ("-1GiB", None, "is not a size"),
+        (None, 0, "0 workers cannot work"),
+        (None, -3, "-3 workers cannot work"),
+    ],
+)
+def test_a_budget_that_makes_no_sense_is_refused(memory, workers, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        Budget.of(memory, workers)

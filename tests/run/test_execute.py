@@ -1,0 +1,129 @@
+"""Carrying out a plan: any window gives the same bytes, and one failure fails the whole."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import intarsia
+from intarsia.errors import StoreError
+from intarsia.run.budget import Budget
+from intarsia.run.execute import adjoin
+from intarsia.store.local import Folder
+from intarsia.store.staging import Staging
+from tests.checkpoints import (
+    assert_same,
+    files_of,
+    leftovers,
+    llama_config,
+    model,
+    read_dcp,
+    read_hf,
+    write_dcp,
+    write_hf,
+)
+
+CONFIG = llama_config()
+MESH = "tp=2,fsdp=3"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hf(tmp_path_factory.mktemp("llama") / "hf", model(CONFIG), CONFIG, files=2)
+
+
+@pytest.fixture(scope="module")
+def sharded(source: Path) -> Path:
+    path = source.parent / "dcp"
+    intarsia.convert(source, path, to="dcp", mesh=MESH)
+    return path
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("window", [64, 100, 1000, 4096, 1 << 20])
+def test_every_window_and_every_number_of_threads_gives_the_same_bytes(
+    source: Path, sharded: Path, tmp_path: Path, monkeypatch, window: int, workers: int
+) -> None:
+    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: window))
+    intarsia.convert(source, tmp_path / "dcp", to="dcp", mesh=MESH, workers=workers)
+    assert files_of(tmp_path / "dcp") == files_of(sharded)
+    intarsia.convert(tmp_path / "dcp", tmp_path / "hf", to="hf", workers=workers)
+    assert_same(read_hf(tmp_path / "hf"), model(CONFIG))
+
+
+def test_windows_cut_casts_and_transposed_chunks_alike(tmp_path: Path, monkeypatch) -> None:
+    state = {"w": torch.randn(70, 30).t(), "v": torch.randn(11, 3, 5).permute(2, 0, 1)}
+    src = write_dcp(tmp_path / "src", state)
+    for window in (64, 999, 1 << 20):
+        monkeypatch.setattr(Budget, "window_bytes", property(lambda _, w=window: w))
+        intarsia.convert(src, tmp_path / f"hf{window}", to="hf", dtype="bf16")
+        wanted = {name: x.to(torch.bfloat16) for name, x in state.items()}
+        assert_same(read_hf(tmp_path / f"hf{window}"), wanted)
+    assert len({str(files_of(tmp_path / f"hf{w}")) for w in (64, 999, 1 << 20)}) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize(
+    ("owner", "method"), [(Folder, "read_into"), (Staging, "write")], ids=["read", "write"]
+)
+def test_one_failing_call_fails_the_whole_and_leaves_nothing(
+    source: Path, tmp_path: Path, monkeypatch, owner, method: str, workers: int
+) -> None:
+    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: 512))
+    lock, calls = threading.Lock(), [0]
+    honest = getattr(owner, method)
+
+    def fails_once(self, *arguments):
+        if threading.current_thread().name.startswith("intarsia"):
+            with lock:
+                calls[0] += 1
+                if calls[0] == 17:
+                    raise StoreError("the disk is on fire")
+        return honest(self, *arguments)
+
+    monkeypatch.setattr(owner, method, fails_once)
+    with pytest.raises(StoreError, match="on fire"):
+        intarsia.convert(source, tmp_path / "out", to="dcp", mesh=MESH, workers=workers)
+    assert calls[0] >= 17
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_stops_the_other_threads_soon(source: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: 64))
+    calls = []
+    honest = Staging.write
+
+    def always_fails(self, *arguments):
+        if threading.current_thread().name.startswith("intarsia"):
+            calls.append(arguments)
+            raise StoreError("the disk is on fire")
+        return honest(self, *arguments)
+
+    monkeypatch.setattr(Staging, "write", always_fails)
+    with pytest.raises(StoreError):
+        intarsia.convert(source, tmp_path / "out", to="hf", workers=4)
+    assert 1 <= len(calls) <= 8
+    assert not leftovers(tmp_path)
+
+
+def test_progress_counts_every_byte_up_to_the_total(source: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    report = intarsia.convert(
+        source, tmp_path / "out", to="dcp", mesh=MESH, workers=1,
+        progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+    assert seen[-1] == (report.plan.write_bytes, report.plan.write_bytes)
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+
+
+def test_blocks_that_touch_are_written_together() -> None:
+    blocks = [(10, [b"bb"]), (0, [b"aaaa"]), (4, [b"c", b"d"]), (12, [b"e"])]
+    assert list(adjoin(blocks)) == [(0, [b"aaaa", b"c", b"d"]), (10, [b"bb", b"e"])]
+    assert list(adjoin([])) == []
+
+
+def test_what_torch_loads_does_not_depend_on_the_window(sharded: Path) -> None:
+    assert_same(read_dcp(sharded), model(CONFIG))

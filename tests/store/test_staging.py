@@ -1,0 +1,256 @@
+"""A destination appears whole or not at all, whatever fails, and one writer at a time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from intarsia.errors import StoreError, UsageError
+from intarsia.store.staging import Staging
+from tests.checkpoints import environment, files_of, leftovers
+
+
+def begun(destination: Path, *, overwrite: bool = False) -> Staging:
+    staging = Staging(destination, overwrite=overwrite)
+    staging.begin()
+    return staging
+
+
+def test_a_folder_appears_at_commit_with_every_byte_in_place(tmp_path: Path) -> None:
+    staging = begun(tmp_path / "out")
+    staging.create("data", 10)
+    staging.write("data", 4, [b"ef", b"", b"gh"])
+    staging.write("data", 0, [b"abcd"])
+    staging.write_small("sub/small", b"tiny")
+    assert not (tmp_path / "out").exists()
+    staging.commit()
+    assert files_of(tmp_path / "out") == {"data": b"abcdefgh\0\0", "sub/small": b"tiny"}
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_parents_that_are_missing_are_made(tmp_path: Path) -> None:
+    staging = begun(tmp_path / "a" / "b" / "out")
+    staging.write_small("x", b"1")
+    staging.commit()
+    assert files_of(tmp_path) == {"a/b/out/x": b"1"}
+
+
+def test_many_short_buffers_are_written_in_order(tmp_path: Path) -> None:
+    parts = [bytes([k % 256]) * (k % 5) for k in range(5000)]
+    staging = begun(tmp_path / "out")
+    staging.create("data", sum(map(len, parts)))
+    staging.write("data", 0, parts)
+    staging.commit()
+    assert (tmp_path / "out" / "data").read_bytes() == b"".join(parts)
+
+
+def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda fd, b, at: honest(fd, [b[0][:3]], at))
+    staging = begun(tmp_path / "out")
+    staging.create("data", 20)
+    staging.write("data", 0, [b"0123456789", b"abc", b"defghij"])
+    staging.commit()
+    assert (tmp_path / "out" / "data").read_bytes() == b"0123456789abcdefghij"
+
+
+def test_abandoning_leaves_nothing(tmp_path: Path) -> None:
+    staging = begun(tmp_path / "out")
+    staging.write_small("x", b"1")
+    staging.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_destination_that_exists_is_refused_and_untouched(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").write_text("data")
+    with pytest.raises(UsageError, match="exists") as raised:
+        begun(tmp_path / "out")
+    assert "--overwrite" in str(raised.value)
+    assert files_of(tmp_path) == {"out/precious": b"data"}
+
+
+def test_an_empty_folder_may_be_filled(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    staging = begun(tmp_path / "out")
+    staging.write_small("x", b"1")
+    staging.commit()
+    assert files_of(tmp_path) == {"out/x": b"1"}
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_overwriting_replaces_everything_at_commit(tmp_path: Path, kind: str) -> None:
+    old = tmp_path / "out"
+    if kind == "folder":
+        (old / "sub").mkdir(parents=True)
+        (old / "sub" / "old").write_text("old")
+    else:
+        old.write_text("old")
+    before = files_of(tmp_path)
+    staging = begun(old, overwrite=True)
+    staging.write_small("x", b"1")
+    assert {k: v for k, v in files_of(tmp_path).items() if "partial" not in k} == before
+    staging.commit()
+    assert files_of(tmp_path) == {"out/x": b"1"}
+    assert not leftovers(tmp_path)
+
+
+def test_abandoning_an_overwrite_keeps_the_old(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").write_text("old")
+    staging = begun(tmp_path / "out", overwrite=True)
+    staging.write_small("x", b"1")
+    staging.abandon()
+    assert files_of(tmp_path) == {"out/old": b"old"}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_symbolic_link_is_refused_as_a_destination(tmp_path: Path, overwrite: bool) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    (tmp_path / "link").symlink_to(real)
+    with pytest.raises(UsageError, match="symbolic link"):
+        begun(tmp_path / "link", overwrite=overwrite)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="symbolic link"):
+        begun(tmp_path / "dangling", overwrite=overwrite)
+
+
+def test_a_symbolic_link_in_place_of_the_partial_folder_is_refused(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "precious").write_text("data")
+    Staging(tmp_path / "out").folder.symlink_to(victim)
+    with pytest.raises(StoreError, match="symbolic link"):
+        begun(tmp_path / "out")
+    assert files_of(victim) == {"precious": b"data"}
+
+
+HOLDER = """
+import sys, time
+from intarsia.store.staging import Staging
+staging = Staging(sys.argv[1])
+staging.begin()
+staging.write_small("half", b"written")
+print("holding", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path):
+    """Another process that is writing the destination."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "holding\n"
+    yield child
+    child.kill()
+    child.wait()
+    child.stdout.close()
+
+
+def test_a_second_writer_is_refused_while_the_first_works(tmp_path: Path, holder) -> None:
+    with pytest.raises(UsageError, match="another process is writing"):
+        begun(tmp_path / "out")
+    assert (Staging(tmp_path / "out").folder / "half").read_bytes() == b"written"
+    assert holder.poll() is None
+
+
+def test_what_a_killed_writer_left_is_cleared(tmp_path: Path, holder) -> None:
+    holder.kill()
+    holder.wait()
+    partial = Staging(tmp_path / "out").folder
+    assert (partial / "half").exists()
+    (partial / "sub").mkdir()
+    (partial / "sub" / "more").write_text("left over")
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            staging = begun(tmp_path / "out")
+            break
+        except UsageError:
+            assert time.monotonic() < deadline, "the lock outlived its process"
+    staging.write_small("x", b"1")
+    staging.commit()
+    assert files_of(tmp_path) == {"out/x": b"1"}
+
+
+def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    staging = Staging(tmp_path / "out")
+    with pytest.raises(StoreError, match=r"are to be written, .* are free") as raised:
+        staging.begin(1 << 60)
+    assert "nothing was written" in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path, monkeypatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    staging = begun(tmp_path / "out")
+    staging.create("data", 4)
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(StoreError, match="data: No space left on device") as raised:
+        staging.write("data", 0, [b"1234"])
+    assert "free some space" in str(raised.value)
+    staging.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sync_that_fails_commits_nothing(tmp_path: Path, monkeypatch) -> None:
+    def broken(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    staging = begun(tmp_path / "out")
+    staging.write_small("x", b"1")
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(StoreError, match="Input/output error"):
+        staging.commit()
+    monkeypatch.undo()
+    staging.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_overwrite_that_cannot_be_finished_keeps_the_old(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").write_text("old")
+    staging = begun(tmp_path / "out", overwrite=True)
+    staging.write_small("x", b"1")
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("intarsia.store.staging.put_in_place", broken)
+    with pytest.raises(StoreError):
+        staging.commit()
+    staging.abandon()
+    assert files_of(tmp_path) == {"out/old": b"old"}
+
+
+def test_every_file_and_folder_is_synced_before_it_is_visible(tmp_path: Path, monkeypatch) -> None:
+    synced: list[str] = []
+    honest = os.fsync
+
+    def watch(fd: int) -> None:
+        assert not (tmp_path / "out").exists() or os.readlink(f"/proc/self/fd/{fd}") == str(tmp_path)
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        honest(fd)
+
+    staging = begun(tmp_path / "out")
+    staging.write_small("x", b"1")
+    staging.write_small("sub/y", b"2")
+    monkeypatch.setattr(os, "fsync", watch)
+    staging.commit()
+    assert {"x", "y", "sub", ".out.intarsia-partial", tmp_path.name} <= set(synced)
+    assert synced[-1] == tmp_path.name
