@@ -62,7 +62,7 @@ def llama_config(**changes: Any) -> dict[str, Any]:
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 5,
+        "head_dim": 6,
         "intermediate_size": 33,
         "vocab_size": 47,
         "max_position_embeddings": 64,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from intarsia.collector import paused
 from intarsia.errors import UsageError
 from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.format.hf import read_entry
@@ -96,17 +97,18 @@ def prepare(
     manifest = src if isinstance(src, Manifest) else read_manifest(src, config)
     if max_shard_bytes < 1:
         raise UsageError(f"a shard of {max_shard_bytes} bytes cannot hold a tensor")
-    wanted = targets_for(manifest, wish)
-    plan = make_plan(
-        manifest,
-        wanted.targets,
-        to=wish.to,
-        mesh=wish.mesh,
-        peak_memory_bytes=budget.peak_bytes,
-        window_bytes=budget.window_bytes,
-        drop=dict(wanted.drop),
-        notes=(*manifest.notes, *wanted.notes),
-    )
+    with paused():
+        wanted = targets_for(manifest, wish)
+        plan = make_plan(
+            manifest,
+            wanted.targets,
+            to=wish.to,
+            mesh=wish.mesh,
+            peak_memory_bytes=budget.peak_bytes,
+            window_bytes=budget.window_bytes,
+            drop=dict(wanted.drop),
+            notes=(*manifest.notes, *wanted.notes),
+        )
     return Job(manifest, wish, wanted, plan, budget, max_shard_bytes, manifest.config)
 
 
@@ -116,8 +118,9 @@ def carry_out(
     """Run a job; the destination appears when it is whole, or not at all."""
     started = time.perf_counter()
     where = Path(destination)
-    if where.resolve() == Path(job.src.path).resolve():
-        raise UsageError(f"{where} is the source itself", hint="choose another destination")
+    source = Path(job.src.path).resolve()
+    if where.resolve() in (source, *source.parents):
+        raise UsageError(f"{where} holds the source", hint="choose another destination")
     job.plan.check()
     team = crew()
     staging = Staging(where, overwrite=overwrite)

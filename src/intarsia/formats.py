@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from intarsia.collector import paused
 from intarsia.errors import FormatError, UsageError
 from intarsia.format.base import Format
 from intarsia.format.dcp import Dcp
@@ -43,4 +44,5 @@ def read_manifest(
     where = Path(path)
     if isinstance(config, (str, Path)):
         config = read_config(Path(config))
-    return format_of(where).read(where, config)
+    with paused():
+        return format_of(where).read(where, config)

@@ -42,6 +42,10 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
         raise UsageError(f"unknown dialect {wish.dialect!r}", hint=f"one of: {', '.join(DIALECTS)}")
     if wish.optimizer not in ("keep", "drop"):
         raise UsageError(f"optimizer is {wish.optimizer!r}", hint="keep or drop")
+    if wish.dtype is not None and not wish.dtype.floating:
+        raise UsageError(
+            f"weights cannot be cast to {wish.dtype}", hint="choose a floating-point element type"
+        )
     drop = {}
     if wish.optimizer == "drop":
         drop = {n: "optimizer state, dropped as asked" for n in src.logical if is_state(n)}
@@ -120,4 +124,6 @@ def _spelled(name: str, to: str) -> str:
     if to == "hf" or not is_state(name):
         return name
     kind, _, param = name.removeprefix("optimizer.").partition(".")
+    if not param or kind in ("state", "param_groups"):
+        return name
     return f"optimizer.state.{param}.{kind}"

@@ -140,7 +140,7 @@ CASES: dict[str, Config] = {
     "gemma": of("gemma", DENSE),
     "gemma2": of("gemma2", DENSE),
     "qwen2_vl": wrapped(
-        "qwen2_vl", VISION, of("qwen2_vl_text", DENSE, head_dim=LEFT_OUT),
+        "qwen2_vl", {**VISION, "embed_dim": 16}, of("qwen2_vl_text", DENSE, head_dim=LEFT_OUT),
     ),
     "qwen2_5_vl": wrapped(
         "qwen2_5_vl", VISION, of("qwen2_5_vl_text", DENSE, head_dim=LEFT_OUT),
@@ -148,7 +148,6 @@ CASES: dict[str, Config] = {
     "qwen3_vl": wrapped("qwen3_vl", VISION, of("qwen3_vl_text", DENSE)),
     "deepseek_v2": of("deepseek_v2", DENSE, ROUTED, LATENT, head_dim=4),
     "glm4_moe_lite": of("glm4_moe_lite", DENSE, ROUTED, LATENT, head_dim=4),
-    "solar_open": of("solar_open", DENSE, ROUTED),
     "olmoe": of("olmoe", DENSE, num_experts=3, num_experts_per_tok=2, head_dim=LEFT_OUT),
     "phi3": of("phi3", DENSE),
 }  # fmt: skip

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from intarsia.family import Table, table_for
+from intarsia.family.verbs import by_group, by_group_with_gate, gated
+from intarsia.layout import Layout
 from tests.family.arrays import carried
+from tests.family.configs import DENSE, EXPERTS, of
 from tests.family.test_transformers_models import logical_arrays
 
 FIXTURES = Path(__file__).parents[2] / "../shared/fixtures"
@@ -52,12 +55,11 @@ def stacked(table: Table, logical: dict[str, np.ndarray]) -> dict[str, np.ndarra
     made: dict[str, np.ndarray] = {}
     for name, row in rows.items():
         if not table.optional.issuperset(rows.operands(name)):
-            # Shifted in fp32, rounded to bf16 where that is what the file holds.
             made[name] = carried(row.layout, logical) + np.float32(row.shift)
     by_kind: dict[str, list[str]] = {}
     for name in made:
-        if kind := re.sub(r"^decoder\.layers\.\d+\.", "decoder.layers.", name):
-            by_kind.setdefault(kind, []).append(name)
+        kind = re.sub(r"^decoder\.layers\.\d+\.", "decoder.layers.", name)
+        by_kind.setdefault(kind, []).append(name)
     layers = len({n.split(".")[2] for n in made if n.startswith("decoder.layers.")})
     if {len(names) for kind, names in by_kind.items() if "layers" in kind} != {layers}:
         return made
@@ -91,3 +93,46 @@ def read_dcp(folder: Path) -> dict[str, np.ndarray]:
     }
     _load_state_dict(wanted, FileSystemReader(folder), no_dist=True)
     return {name: tensor.to(torch.float32).numpy() for name, tensor in wanted.items()}
+
+
+MAPPINGS = {
+    "gated_mlp": (gated, ("gate", "up")),
+    "gated_mlp_bias": (gated, ("gate", "up")),
+    "qkv_gqa": (by_group(4), ("q", "k", "v")),
+    "qkv_bias": (by_group(4), ("q", "k", "v")),
+    "qkv_mha": (by_group(8), ("q", "k", "v")),
+    "qkv_output_gate": (by_group_with_gate(4, 4), ("q", "k", "v")),
+}
+
+
+@pytest.mark.parametrize("case", MAPPINGS)
+def test_verbs_make_what_the_bridge_makes(case: str) -> None:
+    verb, operands = MAPPINGS[case]
+    inputs = read_case(case, "input")
+    made = verb(*[Layout.of(x, inputs[x].shape) for x in operands])
+    (wanted,) = read_case(case, "tp1_rank0").values()
+    np.testing.assert_array_equal(carried(made, inputs), wanted)
+
+
+@pytest.mark.parametrize(("case", "family"), [
+    ("gdn_linear_qkvz_ba", "qwen3_next"),
+    ("gdn_linear_separate", "qwen3_5_text"),
+])  # fmt: skip
+def test_components_make_the_bridges_projection(case: str, family: str) -> None:
+    given = read_case(case, "input")
+    sizes = json.loads((FIXTURES / "mapping_refs" / case / "case.json").read_text())["config"]
+    table = table_for(of(family, DENSE, EXPERTS, {"shared_expert_intermediate_size": 22}, sizes))
+    assert table is not None
+    at = "model.layers.0.linear_attn.in_proj_"
+    arrays = {f"{at}{name}.weight": array for name, array in given.items()}
+    rows, to = table.dialects["megatron"], "decoder.layers.0.self_attention.in_proj.weight"
+    parts = ("query", "key", "value", "z", "beta", "alpha")
+    made = [carried(rows[f"{to}.{part}"].layout, arrays) for part in parts]
+    np.testing.assert_array_equal(np.concatenate(made), read_case(case, "tp1_rank0")["weight"])
+
+
+def read_case(case: str, file: str) -> dict[str, np.ndarray]:
+    if not FIXTURES.is_dir():
+        pytest.skip("no outputs of Megatron-Bridge at ../shared/fixtures")
+    numpy = pytest.importorskip("safetensors.numpy")
+    return numpy.load_file(FIXTURES / "mapping_refs" / case / f"{file}.safetensors")

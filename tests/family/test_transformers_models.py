@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from intarsia.family import Table, table_for
+from intarsia.layout import Layout
 from tests.family.arrays import carried
 from tests.family.configs import CASES
 from tests.family.models import Arrays, Saved, save
 
-VISION = ("model.visual.", "vision_tower.", "multi_modal_projector.", "model.vision_tower.",
+VISION = ("visual.", "model.visual.", "vision_tower.", "multi_modal_projector.", "model.vision_tower.",
           "model.multi_modal_projector.")  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def logical_arrays(table: Table, disk: Arrays) -> Arrays:
     return out
 
 
-def scatter(layout, stored: np.ndarray, out: Arrays) -> None:
+def scatter(layout: Layout, stored: np.ndarray, out: Arrays) -> None:
     """The inverse of `carried`: put every stored element where it belongs."""
     ids = {name: np.arange(out[name].size).reshape(out[name].shape) for name in layout.tensors}
     first, start = {}, 0

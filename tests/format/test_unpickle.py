@@ -178,6 +178,12 @@ def test_what_is_no_sound_pickle_is_a_format_error(data: tuple[str, bytes]) -> N
         load_inert(data[1], "here")
 
 
+def test_a_memo_index_is_refused_before_memory_is_taken_for_it() -> None:
+    for data in (b"\x80\x02]r\xff\xff\xff\x00.", b"]p9999999\n."):
+        with pytest.raises(FormatError, match="no pickle from byte"):
+            load_inert(data, "here")
+
+
 def test_a_pickle_over_the_limit_is_refused_unread() -> None:
     with pytest.raises(FormatError, match="at most 10"):
         load_inert(pickle.dumps(PLAIN), "here", limit_bytes=10)

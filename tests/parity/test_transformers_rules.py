@@ -17,7 +17,7 @@ from intarsia.errors import FamilyError
 from intarsia.family import from_transformers, table_for
 from intarsia.layout import cover
 from tests.family.arrays import carried, element_ids
-from tests.family.configs import CASES, DENSE, EXPERTS, SIGLIP, of, wrapped
+from tests.family.configs import CASES, DENSE, EXPERTS, SIGLIP, VISION, of, wrapped
 from tests.family.models import save
 
 OTHERS = {
@@ -97,6 +97,34 @@ def test_fused_experts_on_disk_pass_through() -> None:
     assert all(x.tensors == (n,) for n, x in theirs.items())
 
 
+VL_EXPERTS = {
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 14,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+
+
+def test_a_transposed_file_is_told_by_its_shape() -> None:
+    config = wrapped("qwen3_vl_moe", VISION, of("qwen3_vl_moe_text", DENSE, VL_EXPERTS))
+    shapes = from_transformers.disk_shapes(config)
+    name = "model.language_model.layers.0.mlp.experts.gate_up_proj"
+    plain = from_transformers.module_rows(config, shapes)[name]
+    assert plain.shape == shapes[name] == (3, 28, 24)
+    turned = from_transformers.module_rows(config, {**shapes, name: (3, 24, 28)})[name]
+    ids = {name: np.arange(3 * 24 * 28).reshape(3, 24, 28)}
+    np.testing.assert_array_equal(carried(turned, ids), ids[name].swapaxes(1, 2))
+
+
+def test_a_square_file_that_could_be_transposed_is_refused() -> None:
+    square = {**VL_EXPERTS, "moe_intermediate_size": 12}
+    config = wrapped("qwen3_vl_moe", VISION, of("qwen3_vl_moe_text", DENSE, square))
+    name = "model.language_model.layers.0.mlp.experts.gate_up_proj"
+    with pytest.raises(FamilyError, match="square"):
+        from_transformers.module_rows(config, {name: (3, 24, 24)})
+
+
 def test_unknown_operation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(from_transformers.OPERATIONS, "MergeModulelist")
     with pytest.raises(FamilyError, match="MergeModulelist"):
@@ -120,3 +148,27 @@ def _expert_file() -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     table = table_for(config)
     assert table is not None
     return config, {n: row.layout.shape for n, row in table.dialects["hf"].items()}
+
+
+@pytest.mark.slow
+def test_rules_of_every_causal_type_hold_every_tensor() -> None:
+    import transformers
+    from transformers import conversion_mapping
+
+    transformers.logging.set_verbosity_error()
+    causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    tried = 0
+    for model_type in causal:
+        if not conversion_mapping.get_checkpoint_conversion_mapping(model_type):
+            continue
+        config: dict[str, Any] = {"model_type": model_type}
+        try:
+            skeleton = from_transformers._Skeleton.of(config)
+        except (FamilyError, AssertionError):
+            continue  # its default configuration builds no model
+        stored = from_transformers._disk_shapes(skeleton)
+        rows = from_transformers._module_rows(skeleton, stored)
+        assert set(rows) == set(skeleton.shapes), model_type
+        assert {n for x in rows.values() for n in x.tensors} == set(stored), model_type
+        tried += 1
+    assert tried > 20

@@ -95,7 +95,7 @@ def test_overwriting_replaces_everything_at_commit(tmp_path: Path, kind: str) ->
     before = files_of(tmp_path)
     staging = begun(old, overwrite=True)
     staging.write_small("x", b"1")
-    assert {k: v for k, v in files_of(tmp_path).items() if "partial" not in k} == before
+    assert {k: v for k, v in files_of(tmp_path).items() if ".intarsia-" not in k} == before
     staging.commit()
     assert files_of(tmp_path) == {"out/x": b"1"}
     assert not leftovers(tmp_path)
@@ -254,3 +254,26 @@ def test_every_file_and_folder_is_synced_before_it_is_visible(tmp_path: Path, mo
     staging.commit()
     assert {"x", "y", "sub", ".out.intarsia-partial", tmp_path.name} <= set(synced)
     assert synced[-1] == tmp_path.name
+
+
+def test_where_folders_cannot_change_places_overwriting_takes_two_steps(
+    tmp_path: Path, monkeypatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").write_text("old")
+    monkeypatch.setattr("intarsia.store.staging._exchange", lambda *_: False)
+    staging = begun(tmp_path / "out", overwrite=True)
+    staging.write_small("x", b"1")
+    staging.commit()
+    assert files_of(tmp_path) == {"out/x": b"1"}
+    assert not leftovers(tmp_path)
+
+
+def test_a_run_killed_between_the_two_steps_is_undone_by_the_next(tmp_path: Path) -> None:
+    aside = tmp_path / ".out.intarsia-partial-replaced"
+    aside.mkdir()
+    (aside / "old").write_text("old")
+    with pytest.raises(UsageError, match="exists"):
+        begun(tmp_path / "out")
+    assert (tmp_path / "out" / "old").read_text() == "old"
+    assert not aside.exists()

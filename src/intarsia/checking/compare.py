@@ -256,12 +256,13 @@ def _change(a: Checkpoint, b: Checkpoint, pair: _Pair, budget: Budget) -> Change
         v = as_float64(right.view(bits_dtype(pair.b.dtype)), pair.b.dtype)
         if not u.size:
             continue
-        gap = v - u
-        most = max(most, float(np.abs(gap).max()), key=_nan_first)
-        squares += float(gap @ gap)
-        left_squares += float(u @ u)
-        right_squares += float(v @ v)
-        product += float(u @ v)
+        with np.errstate(invalid="ignore", over="ignore"):
+            gap = v - u
+            most = max(most, float(np.abs(gap).max()), key=_nan_first)
+            squares += float(np.vdot(gap, gap).real)
+            left_squares += float(np.vdot(u, u).real)
+            right_squares += float(np.vdot(v, v).real)
+            product += float(np.vdot(u, v).real)
     norms = sqrt(left_squares) * sqrt(right_squares)
     return Change(
         tensor=pair.a.name,

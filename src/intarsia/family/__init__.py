@@ -47,7 +47,6 @@ _FILES = {
     "qwen3_vl": "qwen3",
     "seed_oss": "llama",
     "smollm3": "llama",
-    "solar_open": "glm4_moe",
 }
 """The file that knows each `model_type`."""
 
@@ -57,6 +56,12 @@ _REGISTERED: dict[str, Fill] = {}
 def register(model_type: str, fill: Fill) -> None:
     """Have `fill` write the table of a `model_type`, in place of the library's own if it has one."""
     _REGISTERED[model_type] = fill
+    _table.cache_clear()
+
+
+def unregister(model_type: str) -> None:
+    """Take back what `register` said of a `model_type`."""
+    _REGISTERED.pop(model_type, None)
     _table.cache_clear()
 
 
@@ -103,4 +108,5 @@ __all__ = [
     "model_types",
     "register",
     "table_for",
+    "unregister",
 ]

@@ -133,18 +133,19 @@ def experts(
     gate, up, down = parts
     rows: list[str] = []
     columns: list[str] = []
-    disk, optional = t.dialects["hf"], at.optional
+    disk, wide, tall = t.dialects["hf"], (inner, hidden), (hidden, inner)
     for e in range(count):
         across = Rule(tp=0, expert=(e, count), layer=at.stage)
         along = Rule(tp=1, expert=(e, count), layer=at.stage)
         base = f"{at.hf}{hf}.{e}."
         for part, shape, rule, group in (
-            (gate, (inner, hidden), across, rows),
-            (up, (inner, hidden), across, rows),
-            (down, (hidden, inner), along, columns),
+            (gate, wide, across, rows),
+            (up, wide, across, rows),
+            (down, tall, along, columns),
         ):
-            name = t.tensor(f"{base}{part}.weight", *shape, optional=optional)
-            disk.add(name, (None, (name,), rule, 0.0))
+            name = f"{base}{part}.weight"
+            t.declare(name, shape, at.optional)
+            disk.add(name, rule)
             group.append(name)
     pairs = stacked(gated, per=2)
     both, one = Rule(ep=0, tp=1, layer=at.stage), Rule(ep=0, tp=2, layer=at.stage)

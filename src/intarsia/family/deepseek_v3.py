@@ -7,12 +7,15 @@ the element type and not to the layout.
 
 from __future__ import annotations
 
+from intarsia.errors import FamilyError
 from intarsia.family import decoder
 from intarsia.family.ahead import layers_after
 from intarsia.family.spec import Layer, Table
 
 
 def fill(t: Table) -> None:
+    if (every := t.number("moe_layer_freq", default=1)) != 1:
+        raise FamilyError(f"config.json: moe_layer_freq is {every}, every published model has 1")
     decoder.embeddings(t)
     dense = t.number("first_k_dense_replace", default=0)
     for at in t.layers():

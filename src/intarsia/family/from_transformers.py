@@ -84,9 +84,16 @@ class _Skeleton:
                 f"model_type {model_type!r} is unknown to Transformers {transformers.__version__}"
             )
         given = {k: v for k, v in config.items() if k not in ("model_type", "quantization_config")}
-        whole = transformers.AutoConfig.for_model(model_type, **given)
-        with torch.device("meta"):
-            model = _model_class(transformers, config, whole)(whole)
+        try:
+            whole = transformers.AutoConfig.for_model(model_type, **given)
+            kind = _model_class(transformers, config, whole)
+            with torch.device("meta"):
+                model = kind(whole)
+        except (ImportError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise FamilyError(
+                f"Transformers {transformers.__version__} cannot build a model of model_type"
+                f" {model_type!r} from this configuration: {type(error).__name__}: {error}"
+            ) from error
         return _Skeleton(
             whole,
             model.base_model_prefix,
@@ -257,6 +264,11 @@ def _transpose(
     op: Any, parts: Parts, sources: list[str], targets: list[str], s: _Skeleton, name: str
 ) -> Parts:
     x = _one(parts, op)
+    if op.check_dims and x.shape[op.dim0] == x.shape[op.dim1]:
+        raise FamilyError(
+            f"`{name}` {list(x.shape)} may be stored transposed or not, and Transformers tells by"
+            " the shape alone, which is square"
+        )
     if not (op.check_dims and s.shapes.get(name) == x.shape):
         x = x.transpose(op.dim0, op.dim1)
     return {_target(sources, targets): [x]}

@@ -54,10 +54,11 @@ class Rows(Mapping[str, Param]):
 
     def __init__(self, logical: Mapping[str, Shape]) -> None:
         self._logical = logical
-        self._recipes: dict[str, _Recipe] = {}
+        self._recipes: dict[str, _Recipe | Rule] = {}
         self._made: dict[str, Param] = {}
 
-    def add(self, name: str, recipe: _Recipe) -> None:
+    def add(self, name: str, recipe: _Recipe | Rule) -> None:
+        """Add a row; a rule alone stands for the whole logical tensor of the same name."""
         if name in self._recipes:
             raise FamilyError(f"`{name}` is declared twice in one dialect")
         self._recipes[name] = recipe
@@ -65,9 +66,13 @@ class Rows(Mapping[str, Param]):
     def __getitem__(self, name: str) -> Param:
         made = self._made.get(name)
         if made is None:
-            verb, operands, rule, shift = self._recipes[name]
-            parts = [whole(x, self._logical[x]) for x in operands]
-            made = Param(name, verb(*parts) if verb else parts[0], rule, shift)
+            recipe = self._recipes[name]
+            if isinstance(recipe, Rule):
+                made = Param(name, whole(name, self._logical[name]), recipe)
+            else:
+                verb, operands, rule, shift = recipe
+                parts = [whole(x, self._logical[x]) for x in operands]
+                made = Param(name, verb(*parts) if verb else parts[0], rule, shift)
             self._made[name] = made
         return made
 
@@ -82,7 +87,17 @@ class Rows(Mapping[str, Param]):
 
     def operands(self, name: str) -> tuple[str, ...]:
         """The logical tensors that a row is made of."""
-        return self._recipes[name][1]
+        recipe = self._recipes[name]
+        return (name,) if isinstance(recipe, Rule) else recipe[1]
+
+    def respelled(self, old: str, new: str) -> Rows:
+        """The same rows, their names beginning with `new` instead of `old`."""
+        out = Rows(self._logical)
+        for name, recipe in self._recipes.items():
+            if isinstance(recipe, Rule):
+                recipe = (None, (name,), recipe, 0.0)
+            out.add(new + name.removeprefix(old) if name.startswith(old) else name, recipe)
+        return out
 
 
 class Known(Mapping[str, Param]):
@@ -238,12 +253,16 @@ class Table:
 
     def tensor(self, name: str, *shape: int, optional: bool = False) -> str:
         """Declare a logical tensor; no dialect stores it yet."""
+        self.declare(name, shape, optional)
+        return name
+
+    def declare(self, name: str, shape: Shape, optional: bool) -> None:
+        """As `tensor`; tensors may share one shape."""
         if name in self.logical:
             raise FamilyError(f"`{name}` is declared twice")
         self.logical[name] = shape
         if optional:
             self.optional.add(name)
-        return name
 
     def tie(self, name: str, to: str) -> None:
         """Say that `name` shares its elements with `to`, and need not be stored."""
@@ -266,9 +285,7 @@ class Table:
 
     def respell(self, dialect: str, like: str, old: str, new: str) -> None:
         """Add `dialect`: the rows of `like`, their names beginning with `new` instead of `old`."""
-        rows = self.dialects[dialect] = Rows(self.logical)
-        for name, recipe in self.dialects[like]._recipes.items():
-            rows.add(new + name.removeprefix(old) if name.startswith(old) else name, recipe)
+        self.dialects[dialect] = self.dialects[like].respelled(old, new)
 
 
 @dataclass(frozen=True, slots=True)

@@ -331,7 +331,9 @@ class _Emitter:
         out.append(self._made("StorageMeta") + _text("checkpoint_id") + b"N" + _text("save_id"))
         out += [b"N", _text("load_id"), b"N", _text("modules"), b"]ub", _text("version")]
         out.append(_text("1.0.0") + b"ub.")
-        return b"\x80\x04" + b"".join(out)
+        body = b"".join(out)
+        # One frame: a reader then takes in all of it at once, not opcode by opcode.
+        return b"\x80\x04\x95" + len(body).to_bytes(8, "little") + body
 
 
 def _memo(slot: int) -> tuple[bytes, bytes]:

@@ -50,9 +50,7 @@ class Hf:
             entries: dict[str, Entry] = {}
             sizes = {file: folder.size(file) for file in files}
             if path.is_dir() and (root / OPTIMIZER).is_dir():
-                extra = {
-                    f"{OPTIMIZER}/{k}": v for k, v in _files_of(Folder(root / OPTIMIZER)).items()
-                }
+                extra = _extra_files(root / OPTIMIZER)
                 found += _read_files(folder, extra)
                 sizes |= {file: folder.size(file) for file in extra}
                 entries = _entries_of(folder)
@@ -128,6 +126,14 @@ def _files_of(folder: Folder) -> dict[str, list[str] | None]:
         f"{root} holds {len(names)} safetensors files and no index: {', '.join(names[:4])}",
         hint=f"name the one file, or add {INDEX}",
     )
+
+
+def _extra_files(root: Path) -> dict[str, list[str] | None]:
+    """The files of the side folder, which may hold entries alone."""
+    if not any(root.glob("*.safetensors*")):
+        return {}
+    with Folder(root) as folder:
+        return {f"{OPTIMIZER}/{file}": names for file, names in _files_of(folder).items()}
 
 
 def _indexed(folder: Folder) -> Iterable[tuple[str, list[str]]]:

@@ -11,11 +11,13 @@ have, and take the one that fits.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from intarsia.dtypes import DType
 from intarsia.errors import FormatError
 from intarsia.family import Param
 from intarsia.format.dcp_metadata import TensorRecord
@@ -29,18 +31,21 @@ from intarsia.planning.manifest import Chunk, Stored
 
 _BUCKET = re.compile(
     r"^(?:chained_(?P<link>\d+)\.)?optimizer\.distributed\.dp_group_idx_(?P<group>\d+)"
-    r"\.gbuf_idx_(?P<buffer>\d+)\.dtype_(?P<types>\(.*\))\.bucket_idx_(?P<bucket>\d+)"
+    r"\.gbuf_idx_(?P<buffer>\d+)\.dtype_\(torch\.(?P<type>\w+), .*\)\.bucket_idx_(?P<bucket>\d+)"
     r"\.(?P<kind>\w+)$"
 )
 _ALIGNED = 64
 
 
 class Place(NamedTuple):
-    """Where a buffer belongs: which optimizer of a chain, which rank, which buffer of that rank."""
+    """Where a buffer belongs: a rank of an optimizer, and which of its buffers of one type."""
 
-    link: int
     group: int
-    buffer: int
+    chunk: int
+
+
+Buffers = dict[Place, list["Bucket"]]
+"""The buckets of every buffer of one optimizer that holds parameters of one element type."""
 
 
 @dataclass(frozen=True)
@@ -66,45 +71,55 @@ def is_bucket(name: str) -> bool:
 
 
 def read_buckets(
-    records: Sequence[TensorRecord], params: Sequence[Param], args: Mapping[str, Any], where: str
+    records: Sequence[TensorRecord],
+    params: Sequence[tuple[Param, DType]],
+    args: Mapping[str, Any],
+    where: str,
 ) -> list[Stored]:
     """The state of every parameter, as parts of the buckets that hold it.
 
-    `params` are the model's parameters, layer by layer and expert by expert.
+    `params` are the model's parameters and their types, layer by layer and expert by expert.
     """
-    buffers = _buffers(records, where)
-    dense = [p for p in params if not p.rule.is_expert]
-    experts = [p for p in params if p.rule.is_expert]
-    links = sorted({place.link for place in buffers})
-    expected = 2 if experts else 1
-    if len(links) != expected:
+    sparse = any(p.rule.is_expert for p, _ in params)
+    by_link = _buffers(records)
+    if len(by_link) != 1 + sparse:
         raise FormatError(
-            f"{where} has the state of {len(links)} optimizers, {expected} are expected",
-            hint="save with --dist-ckpt-optim-fully-reshardable, or convert with --optimizer drop",
+            f"{where} has the state of {len(by_link)} optimizers, {1 + sparse} are expected",
+            hint=_HINT,
         )
-    found = list(_read(buffers, links[0], dense, args, "tensor_model_parallel_size", where))
-    if experts:
-        found += _read(buffers, links[1], experts, args, "expert_tensor_parallel_size", where)
+    found: list[Stored] = []
+    for link, by_type in sorted(by_link.items()):
+        experts = bool(link)
+        held = [(p, d) for p, d in params if p.rule.is_expert == experts]
+        for kind, buffers in by_type.items():
+            alone = len(by_type) == 1
+            of_kind = [p for p, d in held if alone or d.torch == kind]
+            found += _read(buffers, of_kind, args, experts, where)
     return found
 
 
-def _buffers(records: Sequence[TensorRecord], where: str) -> dict[Place, list[Bucket]]:
-    buffers: dict[Place, dict[int, Bucket]] = {}
-    types = set()
+_HINT = "save with --dist-ckpt-optim-fully-reshardable, or convert with --optimizer drop"
+
+
+def _buffers(records: Sequence[TensorRecord]) -> dict[int, dict[str, Buffers]]:
+    """The buffers of each optimizer of a chain, by the element type of their parameters."""
+    listed: dict[tuple[int, str], dict[tuple[int, int], dict[int, Bucket]]] = {}
     for record in records:
         name = _BUCKET.match(record.name)
         assert name is not None
-        types.add(name["types"])
-        place = Place(int(name["link"] or 0), int(name["group"]), int(name["buffer"]))
-        bucket = buffers.setdefault(place, {}).setdefault(int(name["bucket"]), Bucket())
+        buffers = listed.setdefault((int(name["link"] or 0), name["type"]), {})
+        buckets = buffers.setdefault((int(name["group"]), int(name["buffer"])), {})
+        bucket = buckets.setdefault(int(name["bucket"]), Bucket())
         bucket.records[kind_of(name["kind"])] = record
-    if len(types) > 1:
-        raise FormatError(
-            f"{where} has buckets of several element types ({', '.join(sorted(types))}), so that"
-            " nothing says which parameter is in which",
-            hint="save with --dist-ckpt-optim-fully-reshardable, or convert with --optimizer drop",
-        )
-    return {place: [held[i] for i in sorted(held)] for place, held in buffers.items()}
+    found: dict[int, dict[str, Buffers]] = {}
+    for (link, kind), buffers in listed.items():
+        of_kind = found.setdefault(link, {}).setdefault(kind, {})
+        seen: Counter[int] = Counter()
+        for group, buffer in sorted(buffers):
+            held = buffers[group, buffer]
+            of_kind[Place(group, seen[group])] = [held[i] for i in sorted(held)]
+            seen[group] += 1
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +138,13 @@ class Grid:
                 yield (stage * self.ep + e) * self.tp + t, t, e
 
 
-def _grids(
-    buffers: Mapping[Place, list[Bucket]], link: int, args: Mapping[str, Any], tp_name: str, experts: bool
-) -> Iterator[Grid]:
+def _grids(buffers: Buffers, args: Mapping[str, Any], experts: bool) -> list[Grid]:
     """The grids that have as many ranks as there are groups; what the arguments say comes first."""
-    groups = len({place.group for place in buffers if place.link == link})
-    chunks = len({place.buffer for place in buffers if place.link == link})
+    groups = 1 + max(place.group for place in buffers)
+    chunks = 1 + max(place.chunk for place in buffers)
+    prefix = "expert_tensor" if experts else "tensor"
     said = {
-        "tp": whole(args, tp_name),
+        "tp": whole(args, f"{prefix}_model_parallel_size") or whole(args, f"{prefix}_parallel_size"),
         "ep": whole(args, "expert_model_parallel_size") if experts else 1,
         "pp": whole(args, "pipeline_model_parallel_size"),
     }
@@ -145,30 +159,23 @@ def _grids(
     def contradicts(grid: Grid) -> int:
         return sum(n is not None and getattr(grid, axis) != n for axis, n in said.items())
 
-    return iter(sorted(found, key=contradicts))
+    return sorted(found, key=contradicts)
 
 
 def _read(
-    buffers: Mapping[Place, list[Bucket]],
-    link: int,
-    params: Sequence[Param],
-    args: Mapping[str, Any],
-    tp_name: str,
-    where: str,
+    buffers: Buffers, params: Sequence[Param], args: Mapping[str, Any], experts: bool, where: str
 ) -> Iterator[Stored]:
-    experts = params[0].rule.is_expert
-    for grid in _grids(buffers, link, args, tp_name, experts):
+    for grid in _grids(buffers, args, experts):
         for spec in SPECS:
-            placed = _fit_all(buffers, link, parameters_of(params, spec), grid)
+            placed = _fit_all(buffers, parameters_of(params, spec), grid)
             if placed is not None:
                 for buckets, rank, entries in placed:
                     yield from _stored(buckets, rank, entries)
                 return
-    groups = len({place.group for place in buffers if place.link == link})
     raise FormatError(
-        f"{where}: no order of the {len(params):,} parameters fits the buckets of"
-        f" {groups} ranks (optimizer {link})",
-        hint="save with --dist-ckpt-optim-fully-reshardable, or convert with --optimizer drop",
+        f"{where}: no order of the {len(params):,} parameters fits the {len(buffers)} buffers of"
+        f" the {'experts' if experts else 'dense'} optimizer",
+        hint=_HINT,
     )
 
 
@@ -184,9 +191,7 @@ class Entry(NamedTuple):
 _Placed = tuple[list[Bucket], str, list[Entry]]
 
 
-def _fit_all(
-    buffers: Mapping[Place, list[Bucket]], link: int, params: list[Parameter], grid: Grid
-) -> list[_Placed] | None:
+def _fit_all(buffers: Buffers, params: list[Parameter], grid: Grid) -> list[_Placed] | None:
     """The parameters of every rank in its buckets, stage by stage; None where one does not fit."""
     layers = 1 + max((p.rule.layer[0] for p in params if p.rule.layer), default=-1)
     out: list[_Placed] = []
@@ -195,7 +200,7 @@ def _fit_all(
         virtual, rank = divmod(stage, grid.pp)
         for end in range(layers, start - 1, -1):
             held = _of_stage(params, start, end, stage, stage == grid.pp * grid.chunks - 1)
-            fitted = _fit_stage(buffers, link, held, grid, rank, virtual)
+            fitted = _fit_stage(buffers, held, grid, rank, virtual)
             if fitted is not None:
                 out += fitted
                 start = end
@@ -221,19 +226,13 @@ def _of_stage(params: list[Parameter], start: int, end: int, stage: int, last: b
 
 
 def _fit_stage(
-    buffers: Mapping[Place, list[Bucket]],
-    link: int,
-    params: list[Parameter],
-    grid: Grid,
-    stage: int,
-    virtual: int,
+    buffers: Buffers, params: list[Parameter], grid: Grid, stage: int, virtual: int
 ) -> list[_Placed] | None:
     out: list[_Placed] = []
     for group, t, e in grid.groups(stage):
-        buckets = buffers.get(Place(link, group, virtual))
-        held = [local for p in params if (local := _local(p, grid, t, e)) is not None]
-        entries = _fit(held, buckets) if buckets else None
-        if buckets is None or entries is None:
+        buckets = buffers.get(Place(group, virtual), [])
+        entries = _fit([x for p in params if (x := _local(p, grid, t, e))], buckets)
+        if entries is None:
             return None
         out.append((buckets, f"tp{t}" if grid.ep == 1 else f"tp{t}ep{e}", entries))
     return out

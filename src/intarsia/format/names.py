@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from intarsia.dtypes import BY_NAME
 from intarsia.errors import FamilyError
 from intarsia.family import Table, table_for
 from intarsia.layout import Layout
@@ -41,7 +42,7 @@ def name_tensors(found: Iterable[Stored], config: Mapping[str, Any] | None, wher
     table = table_for(config)
     model_type = (config or {}).get("model_type")
     if table is None:
-        stored = {s.name: _plain(s) for s in listed}
+        stored = _unique((_plain(_respelled(s)) for s in listed), where)
         why = f"model_type {model_type!r} has no table" if model_type else "no model configuration"
         note = f"{why}: each stored tensor is carried name by name, as its own logical tensor"
         return Named(stored, _logical(stored, {}), None, (), (), (note,))
@@ -56,6 +57,7 @@ def prefix_of(names: Iterable[str], known: Mapping[str, Any]) -> str:
         while start >= 0:
             if name[start:] in known:
                 votes[name[:start]] += 1
+                break
             start = name.find(".", start) + 1 or -1
     if not votes:
         return ""
@@ -65,17 +67,8 @@ def prefix_of(names: Iterable[str], known: Mapping[str, Any]) -> str:
 def _with_table(listed: list[Stored], table: Table, where: str) -> Named:
     known = table.known
     prefix = prefix_of((s.name for s in listed), known)
-    stored: dict[str, Stored] = {}
-    unknown: list[str] = []
-    for s in listed:
-        fresh = _named(s, prefix, table, known, where)
-        if fresh.name in stored:
-            raise FamilyError(
-                f"{stored[fresh.name].key!r} and {s.key!r} are both `{fresh.name}` - at {where}"
-            )
-        stored[fresh.name] = fresh
-        if fresh.name not in known and not _OURS.match(fresh.name):
-            unknown.append(fresh.name)
+    stored = _unique((_named(s, prefix, table, known, where) for s in listed), where)
+    unknown = [name for name in stored if name not in known and not _OURS.match(name)]
     logical = _logical(stored, table.logical)
     absent = tuple(
         Logical(name, shape, _common_dtype(listed))
@@ -113,9 +106,26 @@ def _named(s: Stored, prefix: str, table: Table, known: Mapping[str, Any], where
     twin = known.get(of)
     if twin is not None and twin.layout.shape == s.shape:
         return replace(s, name=fresh, layout=Layout.of(fresh, s.shape), rule=twin.rule)
-    if state is None and not _OURS.match(s.name):
-        fresh = s.name
-    return _plain(replace(s, name=fresh))
+    return _plain(replace(s, name=entry_name(fresh)))
+
+
+def _unique(named: Iterable[Stored], where: str) -> dict[str, Stored]:
+    """Stored tensors by name; raise where two have the same."""
+    stored: dict[str, Stored] = {}
+    for s in named:
+        if s.name in stored:
+            raise FamilyError(
+                f"{stored[s.name].key!r} and {s.key!r} are both `{s.name}` - at {where}"
+            )
+        stored[s.name] = s
+    return stored
+
+
+def _respelled(s: Stored) -> Stored:
+    """Optimizer state with the kind before the parameter, below one spelling of its root."""
+    state = _OPTIMIZER.match(s.name)
+    name = f"optimizer.{state['kind']}.{state['param']}" if state else entry_name(s.name)
+    return replace(s, name=name)
 
 
 def entry_name(name: str) -> str:
@@ -152,4 +162,6 @@ def _logical(stored: Mapping[str, Stored], shapes: Mapping[str, Shape]) -> dict[
 
 def _common_dtype(listed: list[Stored]) -> Any:
     counts = Counter(s.dtype for s in listed if s.dtype.floating)
-    return counts.most_common(1)[0][0] if counts else listed[0].dtype
+    if counts:
+        return counts.most_common(1)[0][0]
+    return listed[0].dtype if listed else BY_NAME["F32"]

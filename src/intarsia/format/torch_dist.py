@@ -177,7 +177,9 @@ def _with_table(
         )
     buckets = [r for r in metadata.tensors.values() if is_bucket(r.name)]
     if buckets:
-        params = [Param(s.name, s.layout, s.rule, s.shift) for s in found.stored.values()]
+        params = [
+            (Param(s.name, s.layout, s.rule, s.shift), s.dtype) for s in found.stored.values()
+        ]
         for stored in read_buckets(buckets, params, args, where):
             found.add(stored)
         found.notes = ("optimizer state is read out of Megatron's buckets, where it fits exactly",)

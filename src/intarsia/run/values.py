@@ -48,8 +48,8 @@ def cast(bits: Bits, src: DType, dst: DType, shift: float = 0.0) -> Bits:
 
 
 @np.errstate(invalid="ignore")
-def as_float64(bits: Bits, dtype: DType) -> NDArray[np.float64]:
-    """The numbers that bits stand for."""
+def as_float64(bits: Bits, dtype: DType) -> NDArray[Any]:
+    """The numbers that bits stand for, in double precision (of two parts where complex)."""
     native = {"F64": "f8", "F32": "f4", "F16": "f2", "BOOL": "?", "U8": "u1", "I8": "i1", "I16": "i2",
               "U16": "u2", "I32": "i4", "U32": "u4", "I64": "i8", "U64": "u8"}.get(dtype.name)  # fmt: skip
     raw = np.ascontiguousarray(bits)
@@ -58,8 +58,7 @@ def as_float64(bits: Bits, dtype: DType) -> NDArray[np.float64]:
     if dtype.name == "BF16":
         return (raw.astype(np.uint32) << 16).view("f4").astype(np.float64)
     if dtype.name == "C64":
-        size: NDArray[np.float64] = np.abs(raw.view("c8")).astype(np.float64)
-        return size
+        return raw.view("c8").astype(np.complex128)
     import torch
 
     numbers = torch.from_numpy(raw.view("u1")).view(getattr(torch, dtype.torch))

@@ -1,0 +1,290 @@
+"""DCP folders: what torch saves is read, what we write torch loads, and bad ones are refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import intarsia
+from intarsia.errors import FormatError, IntarsiaError, UnsafeError
+from intarsia.formats import read_manifest
+from tests.checkpoints import (
+    DTYPES,
+    assert_same,
+    bits,
+    files_of,
+    llama_config,
+    model,
+    python,
+    random_tensor,
+    read_dcp,
+    read_hf,
+    write_dcp,
+    write_hf,
+)
+from tests.checkpoints import intarsia as cli
+
+CONFIG = llama_config()
+MESHES = ["", "tp=3", "fsdp=4,replicate=2", "tp=2,fsdp=3,pp=2,ep=2"]
+
+
+def matrix() -> dict[str, torch.Tensor]:
+    found = {}
+    for k, dtype in enumerate(DTYPES):
+        name = str(dtype).removeprefix("torch.")
+        for shape in ((), (0,), (5,), (3, 0), (7, 5), (2, 3, 5)):
+            found[f"{name}.{'x'.join(map(str, shape)) or 'scalar'}"] = random_tensor(shape, dtype, k)
+    return found
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_what_torch_saved_goes_to_hf_and_back(tmp_path: Path, mesh: str) -> None:
+    tensors = matrix()
+    src = write_dcp(tmp_path / "src", tensors)
+    intarsia.convert(src, tmp_path / "hf", to="hf")
+    assert_same(read_hf(tmp_path / "hf"), tensors)
+    intarsia.convert(tmp_path / "hf", tmp_path / "back", to="dcp", mesh=mesh)
+    assert_same(read_dcp(tmp_path / "back"), tensors)
+    assert intarsia.verify(src, tmp_path / "back")
+
+
+def test_tensors_of_one_storage_and_strange_strides_are_read(tmp_path: Path) -> None:
+    base = random_tensor((12, 10), torch.float32)
+    state = {
+        "whole": base,
+        "tied": base,
+        "transposed": base.t(),
+        "permuted": random_tensor((2, 3, 5), torch.bfloat16).permute(2, 0, 1),
+        "rows": base[3:7],
+        "strided": base[::3, 1::4],
+        "expanded": torch.tensor([1.5, -2.0]).expand(3, 2),
+        "one": base[4:5, 6:7],
+    }
+    src = write_dcp(tmp_path / "src", state)
+    wanted = {name: x.contiguous().clone() for name, x in state.items()}
+    intarsia.convert(src, tmp_path / "hf", to="hf")
+    assert_same(read_hf(tmp_path / "hf"), wanted)
+    for k, mesh in enumerate(MESHES):
+        intarsia.convert(src, tmp_path / f"dcp{k}", to="dcp", mesh=mesh)
+        assert_same(read_dcp(tmp_path / f"dcp{k}"), wanted)
+        assert intarsia.verify(src, tmp_path / f"dcp{k}")
+
+
+OBJECTS = {
+    "epoch": 3,
+    "names": ["a", "b"],
+    "nested": {"lr": 0.1, "betas": (0.9, 0.95), "none": None},
+    "text": "ünï",
+}
+
+
+@pytest.mark.parametrize("with_state", [True, False])
+def test_objects_beside_tensors_arrive_as_the_bytes_they_were(
+    tmp_path: Path, with_state: bool
+) -> None:
+    tensors = {"w": torch.randn(4, 3)}
+    if with_state:
+        tensors["optimizer.state.w.exp_avg"] = torch.randn(4, 3)
+    src = write_dcp(tmp_path / "src", {**tensors, **OBJECTS})
+    manifest = read_manifest(src)
+    assert len(manifest.entries) >= 4
+    intarsia.convert(src, tmp_path / "hf", to="hf")
+    assert read_manifest(tmp_path / "hf").entries.keys() == manifest.entries.keys()
+    intarsia.convert(tmp_path / "hf", tmp_path / "back", to="dcp", mesh="fsdp=2")
+    target = {name: torch.zeros_like(x) for name, x in tensors.items()}
+    target |= {"epoch": None, "names": [None, None], "text": "", "nested": dict.fromkeys(OBJECTS["nested"])}
+    dcp.load(target, checkpoint_id=tmp_path / "back", no_dist=True)
+    assert {name: target[name] for name in OBJECTS} == OBJECTS
+    assert_same({n: target[n] for n in tensors}, tensors)
+
+
+def test_dropping_training_state_drops_objects_too(tmp_path: Path) -> None:
+    src = write_dcp(tmp_path / "src", {"w": torch.randn(4), **OBJECTS})
+    intarsia.convert(src, tmp_path / "out", to="dcp", optimizer="drop")
+    assert not read_manifest(tmp_path / "out").entries
+    assert set(read_dcp(tmp_path / "out")) == {"w"}
+
+
+def blobs(folder: Path) -> list[bytes]:
+    """Every archive that the metadata of a checkpoint points to."""
+    described = dcp.FileSystemReader(folder).read_metadata()
+    found = []
+    for where in described.storage_data.values():
+        data = (folder / where.relative_path).read_bytes()
+        found.append(data[where.offset : where.offset + where.length])
+    return found
+
+
+@pytest.mark.parametrize("window", [256, 8 << 20])
+def test_every_archive_that_we_write_has_the_right_checksum(
+    tmp_path: Path, monkeypatch, window: int
+) -> None:
+    from intarsia.run.budget import Budget
+
+    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: window))
+    src = write_hf(tmp_path / "hf", matrix() | model(CONFIG))
+    intarsia.convert(src, tmp_path / "dcp", to="dcp", mesh="tp=2,fsdp=3")
+    found = blobs(tmp_path / "dcp")
+    assert len(found) > 200
+    for blob in found:
+        with zipfile.ZipFile(io.BytesIO(blob)) as archive:
+            assert archive.testzip() is None
+    written = [d for name, d in files_of(tmp_path / "dcp").items() if name.endswith(".distcp")]
+    assert sum(map(len, found)) <= sum(map(len, written)) <= sum(len(blob) + 64 for blob in found)
+
+
+def test_each_archive_is_a_tensor_that_torch_loads_alone(tmp_path: Path) -> None:
+    src = write_hf(tmp_path / "hf", {"w": random_tensor((6, 5), torch.bfloat16)})
+    intarsia.convert(src, tmp_path / "dcp", to="dcp", mesh="fsdp=2")
+    parts = [torch.load(io.BytesIO(blob), weights_only=True) for blob in blobs(tmp_path / "dcp")]
+    assert bits(torch.cat(parts)) == bits(random_tensor((6, 5), torch.bfloat16))
+
+
+def test_replicas_share_the_writing(tmp_path: Path) -> None:
+    tensors = {f"w{k}": torch.randn(8, 8) for k in range(16)}
+    src = write_hf(tmp_path / "hf", tensors)
+    intarsia.convert(src, tmp_path / "dcp", to="dcp", mesh="replicate=4")
+    sizes = [p.stat().st_size for p in (tmp_path / "dcp").glob("*.distcp")]
+    assert len(sizes) == 4
+    assert max(sizes) <= 1.2 * min(sizes)
+
+
+def test_only_the_bytes_of_a_slice_are_read(tmp_path: Path) -> None:
+    big = torch.randn(1000, 256)
+    src = write_dcp(tmp_path / "src", {"w": big})
+    with intarsia.open(src) as opened:
+        assert opened["w"][10:12].equal(big[10:12])
+        assert opened.read_bytes < 8192
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    src = write_hf(tmp_path / "hf", model(CONFIG), CONFIG)
+    intarsia.convert(src, tmp_path / "dcp", to="dcp", mesh="fsdp=4")
+    return tmp_path / "dcp"
+
+
+def test_a_missing_data_file_is_named(sharded: Path) -> None:
+    (sharded / "__2_0.distcp").unlink()
+    for words in (["inspect", sharded], ["convert", sharded, sharded.parent / "out", "--to", "hf"]):
+        answer = cli(*words)
+        assert answer.status == 2
+        assert "lacks 1 of 4 data files" in answer.err
+        assert "__2_0.distcp" in answer.err
+    assert not (sharded.parent / "out").exists()
+
+
+def test_a_truncated_data_file_is_refused(sharded: Path) -> None:
+    file = sharded / "__1_0.distcp"
+    os.truncate(file, file.stat().st_size - 1)
+    answer = cli("convert", sharded, sharded.parent / "out", "--to", "hf")
+    assert answer.status == 2
+    assert "__1_0.distcp has" in answer.err
+    assert "its chunks end at" in answer.err
+
+
+def test_the_data_file_of_another_checkpoint_is_refused(sharded: Path) -> None:
+    """Equal in length, so only the archives inside tell."""
+    other = (sharded / "__1_0.distcp").read_bytes()
+    (sharded / "__1_0.distcp").write_bytes(other[64:] + other[:64])
+    with pytest.raises(IntarsiaError):
+        intarsia.convert(sharded, sharded.parent / "out", to="hf")
+    assert not (sharded.parent / "out").exists()
+
+
+def test_metadata_cut_anywhere_is_refused(sharded: Path) -> None:
+    whole = (sharded / ".metadata").read_bytes()
+    for cut in range(0, len(whole), 97):
+        (sharded / ".metadata").write_bytes(whole[:cut])
+        with pytest.raises(FormatError):
+            read_manifest(sharded)
+
+
+class Bomb:
+    """An object whose unpickling would make a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = str(marker)
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.mark.parametrize("where", ["alone", "inside"])
+def test_metadata_that_would_run_code_is_refused_and_runs_nothing(
+    sharded: Path, tmp_path: Path, where: str
+) -> None:
+    marker = tmp_path / "marker"
+    payload: object = Bomb(marker)
+    if where == "inside":
+        described = dcp.FileSystemReader(sharded).read_metadata()
+        described.planner_data = payload
+        payload = described
+    (sharded / ".metadata").write_bytes(pickle.dumps(payload))
+    with pytest.raises(UnsafeError):
+        read_manifest(sharded)
+    done = python("-m", "intarsia", "convert", sharded, tmp_path / "out", "--to", "hf")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("intarsia: ")
+    assert not marker.exists()
+    assert not (tmp_path / "out").exists()
+    pickle.loads((sharded / ".metadata").read_bytes())
+    assert marker.exists(), "the bomb was no bomb, so this test proves nothing"
+
+
+def test_a_tensor_archive_that_would_run_code_is_refused_and_runs_nothing(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    src = write_dcp(tmp_path / "src", {"w": torch.zeros(4)})
+    (file,) = src.glob("*.distcp")
+    bomb = pickle.dumps(Bomb(marker), protocol=2)
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(file.read_bytes())) as old, zipfile.ZipFile(out, "w") as new:
+        for item in old.infolist():
+            data = bomb if item.filename.endswith("data.pkl") else old.read(item)
+            new.writestr(item.filename, data)
+    described = dcp.FileSystemReader(src).read_metadata()
+    (where,) = described.storage_data.values()
+    where.length = len(out.getvalue())
+    file.write_bytes(out.getvalue())
+    (src / ".metadata").write_bytes(pickle.dumps(described))
+    answer = cli("convert", src, tmp_path / "out", "--to", "hf")
+    assert answer.status == 2
+    assert not marker.exists()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("where", ["../evil.distcp", "/etc/passwd", "sub/../../evil"])
+def test_metadata_that_points_outside_its_folder_is_refused(sharded: Path, where: str) -> None:
+    described = dcp.FileSystemReader(sharded).read_metadata()
+    next(iter(described.storage_data.values())).relative_path = where
+    (sharded / ".metadata").write_bytes(pickle.dumps(described))
+    with pytest.raises(FormatError):
+        read_manifest(sharded)
+
+
+def test_metadata_with_a_chunk_missing_is_not_proven(sharded: Path) -> None:
+    described = dcp.FileSystemReader(sharded).read_metadata()
+    name = "model.layers.1.mlp.up_proj.weight"
+    lost = described.state_dict_metadata[name].chunks.pop()
+    (sharded / ".metadata").write_bytes(pickle.dumps(described))
+    answer = cli("convert", sharded, sharded.parent / "out", "--to", "hf")
+    assert answer.status == 1
+    assert f"the chunks of `{name}`" in answer.err
+    assert f"first missing {list(lost.offsets)}" in answer.err
+
+
+def test_metadata_with_a_wrong_element_type_is_refused(sharded: Path) -> None:
+    described = dcp.FileSystemReader(sharded).read_metadata()
+    described.state_dict_metadata["model.norm.weight"].properties.dtype = torch.float16
+    (sharded / ".metadata").write_bytes(pickle.dumps(described))
+    with pytest.raises(FormatError, match="the metadata says F16 .*the archive holds BF16"):
+        intarsia.convert(sharded, sharded.parent / "out", to="hf")
+    assert not (sharded.parent / "out").exists()

@@ -1,0 +1,284 @@
+"""Hugging Face folders: every element type and layout is read, bad ones are refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import intarsia
+from intarsia.errors import CoverageError, FamilyError, FormatError
+from intarsia.formats import read_manifest
+from tests.checkpoints import (
+    DTYPES,
+    assert_same,
+    bits,
+    fixture,
+    leftovers,
+    llama_config,
+    model,
+    random_tensor,
+    read_dcp,
+    read_hf,
+    shapes,
+    write_hf,
+)
+from tests.checkpoints import intarsia as cli
+
+CONFIG = llama_config()
+INDEX = "model.safetensors.index.json"
+
+
+def matrix() -> dict[str, torch.Tensor]:
+    """Every element type in every kind of shape."""
+    found = {}
+    for k, dtype in enumerate(DTYPES):
+        name = str(dtype).removeprefix("torch.")
+        for shape in ((), (0,), (5,), (3, 0), (7, 5), (2, 3, 5)):
+            found[f"{name}.{'x'.join(map(str, shape)) or 'scalar'}"] = random_tensor(shape, dtype, k)
+    return found
+
+
+@pytest.mark.parametrize("mesh", ["", "tp=2,fsdp=3", "fsdp=8", "pp=2,ep=2,replicate=2"])
+@pytest.mark.parametrize("files", [1, 3])
+def test_every_element_type_and_shape_goes_to_dcp_and_back(
+    tmp_path: Path, mesh: str, files: int
+) -> None:
+    tensors = matrix()
+    src = write_hf(tmp_path / "hf", tensors, files=files)
+    intarsia.convert(src, tmp_path / "dcp", to="dcp", mesh=mesh)
+    assert_same(read_dcp(tmp_path / "dcp"), tensors)
+    intarsia.convert(tmp_path / "dcp", tmp_path / "back", to="hf")
+    assert_same(read_hf(tmp_path / "back"), tensors)
+    assert intarsia.verify(src, tmp_path / "dcp")
+
+
+def test_a_non_contiguous_tensor_is_read_as_safetensors_stored_it(tmp_path: Path) -> None:
+    tensors = {"w": torch.randn(5, 7).t().contiguous(), "v": torch.randn(4, 6)[::2, 1:].contiguous()}
+    src = write_hf(tmp_path / "hf", tensors)
+    intarsia.convert(src, tmp_path / "dcp", to="dcp", mesh="tp=2")
+    assert_same(read_dcp(tmp_path / "dcp"), tensors)
+
+
+def test_the_bytes_of_each_tensor_begin_at_a_multiple_of_its_element(tmp_path: Path) -> None:
+    src = write_hf(tmp_path / "hf", matrix())
+    intarsia.convert(src, tmp_path / "copy", to="hf")
+    for stored in read_manifest(tmp_path / "copy").stored.values():
+        assert stored.chunks[0].start_bytes % stored.dtype.itemsize == 0
+
+
+def test_one_file_is_a_checkpoint(tmp_path: Path) -> None:
+    src = write_hf(tmp_path / "hf", model(CONFIG), CONFIG)
+    renamed = tmp_path / "weights.anything"
+    (src / "model.safetensors").rename(renamed)
+    (src / "config.json").rename(tmp_path / "config.json")
+    intarsia.convert(renamed, tmp_path / "dcp", to="dcp", mesh="tp=2")
+    assert_same(read_dcp(tmp_path / "dcp"), model(CONFIG))
+    assert read_manifest(tmp_path / "dcp").family == "llama"
+
+
+def test_numbered_files_need_no_index(tmp_path: Path) -> None:
+    src = write_hf(tmp_path / "hf", model(CONFIG), CONFIG, files=3)
+    (src / INDEX).unlink()
+    assert sorted(intarsia.open(src)) == sorted(shapes(CONFIG))
+    (src / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(FormatError, match="2 of 3 files; absent: model-00002-of-00003"):
+        intarsia.open(src)
+
+
+def test_several_files_without_an_index_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save_file({name: torch.zeros(2)}, tmp_path / f"{name}.safetensors")
+    with pytest.raises(FormatError, match="holds 2 safetensors files and no index: a.safetensors"):
+        intarsia.open(tmp_path)
+
+
+def test_one_file_of_any_name_needs_no_index(tmp_path: Path) -> None:
+    save_file({"a": torch.arange(3)}, tmp_path / "adapter.safetensors")
+    assert intarsia.open(tmp_path)["a"][:].tolist() == [0, 1, 2]
+
+
+def change_index(src: Path, change) -> None:
+    index = json.loads((src / INDEX).read_text())
+    change(index["weight_map"])
+    (src / INDEX).write_text(json.dumps(index))
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    return write_hf(tmp_path / "hf", model(CONFIG), CONFIG, files=3)
+
+
+def test_a_missing_file_of_the_index_is_named_with_what_it_held(sharded: Path) -> None:
+    (sharded / "model-00002-of-00003.safetensors").unlink()
+    answer = cli("convert", sharded, sharded.parent / "out", "--to", "dcp")
+    assert answer.status == 2
+    assert "names 3 files, 1 are absent with 10 tensors: model-00002-of-00003" in answer.err
+    assert not (sharded.parent / "out").exists()
+
+
+@pytest.mark.parametrize("where", ["../evil.safetensors", "/etc/passwd", "sub/file", "..", "."])
+def test_an_index_that_points_outside_its_folder_is_refused(sharded: Path, where: str) -> None:
+    change_index(sharded, lambda held: held.update({"model.norm.weight": where}))
+    with pytest.raises(FormatError, match="outside its folder"):
+        intarsia.open(sharded)
+
+
+@pytest.mark.parametrize("what", ["lacks", "adds", "moves"])
+def test_an_index_and_a_file_that_disagree_are_refused(sharded: Path, what: str) -> None:
+    def change(held: dict[str, str]) -> None:
+        if what == "lacks":
+            del held["model.norm.weight"]
+        elif what == "adds":
+            held["model.extra.weight"] = "model-00001-of-00003.safetensors"
+        else:
+            name = "model.norm.weight"
+            names = sorted(set(held.values()))
+            held[name] = next(n for n in names if n != held[name])
+
+    change_index(sharded, change)
+    with pytest.raises(FormatError, match="and the index disagree"):
+        intarsia.open(sharded)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "not json", '{"weight_map": []}', "null", '{"weight_map": 3}'])
+def test_an_index_without_a_map_is_refused(sharded: Path, text: str) -> None:
+    (sharded / INDEX).write_text(text)
+    with pytest.raises(FormatError, match="weight_map"):
+        intarsia.open(sharded)
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    for k in (1, 2):
+        save_file({"a": torch.zeros(2)}, tmp_path / f"model-{k:05d}-of-00002.safetensors")
+    with pytest.raises(FormatError, match="'a' is in model-00001-of-00002.safetensors and in"):
+        intarsia.open(tmp_path)
+
+
+def test_a_truncated_file_is_refused_by_every_command(tmp_path: Path) -> None:
+    src = write_hf(tmp_path / "hf", model(CONFIG), CONFIG)
+    whole = write_hf(tmp_path / "whole", model(CONFIG), CONFIG)
+    file = src / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    for words in (
+        ["inspect", src],
+        ["plan", src, "--to", "dcp"],
+        ["convert", src, tmp_path / "out", "--to", "dcp"],
+        ["verify", src, whole],
+        ["verify", whole, src],
+        ["diff", whole, src],
+        ["explain", src, "model.norm.weight"],
+    ):
+        answer = cli(*words)
+        assert answer.status == 2, words
+        assert "model.safetensors: tensors end at byte" in answer.err
+        assert "Traceback" not in answer.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "nonsense", ""])
+def test_a_configuration_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    src = write_hf(tmp_path / "hf", model(CONFIG), CONFIG)
+    (src / "config.json").write_text(text)
+    answer = cli("inspect", src)
+    assert answer.status == 2
+    assert "config.json" in answer.err
+
+
+def test_a_configuration_of_another_shape_is_refused(tmp_path: Path) -> None:
+    src = write_hf(tmp_path / "hf", model(CONFIG), llama_config(intermediate_size=34))
+    with pytest.raises(FamilyError, match=r"down_proj.weight` has shape \[20, 33\].*\[20, 34\]"):
+        intarsia.open(src)
+    assert cli("convert", src, tmp_path / "out", "--to", "dcp").status == 2
+
+
+def test_a_configuration_without_a_needed_number_is_refused(tmp_path: Path) -> None:
+    config = {k: v for k, v in CONFIG.items() if k != "hidden_size"}
+    src = write_hf(tmp_path / "hf", model(CONFIG), config)
+    answer = cli("inspect", src)
+    assert answer.status == 2
+    assert "hidden_size" in answer.err
+
+
+def test_a_missing_tensor_of_a_known_family_forbids_the_conversion(tmp_path: Path) -> None:
+    tensors = model(CONFIG)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    src = write_hf(tmp_path / "hf", tensors, CONFIG)
+    with pytest.raises(CoverageError, match=r"660 of 660 elements of `model.layers.1.mlp.up_proj"):
+        intarsia.convert(src, tmp_path / "out", to="dcp", mesh="tp=2")
+    answer = cli("convert", src, tmp_path / "out", "--to", "dcp")
+    assert answer.status == 1
+    assert "model.layers.1.mlp.up_proj.weight" in answer.err
+    assert not (tmp_path / "out").exists()
+    assert not leftovers(tmp_path)
+    shown = cli("inspect", src, "--json").json
+    assert shown["complete"] is False
+    assert "`model.layers.1.mlp.up_proj.weight` [33, 20] is absent" in shown["problems"]
+
+
+def test_a_file_without_any_tensor_lacks_every_tensor_of_its_family(tmp_path: Path) -> None:
+    src = write_hf(tmp_path / "hf", {}, CONFIG)
+    with pytest.raises(CoverageError, match="the plan is not proven"):
+        intarsia.convert(src, tmp_path / "out", to="dcp")
+
+
+def test_a_tensor_that_the_family_does_not_know_is_carried_and_said(tmp_path: Path) -> None:
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.arange(3.0)}
+    tensors = model(CONFIG) | extra
+    src = write_hf(tmp_path / "hf", tensors, CONFIG)
+    report = intarsia.convert(src, tmp_path / "dcp", to="dcp", mesh="tp=2")
+    assert any("rotary_emb.inv_freq" in note for note in report.plan.notes)
+    assert_same(read_dcp(tmp_path / "dcp"), tensors)
+
+
+def test_training_state_goes_to_a_side_folder(tmp_path: Path) -> None:
+    name = "model.norm.weight"
+    state = {f"optimizer.{kind}.{name}": torch.randn(20) for kind in ("exp_avg", "exp_avg_sq")}
+    state[f"optimizer.step.{name}"] = torch.tensor(7.0)
+    src = write_hf(tmp_path / "src", model(CONFIG) | state, CONFIG)
+    intarsia.convert(src, tmp_path / "hf", to="hf")
+    assert_same(load_file(tmp_path / "hf" / "model.safetensors"), model(CONFIG))
+    assert_same(load_file(tmp_path / "hf" / "optimizer" / "model.safetensors"), state)
+    assert intarsia.verify(src, tmp_path / "hf")
+    intarsia.convert(tmp_path / "hf", tmp_path / "dcp", to="dcp", mesh="fsdp=3")
+    found = read_dcp(tmp_path / "dcp")
+    moved = found["optimizer.state.model.norm.weight.exp_avg"]
+    assert bits(moved) == bits(state[f"optimizer.exp_avg.{name}"])
+    intarsia.convert(tmp_path / "dcp", tmp_path / "bare", to="hf", optimizer="drop")
+    assert not (tmp_path / "bare" / "optimizer").exists()
+    assert_same(read_hf(tmp_path / "bare"), model(CONFIG))
+
+
+def test_a_folder_that_holds_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing here")
+    with pytest.raises(FormatError, match="is no checkpoint that Intarsia knows"):
+        intarsia.open(tmp_path)
+    with pytest.raises(FormatError, match="does not exist"):
+        intarsia.open(tmp_path / "absent")
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(FormatError, match="is no checkpoint"):
+        intarsia.open(tmp_path / "empty")
+
+
+def test_a_shard_that_torch_left_unconsolidated_is_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors", {"DCP_SHARDING_INFO": "{}"})
+    with pytest.raises(FormatError, match="unconsolidated"):
+        intarsia.open(tmp_path)
+
+
+def test_a_checkpoint_of_transformers_is_read_by_slices(tmp_path: Path) -> None:
+    src = fixture("llama")
+    truth = load_file(src / "model.safetensors")
+    with intarsia.open(src) as opened:
+        assert opened.format == "hf"
+        assert opened.family == "llama"
+        assert set(truth) <= set(opened)
+        name = "model.layers.0.mlp.gate_proj.weight"
+        found = opened[name][3:5, -7:]
+        assert found.equal(truth[name][3:5, -7:])
+        assert opened.read_bytes <= 4 * truth[name].shape[1] * truth[name].element_size()
+        assert opened[name].shape == tuple(truth[name].shape)
+        assert opened[name].dtype == truth[name].dtype

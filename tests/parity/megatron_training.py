@@ -1,0 +1,79 @@
+"""A real Megatron-core training state, saved as `torch_dist`; run once per rank.
+
+The weights come from a checkpoint, and everything else is a function of them, so that whoever
+reads the result knows what it must be: the fp32 main weight is the weight times (1 + 2**-12),
+the first moment a quarter of that, the second its square.
+
+    python -m tests.parity.megatron_training CHECKPOINT CONFIG OUT SHARDING BUCKET tp pp ep
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tests.parity.megatron_logits import build, load
+
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import ChainedOptimizer
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+
+def fill(optimizer: DistributedOptimizer) -> None:
+    """Give every parameter of the rank its state."""
+    for group in optimizer.optimizer.param_groups:
+        for p in group["params"]:
+            p.data.mul_(1 + 2**-12)
+            optimizer.optimizer.state[p] = {
+                "step": torch.tensor(3.0),
+                "exp_avg": p.data * 0.25,
+                "exp_avg_sq": p.data * p.data,
+            }
+
+
+def main(checkpoint: str, config: str, out: str, sharding: str, bucket: str, *sizes: str) -> None:
+    tp, pp, ep = map(int, sizes)
+    dist.init_process_group("gloo")
+    parallel_state.initialize_model_parallel(
+        tp, pp, expert_model_parallel_size=ep, expert_tensor_parallel_size=1
+    )
+    model_parallel_cuda_manual_seed(1)
+    hf = json.loads(Path(config).read_text())
+    model = build(hf, hf["vocab_size"], tp, pp, ep, torch.bfloat16)
+    load(model, checkpoint)
+    wrapped = DistributedDataParallel(
+        model.config,
+        DistributedDataParallelConfig(
+            use_distributed_optimizer=True,
+            overlap_grad_reduce=int(bucket) > 0,
+            bucket_size=int(bucket) or None,
+        ),
+        model,
+    )
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(optimizer="adam", lr=1e-3, bf16=True, use_distributed_optimizer=True),
+        [wrapped],
+    )
+    each = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
+    for one in each:
+        fill(one)
+    metadata = {"distrib_optim_sharding_type": sharding, "chained_optim_avoid_prefix": True}
+    state = {"model": model.sharded_state_dict(metadata=metadata), "iteration": 7}
+    state["optimizer"] = optimizer.sharded_state_dict(state["model"], metadata=metadata)
+    if dist.get_rank() == 0:
+        Path(out).mkdir(parents=True)
+    dist.barrier()
+    dist_checkpointing.save(state, out, content_metadata=metadata)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
