@@ -32,13 +32,14 @@ def job(
     *,
     to: str,
     mesh: MeshLike = None,
-    dialect: str = "same",
+    dialect: str | None = None,
     dtype: str | None = None,
     memory: str | int | None = None,
     workers: int | None = None,
     max_shard_size: str | int = "5GB",
     optimizer: str = "keep",
     config: ConfigLike = None,
+    megatron_spec: str = "te",
 ) -> Job:
     """A conversion, planned and proven, not yet run."""
     wish = Wish(
@@ -47,6 +48,7 @@ def job(
         dialect=dialect,
         dtype=dtype_named(dtype) if dtype else None,
         optimizer=optimizer,
+        spec=megatron_spec,
     )
     budget = Budget.of(memory, workers)
     return prepare(src, wish, budget, max_shard_bytes=bytes_in(max_shard_size), config=config)
@@ -84,7 +86,8 @@ def verify(
     progress: Progress | None = None,
 ) -> Comparison:
     """Whether two checkpoints hold the same weights, bit by bit, whatever their formats."""
-    with open(a, config) as left, open(b, config) as right:
+    left, right = _pair(a, b, config)
+    with left, right:
         return compare(left, right, Budget.of(memory, workers), progress)
 
 
@@ -98,5 +101,16 @@ def diff(
     progress: Progress | None = None,
 ) -> list[Change]:
     """How much each tensor changed between two checkpoints of one model."""
-    with open(a, config) as left, open(b, config) as right:
+    left, right = _pair(a, b, config)
+    with left, right:
         return changes(left, right, Budget.of(memory, workers), progress)
+
+
+def _pair(a: Path_, b: Path_, config: ConfigLike) -> tuple[Checkpoint, Checkpoint]:
+    """Two checkpoints, one lending the other its model configuration where that has none."""
+    left, right = open(a, config), open(b, config)
+    if left.config is None and right.config is not None:
+        left = open(a, right.config)
+    elif right.config is None and left.config is not None:
+        right = open(b, left.config)
+    return left, right

@@ -12,6 +12,7 @@ from typing import Any
 
 from intarsia.collector import paused
 from intarsia.errors import UsageError
+from intarsia.family import adopt, table_for
 from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.format.hf import read_entry
 from intarsia.formats import format_named, read_manifest
@@ -63,7 +64,9 @@ class Job:
 
     def arrange(self) -> Arrangement:
         """Every byte's place in the destination."""
-        options = WriteOptions(self.wish.mesh, self.max_shard_bytes, self._entries())
+        options = WriteOptions(
+            self.wish.mesh, self.max_shard_bytes, self._entries(), self.src.config
+        )
         return format_named(self.wish.to).arrange(self.wanted.targets, options)
 
     def _entries(self) -> dict[str, bytes]:
@@ -95,6 +98,8 @@ def prepare(
     """Read the headers of the source, choose the targets, and prove the plan."""
     format_named(wish.to)
     manifest = src if isinstance(src, Manifest) else read_manifest(src, config)
+    if wish.dialect not in (None, "same") and table_for(manifest.config) is None:
+        manifest = with_rules_of_transformers(manifest)
     if max_shard_bytes < 1:
         raise UsageError(f"a shard of {max_shard_bytes} bytes cannot hold a tensor")
     with paused():
@@ -110,6 +115,14 @@ def prepare(
             notes=(*manifest.notes, *wanted.notes),
         )
     return Job(manifest, wish, wanted, plan, budget, max_shard_bytes, manifest.config)
+
+
+def with_rules_of_transformers(manifest: Manifest) -> Manifest:
+    """The manifest, its tensors named by the rules of the installed Transformers, if it has them."""
+    if manifest.config is None or "model_type" not in manifest.config:
+        return manifest
+    adopt(manifest.config, {s.name: s.shape for s in manifest.stored.values()})
+    return read_manifest(manifest.path, manifest.config)
 
 
 def carry_out(

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from intarsia.dtypes import DType
-from intarsia.errors import UsageError
-from intarsia.family import table_for
+from intarsia.errors import FamilyError, UsageError
+from intarsia.family import Param, Table, table_for
+from intarsia.format.base import Format
+from intarsia.formats import format_named
 from intarsia.layout import Layout
-from intarsia.mesh import Box, Mesh, Rule
+from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Manifest, Target
 
-DIALECTS = ("same", "hf", "hf-module")
+SAME_FORMATS = ("hf", "dcp")
+"""Formats between which names and fusions stay as they are, unless asked otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a destination should be."""
+    """What a destination should be; without a dialect, the one that users of the format expect."""
 
     to: str
     mesh: Mesh = Mesh()
-    dialect: str = "same"
+    dialect: str | None = None
     dtype: DType | None = None
     optimizer: str = "keep"
+    spec: str = "te"
+
+    def dialect_for(self, src: Manifest, writer: Format) -> str:
+        """The dialect to write, checked against what the format has."""
+        if self.dialect is None:
+            if src.format in SAME_FORMATS and self.to in SAME_FORMATS:
+                return "same"
+            return next(d for d in writer.dialects if d != "same")
+        if self.dialect not in writer.dialects:
+            raise UsageError(
+                f"{self.to} is not written in dialect {self.dialect!r}",
+                hint=f"one of: {', '.join(writer.dialects)}",
+            )
+        return self.dialect
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,34 +55,41 @@ class Wanted:
 
 def targets_for(src: Manifest, wish: Wish) -> Wanted:
     """The tensors of the destination that a wish asks for."""
-    if wish.dialect not in DIALECTS:
-        raise UsageError(f"unknown dialect {wish.dialect!r}", hint=f"one of: {', '.join(DIALECTS)}")
+    writer = format_named(wish.to)
+    _check(wish)
+    drop = {}
+    if wish.optimizer == "drop":
+        drop = {n: "optimizer state, dropped as asked" for n in src.logical if is_state(n)}
+    rows = _rows(src, wish, writer)
+    targets = tuple(
+        Target(
+            writer.spell(row.name),
+            _dtype(row, src, wish.dtype),
+            row.layout,
+            wish.mesh.boxes(row.layout.shape, row.rule)
+            if writer.sharded
+            else (Box.whole(row.layout.shape),),
+            row.rule,
+            row.shift,
+        )
+        for row in rows
+        if not (drop and drop.keys() >= set(row.layout.tensors or (row.name,)))
+    )
+    notes = []
+    if not writer.sharded and wish.mesh != Mesh():
+        notes.append(f"{wish.to} is not sharded by mesh: {wish.mesh} has no effect")
+    return Wanted(targets, drop, wish.optimizer == "keep", tuple(notes))
+
+
+def _check(wish: Wish) -> None:
     if wish.optimizer not in ("keep", "drop"):
         raise UsageError(f"optimizer is {wish.optimizer!r}", hint="keep or drop")
+    if wish.spec not in ("te", "local"):
+        raise UsageError(f"the Megatron spec is {wish.spec!r}", hint="te or local")
     if wish.dtype is not None and not wish.dtype.floating:
         raise UsageError(
             f"weights cannot be cast to {wish.dtype}", hint="choose a floating-point element type"
         )
-    drop = {}
-    if wish.optimizer == "drop":
-        drop = {n: "optimizer state, dropped as asked" for n in src.logical if is_state(n)}
-    rows = list(_rows(src, wish.dialect))
-    targets = tuple(
-        Target(
-            _spelled(name, wish.to),
-            _dtype(name, layout, dtype, src, wish.dtype),
-            layout,
-            wish.mesh.boxes(layout.shape, rule) if wish.to != "hf" else (Box.whole(layout.shape),),
-            rule,
-            shift,
-        )
-        for name, layout, dtype, rule, shift in rows
-        if name not in drop
-    )
-    notes = []
-    if wish.to == "hf" and wish.mesh != Mesh():
-        notes.append(f"hf is not sharded by mesh: {wish.mesh} has no effect")
-    return Wanted(targets, drop, wish.optimizer == "keep", tuple(notes))
 
 
 def is_state(name: str) -> bool:
@@ -73,57 +97,76 @@ def is_state(name: str) -> bool:
     return name.startswith("optimizer.")
 
 
-Row = tuple[str, Layout, "DType | None", Rule, float]
-
-
-def _rows(src: Manifest, dialect: str) -> Iterable[Row]:
-    """Names, layouts and rules of what is to be written; the family's absent tensors included."""
+def _rows(src: Manifest, wish: Wish, writer: Format) -> list[Param]:
+    """What is to be written; the family's absent tensors are wanted too, so that they are missed."""
+    dialect = wish.dialect_for(src, writer)
     if dialect == "same":
-        for s in src.stored.values():
-            yield s.name, s.layout, s.dtype, s.rule, s.shift
-        for x in src.absent:
-            yield x.name, Layout.of(x.name, x.shape), x.dtype, Rule(), 0.0
-        return
+        stored = [Param(s.name, s.layout, s.rule, s.shift) for s in src.stored.values()]
+        return [*stored, *(Param(x.name, Layout.of(x.name, x.shape)) for x in src.absent)]
     table = table_for(src.config)
     if table is None:
-        raise UsageError(
-            f"dialect {dialect!r} needs a known model family, {src.path} has none",
-            hint="use --dialect same, or give the model's config.json with --config",
+        return _name_by_name(src, wish, writer, dialect)
+    model = [
+        row for row in writer.rows(table, dialect, wish.mesh, wish.spec) if _held(row, src, table)
+    ]
+    rows = [*model, *state_rows(model, src.logical)]
+    covered = {name for row in rows for name in row.layout.tensors}
+    rest = [s for s in src.stored.values() if not covered.issuperset(s.layout.tensors)]
+    known = [s.key or s.name for s in rest if not is_state(s.name)]
+    if known and not writer.carries_anything:
+        raise FamilyError(
+            f"{len(known)} tensors of {src.path} are not in the {dialect} table of {table.family}:"
+            f" {', '.join(known[:4])}",
+            hint="convert to hf or dcp, which carry them name by name, or add them to the table",
         )
-    covered: set[str] = set()
-    for param in table.dialects[dialect].values():
-        names = param.layout.tensors
-        if all(n in table.optional and n not in src.logical for n in names):
+    return [*rows, *(Param(s.name, s.layout, s.rule, s.shift) for s in rest)]
+
+
+def _name_by_name(src: Manifest, wish: Wish, writer: Format, dialect: str) -> list[Param]:
+    if wish.dialect is None and writer.carries_anything:
+        return [Param(s.name, s.layout, s.rule, s.shift) for s in src.stored.values()]
+    model_type = (src.config or {}).get("model_type")
+    said = (
+        f"model_type {model_type!r} has no table" if model_type else "it has no model configuration"
+    )
+    raise FamilyError(
+        f"{src.path} cannot be written as {wish.to} in dialect {dialect!r}: {said}",
+        hint="give the model's config.json with --config, or use --dialect same between hf and dcp",
+    )
+
+
+def _held(row: Param, src: Manifest, table: Table) -> bool:
+    """Whether a row is wanted: one that is optional and that the source lacks is not."""
+    return not all(n in table.optional and n not in src.logical for n in row.layout.tensors)
+
+
+def state_rows(model: Sequence[Param], logical: Iterable[str]) -> Iterator[Param]:
+    """The optimizer state of the model's rows that a source holds, kind by kind."""
+    kinds: dict[str, set[str]] = {}
+    for name in logical:
+        if is_state(name):
+            kind, _, param = name.removeprefix("optimizer.").partition(".")
+            kinds.setdefault(kind, set()).add(param)
+    for kind, held in sorted(kinds.items()):
+        if kind == "step":
             continue
-        covered.update(names)
-        yield param.name, param.layout, None, param.rule, param.shift
-    for s in src.stored.values():
-        if not covered.issuperset(s.layout.tensors):
-            yield s.name, s.layout, s.dtype, s.rule, s.shift
+        for row in model:
+            if row.layout.tensors and held.issuperset(row.layout.tensors):
+                layout = row.layout.rename(f"optimizer.{kind}.".__add__)
+                shift = row.shift if kind == "master" else 0.0
+                yield Param(f"optimizer.{kind}.{row.name}", layout, row.rule, shift)
 
 
-def _dtype(
-    name: str, layout: Layout, dtype: DType | None, src: Manifest, asked: DType | None
-) -> DType:
+def _dtype(row: Param, src: Manifest, asked: DType | None) -> DType:
     """The element type of a destination tensor: the source's, or the one asked for."""
-    if dtype is None:
-        found = {src.logical[n].dtype for n in layout.tensors if n in src.logical}
-        if len(found) > 1:
-            raise UsageError(
-                f"`{name}` would hold {', '.join(sorted(d.name for d in found))}",
-                hint="choose one element type with --dtype",
-            )
-        dtype = found.pop() if found else src.absent[0].dtype
-    if asked is not None and dtype.floating and not is_state(name) and dtype.itemsize > 1:
+    names = row.layout.tensors or (row.name,)
+    found = {src.logical[n].dtype for n in names if n in src.logical}
+    if len(found) > 1:
+        raise UsageError(
+            f"`{row.name}` would hold {', '.join(sorted(d.name for d in found))}",
+            hint="choose one element type with --dtype",
+        )
+    dtype = found.pop() if found else src.absent[0].dtype
+    if asked is not None and dtype.floating and not is_state(row.name) and dtype.itemsize > 1:
         return asked
     return dtype
-
-
-def _spelled(name: str, to: str) -> str:
-    """A tensor's name on disk: torch spells optimizer state by parameter first."""
-    if to == "hf" or not is_state(name):
-        return name
-    kind, _, param = name.removeprefix("optimizer.").partition(".")
-    if not param or kind in ("state", "param_groups"):
-        return name
-    return f"optimizer.state.{param}.{kind}"

@@ -61,10 +61,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         app(kept, standalone_mode=True)
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else 0
+        if status == 130:  # an interrupt, of which Typer says nothing
+            _failed(IntarsiaError("interrupted; nothing was committed"), status)
     except IntarsiaError as error:
         status = _failed(error, error.exit_status)
-    except KeyboardInterrupt:
-        status = _failed(IntarsiaError("interrupted; nothing was committed"), 130)
     except Exception as error:
         told = IntarsiaError(
             f"{type(error).__name__}: {error}", hint="INTARSIA_DEBUG=1 shows where"

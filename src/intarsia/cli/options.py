@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 Path = Annotated[str, typer.Argument(help="A checkpoint: a folder, or one safetensors file.")]
-To = Annotated[str, typer.Option("--to", help="The format to write: hf or dcp.")]
+To = Annotated[
+    str, typer.Option("--to", help="The format to write: hf, dcp, torch_dist or fsdp_dtensor.")
+]
 Mesh = Annotated[
     str,
     typer.Option(
@@ -16,10 +18,17 @@ Mesh = Annotated[
     ),
 ]
 Dialect = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--dialect",
-        help="Names and fusions to write: same (as stored), hf (as on the hub), hf-module (as the Transformers module).",
+        help="Names and fusions to write: same (as stored), hf (as on the hub), hf-fused (3-D experts), hf-module (as"
+        " the Transformers module), megatron. [default: same between hf and dcp, otherwise the format's own]",
+    ),
+]
+MegatronSpec = Annotated[
+    str,
+    typer.Option(
+        "--megatron-spec", help="Megatron's layer specification to name tensors by: te or local."
     ),
 ]
 Dtype = Annotated[

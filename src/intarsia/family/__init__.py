@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
 
 from intarsia.family.spec import Config, Known, Layer, Param, Rows, Table
+from intarsia.mesh import Shape
 
 Fill = Callable[[Table], None]
 
@@ -51,6 +52,7 @@ _FILES = {
 """The file that knows each `model_type`."""
 
 _REGISTERED: dict[str, Fill] = {}
+_ADOPTED: dict[str, Table] = {}
 
 
 def register(model_type: str, fill: Fill) -> None:
@@ -80,10 +82,30 @@ def table_for(config: Config | None, *, zero_centered: bool | None = None) -> Ta
         >>> table_for({"model_type": "gpt2"}) is None
         True
     """
-    model_type = (config or {}).get("model_type")
-    if config is None or (model_type not in _FILES and model_type not in _REGISTERED):
+    if config is None:
         return None
-    return _table(json.dumps(config, sort_keys=True, default=str), zero_centered)
+    model_type, text = config.get("model_type"), _text(config)
+    if model_type not in _FILES and model_type not in _REGISTERED:
+        return _ADOPTED.get(text)
+    return _table(text, zero_centered)
+
+
+def adopt(config: Config, stored: Mapping[str, Shape]) -> Table:
+    """Take the rules of the installed Transformers as the table of a model that has none.
+
+    `stored` are the names and shapes of a checkpoint, in the hub's dialect or the module's.
+    """
+    from intarsia.family import from_transformers
+
+    table = from_transformers.table(config)
+    if not all(name in table.known for name in stored):
+        table = from_transformers.table(config, stored)
+    _ADOPTED[_text(config)] = table
+    return table
+
+
+def _text(config: Config) -> str:
+    return json.dumps(config, sort_keys=True, default=str)
 
 
 @lru_cache(maxsize=8)
@@ -105,6 +127,7 @@ __all__ = [
     "Param",
     "Rows",
     "Table",
+    "adopt",
     "model_types",
     "register",
     "table_for",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from intarsia.family import Param, Table
 from intarsia.layout import Piece
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
@@ -72,12 +73,20 @@ class WriteOptions:
     mesh: Mesh = Mesh()
     max_shard_bytes: int = 5_000_000_000
     entries: Mapping[str, bytes] = field(default_factory=dict)
+    config: Mapping[str, Any] | None = None
 
 
 class Format(Protocol):
-    """One kind of checkpoint."""
+    """One kind of checkpoint.
+
+    `dialects` are those that it is written in, the usual one first; `sharded` says whether a
+    mesh cuts its tensors; `carries_anything` whether it takes tensors that no table knows.
+    """
 
     name: str
+    dialects: tuple[str, ...]
+    sharded: bool
+    carries_anything: bool
 
     def detect(self, path: Path) -> bool:
         """Whether this is such a checkpoint, from its content."""
@@ -89,6 +98,14 @@ class Format(Protocol):
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
         """Where a chunk's elements are inside its bytes."""
+        ...
+
+    def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
+        """The tensors of a model as this format stores them."""
+        ...
+
+    def spell(self, name: str) -> str:
+        """A tensor's name on disk; optimizer state comes with its kind before its parameter."""
         ...
 
     def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.errors import FormatError
+from intarsia.family import Param, Table
 from intarsia.format.base import Arrangement, Located, Slot, WriteOptions
 from intarsia.format.dcp_metadata import (
     ChunkRecord,
@@ -39,6 +40,9 @@ class Dcp:
     """The format `dcp`."""
 
     name = "dcp"
+    dialects: tuple[str, ...] = ("hf", "same", "hf-module", "hf-fused")
+    sharded = True
+    carries_anything = True
 
     def detect(self, path: Path) -> bool:
         return (path / METADATA).is_file()
@@ -71,8 +75,28 @@ class Dcp:
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
         return locate(folder, stored, chunk)
 
+    def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
+        return tuple(table.dialects[dialect].values())
+
+    def spell(self, name: str) -> str:
+        return spell(name)
+
     def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         return arrange(targets, options)
+
+
+def spell(name: str) -> str:
+    """A tensor's name as torch flattens state dicts: optimizer state by parameter, then kind.
+
+    >>> spell("optimizer.exp_avg.model.norm.weight")
+    'optimizer.state.model.norm.weight.exp_avg'
+    """
+    if not name.startswith("optimizer."):
+        return name
+    kind, _, param = name.removeprefix("optimizer.").partition(".")
+    if not param or kind in ("state", "param_groups"):
+        return name
+    return f"optimizer.state.{param}.{kind}"
 
 
 def stored_of(record: TensorRecord) -> Stored:

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.errors import FormatError
+from intarsia.family import Param, Table
 from intarsia.format.base import Arrangement, Located, Slot, WriteOptions
 from intarsia.format.names import name_tensors
 from intarsia.format.safetensors_header import make_header, read_header
 from intarsia.format.sides import config_of, side_files
 from intarsia.layout import Layout
-from intarsia.mesh import Box
+from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
 from intarsia.store.local import Folder
 
@@ -34,6 +35,9 @@ class Hf:
     """The format `hf`."""
 
     name = "hf"
+    dialects: tuple[str, ...] = ("hf", "same", "hf-module", "hf-fused")
+    sharded = False
+    carries_anything = True
 
     def detect(self, path: Path) -> bool:
         if path.is_file():
@@ -73,6 +77,12 @@ class Hf:
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
         return Located(chunk.start_bytes)
+
+    def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
+        return tuple(table.dialects[dialect].values())
+
+    def spell(self, name: str) -> str:
+        return name
 
     def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         state = [t for t in targets if is_training_state(t.name)]

@@ -80,17 +80,14 @@ def read_buckets(
 
     `params` are the model's parameters and their types, layer by layer and expert by expert.
     """
-    sparse = any(p.rule.is_expert for p, _ in params)
     by_link = _buffers(records)
-    if len(by_link) != 1 + sparse:
-        raise FormatError(
-            f"{where} has the state of {len(by_link)} optimizers, {1 + sparse} are expected",
-            hint=_HINT,
-        )
+    if len(by_link) > 2 or {*by_link} - {0, 1}:
+        raise FormatError(f"{where} has the state of {len(by_link)} optimizers", hint=_HINT)
     found: list[Stored] = []
     for link, by_type in sorted(by_link.items()):
         experts = bool(link)
-        held = [(p, d) for p, d in params if p.rule.is_expert == experts]
+        # Without expert parallelism the experts are in the buffers of all other parameters.
+        held = [(p, d) for p, d in params if len(by_link) == 1 or p.rule.is_expert == experts]
         for kind, buffers in by_type.items():
             alone = len(by_type) == 1
             of_kind = [p for p, d in held if alone or d.torch == kind]
@@ -124,9 +121,13 @@ def _buffers(records: Sequence[TensorRecord]) -> dict[int, dict[str, Buffers]]:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The ranks that an optimizer's buffers belong to: tensor parallel fastest, pipeline slowest."""
+    """The ranks that an optimizer's buffers belong to: tensor parallel fastest, pipeline slowest.
+
+    `etp` is by how many ranks an expert is cut; further ranks of `tp` hold copies.
+    """
 
     tp: int
+    etp: int
     ep: int
     pp: int
     chunks: int
@@ -142,17 +143,19 @@ def _grids(buffers: Buffers, args: Mapping[str, Any], experts: bool) -> list[Gri
     """The grids that have as many ranks as there are groups; what the arguments say comes first."""
     groups = 1 + max(place.group for place in buffers)
     chunks = 1 + max(place.chunk for place in buffers)
-    prefix = "expert_tensor" if experts else "tensor"
+    tp, etp = whole(args, "tensor_model_parallel_size"), whole(args, "expert_tensor_parallel_size")
     said = {
-        "tp": whole(args, f"{prefix}_model_parallel_size") or whole(args, f"{prefix}_parallel_size"),
+        "tp": etp if experts else tp,
+        "etp": etp,
         "ep": whole(args, "expert_model_parallel_size") if experts else 1,
         "pp": whole(args, "pipeline_model_parallel_size"),
     }
     divisors = [n for n in range(1, groups + 1) if groups % n == 0]
     found = [
-        Grid(tp, ep, groups // (tp * ep), chunks)
+        Grid(tp, etp, ep, groups // (tp * ep), chunks)
         for tp in divisors
-        for ep in (divisors if experts else [1])
+        for etp in ((tp,) if experts else dict.fromkeys((tp, 1)))
+        for ep in (divisors if experts else (1,))
         if groups % (tp * ep) == 0
     ]
 
@@ -257,12 +260,15 @@ def _fit(params: list[tuple[Param, bool]], buckets: list[Bucket]) -> list[Entry]
 
 def _local(p: Parameter, grid: Grid, t: int, e: int) -> tuple[Param, bool] | None:
     """What one rank holds of a parameter, and whether it is a copy of another rank's."""
-    rule = p.rule
-    if rule.expert is not None and rule.expert[0] // -(-rule.expert[1] // grid.ep) != e:
-        return None
+    rule, tp = p.rule, grid.tp
+    if rule.expert is not None:
+        tp = grid.etp
+        if rule.expert[0] // -(-rule.expert[1] // grid.ep) != e:
+            return None
     if rule.tp is None:
         return p.local(p.parts), t > 0
-    return p.local([shard(part, grid.tp, t, rule.tp) for part in p.parts]), p.copied
+    parts = [shard(part, tp, t % tp, rule.tp) for part in p.parts]
+    return p.local(parts), p.copied or t >= tp
 
 
 def _stored(buckets: list[Bucket], rank: str, entries: list[Entry]) -> Iterator[Stored]:

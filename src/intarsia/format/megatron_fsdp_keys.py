@@ -116,7 +116,7 @@ class FsdpRows:
 
     def known(self, name: str) -> str | None:
         """The table's name for a live one; None where it has none, fused or not."""
-        return next((n for n in _spellings(name) if self._has(n)), None)
+        return next((n for n in spellings(name) if self._has(n)), None)
 
     def _has(self, name: str) -> bool:
         return name in self._parts or self.rows.row(Key.parse(name)) is not None
@@ -190,7 +190,7 @@ def _by_rank(name: str, parts: Sequence[Param], tp: int) -> Param:
     return Param(name, concat(ranks), parts[0].rule, parts[0].shift)
 
 
-def _spellings(name: str) -> Iterator[str]:
+def spellings(name: str) -> Iterator[str]:
     """A name, and what `torch_dist` may call the same tensor."""
     yield name
     for fused, alone in _NORMS.items():

@@ -87,8 +87,8 @@ def _place(name: str, spec: Spec) -> Any:
     words = key.rest.split(".")
     if spec.separate_norms and words[-1].startswith("layer_norm_"):
         words = ["pre_mlp_layernorm" if words[0] == "mlp" else "input_layernorm"]
-    modules = [_MODULES.index(word) for word in words if word in _MODULES]
+    modules = [_MODULES.index(word) for word in dict.fromkeys(words) if word in _MODULES]
     modules.append(_LEAVES.index(words[-1]) if words[-1] in _LEAVES else 0)
-    expert = -1 if key.expert is None else key.expert
-    inside = (modules, expert) if spec.grouped else (expert, modules)
-    return top, key.layer or 0, inside
+    if key.expert is not None:
+        modules.insert(len(modules) if spec.grouped else 1, key.expert)
+    return top, key.layer or 0, modules

@@ -105,7 +105,10 @@ def _named(s: Stored, prefix: str, table: Table, known: Mapping[str, Any], where
         of, fresh = (ours["param"], s.name) if ours else ("", s.name)
     twin = known.get(of)
     if twin is not None and twin.layout.shape == s.shape:
-        return replace(s, name=fresh, layout=Layout.of(fresh, s.shape), rule=twin.rule)
+        root = fresh.removesuffix(of)
+        layout = twin.layout.rename(root.__add__)
+        shift = twin.shift if root == "optimizer.master." else 0.0
+        return replace(s, name=fresh, layout=layout, rule=twin.rule, shift=shift)
     return _plain(replace(s, name=entry_name(fresh)))
 
 
@@ -156,7 +159,9 @@ def _logical(stored: Mapping[str, Stored], shapes: Mapping[str, Shape]) -> dict[
         names = s.layout.tensors or (s.name,)
         for name in names:
             if name not in found:
-                found[name] = Logical(name, shapes.get(name, s.shape), s.dtype)
+                of = name.split(".", 2)[2] if _OURS.match(name) else name
+                shape = s.shape if name == s.name else shapes.get(of, s.shape)
+                found[name] = Logical(name, shape, s.dtype)
     return found
 
 

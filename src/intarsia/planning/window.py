@@ -18,7 +18,7 @@ def windows(shape: Shape, itemsize: int, limit_bytes: int) -> Iterator[Box]:
     >>> [str(box) for box in windows((4, 6), 1, 12)]
     ['[0:2, 0:6]', '[2:4, 0:6]']
     """
-    if prod(shape) * itemsize <= limit_bytes or not (shape and prod(shape)):
+    if not shape or prod(shape) * itemsize <= limit_bytes or not prod(shape):
         yield Box.whole(shape)
         return
     yield from _slabs((), shape, itemsize, limit_bytes)

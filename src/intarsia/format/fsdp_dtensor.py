@@ -1,0 +1,161 @@
+"""Megatron-FSDP's `fsdp_dtensor` checkpoints: a state dict of live modules, saved by DCP.
+
+    SAVE/latest_checkpointed_iteration.txt
+    SAVE/iter_0000010/  .metadata  __<rank>_0.distcp ...
+
+Only its keys tell such a folder from any other of DCP.  The model section holds the fp32 main
+weights, so each of its tensors is seen twice: as the weight, and as `optimizer.master` of it
+where the checkpoint holds optimizer state at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from intarsia.errors import FormatError
+from intarsia.family import table_for
+from intarsia.format import dcp
+from intarsia.format.base import Arrangement, Located, WriteOptions
+from intarsia.format.dcp import METADATA, check_files
+from intarsia.format.dcp_metadata import Metadata, read_metadata
+from intarsia.format.megatron_common import TRACKER, looks_like_megatron, tracked_folder
+from intarsia.format.megatron_config import config_from_arguments
+from intarsia.format.megatron_fsdp_entries import arguments, entries_of, is_entry
+from intarsia.format.megatron_fsdp_keys import TensorParallel
+from intarsia.format.megatron_fsdp_names import as_torch_dist, name_tensors
+from intarsia.format.megatron_fsdp_write import arrange
+from intarsia.format.sides import config_of, side_files
+from intarsia.planning.manifest import Chunk, Manifest, Side, Stored, Target
+from intarsia.store.local import Folder
+
+_KEYS = re.compile(
+    rb"optimizer\.param_to_group_meta\."
+    rb"|model\.(?:module\.)+(?:\w+\.)?(?:embedding\.word_|decoder\.(?:layers\.\d|final_)|output_layer\.)"
+)
+
+
+class FsdpDtensor:
+    """The format `fsdp_dtensor`."""
+
+    name = "fsdp_dtensor"
+
+    def detect(self, path: Path) -> bool:
+        if not path.is_dir() or looks_like_megatron(path):
+            return False
+        return any(_has_keys(folder) for folder in _candidates(path))
+
+    def read(self, path: Path, config: Mapping[str, Any] | None) -> Manifest:
+        root = find_checkpoint(path)
+        with Folder(root) as folder:
+            metadata = read_metadata(folder.read_all(METADATA), str(root / METADATA))
+            sizes = check_files(folder, metadata)
+            args = arguments(folder, metadata)
+        notes: list[str] = []
+        home = next((p for p in (root, root.parent) if (p / "config.json").is_file()), None)
+        if config is None and home is not None:
+            config = config_of(home)
+        if config is None:
+            config = config_from_arguments(args, as_torch_dist(metadata), notes)
+        centered = args.get("layernorm_zero_centered_gamma")
+        table = table_for(config, zero_centered=centered if isinstance(centered, bool) else None)
+        tensors = [r for r in metadata.tensors.values() if not is_entry(r.name)]
+        found = name_tensors(tensors, table, tensor_parallel(args), config)
+        with Folder(root) as folder:
+            found.problems += _disagreements(folder, found.repeated)
+        notes += _absent_entries(metadata)
+        return Manifest(
+            format=self.name,
+            path=str(root),
+            stored=found.stored,
+            logical=found.logical,
+            files=sizes,
+            family=table.family if table else None,
+            config=config,
+            entries=entries_of(metadata),
+            sides=_sides(home),
+            absent=found.absent,
+            problems=tuple(found.problems),
+            notes=(*notes, *found.notes),
+        )
+
+    def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
+        return dcp.locate(folder, stored, chunk)
+
+    def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
+        return arrange(targets, options)
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The folder with the tensors: the path itself, the tracked iteration, or the only one."""
+    found = [folder for folder in _candidates(path) if _has_keys(folder)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise FormatError(
+            f"{path} holds {len(found)} checkpoints ({found[0].name} to {found[-1].name}) and no"
+            f" {TRACKER}",
+            hint="give the folder of one iteration",
+        )
+    raise FormatError(f"{path} holds no fsdp_dtensor checkpoint")
+
+
+def _candidates(path: Path) -> list[Path]:
+    if (path / METADATA).is_file():
+        return [path]
+    tracked = tracked_folder(path)
+    if tracked is not None:
+        return [tracked]
+    return sorted(p for p in path.glob("iter_*") if re.fullmatch(r"iter_\d{7,}", p.name))
+
+
+def _has_keys(folder: Path) -> bool:
+    """Whether a folder's keys are Megatron-FSDP's: they stand in the metadata as they are."""
+    try:
+        return _KEYS.search((folder / METADATA).read_bytes()) is not None
+    except OSError:
+        return False
+
+
+def tensor_parallel(args: Mapping[str, Any]) -> TensorParallel:
+    """How many tensor-parallel ranks saved a checkpoint, by its arguments."""
+    dense, expert = (
+        value if type(value) is int and value > 0 else None
+        for value in map(
+            args.get, ("tensor_model_parallel_size", "expert_tensor_parallel_size")
+        )
+    )
+    return TensorParallel(dense, dense if expert is None else expert)
+
+
+def _absent_entries(metadata: Metadata) -> list[str]:
+    lost = [n for n in ("args", "iteration") if n not in metadata.objects]
+    if not lost:
+        return []
+    return [f"holds no {' and no '.join(lost)}, as converted checkpoints do not: none is assumed"]
+
+
+def _disagreements(folder: Folder, repeated: Sequence[tuple[Stored, Stored]]) -> Iterator[str]:
+    """The counters of one parameter's parts that are not equal; the first of each is kept."""
+    for kept, other in repeated:
+        held = [_content(folder, stored) for stored in (kept, other)]
+        if held[0] != held[1]:
+            yield f"`{kept.key}` and `{other.key}` count one tensor's steps, and differ"
+
+
+def _content(folder: Folder, stored: Stored) -> bytes:
+    found = [(dcp.locate(folder, stored, chunk), chunk) for chunk in stored.chunks]
+    size = stored.dtype.itemsize
+    return b"".join(
+        folder.read(chunk.file, at.start_bytes, chunk.box.size * size) for at, chunk in found
+    )
+
+
+_OWN_FILES = re.compile(r"^(latest_.*|run_config\.yaml|metadata\.json|.*\.sha256)$")
+
+
+def _sides(home: Path | None) -> tuple[Side, ...]:
+    """The small files beside a configuration, but for those of the frame."""
+    return tuple(s for s in side_files(home) if not _OWN_FILES.match(s.name)) if home else ()

@@ -1,0 +1,194 @@
+"""From Megatron-FSDP's tensors to logical ones: weights, main weights, and optimizer state.
+
+A state has its parameter's layout, so its shape must be the parameter's too.  Where it is not,
+some rank saved its own part of a plain tensor as if it were the whole, and the rest is lost: the
+state is then known by name, has no chunks, and no plan that needs it can be proven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from intarsia.dtypes import BY_NAME
+from intarsia.errors import FamilyError, FormatError
+from intarsia.family import Param, Table
+from intarsia.format.dcp import stored_of
+from intarsia.format.dcp_metadata import Metadata, TensorRecord
+from intarsia.format.megatron_fsdp_keys import FsdpRows, Section, TensorParallel, section_of
+from intarsia.format.megatron_keys import Key
+from intarsia.format.megatron_optimizer import MASTER, state_row
+from intarsia.layout import Layout
+from intarsia.mesh import Rule, Shape
+from intarsia.planning.manifest import Logical, Stored
+
+STEP = "step"
+_FLOAT = BY_NAME["F32"]
+_BUFFERS = ("expert_bias",)
+
+
+@dataclass
+class Found:
+    """Stored tensors, and what their names told."""
+
+    stored: dict[str, Stored] = field(default_factory=dict)
+    logical: dict[str, Logical] = field(default_factory=dict)
+    absent: tuple[Logical, ...] = ()
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    repeated: list[tuple[Stored, Stored]] = field(default_factory=list)
+
+    def add(self, stored: Stored, shapes: Mapping[str, Shape]) -> None:
+        if stored.name in self.stored:
+            raise FamilyError(f"`{self.stored[stored.name].key}` and `{stored.key}` are the same")
+        self.stored[stored.name] = stored
+        for name in stored.layout.tensors:
+            if name not in self.logical:
+                shape = shapes.get(name, stored.shape)
+                self.logical[name] = Logical(name, shape, stored.dtype)
+
+
+def name_tensors(
+    records: Sequence[TensorRecord],
+    table: Table | None,
+    tp: TensorParallel,
+    config: Mapping[str, Any] | None,
+) -> Found:
+    """Give every tensor the layout that its name tells."""
+    found = Found()
+    if table is None:
+        for record in records:
+            found.add(stored_of(record), {})
+        why = f"model_type {config.get('model_type')!r} has no table" if config else (
+            "no model configuration, and the stored arguments do not tell the family"
+        )
+        found.notes.append(f"{why}: each stored tensor is carried name by name")
+        return found
+    reader = _Reader(table, tp, found)
+    sections = [(record, section_of(record.name)) for record in records]
+    states = [(r, s) for r, s in sections if s is not None and s.kind]
+    trained = any(s.kind != MASTER for _, s in states)
+    apart = {s.name for _, s in states if s.kind == MASTER}
+    for record, section in sections:
+        if section is None or not section.kind:
+            reader.weight(record, section, trained and section is not None
+                          and section.name not in apart)
+    for record, section in states:
+        reader.state(record, section)
+    reader.close(len(states))
+    return found
+
+
+class _Reader:
+    """The tensors of one checkpoint as they are read: the model's first, then their states."""
+
+    def __init__(self, table: Table, tp: TensorParallel, found: Found) -> None:
+        self.table, self.tp, self.found = table, tp, found
+        self.rows = FsdpRows(table)
+        self.params: dict[str, Param] = {}
+        self.unknown: list[str] = []
+        self.cut: list[str] = []
+
+    def weight(self, record: TensorRecord, section: Section | None, master: bool) -> None:
+        name = section.name if section else record.name
+        row = self.rows.find(name, record.shape, self.tp)
+        if row is None:
+            self.unknown.append(record.name)
+            row = Param(name, Layout.of(name, record.shape), Rule())
+        self.params[name] = row
+        self._add(record, row)
+        if master and record.dtype == _FLOAT and not name.endswith(_BUFFERS):
+            self._add(record, state_row(row, MASTER))
+
+    def state(self, record: TensorRecord, section: Section) -> None:
+        row = self.params.get(section.name)
+        if row is None:
+            raise FormatError(
+                f"`{record.name}` is the state of a parameter that the model section lacks",
+                hint="the checkpoint is incomplete, or its optimizer state is numbered, not named",
+            )
+        if section.kind == STEP:
+            self._step(record, row)
+            return
+        twin = state_row(row, section.kind)
+        if record.shape == row.layout.shape:
+            self._add(record, twin)
+            return
+        self.cut.append(
+            f"`{record.name}` has shape {list(record.shape)}, its parameter {list(row.layout.shape)}"
+        )
+        self._add(replace(record, chunks=()), twin)
+
+    def _step(self, record: TensorRecord, row: Param) -> None:
+        """One counter stands for every logical tensor of its parameter."""
+        plain = stored_of(record)
+        for of in row.layout.tensors:
+            name = f"optimizer.{STEP}.{of}"
+            stored = replace(plain, name=name, layout=Layout.of(name, record.shape))
+            if name in self.found.stored:
+                self.found.repeated.append((self.found.stored[name], stored))
+            else:
+                self.found.add(stored, {})
+
+    def _add(self, record: TensorRecord, row: Param) -> None:
+        shapes = {name: self._shape(name) for name in row.layout.tensors}
+        known = {name: shape for name, shape in shapes.items() if shape is not None}
+        chunks = stored_of(record).chunks
+        stored = Stored(row.name, record.dtype, row.layout, chunks, row.rule, record.name, row.shift)
+        self.found.add(stored, known)
+
+    def _shape(self, name: str) -> Shape | None:
+        of = name.split(".", 2)[2] if name.startswith("optimizer.") else name
+        return self.table.logical.get(of)
+
+    def close(self, states: int) -> None:
+        """Say what is missing, what is broken, and what no row explains."""
+        found, table = self.found, self.table
+        if self.unknown and len(self.unknown) == len(self.params):
+            raise FamilyError(
+                f"none of {len(self.unknown)} tensors is in the Megatron table of {table.family}:"
+                f" {', '.join(self.unknown[:4])}",
+                hint="the configuration is another model's",
+            )
+        if self.unknown:
+            more = f", … ({len(self.unknown)} in all)" if len(self.unknown) > 4 else ""
+            found.notes.append(
+                f"not in the table of {table.family}, carried name by name:"
+                f" {', '.join(self.unknown[:4])}{more}"
+            )
+        if self.cut:
+            found.problems += self.cut
+            found.notes.append(
+                f"{len(self.cut)} of {states} optimizer tensors are not shaped as their parameters:"
+                " a plain tensor's local part was saved as the whole, and the rest is lost;"
+                " --optimizer drop takes the weights alone"
+            )
+        floating = next((s.dtype for s in found.stored.values() if s.dtype.floating), _FLOAT)
+        found.absent = tuple(
+            Logical(name, shape, floating)
+            for name, shape in table.logical.items()
+            if name not in found.logical and name not in table.optional
+        )
+        found.problems += [f"`{x.name}` {list(x.shape)} is absent" for x in found.absent]
+
+
+def as_torch_dist(metadata: Metadata) -> Metadata:
+    """The model's tensors under the names and with the shapes that `torch_dist` would give them."""
+    shapes: dict[str, TensorRecord] = {}
+    experts: dict[str, set[int]] = {}
+    for record in metadata.tensors.values():
+        section = section_of(record.name)
+        if section is None or section.kind:
+            continue
+        key, shape = Key.parse(section.name), record.shape
+        if key.half is not None and shape:
+            shape = (2 * shape[0], *shape[1:])
+        whole = str(replace(key, expert=None, half=None))
+        if key.expert is not None:
+            experts.setdefault(whole, set()).add(key.expert)
+        shapes[whole] = replace(record, name=whole, shape=shape)
+    for whole, held in experts.items():
+        shapes[whole] = replace(shapes[whole], shape=(len(held), *shapes[whole].shape))
+    return Metadata(shapes, {})
+

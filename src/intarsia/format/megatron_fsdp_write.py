@@ -1,0 +1,251 @@
+"""Writing an `fsdp_dtensor` checkpoint: which tensors it holds, and where their bytes go.
+
+    DST/latest_checkpointed_iteration.txt
+    DST/config.json and other small files, which the caller writes
+    DST/iter_0000001/  .metadata  __<rank>_0.distcp ...
+
+The model section holds main weights where the source has them, and then the rounded weights are
+left out: they follow from the main ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from intarsia.dtypes import DType
+from intarsia.errors import CoverageError, FamilyError, UsageError
+from intarsia.family import Param, Table
+from intarsia.format.base import Arrangement, Slot, WriteOptions
+from intarsia.format.dcp import METADATA, aligned, holders
+from intarsia.format.dcp_metadata import (
+    ChunkRecord,
+    Metadata,
+    ObjectRecord,
+    TensorRecord,
+    write_metadata,
+)
+from intarsia.format.megatron_common import TRACKER
+from intarsia.format.megatron_fsdp_carry import iteration_of, written_entries
+from intarsia.format.megatron_fsdp_entries import path_of, tensor_in
+from intarsia.format.megatron_fsdp_keys import MODEL, STATE, WRAPPERS, gated_parts, live
+from intarsia.format.megatron_keys import DIALECTS, Key, experts_of, padded
+from intarsia.format.megatron_optimizer import MASTER, state_row
+from intarsia.format.torch_zip import frame
+from intarsia.layout import Layout
+from intarsia.mesh import Mesh
+from intarsia.planning.manifest import Manifest, Target
+
+STEP = "step"
+_STATE_OF = re.compile(r"^optimizer\.(?P<kind>[^.]+)\.(?P<name>.+)$")
+_VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
+
+
+@dataclass
+class FsdpTargets:
+    """The tensors to write, what is left out and why, and the counters that must be equal."""
+
+    targets: list[Target] = field(default_factory=list)
+    drop: dict[str, str] = field(default_factory=dict)
+    equal: list[tuple[str, ...]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def fsdp_dtensor_rows(
+    table: Table, *, spec: str = "te", vocabulary: int | None = None
+) -> Iterator[Param]:
+    """The model's tensors as Megatron-FSDP keeps them, under `torch_dist`'s names.
+
+    `vocabulary` is the number of rows to which embedding and head are padded.
+    """
+    rows = table.dialects[DIALECTS[spec]]
+    if not rows:
+        raise FamilyError(
+            f"the family {table.family!r} has no Megatron table",
+            hint="convert to hf or dcp, or add the family's Megatron rows",
+        )
+    for row in rows.values():
+        if vocabulary is not None and row.name.endswith(_VOCABULARY):
+            row = padded(row, (vocabulary, *row.layout.shape[1:]))
+        key = Key.parse(row.name)
+        experts = experts_of(row) if key.of_experts else [row]
+        for expert, one in enumerate(experts):
+            whole = replace(key, expert=expert if key.of_experts else None)
+            halves = gated_parts(one, whole)
+            for half, part in enumerate(halves):
+                yield replace(part, name=str(replace(whole, half=half)))
+            if not halves:
+                yield replace(one, name=str(whole))
+
+
+def fsdp_dtensor_targets(
+    src: Manifest,
+    table: Table | None,
+    mesh: Mesh,
+    *,
+    spec: str = "te",
+    optimizer: str = "keep",
+    dtype: DType | None = None,
+) -> FsdpTargets:
+    """What an `fsdp_dtensor` checkpoint of a source's tensors holds on a mesh."""
+    if mesh.pp > 1:
+        raise UsageError(
+            f"fsdp_dtensor has no pipeline stages, the mesh has pp={mesh.pp}",
+            hint="Megatron-FSDP shards layers instead of placing them: leave pp out",
+        )
+    found = FsdpTargets()
+    if optimizer == "drop":
+        found.drop = {
+            n: "optimizer state, dropped as asked" for n in src.logical if _STATE_OF.match(n)
+        }
+    held = {name for name in src.logical if name not in found.drop}
+    kinds = sorted({m["kind"] for m in map(_STATE_OF.match, held) if m} - {MASTER, STEP})
+    writer = _Writer(src, mesh, spec, dtype, held, found)
+    for row in _rows(src, table, spec, mesh):
+        writer.weight(row)
+        for kind in kinds:
+            writer.state(row, kind)
+        writer.step(row)
+    for names in found.equal:
+        for name in names[1:]:
+            if name not in writer.steps:
+                found.drop[name] = f"equal to `{names[0]}`: a fused parameter has one counter"
+    return found
+
+
+def _rows(src: Manifest, table: Table | None, spec: str, mesh: Mesh) -> Iterator[Param]:
+    """The family's rows that the source has or must have, then what no table explains."""
+    covered: set[str] = set()
+    if table is not None:
+        for row in fsdp_dtensor_rows(table, spec=spec, vocabulary=_vocabulary(src, mesh)):
+            names = row.layout.tensors
+            if all(n in table.optional and n not in src.logical for n in names):
+                continue
+            covered.update(names)
+            yield row
+    for name, logical in src.logical.items():
+        if name not in covered and not _STATE_OF.match(name):
+            rule = src.sources[name][0].rule
+            yield Param(name, Layout.of(name, logical.shape), rule)
+
+
+def _vocabulary(src: Manifest, mesh: Mesh) -> int | None:
+    """The padded vocabulary of a source that pads it, as far as the mesh divides it."""
+    for stored in src.stored.values():
+        if stored.name.endswith(_VOCABULARY) and stored.layout.mapped < stored.layout.size:
+            return -(-stored.shape[0] // mesh.tp) * mesh.tp
+    return None
+
+
+class _Writer:
+    """Targets of one checkpoint, parameter by parameter."""
+
+    def __init__(
+        self,
+        src: Manifest,
+        mesh: Mesh,
+        spec: str,
+        dtype: DType | None,
+        held: set[str],
+        found: FsdpTargets,
+    ) -> None:
+        self.src, self.mesh, self.spec, self.dtype = src, mesh, spec, dtype
+        self.held, self.found = held, found
+        self.steps: set[str] = set()
+
+    def weight(self, row: Param) -> None:
+        names = row.layout.tensors
+        name = MODEL + live(row.name, self.spec)
+        masters = [f"optimizer.{MASTER}.{n}" for n in names]
+        if not names or not self.held.issuperset(masters):
+            self._add(name, row, self.dtype)
+            return
+        self._add(name, replace(state_row(row, MASTER), name=row.name), None)
+        for n in names:
+            self.found.drop[n] = "its fp32 main weight is stored in its place"
+
+    def state(self, row: Param, kind: str) -> None:
+        twin = state_row(row, kind)
+        if twin.layout.tensors and self.held.issuperset(twin.layout.tensors):
+            self._add(f"{STATE}{WRAPPERS}{live(row.name, self.spec)}.{kind}", twin, None)
+
+    def step(self, row: Param) -> None:
+        names = tuple(f"optimizer.{STEP}.{n}" for n in row.layout.tensors)
+        if not names or not self.held.issuperset(names):
+            return
+        layout = Layout.of(names[0], self.src.logical[names[0]].shape)
+        self._add(
+            f"{STATE}{WRAPPERS}{live(row.name, self.spec)}.{STEP}",
+            Param(row.name, layout, replace(row.rule, tp=None)),
+            None,
+        )
+        self.steps.add(names[0])
+        if len(names) > 1:
+            self.found.equal.append(names)
+
+    def _add(self, name: str, row: Param, dtype: DType | None) -> None:
+        types = {self.src.logical[n].dtype for n in row.layout.tensors if n in self.held}
+        if len(types) > 1:
+            raise UsageError(
+                f"`{name}` would hold {', '.join(sorted(t.name for t in types))}",
+                hint="choose one element type with --dtype",
+            )
+        kept = types.pop() if types else self.src.absent[0].dtype
+        if dtype is not None and kept.floating and kept.itemsize > 1:
+            kept = dtype
+        boxes = self.mesh.boxes(row.layout.shape, row.rule)
+        self.found.targets.append(Target(name, kept, row.layout, boxes, row.rule, row.shift))
+
+
+def check_equal(read: Callable[[str], bytes], groups: Iterable[Sequence[str]]) -> None:
+    """Raise where tensors of which only the first is written are not all equal to it."""
+    for names in groups:
+        first = read(names[0])
+        for name in names[1:]:
+            if read(name) != first:
+                raise CoverageError(
+                    f"`{names[0]}` and `{name}` differ, and a fused parameter has one counter",
+                    hint="the parameters were not trained together; leave the state out with"
+                    " --optimizer drop",
+                )
+
+
+def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
+    """Give every box to one of the ranks that hold it, and every entry a place after them."""
+    mesh = options.mesh
+    entries = written_entries(targets, options)
+    folder = f"iter_{iteration_of(entries):07d}"
+    ends = [0] * mesh.size
+    slots: dict[str, tuple[Slot, ...]] = {}
+    tensors: dict[str, TensorRecord] = {}
+    for target in targets:
+        placed, records = [], []
+        for box, ranks in holders(mesh, target.shape, target.rule).items():
+            rank = min(ranks, key=lambda r: (ends[r], r))
+            wrap = frame(target.dtype, box.shape)
+            file, at = f"__{rank}_0.distcp", aligned(ends[rank], wrap)
+            placed.append(Slot(box, f"{folder}/{file}", at + wrap.start_bytes, wrap))
+            records.append(ChunkRecord(box.offsets, box.shape, file, at, wrap.length_bytes))
+            ends[rank] = at + wrap.length_bytes
+        slots[target.name] = tuple(placed)
+        tensors[target.name] = TensorRecord(target.name, target.dtype, target.shape, tuple(records))
+    first, fixed = "__0_0.distcp", []
+    objects: dict[str, ObjectRecord] = {}
+    for name, data in entries.items():
+        held = tensor_in(name, data)
+        if held is None:
+            objects[name] = ObjectRecord(name, first, ends[0], len(data))
+        else:
+            whole = ChunkRecord((0,) * len(held.shape), held.shape, first, ends[0], len(data))
+            tensors[name] = TensorRecord(name, held.dtype, held.shape, (whole,))
+        fixed.append((f"{folder}/{first}", ends[0], data))
+        ends[0] += len(data)
+    paths = {name: path_of(name) for name in (*tensors, *objects)}
+    closing = {
+        f"{folder}/{METADATA}": write_metadata(Metadata(tensors, objects, paths, {})),
+        TRACKER: str(iteration_of(entries)).encode(),
+    }
+    files = {f"{folder}/__{rank}_0.distcp": end for rank, end in enumerate(ends) if end}
+    return Arrangement(files, slots, fixed, closing)
+

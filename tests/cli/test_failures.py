@@ -1,0 +1,144 @@
+"""A failure is one clear message, a status, and no traceback unless one is asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoints import intarsia, llama_config, model, python, write_hf
+
+CONFIG = llama_config()
+
+
+@pytest.fixture(scope="module")
+def src(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hf(tmp_path_factory.mktemp("cli") / "hf", model(CONFIG), CONFIG)
+
+
+def usage(src: Path, out: Path) -> list[list[object]]:
+    return [
+        ["inspect", src.parent / "absent"],
+        ["inspect", src / "config.json"],
+        ["inspect"],
+        ["nonsense"],
+        ["--nonsense"],
+        ["inspect", src, "--nonsense"],
+        ["plan", src],
+        ["plan", src, "--to", "gguf"],
+        ["plan", src, "--to", "dcp", "--mesh", "tp=x"],
+        ["plan", src, "--to", "dcp", "--mesh", "dp=2"],
+        ["plan", src, "--to", "dcp", "--dialect", "klingon"],
+        ["plan", src, "--to", "dcp", "--memory", "lots"],
+        ["plan", src, "--to", "dcp", "--workers", "0"],
+        ["plan", src, "--to", "dcp", "--workers", "many"],
+        ["plan", src, "--to", "dcp", "--config", src / "absent.json"],
+        ["convert", src, out],
+        ["convert", src, src, "--to", "dcp"],
+        ["convert", src, out, "--to", "hf", "--max-shard-size", "0"],
+        ["convert", src, out, "--to", "hf", "--optimizer", "maybe"],
+        ["verify", src, src.parent / "absent"],
+        ["diff", src, src.parent / "absent"],
+        ["explain", src, "no.such.tensor"],
+    ]
+
+
+@pytest.mark.parametrize("k", range(22))
+def test_wrong_usage_and_unreadable_input_give_status_two(
+    src: Path, tmp_path: Path, k: int
+) -> None:
+    words = usage(src, tmp_path / "out")[k]
+    answer = intarsia(*words)
+    assert answer.status == 2, words
+    assert answer.out == ""
+    assert answer.err.strip()
+    assert "Traceback" not in answer.err
+    assert "INTARSIA_DEBUG" not in answer.err, "this error was not foreseen"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unprovable_plan_gives_status_one(tmp_path: Path) -> None:
+    tensors = model(CONFIG)
+    del tensors["model.norm.weight"]
+    src = write_hf(tmp_path / "hf", tensors, CONFIG)
+    answer = intarsia("plan", src, "--to", "dcp")
+    assert answer.status == 1
+    assert "NOT PROVEN" in answer.out
+    assert intarsia("plan", src, "--to", "dcp", "--json").json["proven"] is False
+    dry = intarsia("convert", src, tmp_path / "out", "--to", "dcp", "--dry-run")
+    assert dry.status == 1
+    done = intarsia("convert", src, tmp_path / "out", "--to", "dcp")
+    assert done.status == 1
+    assert done.err.startswith("intarsia: the plan is not proven: 1 faults, 20 elements")
+    assert "hint:" in done.err
+
+
+def test_an_error_goes_to_json_too(tmp_path: Path) -> None:
+    answer = intarsia("inspect", tmp_path / "absent", "--json")
+    assert answer.status == 2
+    assert answer.json["error"] == "FormatError"
+    assert "does not exist" in answer.json["message"]
+    assert "does not exist" in answer.err
+
+
+def test_a_traceback_is_shown_where_it_is_asked_for(tmp_path: Path, monkeypatch) -> None:
+    plain = intarsia("inspect", tmp_path / "absent")
+    assert plain.err == f"intarsia: {tmp_path / 'absent'} does not exist\n"
+    monkeypatch.setenv("INTARSIA_DEBUG", "1")
+    loud = intarsia("inspect", tmp_path / "absent")
+    assert loud.status == 2
+    assert "Traceback (most recent call last)" in loud.err
+    assert loud.err.endswith(plain.err)
+
+
+def test_a_bug_of_ours_is_one_message_too(src: Path, monkeypatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("intarsia.formats.read_manifest", broken)
+    answer = intarsia("inspect", src)
+    assert answer.status == 2
+    assert answer.err == (
+        "intarsia: ZeroDivisionError: division by zero\n  hint: INTARSIA_DEBUG=1 shows where\n"
+    )
+    monkeypatch.setenv("INTARSIA_DEBUG", "1")
+    assert "in broken" in intarsia("inspect", src).err
+
+
+def test_an_interrupt_has_its_own_status(src: Path, tmp_path: Path, monkeypatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("intarsia.conversion._move", interrupted)
+    answer = intarsia("convert", src, tmp_path / "out", "--to", "dcp")
+    assert answer.status == 130
+    assert "nothing was committed" in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_gives_its_status_to_the_shell(src: Path, tmp_path: Path) -> None:
+    changed = model(CONFIG)
+    changed["model.norm.weight"] = torch.zeros(20, dtype=torch.bfloat16)
+    other = write_hf(tmp_path / "changed", changed, CONFIG)
+    assert python("-m", "intarsia", "verify", src, src).returncode == 0
+    assert python("-m", "intarsia", "verify", src, other).returncode == 1
+    broken = python("-m", "intarsia", "verify", src, tmp_path / "absent")
+    assert broken.returncode == 2
+    assert broken.stdout == ""
+    assert broken.stderr == f"intarsia: {tmp_path / 'absent'} does not exist\n"
+
+
+def test_a_folder_that_may_not_be_written_is_named(src: Path, tmp_path: Path) -> None:
+    """A file in the place of the parent folder stands for missing rights, which root has."""
+    (tmp_path / "file").write_text("in the way")
+    answer = intarsia("convert", src, tmp_path / "file" / "out", "--to", "dcp")
+    assert answer.status == 2
+    assert str(tmp_path / "file") in answer.err
+    if os.geteuid() != 0:
+        locked = tmp_path / "locked"
+        locked.mkdir(mode=0o500)
+        answer = intarsia("convert", src, locked / "out", "--to", "dcp")
+        assert answer.status == 2
+        assert "choose a destination that you may write to" in answer.err

@@ -1,0 +1,70 @@
+"""Commands that read headers start quickly: they import neither torch nor what it brings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import intarsia
+from tests.checkpoints import llama_config, model, python, write_hf
+
+CONFIG = llama_config()
+HEAVY = ("torch", "transformers", "safetensors", "rich")
+
+AFTER = """
+import json, sys
+try:
+    {code}
+except SystemExit as stop:
+    assert not stop.code, stop.code
+kept = sorted(name for name in {names!r} if name in sys.modules)
+print("\\n" + json.dumps(kept))
+"""
+
+
+def imported(code: str, names: tuple[str, ...]) -> list[str]:
+    """Which of `names` are loaded after running `code` in a fresh interpreter."""
+    done = python("-c", AFTER.format(code=code, names=names))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("imports")
+    write_hf(root / "hf", model(CONFIG), CONFIG)
+    intarsia.convert(root / "hf", root / "dcp", to="dcp", mesh="tp=2")
+    return root
+
+
+def test_importing_the_library_is_light() -> None:
+    assert imported("import intarsia", (*HEAVY, "numpy", "typer")) == []
+
+
+def test_asking_for_help_is_light() -> None:
+    code = 'from intarsia.cli.main import main; main(["--help"])'
+    assert imported(code, ("torch", "transformers", "safetensors", "numpy")) == []
+
+
+@pytest.mark.parametrize("source", ["hf", "dcp"])
+@pytest.mark.parametrize(
+    "words",
+    [["inspect"], ["plan", "--to", "dcp", "--mesh", "tp=4"], ["plan", "--to", "hf"]],
+    ids=["inspect", "plan-dcp", "plan-hf"],
+)
+def test_reading_headers_does_not_import_torch(root: Path, source: str, words: list[str]) -> None:
+    command = [words[0], str(root / source), *words[1:]]
+    code = f"from intarsia.cli.main import main; main({command!r})"
+    assert imported(code, ("torch", "transformers", "safetensors")) == []
+
+
+def test_converting_without_a_cast_does_not_import_torch(root: Path, tmp_path: Path) -> None:
+    command = ["convert", str(root / "hf"), str(tmp_path / "out"), "--to", "dcp", "--mesh", "tp=2"]
+    code = f"from intarsia.cli.main import main; main({command!r})"
+    assert imported(code, ("torch", "transformers")) == []
+
+
+def test_this_test_would_see_an_import() -> None:
+    assert imported("import numpy", ("numpy",)) == ["numpy"]

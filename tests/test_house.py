@@ -1,0 +1,147 @@
+"""Who may import whom: the arrows of the design, read from the source."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parent.parent / "src" / "intarsia"
+
+ARROWS = {
+    "errors": set(),
+    "dtypes": {"errors"},
+    "quantity": {"errors"},
+    "layout": {"errors"},
+    "mesh": {"errors", "layout"},
+    "family": {"errors", "layout", "mesh"},
+    "planning": {"errors", "dtypes", "quantity", "layout", "mesh"},
+    "store": {"errors", "quantity"},
+    "format": {
+        "errors", "dtypes", "quantity", "layout", "mesh", "family", "planning.manifest", "store",
+    },
+    "run": {
+        "errors", "dtypes", "quantity", "layout", "mesh", "planning", "store", "format.base",
+    },
+}  # fmt: skip
+"""What each part of the house may import, itself aside; a part that is not here may import all
+but `cli`."""
+
+PURE = ("errors", "layout", "mesh", "family", "planning")
+"""Parts that compute and touch neither torch nor a file."""
+
+EXEMPT = {"family/from_transformers.py"}
+"""It asks the installed Transformers for its rules, when a function of it is called."""
+
+FILES = {"io", "mmap", "os", "pathlib", "shutil", "subprocess", "tempfile", "fcntl", "socket"}
+ARRAYS = {"numpy"}
+
+
+def files() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Every imported module, and whether only a type checker imports it."""
+    tree = ast.parse(path.read_text(), str(path))
+    for node in ast.walk(tree):
+        for child in ast.iter_child_nodes(node):
+            child.parent = node  # type: ignore[attr-defined]
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: imports are absolute"
+            base = node.module or ""
+            names = [f"{base}.{a.name}" if base == "intarsia" else base for a in node.names]
+        for name in names:
+            yield name, _for_types_only(node)
+
+
+def _for_types_only(node: ast.AST) -> bool:
+    while node := getattr(node, "parent", None):  # type: ignore[assignment]
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return True
+    return False
+
+
+def ours(path: Path) -> set[str]:
+    """The parts of Intarsia that a file imports, with the file where it names one."""
+    found = {name.removeprefix("intarsia.") for name, _ in imports(path) if name.startswith("intarsia.")}
+    return {name for name in found if not name.startswith("__")}
+
+
+def allowed(part: str, name: str) -> bool:
+    if name.split(".")[0] == part:
+        return True
+    return any(name == a or name.startswith(a + ".") for a in ARROWS[part])
+
+
+@pytest.mark.parametrize("part", ARROWS)
+def test_a_part_imports_what_its_arrows_allow(part: str) -> None:
+    held = [path for path in files() if part_of(path) == part]
+    assert held, f"{part} is gone"
+    for path in held:
+        wrong = sorted(name for name in ours(path) if not allowed(part, name))
+        assert not wrong, f"{path.relative_to(SOURCE)} imports {wrong}"
+
+
+def test_only_the_command_line_imports_the_command_line() -> None:
+    for path in files():
+        if part_of(path) not in ("cli", "__main__"):
+            wrong = [name for name in ours(path) if name.split(".")[0] == "cli"]
+            assert not wrong, f"{path.relative_to(SOURCE)} imports {wrong}"
+
+
+@pytest.mark.parametrize("part", PURE)
+def test_pure_parts_import_neither_torch_nor_what_opens_files(part: str) -> None:
+    for path in files():
+        if part_of(path) != part or str(path.relative_to(SOURCE)) in EXEMPT:
+            continue
+        roots = {name.split(".")[0] for name, types in imports(path) if not types}
+        outside = roots - set(sys.stdlib_module_names) - {"intarsia"}
+        assert outside <= (ARRAYS if part == "planning" else set()), path
+        assert not roots & FILES, path
+
+
+@pytest.mark.parametrize("part", PURE)
+def test_pure_parts_call_nothing_that_opens_files(part: str) -> None:
+    for path in files():
+        if part_of(path) != part:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("open", "print", "input", "exec", "eval"), path
+
+
+def test_torch_and_other_heavy_libraries_are_imported_inside_functions() -> None:
+    """Beside the parts for live models, which are about torch."""
+    for path in files():
+        if part_of(path) in ("live", "collector", "demo_model"):
+            continue
+        tree = ast.parse(path.read_text())
+        for node in tree.body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]
+                roots = {str(name).split(".")[0] for name in names}
+                assert not roots & {"torch", "transformers", "safetensors"}, path
+
+
+def test_no_pickle_is_executed() -> None:
+    """Pickles may be written; reading them is the business of our own reader."""
+    for path in files():
+        roots = {name.split(".")[0] for name, _ in imports(path)}
+        assert not roots & {"marshal", "shelve", "dill", "cloudpickle"}, path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                called = f"{node.value.id}.{node.attr}"
+                forbidden = ("pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load")
+                assert called not in forbidden, f"{path}: {called}"

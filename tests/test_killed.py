@@ -1,0 +1,207 @@
+"""Runs that die: killed in the middle, or out of space.  The destination is whole or absent."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import intarsia
+from tests.checkpoints import (
+    assert_same,
+    environment,
+    files_of,
+    leftovers,
+    llama_config,
+    model,
+    python,
+    read_dcp,
+    read_hf,
+    write_hf,
+)
+from tests.checkpoints import intarsia as cli
+
+CONFIG = llama_config()
+
+SLOWLY = """
+import os, sys, time
+from intarsia.cli.main import main
+from intarsia.run.budget import Budget
+honest, count = os.pwritev, [0]
+
+def slow(*arguments):
+    count[0] += 1
+    if count[0] == 40:
+        print("half way", flush=True)
+    if count[0] >= 40:
+        time.sleep(0.2)
+    return honest(*arguments)
+
+os.pwritev = slow
+Budget.window_bytes = property(lambda self: 1024)
+main(sys.argv[1:])
+"""
+
+
+def half_way(*words: object) -> subprocess.Popen[str]:
+    """A conversion in another process, which has written some of its bytes."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", SLOWLY, *(str(word) for word in words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "half way\n"
+    return child
+
+
+@pytest.fixture
+def src(tmp_path: Path) -> Path:
+    return write_hf(tmp_path / "hf", model(CONFIG), CONFIG)
+
+
+@pytest.mark.parametrize("to", ["dcp", "hf"])
+def test_a_killed_run_leaves_no_destination_and_the_next_succeeds(
+    src: Path, tmp_path: Path, to: str
+) -> None:
+    out = tmp_path / "out"
+    child = half_way("convert", src, out, "--to", to)
+    child.kill()
+    child.communicate()
+    assert child.returncode == -signal.SIGKILL
+    assert not out.exists()
+    assert leftovers(tmp_path), "it was killed too early to prove anything"
+    assert cli("convert", src, out, "--to", to).status == 0
+    assert_same(read_dcp(out) if to == "dcp" else read_hf(out), model(CONFIG))
+    assert not leftovers(tmp_path)
+
+
+def test_a_killed_overwrite_keeps_the_old(src: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    intarsia.convert(src, out, to="dcp", mesh="tp=2")
+    before = files_of(out)
+    child = half_way("convert", src, out, "--to", "hf", "--overwrite")
+    child.kill()
+    child.communicate()
+    assert files_of(out) == before
+    assert cli("convert", src, out, "--to", "hf", "--overwrite").status == 0
+    assert_same(read_hf(out), model(CONFIG))
+    assert not leftovers(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT])
+def test_an_interrupted_run_clears_up_after_itself(src: Path, tmp_path: Path, number: int) -> None:
+    child = half_way("convert", src, tmp_path / "out", "--to", "dcp")
+    child.send_signal(number)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "interrupted; nothing was committed" in err
+    assert "Traceback" not in err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["hf"]
+
+
+def test_two_runs_into_one_destination_do_not_mix(src: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = half_way("convert", src, out, "--to", "dcp")
+    try:
+        second = cli("convert", src, out, "--to", "dcp")
+        assert second.status == 2
+        assert "another process is writing" in second.err
+    finally:
+        first.kill()
+        first.communicate()
+    assert not out.exists()
+
+
+def test_a_source_that_shrinks_while_it_is_read_is_an_error(src: Path, tmp_path: Path) -> None:
+    child = half_way("convert", src, tmp_path / "out", "--to", "dcp", "--workers", "1")
+    os.truncate(src / "model.safetensors", 30_000)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 2
+    assert "model.safetensors ends at byte 30,000" in err
+    assert not (tmp_path / "out").exists()
+    assert not leftovers(tmp_path)
+
+
+def big(folder: Path) -> Path:
+    return write_hf(folder, {f"w{k}": torch.ones(256, 1024) for k in range(8)})
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A file system of four megabytes."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "intarsia-test", str(where)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small file system is not permitted here")
+    yield where
+    subprocess.run(["umount", "-l", str(where)], check=True)
+
+
+@pytest.mark.parametrize("warned", [True, False])
+def test_a_full_disk_fails_and_leaves_nothing(
+    small_disk: Path, tmp_path: Path, monkeypatch, warned: bool
+) -> None:
+    """With and without the look at the free space before the first byte."""
+    src = big(tmp_path / "src")
+    if not warned:
+        import shutil
+
+        plenty = shutil.disk_usage("/")._replace(free=1 << 60)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: plenty)
+    answer = cli("convert", src, small_disk / "out", "--to", "dcp", "--mesh", "fsdp=2")
+    assert answer.status == 2
+    assert ("are free" if warned else "No space left on device") in answer.err
+    assert "free some space" in answer.err
+    assert list(small_disk.iterdir()) == []
+
+
+LIMITED = """
+import resource, signal, sys
+from intarsia.cli.main import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, resource.RLIM_INFINITY))
+main(sys.argv[1:])
+"""
+
+
+def test_a_file_that_may_not_grow_fails_and_leaves_nothing(tmp_path: Path) -> None:
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
+    src = big(tmp_path / "src")
+    done = python("-c", LIMITED, "convert", src, tmp_path / "out", "--to", "dcp", "--mesh", "fsdp=2")
+    assert done.returncode == 2
+    assert "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["src"]
+
+
+@pytest.mark.slow
+def test_a_large_run_killed_at_any_time_leaves_the_destination_whole_or_absent(
+    tmp_path: Path,
+) -> None:
+    tensors = {f"w{k}": torch.randn(1024, 1024) for k in range(50)}
+    src = write_hf(tmp_path / "src", tensors)
+    words = [sys.executable, "-m", "intarsia", "convert", str(src), str(tmp_path / "out"), "--to", "dcp"]
+    outcomes = set()
+    for tenths in range(2, 40, 3):
+        child = subprocess.Popen([*words, "--overwrite"], env=environment(), stdout=subprocess.DEVNULL)
+        time.sleep(tenths / 10)
+        child.kill()
+        child.wait()
+        outcomes.add((tmp_path / "out").exists())
+        if (tmp_path / "out").exists():
+            assert intarsia.verify(src, tmp_path / "out")
+    assert False in outcomes
+    done = python(*words[1:], "--overwrite")
+    assert done.returncode == 0
+    assert_same(read_dcp(tmp_path / "out"), tensors)
