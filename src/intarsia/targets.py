@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from intarsia.dtypes import DType
 from intarsia.errors import FamilyError, UsageError
@@ -57,9 +57,7 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
     """The tensors of the destination that a wish asks for."""
     writer = format_named(wish.to)
     _check(wish)
-    drop = {}
-    if wish.optimizer == "drop":
-        drop = {n: "optimizer state, dropped as asked" for n in src.logical if is_state(n)}
+    drop = dict(_dropped(src, wish, writer))
     rows = _rows(src, wish, writer)
     targets = tuple(
         Target(
@@ -79,6 +77,19 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
     if not writer.sharded and wish.mesh != Mesh():
         notes.append(f"{wish.to} is not sharded by mesh: {wish.mesh} has no effect")
     return Wanted(targets, drop, wish.optimizer == "keep", tuple(notes))
+
+
+def _dropped(src: Manifest, wish: Wish, writer: Format) -> Iterator[tuple[str, str]]:
+    """What is left out, and why."""
+    dialect = wish.dialect_for(src, writer)
+    table = table_for(src.config)
+    tied = table.tied if table and dialect not in ("same", "hf-module") else {}
+    for name in src.logical:
+        of = name.split(".", 2)[2] if is_state(name) and name.count(".") > 1 else name
+        if of in tied:
+            yield name, f"{of} is tied to {tied[of]} by the configuration"
+        elif is_state(name) and wish.optimizer == "drop":
+            yield name, "optimizer state, dropped as asked"
 
 
 def _check(wish: Wish) -> None:
@@ -106,11 +117,12 @@ def _rows(src: Manifest, wish: Wish, writer: Format) -> list[Param]:
     table = table_for(src.config)
     if table is None:
         return _name_by_name(src, wish, writer, dialect)
-    model = [
-        row for row in writer.rows(table, dialect, wish.mesh, wish.spec) if _held(row, src, table)
-    ]
+    model = list(
+        _model_rows(writer.rows(table, dialect, wish.mesh, wish.spec), src, table, dialect)
+    )
     rows = [*model, *state_rows(model, src.logical)]
     covered = {name for row in rows for name in row.layout.tensors}
+    covered |= {name for name, _ in _dropped(src, wish, writer)}
     rest = [s for s in src.stored.values() if not covered.issuperset(s.layout.tensors)]
     known = [s.key or s.name for s in rest if not is_state(s.name)]
     if known and not writer.carries_anything:
@@ -135,9 +147,21 @@ def _name_by_name(src: Manifest, wish: Wish, writer: Format, dialect: str) -> li
     )
 
 
-def _held(row: Param, src: Manifest, table: Table) -> bool:
-    """Whether a row is wanted: one that is optional and that the source lacks is not."""
-    return not all(n in table.optional and n not in src.logical for n in row.layout.tensors)
+def _model_rows(
+    rows: Iterable[Param], src: Manifest, table: Table, dialect: str
+) -> Iterator[Param]:
+    """The rows that are wanted: all but those that are optional and that the source lacks.
+
+    A tied tensor is written where the module has it, from its twin if need be, and nowhere else.
+    """
+    for row in rows:
+        names = row.layout.tensors
+        if names and all(name in table.tied for name in names):
+            if dialect == "hf-module":
+                twins = {n: n if n in src.logical else table.tied[n] for n in names}
+                yield replace(row, layout=row.layout.rename(twins))
+        elif not all(n in table.optional and n not in src.logical for n in names):
+            yield row
 
 
 def state_rows(model: Sequence[Param], logical: Iterable[str]) -> Iterator[Param]:

@@ -37,6 +37,10 @@ def table(config: Config, stored: Mapping[str, Shape] | None = None) -> Table:
     for name, layout in _module_rows(skeleton, shapes).items():
         rule = Rule(tp=0) if len(layout.shape) > 1 else Rule()
         names = layout.tensors
+        if name in skeleton.tied and name not in shapes and len(names) == 1:
+            out.tie(out.tensor(name, *layout.shape), to=names[0])
+            out.store(("hf", "hf-fused", "hf-module"), name, None, name, rule=rule)
+            continue
         out.store(("hf-module",), name, lambda *_, x=layout: x, *names, rule=rule)
     return out
 

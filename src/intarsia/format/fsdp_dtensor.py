@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.errors import FormatError
-from intarsia.family import table_for
+from intarsia.family import Param, Table, table_for
 from intarsia.format import dcp
 from intarsia.format.base import Arrangement, Located, WriteOptions
 from intarsia.format.dcp import METADATA, check_files
@@ -26,8 +26,9 @@ from intarsia.format.megatron_config import config_from_arguments
 from intarsia.format.megatron_fsdp_entries import arguments, entries_of, is_entry
 from intarsia.format.megatron_fsdp_keys import TensorParallel
 from intarsia.format.megatron_fsdp_names import as_torch_dist, name_tensors
-from intarsia.format.megatron_fsdp_write import arrange
+from intarsia.format.megatron_fsdp_write import arrange, fsdp_dtensor_rows, spell
 from intarsia.format.sides import config_of, side_files
+from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Chunk, Manifest, Side, Stored, Target
 from intarsia.store.local import Folder
 
@@ -41,6 +42,9 @@ class FsdpDtensor:
     """The format `fsdp_dtensor`."""
 
     name = "fsdp_dtensor"
+    dialects: tuple[str, ...] = ("megatron",)
+    sharded = True
+    carries_anything = True
 
     def detect(self, path: Path) -> bool:
         if not path.is_dir() or looks_like_megatron(path):
@@ -84,6 +88,12 @@ class FsdpDtensor:
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
         return dcp.locate(folder, stored, chunk)
 
+    def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
+        return tuple(fsdp_dtensor_rows(table, spec=spec))
+
+    def spell(self, name: str) -> str:
+        return spell(name)
+
     def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         return arrange(targets, options)
 
@@ -117,6 +127,18 @@ def _has_keys(folder: Path) -> bool:
         return _KEYS.search((folder / METADATA).read_bytes()) is not None
     except OSError:
         return False
+
+
+def zero_centered(src: Manifest) -> bool | None:
+    """Whether a source's norms hold weight − 1 in Megatron's tensors; None where it is not Megatron's.
+
+    What is written follows it, so that the run that goes on need not change its arguments.
+    """
+    table = table_for(src.config)
+    if table is None or src.format not in ("torch_dist", "fsdp_dtensor"):
+        return None
+    norms = (s for s in src.stored.values() if s.name.endswith("decoder.final_layernorm.weight"))
+    return next((float(table.centered) - s.shift == 1.0 for s in norms), None)
 
 
 def tensor_parallel(args: Mapping[str, Any]) -> TensorParallel:

@@ -55,7 +55,7 @@ class FsdpTargets:
 def fsdp_dtensor_rows(
     table: Table, *, spec: str = "te", vocabulary: int | None = None
 ) -> Iterator[Param]:
-    """The model's tensors as Megatron-FSDP keeps them, under `torch_dist`'s names.
+    """The model's tensors as Megatron-FSDP keeps them, under their live names.
 
     `vocabulary` is the number of rows to which embedding and head are padded.
     """
@@ -74,9 +74,9 @@ def fsdp_dtensor_rows(
             whole = replace(key, expert=expert if key.of_experts else None)
             halves = gated_parts(one, whole)
             for half, part in enumerate(halves):
-                yield replace(part, name=str(replace(whole, half=half)))
+                yield replace(part, name=live(str(replace(whole, half=half)), spec))
             if not halves:
-                yield replace(one, name=str(whole))
+                yield replace(one, name=live(str(whole), spec))
 
 
 def fsdp_dtensor_targets(
@@ -101,7 +101,7 @@ def fsdp_dtensor_targets(
         }
     held = {name for name in src.logical if name not in found.drop}
     kinds = sorted({m["kind"] for m in map(_STATE_OF.match, held) if m} - {MASTER, STEP})
-    writer = _Writer(src, mesh, spec, dtype, held, found)
+    writer = _Writer(src, mesh, dtype, held, found)
     for row in _rows(src, table, spec, mesh):
         writer.weight(row)
         for kind in kinds:
@@ -145,18 +145,17 @@ class _Writer:
         self,
         src: Manifest,
         mesh: Mesh,
-        spec: str,
         dtype: DType | None,
         held: set[str],
         found: FsdpTargets,
     ) -> None:
-        self.src, self.mesh, self.spec, self.dtype = src, mesh, spec, dtype
+        self.src, self.mesh, self.dtype = src, mesh, dtype
         self.held, self.found = held, found
         self.steps: set[str] = set()
 
     def weight(self, row: Param) -> None:
         names = row.layout.tensors
-        name = MODEL + live(row.name, self.spec)
+        name = spell(row.name)
         masters = [f"optimizer.{MASTER}.{n}" for n in names]
         if not names or not self.held.issuperset(masters):
             self._add(name, row, self.dtype)
@@ -168,18 +167,15 @@ class _Writer:
     def state(self, row: Param, kind: str) -> None:
         twin = state_row(row, kind)
         if twin.layout.tensors and self.held.issuperset(twin.layout.tensors):
-            self._add(f"{STATE}{WRAPPERS}{live(row.name, self.spec)}.{kind}", twin, None)
+            self._add(spell(twin.name), twin, None)
 
     def step(self, row: Param) -> None:
         names = tuple(f"optimizer.{STEP}.{n}" for n in row.layout.tensors)
         if not names or not self.held.issuperset(names):
             return
         layout = Layout.of(names[0], self.src.logical[names[0]].shape)
-        self._add(
-            f"{STATE}{WRAPPERS}{live(row.name, self.spec)}.{STEP}",
-            Param(row.name, layout, replace(row.rule, tp=None)),
-            None,
-        )
+        rule = replace(row.rule, tp=None)
+        self._add(spell(f"optimizer.{STEP}.{row.name}"), Param(row.name, layout, rule), None)
         self.steps.add(names[0])
         if len(names) > 1:
             self.found.equal.append(names)
@@ -196,6 +192,18 @@ class _Writer:
             kept = dtype
         boxes = self.mesh.boxes(row.layout.shape, row.rule)
         self.found.targets.append(Target(name, kept, row.layout, boxes, row.rule, row.shift))
+
+
+def spell(name: str) -> str:
+    """A tensor's key: the model's by its live name, optimizer state by parameter, then kind.
+
+    >>> spell("optimizer.exp_avg.decoder.final_layernorm.weight")
+    'optimizer.state.module.module.module.decoder.final_layernorm.weight.exp_avg'
+    """
+    found = _STATE_OF.match(name)
+    if found is None:
+        return MODEL + name
+    return f"{STATE}{WRAPPERS}{found['name']}.{found['kind']}"
 
 
 def check_equal(read: Callable[[str], bytes], groups: Iterable[Sequence[str]]) -> None:
