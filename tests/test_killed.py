@@ -41,7 +41,7 @@ def slow(*arguments):
     if count[0] == 12:
         print("half way", flush=True)
     if count[0] >= 12:
-        time.sleep(0.2)
+        time.sleep(0.05)
     return honest(*arguments)
 
 os.pwritev = slow
@@ -178,7 +178,9 @@ main(sys.argv[1:])
 def test_a_file_that_may_not_grow_fails_and_leaves_nothing(tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
     src = big(tmp_path / "src")
-    done = python("-c", LIMITED, "convert", src, tmp_path / "out", "--to", "dcp", "--mesh", "fsdp=2")
+    done = python(
+        "-c", LIMITED, "convert", src, tmp_path / "out", "--to", "dcp", "--mesh", "fsdp=2"
+    )
     assert done.returncode == 2
     assert "File too large" in done.stderr
     assert "Traceback" not in done.stderr
@@ -191,10 +193,21 @@ def test_a_large_run_killed_at_any_time_leaves_the_destination_whole_or_absent(
 ) -> None:
     tensors = {f"w{k}": torch.randn(1024, 1024) for k in range(50)}
     src = write_hf(tmp_path / "src", tensors)
-    words = [sys.executable, "-m", "intarsia", "convert", str(src), str(tmp_path / "out"), "--to", "dcp"]
+    words = [
+        sys.executable,
+        "-m",
+        "intarsia",
+        "convert",
+        str(src),
+        str(tmp_path / "out"),
+        "--to",
+        "dcp",
+    ]
     outcomes = set()
     for tenths in range(2, 40, 3):
-        child = subprocess.Popen([*words, "--overwrite"], env=environment(), stdout=subprocess.DEVNULL)
+        child = subprocess.Popen(
+            [*words, "--overwrite"], env=environment(), stdout=subprocess.DEVNULL
+        )
         time.sleep(tenths / 10)
         child.kill()
         child.wait()

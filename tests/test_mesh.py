@@ -42,7 +42,11 @@ def cases(draw: st.DrawFn) -> tuple[Mesh, tuple[int, ...], Rule]:
         return mesh, shape, Rule(tp=tp, ep=draw(st.integers(0, len(shape) - 1)), layer=layer)
     if kind == "expert":
         count = draw(st.integers(1, 9))
-        return mesh, shape, Rule(tp=tp, expert=(draw(st.integers(0, count - 1)), count), layer=layer)
+        return (
+            mesh,
+            shape,
+            Rule(tp=tp, expert=(draw(st.integers(0, count - 1)), count), layer=layer),
+        )
     return mesh, shape, Rule(tp=tp, layer=layer)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from intarsia.checking.compare import Change, Comparison, changes, compare
 from intarsia.checkpoint import Checkpoint
 from intarsia.conversion import Job, Progress, Report, carry_out, prepare
 from intarsia.dtypes import dtype_named
@@ -16,6 +15,9 @@ from intarsia.planning.plan import Plan
 from intarsia.quantity import bytes_in
 from intarsia.run.budget import Budget
 from intarsia.targets import Wish
+
+if TYPE_CHECKING:
+    from intarsia.checking.compare import Change, Comparison
 
 Path_ = str | Path
 ConfigLike = str | Path | Mapping[str, Any] | None
@@ -86,6 +88,8 @@ def verify(
     progress: Progress | None = None,
 ) -> Comparison:
     """Whether two checkpoints hold the same weights, bit by bit, whatever their formats."""
+    from intarsia.checking.compare import compare
+
     left, right = _pair(a, b, config)
     with left, right:
         return compare(left, right, Budget.of(memory, workers), progress)
@@ -101,6 +105,8 @@ def diff(
     progress: Progress | None = None,
 ) -> list[Change]:
     """How much each tensor changed between two checkpoints of one model."""
+    from intarsia.checking.compare import changes
+
     left, right = _pair(a, b, config)
     with left, right:
         return changes(left, right, Budget.of(memory, workers), progress)

@@ -71,7 +71,16 @@ def test_inspect_says_what_a_checkpoint_is(root: Path) -> None:
     assert "llama" in answer.out
     assert answer.err == ""
     document = intarsia("inspect", root / "dcp", "--json").json
-    wanted = {"format", "family", "tensors", "parameters", "bytes", "dtypes", "complete", "problems"}
+    wanted = {
+        "format",
+        "family",
+        "tensors",
+        "parameters",
+        "bytes",
+        "dtypes",
+        "complete",
+        "problems",
+    }
     assert wanted <= document.keys()
     count = sum(x.numel() for x in model(CONFIG).values())
     assert document["format"] == "dcp"

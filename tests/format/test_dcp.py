@@ -40,7 +40,9 @@ def matrix() -> dict[str, torch.Tensor]:
     for k, dtype in enumerate(DTYPES):
         name = str(dtype).removeprefix("torch.")
         for shape in ((), (0,), (5,), (3, 0), (7, 5), (2, 3, 5)):
-            found[f"{name}.{'x'.join(map(str, shape)) or 'scalar'}"] = random_tensor(shape, dtype, k)
+            found[f"{name}.{'x'.join(map(str, shape)) or 'scalar'}"] = random_tensor(
+                shape, dtype, k
+            )
     return found
 
 
@@ -99,7 +101,12 @@ def test_objects_beside_tensors_arrive_as_the_bytes_they_were(
     assert read_manifest(tmp_path / "hf").entries.keys() == manifest.entries.keys()
     intarsia.convert(tmp_path / "hf", tmp_path / "back", to="dcp", mesh="fsdp=2")
     target = {name: torch.zeros_like(x) for name, x in tensors.items()}
-    target |= {"epoch": None, "names": [None, None], "text": "", "nested": dict.fromkeys(OBJECTS["nested"])}
+    target |= {
+        "epoch": None,
+        "names": [None, None],
+        "text": "",
+        "nested": dict.fromkeys(OBJECTS["nested"]),
+    }
     dcp.load(target, checkpoint_id=tmp_path / "back", no_dist=True)
     assert {name: target[name] for name in OBJECTS} == OBJECTS
     assert_same({n: target[n] for n in tensors}, tensors)
@@ -285,6 +292,6 @@ def test_metadata_with_a_wrong_element_type_is_refused(sharded: Path) -> None:
     described = dcp.FileSystemReader(sharded).read_metadata()
     described.state_dict_metadata["model.norm.weight"].properties.dtype = torch.float16
     (sharded / ".metadata").write_bytes(pickle.dumps(described))
-    with pytest.raises(FormatError, match="the metadata says F16 .*the archive holds BF16"):
+    with pytest.raises(FormatError, match=r"the metadata says F16 .*the archive holds BF16"):
         intarsia.convert(sharded, sharded.parent / "out", to="hf")
     assert not (sharded.parent / "out").exists()

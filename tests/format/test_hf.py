@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import intarsia
-from intarsia.errors import CoverageError, FamilyError, FormatError
+from intarsia.errors import CoverageError, FamilyError, FormatError, UsageError
 from intarsia.formats import read_manifest
 from tests.checkpoints import (
     DTYPES,
@@ -38,7 +40,9 @@ def matrix() -> dict[str, torch.Tensor]:
     for k, dtype in enumerate(DTYPES):
         name = str(dtype).removeprefix("torch.")
         for shape in ((), (0,), (5,), (3, 0), (7, 5), (2, 3, 5)):
-            found[f"{name}.{'x'.join(map(str, shape)) or 'scalar'}"] = random_tensor(shape, dtype, k)
+            found[f"{name}.{'x'.join(map(str, shape)) or 'scalar'}"] = random_tensor(
+                shape, dtype, k
+            )
     return found
 
 
@@ -57,7 +61,10 @@ def test_every_element_type_and_shape_goes_to_dcp_and_back(
 
 
 def test_a_non_contiguous_tensor_is_read_as_safetensors_stored_it(tmp_path: Path) -> None:
-    tensors = {"w": torch.randn(5, 7).t().contiguous(), "v": torch.randn(4, 6)[::2, 1:].contiguous()}
+    tensors = {
+        "w": torch.randn(5, 7).t().contiguous(),
+        "v": torch.randn(4, 6)[::2, 1:].contiguous(),
+    }
     src = write_hf(tmp_path / "hf", tensors)
     intarsia.convert(src, tmp_path / "dcp", to="dcp", mesh="tp=2")
     assert_same(read_dcp(tmp_path / "dcp"), tensors)
@@ -92,7 +99,7 @@ def test_numbered_files_need_no_index(tmp_path: Path) -> None:
 def test_several_files_without_an_index_are_refused(tmp_path: Path) -> None:
     for name in ("a", "b"):
         save_file({name: torch.zeros(2)}, tmp_path / f"{name}.safetensors")
-    with pytest.raises(FormatError, match="holds 2 safetensors files and no index: a.safetensors"):
+    with pytest.raises(FormatError, match=r"holds 2 safetensors files and no index: a.safetensors"):
         intarsia.open(tmp_path)
 
 
@@ -144,7 +151,9 @@ def test_an_index_and_a_file_that_disagree_are_refused(sharded: Path, what: str)
         intarsia.open(sharded)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "not json", '{"weight_map": []}', "null", '{"weight_map": 3}'])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "not json", '{"weight_map": []}', "null", '{"weight_map": 3}']
+)
 def test_an_index_without_a_map_is_refused(sharded: Path, text: str) -> None:
     (sharded / INDEX).write_text(text)
     with pytest.raises(FormatError, match="weight_map"):
@@ -154,7 +163,7 @@ def test_an_index_without_a_map_is_refused(sharded: Path, text: str) -> None:
 def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
     for k in (1, 2):
         save_file({"a": torch.zeros(2)}, tmp_path / f"model-{k:05d}-of-00002.safetensors")
-    with pytest.raises(FormatError, match="'a' is in model-00001-of-00002.safetensors and in"):
+    with pytest.raises(FormatError, match=r"'a' is in model-00001-of-00002.safetensors and in"):
         intarsia.open(tmp_path)
 
 
@@ -282,3 +291,40 @@ def test_a_checkpoint_of_transformers_is_read_by_slices(tmp_path: Path) -> None:
         assert opened.read_bytes <= 4 * truth[name].shape[1] * truth[name].element_size()
         assert opened[name].shape == tuple(truth[name].shape)
         assert opened[name].dtype == truth[name].dtype
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory):
+    tensor = random_tensor((5, 4, 6), torch.bfloat16)
+    src = write_hf(tmp_path_factory.mktemp("small") / "hf", {"w": tensor})
+    with intarsia.open(src) as opened:
+        yield opened["w"], tensor
+
+
+@st.composite
+def indices(draw: st.DrawFn) -> tuple:
+    """Any basic index with unit steps of a tensor of shape (5, 4, 6)."""
+    items: list = []
+    for n in (5, 4, 6)[: draw(st.integers(0, 3))]:
+        ends = st.none() | st.integers(-n - 2, n + 2)
+        items.append(draw(st.integers(-n, n - 1) | st.builds(slice, ends, ends)))
+    if len(items) < 3 and draw(st.booleans()):
+        return (*items, ...)
+    return tuple(items)
+
+
+@settings(max_examples=100, deadline=None)
+@given(indices())
+def test_an_index_gives_what_torch_gives(small, index: tuple) -> None:
+    lazy, tensor = small
+    assert_same({"": lazy[index]}, {"": tensor[index]})
+
+
+def test_an_index_that_makes_no_sense_is_refused(small) -> None:
+    lazy, _ = small
+    for index in (5, -6, (0, 4)):
+        with pytest.raises(IndexError, match="is outside axis"):
+            lazy[index]
+    for index in ((0, 0, 0, 0), (..., ...), slice(None, None, 2)):
+        with pytest.raises(UsageError):
+            lazy[index]

@@ -72,7 +72,7 @@ def test_an_unknown_family_is_carried_name_by_name(tmp_path: Path) -> None:
 def test_two_tensors_of_one_logical_name_are_refused(tmp_path: Path) -> None:
     tensors = {"module." + name: x for name, x in model(CONFIG).items()}
     src = write_hf(tmp_path / "hf", tensors | {"model.norm.weight": torch.zeros(20)}, CONFIG)
-    with pytest.raises(FamilyError, match="are both `model.norm.weight`"):
+    with pytest.raises(FamilyError, match=r"are both `model.norm.weight`"):
         intarsia.open(src)
 
 

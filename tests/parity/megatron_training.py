@@ -46,7 +46,7 @@ def main(checkpoint: str, config: str, out: str, sharding: str, bucket: str, *si
     )
     model_parallel_cuda_manual_seed(1)
     hf = json.loads(Path(config).read_text())
-    model = build(hf, hf["vocab_size"], tp, pp, ep, torch.bfloat16)
+    model = build(hf, hf["vocab_size"], tp, pp, ep, torch.bfloat16).bfloat16()
     load(model, checkpoint)
     wrapped = DistributedDataParallel(
         model.config,

@@ -114,6 +114,15 @@ def test_neighbouring_copies_are_read_together(folder, monkeypatch: pytest.Monke
     assert calls == [("a", 0)]
 
 
+def test_bytes_that_several_copies_need_are_read_once(folder, monkeypatch) -> None:
+    monkeypatch.setattr(gathering, "DIRECT_BYTES", 64)
+    dtype, run = BY_NAME["U8"], Piece("", 0, 0, (Loop(10_000, 1, 1),))
+    fills = [Fill("a", k, run, dtype, dtype, np.zeros(10_000, np.uint8)) for k in (0, 0, 500)]
+    assert gather(folder, fills) == 10_500
+    for fill in fills:
+        assert fill.buffer.tobytes() == folder.read("a", fill.base_bytes, 10_000)
+
+
 def test_a_copy_can_cast_on_the_way(folder) -> None:
     torch = pytest.importorskip("torch")
     src, dst = BY_NAME["BF16"], BY_NAME["F32"]

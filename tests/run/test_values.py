@@ -49,7 +49,9 @@ def test_a_cast_keeps_the_shape(shape: tuple[int, ...]) -> None:
 
 def test_a_cast_reads_strided_bits() -> None:
     numbers = torch.randn(6, 8)
-    found = cast(raw(numbers, BY_NAME["F32"]).reshape(6, 8)[::2, 1::3], BY_NAME["F32"], BY_NAME["BF16"])
+    found = cast(
+        raw(numbers, BY_NAME["F32"]).reshape(6, 8)[::2, 1::3], BY_NAME["F32"], BY_NAME["BF16"]
+    )
     assert found.tobytes() == bits(numbers[::2, 1::3].to(torch.bfloat16))
 
 

@@ -243,7 +243,9 @@ def test_every_file_and_folder_is_synced_before_it_is_visible(tmp_path: Path, mo
     honest = os.fsync
 
     def watch(fd: int) -> None:
-        assert not (tmp_path / "out").exists() or os.readlink(f"/proc/self/fd/{fd}") == str(tmp_path)
+        assert not (tmp_path / "out").exists() or os.readlink(f"/proc/self/fd/{fd}") == str(
+            tmp_path
+        )
         synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
         honest(fd)
 

@@ -9,6 +9,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
+# One thread for NumPy's linear algebra, which no command needs: starting more costs time on wide machines.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from intarsia import __version__
 from intarsia.cli import convert, demo, diff, explain, inspect, plan, verify
 from intarsia.cli.output import OUTPUT

@@ -5,23 +5,21 @@ beginning at a multiple of 64 elements, and cuts the buffer into buckets.  A buc
 one flat tensor.  Nothing says which parameter is where; but every parameter and every gap is a
 chunk of its own, so an order of the parameters is right only where each of them begins and ends
 with a chunk and the last one ends the last bucket.  We try the orders that Megatron's modules
-have, and take the one that fits.
+have; exactly one must fit.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from intarsia.dtypes import DType
 from intarsia.errors import FormatError
 from intarsia.family import Param
 from intarsia.format.dcp_metadata import TensorRecord
-from intarsia.format.megatron_common import whole
 from intarsia.format.megatron_keys import Key
 from intarsia.format.megatron_optimizer import kind_of, state_row
 from intarsia.format.megatron_order import SPECS, Parameter, parameters_of
@@ -71,28 +69,50 @@ def is_bucket(name: str) -> bool:
 
 
 def read_buckets(
-    records: Sequence[TensorRecord],
-    params: Sequence[tuple[Param, DType]],
-    args: Mapping[str, Any],
-    where: str,
+    records: Sequence[TensorRecord], model: Sequence[Stored], where: str
 ) -> list[Stored]:
     """The state of every parameter, as parts of the buckets that hold it.
 
-    `params` are the model's parameters and their types, layer by layer and expert by expert.
+    `model` are the model's tensors, layer by layer and expert by expert.  Their chunks tell how
+    many ranks tensor parallelism had, and so the number of groups that of pipeline stages.
     """
     by_link = _buffers(records)
-    if len(by_link) > 2 or {*by_link} - {0, 1}:
+    if {*by_link} - {0, 1}:
         raise FormatError(f"{where} has the state of {len(by_link)} optimizers", hint=_HINT)
     found: list[Stored] = []
+    tp, etp = (_cuts([s for s in model if s.rule.is_expert == e]) for e in (False, True))
+    pp = ep = 1
     for link, by_type in sorted(by_link.items()):
         experts = bool(link)
         # Without expert parallelism the experts are in the buffers of all other parameters.
-        held = [(p, d) for p, d in params if len(by_link) == 1 or p.rule.is_expert == experts]
+        held = [s for s in model if len(by_link) == 1 or s.rule.is_expert == experts]
+        places = [place for buffers in by_type.values() for place in buffers]
+        groups, chunks = (1 + max(axis) for axis in zip(*places, strict=True))
+        if experts:
+            ep = groups // (etp * pp)
+        else:
+            pp = groups // tp
+        grid = Grid(etp if experts else tp, etp, ep if experts else 1, pp, chunks)
+        if grid.size != groups:
+            raise FormatError(
+                f"{where} has optimizer state of {groups} ranks, its tensors are cut for {grid}",
+                hint=_HINT,
+            )
         for kind, buffers in by_type.items():
-            alone = len(by_type) == 1
-            of_kind = [p for p, d in held if alone or d.torch == kind]
-            found += _read(buffers, of_kind, args, experts, where)
+            params = [s for s in held if len(by_type) == 1 or s.dtype.torch == kind]
+            rows = [Param(s.name, s.layout, s.rule, s.shift) for s in params]
+            found += _read(buffers, rows, grid, where)
     return found
+
+
+def _cuts(model: Sequence[Stored]) -> int:
+    """Into how many parts tensor parallelism has cut the tensors that it cuts."""
+    counts = Counter(
+        len({c.box.offsets[s.rule.tp] for c in s.chunks})
+        for s in model
+        if s.rule.tp is not None and "linear_fc1." not in s.name
+    )
+    return counts.most_common(1)[0][0] if counts else 1
 
 
 _HINT = "save with --dist-ckpt-optim-fully-reshardable, or convert with --optimizer drop"
@@ -132,6 +152,10 @@ class Grid:
     pp: int
     chunks: int
 
+    @property
+    def size(self) -> int:
+        return self.tp * self.ep * self.pp
+
     def groups(self, stage: int) -> Iterator[tuple[int, int, int]]:
         """The group, and its place in tensor and expert parallelism, of every rank of a stage."""
         for e in range(self.ep):
@@ -139,52 +163,27 @@ class Grid:
                 yield (stage * self.ep + e) * self.tp + t, t, e
 
 
-def _grids(buffers: Buffers, args: Mapping[str, Any], experts: bool) -> list[Grid]:
-    """The grids that have as many ranks as there are groups; what the arguments say comes first."""
-    groups = 1 + max(place.group for place in buffers)
-    chunks = 1 + max(place.chunk for place in buffers)
-    tp, etp = whole(args, "tensor_model_parallel_size"), whole(args, "expert_tensor_parallel_size")
-    said = {
-        "tp": etp if experts else tp,
-        "etp": etp,
-        "ep": whole(args, "expert_model_parallel_size") if experts else 1,
-        "pp": whole(args, "pipeline_model_parallel_size"),
-    }
-    divisors = [n for n in range(1, groups + 1) if groups % n == 0]
-    found = [
-        Grid(tp, etp, ep, groups // (tp * ep), chunks)
-        for tp in divisors
-        for etp in ((tp,) if experts else dict.fromkeys((tp, 1)))
-        for ep in (divisors if experts else (1,))
-        if groups % (tp * ep) == 0
-    ]
-
-    def contradicts(grid: Grid) -> int:
-        return sum(n is not None and getattr(grid, axis) != n for axis, n in said.items())
-
-    return sorted(found, key=contradicts)
-
-
-def _read(
-    buffers: Buffers, params: Sequence[Param], args: Mapping[str, Any], experts: bool, where: str
-) -> Iterator[Stored]:
-    for grid in _grids(buffers, args, experts):
-        for spec in SPECS:
-            placed = _fit_all(buffers, parameters_of(params, spec), grid)
-            if placed is not None:
-                for buckets, rank, entries in placed:
-                    yield from _stored(buckets, rank, entries)
-                return
-    raise FormatError(
-        f"{where}: no order of the {len(params):,} parameters fits the {len(buffers)} buffers of"
-        f" the {'experts' if experts else 'dense'} optimizer",
-        hint=_HINT,
-    )
+def _read(buffers: Buffers, rows: Sequence[Param], grid: Grid, where: str) -> Iterator[Stored]:
+    fits: dict[Any, list[_Placed]] = {}
+    for spec in SPECS:
+        placed = _fit_all(buffers, parameters_of(rows, spec), grid)
+        if placed is not None:
+            order = tuple((e.name, e.bucket, e.start) for _, _, entries in placed for e in entries)
+            fits[order] = placed
+    if len(fits) != 1:
+        raise FormatError(
+            f"{where}: {len(fits) or 'no'} orders of {len(rows):,} parameters fit the optimizer's"
+            f" {len(buffers)} buffers ({grid})",
+            hint=_HINT,
+        )
+    for buckets, rank, entries in next(iter(fits.values())):
+        yield from _stored(buckets, rank, entries)
 
 
 class Entry(NamedTuple):
     """A parameter in a bucket; it has no row where another rank's copy is the one that is read."""
 
+    name: str
     row: Param | None
     bucket: int
     start: int
@@ -251,7 +250,7 @@ def _fit(params: list[tuple[Param, bool]], buckets: list[Bucket]) -> list[Entry]
             return None
         if not {start, start + size} <= buckets[bucket].cuts:
             return None
-        entries.append(Entry(None if copied else row, bucket, start, size))
+        entries.append(Entry(row.name, None if copied else row, bucket, start, size))
         at = start + size
         if at == buckets[bucket].size:
             bucket, at = bucket + 1, 0
@@ -272,7 +271,7 @@ def _local(p: Parameter, grid: Grid, t: int, e: int) -> tuple[Param, bool] | Non
 
 
 def _stored(buckets: list[Bucket], rank: str, entries: list[Entry]) -> Iterator[Stored]:
-    for row, bucket, start, size in entries:
+    for _, row, bucket, start, size in entries:
         if row is None:
             continue
         flat = Param(row.name, row.layout.reshape(-1), Rule(layer=row.rule.layer), row.shift)

@@ -33,6 +33,7 @@ METADATA = ".metadata"
 COMMON_FILE = "common.pt"
 COMMON_OBJECT = "common_state/shard_0_1"
 RELEASE = "release"
+RUN_CONFIG = "run_config.yaml"
 _ITERATION = re.compile(r"^iter_(\d{7,})$")
 
 
@@ -71,13 +72,6 @@ def _candidates(path: Path) -> list[Path]:
 
 def _is_legacy(folder: Path) -> bool:
     return any(folder.glob("mp_rank_0*"))
-
-
-def iteration_of(folder: Path, common: Mapping[str, Any]) -> int:
-    """The training step that a checkpoint was saved at."""
-    named = _ITERATION.match(folder.name)
-    said = common.get("iteration")
-    return said if isinstance(said, int) else int(named[1]) if named else 0
 
 
 def _is_torch_dist(folder: Path) -> bool:
@@ -129,6 +123,31 @@ def arguments_of(common: Mapping[str, Any]) -> Mapping[str, Any]:
     """The arguments of the run that saved a checkpoint, as plain fields."""
     args = common.get("args")
     return args.fields if isinstance(args, Inert) else args if isinstance(args, dict) else {}
+
+
+def read_run_config(folder: Folder) -> dict[str, Any]:
+    """The model's plain settings in the `run_config.yaml` that Megatron-Bridge leaves behind."""
+    if not (folder.root / RUN_CONFIG).is_file():
+        return {}
+    text = folder.read_all(RUN_CONFIG).decode("utf-8", "replace")
+    section = re.search(r"^model:\n((?:[ -].*\n?|\n)*)", text, re.MULTILINE)
+    lines = section[1].splitlines() if section else []
+    found = (re.match(r"^  (\w+): (\S.*)$", line) for line in lines)
+    return {line[1]: _scalar(line[2]) for line in found if line}
+
+
+def _scalar(word: str) -> Any:
+    if word in _WORDS:
+        return _WORDS[word]
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word.strip("'\"")
+
+
+_WORDS = {"null": None, "true": True, "false": False}
 
 
 def whole(args: Mapping[str, Any], name: str) -> int | None:

@@ -58,16 +58,17 @@ class _Seen:
 def config_from_arguments(
     args: Mapping[str, Any], metadata: Metadata, notes: list[str]
 ) -> Config | None:
-    """A hub configuration of the stored model; None, with a note, where it cannot be told."""
+    """A hub configuration of the stored model, with a note; None where it cannot be told."""
     seen, heads = _Seen(metadata), whole(args, "num_attention_heads")
     family = _family(seen)
     embedding, qkv = seen.shape("word_embeddings.weight"), seen.shape("linear_qkv.weight")
     if family is None or heads is None or not embedding or not seen.layers:
-        notes.append(
-            "the stored tensors and arguments do not tell the model's family; give --config"
-        )
         return None
     vocab, hidden = embedding
+    notes.append(
+        f"config.json is made from Megatron's arguments: a {family} with {heads} heads; give"
+        " --config to have the model's own"
+    )
     padded = whole(args, "vocab_size") is None
     if padded:
         notes.append(

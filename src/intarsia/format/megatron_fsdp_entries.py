@@ -123,14 +123,18 @@ def common_of(entries: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def _groups(held: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The different groups of parameters, each once, in the order of their first parameter."""
+    """The different groups of parameters, each once, in the order of their first parameter.
+
+    Megatron-FSDP has one optimizer for all; `torch_dist` keeps the experts' groups apart.
+    """
     of_param: dict[str, dict[str, Any]] = {}
     for name, value in held.items():
         if found := group_of(name):
             of_param.setdefault(found[0], {})[found[1]] = value
     groups: list[dict[str, Any]] = []
-    for fields in of_param.values():
-        ordered = dict(sorted(fields.items()))
+    for name, fields in of_param.items():
+        expert = {"is_expert_parallel": True} if ".experts.experts." in name else {}
+        ordered = dict(sorted((fields | expert).items()))
         if ordered not in groups:
             groups.append(ordered)
     return groups

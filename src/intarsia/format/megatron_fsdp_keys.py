@@ -126,12 +126,37 @@ class FsdpRows:
         known = self.known(name)
         if known is None:
             return None
-        key = Key.parse(known)
-        row = self.rows.row(key)
-        parts = self._parts.get(known, []) if row is None else gated_parts(row, key)
+        row, parts = self._found(known)
         if parts:
             row = _by_rank(known, parts, tp.of(parts[0], name))
         assert row is not None
+        return self._shaped(replace(row, name=known), name, shape)
+
+    def local(self, name: str, shape: Shape, tp: int, rank: int) -> Param | None:
+        """What one tensor-parallel rank holds of a live parameter whose part there has `shape`."""
+        known = self.known(name)
+        if known is None:
+            return None
+        row, parts = self._found(known)
+        if parts:
+            layout = concat([shard(_even(p, tp).layout, tp, rank) for p in parts])
+            row = Param(known, layout, parts[0].rule, parts[0].shift)
+            return self._shaped(row, name, shape)
+        assert row is not None
+        axis = row.rule.tp
+        if axis is not None and tp > 1:
+            whole = (*shape[:axis], shape[axis] * tp, *shape[axis + 1 :])
+            row = padded(row, whole)
+            row = replace(row, layout=shard(row.layout, tp, rank, axis))
+        return self._shaped(replace(row, name=known), name, shape)
+
+    def _found(self, known: str) -> tuple[Param | None, list[Param]]:
+        """The row of a name, and the parts of it that tensor parallelism cuts one by one."""
+        key = Key.parse(known)
+        row = self.rows.row(key)
+        return row, self._parts.get(known, []) if row is None else gated_parts(row, key)
+
+    def _shaped(self, row: Param, name: str, shape: Shape) -> Param:
         row = padded(row, shape)
         if row.layout.shape != shape:
             raise FamilyError(
@@ -139,7 +164,7 @@ class FsdpRows:
                 f" {list(row.layout.shape)}",
                 hint="the configuration is another model's, or the tensor is damaged",
             )
-        return replace(row, name=known)
+        return row
 
 
 class TensorParallel(NamedTuple):
@@ -180,14 +205,17 @@ def is_fc1(key: Key) -> bool:
 
 def _by_rank(name: str, parts: Sequence[Param], tp: int) -> Param:
     """Parts one after the other on every rank, and rank after rank."""
-    for part in parts:
-        if part.layout.shape[0] % tp:
-            raise FamilyError(
-                f"`{part.name}` has {part.layout.shape[0]} rows, which {tp} tensor-parallel ranks"
-                " do not divide"
-            )
-    ranks: list[Layout] = [shard(p.layout, tp, rank) for rank in range(tp) for p in parts]
+    ranks: list[Layout] = [shard(_even(p, tp).layout, tp, r) for r in range(tp) for p in parts]
     return Param(name, concat(ranks), parts[0].rule, parts[0].shift)
+
+
+def _even(part: Param, tp: int) -> Param:
+    if part.layout.shape[0] % tp:
+        raise FamilyError(
+            f"`{part.name}` has {part.layout.shape[0]} rows, which {tp} tensor-parallel ranks do"
+            " not divide"
+        )
+    return part
 
 
 def spellings(name: str) -> Iterator[str]:

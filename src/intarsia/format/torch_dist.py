@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.errors import FamilyError, FormatError
-from intarsia.family import Param, Table, table_for
+from intarsia.family import Table, table_for
 from intarsia.format import dcp
 from intarsia.format.base import Arrangement, Located, WriteOptions
 from intarsia.format.dcp import METADATA, check_files, stored_of
@@ -28,6 +28,7 @@ from intarsia.format.megatron_common import (
     find_checkpoint,
     looks_like_megatron,
     read_common,
+    read_run_config,
 )
 from intarsia.format.megatron_config import config_from_arguments
 from intarsia.format.megatron_keys import Key, MegatronRows
@@ -58,7 +59,7 @@ class TorchDist:
         with Folder(root) as folder:
             metadata = read_metadata(folder.read_all(METADATA), str(root / METADATA))
             sizes = check_files(folder, metadata)
-            args = arguments_of(read_common(folder, metadata))
+            args = arguments_of(read_common(folder, metadata)) or read_run_config(folder)
             entries = _entries(folder, metadata)
         home = next((p for p in (root, root.parent) if (p / "config.json").is_file()), None)
         notes: list[str] = []
@@ -148,17 +149,15 @@ def _named(
         for s in found.stored.values():
             found.logical[s.name] = Logical(s.name, s.shape, s.dtype)
         why = f"model_type {config.get('model_type')!r} has no table" if config else (
-            "no model configuration, and the stored arguments do not tell the family"
+            "no config.json, and the stored arguments do not tell the family"
         )
-        found.notes = (f"{why}: each stored tensor is carried name by name",)
+        found.notes = (f"{why}: each stored tensor is carried name by name; --config gives one",)
         return found
-    _with_table(found, metadata, table, args, where)
+    _with_table(found, metadata, table, where)
     return found
 
 
-def _with_table(
-    found: _Found, metadata: Metadata, table: Table, args: Mapping[str, Any], where: str
-) -> None:
+def _with_table(found: _Found, metadata: Metadata, table: Table, where: str) -> None:
     rows = MegatronRows(table)
     unknown: list[str] = []
     for record in metadata.tensors.values():
@@ -177,10 +176,7 @@ def _with_table(
         )
     buckets = [r for r in metadata.tensors.values() if is_bucket(r.name)]
     if buckets:
-        params = [
-            (Param(s.name, s.layout, s.rule, s.shift), s.dtype) for s in found.stored.values()
-        ]
-        for stored in read_buckets(buckets, params, args, where):
+        for stored in read_buckets(buckets, list(found.stored.values()), where):
             found.add(stored)
         found.notes = ("optimizer state is read out of Megatron's buckets, where it fits exactly",)
     found.family = table.family

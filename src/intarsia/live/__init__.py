@@ -1,0 +1,1 @@
+"""Live models and state dicts: torch's own objects, seen through layouts."""

@@ -1,0 +1,157 @@
+"""Loading a checkpoint of any format into Megatron-FSDP's parameters and optimizer states.
+
+Each rank reads the bytes of its own slices and nothing else; no rank waits for another, so a
+rank that holds nothing of a parameter has nothing to do.  Main weights are filled from the
+checkpoint's main weights where it has them, with all of their precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from intarsia.checkpoint import Checkpoint, as_torch
+from intarsia.dtypes import BY_TORCH
+from intarsia.errors import CoverageError, FamilyError
+from intarsia.family import Param, table_for
+from intarsia.format.megatron_fsdp_keys import FsdpRows, canonical
+from intarsia.layout import Layout
+from intarsia.live.megatron_item import Item, is_dtensor
+from intarsia.mesh import Box
+
+MASTER, STEP = "master", "step"
+Name = Callable[[str], str]
+
+
+@dataclass
+class Loaded:
+    """What a load filled, and what it left as the caller had it."""
+
+    filled: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        kept = f", kept as they were: {', '.join(self.kept)}" if self.kept else ""
+        return f"{len(self.filled)} tensors filled{kept}"
+
+
+def load_parameters(
+    checkpoint: Checkpoint,
+    params: Mapping[str, Any],
+    states: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    name_of: Name = canonical,
+    zero_centered: bool | None = None,
+) -> Loaded:
+    """Fill a model's parameters, and their states where given, each rank its own slices.
+
+    `name_of` gives the global name of a local one, where expert parallelism numbers experts anew.
+    `zero_centered` is Megatron's `layernorm_zero_centered_gamma` of the model that is filled.
+    """
+    table = table_for(checkpoint.config, zero_centered=zero_centered)
+    if table is None:
+        raise FamilyError(
+            f"the model family of {checkpoint.manifest.path} is not known",
+            hint="open it with its config.json",
+        )
+    loader = _Loader(checkpoint, FsdpRows(table))
+    for name, param in params.items():
+        item, bare = Item.of(param), _bare(name_of(name))
+        loader.weight(name, bare, item, param)
+        for kind, value in (states or {}).get(name, {}).items():
+            loader.state(name, bare, item, kind, value)
+    if loader.missing:
+        shown = ", ".join(loader.missing[:4])
+        raise CoverageError(
+            f"{len(loader.missing)} tensors have no source in {checkpoint.manifest.path}: {shown}",
+            hint="use the model's own checkpoint, or leave the optimizer state out",
+        )
+    for fill in loader.fills:
+        fill()
+    return loader.loaded
+
+
+def load_entries(found: Mapping[str, Any], state: dict[str, Any]) -> Loaded:
+    """Take top-level values that a checkpoint holds; those that it lacks stay the caller's.
+
+    `found` are the checkpoint's values by name; converted checkpoints often hold none.
+    """
+    loaded = Loaded()
+    for name in state:
+        if name in ("model", "optimizer"):
+            continue
+        if name in found:
+            state[name] = found[name]
+            loaded.filled.append(name)
+        else:
+            loaded.kept.append(name)
+    return loaded
+
+
+def _bare(name: str) -> str:
+    while name.startswith("module."):
+        name = name.removeprefix("module.")
+    return canonical(name)
+
+
+class _Loader:
+    """Everything is found first; the first byte is read when nothing is missing."""
+
+    def __init__(self, checkpoint: Checkpoint, rows: FsdpRows) -> None:
+        self.checkpoint, self.rows = checkpoint, rows
+        self.fills: list[Callable[[], None]] = []
+        self.missing: list[str] = []
+        self.loaded = Loaded()
+
+    def weight(self, name: str, bare: str, item: Item, param: Any) -> None:
+        row = self.rows.local(bare, item.shape, item.tp, item.tp_rank)
+        if row is None:
+            self.missing.append(name)
+            return
+        masters = [f"optimizer.{MASTER}.{n}" for n in row.layout.tensors]
+        layout = row.layout
+        if all(n in self.checkpoint for n in masters):
+            layout = layout.rename(f"optimizer.{MASTER}.".__add__)
+        self._fill(name, layout, row.shift, item, param)
+
+    def state(self, name: str, bare: str, item: Item, kind: str, value: Any) -> None:
+        row = self.rows.local(bare, item.shape, item.tp, item.tp_rank)
+        if row is None or not hasattr(value, "ndim"):
+            self.loaded.kept.append(f"{name}.{kind}")
+            return
+        if kind == STEP or not value.ndim:
+            self._fill(f"{name}.{kind}", *_counter(row, kind), Item((), 0, 1), value)
+            return
+        layout = row.layout.rename(f"optimizer.{kind}.".__add__)
+        self._fill(f"{name}.{kind}", layout, 0.0, item, value)
+
+    def _fill(self, name: str, layout: Layout, shift: float, item: Item, value: Any) -> None:
+        if any(n not in self.checkpoint for n in layout.tensors):
+            self.missing.append(name)
+            return
+        local = value.to_local() if is_dtensor(value) else value
+        if local.numel() != item.size:
+            raise CoverageError(
+                f"`{name}` has {local.numel():,} elements on this rank, its slice"
+                f" [{item.start}, {item.stop}) has {item.size:,}"
+            )
+        self.loaded.filled.append(name)
+        if not item.size:
+            return
+        part = layout.reshape(-1).narrow(0, item.start, item.stop)
+        dtype = BY_TORCH[str(local.dtype).removeprefix("torch.")]
+
+        def fill() -> None:
+            import torch
+
+            raw = self.checkpoint.read_box(part, Box.whole(part.shape), dtype)
+            found = as_torch(raw, dtype, tuple(local.shape))
+            with torch.no_grad():
+                local.copy_(found.float() + shift if shift else found)
+
+        self.fills.append(fill)
+
+
+def _counter(row: Param, kind: str) -> tuple[Layout, float]:
+    return Layout.of(f"optimizer.{kind}.{row.layout.tensors[0]}", ()), 0.0

@@ -1,0 +1,64 @@
+"""Checkpoints of real FSDP2 x tensor-parallel processes, read whole; and ours, read by them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+import intarsia
+from tests.checkpoints import assert_same, python, read_hf
+from tests.distributed.trainer import CONFIG
+
+TRAINER = Path(__file__).with_name("trainer.py")
+
+
+def torchrun(*words: object) -> None:
+    done = python(
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 4, TRAINER, *words
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What four ranks saved (`saved`), and the whole tensors that it should hold (`truth`)."""
+    folder = tmp_path_factory.mktemp("trained")
+    torchrun("save", folder)
+    return folder
+
+
+def split(tensors: dict) -> tuple[dict, dict]:
+    """Weights, and optimizer state."""
+    state = {name: x for name, x in tensors.items() if name.startswith("optimizer.")}
+    return {name: x for name, x in tensors.items() if name not in state}, state
+
+
+def test_what_ranks_saved_becomes_hugging_face_with_its_optimizer(trained: Path) -> None:
+    weights, state = split(load_file(trained / "truth.safetensors"))
+    assert len(weights) == 21
+    assert len(state) == 3 * len(weights)
+    intarsia.convert(trained / "saved", trained / "hf", to="hf", config=CONFIG)
+    assert_same(read_hf(trained / "hf"), weights)
+    assert_same(load_file(trained / "hf" / "optimizer" / "model.safetensors"), state)
+    assert intarsia.verify(trained / "saved", trained / "hf", config=CONFIG)
+
+
+def test_one_rank_of_another_mesh_reads_its_shard(trained: Path) -> None:
+    weights, _ = split(load_file(trained / "truth.safetensors"))
+    with intarsia.open(trained / "saved", config=CONFIG) as opened:
+        shard = opened.shard("tp=2,fsdp=3", rank=5)
+    gate = "model.layers.0.mlp.gate_proj.weight"
+    assert shard[gate].equal(weights[gate][35:42])
+    down = "model.layers.1.mlp.down_proj.weight"
+    assert shard[down].equal(weights[down][14:19, 21:])
+    assert shard[f"optimizer.exp_avg.{gate}"].shape == (7, 19)
+
+
+@pytest.mark.parametrize("mesh", ["tp=2,fsdp=3"])
+def test_what_we_wrote_loads_into_such_ranks(trained: Path, mesh: str) -> None:
+    intarsia.convert(trained / "saved", trained / "written", to="dcp", mesh=mesh, config=CONFIG)
+    torchrun("load", trained)
+    truth = load_file(trained / "truth.safetensors")
+    assert_same(load_file(trained / "loaded.safetensors"), truth)

@@ -1,0 +1,98 @@
+"""A conversion shared by several processes: the same bytes, and all fail if one does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import intarsia
+from tests.checkpoints import (
+    ROOT,
+    files_of,
+    leftovers,
+    llama_config,
+    model,
+    python,
+    random_tensor,
+    write_hf,
+)
+
+CONFIG = llama_config()
+
+PATCH = """
+import os
+
+if os.environ.get("RANK"):
+    from intarsia.run.budget import Budget
+
+    Budget.window_bytes = property(lambda self: 2048)
+if os.environ.get("RANK") == os.environ.get("BROKEN_RANK", "none"):
+    honest, count = os.pwritev, [0]
+
+    def full(*arguments):
+        count[0] += 1
+        if count[0] > 4:
+            raise OSError(28, os.strerror(28))
+        return honest(*arguments)
+
+    os.pwritev = full
+"""
+"""Small windows, so that every rank has work; and one rank whose disk is full."""
+
+
+@pytest.fixture
+def src(tmp_path: Path) -> Path:
+    extra = {
+        "flags": random_tensor((7,), torch.bool),
+        "big": random_tensor((90, 70), torch.float32),
+    }
+    return write_hf(tmp_path / "hf", model(CONFIG) | extra, CONFIG, files=2)
+
+
+def torchrun(tmp_path: Path, *words: object, ranks: int = 4, **changes: str):
+    patch = tmp_path / "patch"
+    patch.mkdir(exist_ok=True)
+    (patch / "sitecustomize.py").write_text(PATCH)
+    path = f"{patch}:{ROOT / 'src'}"
+    return python(
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, "-m", "intarsia",
+        *words, PYTHONPATH=path, **changes,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("to", ["dcp", pytest.param("hf", marks=pytest.mark.slow)])
+def test_four_processes_write_the_bytes_that_one_writes(src: Path, tmp_path: Path, to: str) -> None:
+    words = ["--to", to, "--mesh", "tp=2,fsdp=3", "--max-shard-size", "20kB"]
+    done = torchrun(tmp_path, "convert", src, tmp_path / "four", *words)
+    assert done.returncode == 0, done.stderr[-4000:]
+    intarsia.convert(
+        src, tmp_path / "one", to=to, mesh="tp=2,fsdp=3", max_shard_size="20kB", workers=1
+    )
+    assert files_of(tmp_path / "four") == files_of(tmp_path / "one")
+    assert done.stdout.count("done     ") == 1, "only the first rank speaks"
+    assert not leftovers(tmp_path)
+
+
+@pytest.mark.parametrize("broken", [pytest.param("0", marks=pytest.mark.slow), "2"])
+def test_a_rank_that_fails_fails_all_and_commits_nothing(
+    src: Path, tmp_path: Path, broken: str
+) -> None:
+    done = torchrun(
+        tmp_path, "convert", src, tmp_path / "out", "--to", "dcp", ranks=3, BROKEN_RANK=broken
+    )
+    assert done.returncode != 0
+    assert "No space left on device" in done.stderr
+    assert not (tmp_path / "out").exists()
+    assert not leftovers(tmp_path)
+
+
+def test_a_destination_that_exists_is_refused_by_all(src: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "precious").write_text("data")
+    done = torchrun(tmp_path, "convert", src, out, "--to", "dcp", ranks=2)
+    assert done.returncode != 0
+    assert files_of(out) == {"precious": b"data"}
+    assert not leftovers(tmp_path)

@@ -1,0 +1,162 @@
+"""A small Llama trained on FSDP2 x tensor parallel ranks; started by `torchrun`, not by pytest.
+
+trainer.py save FOLDER     trains two steps, saves with torch, and writes the whole tensors
+trainer.py load FOLDER     loads FOLDER/written with torch, and writes the whole tensors again
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 19,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "intermediate_size": 42,
+    "vocab_size": 46,
+    "tie_word_embeddings": False,
+}
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(19, 24, bias=False)
+        self.k_proj = nn.Linear(19, 12, bias=False)
+        self.v_proj = nn.Linear(19, 12, bias=False)
+        self.o_proj = nn.Linear(24, 19, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.o_proj(self.q_proj(x) * torch.cat([self.k_proj(x), self.v_proj(x)], -1))
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(19, 42, bias=False)
+        self.up_proj = nn.Linear(19, 42, bias=False)
+        self.down_proj = nn.Linear(42, 19, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(19)
+        self.self_attn = Attention()
+        self.post_attention_layernorm = nn.RMSNorm(19)
+        self.mlp = Mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(46, 19)
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.norm = nn.RMSNorm(19)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed_tokens(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x)
+
+
+class Llama(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Decoder()
+        self.lm_head = nn.Linear(19, 46, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(self.model(ids))
+
+
+def parallel(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The model on a mesh of two FSDP shards by two tensor-parallel ranks, and its optimizer."""
+    torch.manual_seed(seed)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    made = Llama()
+    column, row = ColwiseParallel(), RowwiseParallel()
+    for layer in made.model.layers:
+        plan = {f"self_attn.{n}_proj": column for n in "qkv"} | {"self_attn.o_proj": row}
+        plan |= {"mlp.gate_proj": column, "mlp.up_proj": column, "mlp.down_proj": row}
+        parallelize_module(layer, mesh["tp"], plan)
+        fully_shard(layer, mesh=mesh["dp"])
+    parallelize_module(made, mesh["tp"], {"lm_head": ColwiseParallel(output_layouts=Replicate())})
+    fully_shard(made, mesh=mesh["dp"])
+    return made, torch.optim.AdamW(made.parameters(), lr=0.01, foreach=False)
+
+
+def train(made: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    ids = torch.arange(24).reshape(2, 12) % 46
+    for _ in range(2):
+        made(ids).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def whole(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Every tensor unsharded; collective."""
+    return {
+        name: (x.full_tensor() if isinstance(x, DTensor) else x).detach().clone().contiguous()
+        for name, x in state.items()
+    }
+
+
+def write_truth(model: dict, optimizer: dict, folder: Path, name: str) -> None:
+    state = {
+        f"optimizer.{kind}.{param}": x
+        for param, held in optimizer["state"].items()
+        for kind, x in held.items()
+    }
+    found = whole(model | state)
+    if dist.get_rank() == 0:
+        save_file(found, folder / name)
+
+
+def main(what: str, folder: Path) -> None:
+    dist.init_process_group("gloo")
+    made, optimizer = parallel(seed=1 if what == "save" else 2)
+    if what == "save":
+        train(made, optimizer)
+        model, state = get_state_dict(made, optimizer)
+        dcp.save({"model": model, "optim": state}, checkpoint_id=folder / "saved")
+        write_truth(model, state, folder, "truth.safetensors")
+    else:
+        model, state = get_state_dict(made, optimizer)
+        target = {**model, "optimizer": state}
+        dcp.load(target, checkpoint_id=folder / "written")
+        optimizer_state = target.pop("optimizer")
+        set_state_dict(made, optimizer, model_state_dict=target, optim_state_dict=optimizer_state)
+        write_truth(*get_state_dict(made, optimizer), folder, "loaded.safetensors")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
