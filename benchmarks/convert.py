@@ -98,7 +98,9 @@ def main() -> None:
         us = (sys.executable, "-m", "intarsia", "convert", "--memory", "512MiB", "--quiet")
         jobs = {
             "cp -r": lambda: run("cp", "-r", f"{root}/hf", f"{root}/out"),
-            "hf -> dcp": lambda: run(*us, f"{root}/hf", f"{root}/out", "--to", "dcp", "--mesh", "tp=2,fsdp=3"),
+            "hf -> dcp": lambda: run(
+                *us, f"{root}/hf", f"{root}/out", "--to", "dcp", "--mesh", "tp=2,fsdp=3"
+            ),
             "dcp -> hf": lambda: run(*us, f"{root}/dcp", f"{root}/out", "--to", "hf"),
         }
         run(*us, f"{root}/hf", f"{root}/dcp", "--to", "dcp", "--mesh", "tp=2,fsdp=3")

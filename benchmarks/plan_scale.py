@@ -120,7 +120,9 @@ def main() -> None:
             f"{len(manifest.stored):,} tensors, {manifest.parameters / 1e12:.3f}T parameters,"
             f" family {manifest.family or 'unknown (name by name)'}; headers read in {opened:.2f} s"
         )
-        print(f"{'mesh':<22}{'ranks':>6}{'one rank s':>12}{'its bytes':>12}{'all ranks s':>13}{'proven':>8}")
+        print(
+            f"{'mesh':<22}{'ranks':>6}{'one rank s':>12}{'its bytes':>12}{'all ranks s':>13}{'proven':>8}"
+        )
         for text in ("ep=64,fsdp=1024", "fsdp=1024", "tp=8,pp=4,ep=32,fsdp=32", "pp=16,ep=64,tp=8"):
             mesh = Mesh.parse(text)
             ranks, wholes = [], []

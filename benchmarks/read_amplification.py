@@ -56,7 +56,9 @@ def read(who: str, folder: Path, ranks: int, axis: int) -> dict[str, int]:
         state = {}
         for name, shape in SHAPES.items():
             dim = min(axis, len(shape) - 1)
-            local = torch.empty([n // ranks if k == dim else n for k, n in enumerate(shape)], dtype=torch.bfloat16)
+            local = torch.empty(
+                [n // ranks if k == dim else n for k, n in enumerate(shape)], dtype=torch.bfloat16
+            )
             state[name] = DTensor.from_local(local, mesh, [Shard(dim)], run_check=False)
         needed = sum(t.to_local().numel() * 2 for t in state.values())
         before = rchar()
@@ -75,7 +77,9 @@ def read(who: str, folder: Path, ranks: int, axis: int) -> dict[str, int]:
         for name, shape in SHAPES.items():
             dim = min(axis, len(shape) - 1)
             lo, count = share(shape[dim], ranks, rank)
-            index = tuple(slice(lo, lo + count) if k == dim else slice(None) for k in range(len(shape)))
+            index = tuple(
+                slice(lo, lo + count) if k == dim else slice(None) for k in range(len(shape))
+            )
             part = checkpoint[name][index]
             needed += part.numel() * 2
     assert Box
@@ -97,14 +101,26 @@ def main() -> None:
             for ranks in (2, 8, 32):
                 figures = {}
                 for who in ("torch", "intarsia"):
-                    command = [sys.executable, __file__, "--ask", who, scratch, str(ranks), str(axis)]
+                    command = [
+                        sys.executable,
+                        __file__,
+                        "--ask",
+                        who,
+                        scratch,
+                        str(ranks),
+                        str(axis),
+                    ]
                     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-                    out = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+                    out = subprocess.run(
+                        command, check=True, capture_output=True, text=True, env=environment
+                    )
                     figures[who] = json.loads(out.stdout.strip().splitlines()[-1])
                 needed = figures["intarsia"]["needed"]
                 ratios = [figures[who]["read"] / needed for who in ("torch", "intarsia")]
                 print(f"{cut:<8}{ranks:>6}{needed / 1e6:>11.1f}{ratios[0]:>9.2f}{ratios[1]:>12.3f}")
-    print("bar: 1.05 x; bytes are rchar of the reading process, headers and imports after start included")
+    print(
+        "bar: 1.05 x; bytes are rchar of the reading process, headers and imports after start included"
+    )
 
 
 if __name__ == "__main__":

@@ -2,25 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from intarsia.collector import paused
 from intarsia.errors import FormatError, UsageError
 from intarsia.format.base import Format
-from intarsia.format.dcp import Dcp
-from intarsia.format.hf import Hf
 from intarsia.format.sides import read_config
 from intarsia.planning.manifest import Manifest
 
-FORMATS: Mapping[str, Format] = {f.name: f for f in (Dcp(), Hf())}
+_CLASSES = {
+    "torch_dist": "TorchDist",
+    "fsdp_dtensor": "FsdpDtensor",
+    "dcp": "Dcp",
+    "hf": "Hf",
+}
+"""Each format's class, in the file of its name; the more particular come first."""
+
+
+class Formats(Mapping[str, Format]):
+    """Every format by its name, imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> Format:
+        return _load(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_CLASSES)
+
+    def __len__(self) -> int:
+        return len(_CLASSES)
+
+
+FORMATS = Formats()
+
+
+@cache
+def _load(name: str) -> Format:
+    module = import_module(f"intarsia.format.{name}")
+    found: Format = getattr(module, _CLASSES[name])()
+    return found
 
 
 def format_named(name: str) -> Format:
     """The format that a user names."""
-    if name not in FORMATS:
-        raise UsageError(f"unknown format {name!r}", hint=f"one of: {', '.join(sorted(FORMATS))}")
+    if name not in _CLASSES:
+        raise UsageError(f"unknown format {name!r}", hint=f"one of: {', '.join(sorted(_CLASSES))}")
     return FORMATS[name]
 
 
@@ -28,13 +57,19 @@ def format_of(path: Path) -> Format:
     """The format of a checkpoint, found from its content."""
     if not path.exists():
         raise FormatError(f"{path} does not exist")
-    for candidate in FORMATS.values():
-        if candidate.detect(path):
-            return candidate
+    for name in _CLASSES if _may_be_sharded(path) else ("hf",):
+        if FORMATS[name].detect(path):
+            return FORMATS[name]
     raise FormatError(
-        f"{path} is no checkpoint that Intarsia knows ({', '.join(sorted(FORMATS))})",
+        f"{path} is no checkpoint that Intarsia knows ({', '.join(sorted(_CLASSES))})",
         hint="give the folder that holds .metadata, or the *.safetensors files",
     )
+
+
+def _may_be_sharded(path: Path) -> bool:
+    """Whether anything hints at a format other than safetensors, so that its code is worth loading."""
+    hints = (".metadata", "latest_checkpointed_iteration.txt", "iter_*", "release", "mp_rank_*")
+    return any(next(path.glob(hint), None) is not None for hint in hints)
 
 
 def read_manifest(

@@ -84,10 +84,12 @@ def test_a_rank_that_fails_fails_all_and_commits_nothing(
     )
     assert done.returncode != 0
     assert "No space left on device" in done.stderr
+    assert f"rank {broken} failed, so rank 1 stops too" in done.stderr
     assert not (tmp_path / "out").exists()
     assert not leftovers(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_destination_that_exists_is_refused_by_all(src: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()

@@ -79,6 +79,29 @@ def test_tensors_of_one_storage_and_strange_strides_are_read(tmp_path: Path) -> 
         assert intarsia.verify(src, tmp_path / f"dcp{k}")
 
 
+def replace_blob(src: Path, blob: bytes) -> None:
+    """Put another archive in the place of a checkpoint's only tensor."""
+    (file,) = src.glob("*.distcp")
+    described = dcp.FileSystemReader(src).read_metadata()
+    (where,) = described.storage_data.values()
+    where.offset, where.length = 0, len(blob)
+    file.write_bytes(blob)
+    (src / ".metadata").write_bytes(pickle.dumps(described))
+
+
+@pytest.mark.parametrize("view", ["rows", "columns", "element"])
+def test_a_view_saved_with_its_whole_storage_is_read(tmp_path: Path, view: str) -> None:
+    base = random_tensor((12, 10), torch.bfloat16)
+    part = {"rows": base[3:7], "columns": base[2:9, 4:6], "element": base[5, 5]}[view]
+    out = io.BytesIO()
+    torch.save(part, out)
+    src = write_dcp(tmp_path / "src", {"w": part.contiguous()})
+    replace_blob(src, out.getvalue())
+    assert_same(read_dcp(src), {"w": part})
+    intarsia.convert(src, tmp_path / "hf", to="hf")
+    assert_same(read_hf(tmp_path / "hf"), {"w": part})
+
+
 OBJECTS = {
     "epoch": 3,
     "names": ["a", "b"],
@@ -257,11 +280,7 @@ def test_a_tensor_archive_that_would_run_code_is_refused_and_runs_nothing(tmp_pa
         for item in old.infolist():
             data = bomb if item.filename.endswith("data.pkl") else old.read(item)
             new.writestr(item.filename, data)
-    described = dcp.FileSystemReader(src).read_metadata()
-    (where,) = described.storage_data.values()
-    where.length = len(out.getvalue())
-    file.write_bytes(out.getvalue())
-    (src / ".metadata").write_bytes(pickle.dumps(described))
+    replace_blob(src, out.getvalue())
     answer = cli("convert", src, tmp_path / "out", "--to", "hf")
     assert answer.status == 2
     assert not marker.exists()

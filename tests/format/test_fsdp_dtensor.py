@@ -31,6 +31,7 @@ from tests.live.megatron_fsdp_cases import (
     logical_tensors,
     to_fsdp,
     to_other,
+    to_torch_dist,
     truths,
 )
 
@@ -165,6 +166,49 @@ def test_by_way_of_dcp(tmp_path: Path) -> None:
     assert_same(logical_tensors(tmp_path / "dcp"), expected)
     to_fsdp(tmp_path / "dcp", tmp_path / "again", "ep=4")
     assert_same(logical_tensors(tmp_path / "again"), expected)
+
+
+@pytest.mark.parametrize(
+    ("case", "mesh", "back"),
+    [
+        ("fd_dense_hsdp2x2", "tp=2,pp=2", "fsdp=4"),
+        ("fd_dense_tp2_fsdp2", "tp=4", "replicate=2,fsdp=2"),
+        ("fd_moe_ep2_fsdp2", "tp=2,ep=2", "ep=4,fsdp=2"),
+    ],
+)
+def test_by_way_of_torch_dist(case: str, mesh: str, back: str, tmp_path: Path) -> None:
+    path = fixture(case)
+    expected = logical_tensors(path, config_of(path))
+    to_torch_dist(path, tmp_path / "dist", mesh, config=config_of(path))
+    assert formats.format_of(tmp_path / "dist").name == "torch_dist"
+    to_fsdp(tmp_path / "dist", tmp_path / "again", back)
+    assert_same(logical_tensors(tmp_path / "again"), expected)
+    ours = formats.read_manifest(tmp_path / "again").entries.keys()
+    theirs = formats.read_manifest(path).entries.keys()
+    groups = "optimizer.param_to_group_meta."
+    assert len([n for n in ours if n.startswith(groups)]) == len(
+        [n for n in theirs if n.startswith(groups)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "like", "mesh"),
+    [
+        ("td_dense_tp2", "fd_dense_hsdp2x2", "fsdp=2"),
+        ("td_moe_tp2pp2ep2", "fd_moe_ep2_fsdp2", "ep=2,fsdp=2"),
+        ("td_gdn_tp2", "fd_gdn_fsdp2_split", "fsdp=2"),
+    ],
+)
+def test_both_formats_of_one_model_are_the_same(
+    source: str, like: str, mesh: str, tmp_path: Path
+) -> None:
+    """Megatron wrote the model in either format; ours out of the one holds what the other does."""
+    path, twin = fixture(source), fixture(like)
+    to_fsdp(path, tmp_path / "to", mesh, config=config_of(path), spec="local")
+    assert_same(logical_tensors(tmp_path / "to"), logical_tensors(twin, config_of(twin)))
+    ours, theirs = metadata_of(tmp_path / "to"), metadata_of(twin)
+    kept = [n for n in theirs.tensors if not n.startswith("rng_state")]
+    assert {n: ours.tensors[n].shape for n in kept} == {n: theirs.tensors[n].shape for n in kept}
 
 
 def test_dcp_loads_what_is_written(tmp_path: Path) -> None:

@@ -46,8 +46,10 @@ def matrix() -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("mesh", ["", "tp=2,fsdp=3", "fsdp=8", "pp=2,ep=2,replicate=2"])
-@pytest.mark.parametrize("files", [1, 3])
+@pytest.mark.parametrize(
+    ("mesh", "files"),
+    [("", 1), ("tp=2,fsdp=3", 3), ("fsdp=8", 1), ("pp=2,ep=2,replicate=2", 3)],
+)
 def test_every_element_type_and_shape_goes_to_dcp_and_back(
     tmp_path: Path, mesh: str, files: int
 ) -> None:

@@ -14,23 +14,23 @@ from intarsia import conversion, formats
 from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import dtype_named
 from intarsia.family import table_for
+from intarsia.format.base import WriteOptions
 from intarsia.format.dcp import spell
-from intarsia.format.fsdp_dtensor import FsdpDtensor, zero_centered
+from intarsia.format.fsdp_dtensor import zero_centered
+from intarsia.format.megatron_common import COMMON_OBJECT, archive
+from intarsia.format.megatron_fsdp_entries import common_of
 from intarsia.format.megatron_fsdp_write import check_equal, fsdp_dtensor_targets
+from intarsia.format.megatron_keys import torch_dist_rows
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Mesh, Rule
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.planning.planner import make_plan
 from intarsia.run.budget import Budget
-from intarsia.targets import Wanted, Wish
+from intarsia.targets import Wanted, Wish, state_rows
 from tests.checkpoints import ROOT, bits, normal_tensor, write_hf
 
 FIXTURES = ROOT.parent / "shared" / "fixtures" / "megatron"
 CASES = ("fd_dense_hsdp2x2", "fd_dense_tp2_fsdp2", "fd_gdn_fsdp2_split", "fd_moe_ep2_fsdp2")
-
-if "fsdp_dtensor" not in formats.FORMATS:
-    formats.FORMATS = {"fsdp_dtensor": FsdpDtensor(), **formats.FORMATS}  # type: ignore[misc]
-
 
 def fixture(case: str) -> Path:
     """A checkpoint that Megatron-FSDP wrote; the test is skipped where it is absent."""
@@ -90,6 +90,28 @@ def to_other(
     return _run(src, Wish(kind, where), wanted, to)
 
 
+def to_torch_dist(source: Path, to: Path, mesh: str = "", *, config: Any = None) -> Manifest:
+    """Convert to `torch_dist`, where the counters of steps are part of the parameter groups."""
+    src, where = formats.read_manifest(source, config), Mesh.parse(mesh)
+    table = table_for(src.config)
+    assert table is not None
+    model = [r for r in torch_dist_rows(table, where) if src.logical.keys() >= {*r.layout.tensors}]
+    left = {n: "in the parameter groups" for n in src.logical if n.startswith("optimizer.step.")}
+    targets = [
+        Target(
+            row.name,
+            src.logical[row.layout.tensors[0]].dtype,
+            row.layout,
+            where.boxes(row.layout.shape, row.rule),
+            row.rule,
+            row.shift,
+        )
+        for row in (*model, *state_rows(model, src.logical.keys() - left.keys()))
+    ]
+    wish = Wish("torch_dist", where)
+    return _run(src, wish, Wanted(tuple(targets), left, True, ()), to)
+
+
 def _run(src: Manifest, wish: Wish, wanted: Wanted, to: Path) -> Manifest:
     budget = Budget.of()
     plan = make_plan(
@@ -102,6 +124,12 @@ def _run(src: Manifest, wish: Wish, wanted: Wanted, to: Path) -> Manifest:
     )
     plan.check()
     job = conversion.Job(src, wish, wanted, plan, budget, 5 << 30, src.config)
+    if wish.to == "torch_dist" and COMMON_OBJECT not in src.entries:
+        entries = job._entries()
+        entries[COMMON_OBJECT] = archive([common_of(entries)])
+        options = WriteOptions(wish.mesh, entries=entries, config=src.config)
+        arrangement = formats.format_named(wish.to).arrange(wanted.targets, options)
+        object.__setattr__(job, "arrange", lambda: arrangement)
     conversion.carry_out(job, to)
     return formats.read_manifest(to)
 

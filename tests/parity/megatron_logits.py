@@ -1,6 +1,6 @@
 """The logits of a `torch_dist` checkpoint in a real Megatron-core model; run once per rank.
 
-    RANK=0 WORLD_SIZE=2 ... python -m tests.parity.megatron_logits CHECKPOINT CONFIG IDS OUT tp pp ep
+RANK=0 WORLD_SIZE=2 ... python -m tests.parity.megatron_logits CHECKPOINT CONFIG IDS OUT tp pp ep
 """
 
 from __future__ import annotations

@@ -78,7 +78,19 @@ def pretend() -> None:
         return found if args or kwargs else found.replace("torch.", "torch.cuda.", 1)
 
     torch.Tensor.type = type_on_device  # type: ignore[method-assign, assignment]
-    for name in ("empty", "zeros", "ones", "full", "tensor", "arange", "rand", "randn", "empty_like", "zeros_like", "tril"):
+    for name in (
+        "empty",
+        "zeros",
+        "ones",
+        "full",
+        "tensor",
+        "arange",
+        "rand",
+        "randn",
+        "empty_like",
+        "zeros_like",
+        "tril",
+    ):
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     dist.new_group = _with_gloo(dist.new_group)
     torch.distributed.new_group = dist.new_group

@@ -15,15 +15,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-
-from tests.parity.megatron_logits import build, load
-
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+from tests.parity.megatron_logits import build, load
 
 
 def fill(optimizer: DistributedOptimizer) -> None:

@@ -123,7 +123,7 @@ def common_of(entries: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def _groups(held: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The different groups of parameters, each once, in the order of their first parameter.
+    """The different groups of parameters, each once, those whose weights decay first.
 
     Megatron-FSDP has one optimizer for all; `torch_dist` keeps the experts' groups apart.
     """
@@ -137,7 +137,7 @@ def _groups(held: Mapping[str, Any]) -> list[dict[str, Any]]:
         ordered = dict(sorted((fields | expert).items()))
         if ordered not in groups:
             groups.append(ordered)
-    return groups
+    return sorted(groups, key=lambda group: not group.get("wd_mult"))
 
 
 def common_in(entries: Mapping[str, bytes]) -> dict[str, Any]:

@@ -94,11 +94,7 @@ def fsdp_dtensor_targets(
             f"fsdp_dtensor has no pipeline stages, the mesh has pp={mesh.pp}",
             hint="Megatron-FSDP shards layers instead of placing them: leave pp out",
         )
-    found = FsdpTargets()
-    if optimizer == "drop":
-        found.drop = {
-            n: "optimizer state, dropped as asked" for n in src.logical if _STATE_OF.match(n)
-        }
+    found = FsdpTargets(drop=dict(_left_out(src, table, optimizer)))
     held = {name for name in src.logical if name not in found.drop}
     kinds = sorted({m["kind"] for m in map(_STATE_OF.match, held) if m} - {MASTER, STEP})
     writer = _Writer(src, mesh, dtype, held, found)
@@ -114,6 +110,19 @@ def fsdp_dtensor_targets(
     return found
 
 
+def _left_out(
+    src: Manifest, table: Table | None, optimizer: str
+) -> Iterator[tuple[str, str]]:
+    tied = table.tied if table else {}
+    for name in src.logical:
+        state = _STATE_OF.match(name)
+        of = state["name"] if state else name
+        if of in tied:
+            yield name, f"{of} is tied to {tied[of]} by the configuration"
+        elif state and optimizer == "drop":
+            yield name, "optimizer state, dropped as asked"
+
+
 def _rows(src: Manifest, table: Table | None, spec: str, mesh: Mesh) -> Iterator[Param]:
     """The family's rows that the source has or must have, then what no table explains."""
     covered: set[str] = set()
@@ -123,7 +132,8 @@ def _rows(src: Manifest, table: Table | None, spec: str, mesh: Mesh) -> Iterator
             if all(n in table.optional and n not in src.logical for n in names):
                 continue
             covered.update(names)
-            yield row
+            if not all(n in table.tied for n in names):
+                yield row
     for name, logical in src.logical.items():
         if name not in covered and not _STATE_OF.match(name):
             rule = src.sources[name][0].rule

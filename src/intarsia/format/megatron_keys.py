@@ -32,6 +32,7 @@ _HALF = re.compile(r"^(?P<whole>.+\.linear_fc1\.(?:weight|bias))_(?P<half>[wv])$
 _EXPERTS = ".experts.experts."
 _VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
 _WRAPPERS = ("module.", "model.")
+_LANGUAGE_MODEL = re.compile(r"(^|\.)(decoder|embedding|output_layer|mtp|optimizer)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,11 @@ class Key:
             rest += "_" + "wv"[self.half]
         layer = "" if self.layer is None else f"{self.layer}."
         return f"{self.head}.{layer}{rest}" if self.head else rest
+
+
+def is_megatron_name(name: str) -> bool:
+    """Whether a name is one of Megatron's language model, which a family's table must know."""
+    return _LANGUAGE_MODEL.search(name) is not None
 
 
 class MegatronRows:

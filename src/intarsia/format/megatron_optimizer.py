@@ -12,7 +12,7 @@ the distributed optimizer lays it out in memory, is read in `megatron_buckets`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -54,21 +54,6 @@ def state_row(row: Param, kind: str) -> Param:
     layout = row.layout.rename(lambda name: f"optimizer.{kind}.{name}")
     shift = row.shift if kind == MASTER else 0.0
     return Param(f"optimizer.{kind}.{row.name}", layout, row.rule, shift)
-
-
-def state_rows(rows: Iterable[Param], logical: Iterable[str]) -> list[Param]:
-    """The rows of all optimizer state that a source holds, for the model's rows."""
-    held: dict[str, set[str]] = {}
-    for name in logical:
-        found = _OURS.match(name)
-        if found is not None:
-            held.setdefault(found["kind"], set()).add(found["key"])
-    return [
-        state_row(row, kind)
-        for kind, names in sorted(held.items())
-        for row in rows
-        if row.layout.tensors and names.issuperset(row.layout.tensors)
-    ]
 
 
 def flattened_shape(extra: Mapping[str, Any], name: str, leading: int) -> Shape | None:

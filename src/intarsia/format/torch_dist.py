@@ -14,8 +14,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from intarsia.errors import FamilyError, FormatError
-from intarsia.family import Table, table_for
+from intarsia.errors import FamilyError
+from intarsia.family import Param, Table, table_for
 from intarsia.format import dcp
 from intarsia.format.base import Arrangement, Located, WriteOptions
 from intarsia.format.dcp import METADATA, check_files, stored_of
@@ -31,17 +31,18 @@ from intarsia.format.megatron_common import (
     read_run_config,
 )
 from intarsia.format.megatron_config import config_from_arguments
-from intarsia.format.megatron_keys import Key, MegatronRows
+from intarsia.format.megatron_keys import Key, MegatronRows, torch_dist_rows
 from intarsia.format.megatron_optimizer import (
     flatten_shards,
     flattened_shape,
     state_of,
     state_row,
+    stored_key,
 )
 from intarsia.format.megatron_write import arrange
 from intarsia.format.sides import config_of, side_files
 from intarsia.format.torch_zip import write_object
-from intarsia.mesh import Box, Shape
+from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Chunk, Entry, Logical, Manifest, Side, Stored, Target
 from intarsia.store.local import Folder
 
@@ -50,6 +51,9 @@ class TorchDist:
     """The format `torch_dist`."""
 
     name = "torch_dist"
+    dialects: tuple[str, ...] = ("megatron",)
+    sharded = True
+    carries_anything = False
 
     def detect(self, path: Path) -> bool:
         return looks_like_megatron(path)
@@ -87,6 +91,18 @@ class TorchDist:
         leading = _leading(stored)
         box = Box((0,) * leading + chunk.box.offsets, (1,) * leading + chunk.box.shape)
         return dcp.locate(folder, stored, replace(chunk, box=box))
+
+    def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
+        return torch_dist_rows(table, mesh, spec=spec)
+
+    def spell(self, name: str) -> str:
+        return name
+
+    def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
+        return torch_dist_rows(table, mesh, spec=spec)
+
+    def spell(self, name: str) -> str:
+        return stored_key(name)
 
     def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         return arrange(targets, options)
@@ -160,14 +176,22 @@ def _named(
 def _with_table(found: _Found, metadata: Metadata, table: Table, where: str) -> None:
     rows = MegatronRows(table)
     unknown: list[str] = []
+    carried: list[str] = []
     for record in metadata.tensors.values():
         if is_bucket(record.name):
             continue
         parts = list(_read(record, rows, metadata.extra))
         if not parts:
-            unknown.append(record.name)
+            foreign = not is_megatron_name(record.name)
+            (carried if foreign else unknown).append(record.name)
+            parts = [stored_of(record)]
         for stored in parts:
             found.add(stored)
+    if carried:
+        found.notes += (
+            f"not of the language model, carried name by name: {', '.join(carried[:4])}"
+            + (f", … ({len(carried)} in all)" if len(carried) > 4 else ""),
+        )
     if unknown:
         raise FamilyError(
             f"{len(unknown)} tensors are not in the Megatron table of {table.family}:"
@@ -178,7 +202,7 @@ def _with_table(found: _Found, metadata: Metadata, table: Table, where: str) -> 
     if buckets:
         for stored in read_buckets(buckets, list(found.stored.values()), where):
             found.add(stored)
-        found.notes = ("optimizer state is read out of Megatron's buckets, where it fits exactly",)
+        found.notes += ("optimizer state is read out of Megatron's buckets, where it fits exactly",)
     found.family = table.family
     found.logical = _logical(found.stored.values(), table.logical)
     floating = next((s.dtype for s in found.stored.values() if s.dtype.floating), None)
@@ -195,7 +219,7 @@ def _logical(stored: Iterable[Stored], shapes: Mapping[str, Shape]) -> dict[str,
         for name in s.layout.tensors:
             if name not in found:
                 of = name.split(".", 2)[2] if name.startswith("optimizer.") else name
-                found[name] = Logical(name, shapes[of], s.dtype)
+                found[name] = Logical(name, shapes.get(of, s.shape), s.dtype)
     return found
 
 
@@ -238,6 +262,3 @@ def _parts(record: TensorRecord, key: Key) -> Iterator[tuple[Key, Shape, tuple[C
         expert = next(places, key.expert)
         part = replace(key, layer=layer, expert=expert)
         yield part, record.shape[leading:], tuple(held.get(index, ()))
-
-
-__all__ = ["FormatError", "TorchDist"]

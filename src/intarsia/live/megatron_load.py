@@ -130,7 +130,8 @@ class _Loader:
         if any(n not in self.checkpoint for n in layout.tensors):
             self.missing.append(name)
             return
-        local = value.to_local() if is_dtensor(value) else value
+        local = value.detach()
+        local = local.to_local() if is_dtensor(local) else local
         if local.numel() != item.size:
             raise CoverageError(
                 f"`{name}` has {local.numel():,} elements on this rank, its slice"

@@ -1,0 +1,315 @@
+"""Optimizer state in buckets, against buffers filled the way Megatron fills them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from intarsia.dtypes import DType, dtype_named
+from intarsia.errors import FormatError
+from intarsia.family import Table, table_for
+from intarsia.format.dcp_metadata import ChunkRecord, TensorRecord
+from intarsia.format.megatron_buckets import is_bucket, read_buckets
+from intarsia.format.megatron_keys import Key, experts_of
+from intarsia.layout import Piece
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Chunk, Stored
+from tests.family.arrays import carried, element_ids
+from tests.family.configs import CASES
+
+BF16 = dtype_named("bf16")
+F32 = dtype_named("fp32")
+
+# The order in which Megatron's modules register parameters, written down once more by hand.
+LOCAL = [
+    "self_attention.linear_qkv.layer_norm_weight",
+    "self_attention.linear_proj.weight",
+    "self_attention.linear_qkv.weight",
+    "self_attention.q_layernorm.weight",
+    "self_attention.k_layernorm.weight",
+    "mlp.linear_fc1.layer_norm_weight",
+    "mlp.router.weight",
+]
+TE = [
+    "self_attention.linear_proj.weight",
+    "self_attention.linear_qkv.layer_norm_weight",
+    "self_attention.linear_qkv.weight",
+    "self_attention.q_layernorm.weight",
+    "self_attention.k_layernorm.weight",
+    "pre_mlp_layernorm.weight",
+    "mlp.router.weight",
+]
+DENSE_MLP = ["mlp.linear_fc1.weight", "mlp.linear_fc2.weight"]
+
+
+def sequential(count: int) -> list[str]:
+    return [f"mlp.experts.experts.{e}.{w}" for e in range(count) for w in FC]
+
+
+def grouped(count: int) -> list[str]:
+    return [f"mlp.experts.experts.{e}.{w}" for w in FC for e in range(count)]
+
+
+FC = ("linear_fc1.weight", "linear_fc2.weight")
+
+
+class Source:
+    """A model's tensors as a rank of Megatron holds them."""
+
+    def __init__(self, table: Table, dialect: str, tp: int, etp: int) -> None:
+        self.arrays = element_ids(table.logical)
+        self.tp, self.etp = tp, etp
+        self.stored: dict[str, Stored] = {}
+        for row in table.dialects[dialect].values():
+            key = Key.parse(row.name)
+            each = list(enumerate(experts_of(row))) or [(None, row)]
+            for expert, one in each:
+                name = str(replace(key, expert=expert))
+                cuts = etp if one.rule.is_expert else tp
+                self.stored[name] = Stored(
+                    name,
+                    BF16,
+                    one.layout,
+                    chunks(one.layout.shape, one.rule.tp, cuts),
+                    one.rule,
+                    name,
+                )
+
+    def local(self, name: str, t: int) -> np.ndarray:
+        stored = self.stored[name]
+        whole, axis = carried(stored.layout, self.arrays), stored.rule.tp
+        cuts = self.etp if stored.rule.is_expert else self.tp
+        if axis is None:
+            return whole
+        if "linear_fc1.weight" in name:
+            halves = np.split(whole, 2)
+            return np.concatenate([np.split(half, cuts)[t % cuts] for half in halves])
+        return np.split(whole, cuts, axis)[t % cuts]
+
+
+def chunks(shape: tuple[int, ...], axis: int | None, cuts: int) -> tuple[Chunk, ...]:
+    if axis is None:
+        return (Chunk(Box.whole(shape), "f", 0, 1),)
+    size = shape[axis] // cuts
+    boxes = []
+    for i in range(cuts):
+        offsets, sizes = [0] * len(shape), list(shape)
+        offsets[axis], sizes[axis] = i * size, size
+        boxes.append(Box(tuple(offsets), tuple(sizes)))
+    return tuple(Chunk(box, "f", 0, 1) for box in boxes)
+
+
+class Disk:
+    """Buckets on a pretended disk: every chunk knows its elements."""
+
+    def __init__(self) -> None:
+        self.records: list[TensorRecord] = []
+        self.content: dict[str, np.ndarray] = {}
+
+    def save(
+        self,
+        place: str,
+        params: list[np.ndarray],
+        *,
+        dp: int = 1,
+        limit: int | None = None,
+        kind: str = "torch.bfloat16",
+    ) -> None:
+        """One rank's buffer, in buckets that are closed once they hold `limit` elements."""
+        buckets: list[list[np.ndarray]] = [[]]
+        for param in reversed(params):
+            buckets[-1].append(param.reshape(-1))
+            if limit and sum(p.size for p in buckets[-1]) >= limit:
+                buckets.append([])
+        for i, held in enumerate(b for b in buckets if b):
+            name = f"{place}.dtype_({kind}, torch.float32).bucket_idx_{i}.exp_avg"
+            self._bucket(name, held, dp)
+
+    def _bucket(self, name: str, params: list[np.ndarray], dp: int) -> None:
+        cuts, parts, at = {0}, [], 0
+        for param in params:
+            start = -(-at // 64) * 64
+            parts += [np.full(start - at, -1), param]
+            at = start + param.size
+            cuts |= {start, at}
+        shard = -(-at // (128 * dp)) * 128
+        cuts |= {c for c in range(shard, at, shard)}
+        edges = sorted(cuts)
+        self.content[name] = np.concatenate(parts)
+        self.records.append(
+            TensorRecord(
+                name, F32, (at,),
+                tuple(
+                    ChunkRecord((lo,), (hi - lo,), name, lo, 1)
+                    for lo, hi in zip(edges, edges[1:], strict=False)
+                ),
+            )
+        )  # fmt: skip
+
+    def read(self, model: list[Stored]) -> dict[str, np.ndarray]:
+        """Every logical tensor's state, put together from what was found."""
+        logical: dict[str, dict[int, int]] = {}
+        for stored in read_buckets(self.records, model, "here"):
+            flat = np.full(stored.layout.size, -1)
+            for c in stored.chunks:
+                lo, n = c.box.offsets[0], c.box.shape[0]
+                flat[lo : lo + n] = self.content[c.file][c.start_bytes : c.start_bytes + n]
+            for piece in stored.layout.pieces:
+                held = logical.setdefault(piece.tensor, {})
+                for here, there in pairs(piece):
+                    assert there not in held, "an element comes from two places"
+                    held[there] = int(flat[here])
+        return {name: np.array([held[i] for i in sorted(held)]) for name, held in logical.items()}
+
+
+def pairs(piece: Piece) -> Iterator[tuple[int, int]]:
+    """Every place of a piece in its buffer, with that in its tensor."""
+    for steps in product(*(range(loop.n) for loop in piece.loops)):
+        moved = list(zip(steps, piece.loops, strict=True))
+        yield (
+            piece.at + sum(s * loop.at for s, loop in moved),
+            piece.to + sum(s * loop.to for s, loop in moved),
+        )
+
+
+def check(found: dict[str, np.ndarray], source: Source) -> None:
+    assert {*found} == {f"optimizer.exp_avg.{n}" for n in source.arrays}
+    for name, array in source.arrays.items():
+        np.testing.assert_array_equal(found[f"optimizer.exp_avg.{name}"], array.reshape(-1))
+
+
+def layers_of(order: list[str], layers: range) -> list[str]:
+    return [f"decoder.layers.{n}.{rest}" for n in layers for rest in order]
+
+
+def case(model: str, **changes: object) -> Table:
+    table = table_for(CASES[model] | {"num_hidden_layers": 4, "hidden_size": 32} | changes)
+    assert table is not None
+    return table
+
+
+FIRST, LAST = (
+    ["embedding.word_embeddings.weight"],
+    ["decoder.final_layernorm.weight", "output_layer.weight"],
+)
+GROUP = "optimizer.distributed.dp_group_idx_{}.gbuf_idx_{}"
+
+
+@pytest.mark.parametrize("order", [LOCAL, TE], ids=["local", "te"])
+@pytest.mark.parametrize(
+    ("tp", "pp", "dp", "limit"), [(1, 1, 1, None), (2, 2, 3, None), (2, 1, 2, 3000)]
+)
+def test_dense(order: list[str], tp: int, pp: int, dp: int, limit: int | None) -> None:
+    source = Source(case("qwen3"), "megatron", tp, tp)
+    disk, per = Disk(), 4 // pp
+    names = [
+        n.replace("pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight")
+        for n in order
+        if "router" not in n
+    ]
+    for p in range(pp):
+        held = layers_of(names + DENSE_MLP, range(p * per, (p + 1) * per))
+        held = (FIRST if p == 0 else []) + held + (LAST if p == pp - 1 else [])
+        for t in range(tp):
+            params = [source.local(name, t) for name in held]
+            disk.save(GROUP.format(p * tp + t, 0), params, dp=dp, limit=limit)
+    check(disk.read(list(source.stored.values())), source)
+
+
+@pytest.mark.parametrize("experts", [sequential, grouped])
+def test_experts_of_an_optimizer_of_their_own(experts: object) -> None:
+    tp, ep, pp = 2, 2, 2
+    source = Source(case("qwen3_moe", num_experts=4), "megatron-local", tp, 1)
+    disk = Disk()
+    for p in range(pp):
+        layers = range(p * 2, p * 2 + 2)
+        held = layers_of(LOCAL, layers)
+        held = (FIRST if p == 0 else []) + held + (LAST if p == pp - 1 else [])
+        for t in range(tp):
+            disk.save(
+                f"chained_0.{GROUP.format(p * tp + t, 0)}", [source.local(n, t) for n in held]
+            )
+        for e in range(ep):
+            order = [n for n in experts(4) if int(n.split(".")[3]) // 2 == e]  # type: ignore[operator]
+            if experts is grouped:
+                assert len({n.split(".")[3] for n in order}) == 2
+            params = [source.local(n, 0) for n in layers_of(order, layers)]
+            disk.save(f"chained_1.{GROUP.format(p * ep + e, 0)}", params, dp=2)
+    check(disk.read(list(source.stored.values())), source)
+
+
+def test_experts_among_all_parameters_without_expert_parallelism() -> None:
+    source = Source(case("qwen3_moe", num_experts=4), "megatron-local", 2, 1)
+    disk = Disk()
+    for t in range(2):
+        held = FIRST + layers_of(LOCAL + sequential(4), range(4)) + LAST
+        disk.save(GROUP.format(t, 0), [source.local(n, t) for n in held])
+    check(disk.read(list(source.stored.values())), source)
+
+
+def test_interleaved_pipeline_stages() -> None:
+    source = Source(case("qwen3"), "megatron", 1, 1)
+    names = [n for n in LOCAL if "router" not in n] + DENSE_MLP
+    disk = Disk()
+    for stage in range(4):
+        chunk, rank = divmod(stage, 2)
+        held = layers_of(names, range(stage, stage + 1))
+        held = (FIRST if stage == 0 else []) + held + (LAST if stage == 3 else [])
+        disk.save(GROUP.format(rank, chunk), [source.local(n, 0) for n in held])
+    check(disk.read(list(source.stored.values())), source)
+
+
+def test_uneven_pipeline_stages() -> None:
+    source = Source(case("qwen3"), "megatron", 1, 1)
+    names = [n for n in LOCAL if "router" not in n] + DENSE_MLP
+    disk = Disk()
+    for rank, layers in enumerate((range(1), range(1, 4))):
+        held = (FIRST if rank == 0 else []) + layers_of(names, layers) + (LAST if rank else [])
+        disk.save(GROUP.format(rank, 0), [source.local(n, 0) for n in held])
+    check(disk.read(list(source.stored.values())), source)
+
+
+def test_a_tied_head_has_a_copy_on_the_last_stage() -> None:
+    source = Source(case("qwen3", tie_word_embeddings=True), "megatron", 1, 1)
+    del source.stored["output_layer.weight"], source.arrays["lm_head.weight"]
+    names = [n for n in LOCAL if "router" not in n] + DENSE_MLP
+    disk = Disk()
+    for rank, layers in enumerate((range(2), range(2, 4))):
+        held = (FIRST if rank == 0 else []) + layers_of(names, layers)
+        held += ["decoder.final_layernorm.weight", *FIRST] if rank else []
+        disk.save(GROUP.format(rank, 0), [source.local(n, 0) for n in held])
+    check(disk.read(list(source.stored.values())), source)
+
+
+def test_buffers_of_several_types() -> None:
+    source = Source(case("qwen3"), "megatron", 1, 1)
+    names = FIRST + layers_of([n for n in LOCAL if "router" not in n] + DENSE_MLP, range(4)) + LAST
+
+    def kind(name: str) -> DType:
+        return F32 if "norm" in name else BF16
+
+    disk = Disk()
+    for i, dtype in enumerate((BF16, F32)):
+        params = [source.local(n, 0) for n in names if kind(n) is dtype]
+        disk.save(GROUP.format(0, i), params, kind=f"torch.{dtype.torch}")
+    model = [replace(s, dtype=kind(n)) for n, s in source.stored.items()]
+    check(disk.read(model), source)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    source = Source(case("qwen3"), "megatron", 1, 1)
+    disk = Disk()
+    disk.save(GROUP.format(0, 0), [source.local(n, 0) for n in FIRST + LAST])
+    with pytest.raises(FormatError, match="no orders of .* parameters fit"):
+        disk.read(list(source.stored.values()))
+
+
+def test_names_of_buckets() -> None:
+    name = GROUP.format(0, 0) + ".dtype_(torch.bfloat16, torch.bfloat16).bucket_idx_0.param"
+    assert is_bucket(name)
+    assert is_bucket("chained_0." + name)
+    assert not is_bucket("optimizer.state.param.decoder.final_layernorm.weight")
