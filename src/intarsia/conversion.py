@@ -140,8 +140,9 @@ def carry_out(
     with team.together():
         if team.rank == 0:
             check_destination(staging.destination, overwrite)
-    arrangement = job.arrange()
     try:
+        with team.together():
+            arrangement = job.arrange()
         with team.together():
             if team.rank == 0:
                 _begin(job, staging, arrangement)

@@ -76,6 +76,9 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
     notes = []
     if not writer.sharded and wish.mesh != Mesh():
         notes.append(f"{wish.to} is not sharded by mesh: {wish.mesh} has no effect")
+    if src.entries and wish.optimizer == "drop":
+        some = ", ".join(list(src.entries)[:3]) + (", …" if len(src.entries) > 3 else "")
+        notes.append(f"{len(src.entries)} entries are dropped as asked: {some}")
     return Wanted(targets, drop, wish.optimizer == "keep", tuple(notes))
 
 

@@ -103,18 +103,14 @@ def test_megatrons_checkpoints_become_hugging_face_folders(case: str, tmp_path: 
     path = fixture(case)
     to_other(path, tmp_path / "hf", config=config_of(path))
     _, state = truths(path)
-    masters = {
-        n.removeprefix("optimizer.master."): x for n, x in state.items() if ".master." in n
-    }
+    masters = {n.removeprefix("optimizer.master."): x for n, x in state.items() if ".master." in n}
     assert_same(read_hf(tmp_path / "hf"), masters)
     held = read_hf(tmp_path / "hf" / "optimizer")
     assert_same({n: x for n, x in held.items() if ".step." not in n}, state)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_written_has_megatrons_own_keys_shapes_and_paths(
-    case: str, tmp_path: Path
-) -> None:
+def test_what_is_written_has_megatrons_own_keys_shapes_and_paths(case: str, tmp_path: Path) -> None:
     path = fixture(case)
     to_fsdp(path, tmp_path / "to", "fsdp=2", config=config_of(path), spec="local")
     ours, theirs = metadata_of(tmp_path / "to"), metadata_of(path)
@@ -220,7 +216,9 @@ def test_dcp_loads_what_is_written(tmp_path: Path) -> None:
     state: dict[str, Any] = {
         "model": {f"module.{name}": like},
         "optimizer": {
-            "state": {f"module.module.module.{name}": {"exp_avg": like.clone(), "step": torch.zeros(())}}
+            "state": {
+                f"module.module.module.{name}": {"exp_avg": like.clone(), "step": torch.zeros(())}
+            }
         },
         "iteration": 0,
         "args": None,

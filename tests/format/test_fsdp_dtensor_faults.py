@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +243,7 @@ def test_main_weights_beside_narrow_ones_are_taken_from_the_optimizer(tmp_path: 
 
 
 @pytest.fixture
-def mixed() -> Iterator[dict[str, Any]]:
+def mixed() -> dict[str, Any]:
     """A family whose first layer is gated and whose second is not."""
 
     def fill(t: Table) -> None:
@@ -258,7 +257,7 @@ def mixed() -> Iterator[dict[str, Any]]:
                 at.tensor("mlp.fc2.weight", 4, 12, tp=1, megatron="mlp.linear_fc2.weight")
 
     register("mixed", fill)
-    yield {"model_type": "mixed", "num_hidden_layers": 2, "hidden_size": 4}
+    return {"model_type": "mixed", "num_hidden_layers": 2, "hidden_size": 4}
 
 
 def test_layers_that_are_not_gated_stay_whole_beside_gated_ones(

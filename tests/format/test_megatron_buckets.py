@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -137,7 +137,7 @@ class Disk:
             at = start + param.size
             cuts |= {start, at}
         shard = -(-at // (128 * dp)) * 128
-        cuts |= {c for c in range(shard, at, shard)}
+        cuts |= set(range(shard, at, shard))
         edges = sorted(cuts)
         self.content[name] = np.concatenate(parts)
         self.records.append(
@@ -145,7 +145,7 @@ class Disk:
                 name, F32, (at,),
                 tuple(
                     ChunkRecord((lo,), (hi - lo,), name, lo, 1)
-                    for lo, hi in zip(edges, edges[1:], strict=False)
+                    for lo, hi in pairwise(edges)
                 ),
             )
         )  # fmt: skip
@@ -304,7 +304,7 @@ def test_what_does_not_fit_is_refused() -> None:
     source = Source(case("qwen3"), "megatron", 1, 1)
     disk = Disk()
     disk.save(GROUP.format(0, 0), [source.local(n, 0) for n in FIRST + LAST])
-    with pytest.raises(FormatError, match="no orders of .* parameters fit"):
+    with pytest.raises(FormatError, match=r"no orders of .* parameters fit"):
         disk.read(list(source.stored.values()))
 
 

@@ -32,6 +32,7 @@ from tests.checkpoints import ROOT, bits, normal_tensor, write_hf
 FIXTURES = ROOT.parent / "shared" / "fixtures" / "megatron"
 CASES = ("fd_dense_hsdp2x2", "fd_dense_tp2_fsdp2", "fd_gdn_fsdp2_split", "fd_moe_ep2_fsdp2")
 
+
 def fixture(case: str) -> Path:
     """A checkpoint that Megatron-FSDP wrote; the test is skipped where it is absent."""
     path = FIXTURES / case

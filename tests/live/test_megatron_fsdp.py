@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,7 +74,7 @@ def test_the_slices_of_all_ranks_tile_every_component(case: Any, cuts: list[int]
     item, sizes, whole = case
     edges = sorted({0, whole.numel(), *(c % whole.numel() for c in cuts)})
     held: dict[str, list[int]] = {name: [] for name in sizes}
-    for lo, hi in zip(edges, edges[1:], strict=False):
+    for lo, hi in pairwise(edges):
         for part in parts_of(Item(item.shape, lo, hi), sizes):
             held[part.name] += range(part.start, part.stop)
     for name, rows in sizes.items():

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from intarsia import conversion, formats
 from intarsia.family import Param, Table
@@ -16,30 +15,6 @@ from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.targets import Wish
-
-if "torch_dist" not in formats.FORMATS:
-    formats.FORMATS = {"torch_dist": TorchDist(), **formats.FORMATS}  # type: ignore[misc]
-
-
-@dataclass
-class Padded(TorchDist):
-    """The format with a vocabulary padded as Megatron-LM pads it in training."""
-
-    pad_to: int
-
-    def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
-        return torch_dist_rows(table, mesh, spec=spec, pad_to=self.pad_to)
-
-
-@contextmanager
-def registered(writer: TorchDist) -> Iterator[None]:
-    known: Any = formats.FORMATS
-    before = known["torch_dist"]
-    known["torch_dist"] = writer
-    try:
-        yield
-    finally:
-        known["torch_dist"] = before
 
 
 def read(path: Path, config: Mapping[str, Any] | None = None) -> Manifest:
@@ -55,8 +30,12 @@ def write_torch_dist(
     spec: str = "te",
     pad_to: int | None = None,
 ) -> None:
-    """Convert a checkpoint."""
+    """Convert a checkpoint; `pad_to` pads the vocabulary as Megatron-LM does in training."""
+
+    def rows(self: TorchDist, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
+        return torch_dist_rows(table, mesh, spec=spec, pad_to=pad_to)
+
     wish = Wish("torch_dist", Mesh.parse(mesh), spec=spec)
-    with registered(TorchDist() if pad_to is None else Padded(pad_to)):
+    with patch.object(TorchDist, "rows", rows):
         job = conversion.prepare(source, wish, Budget.of(), config=config)
         conversion.carry_out(job, to)

@@ -145,9 +145,7 @@ def tensor_parallel(args: Mapping[str, Any]) -> TensorParallel:
     """How many tensor-parallel ranks saved a checkpoint, by its arguments."""
     dense, expert = (
         value if type(value) is int and value > 0 else None
-        for value in map(
-            args.get, ("tensor_model_parallel_size", "expert_tensor_parallel_size")
-        )
+        for value in map(args.get, ("tensor_model_parallel_size", "expert_tensor_parallel_size"))
     )
     return TensorParallel(dense, dense if expert is None else expert)
 

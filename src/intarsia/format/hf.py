@@ -115,7 +115,13 @@ def _files_of(folder: Folder) -> dict[str, list[str] | None]:
     """The checkpoint's files; with an index, the tensors that each must hold."""
     root = folder.root
     if (root / INDEX).exists():
-        return dict(_indexed(folder))
+        held = dict(_indexed(folder))
+        if (root / SINGLE).exists() and SINGLE not in held:
+            raise FormatError(
+                f"{root} holds both {SINGLE} and an index of {len(held)} other files",
+                hint="they may be different weights: remove the one that is stale",
+            )
+        return dict(held)
     if (root / SINGLE).exists():
         return {SINGLE: None}
     names = sorted(p.name for p in root.glob("*.safetensors"))

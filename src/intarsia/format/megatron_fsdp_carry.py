@@ -53,9 +53,7 @@ def iteration_of(entries: Mapping[str, bytes]) -> int:
 
 def written_entries(targets: Sequence[Target], options: WriteOptions) -> dict[str, bytes]:
     """Everything that is written beside the tensors, by name, in order."""
-    shapes = {
-        t.name.removeprefix(MODEL): t.shape for t in targets if t.name.startswith(MODEL)
-    }
+    shapes = {t.name.removeprefix(MODEL): t.shape for t in targets if t.name.startswith(MODEL)}
     common = common_in(options.entries)
     found = dict(_translated(common))
     if groups := groups_in(common):

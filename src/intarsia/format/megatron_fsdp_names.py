@@ -60,8 +60,10 @@ def name_tensors(
     if table is None:
         for record in records:
             found.add(stored_of(record), {})
-        why = f"model_type {config.get('model_type')!r} has no table" if config else (
-            "no model configuration, and the stored arguments do not tell the family"
+        why = (
+            f"model_type {config.get('model_type')!r} has no table"
+            if config
+            else ("no model configuration, and the stored arguments do not tell the family")
         )
         found.notes.append(f"{why}: each stored tensor is carried name by name")
         return found
@@ -72,8 +74,9 @@ def name_tensors(
     apart = {s.name for _, s in states if s.kind == MASTER}
     for record, section in sections:
         if section is None or not section.kind:
-            reader.weight(record, section, trained and section is not None
-                          and section.name not in apart)
+            reader.weight(
+                record, section, trained and section is not None and section.name not in apart
+            )
     for record, section in states:
         reader.state(record, section)
     reader.close(len(states))
@@ -135,7 +138,9 @@ class _Reader:
         shapes = {name: self._shape(name) for name in row.layout.tensors}
         known = {name: shape for name, shape in shapes.items() if shape is not None}
         chunks = stored_of(record).chunks
-        stored = Stored(row.name, record.dtype, row.layout, chunks, row.rule, record.name, row.shift)
+        stored = Stored(
+            row.name, record.dtype, row.layout, chunks, row.rule, record.name, row.shift
+        )
         self.found.add(stored, known)
 
     def _shape(self, name: str) -> Shape | None:
@@ -191,4 +196,3 @@ def as_torch_dist(metadata: Metadata) -> Metadata:
     for whole, held in experts.items():
         shapes[whole] = replace(shapes[whole], shape=(len(held), *shapes[whole].shape))
     return Metadata(shapes, {})
-

@@ -110,9 +110,7 @@ def fsdp_dtensor_targets(
     return found
 
 
-def _left_out(
-    src: Manifest, table: Table | None, optimizer: str
-) -> Iterator[tuple[str, str]]:
+def _left_out(src: Manifest, table: Table | None, optimizer: str) -> Iterator[tuple[str, str]]:
     tied = table.tied if table else {}
     for name in src.logical:
         state = _STATE_OF.match(name)
@@ -266,4 +264,3 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
     }
     files = {f"{folder}/__{rank}_0.distcp": end for rank, end in enumerate(ends) if end}
     return Arrangement(files, slots, fixed, closing)
-

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from intarsia.dtypes import DType
-from intarsia.errors import FamilyError, UsageError
+from intarsia.errors import UsageError
 from intarsia.family import table_for
 from intarsia.format.base import Arrangement, Slot, WriteOptions
 from intarsia.format.dcp import METADATA, holders
@@ -40,7 +40,7 @@ from intarsia.format.megatron_common import (
     plain,
 )
 from intarsia.format.megatron_config import arguments_for
-from intarsia.format.megatron_keys import Key, is_megatron_name
+from intarsia.format.megatron_keys import Key
 from intarsia.format.megatron_optimizer import state_of, stored_key
 from intarsia.format.torch_zip import frame, read_object
 from intarsia.mesh import Shape
@@ -67,11 +67,6 @@ class _Tensor:
 
 def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
     """Give every box to one of the ranks that hold it, and every part its place in a stack."""
-    if not any(is_megatron_name(target.name) for target in targets):
-        raise FamilyError(
-            f"none of {len(targets)} tensors has a name of Megatron's: the model's family is unknown",
-            hint="give the model's config.json with --config, or convert to hf or dcp",
-        )
     mesh, source = options.mesh, _source_common(options)
     folder = f"iter_{_iteration(source):07d}"
     ends = [0] * mesh.size

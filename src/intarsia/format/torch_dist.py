@@ -31,7 +31,7 @@ from intarsia.format.megatron_common import (
     read_run_config,
 )
 from intarsia.format.megatron_config import config_from_arguments
-from intarsia.format.megatron_keys import Key, MegatronRows, torch_dist_rows
+from intarsia.format.megatron_keys import Key, MegatronRows, is_megatron_name, torch_dist_rows
 from intarsia.format.megatron_optimizer import (
     flatten_shards,
     flattened_shape,
@@ -91,12 +91,6 @@ class TorchDist:
         leading = _leading(stored)
         box = Box((0,) * leading + chunk.box.offsets, (1,) * leading + chunk.box.shape)
         return dcp.locate(folder, stored, replace(chunk, box=box))
-
-    def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
-        return torch_dist_rows(table, mesh, spec=spec)
-
-    def spell(self, name: str) -> str:
-        return name
 
     def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
         return torch_dist_rows(table, mesh, spec=spec)

@@ -67,7 +67,9 @@ def check_distributed(states: Mapping[str, Mapping[str, Any]], items: Mapping[st
         (name, kind, value)
         for name, state in states.items()
         for kind, value in state.items()
-        if name in items and _axes(value) and not is_dtensor(value)
+        if name in items
+        and _axes(value)
+        and not is_dtensor(value)
         and tuple(value.shape) != items[name].whole
     ]
     if faults:

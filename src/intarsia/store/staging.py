@@ -192,12 +192,13 @@ class Staging:
 
 def check_destination(destination: Path, overwrite: bool) -> None:
     """Refuse a destination that is in use, unless it may be replaced."""
-    if destination.is_symlink() or (destination.exists() and not overwrite):
-        what = "is a symbolic link" if destination.is_symlink() else "exists"
-        if destination.is_dir() and not destination.is_symlink() and not any(destination.iterdir()):
-            return
+    if destination.is_symlink():
+        raise UsageError(f"{destination} is a symbolic link", hint="give the folder it leads to")
+    if not destination.exists() or overwrite:
+        return
+    if not destination.is_dir() or any(destination.iterdir()):
         raise UsageError(
-            f"{destination} {what}",
+            f"{destination} exists",
             hint="choose another destination, or replace it with --overwrite",
         )
 
