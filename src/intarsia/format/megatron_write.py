@@ -40,6 +40,7 @@ from intarsia.format.megatron_common import (
     plain,
 )
 from intarsia.format.megatron_config import arguments_for
+from intarsia.format.megatron_fsdp_entries import common_in, common_of
 from intarsia.format.megatron_keys import Key
 from intarsia.format.megatron_optimizer import state_of, stored_key
 from intarsia.format.torch_zip import frame, read_object
@@ -209,12 +210,11 @@ def _optimizer(source: Mapping[str, Any], options: WriteOptions) -> dict[Any, An
 
 
 def _source_common(options: WriteOptions) -> dict[str, Any]:
-    data = options.entries.get(COMMON_OBJECT)
-    if data is None:
-        return {}
-    state = read_object(data, COMMON_OBJECT)
-    state = state[0] if isinstance(state, list) and len(state) == 1 else state
-    return state if isinstance(state, dict) else {}
+    """The common state that the source had, in this format's terms."""
+    if COMMON_OBJECT in options.entries:
+        return common_in(options.entries)
+    state = common_of(options.entries)
+    return state | {"args": vars(state["args"])} if "args" in state else state
 
 
 def _objects(leading: Mapping[str, Shape], options: WriteOptions) -> dict[str, bytes]:
