@@ -118,16 +118,26 @@ class Disk:
         dp: int = 1,
         limit: int | None = None,
         kind: str = "torch.bfloat16",
+        alone: np.ndarray | None = None,
     ) -> None:
-        """One rank's buffer, in buckets that are closed once they hold `limit` elements."""
+        """One rank's buffer, in buckets that are closed once they hold `limit` elements.
+
+        A parameter `alone` has a bucket to itself, and the one before ends where it begins.
+        """
         buckets: list[list[np.ndarray]] = [[]]
         for param in reversed(params):
-            buckets[-1].append(param.reshape(-1))
-            if limit and sum(p.size for p in buckets[-1]) >= limit:
+            if param is alone and buckets[-1]:
+                used = 0
+                for held in buckets[-1]:
+                    used = -(-used // 64) * 64 + held.size
+                buckets[-1][-1] = np.append(buckets[-1][-1], np.full(-used % 64, -1))
                 buckets.append([])
-        for i, held in enumerate(b for b in buckets if b):
+            buckets[-1].append(param.reshape(-1))
+            if param is alone or (limit and sum(p.size for p in buckets[-1]) >= limit):
+                buckets.append([])
+        for i, held_ in enumerate(b for b in buckets if b):
             name = f"{place}.dtype_({kind}, torch.float32).bucket_idx_{i}.exp_avg"
-            self._bucket(name, held, dp)
+            self._bucket(name, held_, dp)
 
     def _bucket(self, name: str, params: list[np.ndarray], dp: int) -> None:
         cuts, parts, at = {0}, [], 0
@@ -135,7 +145,7 @@ class Disk:
             start = -(-at // 64) * 64
             parts += [np.full(start - at, -1), param]
             at = start + param.size
-            cuts |= {start, at}
+            cuts |= {start, start + int((param >= 0).sum()), at}
         shard = -(-at // (128 * dp)) * 128
         cuts |= set(range(shard, at, shard))
         edges = sorted(cuts)
@@ -281,7 +291,35 @@ def test_a_tied_head_has_a_copy_on_the_last_stage() -> None:
     for rank, layers in enumerate((range(2), range(2, 4))):
         held = (FIRST if rank == 0 else []) + layers_of(names, layers)
         held += ["decoder.final_layernorm.weight", *FIRST] if rank else []
-        disk.save(GROUP.format(rank, 0), [source.local(n, 0) for n in held])
+        params = {n: source.local(n, 0) for n in held}
+        disk.save(GROUP.format(rank, 0), [*params.values()], alone=params[FIRST[0]])
+    check(disk.read(list(source.stored.values())), source)
+
+
+def test_projections_of_several_components() -> None:
+    """What is `in_proj.weight.query` and so on on disk is one parameter, each part cut alone."""
+    table = case("qwen3_5_text", linear_num_value_heads=4, layer_types=["linear_attention"] * 4)
+    source = Source(table, "megatron-local", 2, 2)
+    order = ["in_proj.layer_norm_weight", "dt_bias", "A_log", "in_proj.weight", "conv1d.weight"]
+    order += ["out_norm.weight", "out_proj.weight"]
+    names = [f"self_attention.{n}" for n in order]
+    names += ["mlp.linear_fc1.layer_norm_weight", *DENSE_MLP]
+    wanted = {n for n in source.stored if "mtp" not in n}
+    source.stored = {n: s for n, s in source.stored.items() if n in wanted}
+    held = {t for s in source.stored.values() for t in s.layout.tensors}
+    source.arrays = {n: a for n, a in source.arrays.items() if n in held}
+
+    def local(name: str, t: int) -> np.ndarray:
+        if name in source.stored:
+            return source.local(name, t)
+        parts = [n for n in source.stored if n.startswith(f"{name}.")]
+        assert len(parts) in (3, 6)
+        return np.concatenate([source.local(n, t) for n in parts])
+
+    disk = Disk()
+    for t in range(2):
+        every = FIRST + layers_of(names, range(4)) + LAST
+        disk.save(GROUP.format(t, 0), [local(n, t) for n in every])
     check(disk.read(list(source.stored.values())), source)
 
 

@@ -293,6 +293,17 @@ def test_flattened_optimizer_state(tmp_path: Path) -> None:
         assert torch.equal(found[f"optimizer.master.{of}"], tensors[of].float())
 
 
+def test_buckets_that_nothing_fits(tmp_path: Path) -> None:
+    """The weights are read all the same, so that the optimizer's state can be dropped."""
+    tensors, stored = stored_llama(tmp_path)
+    place = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32)"
+    key = f"{place}.bucket_idx_0.exp_avg"
+    where = by_hand(tmp_path / "hand", stored | {key: torch.ones(17)})
+    manifest = read(where)
+    assert "no orders of" in manifest.problems[0]
+    assert_same({n: t for n, t in everything(where).items() if n != key}, tensors)
+
+
 def test_a_name_that_the_family_does_not_know(tmp_path: Path) -> None:
     _, stored = stored_llama(tmp_path)
     where = by_hand(

@@ -55,8 +55,9 @@ def run(
             x = found.logical[tensor]
             print(f"{tensor}: {x.dtype} {list(x.shape)}, {x.size:,} elements")
         for s in held:
-            print(f"\nstored as {s.key or s.name}, {s.dtype} {list(s.shape)}")
-            print(draw(s.layout, shapes))
+            part = f", its part {s.name}" if s.key not in ("", s.name) else ""
+            print(f"\nstored as {s.key or s.name}{part}, {s.dtype} {list(s.shape)}")
+            print(draw(s.layout, shapes, width=110))
         columns = ("file", "bytes from", "to", "chunk", "elements", "pieces", "holds")
         rows = [
             (

@@ -212,7 +212,9 @@ def _fit_all(buffers: Buffers, params: list[Parameter], grid: Grid) -> list[_Pla
     return out if start == layers else None
 
 
-def _of_stage(params: list[Parameter], start: int, end: int, stage: int, last: bool) -> list[Parameter]:
+def _of_stage(
+    params: list[Parameter], start: int, end: int, stage: int, last: bool
+) -> list[Parameter]:
     def belongs(p: Parameter) -> bool:
         key = Key.parse(p.name)
         if key.layer is not None and "mtp" not in key.head:
@@ -241,20 +243,28 @@ def _fit_stage(
 
 
 def _fit(params: list[tuple[Param, bool]], buckets: list[Bucket]) -> list[Entry] | None:
-    """Every parameter's place, the last first; None where a place is not a chunk's."""
+    """Every parameter's place, the last first; None where a place is not a chunk's.
+
+    A bucket ends with a parameter, or where one would begin that has a bucket for itself.
+    """
     entries: list[Entry] = []
     bucket = at = 0
     for row, copied in reversed(params):
-        start, size = -(-at // _ALIGNED) * _ALIGNED, row.layout.size
+        start, size = _aligned(at), row.layout.size
+        if bucket < len(buckets) and at and start >= buckets[bucket].size:
+            bucket, start = bucket + 1, 0
         if bucket == len(buckets) or start + size > buckets[bucket].size:
             return None
         if not {start, start + size} <= buckets[bucket].cuts:
             return None
         entries.append(Entry(row.name, None if copied else row, bucket, start, size))
         at = start + size
-        if at == buckets[bucket].size:
-            bucket, at = bucket + 1, 0
-    return entries if bucket == len(buckets) else None
+    filled = bucket == len(buckets) - 1 and _aligned(at) >= buckets[bucket].size
+    return entries if filled or not (params or buckets) else None
+
+
+def _aligned(at: int) -> int:
+    return -(-at // _ALIGNED) * _ALIGNED
 
 
 def _local(p: Parameter, grid: Grid, t: int, e: int) -> tuple[Param, bool] | None:
@@ -283,4 +293,6 @@ def _stored(buckets: list[Bucket], rank: str, entries: list[Entry]) -> Iterator[
                 if start <= c.offsets[0] < start + size
             )
             name = f"{state.name}@{rank}"
-            yield Stored(name, record.dtype, state.layout, chunks, state.rule, record.name, state.shift)
+            yield Stored(
+                name, record.dtype, state.layout, chunks, state.rule, record.name, state.shift
+            )

@@ -183,7 +183,11 @@ def archive(state: Any) -> bytes:
     """A `torch.save` archive of plain values and namespaces, equal for equal states."""
     out = io.BytesIO()
     with ZipFile(out, "w") as file:
-        for name, data in (("data.pkl", pickle.dumps(state, 2)), ("byteorder", b"little"), ("version", b"3\n")):
+        for name, data in (
+            ("data.pkl", pickle.dumps(state, 2)),
+            ("byteorder", b"little"),
+            ("version", b"3\n"),
+        ):
             file.writestr(ZipInfo(f"archive/{name}"), data)
     return out.getvalue()
 

@@ -90,15 +90,16 @@ def _grouped(
     trained = {
         t.name.removeprefix(start).rpartition(".")[0] for t in targets if t.name.startswith(start)
     }
+    archived = [{field: archive(value) for field, value in group.items()} for group in groups]
     for name in sorted(trained):
-        group = group_for(groups, canonical(name), len(shapes.get(name, ())))
-        if group is None:
+        place = group_for(groups, canonical(name), len(shapes.get(name, ())))
+        if place is None:
             continue
         whole = _PART.sub("", name)
-        for field, value in group.items():
-            found[f"{GROUP}{WRAPPERS}{whole}.{field}"] = archive(value)
-        if type(group.get("step")) in (int, float):
-            found[f"{start}{name}.step"] = _counter(group["step"])
+        for field, data in archived[place].items():
+            found[f"{GROUP}{WRAPPERS}{whole}.{field}"] = data
+        if type(groups[place].get("step")) in (int, float):
+            found[f"{start}{name}.step"] = _counter(groups[place]["step"])
     return found
 
 

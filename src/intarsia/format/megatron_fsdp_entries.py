@@ -161,13 +161,14 @@ def _each_group(state: Any) -> Iterator[dict[str, Any]]:
             yield from _each_group(value)
 
 
-def group_for(groups: list[dict[str, Any]], name: str, axes: int) -> dict[str, Any] | None:
-    """The group that Megatron puts a parameter in: experts apart, and no decay of vectors.
+def group_for(groups: list[dict[str, Any]], name: str, axes: int) -> int | None:
+    """The place of the group that Megatron puts a parameter in.
 
-    None where more than one would do, or none does.
+    Experts have groups of their own, and vectors do not decay.  None where no group fits, or
+    more than one does.
     """
     expert, free = ".experts.experts." in name, axes < 2 or name.endswith(".bias")
-    found = [g for g in groups if bool(g.get("is_expert_parallel")) == expert]
+    found = [i for i, g in enumerate(groups) if bool(g.get("is_expert_parallel")) == expert]
     if len(found) > 1:
-        found = [g for g in found if (g.get("wd_mult") == 0.0) == free]
+        found = [i for i in found if (groups[i].get("wd_mult") == 0.0) == free]
     return found[0] if len(found) == 1 else None

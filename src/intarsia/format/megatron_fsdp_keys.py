@@ -114,47 +114,35 @@ class FsdpRows:
             if found := _COMPONENT.match(name):
                 self._parts.setdefault(found["whole"], []).append(self.rows.rows[name])
 
-    def known(self, name: str) -> str | None:
-        """The table's name for a live one; None where it has none, fused or not."""
-        return next((n for n in spellings(name) if self._has(n)), None)
-
-    def _has(self, name: str) -> bool:
-        return name in self._parts or self.rows.row(Key.parse(name)) is not None
-
     def find(self, name: str, shape: Shape, tp: TensorParallel) -> Param | None:
         """What a stored tensor of this name and shape holds; None where no row has the name."""
-        known = self.known(name)
-        if known is None:
-            return None
-        row, parts = self._found(known)
+        known, row, parts = self._found(name)
         if parts:
             row = _by_rank(known, parts, tp.of(parts[0], name))
-        assert row is not None
-        return self._shaped(replace(row, name=known), name, shape)
+        return None if row is None else self._shaped(replace(row, name=known), name, shape)
 
     def local(self, name: str, shape: Shape, tp: int, rank: int) -> Param | None:
         """What one tensor-parallel rank holds of a live parameter whose part there has `shape`."""
-        known = self.known(name)
-        if known is None:
-            return None
-        row, parts = self._found(known)
+        known, row, parts = self._found(name)
         if parts:
             layout = concat([shard(_even(p, tp).layout, tp, rank) for p in parts])
             row = Param(known, layout, parts[0].rule, parts[0].shift)
-            return self._shaped(row, name, shape)
-        assert row is not None
-        axis = row.rule.tp
-        if axis is not None and tp > 1:
-            whole = (*shape[:axis], shape[axis] * tp, *shape[axis + 1 :])
-            row = padded(row, whole)
+        elif row is not None and row.rule.tp is not None and tp > 1:
+            axis = row.rule.tp
+            row = padded(row, (*shape[:axis], shape[axis] * tp, *shape[axis + 1 :]))
             row = replace(row, layout=shard(row.layout, tp, rank, axis))
-        return self._shaped(replace(row, name=known), name, shape)
+        return None if row is None else self._shaped(replace(row, name=known), name, shape)
 
-    def _found(self, known: str) -> tuple[Param | None, list[Param]]:
-        """The row of a name, and the parts of it that tensor parallelism cuts one by one."""
-        key = Key.parse(known)
-        row = self.rows.row(key)
-        return row, self._parts.get(known, []) if row is None else gated_parts(row, key)
+    def _found(self, name: str) -> tuple[str, Param | None, list[Param]]:
+        """The table's name for a live one, its row, and the parts that ranks cut one by one."""
+        for known in spellings(name):
+            key = Key.parse(known)
+            row = self.rows.row(key)
+            if row is not None:
+                return known, row, gated_parts(row, key)
+            if known in self._parts:
+                return known, None, self._parts[known]
+        return name, None, []
 
     def _shaped(self, row: Param, name: str, shape: Shape) -> Param:
         row = padded(row, shape)

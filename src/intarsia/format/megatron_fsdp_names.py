@@ -7,7 +7,7 @@ state is then known by name, has no chunks, and no plan that needs it can be pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,14 +39,17 @@ class Found:
     notes: list[str] = field(default_factory=list)
     repeated: list[tuple[Stored, Stored]] = field(default_factory=list)
 
-    def add(self, stored: Stored, shapes: Mapping[str, Shape]) -> None:
+    def add(self, stored: Stored, shape_of: Callable[[str], Shape | None]) -> None:
         if stored.name in self.stored:
             raise FamilyError(f"`{self.stored[stored.name].key}` and `{stored.key}` are the same")
         self.stored[stored.name] = stored
         for name in stored.layout.tensors:
             if name not in self.logical:
-                shape = shapes.get(name, stored.shape)
-                self.logical[name] = Logical(name, shape, stored.dtype)
+                self.logical[name] = Logical(name, shape_of(name) or stored.shape, stored.dtype)
+
+
+def _own_shape(name: str) -> None:
+    """A tensor that no table knows has the shape that is stored."""
 
 
 def name_tensors(
@@ -59,7 +62,7 @@ def name_tensors(
     found = Found()
     if table is None:
         for record in records:
-            found.add(stored_of(record), {})
+            found.add(stored_of(record), _own_shape)
         why = (
             f"model_type {config.get('model_type')!r} has no table"
             if config
@@ -132,16 +135,13 @@ class _Reader:
             if name in self.found.stored:
                 self.found.repeated.append((self.found.stored[name], stored))
             else:
-                self.found.add(stored, {})
+                self.found.add(stored, _own_shape)
 
     def _add(self, record: TensorRecord, row: Param) -> None:
-        shapes = {name: self._shape(name) for name in row.layout.tensors}
-        known = {name: shape for name, shape in shapes.items() if shape is not None}
-        chunks = stored_of(record).chunks
-        stored = Stored(
-            row.name, record.dtype, row.layout, chunks, row.rule, record.name, row.shift
+        stored = replace(
+            stored_of(record), name=row.name, layout=row.layout, rule=row.rule, shift=row.shift
         )
-        self.found.add(stored, known)
+        self.found.add(stored, self._shape)
 
     def _shape(self, name: str) -> Shape | None:
         of = name.split(".", 2)[2] if name.startswith("optimizer.") else name

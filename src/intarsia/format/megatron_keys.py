@@ -160,7 +160,8 @@ def half_of(row: Param, half: int) -> Param:
     """The first or second half of a gated projection."""
     axis = 1 if row.rule.ep is not None else 0
     middle = row.layout.shape[axis] // 2
-    return replace(row, layout=row.layout.narrow(axis, middle * half, middle * (half + 1)))
+    layout = row.layout.narrow(axis, middle * half, middle * (half + 1))
+    return Param(row.name, layout, row.rule, row.shift)
 
 
 def experts_of(row: Param) -> list[Param]:
@@ -171,11 +172,16 @@ def experts_of(row: Param) -> list[Param]:
     size = prod(rest)
     held: list[list[Piece]] = [[] for _ in range(count)]
     for piece in row.layout.aligned(size):
-        held[piece.at // size].append(replace(piece, at=piece.at % size))
+        held[piece.at // size].append(Piece(piece.tensor, piece.at % size, piece.to, piece.loops))
         assert piece.at % size + piece.span < size, "a piece that is aligned stays in its expert"
     tp = None if tp is None else tp - 1
     return [
-        Param(row.name, Layout(tuple(rest), tuple(pieces)), Rule(tp, None, (e, count), row.rule.layer), row.shift)
+        Param(
+            row.name,
+            Layout(tuple(rest), tuple(pieces)),
+            Rule(tp, None, (e, count), row.rule.layer),
+            row.shift,
+        )
         for e, pieces in enumerate(held)
     ]
 
@@ -214,9 +220,10 @@ def _parts(row: Param, mesh: Mesh, pad_to: int | None) -> Iterator[Param]:
     halves = key.rest.endswith(("linear_fc1.weight", "linear_fc1.bias"))
     experts = experts_of(row) if key.of_experts else []
     for expert, one in enumerate(experts) if experts else ((None, row),):
-        whole = replace(key, expert=expert)
+        name = str(Key(key.rest, key.head, key.layer, expert))
         if halves and one.layout.shape[0] % 2 == 0:
             for half in (0, 1):
-                yield replace(half_of(one, half), name=str(replace(whole, half=half)))
+                part = half_of(one, half)
+                yield Param(f"{name}_{'wv'[half]}", part.layout, part.rule, part.shift)
         else:
-            yield replace(one, name=str(whole))
+            yield Param(name, one.layout, one.rule, one.shift)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from intarsia.dtypes import DType
@@ -44,7 +44,7 @@ from intarsia.format.megatron_fsdp_entries import common_in, common_of
 from intarsia.format.megatron_keys import Key
 from intarsia.format.megatron_optimizer import state_of, stored_key
 from intarsia.format.torch_zip import frame, read_object
-from intarsia.mesh import Shape
+from intarsia.mesh import Mesh, Rule, Shape
 from intarsia.planning.manifest import Target
 
 
@@ -84,7 +84,7 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
                 hint="choose one element type with --dtype",
             )
         placed = []
-        for box, ranks in holders(mesh, target.shape, target.rule).items():
+        for box, ranks in holders(mesh, target.shape, _first_alike(mesh, target.rule)).items():
             rank = min(ranks, key=lambda r: (ends[r], r))
             shape = (1,) * part.leading + box.shape
             inner = [a + b for a, b in zip(part.offsets[part.leading :], box.offsets, strict=True)]
@@ -120,6 +120,15 @@ def _metadata(tensors: Mapping[str, _Tensor], objects: dict[str, ObjectRecord]) 
     return write_metadata(Metadata(described, objects, paths, {}))
 
 
+def _first_alike(mesh: Mesh, rule: Rule) -> Rule:
+    """The rule of the first layer and expert that the same ranks hold, so that few are worked out."""
+    stage, expert = mesh.stage(rule), rule.expert
+    if expert is not None:
+        per_rank = -(-expert[1] // mesh.ep)
+        expert = (expert[0] // per_rank * per_rank, expert[1])
+    return Rule(rule.tp, rule.ep, expert, None if stage is None else (stage, mesh.pp))
+
+
 def alike_layers(targets: Sequence[Target]) -> dict[str, int]:
     """The stacks of layers that are alike, and their heights; only those are one tensor on disk.
 
@@ -130,7 +139,7 @@ def alike_layers(targets: Sequence[Target]) -> dict[str, int]:
         key = Key.parse(stored_key(target.name))
         if key.layer is not None:
             form = forms.setdefault(key.head, {}).setdefault(key.layer, set())
-            form.add((replace(key, layer=None), target.shape))
+            form.add((Key(key.rest, "", None, key.expert, key.half), target.shape))
     alike = {
         head: len(layers)
         for head, layers in forms.items()
@@ -152,10 +161,10 @@ def part_of(target: Target, stacks: Mapping[str, int]) -> Part:
     """The place of a target in the tensor that is stored."""
     key = Key.parse(stored_key(target.name))
     leading: list[tuple[int, int]] = []
-    whole = replace(key, expert=None, half=None)
-    if key.layer is not None and key.head in stacks:
-        leading.append((key.layer, stacks[key.head]))
-        whole = replace(whole, layer=None)
+    layer = key.layer
+    if layer is not None and key.head in stacks:
+        leading.append((layer, stacks[key.head]))
+        layer = None
     if key.expert is not None:
         assert target.rule.expert is not None, "an expert's rule says of how many it is one"
         leading.append((key.expert, target.rule.expert[1]))
@@ -163,7 +172,7 @@ def part_of(target: Target, stacks: Mapping[str, int]) -> Part:
     if key.half is not None:
         offsets[0], shape[0] = shape[0] * key.half, shape[0] * 2
     return Part(
-        str(whole),
+        str(Key(key.rest, key.head, layer)),
         (*(n for _, n in leading), *shape),
         (*(i for i, _ in leading), *offsets),
         len(leading),
@@ -191,7 +200,9 @@ def _common(
     return state
 
 
-_SHARED = re.compile(r"^(?:chained_(?P<link>\d+)\.)?optimizer\.distributed\.dp_group_idx_0\.optimizer/")
+_SHARED = re.compile(
+    r"^(?:chained_(?P<link>\d+)\.)?optimizer\.distributed\.dp_group_idx_0\.optimizer/"
+)
 
 
 def _optimizer(source: Mapping[str, Any], options: WriteOptions) -> dict[Any, Any]:

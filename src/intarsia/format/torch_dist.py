@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from intarsia.errors import FamilyError
+from intarsia.errors import FamilyError, FormatError
 from intarsia.family import Param, Table, table_for
 from intarsia.format import dcp
 from intarsia.format.base import Arrangement, Located, WriteOptions
@@ -83,7 +83,7 @@ class TorchDist:
             entries=entries,
             sides=_sides(home),
             absent=found.absent,
-            problems=tuple(f"`{x.name}` {list(x.shape)} is absent" for x in found.absent),
+            problems=found.problems,
             notes=(*notes, *found.notes),
         )
 
@@ -139,6 +139,7 @@ class _Found:
     logical: dict[str, Logical] = field(default_factory=dict)
     family: str | None = None
     absent: tuple[Logical, ...] = ()
+    problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def add(self, stored: Stored) -> None:
@@ -158,9 +159,9 @@ def _named(
             found.add(stored_of(record))
         for s in found.stored.values():
             found.logical[s.name] = Logical(s.name, s.shape, s.dtype)
-        why = f"model_type {config.get('model_type')!r} has no table" if config else (
-            "no config.json, and the stored arguments do not tell the family"
-        )
+        why = "no config.json, and the stored arguments do not tell the family"
+        if config is not None:
+            why = f"model_type {config.get('model_type')!r} has no table"
         found.notes = (f"{why}: each stored tensor is carried name by name; --config gives one",)
         return found
     _with_table(found, metadata, table, where)
@@ -192,11 +193,7 @@ def _with_table(found: _Found, metadata: Metadata, table: Table, where: str) -> 
             f" {', '.join(unknown[:4])} - at {where}",
             hint="the configuration is another model's, or the family's table lacks them",
         )
-    buckets = [r for r in metadata.tensors.values() if is_bucket(r.name)]
-    if buckets:
-        for stored in read_buckets(buckets, list(found.stored.values()), where):
-            found.add(stored)
-        found.notes += ("optimizer state is read out of Megatron's buckets, where it fits exactly",)
+    _add_buckets(found, [r for r in metadata.tensors.values() if is_bucket(r.name)], where)
     found.family = table.family
     found.logical = _logical(found.stored.values(), table.logical)
     floating = next((s.dtype for s in found.stored.values() if s.dtype.floating), None)
@@ -205,6 +202,22 @@ def _with_table(found: _Found, metadata: Metadata, table: Table, where: str) -> 
         for name, shape in table.logical.items()
         if floating and name not in found.logical and name not in table.optional
     )
+    found.problems += tuple(f"`{x.name}` {list(x.shape)} is absent" for x in found.absent)
+
+
+def _add_buckets(found: _Found, buckets: list[TensorRecord], where: str) -> None:
+    """Optimizer state out of buckets; where it cannot be found in them, the rest is still read."""
+    if not buckets:
+        return
+    try:
+        for stored in read_buckets(buckets, list(found.stored.values()), where):
+            found.add(stored)
+        found.notes += ("optimizer state is read out of Megatron's buckets, where it fits exactly",)
+    except FormatError as error:
+        for record in buckets:
+            found.add(stored_of(record))
+        found.problems += (f"optimizer state stays in Megatron's buckets: {error}",)
+        found.notes += (f"{len(buckets)} buckets of optimizer state are carried as they are",)
 
 
 def _logical(stored: Iterable[Stored], shapes: Mapping[str, Shape]) -> dict[str, Logical]:
@@ -217,18 +230,18 @@ def _logical(stored: Iterable[Stored], shapes: Mapping[str, Shape]) -> dict[str,
     return found
 
 
-def _read(
-    record: TensorRecord, rows: MegatronRows, extra: Mapping[str, Any]
-) -> Iterator[Stored]:
+def _read(record: TensorRecord, rows: MegatronRows, extra: Mapping[str, Any]) -> Iterator[Stored]:
     """The stored tensors that a tensor on disk is; none where the table does not know it."""
     state = state_of(record.name)
     name = rows.bare(state[1] if state else record.name)
     for key, shape, chunks in _parts(record, Key.parse(name)):
-        flat = flattened_shape(extra, record.name, len(record.shape) - len(shape)) if state else None
+        flat = (
+            flattened_shape(extra, record.name, len(record.shape) - len(shape)) if state else None
+        )
         row = rows.find(key, flat or shape)
         if row is None:
             return
-        row = replace(row, name=str(key))
+        row = Param(str(key), row.layout, row.rule, row.shift)
         if flat is not None:
             row = flatten_shards(row, shape, record.name)
         if state is not None:
@@ -254,5 +267,5 @@ def _parts(record: TensorRecord, key: Key) -> Iterator[tuple[Key, Shape, tuple[C
         places = iter(index)
         layer = next(places) if key.stacked and leading else key.layer
         expert = next(places, key.expert)
-        part = replace(key, layer=layer, expert=expert)
+        part = Key(key.rest, key.head, layer, expert, key.half)
         yield part, record.shape[leading:], tuple(held.get(index, ()))

@@ -1,0 +1,114 @@
+"""The frame of Megatron's checkpoints: what is not sharded, and what is beside it."""
+
+from __future__ import annotations
+
+import io
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from intarsia.errors import FormatError
+from intarsia.format.dcp_metadata import Metadata
+from intarsia.format.megatron_common import (
+    archive,
+    arguments_of,
+    common_state,
+    extra_states,
+    plain,
+    read_common,
+    read_run_config,
+    whole,
+)
+from intarsia.format.megatron_config import arguments_for
+from intarsia.mesh import Mesh
+from intarsia.store.local import Folder
+from tests.family.configs import CASES
+
+NOTHING = Metadata({}, {})
+
+
+def test_what_is_written_torch_reads() -> None:
+    torch.serialization.add_safe_globals([Namespace])
+    state = common_state({"num_layers": 4, "swiglu": True}, 7, None)
+    found = torch.load(io.BytesIO(archive(state)), weights_only=True)
+    assert found == state
+    assert vars(found["args"]) == {"num_layers": 4, "swiglu": True}
+    assert archive(state) == archive(state)
+
+
+def test_reading_runs_nothing(tmp_path: Path) -> None:
+    class Touch:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "touched",)
+
+    torch.save({"args": Namespace(num_layers=4), "x": Touch()}, tmp_path / "common.pt")
+    with Folder(tmp_path) as folder, pytest.raises(FormatError):
+        read_common(folder, NOTHING)
+    assert not (tmp_path / "touched").exists()
+
+
+def test_arguments_of_foreign_classes(tmp_path: Path) -> None:
+    """Megatron's own enums are among them; what is plain is kept."""
+    torch.save({"args": Namespace(num_layers=4, dtype=torch.bfloat16)}, tmp_path / "common.pt")
+    with Folder(tmp_path) as folder:
+        args = arguments_of(read_common(folder, NOTHING))
+    assert whole(args, "num_layers") == 4
+    assert plain(args) == {"num_layers": 4}
+
+
+def test_a_checkpoint_without_common_state(tmp_path: Path) -> None:
+    with Folder(tmp_path) as folder:
+        assert read_common(folder, NOTHING) == {}
+        assert read_run_config(folder) == {}
+
+
+def test_settings_that_megatron_bridge_leaves(tmp_path: Path) -> None:
+    (tmp_path / "run_config.yaml").write_text(
+        "checkpoint:\n  num_layers: 1\nmodel:\n  _target_: some.where.Provider\n"
+        "  activation_func:\n    _call_: false\n  layernorm_zero_centered_gamma: true\n"
+        "  num_layers: 4\n  rotary_base: 1000000.0\n  vocab_size: null\noptimizer:\n  num_layers: 9\n"
+    )
+    with Folder(tmp_path) as folder:
+        found = read_run_config(folder)
+    assert found == {
+        "_target_": "some.where.Provider",
+        "layernorm_zero_centered_gamma": True,
+        "num_layers": 4,
+        "rotary_base": 1000000.0,
+        "vocab_size": None,
+    }
+
+
+def test_modules_that_have_an_extra_state() -> None:
+    found = extra_states(
+        {
+            "decoder.layers.self_attention.linear_qkv.weight": (2,),
+            "decoder.layers.mlp.experts.experts.linear_fc1.weight": (2, 3),
+            "decoder.layers.mlp.router.weight": (2,),
+            "decoder.final_layernorm.weight": (),
+            "embedding.word_embeddings.weight": (),
+        }
+    )
+    assert "decoder.layers.self_attention.linear_qkv._extra_state/shard_1_2" in found
+    assert "decoder.layers.self_attention.core_attention._extra_state/shard_0_2" in found
+    assert "decoder.layers.mlp.experts.experts.linear_fc1._extra_state/shard_1.2_2.3" in found
+    assert "decoder.final_layernorm._extra_state/shard_0_1" in found
+    assert len(found) == 2 + 2 + 6 + 1
+    assert torch.load(io.BytesIO(next(iter(found.values())))) == [None]
+
+
+def test_arguments_for_a_model() -> None:
+    shapes = {
+        "embedding.word_embeddings.weight": (64, 24),
+        "decoder.layers.self_attention.linear_qkv.bias": (3, 80),
+    }
+    args = arguments_for(CASES["deepseek_v3"], Mesh(tp=2, ep=4), shapes, False)
+    assert (args["kv_lora_rank"], args["qk_head_dim"], args["qk_pos_emb_head_dim"]) == (16, 8, 4)
+    assert args["multi_latent_attention"] is True
+    assert (args["vocab_size"], args["padded_vocab_size"]) == (50, 64)
+    assert args["untie_embeddings_and_output_weights"] is False
+    assert args["add_qkv_bias"] is True
+    assert (args["tensor_model_parallel_size"], args["expert_model_parallel_size"]) == (2, 4)
