@@ -128,6 +128,13 @@ class Tensor:
         buffer = self._checkpoint.read_box(Layout.of(self.name, self.shape), box, dtype)
         return as_torch(buffer, dtype, kept)
 
+    def tobytes(self) -> bytes:
+        """The bytes of all elements, in row-major order."""
+        whole = Layout.of(self.name, self.shape)
+        return self._checkpoint.read_box(
+            whole, Box.whole(self.shape), self._logical.dtype
+        ).tobytes()
+
     def __repr__(self) -> str:
         return f"<Tensor {self.name} {list(self.shape)} {self._logical.dtype}>"
 

@@ -145,6 +145,7 @@ def carry_out(
             arrangement = job.arrange()
         with team.together():
             if team.rank == 0:
+                _check_equal(job)
                 _begin(job, staging, arrangement)
         parts = _move(job, staging, arrangement, team, progress)
         with team.together():
@@ -155,6 +156,17 @@ def carry_out(
         raise
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return Report(job.plan, str(where), time.perf_counter() - started, peak)
+
+
+def _check_equal(job: Job) -> None:
+    """Raise where tensors of which one is to stand for all are not equal."""
+    if not job.wanted.equal:
+        return
+    from intarsia.checkpoint import Checkpoint
+    from intarsia.format.megatron_fsdp_write import check_equal
+
+    with Checkpoint(job.src) as checkpoint:
+        check_equal(lambda name: checkpoint[name].tobytes(), job.wanted.equal)
 
 
 def _begin(job: Job, staging: Staging, arrangement: Arrangement) -> None:

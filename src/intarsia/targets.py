@@ -45,18 +45,24 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The tensors to write, the logical tensors to leave out with the reason, and remarks."""
+    """The tensors to write, the logical tensors to leave out with the reason, and remarks.
+
+    `equal` are groups of logical tensors of which one stands for all, if they are equal.
+    """
 
     targets: tuple[Target, ...]
     drop: Mapping[str, str]
     entries: bool
     notes: tuple[str, ...]
+    equal: tuple[tuple[str, ...], ...] = ()
 
 
 def targets_for(src: Manifest, wish: Wish) -> Wanted:
     """The tensors of the destination that a wish asks for."""
     writer = format_named(wish.to)
     _check(wish)
+    if wish.to == "fsdp_dtensor":
+        return _for_megatron_fsdp(src, wish, writer)
     drop = dict(_dropped(src, wish, writer))
     rows = _rows(src, wish, writer)
     targets = tuple(
@@ -82,6 +88,27 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
     return Wanted(targets, drop, wish.optimizer == "keep", tuple(notes))
 
 
+def _for_megatron_fsdp(src: Manifest, wish: Wish, writer: Format) -> Wanted:
+    """Main weights go into the model section, and fused parameters have one counter for all parts."""
+    from intarsia.format.fsdp_dtensor import zero_centered
+    from intarsia.format.megatron_fsdp_write import fsdp_dtensor_targets
+
+    dialect = wish.dialect_for(src, writer)
+    table = table_for(src.config, zero_centered=zero_centered(src))
+    if table is None:
+        raise _without_a_table(src, wish, dialect)
+    found = fsdp_dtensor_targets(
+        src, table, wish.mesh, spec=wish.spec, optimizer=wish.optimizer, dtype=wish.dtype
+    )
+    return Wanted(
+        tuple(found.targets),
+        found.drop,
+        wish.optimizer == "keep",
+        tuple(found.notes),
+        tuple(found.equal),
+    )
+
+
 def _dropped(src: Manifest, wish: Wish, writer: Format) -> Iterator[tuple[str, str]]:
     """What is left out, and why."""
     dialect = wish.dialect_for(src, writer)
@@ -93,6 +120,14 @@ def _dropped(src: Manifest, wish: Wish, writer: Format) -> Iterator[tuple[str, s
             yield name, f"{of} is tied to {tied[of]} by the configuration"
         elif is_state(name) and wish.optimizer == "drop":
             yield name, "optimizer state, dropped as asked"
+        elif wish.to == "torch_dist" and name.startswith("optimizer.step.") and _has_groups(src):
+            yield name, "Megatron keeps steps in the parameter groups, which are carried"
+
+
+def _has_groups(src: Manifest) -> bool:
+    """Whether a source carries the parameter groups of Megatron's optimizer."""
+    starts = ("common_state/", "optimizer.param_to_group_meta.")
+    return any(name.startswith(starts) for name in src.entries)
 
 
 def _check(wish: Wish) -> None:
@@ -134,17 +169,21 @@ def _rows(src: Manifest, wish: Wish, writer: Format) -> list[Param]:
             f" {', '.join(known[:4])}",
             hint="convert to hf or dcp, which carry them name by name, or add them to the table",
         )
+    if not writer.carries_anything:
+        return rows
     return [*rows, *(Param(s.name, s.layout, s.rule, s.shift) for s in rest)]
 
 
 def _name_by_name(src: Manifest, wish: Wish, writer: Format, dialect: str) -> list[Param]:
     if wish.dialect is None and writer.carries_anything:
         return [Param(s.name, s.layout, s.rule, s.shift) for s in src.stored.values()]
+    raise _without_a_table(src, wish, dialect)
+
+
+def _without_a_table(src: Manifest, wish: Wish, dialect: str) -> FamilyError:
     model_type = (src.config or {}).get("model_type")
-    said = (
-        f"model_type {model_type!r} has no table" if model_type else "it has no model configuration"
-    )
-    raise FamilyError(
+    said = f"model_type {model_type!r} has no table" if model_type else "no model configuration"
+    return FamilyError(
         f"{src.path} cannot be written as {wish.to} in dialect {dialect!r}: {said}",
         hint="give the model's config.json with --config, or use --dialect same between hf and dcp",
     )

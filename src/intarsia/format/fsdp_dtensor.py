@@ -33,8 +33,7 @@ from intarsia.planning.manifest import Chunk, Manifest, Side, Stored, Target
 from intarsia.store.local import Folder
 
 _KEYS = re.compile(
-    rb"optimizer\.param_to_group_meta\."
-    rb"|model\.(?:module\.)+(?:\w+\.)?(?:embedding\.word_|decoder\.(?:layers\.\d|final_)|output_layer\.)"
+    rb"model\.(?:module\.)+(?:\w+\.)?(?:embedding\.word_|decoder\.(?:layers\.\d|final_)|output_layer\.)"
 )
 
 

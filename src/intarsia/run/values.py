@@ -14,7 +14,12 @@ from intarsia.dtypes import DType
 from intarsia.errors import UsageError
 
 Bits = NDArray[Any]
-_UNSIGNED: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+_UNSIGNED: dict[int, np.dtype[Any]] = {
+    1: np.dtype("u1"),
+    2: np.dtype("<u2"),
+    4: np.dtype("<u4"),
+    8: np.dtype("<u8"),
+}
 
 
 def bits_dtype(dtype: DType) -> np.dtype[Any]:
@@ -41,6 +46,8 @@ def cast(bits: Bits, src: DType, dst: DType, shift: float = 0.0) -> Bits:
     tensor = torch.from_numpy(raw.view(f"i{src.itemsize}" if src.itemsize > 1 else "u1"))
     numbers = tensor.view(getattr(torch, src.torch))
     if shift:
+        # Training shifts the rounded weight, so a narrower one is rounded before as well as after.
+        numbers = numbers.to(getattr(torch, dst.torch)) if dst.itemsize < src.itemsize else numbers
         numbers = numbers.to(torch.float64 if src.name == "F64" else torch.float32) + shift
     numbers = numbers.to(getattr(torch, dst.torch))
     plain = numbers.view(getattr(torch, f"int{8 * dst.itemsize}" if dst.itemsize > 1 else "uint8"))
