@@ -113,10 +113,14 @@ def diff(
 
 
 def _pair(a: Path_, b: Path_, config: ConfigLike) -> tuple[Checkpoint, Checkpoint]:
-    """Two checkpoints, one lending the other its model configuration where that has none."""
+    """Two checkpoints, one lending the other its model configuration where that has none of its own."""
     left, right = open(a, config), open(b, config)
-    if left.config is None and right.config is not None:
+    if _lacks_config(left) and not _lacks_config(right):
         left = open(a, right.config)
-    elif right.config is None and left.config is not None:
+    elif _lacks_config(right) and not _lacks_config(left):
         right = open(b, left.config)
     return left, right
+
+
+def _lacks_config(checkpoint: Checkpoint) -> bool:
+    return checkpoint.config is None or checkpoint.manifest.config_made

@@ -175,7 +175,7 @@ def _rows(src: Manifest, wish: Wish, writer: Format) -> list[Param]:
 
 
 def _name_by_name(src: Manifest, wish: Wish, writer: Format, dialect: str) -> list[Param]:
-    if wish.dialect is None and writer.carries_anything:
+    if wish.dialect is None and writer.carries_anything and src.format in SAME_FORMATS:
         return [Param(s.name, s.layout, s.rule, s.shift) for s in src.stored.values()]
     raise _without_a_table(src, wish, dialect)
 

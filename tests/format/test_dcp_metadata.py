@@ -33,9 +33,10 @@ from intarsia.format.dcp_metadata import (
     ObjectRecord,
     TensorRecord,
     read_metadata,
-    write_metadata,
 )
-from intarsia.format.torch_zip import frame, read_object, read_payload, write_object
+from intarsia.format.dcp_metadata_write import write_metadata
+from intarsia.format.torch_frame import frame, write_object
+from intarsia.format.torch_zip import read_object, read_payload
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 STATE = {

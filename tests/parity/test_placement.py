@@ -38,7 +38,9 @@ def test_a_partial_placement_is_refused() -> None:
 
 @pytest.mark.parametrize("n", [1, 5, 8, 9, 17, 24])
 @pytest.mark.parametrize("shape", [(2, 2), (4, 2), (2, 4), (3, 2)])
-def test_fsdp_over_tp_is_the_block_of_tp_then_the_part_of_fsdp(n: int, shape: tuple[int, int]) -> None:
+def test_fsdp_over_tp_is_the_block_of_tp_then_the_part_of_fsdp(
+    n: int, shape: tuple[int, int]
+) -> None:
     dp, tp = shape
     whole = np.arange(n)
     for d, t in itertools.product(range(dp), range(tp)):

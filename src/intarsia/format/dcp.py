@@ -21,11 +21,12 @@ from intarsia.format.dcp_metadata import (
     ObjectRecord,
     TensorRecord,
     read_metadata,
-    write_metadata,
 )
+from intarsia.format.dcp_metadata_write import write_metadata
 from intarsia.format.names import entry_name, name_tensors
 from intarsia.format.sides import config_of, side_files
-from intarsia.format.torch_zip import Frame, frame, read_payload
+from intarsia.format.torch_frame import Frame, frame
+from intarsia.format.torch_zip import read_payload
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box, Mesh, Rule, Shape
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target

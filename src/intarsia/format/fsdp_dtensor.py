@@ -60,6 +60,7 @@ class FsdpDtensor:
         home = next((p for p in (root, root.parent) if (p / "config.json").is_file()), None)
         if config is None and home is not None:
             config = config_of(home)
+        made = config is None
         if config is None:
             config = config_from_arguments(args, as_torch_dist(metadata), notes)
         centered = args.get("layernorm_zero_centered_gamma")
@@ -77,6 +78,7 @@ class FsdpDtensor:
             files=sizes,
             family=table.family if table else None,
             config=config,
+            config_made=made,
             entries=entries_of(metadata),
             sides=_sides(home),
             absent=found.absent,

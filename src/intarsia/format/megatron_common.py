@@ -23,7 +23,8 @@ from zipfile import ZipFile, ZipInfo
 
 from intarsia.errors import FormatError
 from intarsia.format.dcp_metadata import Metadata
-from intarsia.format.torch_zip import read_object, write_object
+from intarsia.format.torch_frame import write_object
+from intarsia.format.torch_zip import read_object
 from intarsia.format.unpickle import Inert
 from intarsia.store.local import Folder
 

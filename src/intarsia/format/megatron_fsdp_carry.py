@@ -36,7 +36,8 @@ from intarsia.format.megatron_fsdp_keys import (
     live,
     spellings,
 )
-from intarsia.format.torch_zip import frame, read_object
+from intarsia.format.torch_frame import frame
+from intarsia.format.torch_zip import read_object
 from intarsia.mesh import Mesh, Shape
 from intarsia.planning.manifest import Target
 

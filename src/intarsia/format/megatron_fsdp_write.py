@@ -19,20 +19,15 @@ from intarsia.errors import CoverageError, FamilyError, UsageError
 from intarsia.family import Param, Table
 from intarsia.format.base import Arrangement, Slot, WriteOptions
 from intarsia.format.dcp import METADATA, aligned, holders
-from intarsia.format.dcp_metadata import (
-    ChunkRecord,
-    Metadata,
-    ObjectRecord,
-    TensorRecord,
-    write_metadata,
-)
+from intarsia.format.dcp_metadata import ChunkRecord, Metadata, ObjectRecord, TensorRecord
+from intarsia.format.dcp_metadata_write import write_metadata
 from intarsia.format.megatron_common import TRACKER
 from intarsia.format.megatron_fsdp_carry import iteration_of, written_entries
 from intarsia.format.megatron_fsdp_entries import path_of, tensor_in
 from intarsia.format.megatron_fsdp_keys import MODEL, STATE, WRAPPERS, gated_parts, live
 from intarsia.format.megatron_keys import DIALECTS, Key, experts_of, padded
 from intarsia.format.megatron_optimizer import MASTER, state_row
-from intarsia.format.torch_zip import frame
+from intarsia.format.torch_frame import frame
 from intarsia.layout import Layout
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest, Target

@@ -20,13 +20,8 @@ from intarsia.errors import UsageError
 from intarsia.family import table_for
 from intarsia.format.base import Arrangement, Slot, WriteOptions
 from intarsia.format.dcp import METADATA, holders
-from intarsia.format.dcp_metadata import (
-    ChunkRecord,
-    Metadata,
-    ObjectRecord,
-    TensorRecord,
-    write_metadata,
-)
+from intarsia.format.dcp_metadata import ChunkRecord, Metadata, ObjectRecord, TensorRecord
+from intarsia.format.dcp_metadata_write import write_metadata
 from intarsia.format.megatron_common import (
     BACKEND,
     COMMON_FILE,
@@ -43,7 +38,8 @@ from intarsia.format.megatron_config import arguments_for
 from intarsia.format.megatron_fsdp_entries import common_in, common_of
 from intarsia.format.megatron_keys import Key
 from intarsia.format.megatron_optimizer import state_of, stored_key
-from intarsia.format.torch_zip import frame, read_object
+from intarsia.format.torch_frame import frame
+from intarsia.format.torch_zip import read_object
 from intarsia.mesh import Mesh, Rule, Shape
 from intarsia.planning.manifest import Target
 

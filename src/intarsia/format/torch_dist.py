@@ -41,7 +41,7 @@ from intarsia.format.megatron_optimizer import (
 )
 from intarsia.format.megatron_write import arrange
 from intarsia.format.sides import config_of, side_files
-from intarsia.format.torch_zip import write_object
+from intarsia.format.torch_frame import write_object
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Chunk, Entry, Logical, Manifest, Side, Stored, Target
 from intarsia.store.local import Folder
@@ -69,6 +69,7 @@ class TorchDist:
         notes: list[str] = []
         if config is None and home is not None:
             config = config_of(home)
+        made = config is None
         if config is None:
             config = config_from_arguments(args, metadata, notes)
         found = _named(metadata, config, args, str(root))
@@ -80,6 +81,7 @@ class TorchDist:
             files=sizes,
             family=found.family,
             config=config,
+            config_made=made,
             entries=entries,
             sides=_sides(home),
             absent=found.absent,

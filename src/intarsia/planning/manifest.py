@@ -86,7 +86,11 @@ class Side:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything that is known of a checkpoint from its headers."""
+    """Everything that is known of a checkpoint from its headers.
+
+    `config_made` says that the model configuration was put together from a framework's own
+    arguments, for want of the model's: it may be wrong in what those do not tell.
+    """
 
     format: str
     path: str
@@ -95,6 +99,7 @@ class Manifest:
     files: Mapping[str, int]
     family: str | None = None
     config: Mapping[str, Any] | None = None
+    config_made: bool = False
     entries: Mapping[str, Entry] = field(default_factory=dict)
     sides: tuple[Side, ...] = ()
     absent: tuple[Logical, ...] = ()

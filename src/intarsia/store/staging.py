@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 WRITEBACK_BYTES = 1 << 20
+WRITE_BYTES = 2 << 20
+"""How much goes to the kernel in one call: beyond a few MiB it looks for larger pages, slowly."""
 _WRITE = 2
 _HERE, _EXCHANGE = -100, 2
 VECTORS = min(1024, os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16)
@@ -105,11 +107,12 @@ class Staging:
             self._write(self._fd(file), file, start_bytes, buffers)
 
     def _write(self, fd: int, file: str, start_bytes: int, buffers: Sequence[Buffer]) -> None:
-        views = [v for v in (memoryview(b).cast("B") for b in buffers) if len(v)]
+        whole = (memoryview(b).cast("B") for b in buffers)
+        views = [v[k : k + WRITE_BYTES] for v in whole for k in range(0, len(v), WRITE_BYTES)]
         at = start_bytes
         while views:
             with naming(self.folder / file):
-                count = os.pwritev(fd, views[:VECTORS], at)
+                count = os.pwritev(fd, _batch(views), at)
             at += count
             while views and count >= len(views[0]):
                 count -= len(views.pop(0))
@@ -247,6 +250,17 @@ def _exchange(a: Path, b: Path) -> bool:
     """Let two paths change places in one step; False where that is not to be had."""
     call = getattr(ctypes.CDLL(None), "renameat2", None)
     return call is not None and call(_HERE, bytes(a), _HERE, bytes(b), _EXCHANGE) == 0
+
+
+def _batch(views: Sequence[memoryview]) -> list[memoryview]:
+    """The first views that together are at most as much as one call takes, and at least one."""
+    taken, total = 1, len(views[0])
+    for view in views[1:VECTORS]:
+        total += len(view)
+        if total > WRITE_BYTES:
+            break
+        taken += 1
+    return list(views[:taken])
 
 
 class naming:
