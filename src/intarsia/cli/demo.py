@@ -16,8 +16,10 @@ NAME = "demo"
 
 ROUTE = (
     ("dcp", "tp=2,fsdp=3"),
+    ("torch_dist", "tp=2,pp=2,ep=4"),
+    ("fsdp_dtensor", "ep=2,fsdp=4"),
+    ("torch_dist", "tp=4,ep=2,etp=2"),
     ("dcp", "fsdp=4,replicate=2"),
-    ("dcp", "pp=2,ep=4"),
     ("hf", ""),
 )
 """The formats and meshes that the model passes through, one after another."""
