@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,15 @@ def test_what_we_wrote_loads_into_such_ranks(trained: Path, mesh: str) -> None:
     torchrun("load", trained)
     truth = load_file(trained / "truth.safetensors")
     assert_same(load_file(trained / "loaded.safetensors"), truth)
+
+
+def test_training_goes_on_with_the_same_losses_through_two_other_formats(tmp_path: Path) -> None:
+    torchrun("run", tmp_path)
+    intarsia.convert(tmp_path / "saved", tmp_path / "hf", to="hf", config=CONFIG)
+    intarsia.convert(tmp_path / "hf", tmp_path / "fd", to="fsdp_dtensor", mesh="fsdp=2,tp=2")
+    intarsia.convert(tmp_path / "fd", tmp_path / "resumable", to="dcp", mesh="fsdp=3")
+    torchrun("resume", tmp_path)
+    losses = json.loads((tmp_path / "losses.json").read_text())
+    resumed = json.loads((tmp_path / "resumed.json").read_text())
+    assert losses[0] - losses[-1] > 0.05, "the model does not learn, so the test tells nothing"
+    assert resumed == pytest.approx(losses[5:], abs=1e-6)

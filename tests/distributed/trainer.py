@@ -2,10 +2,13 @@
 
 trainer.py save FOLDER     trains two steps, saves with torch, and writes the whole tensors
 trainer.py load FOLDER     loads FOLDER/written with torch, and writes the whole tensors again
+trainer.py run FOLDER      trains ten steps, saves after the fifth, and writes every loss
+trainer.py resume FOLDER   loads FOLDER/resumable on FSDP alone, trains on, and writes every loss
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -46,7 +49,10 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(24, 19, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.o_proj(self.q_proj(x) * torch.cat([self.k_proj(x), self.v_proj(x)], -1))
+        # By groups, so that a rank that holds whole groups computes what it would in one process.
+        q = self.q_proj(x).unflatten(-1, (-1, 12))
+        k, v = (p(x).unflatten(-1, (-1, 6)) for p in (self.k_proj, self.v_proj))
+        return self.o_proj((q * torch.cat([k, v], -1)).flatten(-2))
 
 
 class Mlp(nn.Module):
@@ -97,10 +103,10 @@ class Llama(nn.Module):
         return self.lm_head(self.model(ids))
 
 
-def parallel(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The model on a mesh of two FSDP shards by two tensor-parallel ranks, and its optimizer."""
+def parallel(seed: int, shape: tuple[int, int] = (2, 2)) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The model on a mesh of FSDP shards by tensor-parallel ranks, and its optimizer."""
     torch.manual_seed(seed)
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
     made = Llama()
     column, row = ColwiseParallel(), RowwiseParallel()
     for layer in made.model.layers:
@@ -119,6 +125,45 @@ def train(made: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         made(ids).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+def step(made: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> float:
+    """One step on the batch of that number; its loss."""
+    ids = (torch.arange(24).reshape(2, 12) * (2 * number + 1)) % 46
+    loss = nn.functional.cross_entropy(made(ids).flatten(0, 1), ids.flatten())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def run(folder: Path) -> None:
+    made, optimizer = parallel(seed=3)
+    losses = []
+    for number in range(10):
+        if number == 5:
+            model, state = get_state_dict(made, optimizer)
+            dcp.save({"model": model, "optim": state}, checkpoint_id=folder / "saved")
+        losses.append(step(made, optimizer, number))
+    if dist.get_rank() == 0:
+        (folder / "losses.json").write_text(json.dumps(losses))
+
+
+def resume(folder: Path) -> None:
+    made, optimizer = parallel(seed=4, shape=(4, 1))
+    restore(made, optimizer, folder / "resumable")
+    losses = [step(made, optimizer, number) for number in range(5, 10)]
+    if dist.get_rank() == 0:
+        (folder / "resumed.json").write_text(json.dumps(losses))
+
+
+def restore(made: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
+    """Load with torch alone."""
+    model, state = get_state_dict(made, optimizer)
+    target = {**model, "optimizer": state}
+    dcp.load(target, checkpoint_id=checkpoint)
+    held = target.pop("optimizer")
+    set_state_dict(made, optimizer, model_state_dict=target, optim_state_dict=held)
 
 
 def whole(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -142,6 +187,10 @@ def write_truth(model: dict, optimizer: dict, folder: Path, name: str) -> None:
 
 def main(what: str, folder: Path) -> None:
     dist.init_process_group("gloo")
+    if what in ("run", "resume"):
+        (run if what == "run" else resume)(folder)
+        dist.destroy_process_group()
+        return
     made, optimizer = parallel(seed=1 if what == "save" else 2)
     if what == "save":
         train(made, optimizer)
@@ -149,11 +198,7 @@ def main(what: str, folder: Path) -> None:
         dcp.save({"model": model, "optim": state}, checkpoint_id=folder / "saved")
         write_truth(model, state, folder, "truth.safetensors")
     else:
-        model, state = get_state_dict(made, optimizer)
-        target = {**model, "optimizer": state}
-        dcp.load(target, checkpoint_id=folder / "written")
-        optimizer_state = target.pop("optimizer")
-        set_state_dict(made, optimizer, model_state_dict=target, optim_state_dict=optimizer_state)
+        restore(made, optimizer, folder / "written")
         write_truth(*get_state_dict(made, optimizer), folder, "loaded.safetensors")
     dist.destroy_process_group()
 
