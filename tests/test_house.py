@@ -15,13 +15,14 @@ ARROWS = {
     "errors": set(),
     "dtypes": {"errors"},
     "quantity": {"errors"},
+    "collector": set(),
     "layout": {"errors"},
     "mesh": {"errors", "layout"},
     "family": {"errors", "layout", "mesh"},
     "planning": {"errors", "dtypes", "quantity", "layout", "mesh"},
     "store": {"errors", "quantity"},
     "format": {
-        "errors", "dtypes", "quantity", "layout", "mesh", "family", "planning.manifest", "store",
+        "errors", "dtypes", "quantity", "collector", "layout", "mesh", "family", "planning.manifest", "store",
     },
     "run": {
         "errors", "dtypes", "quantity", "layout", "mesh", "planning", "store", "format.base",
