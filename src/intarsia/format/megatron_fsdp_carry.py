@@ -139,7 +139,7 @@ def _arguments(
 ) -> dict[str, bytes]:
     """The arguments that go with what is written; none where they still hold, or are not known."""
     said = plain(arguments_in(found["args"])) if "args" in found else {}
-    config: Mapping[str, Any] | None = getattr(options, "config", None)
+    config = options.config
     table = table_for(config)
     mesh = _sizes(options.mesh)
     if table is not None and table.centered:
