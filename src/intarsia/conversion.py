@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,12 @@ class Report:
             "destination": self.destination,
             "seconds": round(self.seconds, 3),
             "peak_rss_bytes": self.peak_rss_bytes,
+            "notes": [*self.plan.notes, *self.notes],
         }
 
     def __str__(self) -> str:
-        return f"{self.plan}\ndone     {self.destination} in {self.seconds:.2f} s"
+        notes = "".join(f"\nnote     {note}" for note in self.notes)
+        return f"{self.plan}{notes}\ndone     {self.destination} in {self.seconds:.2f} s"
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ def carry_out(
             if team.rank == 0:
                 _check_equal(job)
                 _begin(job, staging, arrangement)
-        parts = _move(job, staging, arrangement, team, progress)
+        parts, rounded = _move(job, staging, arrangement, team, progress)
         with team.together():
             if team.rank == 0:
                 _close(job, staging, arrangement, parts)
@@ -155,7 +158,18 @@ def carry_out(
         staging.abandon()
         raise
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Report(job.plan, str(where), time.perf_counter() - started, peak)
+    notes = tuple(_rounding(rounded))
+    return Report(job.plan, str(where), time.perf_counter() - started, peak, notes)
+
+
+def _rounding(rounded: Counter[str]) -> Iterator[str]:
+    """What is to be said of norms that the two formats centre on different values."""
+    if rounded:
+        name, _ = rounded.most_common(1)[0]
+        yield (
+            f"{rounded.total():,} elements of {len(rounded)} norms were rounded, `{name}` among them: the"
+            " formats centre them on different values, and the last bits of elements far from one are lost"
+        )
 
 
 def _check_equal(job: Job) -> None:
@@ -184,8 +198,8 @@ def _move(
     arrangement: Arrangement,
     team: Crew,
     progress: Progress | None,
-) -> list[Any]:
-    """Every rank's share of the steps; rank 0 gets the parts of all."""
+) -> tuple[list[Any], Counter[str]]:
+    """Every rank's share of the steps: the parts that all wrote, and the elements that shifts rounded."""
     total = job.plan.write_bytes
     done = 0
 
@@ -203,8 +217,9 @@ def _move(
             parts = run.run(steps[team.rank :: team.size])
             if team.rank != 0:
                 staging.sync()
-            shared.value = parts
-        return [part for parts in shared.values for part in parts]
+            shared.value = parts, source.rounded
+        rounded = sum((counts for _, counts in shared.values), Counter[str]())
+        return [part for parts, _ in shared.values for part in parts], rounded
 
 
 def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any]) -> None:

@@ -162,16 +162,22 @@ def _rows(src: Manifest, wish: Wish, writer: Format) -> list[Param]:
     covered = {name for row in rows for name in row.layout.tensors}
     covered |= {name for name, _ in _dropped(src, wish, writer)}
     rest = [s for s in src.stored.values() if not covered.issuperset(s.layout.tensors)]
-    known = [s.key or s.name for s in rest if not is_state(s.name)]
-    if known and not writer.carries_anything:
-        raise FamilyError(
-            f"{len(known)} tensors of {src.path} are not in the {dialect} table of {table.family}:"
-            f" {', '.join(known[:4])}",
-            hint="convert to hf or dcp, which carry them name by name, or add them to the table",
-        )
     if not writer.carries_anything:
-        return rows
+        rest = [s for s in rest if not is_state(s.name)]
+        lost = [s.key or s.name for s in rest if not _is_beside_the_text(s.name, table)]
+        if lost:
+            raise FamilyError(
+                f"{len(lost)} tensors of {src.path} are not in the {dialect} table of"
+                f" {table.family}: {', '.join(lost[:4])}",
+                hint="convert to hf or dcp, which carry them name by name, or add them to the table",
+            )
     return [*rows, *(Param(s.name, s.layout, s.rule, s.shift) for s in rest)]
+
+
+def _is_beside_the_text(name: str, table: Table) -> bool:
+    """Whether a tensor is of a vision tower or the like, which every format carries by name."""
+    text = (table.hf, table.module, "lm_head.", "mtp.")
+    return table.wrapped and not name.startswith(text)
 
 
 def _name_by_name(src: Manifest, wish: Wish, writer: Format, dialect: str) -> list[Param]:

@@ -128,19 +128,19 @@ def _first_alike(mesh: Mesh, rule: Rule) -> Rule:
 def alike_layers(targets: Sequence[Target]) -> dict[str, int]:
     """The stacks of layers that are alike, and their heights; only those are one tensor on disk.
 
-    Layers that predict further tokens are never stacked.
+    Layers that predict further tokens are never stacked, nor are those of a vision tower, which keeps
+    the names it came with.
     """
     forms: dict[str, dict[int, set[tuple[Key, Shape]]]] = {}
     for target in targets:
         key = Key.parse(stored_key(target.name))
-        if key.layer is not None:
+        if key.layer is not None and key.head.endswith("decoder.layers"):
             form = forms.setdefault(key.head, {}).setdefault(key.layer, set())
             form.add((Key(key.rest, "", None, key.expert, key.half), target.shape))
     alike = {
         head: len(layers)
         for head, layers in forms.items()
-        if "mtp" not in head
-        and sorted(layers) == [*range(len(layers))]
+        if sorted(layers) == [*range(len(layers))]
         and all(form == layers[0] for form in layers.values())
     }
     # Optimizer state is stored as its model is.

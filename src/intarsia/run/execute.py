@@ -8,9 +8,11 @@ written, so the outcome does not depend on who wrote what.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,7 @@ class Source:
     manifest: Manifest
     format: Format
     folder: Folder
+    rounded: Counter[str] = field(default_factory=Counter)
     _located: dict[tuple[str, int], Located] = field(default_factory=dict)
 
     def fills(self, copies: Sequence[Copy], target: Target, buffer: Bytes) -> Iterator[Fill]:
@@ -68,7 +71,12 @@ class Source:
                     target.dtype,
                     buffer,
                     target.shift - copy.stored.shift,
+                    partial(self._count, target.name),
                 )
+
+    def _count(self, target: str, elements: int) -> None:
+        if elements:
+            self.rounded[target] += elements
 
     def locate(self, copy: Copy) -> Located:
         key = (copy.chunk.file, copy.chunk.start_bytes)

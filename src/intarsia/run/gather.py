@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,10 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """One copy from a file into a buffer: `base_bytes` is where the piece's source elements begin."""
+    """One copy from a file into a buffer: `base_bytes` is where the piece's source elements begin.
+
+    `rounded` hears how many elements a shift changed beyond recall.
+    """
 
     file: str
     base_bytes: int
@@ -32,6 +35,7 @@ class Fill:
     dst: DType
     buffer: Bytes
     shift: float = 0.0
+    rounded: Callable[[int], None] | None = None
 
 
 def gather(folder: Folder, fills: Iterable[Fill]) -> int:
@@ -113,5 +117,10 @@ def scatter(fill: Fill, scratch: Bytes, start_bytes: int) -> None:
         fill.piece.to * dst_size,
         tuple(loop.to * dst_size for loop in fill.piece.loops),
     )
-    plain = fill.src == fill.dst and not fill.shift
-    dst[...] = src if plain else cast(src, fill.src, fill.dst, fill.shift)
+    if fill.src == fill.dst and not fill.shift:
+        dst[...] = src
+        return
+    dst[...] = cast(src, fill.src, fill.dst, fill.shift)
+    if fill.shift and fill.src == fill.dst and fill.rounded is not None:
+        back = cast(dst, fill.dst, fill.src, -fill.shift)
+        fill.rounded(int(np.count_nonzero(back != src)))
