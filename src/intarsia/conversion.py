@@ -16,8 +16,9 @@ from intarsia.errors import UsageError
 from intarsia.family import adopt, table_for
 from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.format.hf import read_entry
+from intarsia.format.torch_frame import write_object
 from intarsia.formats import format_named, read_manifest
-from intarsia.planning.manifest import Manifest
+from intarsia.planning.manifest import Entry, Manifest
 from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan
 from intarsia.run.budget import Budget
@@ -73,15 +74,26 @@ class Job:
         return format_named(self.wish.to).arrange(self.wanted.targets, options)
 
     def _entries(self) -> dict[str, bytes]:
+        """The bytes of the entries that go along."""
         if not self.wanted.entries:
             return {}
         with folder_of(self.src) as folder:
-            if self.src.format == "hf":
-                return {name: read_entry(folder, e) for name, e in self.src.entries.items()}
-            return {
-                name: folder.read(e.file, e.start_bytes, e.length_bytes)
-                for name, e in self.src.entries.items()
-            }
+            read = read_entry if self.src.format == "hf" else _read_entry
+            found = {name: read(folder, entry) for name, entry in self.src.entries.items()}
+        if self.wish.to == "torch_dist" and self.wanted.equal:
+            found["optimizer.step"] = write_object(self._step())
+        return found
+
+    def _step(self) -> float:
+        """The step that all parameters are at."""
+        from intarsia.checkpoint import Checkpoint
+
+        with Checkpoint(self.src) as checkpoint:
+            return float(checkpoint[self.wanted.equal[0][0]][...].item())
+
+
+def _read_entry(folder: Folder, entry: Entry) -> bytes:
+    return folder.read(entry.file, entry.start_bytes, entry.length_bytes)
 
 
 def folder_of(manifest: Manifest) -> Folder:

@@ -85,7 +85,7 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
     if src.entries and wish.optimizer == "drop":
         some = ", ".join(list(src.entries)[:3]) + (", …" if len(src.entries) > 3 else "")
         notes.append(f"{len(src.entries)} entries are dropped as asked: {some}")
-    return Wanted(targets, drop, wish.optimizer == "keep", tuple(notes))
+    return Wanted(targets, drop, wish.optimizer == "keep", tuple(notes), _counted(src, wish))
 
 
 def _for_megatron_fsdp(src: Manifest, wish: Wish, writer: Format) -> Wanted:
@@ -120,8 +120,16 @@ def _dropped(src: Manifest, wish: Wish, writer: Format) -> Iterator[tuple[str, s
             yield name, f"{of} is tied to {tied[of]} by the configuration"
         elif is_state(name) and wish.optimizer == "drop":
             yield name, "optimizer state, dropped as asked"
-        elif wish.to == "torch_dist" and name.startswith("optimizer.step.") and _has_groups(src):
-            yield name, "Megatron keeps steps in the parameter groups, which are carried"
+        elif wish.to == "torch_dist" and name.startswith("optimizer.step."):
+            yield name, "Megatron keeps the step in the parameter groups, where it is written"
+
+
+def _counted(src: Manifest, wish: Wish) -> tuple[tuple[str, ...], ...]:
+    """The steps that one number is to stand for: all of them, where the source has no groups of Megatron's."""
+    if wish.to != "torch_dist" or wish.optimizer == "drop" or _has_groups(src):
+        return ()
+    steps = tuple(name for name in src.logical if name.startswith("optimizer.step."))
+    return (steps,) if steps else ()
 
 
 def _has_groups(src: Manifest) -> bool:

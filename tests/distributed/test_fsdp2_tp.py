@@ -9,6 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 import intarsia
+from intarsia.format.torch_zip import read_object
 from tests.checkpoints import assert_same, python, read_hf
 from tests.distributed.trainer import CONFIG
 
@@ -63,6 +64,20 @@ def test_what_we_wrote_loads_into_such_ranks(trained: Path, mesh: str) -> None:
     torchrun("load", trained)
     truth = load_file(trained / "truth.safetensors")
     assert_same(load_file(trained / "loaded.safetensors"), truth)
+
+
+def test_megatron_gets_moments_groups_and_step(trained: Path) -> None:
+    intarsia.convert(
+        trained / "saved", trained / "dist", to="torch_dist", mesh="tp=2", config=CONFIG
+    )
+    assert intarsia.verify(trained / "saved", trained / "dist", config=CONFIG)
+    common = (trained / "dist" / "iter_0000001" / "common.pt").read_bytes()
+    (group,) = read_object(common, "common.pt")["optimizer"]["optimizer"]["param_groups"]
+    assert (group["step"], group["lr"], group["betas"]) == (2, 0.01, (0.9, 0.999))
+    intarsia.convert(trained / "dist", trained / "fsdp", to="fsdp_dtensor", mesh="fsdp=2")
+    _, state = split(load_file(trained / "truth.safetensors"))
+    with intarsia.open(trained / "fsdp", config=CONFIG) as arrived:
+        assert_same({name: arrived[name][...] for name in state}, state)
 
 
 def test_training_goes_on_with_the_same_losses_through_two_other_formats(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def check_equal(read: Callable[[str], bytes], groups: Iterable[Sequence[str]]) -
         for name in names[1:]:
             if read(name) != first:
                 raise CoverageError(
-                    f"`{names[0]}` and `{name}` differ, and a fused parameter has one counter",
+                    f"`{names[0]}` and `{name}` differ, and one counter is to stand for both",
                     hint="the parameters were not trained together; leave the state out with"
                     " --optimizer drop",
                 )

@@ -203,7 +203,8 @@ _SHARED = re.compile(
 
 def _optimizer(source: Mapping[str, Any], options: WriteOptions) -> dict[Any, Any]:
     """The optimizer's groups and counters, in the form that goes with state by parameter."""
-    found = plain(source.get("optimizer") or {})
+    said = plain(source.get("optimizer") or {})
+    found: dict[Any, Any] = said or _groups_of_torch(options.entries)
     for name, data in options.entries.items():
         if parts := _SHARED.match(name):
             (groups,) = read_object(data, name)
@@ -213,7 +214,28 @@ def _optimizer(source: Mapping[str, Any], options: WriteOptions) -> dict[Any, An
     each = [v for k, v in found.items() if isinstance(k, int) and isinstance(v, dict)] or [found]
     for one in each:
         one["param_state_sharding_type"] = "fully_reshardable"
-    return found  # type: ignore[no-any-return]
+    return found
+
+
+STEP = "optimizer.step"
+"""The entry that gives the step of all parameters, where a source counts it for each of them."""
+
+_GROUP_OF_TORCH = re.compile(r"^optimizer\.param_groups\.(?P<group>\d+)\.(?P<field>\w+)$")
+
+
+def _groups_of_torch(entries: Mapping[str, bytes]) -> dict[Any, Any]:
+    """Megatron's parameter groups, out of the fields that torch flattens its own into."""
+    groups: dict[int, dict[str, Any]] = {}
+    for name, data in entries.items():
+        if (parts := _GROUP_OF_TORCH.match(name)) and parts["field"] != "params":
+            groups.setdefault(int(parts["group"]), {})[parts["field"]] = plain(
+                read_object(data, name)
+            )
+    if STEP in entries:
+        step = int(read_object(entries[STEP], STEP))
+        for group in groups.values() if groups else (groups.setdefault(0, {}),):
+            group["step"] = step
+    return {"optimizer": {"param_groups": [groups[k] for k in sorted(groups)]}} if groups else {}
 
 
 def _source_common(options: WriteOptions) -> dict[str, Any]:
