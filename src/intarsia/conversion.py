@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from intarsia.collector import paused
 from intarsia.errors import UsageError
 from intarsia.family import adopt, table_for
@@ -24,6 +26,7 @@ from intarsia.planning.planner import make_plan
 from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew, crew
 from intarsia.run.execute import Execution, Source, cut_steps
+from intarsia.run.values import as_float64, bits_dtype
 from intarsia.store.local import Folder
 from intarsia.store.staging import Staging, check_destination
 from intarsia.targets import Wanted, Wish, targets_for
@@ -88,8 +91,10 @@ class Job:
         """The step that all parameters are at."""
         from intarsia.checkpoint import Checkpoint
 
+        step = self.src.logical[self.wanted.equal[0][0]]
         with Checkpoint(self.src) as checkpoint:
-            return float(checkpoint[self.wanted.equal[0][0]][...].item())
+            bits = np.frombuffer(checkpoint[step.name].tobytes(), bits_dtype(step.dtype))
+        return float(as_float64(bits, step.dtype)[0])
 
 
 def _read_entry(folder: Folder, entry: Entry) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from intarsia.dtypes import DType
 from intarsia.errors import FamilyError, UsageError
@@ -11,7 +12,7 @@ from intarsia.family import Param, Table, table_for
 from intarsia.format.base import Format
 from intarsia.formats import format_named
 from intarsia.layout import Layout
-from intarsia.mesh import Box, Mesh
+from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Manifest, Target
 
 SAME_FORMATS = ("hf", "dcp")
@@ -72,7 +73,7 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
             row.layout,
             wish.mesh.boxes(row.layout.shape, row.rule)
             if writer.sharded
-            else (Box.whole(row.layout.shape),),
+            else _whole(row.layout.shape),
             row.rule,
             row.shift,
         )
@@ -86,6 +87,12 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
         some = ", ".join(list(src.entries)[:3]) + (", …" if len(src.entries) > 3 else "")
         notes.append(f"{len(src.entries)} entries are dropped as asked: {some}")
     return Wanted(targets, drop, wish.optimizer == "keep", tuple(notes), _counted(src, wish))
+
+
+@lru_cache(maxsize=4096)
+def _whole(shape: Shape) -> tuple[Box, ...]:
+    """One box; the same for every tensor of a shape, so that one proof serves them all."""
+    return (Box.whole(shape),)
 
 
 def _for_megatron_fsdp(src: Manifest, wish: Wish, writer: Format) -> Wanted:
