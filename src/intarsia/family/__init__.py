@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
 
+from intarsia.errors import FamilyError
 from intarsia.family.spec import Config, Known, Layer, Param, Rows, Table
 from intarsia.mesh import Shape
 
@@ -97,8 +99,10 @@ def adopt(config: Config, stored: Mapping[str, Shape]) -> Table:
     """
     from intarsia.family import from_transformers
 
-    table = from_transformers.table(config)
-    if not all(name in table.known for name in stored):
+    table = None
+    with suppress(FamilyError):
+        table = from_transformers.table(config)
+    if table is None or not all(name in table.known for name in stored):
         table = from_transformers.table(config, stored)
     _ADOPTED[_text(config)] = table
     return table

@@ -159,6 +159,11 @@ def _module_rows(s: _Skeleton, stored: Mapping[str, Shape]) -> dict[str, Layout]
 
 
 def _disk_shapes(s: _Skeleton) -> dict[str, Shape]:
+    if not hasattr(s.loading, "apply_converters"):
+        raise FamilyError(
+            "the installed Transformers loads by rules and does not say how it saves by them",
+            hint="install transformers 5.22 or later, or start from a checkpoint in the hub's dialect",
+        )
     # A prefix that loading removes cannot be known to have been there: saving leaves it off.
     kept = [r for r in s.saving if type(r).__name__ != "PrefixChange"]
     rules = [r.reverse_transform() for r in reversed(kept)]
