@@ -34,7 +34,7 @@ class Budget:
             )
         if workers is not None and workers < 1:
             raise UsageError(f"{workers} workers cannot work", hint="give at least 1")
-        return Budget(memory_bytes, workers or min(4, os.cpu_count() or 1))
+        return Budget(memory_bytes, workers or min(8, os.cpu_count() or 1))
 
     @property
     def window_bytes(self) -> int:
