@@ -9,17 +9,12 @@ do not install without a GPU).  Each job is a process of its own; medians, and r
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import shutil
-import statistics
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
-from convert import in_child, run
+from beside_cp import CONVERT, compare, in_child, run, setting
 from safetensors.numpy import save_file
 
 HIDDEN, INNER, VOCAB, HEADS, GROUPS, WIDTH, EXPERTS = 1024, 512, 32_000, 16, 4, 64, 64
@@ -85,41 +80,18 @@ def write_model(folder: Path, layers: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--gigabytes", type=float, default=2.0)
-    parser.add_argument("--folder", default=None)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
-        root = Path(scratch)
-        layers = max(1, round((options.gigabytes * 1e9 - 4 * VOCAB * HIDDEN) / LAYER_BYTES))
-        size = in_child(write_model, root / "hf", layers)
-        us = (sys.executable, "-m", "intarsia", "convert", "--memory", "512MiB", "--quiet")
+    with setting(__doc__) as at:
+        hf, td, out = (str(at.root / name) for name in ("hf", "td", "out"))
+        layers = at.layers(LAYER_BYTES, 4 * VOCAB * HIDDEN)
+        size = in_child(write_model, at.root / "hf", layers)
         there = ("--to", "torch_dist", "--mesh", "tp=2,ep=4,pp=2")
-        hf, td, out = str(root / "hf"), str(root / "td"), str(root / "out")
+        run(*CONVERT, hf, td, *there)
         jobs = {
-            "cp -r": lambda: run("cp", "-r", hf, out),
-            "hf -> torch_dist": lambda: run(*us, hf, out, *there),
-            "torch_dist -> hf": lambda: run(*us, td, out, "--to", "hf"),
-            "through the model": lambda: run(sys.executable, "-c", THROUGH_THE_MODEL, hf, out),
+            "hf -> torch_dist": (*CONVERT, hf, out, *there),
+            "torch_dist -> hf": (*CONVERT, td, out, "--to", "hf"),
+            "through the model": (sys.executable, "-c", THROUGH_THE_MODEL, hf, out),
         }
-        run(*us, hf, td, *there)
-        figures: dict[str, list[tuple[float, int, int]]] = {name: [] for name in jobs}
-        for _ in range(options.rounds):
-            for name, job in jobs.items():
-                os.sync()
-                figures[name].append(job())
-                shutil.rmtree(out)
-        print(
-            f"{size / 1e9:.2f} GB, {layers} layers of {EXPERTS} experts, {options.rounds} rounds, medians"
-        )
-        print(f"{'job':<20}{'seconds':>9}{'x cp':>7}{'peak MiB':>10}")
-        base = statistics.median(s for s, _, _ in figures["cp -r"])
-        for name, rows in figures.items():
-            seconds = statistics.median(s for s, _, _ in rows)
-            peak = max(p for _, p, _ in rows) / 2**20
-            print(f"{name:<20}{seconds:>9.2f}{seconds / base:>7.2f}{peak:>10.0f}")
-        print("bars: 1.6 x cp, 512 + 300 MiB")
+        compare(at, at.root / "hf", size, jobs, "1.6 x cp, 512 + 300 MiB")
 
 
 if __name__ == "__main__":

@@ -9,16 +9,11 @@ folder; to Megatron-FSDP, on to Megatron's torch_dist, on to DCP.  Beside it in 
 
 from __future__ import annotations
 
-import argparse
-import os
-import shutil
-import statistics
-import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
-from convert import HIDDEN, INNER, VOCAB, in_child, run, write_model
+from beside_cp import CONVERT, compare, in_child, run, setting
+from convert import HIDDEN, INNER, VOCAB, write_model
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -40,46 +35,20 @@ def write_trained(folder: Path, layers: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--gigabytes", type=float, default=2.0)
-    parser.add_argument("--folder", default=None)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
-        root = Path(scratch)
-        layer = 14 * HIDDEN * (128 * 40 + 3 * INNER)
-        layers = max(1, round((options.gigabytes * 1e9 - 28 * VOCAB * HIDDEN) / layer))
-        size = in_child(write_trained, root / "hf", layers)
-        us = (sys.executable, "-m", "intarsia", "convert", "--memory", "512MiB", "--quiet")
-        hf, fd, td, out = (str(root / name) for name in ("hf", "fd", "td", "out"))
+    with setting(__doc__) as at:
+        hf, fd, td, out = (str(at.root / name) for name in ("hf", "fd", "td", "out"))
+        layers = at.layers(14 * HIDDEN * (128 * 40 + 3 * INNER), 28 * VOCAB * HIDDEN)
+        size = in_child(write_trained, at.root / "hf", layers)
         to_fd = ("--to", "fsdp_dtensor", "--mesh", "fsdp=4,tp=2")
         to_td = ("--to", "torch_dist", "--mesh", "tp=2,pp=2")
-        run(*us, hf, fd, *to_fd)
-        run(*us, fd, td, *to_td)
+        run(*CONVERT, hf, fd, *to_fd)
+        run(*CONVERT, fd, td, *to_td)
         jobs = {
-            "cp -r": lambda: run("cp", "-r", hf, out),
-            "cp -r, synced": lambda: run("sh", "-c", f"cp -r {hf} {out} && sync"),
-            "hf -> fsdp_dtensor": lambda: run(*us, hf, out, *to_fd),
-            "fsdp_dtensor -> torch_dist": lambda: run(*us, fd, out, *to_td),
-            "torch_dist -> dcp": lambda: run(*us, td, out, "--to", "dcp", "--mesh", "fsdp=8"),
+            "hf -> fsdp_dtensor": (*CONVERT, hf, out, *to_fd),
+            "fsdp_dtensor -> torch_dist": (*CONVERT, fd, out, *to_td),
+            "torch_dist -> dcp": (*CONVERT, td, out, "--to", "dcp", "--mesh", "fsdp=8"),
         }
-        figures: dict[str, list[tuple[float, int, int]]] = {name: [] for name in jobs}
-        for _ in range(options.rounds):
-            for name, job in jobs.items():
-                os.sync()
-                figures[name].append(job())
-                shutil.rmtree(out)
-        print(f"{size / 1e9:.2f} GB, {options.rounds} rounds, medians")
-        print(f"{'job':<28}{'seconds':>9}{'x cp':>7}{'x synced':>10}{'peak MiB':>10}")
-        plain, synced = (
-            statistics.median(s for s, _, _ in figures[c]) for c in ("cp -r", "cp -r, synced")
-        )
-        for name, rows in figures.items():
-            seconds = statistics.median(s for s, _, _ in rows)
-            peak = max(p for _, p, _ in rows) / 2**20
-            ratios = f"{seconds / plain:>7.2f}{seconds / synced:>10.2f}"
-            print(f"{name:<28}{seconds:>9.2f}{ratios}{peak:>10.0f}")
-        print("bars: 1.5 x cp, 512 + 300 MiB")
+        compare(at, at.root / "hf", size, jobs, "1.5 x cp, 512 + 300 MiB")
 
 
 if __name__ == "__main__":
