@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from intarsia.dtypes import DType
 from intarsia.errors import UsageError
-from intarsia.formats import format_named
+from intarsia.formats import folder_of, format_named
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Logical, Manifest, Target
 from intarsia.run.execute import Source, fill_box
 from intarsia.run.gather import Bytes, gather
-from intarsia.store.local import Folder
 
 if TYPE_CHECKING:
     import torch
@@ -26,9 +24,8 @@ class Checkpoint(Mapping[str, "Tensor"]):
     """A checkpoint as a mapping from logical names to tensors that are not yet read."""
 
     def __init__(self, manifest: Manifest) -> None:
-        path = Path(manifest.path)
         self.manifest = manifest
-        self._folder = Folder(path if path.is_dir() else path.parent)
+        self._folder = folder_of(manifest)
         self._source = Source(manifest, format_named(manifest.format), self._folder)
 
     @property

@@ -19,7 +19,7 @@ from intarsia.family import adopt, table_for
 from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.format.hf import read_entry
 from intarsia.format.torch_frame import write_object
-from intarsia.formats import format_named, read_manifest
+from intarsia.formats import folder_of, format_named, read_manifest
 from intarsia.planning.manifest import Entry, Manifest
 from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan
@@ -99,12 +99,6 @@ class Job:
 
 def _read_entry(folder: Folder, entry: Entry) -> bytes:
     return folder.read(entry.file, entry.start_bytes, entry.length_bytes)
-
-
-def folder_of(manifest: Manifest) -> Folder:
-    """The folder that a manifest's files lie in."""
-    path = Path(manifest.path)
-    return Folder(path if path.is_dir() else path.parent)
 
 
 def prepare(

@@ -13,6 +13,7 @@ from intarsia.errors import FormatError, UsageError
 from intarsia.format.base import Format
 from intarsia.format.sides import read_config
 from intarsia.planning.manifest import Manifest
+from intarsia.store.local import Folder
 
 _CLASSES = {
     "torch_dist": "TorchDist",
@@ -81,3 +82,9 @@ def read_manifest(
         config = read_config(Path(config))
     with paused():
         return format_of(where).read(where, config)
+
+
+def folder_of(manifest: Manifest) -> Folder:
+    """The folder that a checkpoint's files lie in."""
+    path = Path(manifest.path)
+    return Folder(path if path.is_dir() else path.parent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -65,7 +65,7 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
     if wish.to == "fsdp_dtensor":
         return _for_megatron_fsdp(src, wish, writer)
     drop = dict(_dropped(src, wish, writer))
-    rows = _rows(src, wish, writer)
+    rows = _rows(src, wish, writer, drop.keys())
     targets = tuple(
         Target(
             writer.spell(row.name),
@@ -161,7 +161,7 @@ def is_state(name: str) -> bool:
     return name.startswith("optimizer.")
 
 
-def _rows(src: Manifest, wish: Wish, writer: Format) -> list[Param]:
+def _rows(src: Manifest, wish: Wish, writer: Format, dropped: Set[str]) -> list[Param]:
     """What is to be written; the family's absent tensors are wanted too, so that they are missed."""
     dialect = wish.dialect_for(src, writer)
     if dialect == "same":
@@ -175,7 +175,7 @@ def _rows(src: Manifest, wish: Wish, writer: Format) -> list[Param]:
     )
     rows = [*model, *state_rows(model, src.logical)]
     covered = {name for row in rows for name in row.layout.tensors}
-    covered |= {name for name, _ in _dropped(src, wish, writer)}
+    covered |= dropped
     rest = [s for s in src.stored.values() if not covered.issuperset(s.layout.tensors)]
     if not writer.carries_anything:
         rest = [s for s in rest if not is_state(s.name)]

@@ -19,6 +19,9 @@ from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.store.local import Folder
 
+PAGE_BYTES = 4096
+"""Elements that start at a multiple of this are written, and mapped, fastest."""
+
 
 @dataclass(frozen=True, slots=True)
 class Located:

@@ -14,7 +14,7 @@ from typing import Any
 
 from intarsia.errors import FormatError
 from intarsia.family import Param, Table
-from intarsia.format.base import Arrangement, Located, Slot, WriteOptions
+from intarsia.format.base import PAGE_BYTES, Arrangement, Located, Slot, WriteOptions
 from intarsia.format.dcp_metadata import (
     ChunkRecord,
     Metadata,
@@ -33,7 +33,6 @@ from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
 from intarsia.store.local import Folder
 
 METADATA = ".metadata"
-PAGE_BYTES = 4096
 LINE_BYTES = 64
 
 

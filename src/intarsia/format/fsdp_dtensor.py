@@ -21,15 +21,21 @@ from intarsia.format import dcp
 from intarsia.format.base import Arrangement, Located, WriteOptions
 from intarsia.format.dcp import METADATA, check_files
 from intarsia.format.dcp_metadata import Metadata, read_metadata
-from intarsia.format.megatron_common import TRACKER, looks_like_megatron, tracked_folder
+from intarsia.format.megatron_common import (
+    home_of,
+    looks_like_megatron,
+    sides_at,
+    the_one,
+    tracked_folder,
+)
 from intarsia.format.megatron_config import config_from_arguments
 from intarsia.format.megatron_fsdp_entries import arguments, entries_of, is_entry
 from intarsia.format.megatron_fsdp_keys import TensorParallel
 from intarsia.format.megatron_fsdp_names import as_torch_dist, name_tensors
 from intarsia.format.megatron_fsdp_write import arrange, fsdp_dtensor_rows, spell
-from intarsia.format.sides import config_of, side_files
+from intarsia.format.sides import config_of
 from intarsia.mesh import Mesh
-from intarsia.planning.manifest import Chunk, Manifest, Side, Stored, Target
+from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.store.local import Folder
 
 _KEYS = re.compile(
@@ -57,7 +63,7 @@ class FsdpDtensor:
             sizes = check_files(folder, metadata)
             args = arguments(folder, metadata)
         notes: list[str] = []
-        home = next((p for p in (root, root.parent) if (p / "config.json").is_file()), None)
+        home = home_of(root)
         if config is None and home is not None:
             config = config_of(home)
         made = config is None
@@ -80,7 +86,7 @@ class FsdpDtensor:
             config=config,
             config_made=made,
             entries=entries_of(metadata),
-            sides=_sides(home),
+            sides=sides_at(home),
             absent=found.absent,
             problems=tuple(found.problems),
             notes=(*notes, *found.notes),
@@ -102,14 +108,8 @@ class FsdpDtensor:
 def find_checkpoint(path: Path) -> Path:
     """The folder with the tensors: the path itself, the tracked iteration, or the only one."""
     found = [folder for folder in _candidates(path) if _has_keys(folder)]
-    if len(found) == 1:
-        return found[0]
     if found:
-        raise FormatError(
-            f"{path} holds {len(found)} checkpoints ({found[0].name} to {found[-1].name}) and no"
-            f" {TRACKER}",
-            hint="give the folder of one iteration",
-        )
+        return the_one(found, path)
     raise FormatError(f"{path} holds no fsdp_dtensor checkpoint")
 
 
@@ -172,11 +172,3 @@ def _content(folder: Folder, stored: Stored) -> bytes:
     return b"".join(
         folder.read(chunk.file, at.start_bytes, chunk.box.size * size) for at, chunk in found
     )
-
-
-_OWN_FILES = re.compile(r"^(latest_.*|run_config\.yaml|metadata\.json|.*\.sha256)$")
-
-
-def _sides(home: Path | None) -> tuple[Side, ...]:
-    """The small files beside a configuration, but for those of the frame."""
-    return tuple(s for s in side_files(home) if not _OWN_FILES.match(s.name)) if home else ()

@@ -15,7 +15,7 @@ import json
 import pickle
 import re
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,11 @@ from zipfile import ZipFile, ZipInfo
 
 from intarsia.errors import FormatError
 from intarsia.format.dcp_metadata import Metadata
+from intarsia.format.sides import side_files
 from intarsia.format.torch_frame import write_object
 from intarsia.format.torch_zip import read_object
 from intarsia.format.unpickle import Inert
+from intarsia.planning.manifest import Side
 from intarsia.store.local import Folder
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -36,6 +38,7 @@ COMMON_OBJECT = "common_state/shard_0_1"
 RELEASE = "release"
 RUN_CONFIG = "run_config.yaml"
 _ITERATION = re.compile(r"^iter_(\d{7,})$")
+_OWN_FILES = re.compile(r"^(metadata\.json|latest_.*|run_config\.yaml|.*\.sha256)$")
 
 
 def looks_like_megatron(path: Path) -> bool:
@@ -46,14 +49,8 @@ def looks_like_megatron(path: Path) -> bool:
 def find_checkpoint(path: Path) -> Path:
     """The folder with the tensors: the path itself, the tracked iteration, or the only one."""
     found = [p for p in _candidates(path) if _is_torch_dist(p)]
-    if len(found) == 1:
-        return found[0]
     if found:
-        raise FormatError(
-            f"{path} holds {len(found)} checkpoints ({found[0].name} to {found[-1].name}) and no"
-            f" {TRACKER}",
-            hint="give the folder of one iteration",
-        )
+        return the_one(found, path)
     legacy = [p for p in _candidates(path) if _is_legacy(p)]
     if legacy:
         raise FormatError(
@@ -61,6 +58,29 @@ def find_checkpoint(path: Path) -> Path:
             hint="load and save it once with Megatron's --ckpt-convert-format torch_dist",
         )
     raise FormatError(f"{path} holds no torch_dist checkpoint")
+
+
+def the_one(found: Sequence[Path], path: Path) -> Path:
+    """The only one of several iterations; which of many is meant, nobody can tell."""
+    if len(found) > 1:
+        raise FormatError(
+            f"{path} holds {len(found)} checkpoints ({found[0].name} to {found[-1].name}) and no"
+            f" {TRACKER}",
+            hint="give the folder of one iteration",
+        )
+    return found[0]
+
+
+def home_of(root: Path) -> Path | None:
+    """Where the model configuration lies: with the tensors, or beside the iterations."""
+    return next((p for p in (root, root.parent) if (p / "config.json").is_file()), None)
+
+
+def sides_at(home: Path | None) -> tuple[Side, ...]:
+    """The small files beside a configuration, but for those of the frame."""
+    if home is None:
+        return ()
+    return tuple(side for side in side_files(home) if not _OWN_FILES.match(side.name))
 
 
 def _candidates(path: Path) -> list[Path]:

@@ -14,10 +14,10 @@ from typing import Any
 
 from intarsia.dtypes import DType, dtype_of_header
 from intarsia.errors import FormatError
+from intarsia.format.base import PAGE_BYTES
 from intarsia.mesh import Shape
 from intarsia.store.local import Folder
 
-PAGE_BYTES = 4096
 MAX_HEADER_BYTES = 100_000_000
 _DAMAGED = "the file is damaged or truncated: copy it again from its source"
 

@@ -7,7 +7,6 @@ stored tensor to us, and so it is when written: the stack is made of names alone
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -26,9 +25,11 @@ from intarsia.format.megatron_common import (
     COMMON_OBJECT,
     arguments_of,
     find_checkpoint,
+    home_of,
     looks_like_megatron,
     read_common,
     read_run_config,
+    sides_at,
 )
 from intarsia.format.megatron_config import config_from_arguments
 from intarsia.format.megatron_keys import Key, MegatronRows, is_megatron_name, torch_dist_rows
@@ -40,10 +41,10 @@ from intarsia.format.megatron_optimizer import (
     stored_key,
 )
 from intarsia.format.megatron_write import arrange
-from intarsia.format.sides import config_of, side_files
+from intarsia.format.sides import config_of
 from intarsia.format.torch_frame import write_object
 from intarsia.mesh import Box, Mesh, Shape
-from intarsia.planning.manifest import Chunk, Entry, Logical, Manifest, Side, Stored, Target
+from intarsia.planning.manifest import Chunk, Entry, Logical, Manifest, Stored, Target
 from intarsia.store.local import Folder
 
 
@@ -65,7 +66,7 @@ class TorchDist:
             sizes = check_files(folder, metadata)
             args = arguments_of(read_common(folder, metadata)) or read_run_config(folder)
             entries = _entries(folder, metadata)
-        home = next((p for p in (root, root.parent) if (p / "config.json").is_file()), None)
+        home = home_of(root)
         notes: list[str] = []
         if config is None and home is not None:
             config = config_of(home)
@@ -83,7 +84,7 @@ class TorchDist:
             config=config,
             config_made=made,
             entries=entries,
-            sides=_sides(home),
+            sides=sides_at(home),
             absent=found.absent,
             problems=found.problems,
             notes=(*notes, *found.notes),
@@ -111,7 +112,6 @@ def _leading(stored: Stored) -> int:
 
 
 _EMPTY_STATE_BYTES = len(write_object([None]))
-_OWN_FILES = re.compile(r"^(metadata\.json|latest_.*|run_config\.yaml|.*\.sha256)$")
 
 
 def _entries(folder: Folder, metadata: Metadata) -> dict[str, Entry]:
@@ -124,13 +124,6 @@ def _entries(folder: Folder, metadata: Metadata) -> dict[str, Entry]:
     if COMMON_OBJECT not in entries and (folder.root / COMMON_FILE).is_file():
         entries[COMMON_OBJECT] = Entry(COMMON_OBJECT, COMMON_FILE, 0, folder.size(COMMON_FILE))
     return entries
-
-
-def _sides(home: Path | None) -> tuple[Side, ...]:
-    """The small files beside a configuration, but for those of the frame."""
-    if home is None:
-        return ()
-    return tuple(side for side in side_files(home) if not _OWN_FILES.match(side.name))
 
 
 @dataclass
