@@ -37,10 +37,10 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow" --durations=10
+	$(BIN)/python -m pytest -m "not slow" --durations=10 --hypothesis-profile=same
 
 test-all: lint
-	$(BIN)/python -m pytest --durations=20
+	$(BIN)/python -m pytest --durations=20 --hypothesis-profile=new
 
 bench: $(VENV)/.test
 	@for name in read_amplification plan_scale convert megatron optimizer; do \

@@ -152,6 +152,12 @@ def test_a_piece_in_words(layout: Layout, shape: tuple[int, ...] | None, words: 
     assert describe_piece(piece, shape) == f"{words} of {GATE}"
 
 
+def test_a_shape_longer_than_the_picture_loses_its_beginning() -> None:
+    rows = draw(Layout.of("v", (1, 1, 3, 3, 3, 3)), width=24).split("\n")
+    assert {len(row) for row in rows} == {24}
+    assert rows[0] == "┌ …x 1 x 3 x 3 x 3 x 3 ┐"
+
+
 @given(expressions(), st.integers(24, 80), st.integers(2, 6))
 def test_a_picture_is_bounded_and_always_the_same(twin: Twin, width: int, lines: int) -> None:
     x, _ = twin

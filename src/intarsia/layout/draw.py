@@ -50,7 +50,7 @@ def draw(
         body.append(f"… {len(entries) - len(shown):,} more")
     if not entries:
         body = ["empty"]
-    title = " x ".join([f"{n:,}" for n in layout.shape]) or "scalar"
+    title = _fit(" x ".join([f"{n:,}" for n in layout.shape]) or "scalar", width - 4)
     inner = min(width - 4, max(len(title) + 2, *[len(line) for line in body]))
     box = [f"┌ {title} {'─' * (inner - len(title))}┐"]
     for line in body:
