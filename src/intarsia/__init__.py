@@ -18,10 +18,13 @@ from intarsia.errors import (
 
 if TYPE_CHECKING:
     from intarsia.api import convert, diff, open, plan, verify
+    from intarsia.live.load import load
 
 __version__ = "0.1.0"
 
-_LAZY = dict.fromkeys(("convert", "diff", "open", "plan", "verify"), "intarsia.api")
+_LAZY = dict.fromkeys(("convert", "diff", "open", "plan", "verify"), "intarsia.api") | {
+    "load": "intarsia.live.load",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -41,6 +44,7 @@ __all__ = [
     "UsageError",
     "convert",
     "diff",
+    "load",
     "open",
     "plan",
     "verify",

@@ -32,6 +32,7 @@ class Crew:
 
     rank: int = 0
     size: int = 1
+    group: Any = None
 
     @contextmanager
     def together(self) -> Iterator[Shared]:
@@ -54,7 +55,15 @@ class Crew:
 
         told = None if failure is None else f"{type(failure).__name__}: {failure}"
         answers: list[Any] = [None] * self.size
-        dist.all_gather_object(answers, (told, shared.value))
+        try:
+            dist.all_gather_object(answers, (told, shared.value), group=self.group)
+        except RuntimeError as error:
+            if failure is not None:
+                raise failure from error
+            raise IntarsiaError(
+                f"rank {self.rank} lost the other {self.size - 1} ranks: {_first_line(error)}",
+                hint="one of them died or lost its connection: its own log says why",
+            ) from error
         if failure is not None:
             raise failure
         for rank, (text, _) in enumerate(answers):
@@ -73,6 +82,19 @@ def crew() -> Crew:
     if not dist.is_initialized():
         dist.init_process_group("gloo", timeout=PATIENCE)
     return Crew(dist.get_rank(), dist.get_world_size())
+
+
+def ranks_of_model() -> Crew:
+    """The ranks of the process group that a training script has set up, or this process alone."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return Crew()
+    return Crew(dist.get_rank(), dist.get_world_size())
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def disband() -> None:

@@ -1,0 +1,163 @@
+"""Small values beside the tensors of a live checkpoint: hyperparameters, and whatever the caller adds.
+
+They are plain Python values; a tensor among them (a generator's state) is written as its bytes,
+so that reading executes nothing.  A value that ranks do not share is kept rank by rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from intarsia.dtypes import BY_NAME
+from intarsia.errors import UsageError
+from intarsia.format.hf import read_entry
+from intarsia.format.torch_frame import write_object
+from intarsia.format.torch_zip import read_object
+from intarsia.format.unpickle import Inert, Tensor
+from intarsia.planning.manifest import Manifest
+from intarsia.store.local import Folder
+
+EXTRA = "extra."
+_RANK = re.compile(r"^(?P<name>.+)/rank_(?P<rank>\d+)$")
+_GROUP = re.compile(r"^optimizer\.param_groups\.(?P<group>\d+)\.(?P<field>\w+)$")
+_FLAT = re.compile(r"^optimizer\.param_groups\.(?P<param>.*\D.*)\.(?P<field>\w+)$")
+_TENSOR = "intarsia.tensor"
+
+
+def pack(value: Any, where: str) -> bytes:
+    """A value as an archive that torch reads, and we do without executing it."""
+    try:
+        return write_object(_plain(value))
+    except UsageError as error:
+        raise UsageError(
+            f"`{where}` cannot be saved: {error}",
+            hint="save its state_dict(): numbers, text, lists, dicts and tensors",
+        ) from error
+
+
+def unpack(data: bytes, where: str) -> Any:
+    """The value of an archive; classes of others stay inert."""
+    return _live(read_object(data, where))
+
+
+def _plain(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        from intarsia.live.fill import as_bytes
+        from intarsia.live.holding import dtype_of
+
+        held = value.detach().cpu().contiguous()
+        data = as_bytes(held).tobytes()
+        return {_TENSOR: dtype_of(held, "a tensor").name, "shape": list(held.shape), "data": data}
+    if isinstance(value, Mapping):
+        return {key: _plain(x) for key, x in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(x) for x in value) if type(value) in (list, tuple) else value
+    return value
+
+
+def _live(value: Any) -> Any:
+    if isinstance(value, dict):
+        if _TENSOR in value:
+            return _tensor(value[_TENSOR], value["shape"], value["data"])
+        return {key: _live(x) for key, x in value.items()}
+    if isinstance(value, Tensor) and value.storage.data is not None:
+        return _strided(value)
+    if isinstance(value, (list, tuple)) and not isinstance(value, Inert):
+        return type(value)(_live(x) for x in value) if type(value) in (list, tuple) else value
+    return value
+
+
+def _tensor(dtype: str, shape: Sequence[int], data: bytes) -> Any:
+    import numpy as np
+
+    from intarsia.checkpoint import as_torch
+
+    return as_torch(np.frombuffer(data, np.uint8).copy(), BY_NAME[dtype], tuple(shape))
+
+
+def _strided(found: Tensor) -> Any:
+    import torch
+
+    assert found.storage.data is not None
+    kind = getattr(torch, found.dtype.torch)
+    flat = torch.frombuffer(bytearray(found.storage.data), dtype=kind)
+    return flat.as_strided(found.shape, found.stride, found.storage_offset).clone()
+
+
+def read_entries(manifest: Manifest, folder: Folder, wanted: Sequence[str]) -> dict[str, Any]:
+    """The values of some entries of a checkpoint."""
+    found = {}
+    for name in wanted:
+        entry = manifest.entries[name]
+        data = (
+            read_entry(folder, entry)
+            if manifest.format == "hf"
+            else folder.read(entry.file, entry.start_bytes, entry.length_bytes)
+        )
+        found[name] = unpack(data, f"{manifest.path} (`{name}`)")
+    return found
+
+
+def groups_in(manifest: Manifest, folder: Folder) -> list[dict[str, Any]]:
+    """The parameter groups that a checkpoint holds, as torch spells them."""
+    wanted = [n for n in manifest.entries if n.startswith("optimizer.param_groups")]
+    values = read_entries(manifest, folder, wanted)
+    whole = values.pop("optimizer.param_groups", None)
+    if isinstance(whole, list):
+        return [dict(group) for group in whole]
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        if found := _GROUP.match(name):
+            groups.setdefault(found["group"], {})[found["field"]] = value
+        elif found := _FLAT.match(name):
+            group = groups.setdefault(found["param"], {"params": [found["param"]]})
+            group[found["field"]] = value
+    return list(groups.values())
+
+
+def extra_in(
+    manifest: Manifest, folder: Folder, rank: int, size: int
+) -> tuple[dict[str, Any], list[str]]:
+    """What a caller had added, and remarks; what ranks did not share goes to the rank it came from.
+
+    Where there are now more or fewer ranks, such a value is the list of all that were saved.
+    """
+    wanted = [n for n in manifest.entries if n.startswith(EXTRA)]
+    values = read_entries(manifest, folder, wanted)
+    found: dict[str, Any] = {}
+    by_rank: dict[str, dict[int, Any]] = {}
+    for name, value in values.items():
+        key = name.removeprefix(EXTRA)
+        if own := _RANK.match(key):
+            by_rank.setdefault(own["name"], {})[int(own["rank"])] = value
+        else:
+            found[key] = value
+    notes = []
+    for key, held in by_rank.items():
+        if len(held) == size:
+            found[key] = held[rank]
+        else:
+            found[key] = [held[k] for k in sorted(held)]
+            notes.append(
+                f"extra `{key}` was saved by each of {len(held)} ranks, there are {size} now:"
+                " it is the list of all"
+            )
+    return found, notes
+
+
+def extra_entries(values: Sequence[Mapping[str, bytes]]) -> dict[str, bytes]:
+    """The entries to write, from what every rank gave: once where all agree, else rank by rank."""
+    found: dict[str, bytes] = {}
+    for key in sorted({key for held in values for key in held}):
+        given = [held.get(key) for held in values]
+        if all(x == given[0] for x in given) and given[0] is not None:
+            found[EXTRA + key] = given[0]
+            continue
+        for rank, data in enumerate(given):
+            if data is not None:
+                found[f"{EXTRA}{key}/rank_{rank}"] = data
+    return found

@@ -1,0 +1,116 @@
+"""What a process holds of a tensor: memory, and the elements that belong into it.
+
+A DTensor's shape is that of all ranks together, and its placements cut it; a plain tensor is
+what it is.  A strided shard has two readings (see `placement`).  The data are where
+`full_tensor()` finds them, so that reading is taken wherever every rank's memory has room for
+it, and the literal one only where the memory says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from intarsia.dtypes import BY_TORCH, DType
+from intarsia.errors import LayoutError
+from intarsia.layout import Layout
+from intarsia.live.megatron_item import is_dtensor
+from intarsia.mesh import Box, Shape
+from intarsia.placement import from_torch, local
+from intarsia.planning.manifest import Target
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A tensor in this process's memory; `layout` says which elements its places are for."""
+
+    name: str
+    layout: Layout
+    tensor: torch.Tensor
+    shift: float = 0.0
+
+    @property
+    def dtype(self) -> DType:
+        return dtype_of(self.tensor, self.name)
+
+    @property
+    def target(self) -> Target:
+        whole = Box.whole(self.layout.shape)
+        return Target(self.name, self.dtype, self.layout, (whole,), shift=self.shift)
+
+    @property
+    def nbytes(self) -> int:
+        return self.layout.size * self.dtype.itemsize
+
+
+def dtype_of(tensor: Any, name: str) -> DType:
+    """The element type of a torch tensor."""
+    found = BY_TORCH.get(str(tensor.dtype).removeprefix("torch."))
+    if found is None:
+        raise LayoutError(f"`{name}` has element type {tensor.dtype}, which no format stores")
+    return found
+
+
+def memory_of(tensor: Any) -> torch.Tensor:
+    """The memory of a tensor in this process: what a DTensor keeps here, or all of it."""
+    held = tensor.detach()
+    found: torch.Tensor = held.to_local() if is_dtensor(held) else held
+    return found
+
+
+def is_present(tensor: Any) -> bool:
+    """Whether this process is on the tensor's mesh; where it is not, it holds nothing of it."""
+    return not is_dtensor(tensor) or tensor.device_mesh.get_coordinate() is not None
+
+
+def cut(x: Layout, tensor: Any, *, literal: bool = False) -> Layout:
+    """What this process holds of a tensor with layout `x`, by the tensor's mesh and placements."""
+    if not is_dtensor(tensor):
+        return x
+    mesh = tensor.device_mesh
+    placements = from_torch(tensor.placements)
+    sizes = tuple(mesh.size(axis) for axis in range(mesh.ndim))
+    return local(x, sizes, placements, mesh.get_coordinate(), literal=literal)
+
+
+def fits(x: Layout, tensor: Any, *, literal: bool = False) -> bool:
+    """Whether a reading of the placements has the shape of the memory that is there."""
+    return cut(x, tensor, literal=literal).shape == tuple(memory_of(tensor).shape)
+
+
+def placed(tensor: Any) -> str:
+    """Where a tensor lies, in words for an error.
+
+    >>> import torch
+    >>> placed(torch.zeros(2, 3))
+    'a plain tensor of [2, 3]'
+    """
+    if not is_dtensor(tensor):
+        return f"a plain tensor of {list(tensor.shape)}"
+    mesh = tensor.device_mesh
+    names = mesh.mesh_dim_names or [f"axis {k}" for k in range(mesh.ndim)]
+    axes = ", ".join(f"{n}={mesh.size(k)}" for k, n in enumerate(names))
+    cuts = ", ".join(map(str, tensor.placements))
+    return f"a DTensor of {list(tensor.shape)} on ({axes}) as ({cuts})"
+
+
+def check_shape(name: str, expected: Shape, tensor: Any, where: str) -> None:
+    """Raise where a tensor is not what the checkpoint's model has under its name."""
+    if tuple(tensor.shape) == tuple(expected):
+        return
+    hint = "the model and the checkpoint are not of one configuration"
+    if is_dtensor(tensor):
+        hint += "; a DTensor made by `from_local` needs `shape=` where its parts are uneven"
+    elif tensor.dim() == len(expected) and any(
+        a < b for a, b in zip(tensor.shape, expected, strict=True)
+    ):
+        hint = (
+            "a plain tensor is taken for all of it: make it a DTensor, or say `mesh=` and `rank=`"
+        )
+    raise LayoutError(
+        f"`{name}` is {placed(tensor)}, {where} has {list(expected)}",
+        hint=hint,
+    )

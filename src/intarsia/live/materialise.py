@@ -1,0 +1,86 @@
+"""Giving memory to a model that was built on the `meta` device, each process its own shards.
+
+Parameters that are one object under two names stay one.  Buffers that no checkpoint holds (rotary
+frequencies) are computed by the model's own initialisation, where it has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def materialise(model: nn.Module, device: Any = None) -> list[str]:
+    """Memory for every meta tensor that a checkpoint fills; the names of buffers left on `meta`."""
+    import torch
+
+    if not any(x.is_meta for x in (*model.parameters(), *model.buffers())):
+        return []
+    shared = _shared(model)
+    passing = {id(x) for _, _, x in _passing_buffers(model)}
+
+    def memory(x: torch.Tensor) -> torch.Tensor:
+        if not x.is_meta or id(x) in passing:
+            return x
+        where = device or getattr(getattr(x, "device_mesh", None), "device_type", "cpu")
+        return torch.empty_like(x, device=where)
+
+    with torch.no_grad():
+        model._apply(memory)  # type: ignore[no-untyped-call]
+        for places in shared:
+            (owner, key), *others = places
+            for module, name in others:
+                module._parameters[name] = owner._parameters[key]
+        _compute_buffers(model, device)
+    return [name for name, _, x in _passing_buffers(model) if x.is_meta]
+
+
+def _shared(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """The places of every parameter that has more than one."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for key, param in module._parameters.items():
+            if param is not None and param.is_meta:
+                places.setdefault(id(param), []).append((module, key))
+    return [found for found in places.values() if len(found) > 1]
+
+
+def _passing_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
+    """The buffers that are in no state dict."""
+    for path, module in model.named_modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None and key in module._non_persistent_buffers_set:
+                yield f"{path}.{key}" if path else key, module, buffer
+
+
+def _compute_buffers(model: nn.Module, device: Any) -> None:
+    """Have a Transformers model compute its passing buffers; each must really be written."""
+    import torch
+
+    initialise = getattr(model, "_init_weights", None)
+    todo = {m for _, m, x in _passing_buffers(model) if x.is_meta}
+    if initialise is None:
+        return
+    for module in todo:
+        if next(module.parameters(recurse=False), None) is not None:
+            continue  # initialising it would draw its weights anew
+        before = {k: b for k, b in module._buffers.items() if b is not None and b.is_meta}
+        for key, buffer in before.items():
+            mark = float("nan") if buffer.is_floating_point() else _mark(buffer.dtype)
+            module._buffers[key] = torch.full_like(buffer, mark, device=device or "cpu")
+        initialise(module)
+        for key, buffer in before.items():
+            made: Any = module._buffers[key]
+            unset = made.isnan() if made.is_floating_point() else made == _mark(made.dtype)
+            if made.numel() and bool(unset.all()):
+                module._buffers[key] = buffer
+
+
+def _mark(dtype: torch.dtype) -> int:
+    import torch
+
+    return 1 if dtype == torch.bool else torch.iinfo(dtype).max

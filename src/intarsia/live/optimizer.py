@@ -1,0 +1,250 @@
+"""The state of a torch optimizer by the names of its model's parameters, as it is: no step is faked.
+
+A parameter that was never stepped has no state, and that is said; one without elements needs
+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from intarsia.errors import CoverageError, UsageError
+from intarsia.family import Param
+from intarsia.live.holding import Holding, cut, is_present, memory_of
+from intarsia.live.megatron_item import is_dtensor
+from intarsia.live.names import bare
+from intarsia.planning.manifest import Manifest
+
+if TYPE_CHECKING:
+    import torch
+
+MASTER, STEP = "master", "step"
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A parameter that an optimizer steps, with its name and the number of its group."""
+
+    name: str
+    param: torch.Tensor
+    group: int
+
+
+def stepped(model: Any, optimizer: Any) -> Iterator[Stepped]:
+    """The parameters of an optimizer under the names that the model has for them."""
+    if not hasattr(model, "named_parameters"):
+        raise UsageError(
+            "the state of an optimizer goes by the names of a model's parameters",
+            hint="give the module, not its state dict",
+        )
+    names: dict[int, str] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(param), name)
+    for number, group in enumerate(optimizer.param_groups):
+        for at, param in enumerate(group["params"]):
+            if id(param) not in names:
+                raise UsageError(
+                    f"parameter {at} of group {number} ({list(param.shape)}) of the optimizer is not in"
+                    " the model",
+                    hint="make the optimizer from the model's parameters, after a model on `meta` was"
+                    " loaded or given memory",
+                )
+            yield Stepped(names[id(param)], param, number)
+
+
+@dataclass(frozen=True)
+class StateToFill:
+    """What a load brings for an optimizer: memory to fill, counters to read, and who has none."""
+
+    holdings: list[Holding]
+    counters: list[tuple[torch.Tensor, tuple[str, ...]]]
+    fresh: dict[torch.Tensor, dict[str, Any]]
+    never_stepped: tuple[str, ...]
+
+    @property
+    def logical(self) -> set[str]:
+        """Every logical tensor that is taken."""
+        held = {n for h in self.holdings for n in h.layout.tensors}
+        return held | {n for _, names in self.counters for n in names}
+
+
+def kinds_of(manifest: Manifest) -> dict[str, set[str]]:
+    """For each logical parameter, the kinds of state that a checkpoint has of it."""
+    found: dict[str, set[str]] = {}
+    for name in manifest.logical:
+        if name.startswith("optimizer."):
+            kind, _, param = name.removeprefix("optimizer.").partition(".")
+            found.setdefault(param, set()).add(kind)
+    return found
+
+
+def state_to_fill(
+    model: Any,
+    optimizer: Any,
+    rows: Mapping[str, Param],
+    manifest: Manifest,
+    literal: set[str],
+) -> StateToFill:
+    """Memory for the state that the checkpoint has of each parameter; nothing is read yet."""
+    import torch
+
+    kinds = kinds_of(manifest)
+    if not any(found - {MASTER} for found in kinds.values()):
+        raise CoverageError(
+            f"{manifest.path} holds no optimizer state",
+            hint="load the model alone (optimizer=None), or give a checkpoint saved with its optimizer",
+        )
+    out = StateToFill([], [], {}, ())
+    never: list[str] = []
+    for each in stepped(model, optimizer):
+        row = rows.get(each.name)
+        names = row.layout.tensors if row is not None else ()
+        held = [kinds.get(n, set()) - {MASTER} for n in names]
+        if not any(held):
+            if each.param.numel():
+                never.append(each.name)
+            out.fresh[each.param] = {}
+            continue
+        assert row is not None
+        if any(some != held[0] for some in held):
+            lacking = next(n for n, some in zip(names, held, strict=True) if some != held[0])
+            raise CoverageError(
+                f"`{each.name}` is made of {len(names)} tensors, which have unlike optimizer state in"
+                f" {manifest.path}: {sorted(held[0])}, and {sorted(held[names.index(lacking)])} of {lacking}",
+                hint="the checkpoint lost state: take another",
+            )
+        state = out.fresh[each.param] = {}
+        old = optimizer.state.get(each.param, {})
+        for kind in sorted(held[0]):
+            logical = tuple(f"optimizer.{kind}.{n}" for n in names)
+            if all(manifest.logical[n].shape == () for n in logical) and each.param.dim():
+                state[kind] = _counter(old.get(kind), kind)
+                out.counters.append((state[kind], logical))
+                continue
+            layout = row.layout.rename(f"optimizer.{kind}.".__add__)
+            stored = getattr(torch, manifest.logical[logical[0]].dtype.torch)
+            state[kind] = _like(each.param, old.get(kind), stored)
+            if is_present(each.param):
+                out.holdings.append(
+                    Holding(
+                        f"{each.name}.{kind}",
+                        cut(layout, state[kind], literal=each.name in literal),
+                        memory_of(state[kind]),
+                    )
+                )
+    return StateToFill(out.holdings, out.counters, out.fresh, tuple(never))
+
+
+def _counter(old: Any, kind: str) -> torch.Tensor:
+    import torch
+
+    return torch.zeros_like(old) if isinstance(old, torch.Tensor) else torch.zeros(())
+
+
+def _like(param: torch.Tensor, old: Any, stored: torch.dtype) -> torch.Tensor:
+    """Memory laid out as the parameter: of the state's own element type, or the checkpoint's."""
+    import torch
+
+    dtype = old.dtype if isinstance(old, torch.Tensor) else stored
+    return torch.empty_like(param, dtype=dtype, requires_grad=False).detach()
+
+
+def put(optimizer: Any, fresh: Mapping[torch.Tensor, dict[str, Any]]) -> None:
+    """Give an optimizer the state that was filled, in the place of what it had."""
+    for param, state in fresh.items():
+        if state:
+            optimizer.state[param] = state
+        else:
+            optimizer.state.pop(param, None)
+
+
+def put_groups(model: Any, optimizer: Any, groups: list[dict[str, Any]]) -> list[str]:
+    """Set the hyperparameters of groups by the parameters that they name; what was not found."""
+    names = list(stepped(model, optimizer))
+    by_name: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        for name in group.get("params", ()):
+            by_name[bare(str(name))] = group
+    lost = []
+    for number, mine in enumerate(optimizer.param_groups):
+        held = [by_name.get(bare(e.name)) for e in names if e.group == number]
+        found = next((g for g in held if g is not None), None)
+        if found is None:
+            lost.append(f"group {number} of the optimizer")
+            continue
+        for key, value in found.items():
+            if key not in ("params", "param_names") and key in mine:
+                mine[key] = _alike(mine[key], value)
+    return lost
+
+
+def _alike(mine: Any, value: Any) -> Any:
+    """A stored value in the type that the optimizer has (tuples come back as lists, say)."""
+    import torch
+
+    if isinstance(mine, torch.Tensor) and not isinstance(value, torch.Tensor):
+        return torch.full_like(mine, float(value))
+    return type(mine)(value) if isinstance(mine, (tuple, list)) else value
+
+
+@dataclass(frozen=True)
+class State:
+    """One tensor of an optimizer's state that is to be saved; a counter belongs to no shard."""
+
+    param: Stepped
+    kind: str
+    tensor: Any
+    whole: bool
+
+
+def states(model: Any, optimizer: Any) -> Iterator[State]:
+    """The state that an optimizer really has."""
+    import torch
+
+    for each in stepped(model, optimizer):
+        value: Any
+        for kind, value in optimizer.state.get(each.param, {}).items():
+            if not isinstance(value, torch.Tensor):
+                value = torch.tensor(value)
+            if value.dim() == 0 and each.param.dim():
+                value = value.to_local() if is_dtensor(value) else value
+                yield State(each, kind, value.detach().cpu(), whole=True)
+            else:
+                yield State(each, kind, _as_param(value, each), whole=False)
+
+
+def _as_param(value: Any, each: Stepped) -> Any:
+    """A state with its parameter's shape; a plain one beside a DTensor is the rank's own part."""
+    if is_dtensor(value) or not is_dtensor(each.param):
+        if tuple(value.shape) != tuple(each.param.shape):
+            raise UsageError(
+                f"a state of `{each.name}` has shape {list(value.shape)}, the parameter"
+                f" {list(each.param.shape)}"
+            )
+        return value
+    local = memory_of(each.param)
+    if tuple(value.shape) != tuple(local.shape):
+        raise UsageError(
+            f"a plain state of `{each.name}` has shape {list(value.shape)}, its parameter"
+            f" {list(local.shape)} on this rank"
+        )
+    from torch.distributed.tensor import DTensor
+
+    param: Any = each.param
+    return DTensor.from_local(
+        value, param.device_mesh, param.placements, shape=param.shape, stride=param.stride()
+    )
+
+
+def groups_of(model: Any, optimizer: Any) -> list[dict[str, Any]]:
+    """The hyperparameters of an optimizer's groups, with the names of their parameters."""
+    names: dict[int, list[str]] = {}
+    for each in stepped(model, optimizer):
+        names.setdefault(each.group, []).append(bare(each.name))
+    return [
+        {k: v for k, v in group.items() if k not in ("params", "param_names")}
+        | {"params": names.get(number, [])}
+        for number, group in enumerate(optimizer.param_groups)
+    ]
