@@ -18,12 +18,14 @@ from intarsia.errors import (
 
 if TYPE_CHECKING:
     from intarsia.api import convert, diff, open, plan, verify
+    from intarsia.live.background import save
     from intarsia.live.load import load
 
 __version__ = "0.1.0"
 
 _LAZY = dict.fromkeys(("convert", "diff", "open", "plan", "verify"), "intarsia.api") | {
     "load": "intarsia.live.load",
+    "save": "intarsia.live.background",
 }
 
 
@@ -47,5 +49,6 @@ __all__ = [
     "load",
     "open",
     "plan",
+    "save",
     "verify",
 ]

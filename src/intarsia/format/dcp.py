@@ -6,12 +6,13 @@ are read in place, by their byte offsets; no pickle is executed and torch is not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from intarsia.dtypes import DType
 from intarsia.errors import FormatError
 from intarsia.family import Param, Table
 from intarsia.format.base import PAGE_BYTES, Arrangement, Located, Slot, WriteOptions
@@ -173,31 +174,45 @@ def row_major(shape: Shape) -> Shape:
 
 def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
     """Give every box to one of the ranks that hold it, and lay each rank's file out in order."""
-    mesh = options.mesh
-    ends = [0] * mesh.size
+    held = ((t.name, t.dtype, t.shape, holders(options.mesh, t.shape, t.rule)) for t in targets)
+    return lay_out(held, options.entries, options.mesh.size)
+
+
+def lay_out(
+    held: Iterable[tuple[str, DType, Shape, Mapping[Box, Sequence[int]]]],
+    entries: Mapping[str, bytes],
+    ranks: int,
+) -> Arrangement:
+    """The files of a checkpoint, from the ranks that hold each box of each tensor."""
+    ends = [0] * ranks
     slots: dict[str, tuple[Slot, ...]] = {}
     tensors: dict[str, TensorRecord] = {}
-    for target in targets:
+    for tensor, dtype, shape, boxes in held:
         placed = []
         records = []
-        for box, ranks in holders(mesh, target.shape, target.rule).items():
-            rank = min(ranks, key=lambda r: (ends[r], r))
-            wrap: Frame = frame(target.dtype, box.shape)
-            file, at = f"__{rank}_0.distcp", aligned(ends[rank], wrap)
+        for box, holding in boxes.items():
+            rank = min(holding, key=lambda r: (ends[r], r))
+            wrap: Frame = frame(dtype, box.shape)
+            file, at = file_of(rank), aligned(ends[rank], wrap)
             placed.append(Slot(box, file, at + wrap.start_bytes, wrap))
             records.append(ChunkRecord(box.offsets, box.shape, file, at, wrap.length_bytes))
             ends[rank] = at + wrap.length_bytes
-        slots[target.name] = tuple(placed)
-        tensors[target.name] = TensorRecord(target.name, target.dtype, target.shape, tuple(records))
+        slots[tensor] = tuple(placed)
+        tensors[tensor] = TensorRecord(tensor, dtype, shape, tuple(records))
     fixed, objects = [], {}
-    for name, data in sorted(options.entries.items()):
-        objects[name] = ObjectRecord(name, "__0_0.distcp", ends[0], len(data))
-        fixed.append(("__0_0.distcp", ends[0], data))
+    for name, data in sorted(entries.items()):
+        objects[name] = ObjectRecord(name, file_of(0), ends[0], len(data))
+        fixed.append((file_of(0), ends[0], data))
         ends[0] += len(data)
-    files = {f"__{rank}_0.distcp": end for rank, end in enumerate(ends) if end}
+    files = {file_of(rank): end for rank, end in enumerate(ends) if end}
     paths = {name: (name,) for name in (*tensors, *objects)}
     closing = {METADATA: write_metadata(Metadata(tensors, objects, paths, {}))}
     return Arrangement(files, slots, fixed, closing)
+
+
+def file_of(rank: int) -> str:
+    """The file that a rank writes."""
+    return f"__{rank}_0.distcp"
 
 
 def aligned(end_bytes: int, wrap: Frame) -> int:
