@@ -1,0 +1,98 @@
+"""Real gloo processes for tests, forked from a server that has torch already."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+_server = multiprocessing.get_context("forkserver")
+_server.set_forkserver_preload(
+    [
+        "torch.distributed.tensor",
+        "torch.distributed.fsdp",
+        "torch.distributed.checkpoint",
+        "torch._dynamo",  # the first DTensor imports it, which takes seconds
+        "transformers.models.auto.modeling_auto",
+        "intarsia.live.load",
+        "intarsia.live.background",
+    ]
+)
+
+
+def on_ranks(count: int, work: Callable[..., Any], *given: Any, seconds: float = 120) -> list[Any]:
+    """What `work(*given)` returns on each of `count` ranks; raise what the first failing rank raised."""
+    answers = outcomes(count, work, *given, seconds=seconds)
+    for rank, (good, answer) in enumerate(answers):
+        if not good:
+            raise AssertionError(f"rank {rank} of {count} failed:\n{answer}")
+    return [answer for _, answer in answers]
+
+
+def outcomes(
+    count: int, work: Callable[..., Any], *given: Any, seconds: float = 120
+) -> list[tuple[bool, Any]]:
+    """For each rank whether `work` succeeded, and its result or the traceback of its failure."""
+    with tempfile.TemporaryDirectory() as folder:
+        pipes, processes = [], []
+        for rank in range(count):
+            mine, theirs = _server.Pipe(duplex=False)
+            process = _server.Process(
+                target=_run, args=(theirs, f"{folder}/store", rank, count, work, given)
+            )
+            process.start()
+            theirs.close()
+            pipes.append(mine)
+            processes.append(process)
+        found = [_answer(pipe, seconds) for pipe in pipes]
+        for process in processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+        return found
+
+
+def _answer(pipe: Connection, seconds: float) -> tuple[bool, Any]:
+    if not pipe.poll(seconds):
+        return False, f"no answer within {seconds} s"
+    try:
+        good, answer = pickle.loads(pipe.recv_bytes())
+    except EOFError:
+        return False, "it died"
+    return good, answer
+
+
+def _run(
+    pipe: Connection,
+    store: str,
+    rank: int,
+    count: int,
+    work: Callable[..., Any],
+    given: tuple[Any, ...],
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=count,
+        timeout=timedelta(seconds=60),
+    )
+    try:
+        pipe.send_bytes(pickle.dumps((True, work(*given))))
+    except BaseException:
+        pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
+    finally:
+        pipe.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
