@@ -1,0 +1,254 @@
+"""Loading into models and state dicts in one process: names, shapes, types, ties, buffers, memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import intarsia
+from intarsia.errors import CoverageError, LayoutError, UsageError
+from tests.distributed.small_model import Small, build, everything, optimizer_of, step
+
+FIXTURES = Path(__file__).resolve().parents[3] / "shared" / "fixtures"
+HUB = sorted(p.parent.name for p in FIXTURES.glob("hf/*/module.safetensors"))
+needs_fixtures = pytest.mark.skipif(not HUB, reason="the fixtures are not here")
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    torch.manual_seed(1)
+    folder = tmp_path / "stored"
+    folder.mkdir()
+    save_file(build(1, "").state_dict(), folder / "model.safetensors")
+    return folder
+
+
+def transformers_model(folder: Path, *, meta: bool = True, dtype: Any = torch.float32) -> Any:
+    config = AutoConfig.from_pretrained(folder)
+    with torch.device("meta" if meta else "cpu"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+@needs_fixtures
+@pytest.mark.parametrize("name", HUB)
+def test_a_transformers_model_on_meta_becomes_what_transformers_loads(name: str) -> None:
+    folder = FIXTURES / "hf" / name
+    model = transformers_model(folder)
+    intarsia.load(folder, into=model)
+    truth = load_file(folder / "module.safetensors")
+    state = model.state_dict()
+    assert {n for n in state if n in truth and not torch.equal(state[n], truth[n])} == set()
+    assert state.keys() <= truth.keys()
+    told = load_file(folder / "reference_logits.safetensors")
+    with torch.no_grad():
+        found = model.eval()(told.pop("input_ids")).logits
+    assert torch.allclose(found, next(iter(told.values())), atol=2e-5)
+
+
+@needs_fixtures
+@pytest.mark.parametrize("form", ["torch_dist", "fsdp_dtensor", "dcp"])
+def test_every_format_fills_a_model_alike(tmp_path: Path, form: str) -> None:
+    folder = FIXTURES / "hf" / "qwen3_moe"
+    mesh = (
+        {"fsdp": 2}
+        if form == "fsdp_dtensor"
+        else {"tp": 2, "ep": 2}
+        if form == "torch_dist"
+        else {"fsdp": 3}
+    )
+    intarsia.convert(folder, tmp_path / form, to=form, mesh=mesh)
+    model = transformers_model(folder)
+    intarsia.load(tmp_path / form, into=model)
+    truth = load_file(folder / "module.safetensors")
+    assert all(torch.equal(x, truth[n]) for n, x in model.state_dict().items())
+
+
+@needs_fixtures
+def test_a_model_without_its_head_and_one_in_wrappers_are_filled(tmp_path: Path) -> None:
+    folder = FIXTURES / "hf" / "qwen3_moe"
+    truth = load_file(folder / "module.safetensors")
+    model = transformers_model(folder, meta=False)
+    intarsia.load(folder, into=model.model, strict=False)
+    assert torch.equal(model.model.norm.weight, truth["model.norm.weight"])
+    wrapped = nn.ModuleDict({"module": transformers_model(folder, meta=False)})
+    intarsia.load(folder, into=wrapped)
+    assert torch.equal(wrapped["module"].lm_head.weight, truth["lm_head.weight"])
+
+
+@needs_fixtures
+def test_tied_weights_of_a_model_on_meta_stay_one_tensor() -> None:
+    folder = FIXTURES / "hf" / "qwen3"
+    model = transformers_model(folder)
+    assert model.config.tie_word_embeddings
+    intarsia.load(folder, into=model)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_a_state_dict_is_filled_in_place_and_by_nested_names(stored: Path) -> None:
+    truth = load_file(stored / "model.safetensors")
+    state = {n: torch.empty_like(x) for n, x in truth.items()}
+    memory = {n: x.data_ptr() for n, x in state.items()}
+    intarsia.load(stored, into=state)
+    assert all(torch.equal(state[n], truth[n]) and state[n].data_ptr() == memory[n] for n in truth)
+    nested = {"embed": {"weight": torch.empty(37, 12)}}
+    intarsia.load(stored, into=nested, strict=False)
+    assert torch.equal(nested["embed"]["weight"], truth["embed.weight"])
+
+
+def test_memory_with_gaps_is_filled_too(stored: Path) -> None:
+    truth = load_file(stored / "model.safetensors")["embed.weight"]
+    held = torch.zeros(12, 74)[:, ::2].T
+    intarsia.load(stored, into={"embed.weight": held}, strict=False)
+    assert torch.equal(held, truth)
+
+
+def test_a_tensor_without_a_source_is_named(stored: Path) -> None:
+    model = build(2, "")
+    model.register_parameter("more", nn.Parameter(torch.zeros(3)))
+    with pytest.raises(CoverageError, match=r"1 of 18 tensors of the model have no source.*more"):
+        intarsia.load(stored, into=model)
+
+
+def test_a_tensor_that_the_model_lacks_is_refused_unless_unwanted(stored: Path) -> None:
+    model = build(2, "")
+    del model.spare
+    with pytest.raises(CoverageError, match=r"1 tensors of .* are not in the model: spare"):
+        intarsia.load(stored, into=model)
+    assert intarsia.load(stored, into=model, strict=False).unused == ["spare"]
+
+
+def test_another_shape_is_refused_with_both(stored: Path) -> None:
+    with pytest.raises(LayoutError, match=r"plain tensor of \[4, 12\], .* has \[3, 12\]"):
+        intarsia.load(stored, into={"spare": torch.empty(4, 12)}, strict=False)
+
+
+def test_another_floating_point_type_is_rounded_and_told(stored: Path) -> None:
+    truth = load_file(stored / "model.safetensors")["embed.weight"]
+    held = torch.empty(37, 12, dtype=torch.bfloat16)
+    report = intarsia.load(stored, into={"embed.weight": held}, strict=False)
+    assert torch.equal(held, truth.bfloat16())
+    assert report.cast == ["embed.weight"]
+    assert "rounded" in report.notes[0]
+    with pytest.raises(LayoutError, match="BF16 in the model and F32"):
+        intarsia.load(stored, into={"embed.weight": held}, strict=False, cast=False)
+
+
+def test_numbers_are_never_cast_to_whole_ones(stored: Path) -> None:
+    with pytest.raises(LayoutError, match="I32 in the model and F32"):
+        intarsia.load(stored, into={"spare": torch.zeros(3, 12, dtype=torch.int32)}, strict=False)
+    with pytest.raises(LayoutError, match="F32 in the model and I64"):
+        intarsia.load(stored, into={"seen": torch.zeros(())}, strict=False)
+
+
+def test_a_truncated_file_is_named(stored: Path) -> None:
+    file = stored / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(intarsia.FormatError, match=r"model\.safetensors"):
+        intarsia.load(stored, into=build(1, ""))
+
+
+def test_local_shards_are_named_by_a_place(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = {
+        "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 12, "vocab_size": 10, "tie_word_embeddings": False,
+    }  # fmt: skip
+    from intarsia.family import table_for
+
+    table = table_for(config)
+    assert table is not None
+    weights = {
+        n: torch.randn(shape) for n, shape in table.logical.items() if n not in table.optional
+    }
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    down, up = "model.layers.0.mlp.down_proj.weight", "model.layers.0.mlp.up_proj.weight"
+    held = {down: torch.empty(8, 6), up: torch.empty(6, 8), "model.norm.weight": torch.empty(8)}
+    intarsia.load(tmp_path, into=held, mesh={"tp": 2}, rank=1, strict=False)
+    assert torch.equal(held[down], weights[down][:, 6:])
+    assert torch.equal(held[up], weights[up][6:])
+    with pytest.raises(LayoutError, match=r"rank 1 of tp=2 holds \[8, 6\] of \[8, 12\]"):
+        intarsia.load(
+            tmp_path, into={down: torch.empty(8, 3)}, mesh={"tp": 2}, rank=1, strict=False
+        )
+
+
+def test_a_buffer_that_nothing_tells_of_stays_on_meta_and_is_named(stored: Path) -> None:
+    model = build(1, "", meta=True)
+    model.register_buffer("table", torch.empty(3, device="meta"), persistent=False)
+    report = intarsia.load(stored, into=model)
+    assert model.table.is_meta
+    assert "table" in report.notes[0]
+
+
+def test_an_optimizer_of_parameters_that_left_the_model_is_refused(stored: Path) -> None:
+    model = build(1, "", meta=True)
+    optimizer = optimizer_of(model)
+    with pytest.raises(UsageError, match="parameter 0 of group 0"):
+        intarsia.load(_trained(stored.parent), into=model, optimizer=optimizer)
+
+
+def test_a_checkpoint_without_optimizer_state_says_so(stored: Path) -> None:
+    model = build(1, "")
+    with pytest.raises(CoverageError, match="holds no optimizer state"):
+        intarsia.load(stored, into=model, optimizer=optimizer_of(model))
+
+
+def _trained(folder: Path) -> Path:
+    model = build(1, "")
+    optimizer = optimizer_of(model, lr=0.5)
+    step(model, optimizer, 0)
+    intarsia.save(folder / "trained", model, optimizer)
+    return folder / "trained"
+
+
+def test_a_parameter_that_was_never_stepped_has_no_state_afterwards(tmp_path: Path) -> None:
+    path = _trained(tmp_path)
+    model = build(2, "")
+    optimizer = optimizer_of(model)
+    step(model, optimizer, 1)
+    optimizer.state[model.spare] = {"step": torch.tensor(1.0)}
+    report = intarsia.load(path, into=model, optimizer=optimizer)
+    assert report.never_stepped == ["spare"]
+    assert model.spare not in optimizer.state
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert float(optimizer.state[model.head.weight]["step"]) == 1.0
+
+
+def test_a_parameter_without_elements_needs_neither_source_nor_state(tmp_path: Path) -> None:
+    path = _trained(tmp_path)
+    model = build(2, "")
+    model.register_parameter("empty", nn.Parameter(torch.empty(0)))
+    optimizer = optimizer_of(model)
+    assert "empty" not in intarsia.load(path, into=model, optimizer=optimizer).never_stepped
+
+
+def test_two_optimizers_of_one_model_each_keep_their_own(tmp_path: Path) -> None:
+    """One loads after the other, as with a matrix optimizer beside AdamW."""
+    model = Small()
+    matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "spare" not in n]
+    rest = [p for n, p in model.named_parameters() if p.dim() != 2 and p.requires_grad]
+    pair = torch.optim.SGD(matrices, lr=0.1, momentum=0.9), torch.optim.AdamW(rest)
+    ids = torch.arange(24).reshape(2, 12)
+    model(ids).square().mean().backward()
+    for optimizer in pair:
+        optimizer.step()
+    for k, optimizer in enumerate(pair):
+        intarsia.save(tmp_path / f"part{k}", model, optimizer)
+    truth = [everything(model, optimizer) for optimizer in pair]
+    fresh = Small()
+    held = [p for n, p in fresh.named_parameters() if p.dim() == 2 and "spare" not in n]
+    other = [p for n, p in fresh.named_parameters() if p.dim() != 2 and p.requires_grad]
+    again = torch.optim.SGD(held, lr=0.1, momentum=0.9), torch.optim.AdamW(other)
+    for k, optimizer in enumerate(again):
+        intarsia.load(tmp_path / f"part{k}", into=fresh, optimizer=optimizer)
+        found = everything(fresh, optimizer)
+        assert found.keys() == truth[k].keys()
+        assert all(torch.equal(found[n], truth[k][n]) for n in found)
