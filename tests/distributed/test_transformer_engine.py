@@ -94,6 +94,13 @@ def test_training_goes_on_as_in_one_process(trained: Path) -> None:
         torch.testing.assert_close(found[f"/model/{name}"], param.detach(), rtol=1e-4, atol=1e-4)
 
 
+def test_what_is_saved_in_the_background_is_what_was(
+    trained: Path, saved: dict[str, torch.Tensor]
+) -> None:
+    kept = read(trained / "saved-with-extra")
+    assert not [name for name, x in saved.items() if not x.equal(kept[name])]
+
+
 def test_extra_state_is_kept_by_choice(trained: Path, saved: dict[str, torch.Tensor]) -> None:
     kept = read(trained / "saved-with-extra")
     assert not [name for name in saved if name.endswith("_extra_state")]

@@ -40,8 +40,8 @@ def parallel(seed: int, shape: tuple[int, int]) -> tuple[nn.Module, torch.optim.
     return model, torch.optim.Adam(model.parameters(), lr=0.01, foreach=False)
 
 
-def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, extra: bool) -> None:
-    state = {"model": model_state(model, extra), "optim": optimizer_state(model, optimizer)}
+def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    state = {"model": model_state(model), "optim": optimizer_state(model, optimizer)}
     dcp.save(state, checkpoint_id=folder)
 
 
@@ -49,8 +49,13 @@ def main(folder: Path) -> None:
     dist.init_process_group("gloo")
     model, optimizer = parallel(1, (2, 2))
     train(model, optimizer)
-    save(model, optimizer, folder / "saved", extra=False)
-    save(model, optimizer, folder / "saved-with-extra", extra=True)
+    save(model, optimizer, folder / "saved")
+    state = {"model": model_state(model, True), "optim": optimizer_state(model, optimizer)}
+    written = dcp.async_save(state, checkpoint_id=folder / "saved-with-extra")
+    with torch.no_grad():
+        for param in model.parameters():
+            param.to_local().zero_()  # what is being written is no longer in use
+    written.result()
     for number, (fsdp, tp) in enumerate(MESHES):
         model, optimizer = parallel(2 + number, (fsdp, tp))
         source = folder / ("saved-with-extra" if number % 2 else "saved")
@@ -61,10 +66,10 @@ def main(folder: Path) -> None:
         dcp.load(state, checkpoint_id=source)
         set_state(model, optimizer, state)
         assert hasattr(model.up, "taken") == bool(number % 2)
-        save(model, optimizer, folder / f"at-{fsdp}x{tp}", extra=False)
+        save(model, optimizer, folder / f"at-{fsdp}x{tp}")
     SEED[0] = 1  # the batches of the first model
     train(model, optimizer, 1)
-    save(model, optimizer, folder / "trained-on", extra=False)
+    save(model, optimizer, folder / "trained-on")
     dist.destroy_process_group()
 
 
