@@ -4,6 +4,8 @@ torch reads a strided shard in two ways.  `full_tensor()` and FSDP2 read an *ord
 cuts out of it (tensor parallel first, then FSDP), which is where the data are; DCP and
 `distribute_tensor` chunk literally, left to right.  The two agree where every cut but the
 last is even.  Here the data's reading is the answer, and the literal one can be asked for.
+A split that no order of cuts explains is an interleave: a gated projection, whose tensor-parallel
+rank holds a part of the gate and a part of up, before FSDP cuts what that rank holds.
 
     >>> from intarsia.layout import Layout
     >>> w = Layout.of("w", (9,))
@@ -13,14 +15,15 @@ last is even.  Here the data's reading is the answer, and the literal one can be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any
 
 from intarsia.errors import LayoutError
 from intarsia.layout import Layout, concat, shard
-from intarsia.mesh import Mesh, Rule
+from intarsia.mesh import Box, Mesh, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +81,16 @@ def local(
         raise LayoutError(
             f"{len(mesh)} mesh axes, {len(placements)} placements, {len(place)} indices"
         )
-    order = None if literal else cutting_order(mesh, placements)
-    if order is None:
-        for n, p, i in zip(mesh, placements, place, strict=True):
-            x = _cut_literally(x, n, p, i)
-        return x
-    for axis in order:
-        placed = placements[axis]
-        assert not isinstance(placed, Replicate)
-        x = shard(x, mesh[axis], place[axis], placed.dim)
+    if literal:
+        cuts = list(zip(range(len(mesh)), placements, strict=True))
+    else:
+        cuts = cutting_order(mesh, placements)
+    for axis, p in cuts:
+        x = _cut(x, mesh[axis], p, place[axis])
     return x
 
 
-def _cut_literally(x: Layout, n: int, p: Placement, i: int) -> Layout:
+def _cut(x: Layout, n: int, p: Placement, i: int) -> Layout:
     if isinstance(p, Replicate):
         return x
     if isinstance(p, Shard):
@@ -99,15 +99,20 @@ def _cut_literally(x: Layout, n: int, p: Placement, i: int) -> Layout:
     return concat([shard(block, n, i, p.dim) for block in blocks], p.dim)
 
 
-def cutting_order(mesh: Sequence[int], placements: Sequence[Placement]) -> list[int] | None:
-    """The mesh axes in the order in which they cut, or None where no order explains the splits.
+def cutting_order(
+    mesh: Sequence[int], placements: Sequence[Placement]
+) -> list[tuple[int, Placement]]:
+    """The mesh axes in the order in which they cut, each with the cut that it makes.
 
-    A strided shard that splits by `k` is cut after axes whose sizes multiply to `k`.
+    A strided shard that splits by `k` is a plain cut after axes whose sizes multiply to `k`;
+    where there are none, it interleaves.
 
     >>> cutting_order((4, 2), (Strided(0, 2), Shard(0)))
-    [1, 0]
+    [(1, Shard(dim=0)), (0, Shard(dim=0))]
+    >>> cutting_order((4, 2), (Strided(0, 2), Strided(0, 3)))
+    [(1, Strided(dim=0, split=3)), (0, Shard(dim=0))]
     """
-    orders: dict[int, list[int]] = {}
+    orders: dict[int, list[tuple[int, Placement]]] = {}
     for axis in range(len(mesh) - 1, -1, -1):
         p = placements[axis]
         if isinstance(p, Replicate):
@@ -115,12 +120,54 @@ def cutting_order(mesh: Sequence[int], placements: Sequence[Placement]) -> list[
         order = orders.setdefault(p.dim, [])
         split = p.split if isinstance(p, Strided) else 1
         before = next(
-            (k for k in range(len(order) + 1) if prod(mesh[a] for a in order[:k]) == split), None
+            (k for k in range(len(order) + 1) if prod(mesh[a] for a, _ in order[:k]) == split), None
         )
         if before is None:
-            return None
-        order.insert(before, axis)
-    return [axis for dim in sorted(orders) for axis in orders[dim]]
+            order.insert(0, (axis, p))
+        else:
+            order.insert(before, (axis, Shard(p.dim)))
+    return [cut for dim in sorted(orders) for cut in orders[dim]]
+
+
+def boxes(
+    shape: Sequence[int],
+    mesh: Sequence[int],
+    placements: Sequence[Placement],
+    place: Sequence[int],
+) -> list[tuple[Box, Box]]:
+    """The boxes that the rank at `place` holds: where each lies in its shard, and in the whole.
+
+    >>> boxes((8,), (2,), (Strided(0, 2),), (1,))
+    [(Box((0,), (2,)), Box((2,), (2,))), (Box((2,), (2,)), Box((6,), (2,)))]
+    """
+    lines = []
+    for axis, size in enumerate(shape):
+        own = [_on_a_line(p, axis) for p in placements]
+        lines.append(list(_runs(local(Layout.of("", (size,)), mesh, own, place))))
+    found = []
+    for runs in product(*lines):
+        sizes = tuple(n for _, _, n in runs)
+        at, to = tuple(a for a, _, _ in runs), tuple(t for _, t, _ in runs)
+        found.append((Box(at, sizes), Box(to, sizes)))
+    return found
+
+
+def _on_a_line(p: Placement, axis: int) -> Placement:
+    if isinstance(p, Replicate) or p.dim != axis:
+        return Replicate()
+    return Strided(0, p.split) if isinstance(p, Strided) else Shard(0)
+
+
+def _runs(line: Layout) -> Iterator[tuple[int, int, int]]:
+    """The runs of a layout of one axis: where each begins in it, in the whole, and its length."""
+    for piece in line.pieces:
+        if piece.run:
+            yield piece.at, piece.to, piece.run
+            continue
+        for steps in product(*(range(loop.n) for loop in piece.loops)):
+            at = sum(i * loop.at for i, loop in zip(steps, piece.loops, strict=True))
+            to = sum(i * loop.to for i, loop in zip(steps, piece.loops, strict=True))
+            yield piece.at + at, piece.to + to, 1
 
 
 def placements_of(rule: Rule, mesh: Mesh, ndim: int) -> dict[str, Placement]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from intarsia.demo_model import write_model
+from tests.live import transformer_engine_stand_in as stand_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,6 +26,25 @@ def test_the_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monk
     scope: dict[str, object] = {}
     exec(compile(code, "README.md", "exec"), scope)
     assert scope["plan"].proven  # type: ignore[attr-defined]
+
+
+def test_transformer_engine_is_saved_and_loaded_as_its_page_shows(tmp_path: Path) -> None:
+    """On one rank, with stand-ins; `tests/distributed` has the meshes."""
+    page = ROOT / "docs/how-to/transformer-engine.md"
+    model_of, batch = stand_in.StandInModel, stand_in.whole("input", 6, 12)
+    scope: dict[str, Any] = {"build": model_of, "batch": batch, "device": "cpu", "fsdp": 1, "tp": 1}
+    scope["folder"] = tmp_path / "saved"
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for code in blocks(page, "python"):
+            exec(compile(code, str(page), "exec"), scope)
+    finally:
+        dist.destroy_process_group()
+    assert (tmp_path / "saved" / ".metadata").is_file()
+    saved, loaded = scope["trained"], scope["model"]
+    assert saved is not loaded
+    for a, b in zip(saved.parameters(), loaded.parameters(), strict=True):
+        assert a.to_local().equal(b.to_local())
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])

@@ -14,7 +14,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from intarsia.errors import LayoutError
 from intarsia.layout import Layout
 from intarsia.mesh import Mesh, Rule
-from intarsia.placement import Replicate, Shard, Strided, from_torch, local, placements_of
+from intarsia.placement import Replicate, Shard, Strided, boxes, from_torch, local, placements_of
 from tests.oracle.layouts import ids
 
 BASE = {"w": 0}
@@ -65,6 +65,36 @@ def test_the_literal_reading_is_what_strided_shard_splits(n: int, split: int) ->
 def test_a_split_that_no_order_explains_is_read_literally() -> None:
     x = Layout.of("w", (8,))
     assert rows(local(x, (2, 2), (Strided(0, 2), Replicate()), (0, 1))) == [0, 1, 4, 5]
+
+
+@pytest.mark.parametrize("blocks", [2, 3])
+@pytest.mark.parametrize("shape", [(2, 2), (3, 2), (5, 2), (2, 3), (4, 1), (1, 2)])
+def test_fsdp_over_an_interleave_cuts_what_the_tp_rank_holds(
+    blocks: int, shape: tuple[int, int]
+) -> None:
+    """As `fully_shard` makes it of a gated projection: its split counts the ranks alone."""
+    dp, tp = shape
+    n = blocks * tp * 5
+    outer = Strided(0, tp) if tp > 1 else Shard(0)
+    for d, t in itertools.product(range(dp), range(tp)):
+        got = rows(local(Layout.of("w", (n,)), shape, (outer, Strided(0, blocks)), (d, t)))
+        mine = torch.cat([b.chunk(tp)[t] for b in torch.arange(n).chunk(blocks)])
+        parts = mine.chunk(dp)
+        assert got == (parts[d].tolist() if d < len(parts) else [])
+
+
+@pytest.mark.parametrize("place", [(0, 0), (1, 1), (2, 1)])
+def test_boxes_hold_what_the_layout_does(place: tuple[int, int]) -> None:
+    shape, mesh = (20, 6), (3, 2)
+    placements = (Strided(0, 2), Strided(0, 2))
+    whole = torch.arange(120).reshape(shape)
+    part = torch.tensor(rows(local(Layout.of("w", shape), mesh, placements, place))).reshape(-1, 6)
+    found = boxes(shape, mesh, placements, place)
+    assert sum(to.size for _, to in found) == part.numel()
+    for at, to in found:
+        (row, column), (height, width) = to.offsets, to.shape
+        held = part[at.offsets[0] : at.offsets[0] + height]
+        assert held.equal(whole[row : row + height, column : column + width])
 
 
 @pytest.mark.parametrize("rule", [Rule(), Rule(tp=0), Rule(tp=1)])
