@@ -8,29 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from intarsia.dtypes import DType
-from intarsia.layout import Layout
-from intarsia.live.holding import dtype_of, is_present, memory_of
+from intarsia.errors import LayoutError
+from intarsia.live.holding import dtype_of, is_present, memory_of, placed
 from intarsia.live.megatron_item import is_dtensor
 from intarsia.mesh import Box, Shape
-from intarsia.placement import (
-    Placement,
-    Replicate,
-    Shard,
-    Strided,
-    cutting_order,
-    from_torch,
-    local,
-)
+from intarsia.placement import boxes, from_torch
 
 if TYPE_CHECKING:
     import torch
-
-Run = tuple[int, int, int]
-"""First index in memory, first index in the tensor, length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,50 +46,25 @@ def parts_of(tensors: Mapping[str, Any]) -> Iterator[Part]:
         if not is_dtensor(tensor):
             yield Part(name, dtype, shape, Box.whole(shape), proof, held)
             continue
-        for runs in product(*_runs(tensor, shape)):
-            box = Box(tuple(to for _, to, _ in runs), tuple(n for _, _, n in runs))
-            index = tuple(slice(at, at + n) for at, _, n in runs)
-            yield Part(name, dtype, shape, box, proof, held[index])
+        if not tensor.numel():
+            yield Part(name, dtype, shape, Box.whole(shape), proof, held)
+        for at, to in _boxes(name, tensor):
+            index = tuple(slice(o, o + n) for o, n in zip(at.offsets, at.shape, strict=True))
+            yield Part(name, dtype, shape, to, proof, held[index])
 
 
-def _runs(tensor: Any, shape: Shape) -> list[list[Run]]:
-    """Along each axis, the stretches of indices that this process holds."""
+def _boxes(name: str, tensor: Any) -> list[tuple[Box, Box]]:
+    """Where each box lies in this process's memory, and in the whole tensor."""
     mesh = tensor.device_mesh
     sizes = tuple(mesh.size(axis) for axis in range(mesh.ndim))
-    placements = from_torch(tensor.placements)
-    place = mesh.get_coordinate()
-    held = tuple(memory_of(tensor).shape)
-    literal = cutting_order(sizes, placements) is None
-    found = [_axis(n, d, sizes, placements, place, literal) for d, n in enumerate(shape)]
-    if tuple(sum(n for _, _, n in runs) for runs in found) != held and not literal:
-        found = [_axis(n, d, sizes, placements, place, True) for d, n in enumerate(shape)]
+    found = boxes(tensor.shape, sizes, from_torch(tensor.placements), mesh.get_coordinate())
+    count, held = sum(to.size for _, to in found), memory_of(tensor).numel()
+    if count != held:
+        raise LayoutError(
+            f"`{name}` is {placed(tensor)}, which gives this rank {count:,} elements; it holds {held:,}",
+            hint="give `shape=` and `stride=` to `DTensor.from_local`, the same on all ranks",
+        )
     return found
-
-
-def _axis(
-    n: int,
-    dim: int,
-    sizes: tuple[int, ...],
-    placements: tuple[Placement, ...],
-    place: tuple[int, ...],
-    literal: bool,
-) -> list[Run]:
-    own = tuple(_along(p, dim) for p in placements)
-    x = local(Layout.of("", (n,)), sizes, own, place, literal=literal)
-    runs = sorted((p.at, p.to, p.size) for p in x.pieces)
-    joined: list[Run] = []
-    for at, to, size in runs:
-        if joined and joined[-1][1] + joined[-1][2] == to and joined[-1][0] + joined[-1][2] == at:
-            joined[-1] = (joined[-1][0], joined[-1][1], joined[-1][2] + size)
-        else:
-            joined.append((at, to, size))
-    return joined or ([(0, 0, 0)] if n == 0 else [])
-
-
-def _along(p: Placement, dim: int) -> Placement:
-    if isinstance(p, Replicate) or p.dim != dim:
-        return Replicate()
-    return Strided(0, p.split) if isinstance(p, Strided) else Shard(0)
 
 
 def _proof(tensor: Any) -> tuple[int, ...]:
