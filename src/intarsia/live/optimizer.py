@@ -6,9 +6,11 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from intarsia.errors import CoverageError, UsageError
 from intarsia.family import Param
@@ -16,6 +18,7 @@ from intarsia.live.holding import Holding, cut, is_present, memory_of
 from intarsia.live.megatron_item import is_dtensor
 from intarsia.live.names import bare
 from intarsia.planning.manifest import Manifest
+from intarsia.run.values import as_float64, bits_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +88,7 @@ def state_to_fill(
     optimizer: Any,
     rows: Mapping[str, Param],
     manifest: Manifest,
-    literal: set[str],
+    literal: Collection[str],
 ) -> StateToFill:
     """Memory for the state that the checkpoint has of each parameter; nothing is read yet."""
     import torch
@@ -135,6 +138,30 @@ def state_to_fill(
                     )
                 )
     return StateToFill(out.holdings, out.counters, out.fresh, tuple(never))
+
+
+def read_counters(
+    manifest: Manifest, counters: Sequence[tuple[torch.Tensor, tuple[str, ...]]]
+) -> None:
+    """Read the steps; those of the parts of one parameter must agree."""
+    from intarsia.checkpoint import Checkpoint
+
+    known: dict[str, float] = {}
+    with Checkpoint(manifest) as checkpoint:
+        for tensor, names in counters:
+            for name in names:
+                if name not in known:
+                    dtype = manifest.logical[name].dtype
+                    bits = np.frombuffer(checkpoint[name].tobytes(), bits_dtype(dtype))
+                    known[name] = float(as_float64(bits, dtype)[0])
+            values = {known[name] for name in names}
+            if len(values) > 1:
+                raise CoverageError(
+                    f"{names[0]} and its {len(names) - 1} companions are at steps {sorted(values)}, and"
+                    " one parameter holds them all",
+                    hint="the parts of the checkpoint were saved at different steps",
+                )
+            tensor.fill_(values.pop())
 
 
 def _counter(old: Any, kind: str) -> torch.Tensor:

@@ -1,0 +1,210 @@
+"""What a rank's memory asks of a checkpoint, found and proven before the first byte is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from intarsia.errors import CoverageError, LayoutError
+from intarsia.family import Param, table_for
+from intarsia.layout import Layout
+from intarsia.live.holding import (
+    Holding,
+    check_shape,
+    cut,
+    dtype_of,
+    fits,
+    is_present,
+    memory_of,
+    placed,
+)
+from intarsia.live.megatron_item import is_dtensor
+from intarsia.live.names import find_rows, named_tensors
+from intarsia.live.optimizer import MASTER
+from intarsia.mesh import Box, Mesh
+from intarsia.planning.copy import copies_into, sources_of
+from intarsia.planning.manifest import Manifest
+
+Place = tuple[Mesh, int]
+
+
+@dataclass(frozen=True)
+class Doubts:
+    """What one rank cannot settle alone: readings of placements that do not fit its memory (`disputed`
+    in the first reading, `unfit` in both), and tensors of the checkpoint that it does not take."""
+
+    disputed: frozenset[str]
+    unfit: frozenset[str]
+    unused: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The tensors of a model on this rank, each with the row that says what its elements are.
+
+    `place` says which part of each tensor a plain one is.
+    """
+
+    manifest: Manifest
+    tensors: Mapping[str, Any]
+    rows: Mapping[str, Param]
+    place: Place | None = None
+
+    @staticmethod
+    def of(into: Any, manifest: Manifest, place: Place | None) -> Demand:
+        """What a module or a state dict asks for; raise where a tensor has no source."""
+        tensors = {n: x for n, x in named_tensors(into).items() if is_present(x)}
+        found, manifest = find_rows(tensors, manifest)
+        missing = [n for n in found.missing if tensors[n].numel()]
+        if missing:
+            raise CoverageError(
+                f"{len(missing)} of {len(tensors)} tensors of the model have no source in"
+                f" {manifest.path}: {', '.join(missing[:4])}{', …' if len(missing) > 4 else ''}",
+                hint="the checkpoint is another model's, or incomplete",
+            )
+        return Demand(manifest, tensors, found.rows, place)
+
+    @cached_property
+    def doubts(self) -> Doubts:
+        """What the ranks have to agree on; raise where a shape is wrong."""
+        disputed, unfit, used = set[str](), set[str](), set[str]()
+        for name, row in self.rows.items():
+            used.update(self._layout(row).tensors)
+            if self._box(name, row) is not None:
+                continue
+            tensor = self.tensors[name]
+            check_shape(name, row.layout.shape, tensor, self.manifest.path)
+            if not fits(row.layout, tensor):
+                disputed.add(name)
+                if not fits(row.layout, tensor, literal=True):
+                    unfit.add(name)
+        for name, to in self._tied.items():
+            if name in used or to in used:
+                used |= {name, to}
+        left = {n for n in self.manifest.logical if not n.startswith("optimizer.")} - used
+        return Doubts(frozenset(disputed), frozenset(unfit), frozenset(left - self._ahead))
+
+    def holdings(self, literal: frozenset[str]) -> Iterator[Holding]:
+        """Each tensor's memory here, and the logical elements that go into it."""
+        for name, row in self.rows.items():
+            tensor = self.tensors[name]
+            layout = self._precise(self._layout(row), dtype_of(tensor, name).name)
+            box = self._box(name, row)
+            if box is not None:
+                layout = layout.box(box.offsets, box.shape)
+            else:
+                layout = cut(layout, tensor, literal=name in literal)
+            yield Holding(name, layout, memory_of(tensor), row.shift)
+
+    @cached_property
+    def _tied(self) -> Mapping[str, str]:
+        table = table_for(self.manifest.config)
+        return table.tied if table else {}
+
+    @cached_property
+    def _ahead(self) -> set[str]:
+        """Tensors that a checkpoint may have and the Transformers module leaves out."""
+        table = table_for(self.manifest.config)
+        if table is None:
+            return set()
+        module = table.dialects["hf-module"]
+        return table.optional - {n for name in module for n in module.operands(name)}
+
+    def _layout(self, row: Param) -> Layout:
+        """A row's layout; what is absent because it is tied is taken from its twin."""
+        held, tied = self.manifest.logical, self._tied
+        twins = {n: tied[n] for n in row.layout.tensors if n not in held and n in tied}
+        return row.layout.rename(twins) if twins else row.layout
+
+    def _precise(self, layout: Layout, wanted: str) -> Layout:
+        """The main weights, where the model keeps fp32 and the checkpoint's weights are shorter."""
+        held = self.manifest.logical
+        masters = [f"optimizer.{MASTER}.{n}" for n in layout.tensors]
+        if wanted != "F32" or not masters or not all(m in held for m in masters):
+            return layout
+        if all(n in held and held[n].dtype.name == "F32" for n in layout.tensors):
+            return layout
+        return layout.rename(f"optimizer.{MASTER}.".__add__)
+
+    def _box(self, name: str, row: Param) -> Box | None:
+        """The part of a tensor that a plain shard at the given place is."""
+        tensor = self.tensors[name]
+        if self.place is None or is_dtensor(tensor):
+            return None
+        mesh, rank = self.place
+        box = mesh.box(row.layout.shape, row.rule, rank) or Box.whole((0,) * tensor.dim())
+        if tuple(box.shape) != tuple(tensor.shape):
+            raise LayoutError(
+                f"`{name}` has shape {list(tensor.shape)}, rank {rank} of {mesh} holds"
+                f" {list(box.shape)} of {list(row.layout.shape)}",
+                hint="give the mesh that the model was built for",
+            )
+        return box
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The holdings as all ranks read them, the tensors read literally, and what no rank takes."""
+
+    holdings: list[Holding]
+    literal: frozenset[str]
+    unused: list[str]
+
+
+def settle(demand: Demand, told: Sequence[Doubts], *, strict: bool) -> Settled:
+    """Decide what the ranks have to agree on, from what all of them told."""
+    unfit = frozenset[str]().union(*(d.unfit for d in told))
+    if unfit:
+        name = min(unfit)
+        held = demand.tensors.get(name)
+        here = "" if held is None else f": {placed(held)}, {list(memory_of(held).shape)} here"
+        raise LayoutError(
+            f"no reading of its placements gives `{name}` the memory that some rank has{here}",
+            hint="give `shape=` and `stride=` to `DTensor.from_local`, the same on all ranks",
+        )
+    unused = sorted(frozenset.intersection(*(d.unused for d in told)))
+    if unused and strict:
+        raise CoverageError(
+            f"{len(unused)} tensors of {demand.manifest.path} are not in the model:"
+            f" {', '.join(unused[:4])}{', …' if len(unused) > 4 else ''}",
+            hint="load with strict=False if they are not wanted",
+        )
+    literal = frozenset[str]().union(*(d.disputed for d in told))
+    holdings = list(demand.holdings(literal))
+    prove(holdings, demand.manifest)
+    return Settled(holdings, literal, unused)
+
+
+def prove(holdings: Iterable[Holding], manifest: Manifest) -> None:
+    """Raise unless every element of every holding has exactly one source."""
+    for each in holdings:
+        layout, held = each.layout, 0
+        if layout.size:
+            found = copies_into(layout, Box.whole(layout.shape), sources_of(layout, manifest))
+            held = sum(copy.piece.size for copy in found)
+        if held != layout.mapped:
+            raise CoverageError(
+                f"{held:,} of {layout.mapped:,} elements of `{each.name}` on this rank have a source"
+                f" in {manifest.path}",
+                hint="the checkpoint is incomplete, or its chunks overlap",
+            )
+
+
+def cast_names(holdings: Iterable[Holding], manifest: Manifest, *, allowed: bool) -> list[str]:
+    """The tensors whose floating-point type is not the checkpoint's; raise where that may not be."""
+    found = []
+    for each in holdings:
+        stored = {manifest.logical[n].dtype for n in each.layout.tensors if n in manifest.logical}
+        for dtype in stored - {each.dtype}:
+            floating = dtype.floating and each.dtype.floating
+            if not (floating and allowed):
+                raise LayoutError(
+                    f"`{each.name}` is {each.dtype} in the model and {dtype} in {manifest.path}",
+                    hint="load with cast=True to round it, or change the model's type"
+                    if floating
+                    else "make the model's tensor of the checkpoint's type",
+                )
+            found.append(each.name)
+    return found
