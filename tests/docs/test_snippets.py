@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 
 from intarsia.demo_model import write_model
+from tests.distributed.small_model import Small, step
 from tests.live import transformer_engine_stand_in as stand_in
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +48,22 @@ def test_transformer_engine_is_saved_and_loaded_as_its_page_shows(tmp_path: Path
     assert saved is not loaded
     for a, b in zip(saved.parameters(), loaded.parameters(), strict=True):
         assert a.to_local().equal(b.to_local())
+
+
+def test_a_live_model_is_loaded_and_saved_as_its_page_shows(tmp_path: Path) -> None:
+    """In one process; `tests/distributed` has the meshes."""
+    page = ROOT / "docs/how-to/load-and-save.md"
+    save_file(Small().state_dict(), tmp_path / "model.safetensors")
+    scope: dict[str, Any] = {
+        "torch": torch,
+        "build": Small,
+        "checkpoint": tmp_path,
+        "run": tmp_path / "run",
+        "train": lambda model, optimizer: step(model, optimizer, 1),
+    }
+    for code in blocks(page, "python"):
+        exec(compile(code, str(page), "exec"), scope)
+    assert scope["position"] == 4
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])

@@ -171,11 +171,15 @@ def _counter(old: Any, kind: str) -> torch.Tensor:
 
 
 def _like(param: torch.Tensor, old: Any, stored: torch.dtype) -> torch.Tensor:
-    """Memory laid out as the parameter: of the state's own element type, or the checkpoint's."""
+    """The state's own memory where it lies as its parameter does, else memory that does."""
     import torch
 
-    dtype = old.dtype if isinstance(old, torch.Tensor) else stored
-    return torch.empty_like(param, dtype=dtype, requires_grad=False).detach()
+    if isinstance(old, torch.Tensor):
+        same = old.shape == param.shape and is_dtensor(old) == is_dtensor(param)
+        if same and getattr(old, "placements", None) == getattr(param, "placements", None):
+            return old
+        stored = old.dtype
+    return torch.empty_like(param, dtype=stored, requires_grad=False).detach()
 
 
 def put(optimizer: Any, fresh: Mapping[torch.Tensor, dict[str, Any]]) -> None:
