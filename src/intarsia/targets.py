@@ -133,13 +133,13 @@ def _dropped(src: Manifest, wish: Wish, writer: Format) -> Iterator[tuple[str, s
 
 def _counted(src: Manifest, wish: Wish) -> tuple[tuple[str, ...], ...]:
     """The steps that one number is to stand for: all of them, where the source has no groups of Megatron's."""
-    if wish.to != "torch_dist" or wish.optimizer == "drop" or _has_groups(src):
+    if wish.to != "torch_dist" or wish.optimizer == "drop" or has_megatron_groups(src):
         return ()
     steps = tuple(name for name in src.logical if name.startswith("optimizer.step."))
     return (steps,) if steps else ()
 
 
-def _has_groups(src: Manifest) -> bool:
+def has_megatron_groups(src: Manifest) -> bool:
     """Whether a source carries the parameter groups of Megatron's optimizer."""
     starts = ("common_state/", "optimizer.param_to_group_meta.")
     return any(name.startswith(starts) for name in src.entries)

@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from intarsia.family import Param, Table
 from intarsia.layout import Piece
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.store.local import Folder
+
+if TYPE_CHECKING:
+    from intarsia.format.parameter_groups import Groups
 
 PAGE_BYTES = 4096
 """Elements that start at a multiple of this are written, and mapped, fastest."""
@@ -71,12 +74,17 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a writer needs to know beside the targets."""
+    """What a writer needs to know beside the targets.
+
+    `groups` and `step` are those of an optimizer whose source has none of Megatron's own.
+    """
 
     mesh: Mesh = Mesh()
     max_shard_bytes: int = 5_000_000_000
     entries: Mapping[str, bytes] = field(default_factory=dict)
     config: Mapping[str, Any] | None = None
+    groups: Groups | None = None
+    step: float | None = None
 
 
 class Format(Protocol):

@@ -112,6 +112,14 @@ def _named(s: Stored, prefix: str, table: Table, known: Mapping[str, Any], where
     return _plain(replace(s, name=entry_name(fresh)))
 
 
+def members_of(name: str, table: Table | None) -> tuple[str, ...]:
+    """The logical tensors that a parameter holds, whatever wrappers put before its name."""
+    if table is None:
+        return (name,)
+    bare = _strip(name, table.known)
+    return table.known[bare].layout.tensors if bare in table.known else (name,)
+
+
 def _unique(named: Iterable[Stored], where: str) -> dict[str, Stored]:
     """Stored tensors by name; raise where two have the same."""
     stored: dict[str, Stored] = {}
