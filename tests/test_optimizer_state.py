@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 import intarsia
 from intarsia.errors import CoverageError
-from tests.checkpoints import read_dcp, write_dcp
+from tests.checkpoints import assert_same, read_dcp, read_hf, write_dcp
 from tests.distributed.trainer import CONFIG, Llama
 from tests.live.megatron_fsdp_cases import fixture
 
@@ -198,3 +198,42 @@ def test_steps_that_differ_are_no_step_of_megatrons(tmp_path: Path) -> None:
     src = write_dcp(tmp_path / "src", state)
     with pytest.raises(CoverageError, match="one counter is to stand for both"):
         intarsia.convert(src, tmp_path / "dist", to="torch_dist", config=CONFIG)
+
+
+def fused_model(folder: Path) -> dict[str, torch.Tensor]:
+    """A Hugging Face folder whose experts the Transformers module fuses, with steps and moments."""
+    from intarsia.demo_model import write_model
+
+    write_model(folder, 0)
+    weights = read_hf(folder)
+    state = {f"optimizer.exp_avg.{name}": x.float() for name, x in weights.items()}
+    state |= {f"optimizer.step.{name}": torch.tensor(5.0) for name in weights}
+    (folder / "optimizer").mkdir()
+    save_file(state, folder / "optimizer" / "model.safetensors")
+    return state
+
+
+@pytest.mark.parametrize("dialect", ["hf-module", "hf-fused"])
+@pytest.mark.parametrize("to", ["dcp", "hf"])
+def test_a_fused_parameter_has_one_step(dialect: str, to: str, tmp_path: Path) -> None:
+    state = fused_model(tmp_path / "hf")
+    intarsia.convert(tmp_path / "hf", tmp_path / "fused", to=to, dialect=dialect)
+    assert intarsia.verify(tmp_path / "hf", tmp_path / "fused")
+    intarsia.convert(tmp_path / "fused", tmp_path / "same", to="dcp")
+    held = read_dcp(tmp_path / "same")
+    params = {n for n in held if not n.startswith("optimizer.")}
+    assert {n for n in held if n.endswith(".step")} == {f"optimizer.state.{n}.step" for n in params}
+    assert any("experts" in name and held[name].ndim == 3 for name in params)
+    assert len(params) < len(state) // 2
+    intarsia.convert(tmp_path / "same", tmp_path / "back", to="hf", dialect="hf")
+    assert_same(load_file(tmp_path / "back" / "optimizer" / "model.safetensors"), state)
+
+
+def test_a_fused_parameter_whose_parts_are_at_different_steps_is_refused(tmp_path: Path) -> None:
+    state = fused_model(tmp_path / "hf")
+    expert = next(n for n in state if n.startswith("optimizer.step.") and "experts.1." in n)
+    state[expert] += 1
+    save_file(state, tmp_path / "hf" / "optimizer" / "model.safetensors")
+    with pytest.raises(CoverageError, match="one counter is to stand for both"):
+        intarsia.convert(tmp_path / "hf", tmp_path / "fused", to="dcp", dialect="hf-module")
+    assert not (tmp_path / "fused").exists()

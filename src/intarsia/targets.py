@@ -65,7 +65,11 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
     if wish.to == "fsdp_dtensor":
         return _for_megatron_fsdp(src, wish, writer)
     drop = dict(_dropped(src, wish, writer))
-    rows = _rows(src, wish, writer, drop.keys())
+    rows, equal = _with_one_step(_rows(src, wish, writer, drop.keys()), src, drop.keys())
+    for names in equal:
+        drop |= dict.fromkeys(
+            names[1:], f"equal to `{names[0]}`: a fused parameter has one counter"
+        )
     targets = tuple(
         Target(
             writer.spell(row.name),
@@ -86,7 +90,8 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
     if src.entries and wish.optimizer == "drop":
         some = ", ".join(list(src.entries)[:3]) + (", …" if len(src.entries) > 3 else "")
         notes.append(f"{len(src.entries)} entries are dropped as asked: {some}")
-    return Wanted(targets, drop, wish.optimizer == "keep", tuple(notes), _counted(src, wish))
+    equal += _counted(src, wish)
+    return Wanted(targets, drop, wish.optimizer == "keep", tuple(notes), tuple(equal))
 
 
 @lru_cache(maxsize=4096)
@@ -242,6 +247,24 @@ def state_rows(model: Sequence[Param], logical: Iterable[str]) -> Iterator[Param
                 layout = row.layout.rename(f"optimizer.{kind}.".__add__)
                 shift = row.shift if kind == "master" else 0.0
                 yield Param(f"optimizer.{kind}.{row.name}", layout, row.rule, shift)
+
+
+def _with_one_step(
+    rows: Sequence[Param], src: Manifest, dropped: Set[str]
+) -> tuple[list[Param], list[tuple[str, ...]]]:
+    """The rows, with one step for each fused parameter; and the steps that each of these stands for."""
+    groups: dict[str, tuple[str, ...]] = {}
+    for row in rows:
+        names = tuple(f"optimizer.step.{name}" for name in row.layout.tensors)
+        if len(names) > 1 and all(n in src.logical and n not in dropped for n in names):
+            groups[f"optimizer.step.{row.name}"] = names
+    fused = {name for names in groups.values() for name in names}
+    steps = (
+        Param(name, Layout.of(names[0], src.logical[names[0]].shape))
+        for name, names in groups.items()
+    )
+    kept = (row for row in rows if fused.isdisjoint(row.layout.tensors))
+    return [*kept, *steps], list(groups.values())
 
 
 def _dtype(row: Param, src: Manifest, asked: DType | None) -> DType:
