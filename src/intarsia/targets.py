@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from intarsia.dtypes import DType
-from intarsia.errors import FamilyError, UsageError
+from intarsia.errors import FamilyError, FormatError, UsageError
 from intarsia.family import Param, Table, table_for
 from intarsia.format.base import Format
 from intarsia.formats import format_named
@@ -62,6 +62,7 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
     """The tensors of the destination that a wish asks for."""
     writer = format_named(wish.to)
     _check(wish)
+    _check_named(src, wish)
     if wish.to == "fsdp_dtensor":
         return _for_megatron_fsdp(src, wish, writer)
     drop = dict(_dropped(src, wish, writer))
@@ -158,6 +159,21 @@ def _check(wish: Wish) -> None:
     if wish.dtype is not None and not wish.dtype.floating:
         raise UsageError(
             f"weights cannot be cast to {wish.dtype}", hint="choose a floating-point element type"
+        )
+
+
+def _check_named(src: Manifest, wish: Wish) -> None:
+    """Raise where state of numbered parameters is to go along: their names are what a number means."""
+    if src.format != "fsdp_dtensor" or wish.optimizer == "drop":
+        return
+    from intarsia.format.numbered_state import NUMBERED
+
+    why = next((p for p in src.problems if p.startswith(NUMBERED)), None)
+    if why is not None:
+        raise FormatError(
+            f"{why} - at {src.path}",
+            hint="give the optimizer model.named_parameters() and save again, save its state by name"
+            " (torch's get_optimizer_state_dict), or take the weights alone with --optimizer drop",
         )
 
 
