@@ -14,7 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 import intarsia
-from intarsia.errors import CoverageError
+from intarsia.carried import read_entries
+from intarsia.errors import CoverageError, UsageError
+from intarsia.formats import read_manifest
 from tests.checkpoints import assert_same, read_dcp, read_hf, write_dcp
 from tests.distributed.trainer import CONFIG, Llama
 from tests.live.megatron_fsdp_cases import fixture
@@ -237,3 +239,26 @@ def test_a_fused_parameter_whose_parts_are_at_different_steps_is_refused(tmp_pat
     with pytest.raises(CoverageError, match="one counter is to stand for both"):
         intarsia.convert(tmp_path / "hf", tmp_path / "fused", to="dcp", dialect="hf-module")
     assert not (tmp_path / "fused").exists()
+
+
+def test_settings_that_megatron_fsdp_repeats_are_held_once(tmp_path: Path) -> None:
+    path = fixture("fd_dense_tp2_fsdp2")
+    src = read_manifest(path, path / "hf_truth" / "config.json")
+    held = read_entries(src, 1 << 30)
+    assert held.keys() == src.entries.keys()
+    once = sum(len(data) for data in {id(data): data for data in held.values()}.values())
+    repeated = sum(map(len, held.values()))
+    assert once < repeated / 10
+    held.pop("args")
+    with pytest.raises(UsageError, match="half of the memory budget"):
+        read_entries(src, once // 2)
+
+
+def test_entries_beyond_the_memory_budget_are_refused(tmp_path: Path) -> None:
+    blob = bytes(range(256)) * 40_000
+    src = write_dcp(tmp_path / "src", {"w": torch.ones(4), "loader": blob})
+    with pytest.raises(UsageError, match=r"8\.00 MiB.*`loader`"):
+        intarsia.convert(src, tmp_path / "no", to="hf", memory="16MiB")
+    assert not (tmp_path / "no").exists()
+    intarsia.convert(src, tmp_path / "yes", to="dcp", memory="32MiB")
+    assert values_in(tmp_path / "yes", ["loader"])["loader"] == blob

@@ -6,11 +6,12 @@ source does, they are spelled in both: an old spelling leads back, the new one i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from intarsia.errors import UsageError
 from intarsia.family import table_for
 from intarsia.format.hf import entries_in
 from intarsia.format.megatron_fsdp_entries import common_in, groups_by_parameter
@@ -25,7 +26,10 @@ from intarsia.format.parameter_groups import (
 )
 from intarsia.formats import folder_of
 from intarsia.planning.manifest import Manifest
+from intarsia.quantity import human
+from intarsia.run.budget import Budget
 from intarsia.run.values import as_float64, bits_dtype
+from intarsia.store.local import Folder
 from intarsia.targets import SAME_FORMATS, Wanted, Wish, has_megatron_groups, is_state
 
 
@@ -38,11 +42,11 @@ class Carried:
     step: float | None = None
 
 
-def carried(src: Manifest, wish: Wish, wanted: Wanted) -> Carried:
+def carried(src: Manifest, wish: Wish, wanted: Wanted, budget: Budget) -> Carried:
     """What goes along to the destination that a wish asks for."""
     if not wanted.entries:
         return Carried()
-    entries = read_entries(src)
+    entries = read_entries(src, budget.memory_bytes // 2)
     if has_megatron_groups(src):
         if wish.to in SAME_FORMATS:
             entries = _spelled_for_torch(src, wish, wanted, entries) | entries
@@ -53,15 +57,34 @@ def carried(src: Manifest, wish: Wish, wanted: Wanted) -> Carried:
     return Carried(entries, _groups_of_torch(src, entries), step)
 
 
-def read_entries(src: Manifest) -> dict[str, bytes]:
-    """The bytes of a source's entries."""
+def read_entries(src: Manifest, limit_bytes: int) -> dict[str, bytes]:
+    """The bytes of a source's entries, equal ones held once: Megatron-FSDP repeats its settings for
+    every parameter.  Raise where they come to more than `limit_bytes`.
+    """
+    held: dict[bytes, bytes] = {}
+    found: dict[str, bytes] = {}
+    total = 0
     with folder_of(src) as folder:
-        if src.format == "hf":
-            return entries_in(folder) if src.entries else {}
-        return {
-            name: folder.read(e.file, e.start_bytes, e.length_bytes)
-            for name, e in src.entries.items()
-        }
+        for name, data in _each_entry(src, folder):
+            if data not in held:
+                held[data] = data
+                total += len(data)
+                if total > limit_bytes:
+                    raise UsageError(
+                        f"the entries of {src.path} take more than {human(limit_bytes)}, half of the"
+                        f" memory budget; `{name}` is the one too many of {len(src.entries)}",
+                        hint="give more with --memory, or leave them out with --optimizer drop",
+                    )
+            found[name] = held[data]
+    return found
+
+
+def _each_entry(src: Manifest, folder: Folder) -> Iterator[tuple[str, bytes]]:
+    if src.format == "hf":
+        yield from entries_in(folder) if src.entries else ()
+        return
+    for name, e in src.entries.items():
+        yield name, folder.read(e.file, e.start_bytes, e.length_bytes)
 
 
 def _groups_of_torch(src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:

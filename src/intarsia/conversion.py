@@ -7,7 +7,7 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ class Job:
         """Every byte's place in the destination."""
         from intarsia.carried import carried
 
-        along = carried(self.src, self.wish, self.wanted)
+        along = carried(self.src, self.wish, self.wanted, self.budget)
         options = WriteOptions(
             self.wish.mesh,
             self.max_shard_bytes,
@@ -135,6 +135,7 @@ def carry_out(
     try:
         with team.together():
             arrangement = job.arrange()
+        job = replace(job, budget=job.budget.less(arrangement.held_bytes))
         with team.together():
             if team.rank == 0:
                 _check_equal(job)

@@ -71,6 +71,12 @@ class Arrangement:
     fixed: Sequence[tuple[str, int, bytes]] = ()
     closing: Mapping[str, bytes] = field(default_factory=dict)
 
+    @property
+    def held_bytes(self) -> int:
+        """What the fixed parts and the closing files take in memory, equal ones counted once."""
+        held = {id(data): len(data) for _, _, data in self.fixed}
+        return sum(held.values()) + sum(map(len, self.closing.values()))
+
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
