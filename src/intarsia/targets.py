@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -9,12 +10,13 @@ from functools import lru_cache
 from intarsia.dtypes import DType
 from intarsia.errors import FamilyError, FormatError, UsageError
 from intarsia.family import Param, Table, table_for
-from intarsia.format.base import Format
+from intarsia.format.base import NUMBERED, Format
 from intarsia.formats import format_named
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Manifest, Target
 
+_NUMBERED = re.compile(r"^optimizer\.\w+\.\d+$")
 SAME_FORMATS = ("hf", "dcp")
 """Formats between which names and fusions stay as they are, unless asked otherwise."""
 
@@ -163,18 +165,16 @@ def _check(wish: Wish) -> None:
 
 
 def _check_named(src: Manifest, wish: Wish) -> None:
-    """Raise where state of numbered parameters is to go along: their names are what a number means."""
-    if src.format != "fsdp_dtensor" or wish.optimizer == "drop":
+    """Raise where numbered state is to go where its numbers mean nothing."""
+    kept = src.format in SAME_FORMATS and wish.to in SAME_FORMATS
+    if kept or wish.optimizer == "drop" or not any(map(_NUMBERED.match, src.logical)):
         return
-    from intarsia.format.numbered_state import NUMBERED
-
-    why = next((p for p in src.problems if p.startswith(NUMBERED)), None)
-    if why is not None:
-        raise FormatError(
-            f"{why} - at {src.path}",
-            hint="give the optimizer model.named_parameters() and save again, save its state by name"
-            " (torch's get_optimizer_state_dict), or take the weights alone with --optimizer drop",
-        )
+    known = (p for p in src.problems if p.startswith(NUMBERED))
+    raise FormatError(
+        f"{next(known, NUMBERED)} - at {src.path}",
+        hint="give the optimizer model.named_parameters() and save again, save its state by name"
+        " (torch's get_optimizer_state_dict), or take the weights alone with --optimizer drop",
+    )
 
 
 def is_state(name: str) -> bool:

@@ -12,7 +12,7 @@ import torch
 import intarsia
 from intarsia.errors import FormatError
 from intarsia.formats import read_manifest
-from tests.checkpoints import qwen3_config, read_dcp, read_hf, write_dcp
+from tests.checkpoints import model, qwen3_config, read_dcp, read_hf, write_dcp
 from tests.live.megatron_fsdp_cases import hf_with_optimizer, to_fsdp
 
 CONFIG = qwen3_config(num_hidden_layers=2)
@@ -20,8 +20,6 @@ CONFIG = qwen3_config(num_hidden_layers=2)
 
 def fused(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
     """Weights and states by live name, gate and up in one, as one rank of Megatron-FSDP has them."""
-    from tests.checkpoints import model
-
     source = hf_with_optimizer(folder / "hf", model(CONFIG), CONFIG)
     to_fsdp(source, folder / "split", spec="local")
     held = read_dcp(next((folder / "split").glob("iter_*")))
@@ -94,3 +92,14 @@ def test_numbers_that_lead_nowhere_are_refused_and_weights_are_not(
     with intarsia.open(tmp_path / "yes", config=CONFIG) as opened:
         assert opened["model.norm.weight"].shape == (20,)
         assert not [name for name in opened if name.startswith("optimizer.")]
+
+
+def test_numbers_stay_numbers_between_dcp_and_hf_and_go_nowhere_else(tmp_path: Path) -> None:
+    state = {0: {"exp_avg": torch.ones(47, 20)}}
+    src = write_dcp(tmp_path / "src", {**model(CONFIG), "optimizer": {"state": state}})
+    intarsia.convert(src, tmp_path / "hf", to="hf", config=CONFIG)
+    intarsia.convert(tmp_path / "hf", tmp_path / "dcp", to="dcp")
+    assert "optimizer.state.0.exp_avg" in read_dcp(tmp_path / "dcp")
+    with pytest.raises(FormatError, match="is numbered, and which parameter"):
+        intarsia.convert(src, tmp_path / "no", to="torch_dist", config=CONFIG)
+    intarsia.convert(src, tmp_path / "yes", to="torch_dist", config=CONFIG, optimizer="drop")

@@ -25,7 +25,6 @@ MESHES = [
     ("qwen3_moe", 4, (2, 2, 1), "tp=4,ep=1"),
     ("qwen3_moe", 4, (2, 1, 2), "tp=2,ep=4"),
     ("qwen3_moe", 2, (1, 1, 2), "ep=2"),
-    ("qwen3_moe", 2, (1, 1, 1), "ep=2"),
 ]
 """Families, ranks with their tp, pp and ep, and the mesh that the checkpoint is written for."""
 

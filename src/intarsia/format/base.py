@@ -22,6 +22,9 @@ from intarsia.store.local import Folder
 if TYPE_CHECKING:
     from intarsia.format.parameter_groups import Groups
 
+NUMBERED = "the optimizer's state is numbered, and which parameter a number means is not told"
+"""How the problem begins that names such a checkpoint."""
+
 PAGE_BYTES = 4096
 """Elements that start at a multiple of this are written, and mapped, fastest."""
 

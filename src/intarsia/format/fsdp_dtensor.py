@@ -18,7 +18,7 @@ from typing import Any
 from intarsia.errors import FormatError
 from intarsia.family import Param, Table, table_for
 from intarsia.format import dcp
-from intarsia.format.base import Arrangement, Located, WriteOptions
+from intarsia.format.base import NUMBERED, Arrangement, Located, WriteOptions
 from intarsia.format.dcp import METADATA, check_files
 from intarsia.format.dcp_metadata import Metadata, read_metadata
 from intarsia.format.megatron_common import (
@@ -33,7 +33,7 @@ from intarsia.format.megatron_fsdp_entries import arguments, entries_of, is_entr
 from intarsia.format.megatron_fsdp_keys import TensorParallel
 from intarsia.format.megatron_fsdp_names import as_torch_dist, name_tensors
 from intarsia.format.megatron_fsdp_write import arrange, fsdp_dtensor_rows, spell
-from intarsia.format.numbered_state import NUMBERED, parameters_by_number
+from intarsia.format.numbered_state import parameters_by_number
 from intarsia.format.sides import config_of
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target

@@ -210,3 +210,31 @@ def as_megatron(
         links.setdefault(expert, []).append(fields)
     chain = [{"optimizer": {"param_groups": links[expert]}} for expert in sorted(links)]
     return chain[0] if len(chain) == 1 else dict(enumerate(chain))
+
+
+def chained_as(optimizer: dict[Any, Any], names: Iterable[str], chained: bool) -> dict[Any, Any]:
+    """An optimizer's part of the common state as a run has it in which experts are parallel, or are not.
+
+    Parallel experts are trained by an optimizer of their own, the second of a chain.
+    """
+    groups = groups_in(optimizer)
+    apart = any(g.get("is_expert_parallel") for g in groups)
+    wanted = chained and any(EXPERTS in name for name in names)
+    if not groups or apart == wanted:
+        return optimizer
+    if wanted:
+        experts = [g | {"is_expert_parallel": True} for g in groups if g.get("wd_mult") != 0.0]
+        return {0: optimizer, 1: {"optimizer": {"param_groups": experts}}}
+    if sorted(optimizer, key=str) != [0, 1]:
+        return optimizer
+    found: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        found.setdefault(_identity(group), group | {"is_expert_parallel": False})
+    together: dict[Any, Any] = dict(optimizer[0])
+    together["optimizer"] = together["optimizer"] | {"param_groups": list(found.values())}
+    return together
+
+
+def _identity(group: Mapping[str, Any]) -> str:
+    """By what Megatron tells groups apart, whether its experts are parallel aside."""
+    return repr([group.get(key) for key in ("wd_mult", "lr_mult", "is_decoupled_lr")])

@@ -36,7 +36,7 @@ from intarsia.format.megatron_common import (
 )
 from intarsia.format.megatron_config import arguments_for
 from intarsia.format.megatron_fsdp_entries import common_in, common_of
-from intarsia.format.megatron_groups import FROM_TORCH, as_megatron, optimizer_of
+from intarsia.format.megatron_groups import FROM_TORCH, as_megatron, chained_as, optimizer_of
 from intarsia.format.megatron_keys import Key
 from intarsia.format.megatron_optimizer import state_of, stored_key
 from intarsia.format.torch_frame import frame
@@ -207,7 +207,9 @@ def _optimizer(
     source: Mapping[str, Any], targets: Sequence[Target], options: WriteOptions
 ) -> dict[Any, Any]:
     """The optimizer's groups and counters, in the form that goes with state by parameter."""
+    chained = options.mesh.ep > 1
     found = optimizer_of(source, options.entries)
+    found = chained_as(found, (t.name for t in targets), chained)
     if not found and (options.groups is not None or options.step is not None):
         rows = (
             (t.name, len(t.shape), t.layout.tensors[0])
@@ -215,7 +217,7 @@ def _optimizer(
             if t.layout.tensors and not t.name.startswith("optimizer.")
         )
         step = None if options.step is None else int(options.step)
-        found = as_megatron(options.groups, rows, step, chained=options.mesh.ep > 1)
+        found = as_megatron(options.groups, rows, step, chained)
     each = [v for k, v in found.items() if isinstance(k, int) and isinstance(v, dict)] or [found]
     for one in each:
         one["param_state_sharding_type"] = "fully_reshardable"

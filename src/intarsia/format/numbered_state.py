@@ -22,7 +22,6 @@ from intarsia.format.megatron_fsdp_keys import Section, section_of
 from intarsia.format.torch_zip import read_object
 from intarsia.store.local import Folder
 
-NUMBERED = "the optimizer's state is numbered, and which parameter a number means is not told"
 _LIST = re.compile(r"^optimizer\.param_groups\.(?P<group>\d+)\.(?P<field>params|param_names)$")
 _BUFFERS = ("expert_bias", "_extra_state", "local_tokens_per_expert", "inv_freq")
 

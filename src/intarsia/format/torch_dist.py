@@ -91,6 +91,10 @@ class TorchDist:
         groups = groups_in(optimizer_of(common, shared))
         with_common_step(groups, common)
         steps, told = steps_of(groups, found.stored.values())
+        if len({g["step"] for g in groups if "step" in g}) > 1 and not steps:
+            found.notes += (
+                "parameter groups are at different steps, so no tensor's step is known",
+            )
         found.stored |= steps
         found.logical |= {name: Logical(name, s.shape, s.dtype) for name, s in steps.items()}
         return Manifest(
