@@ -50,17 +50,11 @@ def test_nothing_of_a_trained_model_is_lost_on_the_way(case: str, tmp_path: Path
         there = tmp_path / f"{k}-{to}"
         intarsia.convert(here, there, to=to, mesh=mesh, config=config if k == 0 else None)
         same = intarsia.verify(start, there, config=config)
-        assert not same.different, (to, same.different[0])
-        assert not same.only_in_b
-        # Megatron's torch_dist keeps steps in its parameter groups, not by parameter.
-        assert all(name.startswith("optimizer.step.") for name in same.only_in_a)
+        assert same, (to, *same.different[:1], *same.only_in_a[:1], *same.only_in_b[:1])
         here = there
     with intarsia.open(here, config=config) as arrived:
         for name, x in truth.items():
-            if not name.startswith("optimizer.step."):
-                assert torch.equal(arrived[name][...], x), name
-    if ROUTES[case][-1][0] == "fsdp_dtensor":
-        assert intarsia.verify(start, here, config=config), "the steps came back too"
+            assert torch.equal(arrived[name][...], x), name
 
 
 @pytest.mark.parametrize(

@@ -7,27 +7,21 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from intarsia.collector import paused
 from intarsia.errors import UsageError
 from intarsia.family import adopt, table_for
 from intarsia.format.base import Arrangement, WriteOptions
-from intarsia.format.hf import read_entry
-from intarsia.format.torch_frame import write_object
 from intarsia.formats import folder_of, format_named, read_manifest
-from intarsia.planning.manifest import Entry, Manifest
+from intarsia.planning.manifest import Manifest
 from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan
 from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew, crew
 from intarsia.run.execute import Execution, Source, cut_steps
-from intarsia.run.values import as_float64, bits_dtype
-from intarsia.store.local import Folder
 from intarsia.store.staging import Staging, check_destination
 from intarsia.targets import Wanted, Wish, targets_for
 
@@ -71,34 +65,18 @@ class Job:
 
     def arrange(self) -> Arrangement:
         """Every byte's place in the destination."""
+        from intarsia.carried import carried
+
+        along = carried(self.src, self.wish, self.wanted, self.budget)
         options = WriteOptions(
-            self.wish.mesh, self.max_shard_bytes, self._entries(), self.src.config
+            self.wish.mesh,
+            self.max_shard_bytes,
+            along.entries,
+            self.src.config,
+            along.groups,
+            along.step,
         )
         return format_named(self.wish.to).arrange(self.wanted.targets, options)
-
-    def _entries(self) -> dict[str, bytes]:
-        """The bytes of the entries that go along."""
-        if not self.wanted.entries:
-            return {}
-        with folder_of(self.src) as folder:
-            read = read_entry if self.src.format == "hf" else _read_entry
-            found = {name: read(folder, entry) for name, entry in self.src.entries.items()}
-        if self.wish.to == "torch_dist" and self.wanted.equal:
-            found["optimizer.step"] = write_object(self._step())
-        return found
-
-    def _step(self) -> float:
-        """The step that all parameters are at."""
-        from intarsia.checkpoint import Checkpoint
-
-        step = self.src.logical[self.wanted.equal[0][0]]
-        with Checkpoint(self.src) as checkpoint:
-            bits = np.frombuffer(checkpoint[step.name].tobytes(), bits_dtype(step.dtype))
-        return float(as_float64(bits, step.dtype)[0])
-
-
-def _read_entry(folder: Folder, entry: Entry) -> bytes:
-    return folder.read(entry.file, entry.start_bytes, entry.length_bytes)
 
 
 def prepare(
@@ -157,6 +135,7 @@ def carry_out(
     try:
         with team.together():
             arrangement = job.arrange()
+        job = replace(job, budget=job.budget.less(arrangement.held_bytes))
         with team.together():
             if team.rank == 0:
                 _check_equal(job)

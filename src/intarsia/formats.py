@@ -87,4 +87,4 @@ def read_manifest(
 def folder_of(manifest: Manifest) -> Folder:
     """The folder that a checkpoint's files lie in."""
     path = Path(manifest.path)
-    return Folder(path if path.is_dir() else path.parent)
+    return Folder(path if path.is_dir() else path.parent, manifest.told)

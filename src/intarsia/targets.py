@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from intarsia.dtypes import DType
-from intarsia.errors import FamilyError, UsageError
+from intarsia.errors import FamilyError, FormatError, UsageError
 from intarsia.family import Param, Table, table_for
-from intarsia.format.base import Format
+from intarsia.format.base import NUMBERED, Format
 from intarsia.formats import format_named
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Manifest, Target
 
+_NUMBERED = re.compile(r"^optimizer\.\w+\.\d+$")
 SAME_FORMATS = ("hf", "dcp")
 """Formats between which names and fusions stay as they are, unless asked otherwise."""
 
@@ -62,10 +64,15 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
     """The tensors of the destination that a wish asks for."""
     writer = format_named(wish.to)
     _check(wish)
+    _check_named(src, wish)
     if wish.to == "fsdp_dtensor":
         return _for_megatron_fsdp(src, wish, writer)
     drop = dict(_dropped(src, wish, writer))
-    rows = _rows(src, wish, writer, drop.keys())
+    rows, equal = _with_one_step(_rows(src, wish, writer, drop.keys()), src, drop.keys())
+    for names in equal:
+        drop |= dict.fromkeys(
+            names[1:], f"equal to `{names[0]}`: a fused parameter has one counter"
+        )
     targets = tuple(
         Target(
             writer.spell(row.name),
@@ -86,7 +93,8 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
     if src.entries and wish.optimizer == "drop":
         some = ", ".join(list(src.entries)[:3]) + (", …" if len(src.entries) > 3 else "")
         notes.append(f"{len(src.entries)} entries are dropped as asked: {some}")
-    return Wanted(targets, drop, wish.optimizer == "keep", tuple(notes), _counted(src, wish))
+    equal += _counted(src, wish)
+    return Wanted(targets, drop, wish.optimizer == "keep", tuple(notes), tuple(equal))
 
 
 @lru_cache(maxsize=4096)
@@ -133,13 +141,13 @@ def _dropped(src: Manifest, wish: Wish, writer: Format) -> Iterator[tuple[str, s
 
 def _counted(src: Manifest, wish: Wish) -> tuple[tuple[str, ...], ...]:
     """The steps that one number is to stand for: all of them, where the source has no groups of Megatron's."""
-    if wish.to != "torch_dist" or wish.optimizer == "drop" or _has_groups(src):
+    if wish.to != "torch_dist" or wish.optimizer == "drop" or has_megatron_groups(src):
         return ()
     steps = tuple(name for name in src.logical if name.startswith("optimizer.step."))
     return (steps,) if steps else ()
 
 
-def _has_groups(src: Manifest) -> bool:
+def has_megatron_groups(src: Manifest) -> bool:
     """Whether a source carries the parameter groups of Megatron's optimizer."""
     starts = ("common_state/", "optimizer.param_to_group_meta.")
     return any(name.startswith(starts) for name in src.entries)
@@ -154,6 +162,19 @@ def _check(wish: Wish) -> None:
         raise UsageError(
             f"weights cannot be cast to {wish.dtype}", hint="choose a floating-point element type"
         )
+
+
+def _check_named(src: Manifest, wish: Wish) -> None:
+    """Raise where numbered state is to go where its numbers mean nothing."""
+    kept = src.format in SAME_FORMATS and wish.to in SAME_FORMATS
+    if kept or wish.optimizer == "drop" or not any(map(_NUMBERED.match, src.logical)):
+        return
+    known = (p for p in src.problems if p.startswith(NUMBERED))
+    raise FormatError(
+        f"{next(known, NUMBERED)} - at {src.path}",
+        hint="give the optimizer model.named_parameters() and save again, save its state by name"
+        " (torch's get_optimizer_state_dict), or take the weights alone with --optimizer drop",
+    )
 
 
 def is_state(name: str) -> bool:
@@ -242,6 +263,24 @@ def state_rows(model: Sequence[Param], logical: Iterable[str]) -> Iterator[Param
                 layout = row.layout.rename(f"optimizer.{kind}.".__add__)
                 shift = row.shift if kind == "master" else 0.0
                 yield Param(f"optimizer.{kind}.{row.name}", layout, row.rule, shift)
+
+
+def _with_one_step(
+    rows: Sequence[Param], src: Manifest, dropped: Set[str]
+) -> tuple[list[Param], list[tuple[str, ...]]]:
+    """The rows, with one step for each fused parameter; and the steps that each of these stands for."""
+    groups: dict[str, tuple[str, ...]] = {}
+    for row in rows:
+        names = tuple(f"optimizer.step.{name}" for name in row.layout.tensors)
+        if len(names) > 1 and all(n in src.logical and n not in dropped for n in names):
+            groups[f"optimizer.step.{row.name}"] = names
+    fused = {name for names in groups.values() for name in names}
+    steps = (
+        Param(name, Layout.of(names[0], src.logical[names[0]].shape))
+        for name, names in groups.items()
+    )
+    kept = (row for row in rows if fused.isdisjoint(row.layout.tensors))
+    return [*kept, *steps], list(groups.values())
 
 
 def _dtype(row: Param, src: Manifest, asked: DType | None) -> DType:

@@ -72,8 +72,10 @@ def test_megatron_gets_moments_groups_and_step(trained: Path) -> None:
     )
     assert intarsia.verify(trained / "saved", trained / "dist", config=CONFIG)
     common = (trained / "dist" / "iter_0000001" / "common.pt").read_bytes()
-    (group,) = read_object(common, "common.pt")["optimizer"]["optimizer"]["param_groups"]
-    assert (group["step"], group["lr"], group["betas"]) == (2, 0.01, (0.9, 0.999))
+    groups = read_object(common, "common.pt")["optimizer"]["optimizer"]["param_groups"]
+    assert [group["wd_mult"] for group in groups] == [1.0, 0.0]
+    for group in groups:
+        assert (group["step"], group["lr"], group["betas"]) == (2, 0.01, (0.9, 0.999))
     intarsia.convert(trained / "dist", trained / "fsdp", to="fsdp_dtensor", mesh="fsdp=2")
     _, state = split(load_file(trained / "truth.safetensors"))
     with intarsia.open(trained / "fsdp", config=CONFIG) as arrived:

@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer
@@ -37,22 +39,25 @@ def fill(optimizer: DistributedOptimizer) -> None:
             }
 
 
-def main(checkpoint: str, config: str, out: str, sharding: str, bucket: str, *sizes: str) -> None:
-    tp, pp, ep = map(int, sizes)
+def begin(config: str, tp: int, pp: int, ep: int) -> GPTModel:
+    """This rank's part of a model in bfloat16, on a mesh of real processes."""
     dist.init_process_group("gloo")
     parallel_state.initialize_model_parallel(
         tp, pp, expert_model_parallel_size=ep, expert_tensor_parallel_size=1
     )
     model_parallel_cuda_manual_seed(1)
     hf = json.loads(Path(config).read_text())
-    model = build(hf, hf["vocab_size"], tp, pp, ep, torch.bfloat16).bfloat16()
-    load(model, checkpoint)
+    return build(hf, hf["vocab_size"], tp, pp, ep, torch.bfloat16).bfloat16()
+
+
+def optimizers(model: GPTModel, bucket: int) -> tuple[Any, list[DistributedOptimizer]]:
+    """Megatron's optimizer of a model, and each one of the chain that it may be."""
     wrapped = DistributedDataParallel(
         model.config,
         DistributedDataParallelConfig(
             use_distributed_optimizer=True,
-            overlap_grad_reduce=int(bucket) > 0,
-            bucket_size=int(bucket) or None,
+            overlap_grad_reduce=bucket > 0,
+            bucket_size=bucket or None,
         ),
         model,
     )
@@ -60,7 +65,15 @@ def main(checkpoint: str, config: str, out: str, sharding: str, bucket: str, *si
         OptimizerConfig(optimizer="adam", lr=1e-3, bf16=True, use_distributed_optimizer=True),
         [wrapped],
     )
-    each = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
+    chained = isinstance(optimizer, ChainedOptimizer)
+    return optimizer, optimizer.chained_optimizers if chained else [optimizer]
+
+
+def main(checkpoint: str, config: str, out: str, sharding: str, bucket: str, *sizes: str) -> None:
+    tp, pp, ep = map(int, sizes)
+    model = begin(config, tp, pp, ep)
+    load(model, checkpoint)
+    optimizer, each = optimizers(model, int(bucket))
     for one in each:
         fill(one)
     metadata = {"distrib_optim_sharding_type": sharding, "chained_optim_avoid_prefix": True}

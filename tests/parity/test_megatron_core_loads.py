@@ -154,7 +154,7 @@ def check_training(
         Checkpoint(read(tmp_path / "run", model.config)) as found,
         Checkpoint(read(model.folder)) as source,
     ):
-        assert len(found) == 4 * len(source)
+        assert len(found) == 5 * len(source)
         for name in source:
             weight = source[name][...]
             main = weight.float() * (1 + 2**-12)
@@ -162,6 +162,7 @@ def check_training(
             assert torch.equal(found[f"optimizer.master.{name}"][...], main), name
             assert torch.equal(found[f"optimizer.exp_avg.{name}"][...], main * 0.25), name
             assert torch.equal(found[f"optimizer.exp_avg_sq.{name}"][...], main * main), name
+            assert found[f"optimizer.step.{name}"][...] == 3.0, name
 
 
 @pytest.mark.slow

@@ -40,3 +40,10 @@ def test_without_a_wish_the_budget_is_at_most_two_gibibytes() -> None:
 def test_a_budget_that_makes_no_sense_is_refused(memory, workers, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         Budget.of(memory, workers)
+
+
+def test_bytes_that_are_held_leave_less_for_buffers() -> None:
+    budget = Budget(64 << 20, 2)
+    assert budget.less(10 << 20).memory_bytes == 54 << 20
+    assert budget.less(1 << 40).memory_bytes == 32 << 20, "half stays"
+    assert budget.less(0) == budget

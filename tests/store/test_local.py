@@ -73,3 +73,9 @@ def test_closing_closes_every_file(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before + 1
     folder.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_is_told_is_read_from_memory(tmp_path: Path) -> None:
+    with Folder(tmp_path, {"told": b"abcdef"}) as folder:
+        assert folder.read("told", 2, 3) == b"cde"
+        assert folder.read_bytes == 0

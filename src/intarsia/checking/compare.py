@@ -147,7 +147,6 @@ def _match(
     pairs = [_Pair(x, right[name]) for name, x in left.items() if name in right]
     notes: list[str] = []
     only: list[list[str]] = [[], []]
-    kept_in_groups = 0
     for side, (ours, theirs) in enumerate(((left, right), (right, left))):
         for name in ours:
             twin = tied.get(name)
@@ -157,14 +156,8 @@ def _match(
                 pair = (ours[name], theirs[twin])
                 pairs.append(_Pair(*pair) if side == 0 else _Pair(*reversed(pair)))
                 notes.append(f"`{name}` is tied and stored on one side; compared with `{twin}`")
-            elif name.startswith("optimizer.step.") and (b, a)[side].format == "torch_dist":
-                kept_in_groups += 1
             else:
                 only[side].append(name)
-    if kept_in_groups:
-        notes.append(
-            f"{kept_in_groups} steps were not compared: torch_dist keeps them in parameter groups"
-        )
     return pairs, tuple(only[0]), tuple(only[1]), tuple(notes)
 
 

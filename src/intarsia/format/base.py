@@ -11,13 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from intarsia.family import Param, Table
 from intarsia.layout import Piece
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.store.local import Folder
+
+if TYPE_CHECKING:
+    from intarsia.format.parameter_groups import Groups
+
+NUMBERED = "the optimizer's state is numbered, and which parameter a number means is not told"
+"""How the problem begins that names such a checkpoint."""
 
 PAGE_BYTES = 4096
 """Elements that start at a multiple of this are written, and mapped, fastest."""
@@ -68,15 +74,26 @@ class Arrangement:
     fixed: Sequence[tuple[str, int, bytes]] = ()
     closing: Mapping[str, bytes] = field(default_factory=dict)
 
+    @property
+    def held_bytes(self) -> int:
+        """What the fixed parts and the closing files take in memory, equal ones counted once."""
+        held = {id(data): len(data) for _, _, data in self.fixed}
+        return sum(held.values()) + sum(map(len, self.closing.values()))
+
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a writer needs to know beside the targets."""
+    """What a writer needs to know beside the targets.
+
+    `groups` and `step` are those of an optimizer whose source has none of Megatron's own.
+    """
 
     mesh: Mesh = Mesh()
     max_shard_bytes: int = 5_000_000_000
     entries: Mapping[str, bytes] = field(default_factory=dict)
     config: Mapping[str, Any] | None = None
+    groups: Groups | None = None
+    step: float | None = None
 
 
 class Format(Protocol):

@@ -18,7 +18,7 @@ from typing import Any
 from intarsia.errors import FormatError
 from intarsia.family import Param, Table, table_for
 from intarsia.format import dcp
-from intarsia.format.base import Arrangement, Located, WriteOptions
+from intarsia.format.base import NUMBERED, Arrangement, Located, WriteOptions
 from intarsia.format.dcp import METADATA, check_files
 from intarsia.format.dcp_metadata import Metadata, read_metadata
 from intarsia.format.megatron_common import (
@@ -33,6 +33,7 @@ from intarsia.format.megatron_fsdp_entries import arguments, entries_of, is_entr
 from intarsia.format.megatron_fsdp_keys import TensorParallel
 from intarsia.format.megatron_fsdp_names import as_torch_dist, name_tensors
 from intarsia.format.megatron_fsdp_write import arrange, fsdp_dtensor_rows, spell
+from intarsia.format.numbered_state import parameters_by_number
 from intarsia.format.sides import config_of
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
@@ -62,6 +63,7 @@ class FsdpDtensor:
             metadata = read_metadata(folder.read_all(METADATA), str(root / METADATA))
             sizes = check_files(folder, metadata)
             args = arguments(folder, metadata)
+            numbers, unnumbered = _numbers(folder, metadata)
         notes: list[str] = []
         home = home_of(root)
         if config is None and home is not None:
@@ -72,7 +74,8 @@ class FsdpDtensor:
         centered = args.get("layernorm_zero_centered_gamma")
         table = table_for(config, zero_centered=centered if isinstance(centered, bool) else None)
         tensors = [r for r in metadata.tensors.values() if not is_entry(r.name)]
-        found = name_tensors(tensors, table, tensor_parallel(args), config)
+        found = name_tensors(tensors, table, tensor_parallel(args), config, numbers)
+        found.problems += unnumbered
         with Folder(root) as folder:
             found.problems += _disagreements(folder, found.repeated)
         notes += _absent_entries(metadata)
@@ -103,6 +106,14 @@ class FsdpDtensor:
 
     def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         return arrange(targets, options)
+
+
+def _numbers(folder: Folder, metadata: Metadata) -> tuple[dict[str, str], list[str]]:
+    """The parameters of numbered states, and why they are not known where they are not."""
+    try:
+        return parameters_by_number(folder, metadata), []
+    except FormatError as why:
+        return {}, [f"{NUMBERED}: {why}"]
 
 
 def find_checkpoint(path: Path) -> Path:

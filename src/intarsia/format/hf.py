@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -222,10 +222,10 @@ def _entries_of(folder: Folder) -> dict[str, Entry]:
         ) from error
 
 
-def read_entry(folder: Folder, entry: Entry) -> bytes:
-    """The bytes of an entry of the side folder."""
-    raw = json.loads(folder.read_all(entry.file))
-    return base64.b64decode(raw[entry.name])
+def entries_in(folder: Folder) -> Iterator[tuple[str, bytes]]:
+    """The entries of the side folder with their bytes."""
+    raw = json.loads(folder.read_all(f"{OPTIMIZER}/{ENTRIES}"))
+    return ((name, base64.b64decode(text)) for name, text in raw.items())
 
 
 def _arrange_files(

@@ -6,14 +6,10 @@ where the mesh is another one, since a fused tensor is read by them.
 
 from __future__ import annotations
 
-import re
-import struct
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from zlib import crc32
 
-from intarsia.dtypes import BY_NAME
 from intarsia.family import table_for
 from intarsia.format.base import WriteOptions
 from intarsia.format.megatron_common import archive, arguments_of, plain
@@ -23,12 +19,11 @@ from intarsia.format.megatron_fsdp_entries import (
     SCHEDULER,
     arguments_in,
     common_in,
-    group_for,
-    groups_in,
 )
 from intarsia.format.megatron_fsdp_keys import (
     GROUP,
     MODEL,
+    PART,
     STATE,
     WRAPPERS,
     canonical,
@@ -36,13 +31,11 @@ from intarsia.format.megatron_fsdp_keys import (
     live,
     spellings,
 )
-from intarsia.format.torch_frame import frame
+from intarsia.format.megatron_groups import group_for, groups_in, optimizer_of
 from intarsia.format.torch_zip import read_object
 from intarsia.mesh import Mesh, Shape
 from intarsia.planning.manifest import Target
 
-_COUNTER = BY_NAME["F32"]
-_PART = re.compile(r"(_[wv]|(?<=\.weight)\.\w+|(?<=\.bias)\.\w+)$")
 _FINAL_NORM = "decoder.final_layernorm.weight"
 
 
@@ -57,10 +50,10 @@ def written_entries(targets: Sequence[Target], options: WriteOptions) -> dict[st
     shapes = {t.name.removeprefix(MODEL): t.shape for t in targets if t.name.startswith(MODEL)}
     common = common_in(options.entries)
     found = dict(_translated(common))
-    if groups := groups_in(common):
+    if groups := groups_in(optimizer_of(common, options.entries)):
         found |= _grouped(groups, targets, shapes)
     # What the source holds in this format's own spelling is nearer than a translation.
-    found |= _carried(options.entries, {_PART.sub("", name) for name in shapes})
+    found |= _carried(options.entries, {PART.sub("", name) for name in shapes})
     found |= _arguments(found, targets, shapes, options)
     found.setdefault("iteration", archive(1))
     found.setdefault("checkpoint_version", archive(3.0))
@@ -85,7 +78,7 @@ def _translated(common: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
 def _grouped(
     groups: list[dict[str, Any]], targets: Sequence[Target], shapes: Mapping[str, Shape]
 ) -> dict[str, bytes]:
-    """The group of every parameter that has state, and its counter where none is stored."""
+    """The group of every parameter that has state."""
     found: dict[str, bytes] = {}
     start = STATE + WRAPPERS
     trained = {
@@ -96,19 +89,10 @@ def _grouped(
         place = group_for(groups, canonical(name), len(shapes.get(name, ())))
         if place is None:
             continue
-        whole = _PART.sub("", name)
+        whole = PART.sub("", name)
         for field, data in archived[place].items():
             found[f"{GROUP}{WRAPPERS}{whole}.{field}"] = data
-        if type(groups[place].get("step")) in (int, float):
-            found[f"{start}{name}.step"] = _counter(groups[place]["step"])
     return found
-
-
-def _counter(value: float) -> bytes:
-    """The archive of a counter, as torch's optimizers keep it: a number without axes."""
-    data = struct.pack("<f", value)
-    wrap, crc = frame(_COUNTER, ()), crc32(data)
-    return wrap.head(crc) + data + wrap.tail(crc)
 
 
 def _carried(entries: Mapping[str, bytes], params: set[str]) -> dict[str, bytes]:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from intarsia.errors import FormatError
 from intarsia.format.dcp_metadata import Metadata
 from intarsia.format.megatron_common import COMMON_OBJECT, arguments_of, plain
-from intarsia.format.megatron_fsdp_keys import group_of
+from intarsia.format.megatron_fsdp_keys import PART, group_of, section_of
+from intarsia.format.megatron_groups import grouped
+from intarsia.format.parameter_groups import Groups
 from intarsia.format.torch_zip import Payload, read_object, read_payload
-from intarsia.planning.manifest import Entry
+from intarsia.planning.manifest import Entry, Logical, Stored
 from intarsia.store.local import Folder
 
 COUNTERS = ("iteration", "checkpoint_version", "num_floating_point_operations_so_far")
@@ -122,17 +124,35 @@ def common_of(entries: Mapping[str, bytes]) -> dict[str, Any]:
     return state
 
 
+def _of_param(held: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The settings of every parameter's group."""
+    of_param: dict[str, dict[str, Any]] = {}
+    for name, value in held.items():
+        if found := group_of(name):
+            of_param.setdefault(found[0], {})[found[1]] = value
+    return of_param
+
+
+def groups_by_parameter(
+    entries: Mapping[str, bytes], stored: Iterable[Stored], logical: Mapping[str, Logical]
+) -> Groups | None:
+    """The groups in torch's terms; None where the entries do not tell every parameter's."""
+    held = _of_param(values_of({n: d for n, d in entries.items() if group_of(n)}))
+
+    def settings(s: Stored) -> dict[str, Any] | None:
+        section = section_of(s.key)
+        return held.get(PART.sub("", section.name)) if section else None
+
+    return grouped(stored, logical, settings) if held else None
+
+
 def _groups(held: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The different groups of parameters, each once, those whose weights decay first.
 
     Megatron-FSDP has one optimizer for all; `torch_dist` keeps the experts' groups apart.
     """
-    of_param: dict[str, dict[str, Any]] = {}
-    for name, value in held.items():
-        if found := group_of(name):
-            of_param.setdefault(found[0], {})[found[1]] = value
     groups: list[dict[str, Any]] = []
-    for name, fields in of_param.items():
+    for name, fields in _of_param(held).items():
         expert = {"is_expert_parallel": True} if ".experts.experts." in name else {}
         ordered = dict(sorted((fields | expert).items()))
         if ordered not in groups:
@@ -146,29 +166,3 @@ def common_in(entries: Mapping[str, bytes]) -> dict[str, Any]:
     state = None if data is None else read_object(data, COMMON_OBJECT)
     state = state[0] if isinstance(state, list) and len(state) == 1 else state
     return state if isinstance(state, dict) else {}
-
-
-def groups_in(common: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The parameter groups of a common state, those of every optimizer in a chain."""
-    return list(_each_group(plain(common.get("optimizer") or {})))
-
-
-def _each_group(state: Any) -> Iterator[dict[str, Any]]:
-    for key, value in state.items() if isinstance(state, dict) else ():
-        if key == "param_groups" and isinstance(value, list):
-            yield from (group for group in value if isinstance(group, dict))
-        else:
-            yield from _each_group(value)
-
-
-def group_for(groups: list[dict[str, Any]], name: str, axes: int) -> int | None:
-    """The place of the group that Megatron puts a parameter in.
-
-    Experts have groups of their own, and vectors do not decay.  None where no group fits, or
-    more than one does.
-    """
-    expert, free = ".experts.experts." in name, axes < 2 or name.endswith(".bias")
-    found = [i for i, g in enumerate(groups) if bool(g.get("is_expert_parallel")) == expert]
-    if len(found) > 1:
-        found = [i for i in found if (groups[i].get("wd_mult") == 0.0) == free]
-    return found[0] if len(found) == 1 else None

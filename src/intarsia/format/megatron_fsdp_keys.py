@@ -29,6 +29,9 @@ MODEL, STATE, GROUP = "model.module.", "optimizer.state.", "optimizer.param_to_g
 WRAPPERS = "module.module.module."
 """What the optimizer's names begin with: the adapter, Megatron-FSDP, and the precision wrapper."""
 
+PART = re.compile(r"(_[wv]|(?<=\.weight)\.\w+|(?<=\.bias)\.\w+)$")
+"""What a part of a fused parameter adds to its name."""
+
 _MODEL = re.compile(r"^model\.(?:module\.)*(?P<name>.+)$")
 _STATE = re.compile(r"^optimizer\.state\.(?:module\.)*(?P<name>.+)\.(?P<kind>[A-Za-z_0-9]+)$")
 _GROUP = re.compile(

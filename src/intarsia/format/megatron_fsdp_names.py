@@ -19,6 +19,7 @@ from intarsia.format.dcp_metadata import Metadata, TensorRecord
 from intarsia.format.megatron_fsdp_keys import FsdpRows, Section, TensorParallel, section_of
 from intarsia.format.megatron_keys import Key
 from intarsia.format.megatron_optimizer import MASTER, state_row
+from intarsia.format.numbered_state import is_numbered
 from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
 from intarsia.planning.manifest import Logical, Stored
@@ -57,8 +58,9 @@ def name_tensors(
     table: Table | None,
     tp: TensorParallel,
     config: Mapping[str, Any] | None,
+    numbers: Mapping[str, str] | None = None,
 ) -> Found:
-    """Give every tensor the layout that its name tells."""
+    """Give every tensor the layout that its name tells; `numbers` are names of numbered parameters."""
     found = Found()
     if table is None:
         for record in records:
@@ -71,7 +73,7 @@ def name_tensors(
         found.notes.append(f"{why}: each stored tensor is carried name by name")
         return found
     reader = _Reader(table, tp, found)
-    sections = [(record, section_of(record.name)) for record in records]
+    sections = [(record, _named(section_of(record.name), numbers or {})) for record in records]
     states = [(r, s) for r, s in sections if s is not None and s.kind]
     trained = any(s.kind != MASTER for _, s in states)
     apart = {s.name for _, s in states if s.kind == MASTER}
@@ -84,6 +86,12 @@ def name_tensors(
         reader.state(record, section)
     reader.close(len(states))
     return found
+
+
+def _named(section: Section | None, numbers: Mapping[str, str]) -> Section | None:
+    if section is None or not is_numbered(section):
+        return section
+    return section._replace(name=numbers.get(section.name, section.name))
 
 
 class _Reader:
@@ -108,11 +116,15 @@ class _Reader:
             self._add(record, state_row(row, MASTER))
 
     def state(self, record: TensorRecord, section: Section) -> None:
+        if is_numbered(section):
+            name = f"optimizer.{section.kind}.{section.name}"
+            self._add(record, Param(name, Layout.of(name, record.shape), Rule()))
+            return
         row = self.params.get(section.name)
         if row is None:
             raise FormatError(
                 f"`{record.name}` is the state of a parameter that the model section lacks",
-                hint="the checkpoint is incomplete, or its optimizer state is numbered, not named",
+                hint="the checkpoint is incomplete: use one that is whole",
             )
         if section.kind == STEP:
             self._step(record, row)

@@ -36,10 +36,10 @@ from intarsia.format.megatron_common import (
 )
 from intarsia.format.megatron_config import arguments_for
 from intarsia.format.megatron_fsdp_entries import common_in, common_of
+from intarsia.format.megatron_groups import FROM_TORCH, as_megatron, chained_as, optimizer_of
 from intarsia.format.megatron_keys import Key
 from intarsia.format.megatron_optimizer import state_of, stored_key
 from intarsia.format.torch_frame import frame
-from intarsia.format.torch_zip import read_object
 from intarsia.mesh import Mesh, Rule, Shape
 from intarsia.planning.manifest import Target
 
@@ -92,7 +92,8 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
             ends[rank] += wrap.length_bytes
         slots[target.name] = tuple(placed)
     shapes = {n: t.shape for n, t in tensors.items() if not n.startswith("optimizer.")}
-    state = _common(source, shapes, len(shapes) < len(tensors), options)
+    trained = len(shapes) < len(tensors)
+    state = _common(source, shapes, targets if trained else None, options)
     objects = _objects({n: tensors[n].shape[: tensors[n].leading] for n in shapes}, options)
     objects[COMMON_OBJECT] = archive([state])
     first, fixed, records = "__0_0.distcp", [], {}
@@ -182,60 +183,45 @@ def _iteration(source: Mapping[str, Any]) -> int:
 
 
 def _common(
-    source: Mapping[str, Any], shapes: Mapping[str, Shape], trained: bool, options: WriteOptions
+    source: Mapping[str, Any],
+    shapes: Mapping[str, Shape],
+    trained: Sequence[Target] | None,
+    options: WriteOptions,
 ) -> dict[str, Any]:
     """The common state: the source's where it had one, with what is different now."""
     args = plain(arguments_of(source))
     table = table_for(options.config)
     if options.config is not None and table is not None:
         args |= arguments_for(options.config, options.mesh, shapes, table.centered)
-    state = common_state(args, _iteration(source), _optimizer(source, options) if trained else None)
-    for name in ("opt_param_scheduler", "num_floating_point_operations_so_far"):
+    optimizer = None if trained is None else _optimizer(source, trained, options)
+    state = common_state(args, _iteration(source), optimizer)
+    for name in ("opt_param_scheduler", "num_floating_point_operations_so_far", FROM_TORCH):
         if name in source:
             state[name] = plain(source[name])
+    if trained is not None and options.groups is not None:
+        state[FROM_TORCH] = options.groups.as_plain()
     return state
 
 
-_SHARED = re.compile(
-    r"^(?:chained_(?P<link>\d+)\.)?optimizer\.distributed\.dp_group_idx_0\.optimizer/"
-)
-
-
-def _optimizer(source: Mapping[str, Any], options: WriteOptions) -> dict[Any, Any]:
+def _optimizer(
+    source: Mapping[str, Any], targets: Sequence[Target], options: WriteOptions
+) -> dict[Any, Any]:
     """The optimizer's groups and counters, in the form that goes with state by parameter."""
-    said = plain(source.get("optimizer") or {})
-    found: dict[Any, Any] = said or _groups_of_torch(options.entries)
-    for name, data in options.entries.items():
-        if parts := _SHARED.match(name):
-            (groups,) = read_object(data, name)
-            link = parts["link"]
-            into = found if link is None else found.setdefault(int(link), {})
-            into["optimizer"] = plain(groups)
+    chained = options.mesh.ep > 1
+    found = optimizer_of(source, options.entries)
+    found = chained_as(found, (t.name for t in targets), chained)
+    if not found and (options.groups is not None or options.step is not None):
+        rows = (
+            (t.name, len(t.shape), t.layout.tensors[0])
+            for t in targets
+            if t.layout.tensors and not t.name.startswith("optimizer.")
+        )
+        step = None if options.step is None else int(options.step)
+        found = as_megatron(options.groups, rows, step, chained)
     each = [v for k, v in found.items() if isinstance(k, int) and isinstance(v, dict)] or [found]
     for one in each:
         one["param_state_sharding_type"] = "fully_reshardable"
     return found
-
-
-STEP = "optimizer.step"
-"""The entry that gives the step of all parameters, where a source counts it for each of them."""
-
-_GROUP_OF_TORCH = re.compile(r"^optimizer\.param_groups\.(?P<group>\d+)\.(?P<field>\w+)$")
-
-
-def _groups_of_torch(entries: Mapping[str, bytes]) -> dict[Any, Any]:
-    """Megatron's parameter groups, out of the fields that torch flattens its own into."""
-    groups: dict[int, dict[str, Any]] = {}
-    for name, data in entries.items():
-        if (parts := _GROUP_OF_TORCH.match(name)) and parts["field"] != "params":
-            groups.setdefault(int(parts["group"]), {})[parts["field"]] = plain(
-                read_object(data, name)
-            )
-    if STEP in entries:
-        step = int(read_object(entries[STEP], STEP))
-        for group in groups.values() if groups else (groups.setdefault(0, {}),):
-            group["step"] = step
-    return {"optimizer": {"param_groups": [groups[k] for k in sorted(groups)]}} if groups else {}
 
 
 def _source_common(options: WriteOptions) -> dict[str, Any]:

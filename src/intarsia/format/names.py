@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from intarsia.mesh import Rule, Shape
 from intarsia.planning.manifest import Logical, Stored
 
 _OPTIMIZER = re.compile(r"^(?:optim|optimizer)\.state\.(?P<param>.+)\.(?P<kind>[A-Za-z_0-9]+)$")
+STEP = "step"
 _OURS = re.compile(r"^optimizer\.(?P<kind>[A-Za-z_0-9]+)\.(?P<param>.+)$")
 
 
@@ -67,7 +68,8 @@ def prefix_of(names: Iterable[str], known: Mapping[str, Any]) -> str:
 def _with_table(listed: list[Stored], table: Table, where: str) -> Named:
     known = table.known
     prefix = prefix_of((s.name for s in listed), known)
-    stored = _unique((_named(s, prefix, table, known, where) for s in listed), where)
+    named = (_named(s, prefix, table, known, where) for s in listed)
+    stored = _unique((part for s in named for part in _by_member(s, known)), where)
     unknown = [name for name in stored if name not in known and not _OURS.match(name)]
     logical = _logical(stored, table.logical)
     absent = tuple(
@@ -110,6 +112,26 @@ def _named(s: Stored, prefix: str, table: Table, known: Mapping[str, Any], where
         shift = twin.shift if root == "optimizer.master." else 0.0
         return replace(s, name=fresh, layout=layout, rule=twin.rule, shift=shift)
     return _plain(replace(s, name=entry_name(fresh)))
+
+
+def _by_member(s: Stored, known: Mapping[str, Any]) -> Iterator[Stored]:
+    """A stored tensor; the one counter of a fused parameter once for each tensor that it counts for."""
+    found = _OURS.match(s.name)
+    fused = known.get(found["param"]) if found and found["kind"] == STEP and not s.shape else None
+    if fused is None:
+        yield s
+        return
+    for member in fused.layout.tensors:
+        name = f"optimizer.{STEP}.{member}"
+        yield replace(s, name=name, layout=Layout.of(name, ()))
+
+
+def members_of(name: str, table: Table | None) -> tuple[str, ...]:
+    """The logical tensors that a parameter holds, whatever wrappers put before its name."""
+    if table is None:
+        return (name,)
+    bare = _strip(name, table.known)
+    return table.known[bare].layout.tensors if bare in table.known else (name,)
 
 
 def _unique(named: Iterable[Stored], where: str) -> dict[str, Stored]:

@@ -32,6 +32,14 @@ from intarsia.format.megatron_common import (
     sides_at,
 )
 from intarsia.format.megatron_config import config_from_arguments
+from intarsia.format.megatron_groups import (
+    SHARED,
+    STEPS,
+    groups_in,
+    optimizer_of,
+    steps_of,
+    with_common_step,
+)
 from intarsia.format.megatron_keys import Key, MegatronRows, is_megatron_name, torch_dist_rows
 from intarsia.format.megatron_optimizer import (
     flatten_shards,
@@ -64,8 +72,14 @@ class TorchDist:
         with Folder(root) as folder:
             metadata = read_metadata(folder.read_all(METADATA), str(root / METADATA))
             sizes = check_files(folder, metadata)
-            args = arguments_of(read_common(folder, metadata)) or read_run_config(folder)
+            common = read_common(folder, metadata)
+            args = arguments_of(common) or read_run_config(folder)
             entries = _entries(folder, metadata)
+            shared = {
+                name: folder.read(e.file, e.start_bytes, e.length_bytes)
+                for name, e in entries.items()
+                if SHARED.match(name)
+            }
         home = home_of(root)
         notes: list[str] = []
         if config is None and home is not None:
@@ -74,6 +88,15 @@ class TorchDist:
         if config is None:
             config = config_from_arguments(args, metadata, notes)
         found = _named(metadata, config, args, str(root))
+        groups = groups_in(optimizer_of(common, shared))
+        with_common_step(groups, common)
+        steps, told = steps_of(groups, found.stored.values())
+        if len({g["step"] for g in groups if "step" in g}) > 1 and not steps:
+            found.notes += (
+                "parameter groups are at different steps, so no tensor's step is known",
+            )
+        found.stored |= steps
+        found.logical |= {name: Logical(name, s.shape, s.dtype) for name, s in steps.items()}
         return Manifest(
             format=self.name,
             path=str(root),
@@ -84,6 +107,7 @@ class TorchDist:
             config=config,
             config_made=made,
             entries=entries,
+            told={STEPS: told} if told else {},
             sides=sides_at(home),
             absent=found.absent,
             problems=found.problems,
@@ -91,6 +115,8 @@ class TorchDist:
         )
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
+        if chunk.file == STEPS:
+            return Located(chunk.start_bytes)
         leading = _leading(stored)
         box = Box((0,) * leading + chunk.box.offsets, (1,) * leading + chunk.box.shape)
         return dcp.locate(folder, stored, replace(chunk, box=box))

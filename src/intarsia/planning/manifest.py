@@ -90,6 +90,7 @@ class Manifest:
 
     `config_made` says that the model configuration was put together from a framework's own
     arguments, for want of the model's: it may be wrong in what those do not tell.
+    `told` are elements that no file holds as such, by the name that chunks give for a file.
     """
 
     format: str
@@ -101,6 +102,7 @@ class Manifest:
     config: Mapping[str, Any] | None = None
     config_made: bool = False
     entries: Mapping[str, Entry] = field(default_factory=dict)
+    told: Mapping[str, bytes] = field(default_factory=dict)
     sides: tuple[Side, ...] = ()
     absent: tuple[Logical, ...] = ()
     problems: tuple[str, ...] = ()

@@ -36,6 +36,11 @@ class Budget:
             raise UsageError(f"{workers} workers cannot work", hint="give at least 1")
         return Budget(memory_bytes, workers or min(8, os.cpu_count() or 1))
 
+    def less(self, held_bytes: int) -> Budget:
+        """What is left beside bytes that are held all the time; at least half of it stays for buffers."""
+        left = self.memory_bytes - min(held_bytes, self.memory_bytes // 2)
+        return Budget(left, self.workers)
+
     @property
     def window_bytes(self) -> int:
         """The largest destination buffer: each worker holds one, and as much again to read into."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,14 @@ if TYPE_CHECKING:
 
 
 class Folder:
-    """The files below one folder, each opened once and read by position from any thread."""
+    """The files below one folder, each opened once and read by position from any thread.
 
-    def __init__(self, root: str | Path) -> None:
+    `told` are further files that exist in memory alone.
+    """
+
+    def __init__(self, root: str | Path, told: Mapping[str, bytes] | None = None) -> None:
         self.root = Path(root)
+        self._told = told or {}
         self._open: dict[str, int] = {}
         self._lock = threading.Lock()
         self._read_bytes = 0
@@ -46,8 +51,11 @@ class Folder:
 
     def read_into(self, file: str, start_bytes: int, buffer: Buffer) -> None:
         """Fill `buffer` from a file, starting at `start_bytes`."""
-        fd = self._fd(file)
         view = memoryview(buffer).cast("B")
+        if file in self._told:
+            view[:] = self._told[file][start_bytes : start_bytes + len(view)]
+            return
+        fd = self._fd(file)
         at = 0
         while at < len(view):
             try:

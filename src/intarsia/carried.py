@@ -1,0 +1,128 @@
+"""What goes along with the tensors of a conversion: entries, parameter groups, and the step.
+
+Entries are carried as they are.  Where the destination spells parameter groups in another way than the
+source does, they are spelled in both: an old spelling leads back, the new one is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from intarsia.errors import UsageError
+from intarsia.family import table_for
+from intarsia.format.hf import entries_in
+from intarsia.format.megatron_fsdp_entries import common_in, groups_by_parameter
+from intarsia.format.megatron_groups import FROM_TORCH, as_torch, groups_in, optimizer_of
+from intarsia.format.names import members_of
+from intarsia.format.parameter_groups import (
+    Groups,
+    flat_entries,
+    groups_of_torch,
+    has_torch_groups,
+    numbered_entries,
+)
+from intarsia.formats import folder_of
+from intarsia.planning.manifest import Manifest
+from intarsia.quantity import human
+from intarsia.run.budget import Budget
+from intarsia.run.values import as_float64, bits_dtype
+from intarsia.store.local import Folder
+from intarsia.targets import SAME_FORMATS, Wanted, Wish, has_megatron_groups, is_state
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Entries by name, and the groups and the step of an optimizer that is not Megatron's yet."""
+
+    entries: Mapping[str, bytes] = field(default_factory=dict)
+    groups: Groups | None = None
+    step: float | None = None
+
+
+def carried(src: Manifest, wish: Wish, wanted: Wanted, budget: Budget) -> Carried:
+    """What goes along to the destination that a wish asks for."""
+    if not wanted.entries:
+        return Carried()
+    entries = read_entries(src, budget.memory_bytes // 2)
+    if has_megatron_groups(src):
+        if wish.to in SAME_FORMATS:
+            entries = _spelled_for_torch(src, wish, wanted, entries) | entries
+        return Carried(entries)
+    if wish.to != "torch_dist":
+        return Carried(entries)
+    step = _step(src, wanted.equal[0][0]) if wanted.equal else None
+    return Carried(entries, _groups_of_torch(src, entries), step)
+
+
+def read_entries(src: Manifest, limit_bytes: int) -> dict[str, bytes]:
+    """The bytes of a source's entries, equal ones held once: Megatron-FSDP repeats its settings for
+    every parameter.  Raise where they come to more than `limit_bytes`.
+    """
+    held: dict[bytes, bytes] = {}
+    found: dict[str, bytes] = {}
+    total = 0
+    with folder_of(src) as folder:
+        for name, data in _each_entry(src, folder):
+            if data not in held:
+                held[data] = data
+                total += len(data)
+                if total > limit_bytes:
+                    raise UsageError(
+                        f"the entries of {src.path} take more than {human(limit_bytes)}, half of the"
+                        f" memory budget; `{name}` is the one too many of {len(src.entries)}",
+                        hint="give more with --memory, or leave them out with --optimizer drop",
+                    )
+            found[name] = held[data]
+    return found
+
+
+def _each_entry(src: Manifest, folder: Folder) -> Iterator[tuple[str, bytes]]:
+    if src.format == "hf":
+        yield from entries_in(folder) if src.entries else ()
+        return
+    for name, e in src.entries.items():
+        yield name, folder.read(e.file, e.start_bytes, e.length_bytes)
+
+
+def _groups_of_torch(src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
+    table = table_for(src.config)
+    return groups_of_torch(entries, lambda name: members_of(name, table))
+
+
+def _spelled_for_torch(
+    src: Manifest, wish: Wish, wanted: Wanted, entries: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    """Megatron's groups as torch spells them: as they once came, or in both of its spellings.
+
+    In `hf` they lie where torch does not look, so the shorter spelling is enough there.
+    """
+    params = {t.name: t.layout.tensors for t in wanted.targets if not is_state(t.name)}
+    common = common_in(entries)
+    if came := Groups.of_plain(common.get(FROM_TORCH)):
+        return (flat_entries if came.flat else numbered_entries)(came, params)
+    if has_torch_groups(entries):
+        groups = _groups_of_torch(src, entries)
+    elif src.format == "fsdp_dtensor":
+        groups = groups_by_parameter(entries, src.stored.values(), src.logical)
+    elif src.format == "torch_dist":
+        told = groups_in(optimizer_of(common, entries))
+        groups = as_torch(told, src.stored.values(), src.logical)
+    else:
+        groups = None
+    if groups is None:
+        return {}
+    flat = flat_entries(groups, params) if wish.to == "dcp" else {}
+    return numbered_entries(groups, params) | flat
+
+
+def _step(src: Manifest, name: str) -> float:
+    """The step that all parameters are at."""
+    from intarsia.checkpoint import Checkpoint
+
+    step = src.logical[name]
+    with Checkpoint(src) as checkpoint:
+        bits = np.frombuffer(checkpoint[name].tobytes(), bits_dtype(step.dtype))
+    return float(as_float64(bits, step.dtype)[0])

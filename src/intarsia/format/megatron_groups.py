@@ -1,0 +1,240 @@
+"""The parameter groups and the steps of Megatron's optimizers, which its common state keeps.
+
+    optimizer.optimizer.param_groups      one optimizer: settings of each group, and its step
+    optimizer.{0,1}.optimizer...          a chain of two, where experts are parallel
+    optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1    the same beside buckets
+
+Which parameters a group is for is not written: Megatron's rule tells.  Experts that are parallel have
+groups of their own, and vectors do not decay.  Groups that came from torch are kept beside, as they
+were, since that rule cannot always tell them again.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from intarsia.dtypes import BY_NAME
+from intarsia.format.megatron_common import plain
+from intarsia.format.megatron_optimizer import MASTER
+from intarsia.format.parameter_groups import Group, Groups, merged
+from intarsia.format.torch_zip import read_object
+from intarsia.format.unpickle import Tensor
+from intarsia.layout import Layout
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Chunk, Logical, Stored
+
+FROM_TORCH = "torch_param_groups"
+"""Where the common state keeps groups that came from torch."""
+
+SHARED = re.compile(
+    r"^(?:chained_(?P<link>\d+)\.)?optimizer\.distributed\.dp_group_idx_0\.optimizer/"
+)
+"""The objects that hold an optimizer's groups where its state is in buckets."""
+
+STEPS = "common state"
+"""The file that chunks of steps give: numbers in a pickle are no elements at a place in a file."""
+
+EXPERTS = ".experts.experts."
+_NUMBER = BY_NAME["F32"]
+_OURS = frozenset(
+    {
+        "wd_mult", "lr_mult", "pre_wd_mult", "pre_lr_mult", "is_expert_parallel", "is_decoupled_lr",
+        "default_config", "max_lr", "min_lr", "step", "bias_correction",
+    }
+)  # fmt: skip
+"""Settings that only Megatron's groups have."""
+
+_ADAM = {
+    "amsgrad": False, "maximize": False, "foreach": None, "capturable": False,
+    "differentiable": False, "fused": None, "decoupled_weight_decay": True,
+}  # fmt: skip
+"""What torch's AdamW has settings for, and the fused Adam of Megatron always does."""
+
+
+def optimizer_of(common: Mapping[str, Any], entries: Mapping[str, bytes]) -> dict[Any, Any]:
+    """The optimizer's part of a common state, with the groups that lie beside buckets."""
+    found: dict[Any, Any] = plain(common.get("optimizer") or {})
+    for name, data in entries.items():
+        if parts := SHARED.match(name):
+            (groups,) = read_object(data, name)
+            link = parts["link"]
+            into = found if link is None else found.setdefault(int(link), {})
+            into["optimizer"] = plain(groups)
+    return found
+
+
+def groups_in(optimizer: Any) -> list[dict[str, Any]]:
+    """The parameter groups of an optimizer's state, those of every one in a chain."""
+    return list(_each_group(optimizer))
+
+
+def _each_group(state: Any) -> Iterator[dict[str, Any]]:
+    for key, value in state.items() if isinstance(state, dict) else ():
+        if key == "param_groups" and isinstance(value, list):
+            yield from (group for group in value if isinstance(group, dict))
+        else:
+            yield from _each_group(value)
+
+
+def group_for(groups: list[dict[str, Any]], name: str, axes: int) -> int | None:
+    """The place of the group that Megatron puts a parameter in; None where that is not one group."""
+    free = axes < 2 or name.endswith(".bias")
+    found = _fitting(groups, EXPERTS in name)
+    if len(found) > 1:
+        found = [i for i in found if (groups[i].get("wd_mult") == 0.0) == free]
+    return found[0] if len(found) == 1 else None
+
+
+def _fitting(groups: list[dict[str, Any]], expert: bool) -> list[int]:
+    """The groups that may hold an expert's parameters, or any others."""
+    # Without expert parallelism, experts are trained with the others.
+    expert = expert and any(g.get("is_expert_parallel") for g in groups)
+    return [i for i, g in enumerate(groups) if bool(g.get("is_expert_parallel")) == expert]
+
+
+def step_for(groups: list[dict[str, Any]], name: str) -> float | None:
+    """The step that a parameter is at, by the groups that may hold it; None where they disagree."""
+    steps = {g["step"] for i in _fitting(groups, EXPERTS in name) if _is_step(g := groups[i])}
+    return float(steps.pop()) if len(steps) == 1 else None
+
+
+def _is_step(group: Mapping[str, Any]) -> bool:
+    return type(group.get("step")) in (int, float)
+
+
+def with_common_step(groups: list[dict[str, Any]], common: Mapping[str, Any]) -> None:
+    """Give groups the one step that Megatron's undistributed optimizers keep beside them."""
+    step = _common_step(common.get("optimizer"))
+    for group in groups if step is not None else ():
+        group.setdefault("step", step)
+
+
+def _common_step(state: Any) -> float | None:
+    if not isinstance(state, dict):
+        return None
+    said = state.get("common_step")
+    if isinstance(said, (int, float)):
+        return float(said)
+    if isinstance(said, Tensor) and said.dtype.name == "F32" and said.storage.data is not None:
+        return float(struct.unpack_from("<f", said.storage.data, 4 * said.storage_offset)[0])
+    return next((s for s in map(_common_step, state.values()) if s is not None), None)
+
+
+def steps_of(
+    groups: list[dict[str, Any]], stored: Iterable[Stored]
+) -> tuple[dict[str, Stored], bytes]:
+    """The step of every parameter that has moments, as torch keeps it, and the bytes that hold them."""
+    held: dict[float, int] = {}
+    found: dict[str, Stored] = {}
+    for s in stored:
+        kind = s.name.split(".", 2)[1] if s.name.startswith("optimizer.") else MASTER
+        step = None if kind == MASTER else step_for(groups, s.name)
+        if step is None:
+            continue
+        for state in s.layout.tensors:
+            name = f"optimizer.step.{state.split('.', 2)[2]}"
+            at = held.setdefault(step, len(held)) * _NUMBER.itemsize
+            chunk = Chunk(Box.whole(()), STEPS, at, _NUMBER.itemsize)
+            found[name] = Stored(name, _NUMBER, Layout.of(name, ()), (chunk,), key=name)
+    return found, struct.pack(f"<{len(held)}f", *held)
+
+
+def as_torch(
+    groups: list[dict[str, Any]], stored: Iterable[Stored], logical: Mapping[str, Logical]
+) -> Groups | None:
+    """Megatron's groups with their members, in torch's terms; None where the rule does not tell."""
+
+    def settings(s: Stored) -> dict[str, Any] | None:
+        place = group_for(groups, s.name, len(logical[s.layout.tensors[0]].shape))
+        return None if place is None else groups[place]
+
+    return grouped(stored, logical, settings) if groups else None
+
+
+def grouped(
+    stored: Iterable[Stored],
+    logical: Mapping[str, Logical],
+    settings: Callable[[Stored], Mapping[str, Any] | None],
+) -> Groups | None:
+    """The parameters that have moments, put together by their settings; None where some are unknown."""
+    trained = {
+        name.split(".", 2)[2]
+        for name in logical
+        if name.startswith("optimizer.") and name.split(".")[1] not in (MASTER, "step")
+    }
+    found: list[Group] = []
+    for s in stored:
+        members = tuple(name for name in s.layout.tensors if name in trained)
+        if not members:
+            continue
+        fields = settings(s)
+        if fields is None:
+            return None
+        found.append(Group(members, _fields_of_torch(fields)))
+    return Groups(merged(found)) if found else None
+
+
+def _fields_of_torch(group: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {k: v for k, v in group.items() if k not in _OURS}
+    if {"betas", "eps"} <= fields.keys():
+        fields = {k: v for k, v in _ADAM.items() if k not in fields} | fields
+    return fields
+
+
+def as_megatron(
+    groups: Groups | None, rows: Iterable[tuple[str, int, str]], step: int | None, chained: bool
+) -> dict[Any, Any]:
+    """The optimizer's part of the common state, with a group for every kind of parameter there is.
+
+    `rows` are the parameters: Megatron's name, the number of axes, and a logical tensor of each.
+    Where groups of torch's meet in one of Megatron's, the one with most members gives the settings.
+    """
+    of = {m: k for k, group in enumerate(groups.each if groups else ()) for m in group.members}
+    votes: dict[tuple[bool, bool], dict[int, int]] = {}
+    for name, axes, member in rows:
+        kind = (chained and EXPERTS in name, axes < 2 or name.endswith(".bias"))
+        counts = votes.setdefault(kind, {})
+        place = of.get(member, 0)
+        counts[place] = counts.get(place, 0) + 1
+    links: dict[bool, list[dict[str, Any]]] = {}
+    for (expert, free), counts in sorted(votes.items()):
+        place = min(counts, key=lambda k: (-counts[k], k))
+        fields = dict(groups.each[place].fields) if groups and groups.each else {}
+        fields |= {"wd_mult": 0.0 if free else 1.0, "lr_mult": 1.0}
+        fields |= {"is_expert_parallel": expert, "is_decoupled_lr": False}
+        if step is not None:
+            fields["step"] = step
+        links.setdefault(expert, []).append(fields)
+    chain = [{"optimizer": {"param_groups": links[expert]}} for expert in sorted(links)]
+    return chain[0] if len(chain) == 1 else dict(enumerate(chain))
+
+
+def chained_as(optimizer: dict[Any, Any], names: Iterable[str], chained: bool) -> dict[Any, Any]:
+    """An optimizer's part of the common state as a run has it in which experts are parallel, or are not.
+
+    Parallel experts are trained by an optimizer of their own, the second of a chain.
+    """
+    groups = groups_in(optimizer)
+    apart = any(g.get("is_expert_parallel") for g in groups)
+    wanted = chained and any(EXPERTS in name for name in names)
+    if not groups or apart == wanted:
+        return optimizer
+    if wanted:
+        experts = [g | {"is_expert_parallel": True} for g in groups if g.get("wd_mult") != 0.0]
+        return {0: optimizer, 1: {"optimizer": {"param_groups": experts}}}
+    if sorted(optimizer, key=str) != [0, 1]:
+        return optimizer
+    found: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        found.setdefault(_identity(group), group | {"is_expert_parallel": False})
+    together: dict[Any, Any] = dict(optimizer[0])
+    together["optimizer"] = together["optimizer"] | {"param_groups": list(found.values())}
+    return together
+
+
+def _identity(group: Mapping[str, Any]) -> str:
+    """By what Megatron tells groups apart, whether its experts are parallel aside."""
+    return repr([group.get(key) for key in ("wd_mult", "lr_mult", "is_decoupled_lr")])

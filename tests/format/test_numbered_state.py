@@ -1,0 +1,105 @@
+"""Optimizer state by number, as torch's optimizers save it when nobody gives it names."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import intarsia
+from intarsia.errors import FormatError
+from intarsia.formats import read_manifest
+from tests.checkpoints import model, qwen3_config, read_dcp, read_hf, write_dcp
+from tests.live.megatron_fsdp_cases import hf_with_optimizer, to_fsdp
+
+CONFIG = qwen3_config(num_hidden_layers=2)
+
+
+def fused(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
+    """Weights and states by live name, gate and up in one, as one rank of Megatron-FSDP has them."""
+    source = hf_with_optimizer(folder / "hf", model(CONFIG), CONFIG)
+    to_fsdp(source, folder / "split", spec="local")
+    held = read_dcp(next((folder / "split").glob("iter_*")))
+    weights: dict[str, torch.Tensor] = {}
+    states: dict[str, dict[str, torch.Tensor]] = {}
+    for name, x in held.items():
+        if name.endswith(("_v", "_v.exp_avg", "_v.exp_avg_sq", "_v.step")):
+            continue
+        if "_w" in name and not name.endswith(".step"):
+            x = torch.cat([x, held[name.replace("weight_w", "weight_v")]])
+        name = name.replace("weight_w", "weight")
+        if name.startswith("model."):
+            weights[name.removeprefix("model.")] = x
+        else:
+            of, _, kind = name.rpartition(".")
+            states.setdefault(of.split("module.module.")[1], {})[kind] = x
+    return weights, {name: states[name] for name in weights}
+
+
+def numbered(folder: Path, groups: int = 1, named: bool = False, cut: bool = False) -> Path:
+    weights, states = fused(folder)
+    order = sorted(weights, key=lambda name: weights[name].ndim < 2) if groups == 2 else [*weights]
+    first = sum(weights[name].ndim > 1 for name in order) if groups == 2 else len(order)
+    held = [order[:first], order[first:]][:groups]
+    number = {name: k for k, name in enumerate(order)}
+    listed = [{"lr": 0.1, "params": [number[n] for n in names]} for names in held]
+    if named:
+        listed = [{**g, "param_names": names} for g, names in zip(listed, held, strict=True)]
+    if cut:
+        states[order[0]]["exp_avg"] = states[order[0]]["exp_avg"][1:]
+    state: dict[str, Any] = {number[name]: states[name] for name in order}
+    return write_dcp(
+        folder / "numbered",
+        {
+            "model": weights,
+            "optimizer": {"state": state, "param_groups": listed},
+            "args": Namespace(tensor_model_parallel_size=1),
+        },
+    )
+
+
+@pytest.mark.parametrize(("groups", "named"), [(1, False), (1, True), (2, True)])
+def test_numbers_lead_to_parameters(groups: int, named: bool, tmp_path: Path) -> None:
+    src = numbered(tmp_path, groups, named)
+    assert read_manifest(src, CONFIG).format == "fsdp_dtensor"
+    intarsia.convert(src, tmp_path / "back", to="hf", config=CONFIG)
+    truth = read_hf(tmp_path / "hf" / "optimizer")
+    found = read_hf(tmp_path / "back" / "optimizer")
+    assert found.keys() == truth.keys()
+    for name, x in truth.items():
+        assert torch.equal(found[name], x), name
+
+
+@pytest.mark.parametrize(
+    ("groups", "cut", "why"),
+    [
+        (2, False, "2 parameter groups give numbers, and none gives `param_names`"),
+        (1, True, r"has shape \[46, 20\].*embedding.word_embeddings.weight`, \[47, 20\]"),
+    ],
+)
+@pytest.mark.parametrize("to", ["hf", "torch_dist", "fsdp_dtensor"])
+def test_numbers_that_lead_nowhere_are_refused_and_weights_are_not(
+    groups: int, cut: bool, why: str, to: str, tmp_path: Path
+) -> None:
+    src = numbered(tmp_path, groups, cut=cut)
+    with pytest.raises(FormatError, match=why) as raised:
+        intarsia.convert(src, tmp_path / "no", to=to, config=CONFIG)
+    assert "named_parameters()" in str(raised.value.hint)
+    intarsia.convert(src, tmp_path / "yes", to=to, config=CONFIG, optimizer="drop")
+    with intarsia.open(tmp_path / "yes", config=CONFIG) as opened:
+        assert opened["model.norm.weight"].shape == (20,)
+        assert not [name for name in opened if name.startswith("optimizer.")]
+
+
+def test_numbers_stay_numbers_between_dcp_and_hf_and_go_nowhere_else(tmp_path: Path) -> None:
+    state = {0: {"exp_avg": torch.ones(47, 20)}}
+    src = write_dcp(tmp_path / "src", {**model(CONFIG), "optimizer": {"state": state}})
+    intarsia.convert(src, tmp_path / "hf", to="hf", config=CONFIG)
+    intarsia.convert(tmp_path / "hf", tmp_path / "dcp", to="dcp")
+    assert "optimizer.state.0.exp_avg" in read_dcp(tmp_path / "dcp")
+    with pytest.raises(FormatError, match="is numbered, and which parameter"):
+        intarsia.convert(src, tmp_path / "no", to="torch_dist", config=CONFIG)
+    intarsia.convert(src, tmp_path / "yes", to="torch_dist", config=CONFIG, optimizer="drop")

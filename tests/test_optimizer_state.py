@@ -1,0 +1,264 @@
+"""Steps and parameter groups of optimizers, carried between torch's spellings and Megatron's."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+import intarsia
+from intarsia.carried import read_entries
+from intarsia.errors import CoverageError, UsageError
+from intarsia.formats import read_manifest
+from tests.checkpoints import assert_same, read_dcp, read_hf, write_dcp
+from tests.distributed.trainer import CONFIG, Llama
+from tests.live.megatron_fsdp_cases import fixture
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+SETTINGS: dict[str, Any] = {
+    "one": [({}, lambda name: True)],
+    "decay last": [
+        ({"weight_decay": 0.0, "lr": 0.003}, lambda name: "norm" in name),
+        ({"weight_decay": 0.1}, lambda name: "norm" not in name),
+    ],
+    "three": [
+        ({"weight_decay": 0.1}, lambda name: "mlp" in name),
+        ({"lr": 0.5, "betas": (0.8, 0.9)}, lambda name: "embed" in name or "head" in name),
+        ({"weight_decay": 0.0, "eps": 1e-6}, lambda name: "norm" in name or "attn" in name),
+    ],
+}
+"""Groups of parameters: their settings, and which parameters they hold."""
+
+
+def adamw(groups: str, steps: int) -> tuple[Llama, torch.optim.Optimizer]:
+    torch.manual_seed(steps)
+    model = Llama()
+    held = [
+        {"params": [p for name, p in model.named_parameters() if member(name)], **fields}
+        for fields, member in SETTINGS[groups]
+    ]
+    optimizer = torch.optim.AdamW(held, lr=0.01)
+    for _ in range(steps):
+        model(torch.arange(24).reshape(2, 12)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def state_of(groups: str, steps: int, flat: bool) -> dict[str, Any]:
+    """A model with its optimizer, as torch's `get_optimizer_state_dict` gives it."""
+    model, optimizer = adamw(groups, steps)
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    state = get_optimizer_state_dict(model, optimizer, options=options)
+    return {**{name: x.detach() for name, x in model.state_dict().items()}, "optimizer": state}
+
+
+def loaded(folder: Path, groups: str, flat: bool) -> dict[str, Any]:
+    """What plain DCP loads into another model and optimizer of the same kind."""
+    into = state_of(groups, 1, flat)
+    with warnings.catch_warnings(action="ignore"):
+        dcp.load(into, checkpoint_id=folder, no_dist=True)
+    return into
+
+
+def assert_equal(a: Any, b: Any, where: str = "") -> None:
+    assert type(a) is type(b), where
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype, where
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_equal(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, list):
+        assert len(a) == len(b), where
+        for k, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_equal(x, y, f"{where}.{k}")
+    else:
+        assert a == b, where
+
+
+def values_in(folder: Path, names: list[str]) -> dict[str, Any]:
+    """Objects of a DCP folder, by plain `dcp.load`."""
+    into: dict[str, Any] = dict.fromkeys(names)
+    with warnings.catch_warnings(action="ignore"):
+        dcp.load(into, checkpoint_id=folder, no_dist=True)
+    return into
+
+
+@pytest.mark.parametrize("flat", [True, False], ids=["by parameter", "by number"])
+@pytest.mark.parametrize("groups", SETTINGS)
+def test_torchs_groups_and_steps_come_back_from_torch_dist(
+    groups: str, flat: bool, tmp_path: Path
+) -> None:
+    truth = state_of(groups, 3, flat)
+    src = write_dcp(tmp_path / "src", truth)
+    intarsia.convert(src, tmp_path / "dist", to="torch_dist", mesh="tp=2", config=CONFIG)
+    assert intarsia.verify(src, tmp_path / "dist", config=CONFIG)
+    intarsia.convert(tmp_path / "dist", tmp_path / "back", to="dcp", mesh="fsdp=2")
+    assert_equal(loaded(tmp_path / "back", groups, flat), truth)
+
+
+def test_torchs_groups_come_back_by_way_of_every_format(tmp_path: Path) -> None:
+    truth = state_of("three", 3, flat=True)
+    here = write_dcp(tmp_path / "src", truth)
+    for k, to in enumerate(("torch_dist", "hf", "fsdp_dtensor", "torch_dist", "dcp")):
+        there = tmp_path / f"{k}"
+        intarsia.convert(here, there, to=to, config=CONFIG)
+        here = there
+    assert_equal(loaded(here, "three", flat=True), truth)
+
+
+@pytest.mark.parametrize("flat", [True, False], ids=["by parameter", "by number"])
+@pytest.mark.parametrize("case", ["td_dense_tp2", "td_dense_tp2pp2_dpresh", "fd_dense_tp2_fsdp2"])
+def test_a_torch_optimizer_resumes_from_megatron(case: str, flat: bool, tmp_path: Path) -> None:
+    """Both of torch's spellings are there, with a step for every parameter."""
+    path = fixture(case)
+    config = json.loads((path / "hf_truth" / "config.json").read_text())
+    intarsia.convert(path, tmp_path / "dcp", to="dcp", mesh="fsdp=2", config=config)
+    weights = load_file(path / "hf_truth" / "model.safetensors")
+    moments = load_file(path / "hf_truth_optimizer.safetensors")
+    model = torch.nn.Module()
+    for name, x in weights.items():
+        owner = model
+        *path_to, leaf = name.split(".")
+        for part in path_to:
+            if not hasattr(owner, part):
+                owner.add_module(part, torch.nn.Module())
+            owner = getattr(owner, part)
+        owner.register_parameter(leaf, torch.nn.Parameter(torch.zeros_like(x).float()))
+    decay = [p for p in model.parameters() if p.ndim > 1]
+    rest = [p for p in model.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW([{"params": decay}, {"params": rest}], lr=7.0, eps=7.0)
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    state = get_optimizer_state_dict(model, optimizer, options=options)
+    if not flat:
+        # Megatron's two groups have the same settings here, so they are one in torch.
+        del state["param_groups"][1:]
+    into = {"optimizer": state}
+    dcp.load(into, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    held = read_dcp(tmp_path / "dcp")
+    for name in weights:
+        assert held[f"optimizer.state.{name}.step"] == 3.0
+        assert torch.equal(
+            held[f"optimizer.state.{name}.exp_avg"], moments[f"optimizer.exp_avg.{name}"]
+        )
+        group = (
+            {k.rpartition(".")[2]: v for k, v in state.items() if f"param_groups.{name}." in k}
+            if flat
+            else state["param_groups"][0]
+        )
+        assert (group["lr"], group["eps"], group["betas"]) == (0.001, 1e-8, (0.9, 0.999))
+        assert (group["weight_decay"], group["decoupled_weight_decay"]) == (0.01, True)
+        assert flat or name in group["params"]
+
+
+@pytest.mark.parametrize("case", ["td_dense_tp2", "td_dense_tp2pp2_dpresh", "td_moe_tp2pp2ep2"])
+def test_steps_of_megatrons_groups_are_logical_tensors(case: str, tmp_path: Path) -> None:
+    path = fixture(case)
+    config = json.loads((path / "hf_truth" / "config.json").read_text())
+    with intarsia.open(path, config=config) as opened:
+        trained = [n.split(".", 2)[2] for n in opened if n.startswith("optimizer.exp_avg.")]
+        assert trained
+        for name in trained:
+            step = opened[f"optimizer.step.{name}"]
+            assert (step.shape, step.dtype) == ((), torch.float32)
+            assert step[...] == 3.0
+    intarsia.convert(path, tmp_path / "hf", to="hf", config=config)
+    held = load_file(tmp_path / "hf" / "optimizer" / "model.safetensors")
+    assert {n for n in held if ".step." in n} == {f"optimizer.step.{name}" for name in trained}
+    assert intarsia.verify(path, tmp_path / "hf", config=config)
+
+
+@pytest.mark.parametrize("other", ["hf", "fsdp_dtensor", "dcp"])
+def test_verify_finds_a_step_that_differs(other: str, tmp_path: Path) -> None:
+    src = write_dcp(tmp_path / "src", state_of("one", 3, flat=True))
+    intarsia.convert(src, tmp_path / "dist", to="torch_dist", config=CONFIG)
+    later = state_of("one", 3, flat=True)
+    for name, x in later["optimizer"].items():
+        if name.endswith(".step"):
+            x += 1
+    write_dcp(tmp_path / "later", later)
+    intarsia.convert(tmp_path / "later", tmp_path / "other", to=other, config=CONFIG)
+    found = intarsia.verify(tmp_path / "dist", tmp_path / "other", config=CONFIG)
+    assert {d.tensor.split(".")[1] for d in found.different} == {"step"}
+    assert len(found.different) == 21
+    assert found.different[0].max_abs == 1.0
+
+
+def test_steps_that_differ_are_no_step_of_megatrons(tmp_path: Path) -> None:
+    state = state_of("one", 3, flat=True)
+    state["optimizer"]["state.model.norm.weight.step"] += 1
+    src = write_dcp(tmp_path / "src", state)
+    with pytest.raises(CoverageError, match="one counter is to stand for both"):
+        intarsia.convert(src, tmp_path / "dist", to="torch_dist", config=CONFIG)
+
+
+def fused_model(folder: Path) -> dict[str, torch.Tensor]:
+    """A Hugging Face folder whose experts the Transformers module fuses, with steps and moments."""
+    from intarsia.demo_model import write_model
+
+    write_model(folder, 0)
+    weights = read_hf(folder)
+    state = {f"optimizer.exp_avg.{name}": x.float() for name, x in weights.items()}
+    state |= {f"optimizer.step.{name}": torch.tensor(5.0) for name in weights}
+    (folder / "optimizer").mkdir()
+    save_file(state, folder / "optimizer" / "model.safetensors")
+    return state
+
+
+@pytest.mark.parametrize("dialect", ["hf-module", "hf-fused"])
+@pytest.mark.parametrize("to", ["dcp", "hf"])
+def test_a_fused_parameter_has_one_step(dialect: str, to: str, tmp_path: Path) -> None:
+    state = fused_model(tmp_path / "hf")
+    intarsia.convert(tmp_path / "hf", tmp_path / "fused", to=to, dialect=dialect)
+    assert intarsia.verify(tmp_path / "hf", tmp_path / "fused")
+    intarsia.convert(tmp_path / "fused", tmp_path / "same", to="dcp")
+    held = read_dcp(tmp_path / "same")
+    params = {n for n in held if not n.startswith("optimizer.")}
+    assert {n for n in held if n.endswith(".step")} == {f"optimizer.state.{n}.step" for n in params}
+    assert any("experts" in name and held[name].ndim == 3 for name in params)
+    assert len(params) < len(state) // 2
+    intarsia.convert(tmp_path / "same", tmp_path / "back", to="hf", dialect="hf")
+    assert_same(load_file(tmp_path / "back" / "optimizer" / "model.safetensors"), state)
+
+
+def test_a_fused_parameter_whose_parts_are_at_different_steps_is_refused(tmp_path: Path) -> None:
+    state = fused_model(tmp_path / "hf")
+    expert = next(n for n in state if n.startswith("optimizer.step.") and "experts.1." in n)
+    state[expert] += 1
+    save_file(state, tmp_path / "hf" / "optimizer" / "model.safetensors")
+    with pytest.raises(CoverageError, match="one counter is to stand for both"):
+        intarsia.convert(tmp_path / "hf", tmp_path / "fused", to="dcp", dialect="hf-module")
+    assert not (tmp_path / "fused").exists()
+
+
+def test_settings_that_megatron_fsdp_repeats_are_held_once(tmp_path: Path) -> None:
+    path = fixture("fd_dense_tp2_fsdp2")
+    src = read_manifest(path, path / "hf_truth" / "config.json")
+    held = read_entries(src, 1 << 30)
+    assert held.keys() == src.entries.keys()
+    once = sum(len(data) for data in {id(data): data for data in held.values()}.values())
+    repeated = sum(map(len, held.values()))
+    assert once < repeated / 10
+    held.pop("args")
+    with pytest.raises(UsageError, match="half of the memory budget"):
+        read_entries(src, once // 2)
+
+
+def test_entries_beyond_the_memory_budget_are_refused(tmp_path: Path) -> None:
+    blob = bytes(range(256)) * 40_000
+    src = write_dcp(tmp_path / "src", {"w": torch.ones(4), "loader": blob})
+    with pytest.raises(UsageError, match=r"8\.00 MiB.*`loader`"):
+        intarsia.convert(src, tmp_path / "no", to="hf", memory="16MiB")
+    assert not (tmp_path / "no").exists()
+    intarsia.convert(src, tmp_path / "yes", to="dcp", memory="32MiB")
+    assert values_in(tmp_path / "yes", ["loader"])["loader"] == blob
