@@ -87,6 +87,21 @@ def _each_entry(src: Manifest, folder: Folder) -> Iterator[tuple[str, bytes]]:
         yield name, folder.read(e.file, e.start_bytes, e.length_bytes)
 
 
+def groups_of(src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
+    """The parameter groups that the entries of a source tell of, whoever spelled them."""
+    common = common_in(entries)
+    if came := Groups.of_plain(common.get(FROM_TORCH)):
+        return came
+    if has_torch_groups(entries):
+        return _groups_of_torch(src, entries)
+    if src.format == "fsdp_dtensor":
+        return groups_by_parameter(entries, src.stored.values(), src.logical)
+    if src.format == "torch_dist":
+        told = groups_in(optimizer_of(common, entries))
+        return as_torch(told, src.stored.values(), src.logical)
+    return None
+
+
 def _groups_of_torch(src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
     table = table_for(src.config)
     return groups_of_torch(entries, lambda name: members_of(name, table))
@@ -100,18 +115,9 @@ def _spelled_for_torch(
     In `hf` they lie where torch does not look, so the shorter spelling is enough there.
     """
     params = {t.name: t.layout.tensors for t in wanted.targets if not is_state(t.name)}
-    common = common_in(entries)
-    if came := Groups.of_plain(common.get(FROM_TORCH)):
-        return (flat_entries if came.flat else numbered_entries)(came, params)
-    if has_torch_groups(entries):
-        groups = _groups_of_torch(src, entries)
-    elif src.format == "fsdp_dtensor":
-        groups = groups_by_parameter(entries, src.stored.values(), src.logical)
-    elif src.format == "torch_dist":
-        told = groups_in(optimizer_of(common, entries))
-        groups = as_torch(told, src.stored.values(), src.logical)
-    else:
-        groups = None
+    groups = groups_of(src, entries)
+    if Groups.of_plain(common_in(entries).get(FROM_TORCH)) and groups is not None:
+        return (flat_entries if groups.flat else numbered_entries)(groups, params)
     if groups is None:
         return {}
     flat = flat_entries(groups, params) if wish.to == "dcp" else {}

@@ -252,3 +252,40 @@ def test_two_optimizers_of_one_model_each_keep_their_own(tmp_path: Path) -> None
         found = everything(fresh, optimizer)
         assert found.keys() == truth[k].keys()
         assert all(torch.equal(found[n], truth[k][n]) for n in found)
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """A small mixture of experts after a step, saved with its optimizer."""
+    from transformers import Qwen3MoeConfig
+
+    torch.manual_seed(4)
+    config = Qwen3MoeConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=24, moe_intermediate_size=12,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
+        num_experts=4, num_experts_per_tok=2, max_position_embeddings=32, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.25, betas=(0.8, 0.95))
+    ids = torch.arange(32).reshape(2, 16)
+    model(ids, labels=ids).loss.backward()
+    optimizer.step()
+    folder = tmp_path_factory.mktemp("experts")
+    intarsia.save(folder / "dcp", model, optimizer)
+    return folder, model, optimizer
+
+
+@pytest.mark.parametrize("form", ["dcp", "hf", "torch_dist", "fsdp_dtensor"])
+def test_training_goes_on_from_every_format(experts: tuple[Path, Any, Any], form: str) -> None:
+    folder, model, optimizer = experts
+    path = folder / form
+    if form != "dcp":
+        intarsia.convert(folder / "dcp", path, to=form, mesh={"fsdp": 2})
+    fresh = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
+    other = torch.optim.AdamW(fresh.parameters(), lr=1.0)
+    intarsia.load(path, into=fresh, optimizer=other)
+    truth, found = everything(model, optimizer), everything(fresh, other)
+    assert found.keys() == truth.keys()
+    assert [n for n in truth if not torch.equal(found[n], truth[n])] == []
+    assert other.param_groups[0]["lr"] == 0.25
+    assert other.param_groups[0]["betas"] == (0.8, 0.95)

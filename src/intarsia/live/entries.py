@@ -12,17 +12,12 @@ from typing import Any
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import UsageError
-from intarsia.format.hf import read_entry
 from intarsia.format.torch_frame import write_object
 from intarsia.format.torch_zip import read_object
 from intarsia.format.unpickle import Inert, Tensor
-from intarsia.planning.manifest import Manifest
-from intarsia.store.local import Folder
 
 EXTRA = "extra."
 _RANK = re.compile(r"^(?P<name>.+)/rank_(?P<rank>\d+)$")
-_GROUP = re.compile(r"^optimizer\.param_groups\.(?P<group>\d+)\.(?P<field>\w+)$")
-_FLAT = re.compile(r"^optimizer\.param_groups\.(?P<param>.*\D.*)\.(?P<field>\w+)$")
 _TENSOR = "intarsia.tensor"
 
 
@@ -88,46 +83,14 @@ def _strided(found: Tensor) -> Any:
     return flat.as_strided(found.shape, found.stride, found.storage_offset).clone()
 
 
-def read_entries(manifest: Manifest, folder: Folder, wanted: Sequence[str]) -> dict[str, Any]:
-    """The values of some entries of a checkpoint."""
-    found = {}
-    for name in wanted:
-        entry = manifest.entries[name]
-        data = (
-            read_entry(folder, entry)
-            if manifest.format == "hf"
-            else folder.read(entry.file, entry.start_bytes, entry.length_bytes)
-        )
-        found[name] = unpack(data, f"{manifest.path} (`{name}`)")
-    return found
-
-
-def groups_in(manifest: Manifest, folder: Folder) -> list[dict[str, Any]]:
-    """The parameter groups that a checkpoint holds, as torch spells them."""
-    wanted = [n for n in manifest.entries if n.startswith("optimizer.param_groups")]
-    values = read_entries(manifest, folder, wanted)
-    whole = values.pop("optimizer.param_groups", None)
-    if isinstance(whole, list):
-        return [dict(group) for group in whole]
-    groups: dict[str, dict[str, Any]] = {}
-    for name, value in values.items():
-        if found := _GROUP.match(name):
-            groups.setdefault(found["group"], {})[found["field"]] = value
-        elif found := _FLAT.match(name):
-            group = groups.setdefault(found["param"], {"params": [found["param"]]})
-            group[found["field"]] = value
-    return list(groups.values())
-
-
 def extra_in(
-    manifest: Manifest, folder: Folder, rank: int, size: int
+    entries: Mapping[str, bytes], rank: int, size: int
 ) -> tuple[dict[str, Any], list[str]]:
     """What a caller had added, and remarks; what ranks did not share goes to the rank it came from.
 
     Where there are now more or fewer ranks, such a value is the list of all that were saved.
     """
-    wanted = [n for n in manifest.entries if n.startswith(EXTRA)]
-    values = read_entries(manifest, folder, wanted)
+    values = {n: unpack(data, f"`{n}`") for n, data in entries.items() if n.startswith(EXTRA)}
     found: dict[str, Any] = {}
     by_rank: dict[str, dict[int, Any]] = {}
     for name, value in values.items():

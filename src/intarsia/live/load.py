@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from intarsia.carried import groups_of, read_entries
 from intarsia.errors import UsageError
 from intarsia.formats import folder_of, format_named
 from intarsia.live.demand import Demand, Place, Settled, cast_names, settle
-from intarsia.live.entries import extra_in, groups_in
+from intarsia.live.entries import extra_in
 from intarsia.live.fill import fill_holdings
 from intarsia.live.latest import resolve
 from intarsia.live.materialise import materialise
@@ -151,9 +152,11 @@ def _fill(
         if states is not None:
             read_counters(manifest, states.counters)
             put(optimizer, states.fresh)
-            lost = put_groups(into, optimizer, groups_in(manifest, folder))
-            report.notes += [f"no hyperparameters were stored for {x}" for x in lost]
-        report.extra, notes = extra_in(manifest, folder, team.rank, team.size)
-        report.notes += notes
         report.read_bytes = folder.read_bytes
+    entries = read_entries(manifest, budget.memory_bytes // 2) if manifest.entries else {}
+    if optimizer is not None:
+        lost = put_groups(into, optimizer, demand.rows, groups_of(manifest, entries))
+        report.notes += [f"no hyperparameters were stored for {x}" for x in lost]
+    report.extra, notes = extra_in(entries, team.rank, team.size)
+    report.notes += notes
     report.filled = [each.name for each in holdings]

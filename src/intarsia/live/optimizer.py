@@ -14,6 +14,7 @@ import numpy as np
 
 from intarsia.errors import CoverageError, UsageError
 from intarsia.family import Param
+from intarsia.format.parameter_groups import Groups
 from intarsia.live.holding import Holding, cut, is_present, memory_of
 from intarsia.live.megatron_item import is_dtensor
 from intarsia.live.names import bare
@@ -191,17 +192,16 @@ def put(optimizer: Any, fresh: Mapping[torch.Tensor, dict[str, Any]]) -> None:
             optimizer.state.pop(param, None)
 
 
-def put_groups(model: Any, optimizer: Any, groups: list[dict[str, Any]]) -> list[str]:
-    """Set the hyperparameters of groups by the parameters that they name; what was not found."""
-    names = list(stepped(model, optimizer))
-    by_name: dict[str, dict[str, Any]] = {}
-    for group in groups:
-        for name in group.get("params", ()):
-            by_name[bare(str(name))] = group
+def put_groups(
+    model: Any, optimizer: Any, rows: Mapping[str, Param], groups: Groups | None
+) -> list[str]:
+    """Set the hyperparameters of groups by the tensors that are in them; what nothing was told of."""
+    by_tensor = {n: g.fields for g in (groups.each if groups else ()) for n in g.members}
     lost = []
     for number, mine in enumerate(optimizer.param_groups):
-        held = [by_name.get(bare(e.name)) for e in names if e.group == number]
-        found = next((g for g in held if g is not None), None)
+        held = [e for e in stepped(model, optimizer) if e.group == number and e.name in rows]
+        tensors = (n for each in held for n in (*rows[each.name].layout.tensors, bare(each.name)))
+        found = next((by_tensor[n] for n in tensors if n in by_tensor), None)
         if found is None:
             lost.append(f"group {number} of the optimizer")
             continue
