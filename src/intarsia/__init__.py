@@ -17,11 +17,11 @@ from intarsia.errors import (
 )
 
 if TYPE_CHECKING:
-    from intarsia.api import convert, diff, open, plan, verify
+    from intarsia.api import convert, diff, digest, open, plan, verify
 
 __version__ = "0.1.0"
 
-_LAZY = dict.fromkeys(("convert", "diff", "open", "plan", "verify"), "intarsia.api")
+_LAZY = dict.fromkeys(("convert", "diff", "digest", "open", "plan", "verify"), "intarsia.api")
 
 
 def __getattr__(name: str) -> Any:
@@ -41,6 +41,7 @@ __all__ = [
     "UsageError",
     "convert",
     "diff",
+    "digest",
     "open",
     "plan",
     "verify",

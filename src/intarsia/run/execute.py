@@ -27,6 +27,7 @@ from intarsia.planning.window import flat_start, windows
 from intarsia.run.budget import Budget
 from intarsia.run.checksum import crc32, join
 from intarsia.run.gather import Bytes, Fill, gather
+from intarsia.run.written import Written
 from intarsia.store.local import Folder
 from intarsia.store.staging import Staging
 
@@ -136,6 +137,7 @@ class Execution:
     staging: Staging
     budget: Budget
     progress: Progress = lambda count: None
+    written: Written = field(default_factory=Written)
     _buffers: threading.local = field(default_factory=threading.local)
 
     def run(self, steps: Sequence[Step]) -> list[Part]:
@@ -201,6 +203,11 @@ class Execution:
         for file, blocks in writes.items():
             for at, buffers in adjoin(blocks):
                 self.staging.write(file, at, buffers)
+        for target, window in step:
+            held = [
+                (box, buffer) for t, _, _, box, buffer in pieces if t is target and window.meet(box)
+            ]
+            self.written.add(target, window, held)
         self.progress(total)
         return parts
 
