@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from itertools import pairwise
 from multiprocessing import get_context
 
 import numpy as np
@@ -51,7 +52,7 @@ def test_a_run_has_the_sums_of_the_definition(count: int) -> None:
 def test_a_run_cut_anywhere_adds_up_in_any_order(cuts: list[int], order: random.Random) -> None:
     data = noise(80_000)
     edges = sorted({0, 80_000, *cuts})
-    parts = [sum_run(data[lo:hi], lo, 80_000) for lo, hi in zip(edges[:-1], edges[1:], strict=True)]
+    parts = [sum_run(data[lo:hi], lo, 80_000) for lo, hi in pairwise(edges)]
     order.shuffle(parts)
     assert sum(parts, Sum()) == sum_run(data, 0, 80_000)
 
