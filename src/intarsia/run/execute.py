@@ -174,7 +174,9 @@ class Execution:
         fills: list[Fill] = []
         pieces: list[tuple[Target, int, Slot, Box, Bytes]] = []
         at = 0
+        filled: list[tuple[Target, Box, list[tuple[Box, Bytes]]]] = []
         for target, window in step:
+            filled.append((target, window, []))
             for k, slot in enumerate(self.arrangement.slots[target.name]):
                 box = slot.box.meet(window)
                 if box is None:
@@ -183,6 +185,7 @@ class Execution:
                 buffer = memory[at : at + length]
                 fills += fill_box(self.source, target, box, buffer)
                 pieces.append((target, k, slot, box, buffer))
+                filled[-1][2].append((box, buffer))
                 at += length
         gather(self.source.folder, fills)
         writes: dict[str, list[tuple[int, list[Any]]]] = {}
@@ -203,10 +206,7 @@ class Execution:
         for file, blocks in writes.items():
             for at, buffers in adjoin(blocks):
                 self.staging.write(file, at, buffers)
-        for target, window in step:
-            held = [
-                (box, buffer) for t, _, _, box, buffer in pieces if t is target and window.meet(box)
-            ]
+        for target, window, held in filled:
             self.written.add(target, window, held)
         self.progress(total)
         return parts

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -32,13 +31,14 @@ class Written:
     sizes: Mapping[str, int] = field(default_factory=dict)
     sums: Sums = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _rooms: threading.local = field(default_factory=threading.local)
 
     def add(self, target: Target, window: Box, held: Sequence[tuple[Box, Bytes]]) -> None:
         """Count a window of a target, which lies in the buffers of these boxes."""
         if not window.size or not self.sizes.keys() >= set(target.layout.tensors):
             return
         plain = all(_is_stretch(box, window) for box, _ in held)
-        parts = held if plain else [(window, _assembled(target, window, held))]
+        parts = held if plain else [(window, self._assembled(target, window, held))]
         itemsize = target.dtype.itemsize
         found = merged(
             sum_layout(
@@ -51,24 +51,27 @@ class Written:
                 key = (target.name, name)
                 self.sums[key] = self.sums.get(key, Sum()) + part
 
+    def _assembled(self, target: Target, window: Box, held: Sequence[tuple[Box, Bytes]]) -> Bytes:
+        """The row-major bytes of a window that several boxes share: its runs are longer than theirs."""
+        bits = bits_dtype(target.dtype)
+        nbytes = window.size * target.dtype.itemsize
+        # Kept between windows, so that its pages are touched once.
+        room: Bytes | None = getattr(self._rooms, "bytes", None)
+        if room is None or len(room) < nbytes:
+            room = self._rooms.bytes = np.empty(nbytes, np.uint8)
+        whole: NDArray[Any] = room[:nbytes].view(bits).reshape(window.shape)
+        for box, buffer in held:
+            cut = tuple(
+                slice(o - w, o - w + n)
+                for o, w, n in zip(box.offsets, window.offsets, box.shape, strict=True)
+            )
+            whole[cut] = np.frombuffer(buffer, bits).reshape(box.shape)
+        return room[:nbytes]
+
 
 def _is_stretch(box: Box, window: Box) -> bool:
     piece = box_copy(box, window)
     return piece is not None and piece.run == box.size
-
-
-def _assembled(target: Target, window: Box, held: Sequence[tuple[Box, Bytes]]) -> Bytes:
-    """The row-major bytes of a window that several boxes share: its runs are longer than theirs."""
-    bits = bits_dtype(target.dtype)
-    whole: NDArray[Any] = np.empty(window.shape, bits)
-    assert sum(box.size for box, _ in held) == prod(window.shape)
-    for box, buffer in held:
-        cut = tuple(
-            slice(o - w, o - w + n)
-            for o, w, n in zip(box.offsets, window.offsets, box.shape, strict=True)
-        )
-        whole[cut] = np.frombuffer(buffer, bits).reshape(box.shape)
-    return whole.reshape(-1).view(np.uint8)
 
 
 def _unshifted(target: Target, buffer: Bytes) -> Bytes:
