@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 import intarsia
 from intarsia.errors import CoverageError, UsageError
+from intarsia.format.sides import DIGESTS
 from tests.checkpoints import (
     FAMILIES,
     assert_same,
@@ -107,7 +108,7 @@ def test_small_files_are_copied_byte_by_byte_in_both_directions(tmp_path: Path) 
             assert found[side] == (src / side).read_bytes()
         assert "pytorch_model.bin" not in found
         assert ".hidden" not in found
-    assert sorted(files_of(tmp_path / "back")) == sorted([*SIDES, "model.safetensors"])
+    assert sorted(files_of(tmp_path / "back")) == sorted([*SIDES, DIGESTS, "model.safetensors"])
 
 
 def test_a_configuration_that_was_given_is_kept_inside(tmp_path: Path) -> None:

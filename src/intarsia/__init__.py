@@ -17,13 +17,13 @@ from intarsia.errors import (
 )
 
 if TYPE_CHECKING:
-    from intarsia.api import convert, diff, open, plan, verify
+    from intarsia.api import convert, diff, digest, open, plan, verify
     from intarsia.live.background import save
     from intarsia.live.load import load
 
 __version__ = "0.1.0"
 
-_LAZY = dict.fromkeys(("convert", "diff", "open", "plan", "verify"), "intarsia.api") | {
+_LAZY = dict.fromkeys(("convert", "diff", "digest", "open", "plan", "verify"), "intarsia.api") | {
     "load": "intarsia.live.load",
     "save": "intarsia.live.background",
 }
@@ -46,6 +46,7 @@ __all__ = [
     "UsageError",
     "convert",
     "diff",
+    "digest",
     "load",
     "open",
     "plan",

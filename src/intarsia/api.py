@@ -1,4 +1,4 @@
-"""What a Python program calls: open, plan, convert, verify, diff."""
+"""What a Python program calls: open, plan, convert, verify, digest, diff."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from intarsia.targets import Wish
 
 if TYPE_CHECKING:
     from intarsia.checking.compare import Change, Comparison
+    from intarsia.checking.digest import Digests
 
 Path_ = str | Path
 ConfigLike = str | Path | Mapping[str, Any] | None
@@ -93,6 +94,22 @@ def verify(
     left, right = _pair(a, b, config)
     with left, right:
         return compare(left, right, Budget.of(memory, workers), progress)
+
+
+def digest(
+    path: Path_,
+    *,
+    secure: bool = False,
+    config: ConfigLike = None,
+    memory: str | int | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Digests:
+    """The digest of each logical tensor: equal for every format and layout of the same weights."""
+    from intarsia.checking.digest import digests_of
+
+    with open(path, config) as checkpoint:
+        return digests_of(checkpoint, Budget.of(memory, workers), progress, secure=secure)
 
 
 def diff(

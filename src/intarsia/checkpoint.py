@@ -10,9 +10,10 @@ import numpy as np
 from intarsia.dtypes import DType
 from intarsia.errors import UsageError
 from intarsia.formats import folder_of, format_named
-from intarsia.layout import Layout
+from intarsia.layout import Layout, Piece
 from intarsia.mesh import Box, Mesh, Shape
-from intarsia.planning.manifest import Logical, Manifest, Target
+from intarsia.planning.copy import Copy
+from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored, Target
 from intarsia.run.execute import Source, fill_box
 from intarsia.run.gather import Bytes, gather
 
@@ -76,6 +77,15 @@ class Checkpoint(Mapping[str, "Tensor"]):
             target = Target("", dtype, layout, (box,))
             gather(self._folder, fill_box(self._source, target, box, buffer))
         return buffer
+
+    def start_of(self, stored: Stored, chunk: Chunk) -> int | None:
+        """The byte at which a chunk's elements begin; None where they are not in row-major order."""
+        found = self._source.locate(Copy(stored, chunk, Piece("", 0, 0)))
+        return found.start_bytes if found.piece is None else None
+
+    def view(self, file: str, start_bytes: int, length_bytes: int) -> Bytes:
+        """Bytes of a file as they are, without a copy where that can be had."""
+        return np.frombuffer(self._folder.view(file, start_bytes, length_bytes), np.uint8)
 
     def close(self) -> None:
         self._folder.close()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from intarsia.checking.attest import Work, attest, digests_file
 from intarsia.collector import paused
 from intarsia.errors import UsageError
 from intarsia.family import adopt, table_for
@@ -22,6 +23,8 @@ from intarsia.planning.planner import make_plan
 from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew, crew
 from intarsia.run.execute import Execution, Source, cut_steps
+from intarsia.run.hashing import merged
+from intarsia.run.written import Sums, Written
 from intarsia.store.staging import Staging, check_destination
 from intarsia.targets import Wanted, Wish, targets_for
 
@@ -140,10 +143,12 @@ def carry_out(
             if team.rank == 0:
                 _check_equal(job)
                 _begin(job, staging, arrangement)
-        parts, rounded = _move(job, staging, arrangement, team, progress)
+        parts, rounded, sums = _move(job, staging, arrangement, team, progress)
         with team.together():
             if team.rank == 0:
                 _close(job, staging, arrangement, parts)
+                _attest(job, staging, arrangement, sums, rounded)
+                staging.commit()
     except BaseException:
         staging.abandon()
         raise
@@ -188,8 +193,8 @@ def _move(
     arrangement: Arrangement,
     team: Crew,
     progress: Progress | None,
-) -> tuple[list[Any], Counter[str]]:
-    """Every rank's share of the steps: the parts that all wrote, and the elements that shifts rounded."""
+) -> tuple[list[Any], Counter[str], Sums]:
+    """Every rank's share of the steps: the parts that all wrote, the elements that shifts rounded, the sums."""
     total = job.plan.write_bytes
     done = 0
 
@@ -201,15 +206,17 @@ def _move(
 
     with folder_of(job.src) as folder:
         source = Source(job.src, format_named(job.src.format), folder)
-        run = Execution(source, arrangement, staging, job.budget, advance)
+        written = Written({x.name: x.size for x in job.src.logical.values()})
+        run = Execution(source, arrangement, staging, job.budget, advance, written)
         steps = cut_steps(job.wanted.targets, arrangement, job.budget.window_bytes)
         with team.together() as shared:
             parts = run.run(steps[team.rank :: team.size])
             if team.rank != 0:
                 staging.sync()
-            shared.value = parts, source.rounded
-        rounded = sum((counts for _, counts in shared.values), Counter[str]())
-        return [part for parts, _ in shared.values for part in parts], rounded
+            shared.value = parts, source.rounded, written.sums
+        rounded = sum((counts for _, counts, _ in shared.values), Counter[str]())
+        sums = merged(sums for _, _, sums in shared.values)
+        return [part for parts, _, _ in shared.values for part in parts], rounded, sums
 
 
 def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any]) -> None:
@@ -223,4 +230,13 @@ def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any
         staging.write_small("config.json", (json.dumps(job.config, indent=2) + "\n").encode())
     for file, data in arrangement.closing.items():
         staging.write_small(file, data)
-    staging.commit()
+
+
+def _attest(
+    job: Job, staging: Staging, arrangement: Arrangement, sums: Sums, rounded: Counter[str]
+) -> None:
+    """Write the digests of what was written, once they are what the source's promise."""
+    written = read_manifest(staging.folder, job.config)
+    work = Work(job.wanted.targets, arrangement, sums, rounded)
+    found = attest(written, work, job.src, job.budget)
+    staging.write_small(digests_file(arrangement), found.as_bytes())

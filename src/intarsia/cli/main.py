@@ -13,7 +13,7 @@ import typer
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from intarsia import __version__
-from intarsia.cli import convert, demo, diff, explain, inspect, plan, verify
+from intarsia.cli import convert, demo, diff, digest, explain, inspect, plan, verify
 from intarsia.cli.output import OUTPUT
 from intarsia.errors import IntarsiaError
 
@@ -28,7 +28,7 @@ app = typer.Typer(
     epilog="Exit status: 0 done or equal, 1 a check found a difference, a fault or an unprovable plan, "
     "2 wrong usage or unreadable input. INTARSIA_DEBUG=1 shows tracebacks.",
 )
-for command in (inspect, plan, convert, verify, diff, explain, demo):
+for command in (inspect, plan, convert, verify, digest, diff, explain, demo):
     app.command(command.NAME)(command.run)
 
 

@@ -10,6 +10,9 @@ from typing import Any
 from intarsia.errors import FormatError
 from intarsia.planning.manifest import Side
 
+DIGESTS = "intarsia-digests.json"
+"""What the tensors of a checkpoint amount to; it is of this checkpoint alone and travels nowhere."""
+
 MAX_SIDE_BYTES = 256 << 20
 _WEIGHTS = (
     ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".ckpt",
@@ -22,6 +25,8 @@ def side_files(root: Path) -> tuple[Side, ...]:
     found = []
     for path in sorted(root.iterdir()):
         if not path.is_file() or path.name.endswith(_WEIGHTS) or path.name[0] == ".":
+            continue
+        if path.name == DIGESTS:
             continue
         if path.stat().st_size <= MAX_SIDE_BYTES:
             found.append(Side(path.name, str(path)))

@@ -27,6 +27,7 @@ from intarsia.planning.window import flat_start, windows
 from intarsia.run.budget import Budget
 from intarsia.run.checksum import crc32, join
 from intarsia.run.gather import Bytes, Fill, gather
+from intarsia.run.written import Written
 from intarsia.store.local import Folder
 from intarsia.store.staging import Staging
 
@@ -136,6 +137,7 @@ class Execution:
     staging: Staging
     budget: Budget
     progress: Progress = lambda count: None
+    written: Written = field(default_factory=Written)
     _buffers: threading.local = field(default_factory=threading.local)
 
     def run(self, steps: Sequence[Step]) -> list[Part]:
@@ -172,7 +174,9 @@ class Execution:
         fills: list[Fill] = []
         pieces: list[tuple[Target, int, Slot, Box, Bytes]] = []
         at = 0
+        filled: list[tuple[Target, Box, list[tuple[Box, Bytes]]]] = []
         for target, window in step:
+            filled.append((target, window, []))
             for k, slot in enumerate(self.arrangement.slots[target.name]):
                 box = slot.box.meet(window)
                 if box is None:
@@ -181,6 +185,7 @@ class Execution:
                 buffer = memory[at : at + length]
                 fills += fill_box(self.source, target, box, buffer)
                 pieces.append((target, k, slot, box, buffer))
+                filled[-1][2].append((box, buffer))
                 at += length
         gather(self.source.folder, fills)
         writes: dict[str, list[tuple[int, list[Any]]]] = {}
@@ -201,6 +206,8 @@ class Execution:
         for file, blocks in writes.items():
             for at, buffers in adjoin(blocks):
                 self.staging.write(file, at, buffers)
+        for target, window, held in filled:
+            self.written.add(target, window, held)
         self.progress(total)
         return parts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Mapping
@@ -12,6 +13,10 @@ from intarsia.errors import FormatError, StoreError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+
+_POPULATE_READ = 22
+"""Linux's MADV_POPULATE_READ, which reads mapped pages now."""
 
 
 class Folder:
@@ -70,6 +75,23 @@ class Folder:
                 )
             at += count
         self._read_bytes += len(view)
+
+    def view(self, file: str, start_bytes: int, length_bytes: int) -> memoryview:
+        """Exactly these bytes of a file, mapped where the kernel can, which saves a copy.
+
+        The pages are read here: a page that cannot be read is an error of this call, where it
+        would be a signal later.
+        """
+        lead = start_bytes % mmap.ALLOCATIONGRANULARITY
+        try:
+            mapped = mmap.mmap(
+                self._fd(file), lead + length_bytes, prot=mmap.PROT_READ, offset=start_bytes - lead
+            )
+            mapped.madvise(_POPULATE_READ)
+        except (OSError, ValueError):
+            return memoryview(self.read(file, start_bytes, length_bytes))
+        self._read_bytes += length_bytes
+        return memoryview(mapped)[lead:]
 
     def _fd(self, file: str) -> int:
         fd = self._open.get(file)

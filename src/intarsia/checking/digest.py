@@ -1,0 +1,199 @@
+"""Digests of logical tensors: the same for every format, mesh, fusion and split of the same weights.
+
+The quick kind (`sums`) adds up over parts, so bytes are summed where they lie, in any order, by
+threads and ranks.  The secure kind (`sha256`) resists an adversary and reads each tensor in order.
+`design/0006-digests.md` says what each promises.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from intarsia.checking.digest_steps import steps_over
+from intarsia.checkpoint import Checkpoint
+from intarsia.errors import CoverageError, FormatError
+from intarsia.format.sides import DIGESTS
+from intarsia.layout import Layout
+from intarsia.planning.manifest import Logical, Manifest
+from intarsia.planning.window import windows
+from intarsia.run.budget import Budget
+from intarsia.run.crew import Crew, crew
+from intarsia.run.hashing import Sum, merged
+
+Progress = Callable[[int, int], None]
+T = TypeVar("T")
+U = TypeVar("U")
+QUICK, SECURE = "sums", "sha256"
+_REMOVE = f"restore the file, or remove {DIGESTS} to go without"
+
+
+@dataclass(frozen=True)
+class Digests:
+    """The digest of each logical tensor, and the root over all of them."""
+
+    kind: str
+    tensors: Mapping[str, str]
+
+    @property
+    def root(self) -> str:
+        """One digest for all names, element types, shapes and elements."""
+        lines = [f"{name}\0{digest}\n" for name, digest in sorted(self.tensors.items())]
+        return f"{self.kind}:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "root": self.root,
+            "kind": self.kind,
+            "tensors": dict(sorted(self.tensors.items())),
+        }
+
+
+def digest_of(x: Logical, total: Sum) -> str:
+    """The quick digest of a tensor, from the sum of all of its bytes."""
+    whole_bytes = x.size * x.dtype.itemsize
+    if total.count_bytes != whole_bytes:
+        raise CoverageError(
+            f"{total.count_bytes:,} of {whole_bytes:,} bytes of `{x.name}` were summed"
+        )
+    text = f"{_kind_of(x)}{total.words:016x}{total.crc:08x}"
+    return f"{QUICK}:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def _kind_of(x: Logical) -> str:
+    """A tensor's element type and shape, which belong to its digest."""
+    return f"{x.dtype.name}[{','.join(map(str, x.shape))}]\0"
+
+
+def digests_of(
+    checkpoint: Checkpoint,
+    budget: Budget,
+    progress: Progress | None = None,
+    *,
+    secure: bool = False,
+    names: Iterable[str] | None = None,
+    team: Crew | None = None,
+) -> Digests:
+    """The digests of a checkpoint's tensors, or of those named; the ranks of a job share the work."""
+    logical = checkpoint.manifest.logical
+    wanted = {name: logical[name] for name in (logical if names is None else names)}
+    team = team or crew()
+    with team.together() as shared:
+        if secure:
+            tensors = list(wanted.values())[team.rank :: team.size]
+            sizes = [x.size * x.dtype.itemsize for x in tensors]
+            hashes = _over(tensors, sizes, budget, progress, lambda x: _hash(checkpoint, x, budget))
+            shared.value = dict(zip((x.name for x in tensors), hashes, strict=True))
+        else:
+            steps = list(steps_over(checkpoint, wanted, budget))[team.rank :: team.size]
+            sizes = [step.nbytes for step in steps]
+            sums = _over(steps, sizes, budget, progress, lambda s: s.sums(checkpoint, wanted))
+            shared.value = merged(sums)
+    if secure:
+        found = {name: digest for part in shared.values for name, digest in part.items()}
+        return Digests(SECURE, {name: found[name] for name in wanted})
+    total = merged(shared.values)
+    return Digests(QUICK, {n: digest_of(x, total.get(n, Sum())) for n, x in wanted.items()})
+
+
+def _hash(checkpoint: Checkpoint, x: Logical, budget: Budget) -> str:
+    """The SHA-256 of a tensor's element type, its shape and its row-major bytes."""
+    found = hashlib.sha256(_kind_of(x).encode())
+    for box in windows(x.shape, x.dtype.itemsize, budget.window_bytes):
+        found.update(checkpoint.read_box(Layout.of(x.name, x.shape), box, x.dtype).data)
+    return f"{SECURE}:{found.hexdigest()}"
+
+
+def _over(
+    steps: Sequence[T],
+    sizes: Sequence[int],
+    budget: Budget,
+    progress: Progress | None,
+    work: Callable[[T], U],
+) -> list[U]:
+    """The work on every step, in order, on the budget's threads; `sizes` are the steps' bytes."""
+    total, done, lock = sum(sizes), 0, threading.Lock()
+
+    def one(step: T, size: int) -> U:
+        nonlocal done
+        result = work(step)
+        with lock:
+            done += size
+            if progress is not None:
+                progress(done, total)
+        return result
+
+    with ThreadPoolExecutor(budget.workers, "intarsia") as pool:
+        return list(pool.map(one, steps, sizes))
+
+
+@dataclass(frozen=True)
+class Attested:
+    """Digests as the file in a checkpoint tells them, with the root of what it was made from.
+
+        {"root": …, "from": the source's root, "kind": "sums", "tensors": {name: digest}}
+
+    Every checkpoint that we write has the file, and other readers ignore it.
+    """
+
+    digests: Digests
+    source: str | None = None
+
+    def as_bytes(self) -> bytes:
+        document = {"root": self.digests.root, "from": self.source} | self.digests.as_json()
+        return (json.dumps(document, indent=1) + "\n").encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A tensor that is not what the checkpoint's digests say.
+
+    `found` is empty where the tensor is absent, `expected` where the digests do not know it.
+    """
+
+    name: str
+    expected: str
+    found: str
+
+
+def stored_digests(manifest: Manifest) -> Attested | None:
+    """The digests that lie in a checkpoint; None where there are none."""
+    path = Path(manifest.path) / DIGESTS
+    if not path.is_file():
+        return None
+    try:
+        said = json.loads(path.read_bytes())
+        tensors = {str(k): str(v) for k, v in said["tensors"].items()}
+        found = Attested(Digests(str(said["kind"]), tensors), said["from"])
+        root = said["root"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(f"{path} is no file of digests ({error})", hint=_REMOVE) from error
+    if found.digests.kind != QUICK or found.digests.root != root:
+        raise FormatError(
+            f"{path} contradicts itself: it says {root}, its tensors give {found.digests.root}",
+            hint=_REMOVE,
+        )
+    return found
+
+
+def check_digests(
+    checkpoint: Checkpoint, budget: Budget, progress: Progress | None = None
+) -> list[Mismatch]:
+    """Every tensor that is not what the checkpoint's own digests say; none where it has no digests."""
+    stored = stored_digests(checkpoint.manifest)
+    if stored is None:
+        return []
+    return mismatches(stored.digests.tensors, digests_of(checkpoint, budget, progress).tensors)
+
+
+def mismatches(expected: Mapping[str, str], found: Mapping[str, str]) -> list[Mismatch]:
+    """Where two sets of digests differ."""
+    both = {**expected, **found}
+    pairs = [Mismatch(name, expected.get(name, ""), found.get(name, "")) for name in both]
+    return [pair for pair in pairs if pair.expected != pair.found]

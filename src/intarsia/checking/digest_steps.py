@@ -1,0 +1,96 @@
+"""The work of summing a checkpoint, cut into steps that threads and ranks take in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from intarsia.checkpoint import Checkpoint
+from intarsia.layout import Layout, cover
+from intarsia.mesh import Box
+from intarsia.planning.copy import layout_of_box
+from intarsia.planning.manifest import Chunk, Logical, Stored
+from intarsia.planning.tiling import tiling_fault
+from intarsia.planning.window import flat_start, windows
+from intarsia.run.budget import Budget
+from intarsia.run.hashing import Sum, sum_layout, sum_run
+
+Sums = dict[str, Sum]
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """A stretch of a chunk, summed where it lies in its file, for the tensors that are asked for."""
+
+    stored: Stored
+    chunk: Chunk
+    lo: int
+    hi: int
+    names: frozenset[str]
+
+    @property
+    def nbytes(self) -> int:
+        return (self.hi - self.lo) * self.stored.dtype.itemsize
+
+    def sums(self, checkpoint: Checkpoint, logical: Mapping[str, Logical]) -> Sums:
+        flat = layout_of_box(self.stored.layout, self.chunk.box).reshape(-1)
+        layout = flat.narrow(0, self.lo, self.hi)
+        pieces = tuple(p for p in layout.pieces if p.tensor in self.names)
+        itemsize, start = self.stored.dtype.itemsize, checkpoint.start_of(self.stored, self.chunk)
+        assert start is not None, "elements in another order are read instead"
+        held = checkpoint.view(self.chunk.file, start + self.lo * itemsize, self.nbytes)
+        sizes = {name: logical[name].size for name in self.names}
+        return sum_layout(Layout(layout.shape, pieces), held, itemsize, sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A window of a logical tensor, brought into row-major order first."""
+
+    logical: Logical
+    box: Box
+
+    @property
+    def nbytes(self) -> int:
+        return self.box.size * self.logical.dtype.itemsize
+
+    def sums(self, checkpoint: Checkpoint, logical: Mapping[str, Logical]) -> Sums:
+        x, itemsize = self.logical, self.logical.dtype.itemsize
+        held = checkpoint.read_box(Layout.of(x.name, x.shape), self.box, x.dtype)
+        start = flat_start(self.box, Box.whole(x.shape)) * itemsize
+        return {x.name: sum_run(held, start, x.size * itemsize)}
+
+
+def steps_over(
+    checkpoint: Checkpoint, wanted: Mapping[str, Logical], budget: Budget
+) -> Iterator[InPlace | Read]:
+    """The work on a checkpoint: chunks as they lie in their files where they can be summed so."""
+    in_place = {name for name, x in wanted.items() if x.size and _is_plain(checkpoint, x)}
+    for stored in checkpoint.manifest.stored.values():
+        names = in_place.intersection(stored.layout.tensors)
+        step = max(1, budget.window_bytes // stored.dtype.itemsize)
+        for chunk in stored.chunks if names else ():
+            for lo in range(0, chunk.box.size, step):
+                hi = min(lo + step, chunk.box.size)
+                yield InPlace(stored, chunk, lo, hi, frozenset(names))
+    for x in wanted.values():
+        if x.size and x.name not in in_place:
+            for box in windows(x.shape, x.dtype.itemsize, budget.window_bytes):
+                yield Read(x, box)
+
+
+def _is_plain(checkpoint: Checkpoint, x: Logical) -> bool:
+    """Whether a tensor's elements are each stored once, as they are, in row-major chunks."""
+    sources = checkpoint.manifest.sources.get(x.name, ())
+    for stored in sources:
+        if stored.shift or stored.dtype != x.dtype:
+            return False
+        whole = len(stored.chunks) == 1 and stored.chunks[0].box == Box.whole(stored.shape)
+        if not whole and tiling_fault(stored.shape, tuple(c.box for c in stored.chunks)):
+            return False
+        if any(c.box.size and checkpoint.start_of(stored, c) is None for c in stored.chunks):
+            return False
+    layout = Layout.of(x.name, x.shape)
+    if len(sources) == 1 and sources[0].layout == layout:
+        return True
+    return cover(layout, [s.layout for s in sources]).exact

@@ -1,0 +1,82 @@
+"""The sums of what a conversion writes, taken from the buffers on their way to the files."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.mesh import Box
+from intarsia.planning.copy import box_copy, layout_of_box
+from intarsia.planning.manifest import Target
+from intarsia.run.gather import Bytes
+from intarsia.run.hashing import Sum, merged, sum_layout
+from intarsia.run.values import bits_dtype, cast
+
+Sums = dict[tuple[str, str], Sum]
+"""By the names of a target and of a logical tensor of which it holds elements."""
+
+
+@dataclass
+class Written:
+    """What the threads of one process wrote of each logical tensor, target by target.
+
+    `sizes` are the elements of the logical tensors; those that are not in it are not summed.
+    """
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    sums: Sums = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _rooms: threading.local = field(default_factory=threading.local)
+
+    def add(self, target: Target, window: Box, held: Sequence[tuple[Box, Bytes]]) -> None:
+        """Count a window of a target, which lies in the buffers of these boxes."""
+        if not window.size or not self.sizes.keys() >= set(target.layout.tensors):
+            return
+        plain = all(_is_stretch(box, window) for box, _ in held)
+        parts = held if plain else [(window, self._assembled(target, window, held))]
+        itemsize = target.dtype.itemsize
+        found = merged(
+            sum_layout(
+                layout_of_box(target.layout, box), _unshifted(target, x), itemsize, self.sizes
+            )
+            for box, x in parts
+        )
+        with self._lock:
+            for name, part in found.items():
+                key = (target.name, name)
+                self.sums[key] = self.sums.get(key, Sum()) + part
+
+    def _assembled(self, target: Target, window: Box, held: Sequence[tuple[Box, Bytes]]) -> Bytes:
+        """The row-major bytes of a window that several boxes share: its runs are longer than theirs."""
+        bits = bits_dtype(target.dtype)
+        nbytes = window.size * target.dtype.itemsize
+        # Kept between windows, so that its pages are touched once.
+        room: Bytes | None = getattr(self._rooms, "bytes", None)
+        if room is None or len(room) < nbytes:
+            room = self._rooms.bytes = np.empty(nbytes, np.uint8)
+        whole: NDArray[Any] = room[:nbytes].view(bits).reshape(window.shape)
+        for box, buffer in held:
+            cut = tuple(
+                slice(o - w, o - w + n)
+                for o, w, n in zip(box.offsets, window.offsets, box.shape, strict=True)
+            )
+            whole[cut] = np.frombuffer(buffer, bits).reshape(box.shape)
+        return room[:nbytes]
+
+
+def _is_stretch(box: Box, window: Box) -> bool:
+    piece = box_copy(box, window)
+    return piece is not None and piece.run == box.size
+
+
+def _unshifted(target: Target, buffer: Bytes) -> Bytes:
+    """The logical elements that a reader finds in a buffer of a target that shifts them."""
+    if not target.shift:
+        return buffer
+    bits = np.frombuffer(buffer, bits_dtype(target.dtype))
+    return cast(bits, target.dtype, target.dtype, -target.shift).view(np.uint8)
