@@ -1,0 +1,96 @@
+"""Layouts of layouts: reading one arrangement through another.
+
+An *order* is a layout over the single name `ROWS`: entry `i` says which index comes there.
+Every rearrangement of a checkpoint is an order of rows, carried to the elements by `along`.
+
+    rows(8).reshape(2, 2, 2).permute(0, 2, 1)      # pairs of a head, half by half
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.layout import Layout, Loop, Piece, concat, meet
+
+ROWS = "rows"
+
+
+def rows(n: int) -> Layout:
+    """The order that leaves `n` rows where they are."""
+    return Layout.of(ROWS, (n,))
+
+
+def inverse(order: Layout) -> Layout:
+    """The order that undoes `order`, which names every row once."""
+    return Layout((order.size,), tuple([p.flip() for p in order.pieces]))
+
+
+def of_blocks(order: Sequence[int], size: int) -> Layout:
+    """Blocks of `size` rows in another order; -1 leaves a block empty.
+
+    >>> numbers(of_blocks([1, 0], 2)).tolist()
+    [2, 3, 0, 1]
+    """
+    all_rows = rows(size * (1 + max(order, default=0)))
+    empty = Layout((size,), ())
+    return concat(
+        [empty if b < 0 else all_rows.narrow(0, b * size, b * size + size) for b in order]
+    )
+
+
+def of_runs(order: NDArray[np.int64]) -> Layout:
+    """Any order, written out as runs of consecutive rows; negative entries stay empty."""
+    breaks = np.flatnonzero(np.diff(order) != 1) + 1
+    pieces, at = [], 0
+    for part in np.split(order, breaks):
+        if part[0] >= 0:
+            loops = (Loop(len(part), 1, 1),) if len(part) > 1 else ()
+            pieces.append(Piece(ROWS, at, int(part[0]), loops))
+        at += len(part)
+    return Layout((len(order),), tuple(pieces))
+
+
+def numbers(order: Layout) -> NDArray[np.int64]:
+    """An order as an array of row numbers, -1 where it is empty."""
+    out = np.full(order.size, -1, np.int64)
+    for p in order.pieces:
+        at, to = np.array([p.at]), np.array([p.to])
+        for loop in p.loops:
+            steps = np.arange(loop.n)
+            at = (at[:, None] + steps * loop.at).reshape(-1)
+            to = (to[:, None] + steps * loop.to).reshape(-1)
+        out[at] = to
+    return out
+
+
+def compose(outer: Layout, inner: Layout) -> Layout:
+    """`outer`, whose ids are places of `inner`, as a layout over the tensors of `inner`."""
+    out = [
+        replace(r, tensor=q.tensor).canonical()
+        for p in outer.pieces
+        for q in inner.pieces
+        for r in meet(p.flip(), q)
+    ]
+    return Layout(outer.shape, tuple(out))
+
+
+def along(x: Layout, axis: int, order: Layout) -> Layout:
+    """NumPy's `np.take(x, order, axis)`."""
+    axes = [axis, *[k for k in range(len(x.shape)) if k != axis]]
+    front = x.permute(*axes)
+    width = front.size // max(front.shape[0], 1)
+    wide = [
+        Piece(
+            p.tensor,
+            p.at * width,
+            p.to * width,
+            (*[Loop(r.n, r.at * width, r.to * width) for r in p.loops], Loop(width, 1, 1)),
+        ).canonical()
+        for p in order.pieces
+    ]
+    moved = compose(Layout((order.size, *front.shape[1:]), tuple(wide)), front)
+    return moved.permute(*[axes.index(k) for k in range(len(axes))])
