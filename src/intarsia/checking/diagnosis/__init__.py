@@ -80,12 +80,12 @@ def diagnose(
             found[u.pair] = _unsearched(u)
             continue
         found[u.pair] = explain(open_[u.pair], kin)
-        failed[name] += found[u.pair].kind == UNEXPLAINED
+        failed[name] += found[u.pair].kind == UNEXPLAINED and not found[u.pair].files
     findings = tuple(found[u.pair] for u in unequal)
     faults = (
         *missing("B", matched.only_in_a, b.manifest.logical),
         *missing("A", matched.only_in_b, a.manifest.logical),
-        *summarise(list(findings), a.manifest.logical),
+        *summarise(findings, a.manifest, b.manifest),
     )
     return Diagnosis(findings, faults)
 

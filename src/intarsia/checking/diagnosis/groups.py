@@ -12,6 +12,9 @@ from intarsia.layout import Layout, concat
 from intarsia.planning.manifest import Logical
 
 OPTIMIZER = re.compile(r"^optimizer\.\w+\.")
+WIDTHS = (128, 64, 256, 96, 80, 32, 16, 8)
+"""Widths that heads may have, where no configuration tells."""
+
 ROLES = (
     ("gate and up", ("gate_proj", "up_proj")),
     ("gate and up", ("w1", "w3")),
@@ -51,6 +54,16 @@ class Heads:
     width: int
 
 
+@dataclass(frozen=True)
+class Rotary:
+    """The rows `[first, first + size)` of each head that rotary embedding turns."""
+
+    heads: int
+    width: int
+    first: int
+    size: int
+
+
 class Kin:
     """What the names of a checkpoint and the table of its family tell of a tensor's relatives."""
 
@@ -87,6 +100,28 @@ class Kin:
         if axis >= len(shape) or shape[axis] % mine:
             return None
         return Heads(axis, mine, shape[axis] // mine)
+
+    def rotary(self, name: str) -> Iterator[Rotary]:
+        """The parts of a tensor's rows that may be rotary pairs or halves."""
+        text = self.table.text if self.table else {}
+        shape = self.logical[name].shape
+        turned, heads = text.get("qk_rope_head_dim"), text.get("num_attention_heads")
+        if turned and heads and shape:  # latent attention turns the end of each head
+            of = 1 if "kv_a_proj" in name else heads
+            if re.search(r"q_b_proj|q_proj|kv_a_proj", name) and shape[0] % of == 0:
+                width = shape[0] // of
+                yield Rotary(of, width, width - turned, turned)
+            return
+        found = self.heads(name)
+        if found is not None and found.axis == 0:
+            width = text.get("head_dim") or found.width
+            part = int(width * (text.get("partial_rotary_factor") or 1))
+            for size in dict.fromkeys((part, width, found.width)):
+                yield Rotary(found.count, found.width, 0, size)
+        elif found is None and self.table is None and shape:
+            for width in WIDTHS:
+                if shape[0] % width == 0:
+                    yield Rotary(shape[0] // width, width, 0, width)
 
     def query_groups(self) -> int | None:
         """How many groups of query heads share a key."""

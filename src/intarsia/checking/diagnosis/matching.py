@@ -10,17 +10,19 @@ from numpy.typing import NDArray
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.groups import Kin
 from intarsia.checking.diagnosis.hypothesis import Hypothesis
-from intarsia.checking.diagnosis.rearrange import along, numbers, of_blocks, of_runs, rows
+from intarsia.checking.diagnosis.rearrange import along, numbers, of_runs, rows
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout, concat, padding
 from intarsia.mesh import Box
 
+ANY_ORDER = "rows-permuted"
 KEY_ELEMENTS = 16
 MOST_ROWS = 1 << 20
 AHEAD = 8
 """How far a row among several alike is followed to tell which of them it is."""
 
 MOST_BLOCKS = 512
+MOST_UNEVEN = 64
 
 REACH = 1 << 16
 """How many elements a flat range may have moved."""
@@ -87,44 +89,44 @@ def _keys(e: Evidence, side: Checkpoint, axis: int) -> list[bytes]:
 
 
 def _named(e: Evidence, kin: Kin, axis: int, order: Ints) -> Iterator[Hypothesis]:
-    found = blocks_of(order)
     noun = "rows" if axis == 0 else "columns" if len(e.shape) == 2 else f"indices of axis {axis}"
-    if found is None:
-        known = int(np.count_nonzero(order >= 0))
-        if known * 2 >= len(order):
-            gap = np.unique((order - np.arange(len(order)))[order >= 0])
-            layout = along(e.whole, axis, of_runs(order))
-            if len(gap) == 1:
-                text = f"{noun} shifted by {-int(gap[0])}"
-                yield Hypothesis("shifted", text, layout, ("rows", int(gap[0])))
-            elif len(of_runs(order).pieces) <= 4096:
-                text = f"{noun} in another order, from {_listed(order)}"
-                yield Hypothesis("rows-permuted", text, layout, (axis,))
+    layout = along(e.whole, axis, of_runs(order))
+    gap = np.unique((order - np.arange(len(order)))[order >= 0])
+    if len(gap) == 1 and 2 * np.count_nonzero(order >= 0) >= len(order):
+        text = f"{noun} shifted by {-int(gap[0])}"
+        yield Hypothesis("shifted", text, layout, ("rows", int(gap[0])))
+    blocks = blocks_of(order)
+    if blocks is None or len(blocks) == len(order):
+        if 2 * np.count_nonzero(order >= 0) >= len(order) and len(of_runs(order).pieces) < 4096:
+            yield _any_order(e, axis, order, noun, layout)
         return
-    size, blocks = found
-    count = len(order) // size
-    layout = along(e.whole, axis, of_blocks(blocks, size))
-    heads = kin.heads(e.name)
+    count, heads = len(blocks), kin.heads(e.name)
+    size = -(-len(order) // count)
     what = f"{count} blocks of {size} {noun}"
     key = tuple(blocks)
     cut = strided(blocks)
     if len({*blocks}) < count:
-        yield _duplicated(e, axis, size, blocks, layout)
+        yield _duplicated(axis, size, blocks, layout)
     elif heads and heads.axis == axis and heads.width == size:
         text = f"heads permuted: {what} come in the order {_listed(blocks)} of A"
         yield Hypothesis("heads-permuted", text, layout, key)
     elif cut:
-        fsdp, tp = cut
-        text = f"{what} strided: a shard of fsdp={fsdp} over tp={tp} read as a plain one"
+        text = f"{what} strided: a shard of fsdp={cut[0]} over tp={cut[1]} read as a plain one"
         yield Hypothesis("strided-shard", text, layout, key)
     else:
         text = f"shards in the wrong order: {what} come in the order {_listed(blocks)} of A"
         yield Hypothesis("shards-permuted", text, layout, key)
 
 
-def _duplicated(
-    e: Evidence, axis: int, size: int, blocks: Sequence[int], layout: Layout
-) -> Hypothesis:
+def _any_order(e: Evidence, axis: int, order: Ints, noun: str, layout: Layout) -> Hypothesis:
+    if len(e.shape) == 3 and axis == 0 and "experts" in e.name:
+        whole = len({*order.tolist()}) == len(order)
+        kind = "experts-permuted" if whole else "experts-duplicated"
+        return Hypothesis(kind, f"experts come in the order {_listed(order)} of A", layout, (kind,))
+    return Hypothesis(ANY_ORDER, f"{noun} in another order: {_listed(order)} of A", layout, (axis,))
+
+
+def _duplicated(axis: int, size: int, blocks: Sequence[int], layout: Layout) -> Hypothesis:
     count = len(blocks)
     moved = [r for r, b in enumerate(blocks) if b != r]
     if count == 1 + len(moved):
@@ -135,23 +137,38 @@ def _duplicated(
     return Hypothesis("rank-duplicated", text, layout, (count, tuple(blocks)))
 
 
-def blocks_of(order: Sequence[int] | Ints) -> tuple[int, list[int]] | None:
-    """The largest equal blocks that an order moves as wholes: their size and their order.
+def blocks_of(order: Sequence[int] | Ints) -> list[int] | None:
+    """The fewest blocks, cut as `torch.chunk` cuts, that an order moves as wholes: their order.
 
     >>> blocks_of([4, 5, 2, 3, 0, 1])
-    (2, [2, 1, 0])
+    [2, 1, 0]
     """
     numbered = np.asarray(order)
     n = len(numbered)
-    for count in [k for k in range(2, min(n, MOST_BLOCKS) + 1) if n % k == 0]:
-        size = n // count
-        grid = numbered.reshape(-1, size)
-        starts = grid[:, 0]
-        if np.any(starts < 0) or np.any(starts % size):
+    for parts in range(2, min(n, MOST_BLOCKS) + 1):
+        step = -(-n // parts)
+        if n % parts and (parts > MOST_UNEVEN or step * (parts - 1) >= n):
             continue
-        if np.array_equal(grid, starts[:, None] + np.arange(size)):
-            return size, (starts // size).tolist()
+        found = _walk(numbered, step)
+        if found is not None and found != [*range(parts)]:
+            return found
     return None
+
+
+def _walk(order: Ints, step: int) -> list[int] | None:
+    """The blocks of `step` rows that an order consists of; the last of them may be short."""
+    at, found, n = 0, [], len(order)
+    while at < n:
+        first = int(order[at])
+        count = min(step, n - first)
+        part = order[at : at + count]
+        if first < 0 or first % step or not np.array_equal(part, first + np.arange(len(part))):
+            return None
+        if len(part) < count:
+            return None
+        found.append(first // step)
+        at += count
+    return found
 
 
 def strided(blocks: Sequence[int]) -> tuple[int, int] | None:
@@ -196,7 +213,7 @@ def _moved(e: Evidence, flat: Layout, k: int) -> Iterator[Hypothesis]:
     kept = flat.narrow(0, max(0, -k), n - max(0, k))
     told = f"content shifted by {k} element{'s' if abs(k) > 1 else ''}"
     around = flat.narrow(0, n - k, n) if k > 0 else flat.narrow(0, 0, -k)
-    for rest, more in ((around, " around the end"), (padding(abs(k)), "")):
+    for rest, more in ((padding(abs(k)), ""), (around, " around the end")):
         parts = [rest, kept] if k > 0 else [kept, rest]
         layout = concat(parts).reshape(*e.shape)
         yield Hypothesis("shifted", told + more, layout, ("flat", k, more))

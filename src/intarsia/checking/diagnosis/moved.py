@@ -10,6 +10,7 @@ from intarsia.checking.diagnosis.moves import Move
 from intarsia.checking.diagnosis.names import (
     expert_of,
     layer_of,
+    listed,
     where,
     without_expert,
     without_layer,
@@ -24,10 +25,14 @@ def faults_of_moves(findings: Iterable[Finding], names: Iterable[str]) -> Iterat
     """One fault for all experts that moved, one for all layers, one for each pair of roles."""
     moves = [f.move for f in findings if f.move is not None]
     kinds: dict[tuple[str, ...], list[Move]] = {}
+    pairs = {(move.to, move.source) for move in moves}
     for move in moves:
-        kinds.setdefault(_kind(move), []).append(move)
+        kind, *words = _kind(move)
+        mutual = (move.source, move.to) in pairs
+        words = sorted(words) if mutual else words
+        kinds.setdefault((move.side, kind, *words), []).append(move)
     names = list(names)
-    for (kind, *words), group in kinds.items():
+    for (_, kind, *words), group in kinds.items():
         tensors = tuple(m.to for m in group)
         if kind == "experts":
             found, text = _experts(group, names)
@@ -70,15 +75,15 @@ def _role(name: str) -> str:
 
 
 def _swapped(group: list[Move], words: list[str]) -> tuple[str, str]:
-    to, source = words
+    one, other = words
     pairs = {(m.to, m.source) for m in group}
-    mutual = all((b, a) in pairs for a, b in pairs)
+    mutual = all((source, to) in pairs for to, source in pairs)
     side = group[0].side
-    if {to, source} in GATED:
+    if {one, other} in GATED and (mutual or len(group) == 1):
         return "gate-up-swapped", "gate and up swapped"
-    if mutual and to == source:
-        return "tensors-swapped", f"{to} tensors hold each other's values in {side}"
-    return "tensors-swapped", f"{to} holds the values of {source} in {side}"
+    if mutual:
+        return "tensors-swapped", f"{one} and {other} hold each other's values in {side}"
+    return "tensors-swapped", f"{one} holds the values of {other} in {side}"
 
 
 def _experts(group: list[Move], names: list[str]) -> tuple[str, str]:
@@ -96,20 +101,16 @@ def _experts(group: list[Move], names: list[str]) -> tuple[str, str]:
     many = "" if alike else ", in each layer another way; in the first: "
     if all(_injective(m, count) for m in maps.values()):
         return "experts-permuted", f"experts permuted {layers}{many or ': '}{_mapping(first)}"
-    blocks = blocks_of(whole)
-    if alike and blocks and len({*blocks[1]}) == 1:
-        text = f"expert-parallel rank {blocks[1][0]}'s {blocks[0]} experts on all of {len(blocks[1])} ranks"
-        return "experts-duplicated", f"{text} of {side}, {layers}"
     if len({*first.values()}) == 1 and alike:
         source = next(iter(first.values()))
-        return (
-            "experts-duplicated",
-            f"expert {source} copied over {len(first)} others of {side}, {layers}",
-        )
-    return (
-        "experts-duplicated",
-        f"experts duplicated in {side} {layers}{many or ': '}{_mapping(first)}",
-    )
+        text = f"expert {source} copied over {listed(first)} of {side}, {layers}"
+        return "experts-duplicated", text
+    blocks = blocks_of(whole)
+    if alike and blocks and len({*blocks}) == 1:
+        text = f"expert-parallel rank {blocks[0]}'s {count // len(blocks)} experts"
+        return "experts-duplicated", f"{text} on all of {len(blocks)} ranks of {side}, {layers}"
+    text = f"experts duplicated in {side} {layers}{many or ': '}{_mapping(first)}"
+    return "experts-duplicated", text
 
 
 def _layers(group: list[Move], names: list[str]) -> tuple[str, str]:

@@ -38,20 +38,29 @@ class Move:
 
 
 def find_moves(evidence: Sequence[Evidence]) -> dict[Pair, Move]:
-    """Every differing tensor that holds, bit by bit, another tensor's elements."""
+    """Every differing tensor that holds, bit by bit, another tensor's elements.
+
+    B's tensors are looked for in A and A's in B: the side on which more are found is the faulty
+    one, for what was copied there is twice on it and once on the other.
+    """
     found: dict[Pair, Move] = {}
-    for side in ("B", "A"):
-        left = [e for e in evidence if e.pair not in found]
-        turned = left if side == "B" else [_flipped(e) for e in left]
-        guesses = _guess(turned)
-        named = [(e, source) for e, source in zip(turned, guesses, strict=True) if source]
+    guessed = {}
+    for side, turned in (("B", evidence), ("A", [_flipped(e) for e in evidence])):
+        both = zip(turned, _guess(turned), strict=True)
+        guessed[side] = [(e, source) for e, source in both if source is not None]
+    for side in sorted(guessed, key=lambda side: -len(guessed[side])):
+        whose = [e.pair if side == "B" else e.pair.flipped for e, _ in guessed[side]]
+        named = [
+            (pair, *guess)
+            for pair, guess in zip(whose, guessed[side], strict=True)
+            if pair not in found
+        ]
         if not named:
             continue
-        with ThreadPoolExecutor(named[0][0].budget.workers, "intarsia") as pool:
-            scores = list(pool.map(lambda pair: _confirm(*pair), named))
-        for (e, source), score in zip(named, scores, strict=True):
+        with ThreadPoolExecutor(evidence[0].budget.workers, "intarsia") as pool:
+            scores = list(pool.map(lambda x: _confirm(x[1], x[2]), named))
+        for (pair, e, source), score in zip(named, scores, strict=True):
             if score.holds:
-                pair = e.pair if side == "B" else e.pair.flipped
                 found[pair] = Move(e.pair.b.name, source, score, side)
     return found
 

@@ -12,8 +12,12 @@ from intarsia.checking.diagnosis.rearrange import along, compose, inverse, rows
 from intarsia.family.verbs import by_group
 from intarsia.layout import Layout, chunk, concat, split
 
+RETURN = "{}, the other way round"
 SIZES = (2, 4, 8, 16, 32, 64, 3, 6, 12, 24, 5, 10)
 """How many ranks a mesh axis may have, the likely ones first."""
+
+UNEVEN = (2, 3, 4, 8)
+"""Of these, the ones that may leave a short last shard."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,10 @@ def order_hypotheses(e: Evidence, kin: Kin) -> Iterator[Hypothesis]:
             fused = along(group.fused, 0, order.rows)
             if width:
                 yield Hypothesis(order.kind, order.text, compose(mine, fused), order.key)
-    for axis, order in _rotated(e, kin):
-        yield Hypothesis(order.kind, order.text, along(e.whole, axis, order.rows), order.key)
+    for order in _both_ways(_rotated(e, kin), RETURN):
+        yield Hypothesis(order.kind, order.text, along(e.whole, 0, order.rows), order.key)
+    if "gate_up" in e.name:
+        yield from _gate_up(e)
 
 
 def _transposed(e: Evidence) -> Iterator[Hypothesis]:
@@ -81,7 +87,7 @@ def _interleaved(group: Group) -> Iterator[Order]:
         "query, key and value": "qkv-interleaved",
     }.get(group.name, "components-interleaved")
     for n in (*SIZES, *([group.sizes[0]] if len({*group.sizes}) == 1 else [])):
-        if all(size % n == 0 and size >= n for size in group.sizes):
+        if all(size >= n and (size % n == 0 or n in UNEVEN) for size in group.sizes):
             shards = [chunk(part, n) for part in parts]
             order = concat([shard[t] for t in range(n) for shard in shards])
             whose = "row by row" if n == group.sizes[0] else f"by the ranks of tp={n}"
@@ -89,37 +95,43 @@ def _interleaved(group: Group) -> Iterator[Order]:
             yield Order(kind, f"{title} interleaved {whose}", order, (n,))
 
 
-def _both_ways(orders: Iterable[Order]) -> Iterator[Order]:
+def _both_ways(
+    orders: Iterable[Order], back: str = "{} in A, and one after the other in B"
+) -> Iterator[Order]:
     for order in orders:
         yield order
-        text = f"{order.text} in A, and one after the other in B"
-        yield Order(order.kind, text, inverse(order.rows), order.key)
+        yield Order(order.kind, back.format(order.text), inverse(order.rows), order.key)
 
 
-def _rotated(e: Evidence, kin: Kin) -> Iterator[tuple[int, Order]]:
+def _rotated(e: Evidence, kin: Kin) -> Iterator[Order]:
     """Rotary pairs side by side, or half a head apart."""
-    heads = kin.heads(e.name)
-    widths = [heads.width] if heads else _widths(e.shape[0] if e.shape else 0)
-    axis = heads.axis if heads else 0
-    if len(e.shape) <= axis or not e.shape[axis]:
-        return
-    for width in widths:
-        if width % 2 or width < 4:
+    for part in kin.rotary(e.name):
+        half, rest = divmod(part.size, 2)
+        if rest or half < 2 or part.first + part.size > part.width:
             continue
-        n = e.shape[axis]
-        halves = rows(n).reshape(n // width, 2, width // 2).permute(0, 2, 1).reshape(n)
-        told = f"in each head of {width}"
-        key = ("rope",)
-        yield (
-            axis,
-            Order(
-                "rope-permuted", f"rotary halves made pairs {told} (half-split in A)", halves, key
-            ),
-        )
-        text = f"rotary pairs made halves {told} (interleaved in A)"
-        yield axis, Order("rope-permuted", text, inverse(halves), key)
+        heads = rows(part.heads * part.width).reshape(part.heads, part.width)
+        turned = heads.narrow(1, part.first, part.first + part.size)
+        pairs = turned.reshape(part.heads, 2, half).permute(0, 2, 1).reshape(turned.shape[0], -1)
+        before = heads.narrow(1, 0, part.first)
+        after = heads.narrow(1, part.first + part.size, part.width)
+        order = concat([before, pairs, after], 1).reshape(-1)
+        text = f"rotary halves of A are pairs in B, {part.size} rows of each head of {part.width}"
+        yield Order("rope-permuted", text, order, ("rope", part.size))
 
 
-def _widths(n: int) -> list[int]:
-    """Widths that heads may have, where no configuration tells."""
-    return [w for w in (128, 64, 256, 96, 80, 32, 16, 8) if n and n % w == 0]
+def _gate_up(e: Evidence) -> Iterator[Hypothesis]:
+    """A tensor that holds gate and up together, half by half or in turn."""
+    for axis, n in enumerate(e.shape):
+        if n % 2 or n < 4 or (axis == 0 and len(e.shape) > 2):
+            continue
+        halves, turns = rows(n).reshape(2, n // 2), rows(n).reshape(n // 2, 2)
+        swapped = concat([halves.narrow(0, 1, 2), halves.narrow(0, 0, 1)]).reshape(n)
+        crossed = concat([turns.narrow(1, 1, 2), turns.narrow(1, 0, 1)], 1).reshape(n)
+        in_turn = halves.permute(1, 0).reshape(n)
+        for kind, text, order in (
+            ("gate-up-swapped", "gate and up swapped, half by half", swapped),
+            ("gate-up-swapped", "gate and up swapped, in turn", crossed),
+            ("gate-up-interleaved", "halves of gate and up in A are in turn in B", in_turn),
+            ("gate-up-interleaved", "gate and up in turn in A are halves in B", inverse(in_turn)),
+        ):
+            yield Hypothesis(kind, text, along(e.whole, axis, order), (text,))

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.hypothesis import ENOUGH, Bits, same
+from intarsia.checking.diagnosis.hypothesis import ENOUGH, Bits
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout
 from intarsia.mesh import Box, share
@@ -101,9 +101,7 @@ def place_of(e: Evidence) -> Place:
             others = tuple(k for k in range(grid.ndim) if k != axis)
             held[axis][lo : lo + n] |= grid.any(axis=others)
     first = tuple(int(h.argmax()) for h in held)
-    sizes = tuple(
-        len(h) - int(h[::-1].argmax()) - lo for h, lo in zip(held, first, strict=True)
-    )
+    sizes = tuple(len(h) - int(h[::-1].argmax()) - lo for h, lo in zip(held, first, strict=True))
     return Place(Box(first, sizes), differing, e.shape)
 
 
@@ -117,46 +115,17 @@ def copied_from(e: Evidence, place: Place) -> tuple[str, int] | None:
     return None
 
 
-def files_of(e: Evidence) -> tuple[str, ...]:
-    """The files of a sharded side that hold the differences and little else."""
-    for side, logical in ((e.b, e.pair.b), (e.a, e.pair.a)):
-        stored = side.manifest.sources.get(logical.name, ())
-        chunks = [(s, c) for s in stored for c in s.chunks if s.layout.mapped]
-        if len({c.file for _, c in chunks}) < 2 or len(chunks) > 4096:
-            continue
-        found: dict[str, list[int]] = {}
-        for s, chunk in chunks:
-            count = sum(_differing(e, s.layout, box) for box in _parts(e, chunk.box))
-            of = s.layout.box(chunk.box.offsets, chunk.box.shape)
-            mine = sum(p.size for p in of.pieces if p.tensor == logical.name)
-            if mine:
-                held = found.setdefault(chunk.file, [0, 0])
-                held[0] += count
-                held[1] += mine
-        bad = [f for f, (n, _) in found.items() if n]
-        if bad and len(bad) < len(found) and all(found[f][0] >= DENSE * found[f][1] for f in bad):
-            return tuple(sorted(bad))
-    return ()
-
-
-def _parts(e: Evidence, box: Box) -> Iterator[Box]:
+def parts_of(e: Evidence, box: Box) -> Iterator[Box]:
+    """Windows of a box, small enough for the memory budget."""
     for part in windows(box.shape, e.pair.a.dtype.itemsize, e.budget.window_bytes // 2):
         offsets = tuple(o + p for o, p in zip(box.offsets, part.offsets, strict=True))
         yield Box(offsets, part.shape)
 
 
-def _differing(e: Evidence, layout: Layout, box: Box) -> int:
-    """Differing elements of this tensor in a box of a stored one."""
-    mine = Layout(layout.shape, tuple(p for p in layout.pieces if p.tensor == e.name))
-    other = mine.rename(lambda _: e.pair.b.name)
-    left, right = e.read(mine, box), e.read(other, box, e.b)
-    return int(np.count_nonzero(~same(left, right, e.pair.a.dtype, e.pair.b.dtype)))
-
-
 def _blocks(e: Evidence, side: Checkpoint, box: Box) -> Iterator[Bits]:
     logical = e.pair.a if side is e.a else e.pair.b
     whole = Layout.of(logical.name, logical.shape)
-    for part in _parts(e, box):
+    for part in parts_of(e, box):
         yield e.read(whole, part, side)
 
 

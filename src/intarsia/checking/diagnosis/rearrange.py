@@ -8,13 +8,12 @@ Every rearrangement of a checkpoint is an order of rows, carried to the elements
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.layout import Layout, Loop, Piece, concat, meet
+from intarsia.layout import Layout, Loop, Piece, meet
 
 ROWS = "rows"
 
@@ -29,21 +28,12 @@ def inverse(order: Layout) -> Layout:
     return Layout((order.size,), tuple([p.flip() for p in order.pieces]))
 
 
-def of_blocks(order: Sequence[int], size: int) -> Layout:
-    """Blocks of `size` rows in another order; -1 leaves a block empty.
-
-    >>> numbers(of_blocks([1, 0], 2)).tolist()
-    [2, 3, 0, 1]
-    """
-    all_rows = rows(size * (1 + max(order, default=0)))
-    empty = Layout((size,), ())
-    return concat(
-        [empty if b < 0 else all_rows.narrow(0, b * size, b * size + size) for b in order]
-    )
-
-
 def of_runs(order: NDArray[np.int64]) -> Layout:
-    """Any order, written out as runs of consecutive rows; negative entries stay empty."""
+    """Any order, written out as runs of consecutive rows; negative entries stay empty.
+
+    >>> of_runs(np.array([2, 3, 0, 1])).pieces[0]
+    Piece(tensor='rows', at=0, to=2, loops=(Loop(n=2, at=1, to=1),))
+    """
     breaks = np.flatnonzero(np.diff(order) != 1) + 1
     pieces, at = [], 0
     for part in np.split(order, breaks):

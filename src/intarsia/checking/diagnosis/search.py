@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from itertools import chain
 from math import prod
 
+from intarsia.checking.diagnosis.chunks import Chunks, wrong_chunks
 from intarsia.checking.diagnosis.evidence import SMALL, Evidence
 from intarsia.checking.diagnosis.finding import NOTHING, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.groups import Kin
 from intarsia.checking.diagnosis.hypothesis import ENOUGH, NEARLY_ALL, Hypothesis, Score
-from intarsia.checking.diagnosis.matching import row_hypotheses
+from intarsia.checking.diagnosis.matching import ANY_ORDER, row_hypotheses
 from intarsia.checking.diagnosis.orders import order_hypotheses
-from intarsia.checking.diagnosis.places import Place, copied_from, files_of, place_of
+from intarsia.checking.diagnosis.places import Place, copied_from, place_of
 from intarsia.checking.diagnosis.values import value_hypotheses
 
 WORTH_PROVING = 0.5
@@ -30,21 +30,21 @@ Tried = list[tuple[Score, Hypothesis]]
 def explain(e: Evidence, kin: Kin) -> Finding:
     """What makes A's tensor B's, or at least where they differ."""
     tried: Tried = []
-    for h in _hypotheses(e, kin):
+    for h in chain(value_hypotheses(e), order_hypotheses(e, kin), row_hypotheses(e, kin)):
         score = e.on_sample(h)
         if score.share < WORTH_PROVING:
             continue
         if prod(e.shape) > SMALL:
             score = e.on_all(h)
-        if score.holds:
+        if score.holds and h.kind != ANY_ORDER:
             return _found(e, h, score)
         tried.append((score, h))
     moved = [(s, h) for s, h in tried if h.kind not in OF_PLACES]
-    partial = min([x for x in moved if x[0].holds_in_part], key=lambda x: x[0].denied, default=None)
-    if partial:
-        return _found(e, partial[1], partial[0], " in part")
-    place = place_of(e)
-    found = _block(e, kin, place, tried)
+    part = min([x for x in moved if x[0].holds_in_part], key=_preference, default=None)
+    if part:
+        return _found(e, part[1], part[0], "" if part[0].holds else " in part")
+    place, chunks = place_of(e), wrong_chunks(e)
+    found = _block(e, kin, place, chunks, tried)
     if found is not None:
         return found
     best = max(moved, key=lambda x: x[0].explained - x[0].denied, default=None)
@@ -54,12 +54,12 @@ def explain(e: Evidence, kin: Kin) -> Finding:
     text += "; nothing known explains them"
     return Finding(
         e.name, UNEXPLAINED, text, NOTHING,
-        differing=place.differing, whole=place.everywhere,
+        differing=place.differing, whole=place.everywhere, files=chunks.files,
     )  # fmt: skip
 
 
-def _hypotheses(e: Evidence, kin: Kin) -> Iterator[Hypothesis]:
-    return chain(value_hypotheses(e), order_hypotheses(e, kin), row_hypotheses(e, kin))
+def _preference(tried: tuple[Score, Hypothesis]) -> tuple[bool, int]:
+    return tried[1].kind == ANY_ORDER, tried[0].denied
 
 
 def _found(e: Evidence, h: Hypothesis, score: Score, how: str = "") -> Finding:
@@ -69,7 +69,7 @@ def _found(e: Evidence, h: Hypothesis, score: Score, how: str = "") -> Finding:
     )  # fmt: skip
 
 
-def _block(e: Evidence, kin: Kin, place: Place, tried: Tried) -> Finding | None:
+def _block(e: Evidence, kin: Kin, place: Place, chunks: Chunks, tried: Tried) -> Finding | None:
     """A finding about a block that is wrong as a whole."""
     content, side = "stale", ""
     for score, h in tried:
@@ -81,25 +81,27 @@ def _block(e: Evidence, kin: Kin, place: Place, tried: Tried) -> Finding | None:
         text = f"only rows {first:,} to {e.shape[0] - 1:,} differ, which pad the vocabulary"
         return _placed(e, "padding", text, ("padding",), place)
     cuts = place.cuts if place.dense and not place.everywhere else None
-    files = files_of(e)
-    if not cuts and not files:
+    if not cuts and not chunks.dense:
         if content == "stale":
             return None
         said = "NaN" if content == "nan" else "zero"
         return _placed(e, content, f"{side} is {said}: {place}", (content,), place)
     told = " and ".join(_rank(kin, e, c.axis, str(c)) for c in cuts or ())
-    told = told or f"the part in {', '.join(files)}"
+    told = told or f"the part in {', '.join(chunks.files)}"
     copied = copied_from(e, place) if cuts and content == "stale" else None
     if copied:
         content, side = "duplicated", copied[0]
         text = f"{told} of {side} is a copy of block {copied[1]}"
+    elif content == "stale" and chunks.copied:
+        content, side = "duplicated", chunks.copied
+        text = f"{told} of {side} is a copy of another part"
     elif content == "stale":
         text = f"{told} differs, the rest is equal: one side's is stale"
     else:
         text = f"{told} of {side} is {'NaN' if content == 'nan' else 'zero'}"
     kind = "nan" if content == "nan" else f"rank-{content}"
-    key: tuple[object, ...] = files or tuple((c.parts, c.rank) for c in cuts or ())
-    return _placed(e, kind, text, key, place, files)
+    key: tuple[object, ...] = tuple((c.parts, c.rank) for c in cuts or ()) or chunks.files
+    return _placed(e, kind, text, key, place, chunks.files)
 
 
 def _placed(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from intarsia.checking.diagnosis.files import wrong_files
 from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.moved import faults_of_moves
 from intarsia.checking.diagnosis.names import (
@@ -18,6 +19,7 @@ from intarsia.checking.diagnosis.names import (
 )
 from intarsia.checking.fault import Fault
 from intarsia.mesh import share
+from intarsia.planning.manifest import Manifest
 
 BLOCKS = ("shards-permuted", "heads-permuted", "strided-shard")
 """Kinds that look alike in a tensor whose heads are as large as its shards."""
@@ -26,17 +28,18 @@ WHOLE = (UNEXPLAINED, "zero", "nan")
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-def summarise(findings: list[Finding], names: Iterable[str]) -> tuple[Fault, ...]:
+def summarise(findings: Sequence[Finding], a: Manifest, b: Manifest) -> tuple[Fault, ...]:
     """One fault for each cause, those that touch most tensors first."""
-    names = list(names)
+    names = list(a.logical)
     moved = list(faults_of_moves(findings, names))
     rest = _unified([f for f in findings if f.move is None])
+    files, rest = wrong_files(rest, (("B", b), ("A", a)))
     ranks, rest = _lost_ranks(rest, names)
     groups: dict[tuple[str, Hashable], list[Finding]] = {}
     for f in rest:
         groups.setdefault((f.kind, f.key), []).append(f)
     plain = [_fault(kind, group, names) for (kind, _), group in groups.items()]
-    faults = [*moved, *ranks, *plain]
+    faults = [*moved, *files, *ranks, *plain]
     return tuple(sorted(faults, key=lambda f: (f.kind == UNEXPLAINED, -len(f.tensors))))
 
 
@@ -45,18 +48,18 @@ def missing(side: str, names: Iterable[str], present: Iterable[str]) -> Iterator
     names, present = list(names), list(present)
     if not names:
         return
-    text = f"{len(names):,} tensors are missing in {side}"
+    text = f"missing in {side}: {len(names):,} tensors"
     kind = "tensors-missing"
     if all(expert_of(n) is not None for n in names):
         held = {e for n in present if (e := expert_of(n)) is not None}
         lost = {e for n in names if (e := expert_of(n)) is not None}
         if not lost & held:
-            kind, text = "experts-missing", f"experts {listed(lost)} are missing in {side}"
+            kind, text = "experts-missing", f"missing in {side}: experts {listed(lost)}"
     elif all(layer_of(n) is not None for n in names):
         held = {x for n in present if (x := layer_of(n)) is not None}
         gone = {x for n in names if (x := layer_of(n)) is not None}
         if not gone & held:
-            kind, text = "layers-missing", f"layers {listed(gone)} are missing in {side}"
+            kind, text = "layers-missing", f"missing in {side}: layers {listed(gone)}"
     yield Fault(kind, tuple(names), where(names), text)
 
 
@@ -72,7 +75,7 @@ def _fault(kind: str, group: list[Finding], names: list[str]) -> Fault:
         text += f"; all of it in {', '.join(files)}"
     if kind == UNEXPLAINED:
         text += f" ({differing:,} elements)"
-    else:
+    elif differing:
         text += f": explains {explained:,} of {differing:,} differing elements"
     return Fault(kind, tensors, where(tensors), text)
 
