@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 import intarsia
-from tests.faults.against import AGAINST, Against
+from intarsia.checking.compare import Comparison
+from tests.faults.against import AGAINST, ALL, Against
 from tests.faults.reference import MODELS, weights, write
 
 CASES = [
@@ -35,5 +37,34 @@ def test_a_fault_is_found_and_named(fault: Against, to: str, sound, tmp_path: Pa
     good = sound(fault.model, to)
     found = intarsia.verify(good, fault.make(good, tmp_path / "faulty", seed=1))
     assert not found
-    kinds = [f.kind for f in found.faults]
-    assert fault.kind in kinds[:1], "\n".join(f"{f.kind}: {f.text}" for f in found.faults)
+    assert found.faults[0].kind == fault.kind, told(found)
+    assert {n for f in found.faults for n in f.tensors} == {
+        *(d.tensor for d in found.different), *found.only_in_a, *found.only_in_b,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", AGAINST, ids=str)
+def test_a_fault_of_a_is_named_as_well_as_one_of_b(fault: Against, sound, tmp_path: Path) -> None:
+    to = fault.formats[0]
+    good = sound(fault.model, to)
+    found = intarsia.verify(fault.make(good, tmp_path / "faulty", seed=2), good)
+    assert not found
+    assert found.faults[0].kind == fault.kind, told(found)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_same_weights_in_any_format_have_no_fault(model: str, sound) -> None:
+    made = [sound(model, to) for to in ALL]
+    for a, b in pairwise([*made, made[0]]):
+        found = intarsia.verify(a, b)
+        assert found.equal
+        assert found.faults == ()
+
+
+def test_the_corpus_is_wide() -> None:
+    assert len({fault.kind for fault in AGAINST}) >= 22
+    assert {to for fault in AGAINST for to in fault.formats} == {*ALL}
+
+
+def told(found: Comparison) -> str:
+    return "\n".join(f"{f.kind}: {f.text}" for f in found.faults)

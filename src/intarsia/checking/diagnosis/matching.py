@@ -37,7 +37,7 @@ def row_hypotheses(e: Evidence, kin: Kin) -> Iterator[Hypothesis]:
     for axis, n in enumerate(e.shape):
         if not 2 <= n <= MOST_ROWS:
             continue
-        order = found_again(_keys(e, e.a, axis), _keys(e, e.b, axis))
+        order = _mended(found_again(_keys(e, e.a, axis), _keys(e, e.b, axis)))
         if np.all((order == np.arange(n)) | (order < 0)):
             continue
         yield from _named(e, kin, axis, order)
@@ -74,6 +74,21 @@ def _run(left: Sequence[bytes], right: Sequence[bytes], j: int, i: int) -> int:
     while n < AHEAD and i + n < len(right) and j + n < len(left) and left[j + n] == right[i + n]:
         n += 1
     return n
+
+
+def _mended(order: Ints) -> Ints:
+    """The order with its few gaps closed: a row that is wrong itself lies where its neighbours do."""
+    lost = np.flatnonzero(order < 0)
+    out, n = order.copy(), len(order)
+    if not len(lost) or len(lost) * 20 > n:
+        return out
+    for i in lost:
+        if i and out[i - 1] >= 0 and out[i - 1] + 1 < n:
+            out[i] = out[i - 1] + 1
+    for i in lost[::-1]:
+        if i + 1 < n and out[i + 1] > 0 and (i == 0 or out[i] < 0 or out[i] + 1 != out[i + 1]):
+            out[i] = out[i + 1] - 1
+    return out
 
 
 def _keys(e: Evidence, side: Checkpoint, axis: int) -> list[bytes]:

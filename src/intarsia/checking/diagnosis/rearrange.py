@@ -34,7 +34,7 @@ def of_runs(order: NDArray[np.int64]) -> Layout:
     >>> of_runs(np.array([2, 3, 0, 1])).pieces[0]
     Piece(tensor='rows', at=0, to=2, loops=(Loop(n=2, at=1, to=1),))
     """
-    breaks = np.flatnonzero(np.diff(order) != 1) + 1
+    breaks = np.flatnonzero((np.diff(order) != 1) | (order[:-1] < 0)) + 1
     pieces, at = [], 0
     for part in np.split(order, breaks):
         if part[0] >= 0:

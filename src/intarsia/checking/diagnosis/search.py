@@ -80,8 +80,9 @@ def _block(e: Evidence, kin: Kin, place: Place, chunks: Chunks, tried: Tried) ->
         first = place.box.offsets[0]
         text = f"only rows {first:,} to {e.shape[0] - 1:,} differ, which pad the vocabulary"
         return _placed(e, "padding", text, ("padding",), place)
-    cuts = place.cuts if place.dense and not place.everywhere else None
-    if not cuts and not chunks.dense:
+    enough = place.dense and not place.everywhere and place.differing >= ENOUGH
+    cuts = place.cuts if enough else None
+    if not cuts and (not chunks.dense or place.differing < ENOUGH):
         if content == "stale":
             return None
         said = "NaN" if content == "nan" else "zero"

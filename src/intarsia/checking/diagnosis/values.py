@@ -28,6 +28,7 @@ def value_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
     yield Hypothesis("zero", "B is all zeros", lambda w: w.v == 0)
     yield Hypothesis("zero", "A is all zeros", lambda w: w.u == 0)
     if not (a.floating and b.floating):
+        yield from _flipped(a == b)
         return
     yield Hypothesis("nan", "B is NaN where A has a number", lambda w: _nan_in(w.v, w.u, w))
     yield Hypothesis("nan", "A is NaN where B has a number", lambda w: _nan_in(w.u, w.v, w))
@@ -43,7 +44,13 @@ def value_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
                         text,
                     )
     yield Hypothesis("signs-flipped", "signs flipped", lambda w: w.v == -w.u)
+    yield from _flipped(a == b)
     yield from _estimated(e, max(STEP.get(a.name, 0.0), STEP.get(b.name, 0.0)) or 0.13)
+
+
+def _flipped(alike: bool) -> Iterator[Hypothesis]:
+    if alike:
+        yield Hypothesis("bits-flipped", "one bit of an element flipped", _one_bit)
 
 
 def _estimated(e: Evidence, step: float) -> Iterator[Hypothesis]:
@@ -94,6 +101,11 @@ def _close(x: NDArray[Any], y: NDArray[Any], room: NDArray[Any]) -> Mask:
 
 def _nan_in(broken: NDArray[Any], whole: NDArray[Any], w: Window) -> Mask:
     return np.asarray((np.isnan(broken) & ~np.isnan(whole)) | ~w.unequal)
+
+
+def _one_bit(w: Window) -> Mask:
+    both = w.x ^ w.y
+    return np.asarray((both & (both - both.dtype.type(1))) == 0)
 
 
 def _rounded(narrow: DType, flip: bool, w: Window) -> Mask:
