@@ -71,7 +71,7 @@ def compose(outer: Layout, inner: Layout) -> Layout:
 def along(x: Layout, axis: int, order: Layout) -> Layout:
     """NumPy's `np.take(x, order, axis)`."""
     axes = [axis, *[k for k in range(len(x.shape)) if k != axis]]
-    front = x.permute(*axes)
+    front = x.permute(*axes) if axis else x
     width = front.size // max(front.shape[0], 1)
     wide = [
         Piece(
@@ -83,4 +83,4 @@ def along(x: Layout, axis: int, order: Layout) -> Layout:
         for p in order.pieces
     ]
     moved = compose(Layout((order.size, *front.shape[1:]), tuple(wide)), front)
-    return moved.permute(*[axes.index(k) for k in range(len(axes))])
+    return moved.permute(*[axes.index(k) for k in range(len(axes))]) if axis else moved
