@@ -128,8 +128,8 @@ def test_tensors_on_one_side_only_are_named(tmp_path: Path) -> None:
 
 
 def test_shapes_that_differ_are_told(tmp_path: Path) -> None:
-    a = write_hf(tmp_path / "a", {"w": torch.ones(2, 6)})
-    b = write_hf(tmp_path / "b", {"w": torch.ones(6, 2)})
+    a = write_hf(tmp_path / "a", {"w": normal_tensor((2, 6), torch.float32, 1)})
+    b = write_hf(tmp_path / "b", {"w": normal_tensor((6, 2), torch.float32, 2)})
     (difference,) = intarsia.verify(a, b).different
     assert difference.diagnosis == "shape [2, 6] in A, [6, 2] in B"
 

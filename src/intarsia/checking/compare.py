@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import sqrt
@@ -11,15 +11,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from intarsia.checking.diagnosis import Finding, Unequal, diagnose
+from intarsia.checking.fault import Fault
+from intarsia.checking.pairs import Pair, match, read_windows
 from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import DType
-from intarsia.family import table_for
-from intarsia.layout import Layout, unravel
-from intarsia.mesh import Box
-from intarsia.planning.manifest import Logical
-from intarsia.planning.window import windows
+from intarsia.layout import unravel
 from intarsia.run.budget import Budget
-from intarsia.run.gather import Bytes
 from intarsia.run.values import as_float64, bits_dtype, cast
 
 Progress = Callable[[int, int], None]
@@ -35,6 +33,7 @@ class Difference:
     first: tuple[int, ...]
     max_abs: float
     diagnosis: str
+    kind: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -43,6 +42,7 @@ class Difference:
             "first": list(self.first),
             "max_abs": self.max_abs if np.isfinite(self.max_abs) else str(self.max_abs),
             "diagnosis": self.diagnosis,
+            "kind": self.kind,
         }
 
 
@@ -58,7 +58,7 @@ class Comparison:
     only_in_b: tuple[str, ...]
     different: tuple[Difference, ...]
     notes: tuple[str, ...] = ()
-    faults: tuple[Any, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -77,7 +77,7 @@ class Comparison:
             "only_in_a": list(self.only_in_a),
             "only_in_b": list(self.only_in_b),
             "different": [d.as_json() for d in self.different],
-            "faults": list(self.faults),
+            "faults": [f.as_json() for f in self.faults],
             "notes": list(self.notes),
         }
 
@@ -100,31 +100,25 @@ class Change:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """One logical tensor of A and the one of B that should equal it."""
-
-    a: Logical
-    b: Logical
-
-
 def compare(
     a: Checkpoint, b: Checkpoint, budget: Budget, progress: Progress | None = None
 ) -> Comparison:
-    """Compare every logical tensor of two checkpoints bit by bit."""
-    pairs, only_a, only_b, notes = _match(a, b)
-    found: list[Difference | None] = _over(
-        pairs, budget, progress, lambda p: _differ(a, b, p, budget)
-    )
+    """Compare every logical tensor of two checkpoints bit by bit, and explain what differs."""
+    matched = match(a, b)
+    pairs = matched.pairs
+    found = _over(pairs, budget, progress, lambda p: _differ(a, b, p, budget))
+    unequal = [x for x in found if x is not None]
+    diagnosis = diagnose(a, b, matched, unequal, budget)
     return Comparison(
         a=a.manifest.path,
         b=b.manifest.path,
         compared=len(pairs),
         elements=sum(p.a.size for p in pairs),
-        only_in_a=only_a,
-        only_in_b=only_b,
-        different=tuple(d for d in found if d is not None),
-        notes=notes,
+        only_in_a=matched.only_in_a,
+        only_in_b=matched.only_in_b,
+        different=tuple(map(_told, unequal, diagnosis.findings)),
+        notes=matched.notes,
+        faults=diagnosis.faults,
     )
 
 
@@ -132,42 +126,17 @@ def changes(
     a: Checkpoint, b: Checkpoint, budget: Budget, progress: Progress | None = None
 ) -> list[Change]:
     """How far every tensor that both checkpoints hold moved."""
-    pairs, _, _, _ = _match(a, b)
-    same = [p for p in pairs if p.a.shape == p.b.shape]
+    same = [p for p in match(a, b).pairs if p.a.shape == p.b.shape]
     return _over(same, budget, progress, lambda p: _change(a, b, p, budget))
 
 
-def _match(
-    a: Checkpoint, b: Checkpoint
-) -> tuple[list[_Pair], tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Pairs of equal names; a tied tensor that one side leaves out is held against its twin."""
-    left, right = a.manifest.logical, b.manifest.logical
-    table = table_for(a.config) or table_for(b.config)
-    tied = table.tied if table else {}
-    pairs = [_Pair(x, right[name]) for name, x in left.items() if name in right]
-    notes: list[str] = []
-    only: list[list[str]] = [[], []]
-    for side, (ours, theirs) in enumerate(((left, right), (right, left))):
-        for name in ours:
-            twin = tied.get(name)
-            if name in theirs:
-                continue
-            if twin is not None and twin in theirs:
-                pair = (ours[name], theirs[twin])
-                pairs.append(_Pair(*pair) if side == 0 else _Pair(*reversed(pair)))
-                notes.append(f"`{name}` is tied and stored on one side; compared with `{twin}`")
-            else:
-                only[side].append(name)
-    return pairs, tuple(only[0]), tuple(only[1]), tuple(notes)
-
-
 def _over(
-    pairs: Sequence[_Pair], budget: Budget, progress: Progress | None, work: Callable[[_Pair], T]
+    pairs: Sequence[Pair], budget: Budget, progress: Progress | None, work: Callable[[Pair], T]
 ) -> list[T]:
     """The work on every pair, in order, on the budget's threads."""
     total, done, lock = sum(p.a.size * p.a.dtype.itemsize for p in pairs), 0, threading.Lock()
 
-    def one(pair: _Pair) -> T:
+    def one(pair: Pair) -> T:
         nonlocal done
         result = work(pair)
         with lock:
@@ -180,25 +149,16 @@ def _over(
         return list(pool.map(one, pairs))
 
 
-def _windows(
-    a: Checkpoint, b: Checkpoint, pair: _Pair, budget: Budget
-) -> Iterator[tuple[Box, Bytes, Bytes]]:
-    widest = max(pair.a.dtype.itemsize, pair.b.dtype.itemsize)
-    for box in windows(pair.a.shape, widest, budget.window_bytes // 2):
-        yield box, _read(a, pair.a, box), _read(b, pair.b, box)
+def _told(x: Unequal, found: Finding) -> Difference:
+    text = f"{x.text}; {found.text}" if x.text and not x.kind else found.text
+    return Difference(x.pair.a.name, x.elements, x.first, x.max_abs, text, found.kind)
 
 
-def _read(checkpoint: Checkpoint, x: Logical, box: Box) -> Bytes:
-    return checkpoint.read_box(Layout.of(x.name, x.shape), box, x.dtype)
-
-
-def _differ(a: Checkpoint, b: Checkpoint, pair: _Pair, budget: Budget) -> Difference | None:
-    name = pair.a.name
+def _differ(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Unequal | None:
     if pair.a.shape != pair.b.shape:
-        text = f"shape {list(pair.a.shape)} in A, {list(pair.b.shape)} in B"
-        return Difference(name, max(pair.a.size, pair.b.size), (), float("nan"), text)
+        return Unequal(pair, max(pair.a.size, pair.b.size), (), float("nan"))
     count, first, most, rounded = 0, None, 0.0, True
-    for box, left, right in _windows(a, b, pair, budget):
+    for box, left, right in read_windows(a, b, pair, budget):
         if pair.a.dtype == pair.b.dtype and np.array_equal(left, right):
             continue
         x, y = left.view(bits_dtype(pair.a.dtype)), right.view(bits_dtype(pair.b.dtype))
@@ -218,23 +178,18 @@ def _differ(a: Checkpoint, b: Checkpoint, pair: _Pair, budget: Budget) -> Differ
             gap = np.abs(u - v)[unequal]
         most = max(most, float("nan") if np.isnan(gap).any() else float(gap.max()), key=_nan_first)
     if pair.a.dtype != pair.b.dtype:
-        text = f"{pair.a.dtype} in A, {pair.b.dtype} in B"
-        text += _dtype_story(count, rounded)
-        return Difference(name, count, first or (), most, text)
-    if first is None:
-        return None
-    share = count / pair.a.size
-    return Difference(name, count, first, most, f"{share:.1%} of the elements differ")
+        kind, story = _dtype_story(count, rounded)
+        text = f"{pair.a.dtype} in A, {pair.b.dtype} in B; {story}"
+        return Unequal(pair, count, first or (), most, kind, text)
+    return None if first is None else Unequal(pair, count, first, most)
 
 
-def _dtype_story(count: int, rounded: bool) -> str:
+def _dtype_story(count: int, rounded: bool) -> tuple[str, str]:
     if count == 0:
-        return "; the numbers are equal"
-    return (
-        "; the narrower is the wider one rounded"
-        if rounded
-        else "; the numbers differ beyond rounding"
-    )
+        return "dtype-changed", "the numbers are equal"
+    if rounded:
+        return "rounded", "the narrower is the wider one rounded"
+    return "", "the numbers differ beyond rounding"
 
 
 def _is_rounding(x: Any, y: Any, a: DType, b: DType) -> bool:
@@ -249,9 +204,9 @@ def _nan_first(value: float) -> float:
     return float("inf") if np.isnan(value) else value
 
 
-def _change(a: Checkpoint, b: Checkpoint, pair: _Pair, budget: Budget) -> Change:
+def _change(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Change:
     most = squares = left_squares = right_squares = product = 0.0
-    for _, left, right in _windows(a, b, pair, budget):
+    for _, left, right in read_windows(a, b, pair, budget):
         u = as_float64(left.view(bits_dtype(pair.a.dtype)), pair.a.dtype)
         v = as_float64(right.view(bits_dtype(pair.b.dtype)), pair.b.dtype)
         if not u.size:

@@ -29,6 +29,8 @@ def run(
         if found.equal:
             print(f"equal: {found.compared:,} tensors, {found.elements:,} elements, bit by bit")
         else:
+            for fault in found.faults:
+                print(f"{fault.kind}: {fault.text}\n  in {fault.where}")
             rows = [
                 (d.tensor, d.elements, str(list(d.first)), d.max_abs, d.diagnosis)
                 for d in found.different

@@ -1,0 +1,52 @@
+"""Files that differ as wholes: one of an older save, one that was never filled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
+from intarsia.checking.diagnosis.names import where
+from intarsia.checking.fault import Fault
+from intarsia.planning.manifest import Manifest
+
+CONTENT = {"rank-stale": "stale", UNEXPLAINED: "stale", "rank-zero": "zero", "zero": "zero"}
+NEARLY_ALL = 0.9
+
+Files = Mapping[str, frozenset[str]]
+
+
+def files_of(manifest: Manifest) -> Files:
+    """The files that hold elements of each logical tensor."""
+    return {
+        name: frozenset(c.file for s in stored for c in s.chunks)
+        for name, stored in manifest.sources.items()
+    }
+
+
+def wrong_files(
+    findings: list[Finding], sides: Iterable[tuple[str, Manifest]]
+) -> tuple[list[Fault], list[Finding]]:
+    """Faults of files whose tensors all differ, and the findings that these leave over."""
+    faults: list[Fault] = []
+    for side, manifest in sides:
+        if len(manifest.files) < 2 or not any(f.kind in CONTENT for f in findings):
+            continue
+        held = files_of(manifest)
+        groups: dict[tuple[str, str], list[Finding]] = {}
+        for f in findings:
+            files = sorted(f.files or held.get(f.tensor, ()))
+            if f.kind in CONTENT and len(files) == 1:
+                groups.setdefault((files[0], CONTENT[f.kind]), []).append(f)
+        for (file, content), group in groups.items():
+            touched = [name for name, files in held.items() if file in files]
+            if len(group) < 2 or len(group) < NEARLY_ALL * len(touched):
+                continue
+            if len(group) == len(held):
+                continue
+            tensors = tuple(f.tensor for f in group)
+            differing = sum(f.differing for f in group)
+            text = f"{file} of {side} is {content}: {len(group)} of the {len(touched)} tensors that"
+            text += f" it holds a part of differ there, and nowhere else ({differing:,} elements)"
+            faults.append(Fault(f"rank-{content}", tensors, f"{file}; {where(tensors)}", text))
+            findings = [f for f in findings if f not in group]
+    return faults, findings

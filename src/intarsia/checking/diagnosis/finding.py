@@ -1,0 +1,31 @@
+"""What was found out about one differing tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from intarsia.checking.diagnosis.moves import Move
+
+UNEXPLAINED = "unexplained"
+NOTHING = "nothing known explains the differences"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A tensor, the kind of its fault, and a sentence about it.
+
+    `key` is equal for tensors that show the same fault; `fault` is the sentence without this
+    tensor's numbers.  `whole` says that nearly every element of the tensor differs.
+    """
+
+    tensor: str
+    kind: str
+    text: str
+    fault: str = ""
+    key: Hashable = None
+    explained: int = 0
+    differing: int = 0
+    whole: bool = False
+    files: tuple[str, ...] = ()
+    move: Move | None = None

@@ -1,0 +1,119 @@
+"""A hypothesis: one way in which B could have come from A, and how much it explains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.dtypes import DType
+from intarsia.layout import Layout
+from intarsia.mesh import Box
+from intarsia.run.values import as_float64, cast
+
+Mask = NDArray[np.bool_]
+Bits = NDArray[Any]
+
+ENOUGH = 8
+"""Differing elements from which on an agreement is no accident."""
+
+NEARLY_ALL = 0.99
+
+
+@dataclass(frozen=True)
+class Window:
+    """The bits of one box in A and in B."""
+
+    box: Box
+    x: Bits
+    y: Bits
+    a: DType
+    b: DType
+
+    @cached_property
+    def u(self) -> NDArray[Any]:
+        return as_float64(self.x, self.a)
+
+    @cached_property
+    def v(self) -> NDArray[Any]:
+        return as_float64(self.y, self.b)
+
+    @cached_property
+    def unequal(self) -> Mask:
+        return ~same(self.x, self.y, self.a, self.b)
+
+
+def same(x: Bits, y: Bits, a: DType, b: DType) -> Mask:
+    """Where two runs of elements agree; of unlike types, up to rounding to the narrower."""
+    if a == b:
+        return np.asarray(x == y)
+    if a.floating and b.floating:
+        if a.itemsize < b.itemsize:
+            return np.asarray(x == cast(y, b, a))
+        return np.asarray(cast(x, a, b) == y)
+    return np.asarray(as_float64(x, a) == as_float64(y, b))
+
+
+Value = Callable[[Window], Mask]
+"""Where B's elements are what a change of value makes of A's."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """B's tensor read as A's elements in another place (a layout), or with another value.
+
+    `key` is what the hypothesis has in common with that of another tensor of the same fault.
+    """
+
+    kind: str
+    text: str
+    predict: Layout | Value
+    key: Hashable = None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How many differing elements a hypothesis explains, and how many equal ones it denies."""
+
+    differing: int = 0
+    explained: int = 0
+    denied: int = 0
+
+    def __add__(self, other: Score) -> Score:
+        return Score(
+            self.differing + other.differing,
+            self.explained + other.explained,
+            self.denied + other.denied,
+        )
+
+    @property
+    def share(self) -> float:
+        return self.explained / self.differing if self.differing else 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Whether the hypothesis explains nearly everything, and denies nearly nothing."""
+        few = self.differing < ENOUGH
+        return self.share >= NEARLY_ALL and self.denied <= (0 if few else 0.01 * self.differing)
+
+    @property
+    def holds_in_part(self) -> bool:
+        """Whether it explains nearly every difference, though it was not applied everywhere."""
+        enough = self.explained >= ENOUGH and self.denied <= 31 * self.explained
+        return enough and self.share >= NEARLY_ALL
+
+    def __str__(self) -> str:
+        return f"explains {self.explained:,} of {self.differing:,} differing elements"
+
+
+def score(unequal: Mask, predicted: Mask) -> Score:
+    """What a prediction does in one window."""
+    return Score(
+        int(np.count_nonzero(unequal)),
+        int(np.count_nonzero(unequal & predicted)),
+        int(np.count_nonzero(~unequal & ~predicted)),
+    )

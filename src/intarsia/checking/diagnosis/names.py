@@ -1,0 +1,56 @@
+"""What names say of tensors: their layer, their expert, and how to list many of them briefly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+LAYER = re.compile(r"\b(?:layers|blocks|h)\.(\d+)\.")
+EXPERT = re.compile(r"\bexperts\.(\d+)\.")
+
+
+def layer_of(name: str) -> int | None:
+    found = LAYER.search(name)
+    return int(found[1]) if found else None
+
+
+def expert_of(name: str) -> int | None:
+    found = EXPERT.search(name)
+    return int(found[1]) if found else None
+
+
+def without_layer(name: str) -> str:
+    return LAYER.sub("layers.*.", name)
+
+
+def without_expert(name: str) -> str:
+    return EXPERT.sub("experts.*.", name)
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Numbers as ranges.
+
+    >>> listed([0, 1, 2, 5, 7, 8])
+    '0 to 2, 5, 7 to 8'
+    """
+    runs: list[list[int]] = []
+    for n in sorted({*numbers}):
+        if runs and runs[-1][1] == n - 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in runs)
+
+
+def where(names: Iterable[str]) -> str:
+    """Where tensors lie in a model, in a few words."""
+    names = list(names)
+    patterns = list(dict.fromkeys(without_expert(without_layer(n)) for n in names))
+    text = ", ".join(patterns[:4]) + (f" and {len(patterns) - 4} more" if len(patterns) > 4 else "")
+    layers = {n for name in names if (n := layer_of(name)) is not None}
+    experts = {n for name in names if (n := expert_of(name)) is not None}
+    if layers:
+        text += f"; layer{'s' if len(layers) > 1 else ''} {listed(layers)}"
+    if experts:
+        text += f"; expert{'s' if len(experts) > 1 else ''} {listed(experts)}"
+    return text

@@ -1,0 +1,145 @@
+"""Findings of many tensors told as few faults."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from intarsia.checking.diagnosis.files import wrong_files
+from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
+from intarsia.checking.diagnosis.moved import faults_of_moves
+from intarsia.checking.diagnosis.names import (
+    expert_of,
+    layer_of,
+    listed,
+    where,
+    without_expert,
+    without_layer,
+)
+from intarsia.checking.fault import Fault
+from intarsia.mesh import share
+from intarsia.planning.manifest import Manifest
+
+BLOCKS = ("shards-permuted", "heads-permuted", "strided-shard")
+"""Kinds that look alike in a tensor whose heads are as large as its shards."""
+
+WHOLE = (UNEXPLAINED, "zero", "nan")
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def summarise(findings: Sequence[Finding], a: Manifest, b: Manifest) -> tuple[Fault, ...]:
+    """One fault for each cause, those that touch most tensors first."""
+    names = list(a.logical)
+    moved = list(faults_of_moves(findings, names))
+    rest = _unified([f for f in findings if f.move is None])
+    files, rest = wrong_files(rest, (("B", b), ("A", a)))
+    ranks, rest = _lost_ranks(rest, names)
+    groups: dict[tuple[str, Hashable], list[Finding]] = {}
+    for f in rest:
+        groups.setdefault((f.kind, f.key), []).append(f)
+    plain = [_fault(kind, group, names) for (kind, _), group in groups.items()]
+    faults = [*moved, *files, *ranks, *plain]
+    return tuple(sorted(faults, key=lambda f: (f.kind == UNEXPLAINED, -len(f.tensors))))
+
+
+def missing(side: str, names: Iterable[str], present: Iterable[str]) -> Iterator[Fault]:
+    """Faults for tensors that only the other side holds: experts, layers, single ones."""
+    names, present = list(names), list(present)
+    if not names:
+        return
+    text = f"missing in {side}: {len(names):,} tensors"
+    kind = "tensors-missing"
+    if all(expert_of(n) is not None for n in names):
+        held = {e for n in present if (e := expert_of(n)) is not None}
+        lost = {e for n in names if (e := expert_of(n)) is not None}
+        if not lost & held:
+            kind, text = "experts-missing", f"missing in {side}: experts {listed(lost)}"
+    elif all(layer_of(n) is not None for n in names):
+        held = {x for n in present if (x := layer_of(n)) is not None}
+        gone = {x for n in names if (x := layer_of(n)) is not None}
+        if not gone & held:
+            kind, text = "layers-missing", f"missing in {side}: layers {listed(gone)}"
+    yield Fault(kind, tuple(names), where(names), text)
+
+
+def _fault(kind: str, group: list[Finding], names: list[str]) -> Fault:
+    tensors = tuple(f.tensor for f in group)
+    texts = Counter(f.fault for f in group)
+    text = texts.most_common(1)[0][0]
+    explained, differing = sum(f.explained for f in group), sum(f.differing for f in group)
+    if len(group) > 1:
+        text += f", the same in {len(group)} tensors{_layers(tensors, names)}"
+    files = sorted({file for f in group for file in f.files})
+    if files and not any(file in text for file in files):
+        text += f"; all of it in {', '.join(files)}"
+    if kind == UNEXPLAINED:
+        text += f" ({differing:,} elements)"
+    elif differing:
+        text += f": explains {explained:,} of {differing:,} differing elements"
+    return Fault(kind, tensors, where(tensors), text)
+
+
+def _layers(tensors: Iterable[str], names: Iterable[str]) -> str:
+    patterns = {without_layer(n) for n in tensors}
+    mine = {x for n in tensors if (x := layer_of(n)) is not None}
+    every = {x for n in names if without_layer(n) in patterns and (x := layer_of(n)) is not None}
+    return f" ({len(mine)} of {len(every)} layers)" if mine else ""
+
+
+def _unified(findings: list[Finding]) -> list[Finding]:
+    """Blocks in one order are one fault, whatever each tensor alone would call it."""
+    groups: dict[Hashable, list[Finding]] = {}
+    for f in findings:
+        if f.kind in BLOCKS:
+            groups.setdefault(f.key, []).append(f)
+    names = {}
+    for key, group in groups.items():
+        votes = Counter(f.kind for f in group if not any(r in f.tensor for r in ATTENTION))
+        if votes:
+            names[key] = votes.most_common(1)[0][0]
+    return [
+        f if f.kind not in BLOCKS or f.key not in names else replace(f, kind=names[f.key])
+        for f in findings
+    ]
+
+
+def _lost_ranks(findings: list[Finding], names: list[str]) -> tuple[list[Fault], list[Finding]]:
+    """Whole tensors that an expert-parallel or a pipeline rank holds, and nothing of the others."""
+    faults: list[Fault] = []
+    for axis, number, blank in (
+        ("ep", expert_of, without_expert),
+        ("pp", layer_of, without_layer),
+    ):
+        for kind in WHOLE:
+            group = [
+                f for f in findings if f.kind == kind and f.whole and number(f.tensor) is not None
+            ]
+            mine = {blank(f.tensor) for f in group}
+            kin = [n for n in names if blank(n) in mine]
+            every = {x for n in kin if (x := number(n)) is not None}
+            held = {x for f in group if (x := number(f.tensor)) is not None}
+            rank = _rank_of(held, 1 + max(every, default=0))
+            full = len(group) == sum(1 for n in kin if number(n) in held)
+            if rank is None or not full or (axis == "pp" and len(mine) < 2):
+                continue
+            content = {"zero": "zero", "nan": "NaN"}.get(kind, "stale")
+            what = "experts" if axis == "ep" else "layers"
+            text = (
+                f"{what} {listed(held)}, those of {axis} rank {rank[1]} of {rank[0]}, are {content}"
+            )
+            tensors = tuple(f.tensor for f in group)
+            name = "nan" if kind == "nan" else f"rank-{content}"
+            faults.append(Fault(name, tensors, where(tensors), text))
+            findings = [f for f in findings if f not in group]
+    return faults, findings
+
+
+def _rank_of(held: set[int], count: int) -> tuple[int, int] | None:
+    """The mesh size and the rank that holds just these of `count` experts or layers."""
+    for parts in range(2, count + 1):
+        for rank in range(parts):
+            first, n = share(count, parts, rank)
+            if n and held == {*range(first, first + n)}:
+                return parts, rank
+    return None

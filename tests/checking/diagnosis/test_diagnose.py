@@ -1,0 +1,143 @@
+"""What the search says of single tensors, and what it leaves unsaid."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import intarsia
+from intarsia.checking.compare import Comparison
+from intarsia.checking.diagnosis import PATIENCE, evidence, search
+from intarsia.run.budget import Budget
+from tests.checkpoints import normal_tensor, write_hf
+
+W = normal_tensor((48, 40), torch.float32, 3)
+
+
+def compared(tmp_path: Path, x: torch.Tensor, y: torch.Tensor, name: str = "w") -> Comparison:
+    a = write_hf(tmp_path / "a", {name: x.contiguous(), "other": torch.ones(3)})
+    b = write_hf(tmp_path / "b", {name: y.contiguous(), "other": torch.ones(3)})
+    return intarsia.verify(a, b)
+
+
+def named(found: Comparison) -> list[str]:
+    return [fault.kind for fault in found.faults]
+
+
+def test_noise_is_explained_by_nothing(tmp_path: Path) -> None:
+    found = compared(tmp_path, W, W + 0.01 * normal_tensor(W.shape, torch.float32, 4))
+    assert named(found) == ["unexplained"]
+    assert "nothing known explains" in found.different[0].diagnosis
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_small_steps_of_training_are_no_factor_and_no_constant(tmp_path: Path, dtype) -> None:
+    step = 1 + 0.004 * normal_tensor(W.shape, torch.float32, 4)
+    assert named(compared(tmp_path, W.to(dtype), (W * step).to(dtype))) == ["unexplained"]
+
+
+def test_a_few_elements_are_no_block_of_a_rank(tmp_path: Path) -> None:
+    other = W.clone()
+    other[3, 5:8] = 9
+    found = compared(tmp_path, W, other)
+    assert named(found) == ["unexplained"]
+    assert "row 3, columns 5 to 7" in found.different[0].diagnosis
+
+
+def test_one_flipped_bit_is_called_that(tmp_path: Path) -> None:
+    other = W.clone()
+    other.view(torch.int32)[7, 7] ^= 1 << 12
+    assert named(compared(tmp_path, W, other)) == ["bits-flipped"]
+
+
+def test_a_diagnosis_counts_what_it_explains(tmp_path: Path) -> None:
+    other = W.reshape(2, 24, 40).flip(0).reshape(48, 40).clone()
+    other[0, 0] += 1
+    (difference,) = compared(tmp_path, W, other).different
+    assert difference.kind == "shards-permuted"
+    assert "explains 1,919 of 1,920 differing elements" in difference.diagnosis
+
+
+def test_a_block_of_a_grid_is_named_on_both_axes(tmp_path: Path) -> None:
+    other = W.clone()
+    other[24:36, 20:] = normal_tensor((12, 20), torch.float32, 9)
+    found = compared(tmp_path, W, other)
+    assert named(found) == ["rank-stale"]
+    assert "block 2 of 4 on axis 0 and block 1 of 2 on axis 1" in found.faults[0].text
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda x: x.T, "transposed"),
+        (lambda x: x.reshape(24, 80), "reshaped"),
+        (lambda x: x[:40], "padding"),
+        (lambda x: torch.cat([x, torch.zeros(16, 40)]), "padding"),
+        (lambda x: torch.ones(3, 3), "unexplained"),
+    ],
+)
+def test_other_shapes_are_explained_too(tmp_path: Path, change, kind: str) -> None:
+    found = compared(tmp_path, W, change(W))
+    assert named(found) == [kind]
+    assert found.different[0].kind == kind
+
+
+def test_rearranged_and_rounded_at_once(tmp_path: Path) -> None:
+    square = W[:40]
+    (difference,) = compared(tmp_path, square, square.T.bfloat16()).different
+    assert difference.kind == "transposed"
+    assert "F32 in A, BF16 in B" in difference.diagnosis
+
+
+def test_both_fused_projections_of_a_stack_swapped(tmp_path: Path) -> None:
+    x = normal_tensor((4, 6, 10), torch.float32)
+    halves = torch.cat(x.chunk(2, -1)[::-1], -1)
+    assert named(compared(tmp_path, x, halves, "mlp.experts.gate_up_proj")) == ["gate-up-swapped"]
+
+
+def test_names_that_stay_unexplained_are_not_searched_for_ever(tmp_path: Path) -> None:
+    names = [f"model.layers.{k}.mlp.down_proj.weight" for k in range(6)]
+    a = {n: normal_tensor((9, 7), torch.float32, k) for k, n in enumerate(names)}
+    b = {n: normal_tensor((9, 7), torch.float32, 50 + k) for k, n in enumerate(names)}
+    found = intarsia.verify(write_hf(tmp_path / "a", a), write_hf(tmp_path / "b", b))
+    skipped = [d for d in found.different if "not searched" in d.diagnosis]
+    assert len(skipped) == len(names) - PATIENCE
+    (fault,) = found.faults
+    assert fault.kind == "unexplained"
+    assert len(fault.tensors) == len(names)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.reshape(4, 2, 6, 40).transpose(1, 2).reshape(48, 40),
+        lambda x: torch.cat([x[24:], x[:24]]),
+        lambda x: torch.cat([x[:24], normal_tensor((24, 40), torch.float32, 8)]),
+        lambda x: x.reshape(-1).roll(5).reshape(48, 40),
+        lambda x: x * 3,
+    ],
+    ids=["single rows", "shards", "stale", "flat", "scaled"],
+)
+def test_a_sample_and_small_windows_come_to_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change
+) -> None:
+    def told(found: Comparison) -> list[str]:
+        return [f.kind + f.text for f in found.faults]
+
+    whole = told(compared(tmp_path / "1", W, change(W)))
+    monkeypatch.setattr(evidence, "SMALL", 64)
+    monkeypatch.setattr(search, "SMALL", 64)
+    monkeypatch.setattr(evidence, "SAMPLE_WIDTH", 16)
+    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: 700))
+    assert told(compared(tmp_path / "2", W, change(W))) == whole
+
+
+def test_faults_go_to_json(tmp_path: Path) -> None:
+    (fault,) = compared(tmp_path, W, -W).as_json()["faults"]
+    assert fault["kind"] == "signs-flipped"
+    assert fault["tensors"] == ["w"]
+    assert {"where", "text"} <= fault.keys()
+    assert re.fullmatch("[a-z]+(-[a-z]+)*", fault["kind"])

@@ -1,0 +1,47 @@
+"""Rows are found again, and the order that they come in is named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from intarsia.checking.diagnosis.matching import blocks_of, found_again, strided
+
+
+@given(st.permutations(range(20)))
+def test_rows_that_are_all_different_are_found(order: list[int]) -> None:
+    keys = [bytes([k]) for k in range(20)]
+    assert found_again(keys, [keys[k] for k in order]).tolist() == order
+
+
+def test_of_rows_alike_the_one_with_the_same_followers_is_meant() -> None:
+    keys = [b"0", b"x", b"a", b"0", b"x", b"b"]
+    assert found_again(keys, keys[3:] + keys[:3]).tolist() == [3, 4, 5, 0, 1, 2]
+
+
+def test_rows_of_nowhere_are_not_found() -> None:
+    assert found_again([b"a"], [b"b"]).tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "order"),
+    [(12, [1, 0]), (12, [2, 0, 1]), (50, [0, 2, 1]), (7, [1, 0]), (8, [3, 2, 1, 0])],
+)
+def test_blocks_are_those_of_a_chunked_axis(rows: int, order: list[int]) -> None:
+    step = -(-rows // len(order))
+    moved = np.concatenate([np.arange(rows)[k * step : (k + 1) * step] for k in order])
+    assert blocks_of(moved) == order
+
+
+def test_an_order_of_single_rows_has_no_larger_blocks() -> None:
+    found = blocks_of([1, 0, 3, 2, 5, 4])
+    assert found is not None
+    assert len(found) == 6
+
+
+@given(st.integers(2, 6), st.integers(2, 6))
+def test_strided_shards_tell_their_mesh(fsdp: int, tp: int) -> None:
+    order = np.arange(fsdp * tp).reshape(tp, fsdp).T.reshape(-1).tolist()
+    assert strided(order) == (fsdp, tp)
