@@ -18,10 +18,12 @@ from intarsia.errors import (
 
 if TYPE_CHECKING:
     from intarsia.api import convert, diff, open, plan, verify
+    from intarsia.live.parallelize import parallelize
 
 __version__ = "0.1.0"
 
 _LAZY = dict.fromkeys(("convert", "diff", "open", "plan", "verify"), "intarsia.api")
+_LAZY["parallelize"] = "intarsia.live.parallelize"
 
 
 def __getattr__(name: str) -> Any:
@@ -42,6 +44,7 @@ __all__ = [
     "convert",
     "diff",
     "open",
+    "parallelize",
     "plan",
     "verify",
 ]
