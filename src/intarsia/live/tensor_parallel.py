@@ -84,7 +84,7 @@ def layers_of(model: nn.Module, size: int) -> list[Layer]:
     rotary = getattr(_config(model), "qk_rope_head_dim", 0)
     found = []
     for name, module in model.named_modules():
-        style = style_of(plan, name)
+        style = style_of(plan, name) or _unlisted(plan, name)
         if style is None or style == EXPERTS or name.startswith(inside):
             continue
         layer = Layer(name, module, style, rotary)
@@ -155,6 +155,14 @@ def _keep_whole(layer: Layer, mesh: DeviceMesh) -> None:
         module.forward = on_own_heads
     elif layer.style == LATENT:
         module.forward = rotary_for_all
+
+
+def _unlisted(plan: Plan, name: str) -> str | None:
+    """Norms of query and key heads see a rank's own heads, also where a plan forgets them."""
+    parent, _, child = name.rpartition(".")
+    projection = {"q_norm": "q_proj", "k_norm": "k_proj"}.get(child)
+    cut = projection and style_of(plan, f"{parent}.{projection}") == "colwise"
+    return NORM if cut else None
 
 
 def _is_experts(plan: Plan, name: str) -> bool:
