@@ -192,6 +192,8 @@ def _fsdp_axis(
     The first, unless EP cuts it and TP cuts another into halves: torch cannot put such a tensor
     together again, so the axis that neither cuts is taken.
     """
+    if asked not in (None, 0, 1, 2):
+        raise UsageError(f"expert_axis={asked}: the axes of stacked experts are 0, 1 or 2")
     shape = module.get_parameter(name.rpartition(".")[2]).shape
     cut_by_tp = getattr(tp, "dim", None)
     halves = isinstance(tp, _StridedShard)
