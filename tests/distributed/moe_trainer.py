@@ -55,6 +55,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 8, "intermediate_size": 24},
     "gpt_oss": {"num_local_experts": 8, "intermediate_size": 24},
     "glm4_moe": {"n_routed_experts": 8, "first_k_dense_replace": 1, "use_qk_norm": True},
+    "apertus": {"hidden_act": "xielu"},
+    "granite_swa": {},
     "deepseek_v2": LATENT,
     "deepseek_v3": LATENT,
 }
@@ -151,6 +153,8 @@ CASES = {
     "gpt_oss": Case({"dp": 2, "ep": 2}, model={"family": "gpt_oss"}),
     "gpt_oss_axis1": Case({"dp": 2, "ep": 2}, {"expert_axis": 1}, {"family": "gpt_oss"}),
     "glm4_moe": Case({"dp": 2, "tp": 2}, model={"family": "glm4_moe"}),
+    "apertus": Case({"dp": 2, "tp": 2}, model={"family": "apertus"}),
+    "granite_swa": Case({"dp": 2, "tp": 2}, model={"family": "granite_swa"}),
     "deepseek_v2": Case({"dp": 2, "tp": 2}, model={"family": "deepseek_v2"}),
     "deepseek_v3": Case({"ep": 2, "tp": 2}, model={"family": "deepseek_v3"}),
     "dp2_ep2_tp2": Case({"dp": 2, "ep": 2, "tp": 2}),

@@ -50,8 +50,12 @@ STYLES = {
 
 EXPERTS = "moe_tp_experts"
 NORM, LATENT = "replicated_with_grad_allreduce", "mla_kv_a_proj"
+PER_HEAD = "a number per head"
 WHOLE_STYLES = {NORM, LATENT, "replicate"}
 """Layers that every rank holds whole."""
+
+BEHIND = {"q_norm": "q_proj", "k_norm": "k_proj", "act_fn": "up_proj"}
+"""Layers that, if they have parameters, see no more than what the projection before them gives."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,11 @@ def layers_of(model: nn.Module, size: int) -> list[Layer]:
     rotary = getattr(_config(model), "qk_rope_head_dim", 0)
     found = []
     for name, module in model.named_modules():
-        style = style_of(plan, name) or _unlisted(plan, name)
-        if style is None or style == EXPERTS or name.startswith(inside):
+        style = style_of(plan, name)
+        if style == EXPERTS or name.startswith(inside):
+            continue
+        style = style or _unlisted(plan, name, module) or _own_style(plan, name, module, size)
+        if style is None:
             continue
         layer = Layer(name, module, style, rotary)
         _check(layer, size)
@@ -103,6 +110,9 @@ def cut_layers(layers: list[Layer], mesh: DeviceMesh) -> None:
     """Cut the parameters of these layers, and let their forward take and give plain tensors."""
     made: dict[nn.Parameter, nn.Parameter] = {}
     for layer in layers:
+        if layer.style == PER_HEAD:
+            _cut_own(layer.module, mesh)
+            continue
         if (style := STYLES.get(layer.style)) is None:
             _keep_whole(layer, mesh)
             continue
@@ -157,12 +167,43 @@ def _keep_whole(layer: Layer, mesh: DeviceMesh) -> None:
         module.forward = rotary_for_all
 
 
-def _unlisted(plan: Plan, name: str) -> str | None:
-    """Norms of query and key heads see a rank's own heads, also where a plan forgets them."""
+def _cut_own(module: nn.Module, mesh: DeviceMesh) -> None:
+    forward = module.forward
+    for name, param in list(module.named_parameters(recurse=False)):
+        module.register_parameter(name, cut(param, mesh, ROWS))
+
+    def on_own_heads(*args: Any, **kwargs: Any) -> Any:
+        with seen_as(module, lambda p: p.to_local() if isinstance(p, DTensor) else p):
+            return forward(*args, **kwargs)
+
+    module.forward = on_own_heads
+
+
+def _unlisted(plan: Plan, name: str, module: nn.Module) -> str | None:
+    """Norms and activations that see a rank's own features, also where a plan forgets them."""
     parent, _, child = name.rpartition(".")
-    projection = {"q_norm": "q_proj", "k_norm": "k_proj"}.get(child)
-    cut = projection and style_of(plan, f"{parent}.{projection}") == "colwise"
-    return NORM if cut else None
+    after = style_of(plan, f"{parent}.{BEHIND[child]}") if child in BEHIND else None
+    return NORM if after == "colwise" and any(True for _ in module.parameters()) else None
+
+
+def _own_style(plan: Plan, name: str, module: nn.Module, size: int) -> str | None:
+    """How a block's own parameters are cut, which lie beside its layers: one number per head."""
+    own = dict(module.named_parameters(recurse=False))
+    styles = {p: style_of(plan, f"{name}.{p}") for p in own}
+    cuts = any(style_of(plan, f"{name}.{n}") == "colwise" for n, _ in module.named_children())
+    if not own or not (cuts or any(styles.values())):
+        return None
+    for p, style in styles.items():
+        where = f"{name}.{p} {tuple(own[p].shape)}"
+        if style is None:
+            raise UsageError(
+                f"{where} lies among parameters that the tensor-parallel plan cuts, and the plan "
+                "does not say how to cut it",
+                hint="use these ranks for fsdp",
+            )
+        if style != "colwise" or own[p].ndim != 1 or own[p].shape[0] % size:
+            raise UsageError(f"{where} cannot be cut over {size} ranks in the style {style!r}")
+    return PER_HEAD
 
 
 def _is_experts(plan: Plan, name: str) -> bool:
@@ -173,7 +214,7 @@ def _check(layer: Layer, size: int) -> None:
     where = f"{layer.name} ({type(layer.module).__name__})"
     style = STYLES.get(layer.style)
     if style is None:
-        if layer.style not in WHOLE_STYLES:
+        if layer.style not in {*WHOLE_STYLES, PER_HEAD}:
             raise UsageError(
                 f"{where} has the tensor-parallel style {layer.style!r}, which is not known",
                 hint=f"known: {', '.join(sorted({*STYLES, *WHOLE_STYLES, EXPERTS}))}",
