@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from intarsia.api import convert, diff, digest, open, plan, verify
     from intarsia.live.background import save
     from intarsia.live.load import load
+    from intarsia.live.parallelize import parallelize
 
 __version__ = "0.1.0"
 
 _LAZY = dict.fromkeys(("convert", "diff", "digest", "open", "plan", "verify"), "intarsia.api") | {
     "load": "intarsia.live.load",
+    "parallelize": "intarsia.live.parallelize",
     "save": "intarsia.live.background",
 }
 
@@ -49,6 +51,7 @@ __all__ = [
     "digest",
     "load",
     "open",
+    "parallelize",
     "plan",
     "save",
     "verify",

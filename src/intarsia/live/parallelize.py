@@ -1,0 +1,124 @@
+"""A Transformers model on a mesh: tensor-parallel layers, dealt-out experts, FSDP2 over the rest.
+
+Everything is checked before anything is cut.  Then each rank takes its own part of the weights
+that it holds, or of none on `meta`; afterwards the parameters alone say how they lie, as DTensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from intarsia.errors import UsageError
+from intarsia.live.agreement import assert_same_model
+from intarsia.live.experts import Experts, experts_of, place
+from intarsia.live.roles import EP, FSDP, TP, Roles
+from intarsia.live.tensor_parallel import cut_layers, layers_of
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def parallelize(
+    model: Model,
+    mesh: DeviceMesh,
+    *,
+    tp: str | None = TP,
+    ep: str | None = EP,
+    fsdp: str | None = FSDP,
+    replicate: str | None = None,
+    expert_fsdp: bool = True,
+    expert_axis: int | None = None,
+    reshard_after_forward: bool = True,
+    mp_policy: MixedPrecisionPolicy | None = None,
+) -> Model:
+    """Put a Transformers model on a mesh, in place; collective over the ranks of the mesh.
+
+    `tp`, `ep`, `fsdp` and `replicate` name dimensions of the mesh, in the order replicate, fsdp,
+    ep, tp; `None` is unused, and a default name that the mesh lacks is unused too.  Experts are
+    dealt out over `ep`; `expert_fsdp` cuts them further over `fsdp`, along `expert_axis` of
+    the stacked tensor (left out: between experts).  Everything else is cut over `fsdp` and
+    `ep` together, so every rank along both has data of its own (see `batch_place`).
+
+        mesh = init_device_mesh("cuda", (4, 8), mesh_dim_names=("dp", "ep"))
+        model = parallelize(AutoModelForCausalLM.from_config(config), mesh)
+    """
+    roles = Roles.of(mesh, tp=tp, ep=ep, fsdp=fsdp, replicate=replicate)
+    _refuse_parallel(model)
+    experts = experts_of(model, roles, expert_axis)
+    layers = layers_of(model, roles.size(roles.tp)) if roles.tp else []
+    assert_same_model(model, mesh)
+
+    options: dict[str, Any] = {"reshard_after_forward": reshard_after_forward}
+    if mp_policy is not None:
+        options["mp_policy"] = mp_policy
+    further = expert_fsdp and roles.fsdp is not None
+    if roles.tp:
+        cut_layers(layers, mesh[roles.tp])
+    for found in experts:
+        place(found, roles, further=further)
+    if roles.dense is not None:
+        _shard(model, experts if roles.ep else [], roles, further, options)
+        # Ranks must generate in step: a rank that is done earlier still serves the others.
+        model._is_fsdp_managed_module = True  # type: ignore[assignment]
+    return model
+
+
+def _shard(
+    model: nn.Module,
+    experts: list[Experts],
+    roles: Roles,
+    further: bool,
+    options: dict[str, Any],
+) -> None:
+    """FSDP2, from the inside out: experts on their own mesh, blocks, embeddings, the rest."""
+    own: set[nn.Parameter] = set()
+    for found in experts:
+        own.update(found.module.parameters())
+        if further:
+            cuts = {found.module.get_parameter(p): Shard(axis) for p, axis in found.axes.items()}
+            fully_shard(
+                found.module, mesh=roles.expert, shard_placement_fn=cuts.__getitem__, **options
+            )
+    left = None if further else own
+    for unit in _units(model):
+        fully_shard(unit, mesh=roles.dense, ignored_params=left, **options)
+    fully_shard(model, mesh=roles.dense, ignored_params=left, **options)
+
+
+def _units(model: nn.Module) -> list[nn.Module]:
+    """What FSDP gathers at a time: blocks, and embeddings whose weight nobody else uses."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    if not names:
+        raise UsageError(
+            f"{type(model).__name__} does not name its blocks",
+            hint="set `model._no_split_modules` to the names of their classes",
+        )
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in found)
+        if type(module).__name__ in names and not inside:
+            found[name] = module
+    units = list(found.values())
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
+    if isinstance(embedding, nn.Embedding) and not _tied(embedding, head):
+        units.append(embedding)
+    return units
+
+
+def _tied(embedding: nn.Module, head: nn.Module | None) -> bool:
+    return head is not None and head.weight is embedding.weight
+
+
+def _refuse_parallel(model: nn.Module) -> None:
+    for name, x in model.named_parameters():
+        if isinstance(x, DTensor):
+            raise UsageError(
+                f"{name} is a DTensor on {x.device_mesh} already",
+                hint="parallelize a model whose parameters are whole",
+            )
+    if not isinstance(next(model.parameters(), None), Tensor):
+        raise UsageError(f"{type(model).__name__} has no parameters")
