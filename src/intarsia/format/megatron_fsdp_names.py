@@ -113,6 +113,7 @@ class _Reader:
             raise FormatError(
                 f"`{record.name}` is the state of a parameter that the model section lacks",
                 hint="the checkpoint is incomplete, or its optimizer state is numbered, not named",
+                kind="tensor-missing",
             )
         if section.kind == STEP:
             self._step(record, row)
