@@ -80,11 +80,27 @@ def convert(
 
 
 @overload
-def verify(a: Path_, b: None = None, **options: Any) -> Soundness: ...
+def verify(
+    a: Path_,
+    b: None = None,
+    *,
+    config: ConfigLike = ...,
+    memory: str | int | None = ...,
+    workers: int | None = ...,
+    progress: Progress | None = ...,
+) -> Soundness: ...
 
 
 @overload
-def verify(a: Path_, b: Path_, **options: Any) -> Comparison: ...
+def verify(
+    a: Path_,
+    b: Path_,
+    *,
+    config: ConfigLike = ...,
+    memory: str | int | None = ...,
+    workers: int | None = ...,
+    progress: Progress | None = ...,
+) -> Comparison: ...
 
 
 def verify(

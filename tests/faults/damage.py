@@ -34,7 +34,9 @@ def edit_metadata(folder: Path, edit: Callable[[Any], None]) -> None:
     replace(path, pickle.dumps(metadata))
 
 
-def drop_chunks(folder: Path, lost: Callable[[str, tuple[int, ...], tuple[int, ...]], bool]) -> None:
+def drop_chunks(
+    folder: Path, lost: Callable[[str, tuple[int, ...], tuple[int, ...]], bool]
+) -> None:
     """Forget the chunks of which `lost(key, offsets, shape of the tensor)` says so.
 
     A tensor that has no chunk left is forgotten too, unless it is a stack of layers.

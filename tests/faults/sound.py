@@ -16,7 +16,12 @@ from safetensors.torch import save_file
 import intarsia
 
 FORMATS = ("hf", "dcp", "torch_dist", "fsdp_dtensor")
-MESHES = {"hf": "", "dcp": "tp=2,fsdp=2", "torch_dist": "tp=2,pp=2,ep=2", "fsdp_dtensor": "ep=2,fsdp=4"}
+MESHES = {
+    "hf": "",
+    "dcp": "tp=2,fsdp=2",
+    "torch_dist": "tp=2,pp=2,ep=2",
+    "fsdp_dtensor": "ep=2,fsdp=4",
+}
 STEP = 7.0
 
 CONFIG: dict[str, Any] = {
@@ -47,7 +52,11 @@ Edit = Callable[[Tensors], None]
 def weights(seed: int) -> Tensors:
     """Random bf16 weights by their names on the hub; norms are ones, as they start."""
     random = torch.Generator().manual_seed(seed)
-    hidden, inner, width = CONFIG["hidden_size"], CONFIG["moe_intermediate_size"], CONFIG["head_dim"]
+    hidden, inner, width = (
+        CONFIG["hidden_size"],
+        CONFIG["moe_intermediate_size"],
+        CONFIG["head_dim"],
+    )
     heads, groups = CONFIG["num_attention_heads"], CONFIG["num_key_value_heads"]
     vocab, experts = CONFIG["vocab_size"], CONFIG["num_experts"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
@@ -91,7 +100,9 @@ def trained(held: Tensors) -> Tensors:
     return found
 
 
-def write(tensors: Mapping[str, torch.Tensor], folder: Path, config: Mapping[str, Any] = CONFIG) -> Path:
+def write(
+    tensors: Mapping[str, torch.Tensor], folder: Path, config: Mapping[str, Any] = CONFIG
+) -> Path:
     """A Hugging Face folder, training state in its side folder."""
     state = {n: x.contiguous() for n, x in tensors.items() if n.startswith("optimizer.")}
     model = {n: x.contiguous() for n, x in tensors.items() if n not in state}
@@ -105,7 +116,7 @@ def write(tensors: Mapping[str, torch.Tensor], folder: Path, config: Mapping[str
 def convert(hub: Path, to: str, folder: Path, mesh: str | None = None) -> Path:
     """The same checkpoint in another format, `hf` cut into several files."""
     wanted = MESHES[to] if mesh is None else mesh
-    intarsia.convert(hub, folder, to=to, mesh=wanted, max_shard_size="30kB", workers=1)
+    intarsia.convert(hub, folder, to=to, mesh=wanted, max_shard_size="15kB", workers=1)
     return folder
 
 

@@ -11,9 +11,15 @@ from tests.faults.corpus import FAULTS, Fault, Sound, sound_checkpoint
 from tests.faults.sound import FORMATS
 
 CASES = [
-    pytest.param(fault, format, id=f"{fault.name} ({format})")
-    for fault in FAULTS
-    for format in fault.formats
+    pytest.param(
+        fault,
+        format,
+        id=f"{fault.name} ({format})",
+        # Each fault in one format is quick, and the formats take turns; the others are for `make test-all`.
+        marks=[] if k % len(fault.formats) == at else pytest.mark.slow,
+    )
+    for k, fault in enumerate(FAULTS)
+    for at, format in enumerate(fault.formats)
     if not fault.needs_reference
 ]
 
@@ -31,7 +37,9 @@ def test_the_checkpoint_that_faults_are_made_from_is_sound(sound: Sound, format:
 
 
 @pytest.mark.parametrize(("fault", "format"), CASES)
-def test_a_fault_is_found_and_named(sound: Sound, fault: Fault, format: str, tmp_path: Path) -> None:
+def test_a_fault_is_found_and_named(
+    sound: Sound, fault: Fault, format: str, tmp_path: Path
+) -> None:
     if fault.needs_digest:
         pytest.importorskip("intarsia.checking.digest")
     folder = fault.make(sound, format, tmp_path / format)

@@ -40,7 +40,11 @@ def not_finite(seen: Seen) -> Iterator[Fault]:
         names = stored.layout.tensors or (stored.name,)
         text = f"{seen.not_finite:,} of {stored.layout.size:,} elements of `{stored.name}` are NaN or infinite"
         yield Fault(
-            "not-finite", names[:SHOWN], f"{list(seen.first_not_finite)} first", text, seen.not_finite
+            "not-finite",
+            names[:SHOWN],
+            f"{list(seen.first_not_finite)} first",
+            text,
+            seen.not_finite,
         )
 
 
@@ -49,7 +53,9 @@ def negative_variance(seen: Seen) -> Iterator[Fault]:
     if seen.negative:
         stored = seen.item.stored
         names = stored.layout.tensors or (stored.name,)
-        text = f"{seen.negative:,} of {stored.layout.size:,} elements of `{stored.name}` are negative"
+        text = (
+            f"{seen.negative:,} of {stored.layout.size:,} elements of `{stored.name}` are negative"
+        )
         yield Fault("negative-variance", names[:SHOWN], _files(seen), text, seen.negative)
 
 
@@ -78,7 +84,9 @@ def zero_block(seen: Seen, portrait: Portrait, padded: bool) -> Iterator[Fault]:
     unit, place = portrait.unit, portrait.unit.place
     if min(unit.rows, unit.columns) < 2 or not seen.item.stored.dtype.floating:
         return
-    if place.is_moment and (place.expert is not None or place.is_vocabulary or "expert" in place.template):
+    if place.is_moment and (
+        place.expert is not None or place.is_vocabulary or "expert" in place.template
+    ):
         return  # tokens that never came and experts that were never chosen have none
     share = 16 if place.is_vocabulary or place.is_moment else 64
     for word, runs, length, across in (
@@ -95,7 +103,9 @@ def zero_block(seen: Seen, portrait: Portrait, padded: bool) -> Iterator[Fault]:
             stored = seen.item.stored
             names = tensors_in(stored, unit, *((lo, hi) if word == "rows" else ()))
             text = f"{word} [{lo}:{hi}) of {length} of `{_named(seen, place)}` are all zero"
-            yield Fault("zero-block", names[:SHOWN], f"{word} [{lo}:{hi})", text, (hi - lo) * across)
+            yield Fault(
+                "zero-block", names[:SHOWN], f"{word} [{lo}:{hi})", text, (hi - lo) * across
+            )
             break
 
 
@@ -112,27 +122,27 @@ def _is_a_chunk(seen: Seen, run: Run) -> bool:
 
 
 def zero_tensors(found: Sequence[Seen]) -> Iterator[Fault]:
-    """Matrices and norms that are zero where their like in other layers and experts are not."""
+    """Tensors that are zero where their like in other layers and experts are not.
+
+    One that has no like may be zero from the start, unless it is a vocabulary's.
+    """
     alike: dict[tuple[str, str], list[tuple[Seen, Portrait]]] = {}
     for seen in found:
-        if not seen.item.stored.dtype.floating:
-            continue
         for p in seen.portraits:
             place = p.unit.place
             matrix = min(p.unit.rows, p.unit.columns) > 1
-            if place.is_moment or not (matrix or "norm" in place.template):
-                continue
-            alike.setdefault((place.kind, place.template), []).append((seen, p))
+            norm = "norm" in place.template and not place.template.endswith("bias")
+            if seen.item.stored.dtype.floating and not place.is_moment and (matrix or norm):
+                alike.setdefault((place.kind, place.template), []).append((seen, p))
     for (_, template), group in alike.items():
         zero = [(seen, p) for seen, p in group if p.zero]
-        if not zero or (len(zero) == len(group) and len(group) > 1):
-            continue
-        if len(group) == 1 and "lora" in template.lower():
+        if not zero or (len(zero) == len(group) and not zero[0][1].unit.place.is_vocabulary):
             continue
         names = [name for seen, p in zero for name in tensors_in(seen.item.stored, p.unit)]
-        of = f", the other {len(group) - len(zero)} of `{template}` are not" if len(group) > 1 else ""
+        rest = len(group) - len(zero)
+        text = f"{few(names)} {'is' if len(names) == 1 else 'are'} all zero"
+        text += f", the other {rest} of `{template}` are not" if rest else ""
         elements = sum(p.unit.rows * p.unit.columns for _, p in zero)
-        text = f"{few(names)} {'is' if len(names) == 1 else 'are'} all zero{of}"
         yield Fault("zero-tensor", tuple(names[:SHOWN]), _files(zero[0][0]), text, elements)
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from intarsia.planning.manifest import Stored
 
 _LAYER = re.compile(r"(?<![^.])(?P<word>layers|layer|h|blocks|block)\.(?P<k>\d+)(?=\.)")
 _EXPERT = re.compile(r"(?<![^.])(?P<word>experts|local_experts)\.(?P<k>\d+)(?=\.)")
-_STATE = re.compile(r"^optimizer\.(?P<kind>exp_avg_sq|exp_avg|master|step|[A-Za-z_0-9]+)\.(?P<of>.+)$")
+_STATE = re.compile(
+    r"^optimizer\.(?P<kind>exp_avg_sq|exp_avg|master|step|[A-Za-z_0-9]+)\.(?P<of>.+)$"
+)
 _STACK = re.compile(r"(?:^|\.)layers\.(?!\d)")
 _VOCABULARY = re.compile(
     r"(embed_tokens|word_embeddings|lm_head|output_layer|wte|embed_out|tok_embeddings)\.weight$"
@@ -36,6 +39,7 @@ class Place:
         return self.kind not in ("", "master")
 
 
+@lru_cache(maxsize=1 << 18)
 def place_of(name: str) -> Place:
     """The place that a name tells.
 
@@ -88,7 +92,12 @@ def units_of(stored: Stored) -> list[Unit]:
         for word, n in reversed(list(zip(stacked, counts, strict=True))):
             rest, at[word] = divmod(rest, n)
         units.append(
-            Unit(Place(place.template, place.kind, at["layer"], at["expert"]), k * rows, rows, columns)
+            Unit(
+                Place(place.template, place.kind, at["layer"], at["expert"]),
+                k * rows,
+                rows,
+                columns,
+            )
         )
     return units
 

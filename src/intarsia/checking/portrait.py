@@ -41,7 +41,8 @@ class Repeat:
     def runs(self, length: int) -> tuple[Run, Run]:
         """Where the two lie on an axis of this length."""
         size = length // self.blocks
-        return tuple((k * size, (k + 1) * size) for k in (self.first, self.second))  # type: ignore[return-value]
+        a, b = self.first * size, self.second * size
+        return (a, a + size), (b, b + size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,15 @@ class Sketch:
         self.rows = np.zeros(last.first_row + last.rows - first.first_row, np.uint64)
         self.columns = np.zeros((len(self.units), first.columns), np.uint64)
 
-    def add(self, bits: Bits, rows: NDArray[np.int64], first_column: int) -> None:
-        """Add a block: its elements' bits, the rows of the stored tensor that they lie in."""
+    def add(self, bits: Bits, rows: NDArray[np.int64], first_column: int) -> int:
+        """Add a block: its elements' bits, and the rows of the stored tensor that they lie in.
+
+        Returns the sum of the block.
+        """
         unit = self.units[0]
         at = rows - unit.first_row
-        self.rows[at] += bits.sum(axis=1, dtype=np.uint64)
+        along = bits.sum(axis=1, dtype=np.uint64)
+        self.rows[at] += along
         owners = at // max(unit.rows, 1)
         to = slice(first_column, first_column + bits.shape[1])
         starts = np.flatnonzero(np.diff(owners, prepend=-1))
@@ -91,6 +96,7 @@ class Sketch:
             parts = np.add.reduceat(bits, starts, axis=0, dtype=np.uint64)
             for owner, part in zip(owners[starts].tolist(), parts, strict=True):
                 self.columns[owner, to] += part
+        return int(along.sum())
 
     def portraits(self, padded: NDArray[np.bool_] | None = None) -> list[Portrait]:
         """What the sums tell of each matrix; `padded` marks rows that are padding."""

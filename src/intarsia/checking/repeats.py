@@ -46,7 +46,7 @@ def repeated_experts(drawn: Sequence[Drawn]) -> Iterator[Fault]:
     for key, held in wrong.items():
         block = _block_of(held)
         kind = "expert-blocks-repeated" if block else "experts-repeated"
-        pattern = (block,) if block else _first_equal(held)
+        pattern: tuple[int, ...] = (block,) if block else _first_equal(held)
         by_pattern.setdefault((kind, pattern), {})[key] = held
     for (kind, pattern), group in by_pattern.items():
         names = []
@@ -148,9 +148,13 @@ def repeated_shards(seen: Seen) -> Iterator[Fault]:
                 continue
             (a, b), (c, d) = repeat.runs(length)
             text = f"{word} [{c}:{d}) of `{stored.name}` equal {word} [{a}:{b})"
-            text += f", as do all {repeat.blocks} blocks" if repeat.every and repeat.blocks > 2 else ""
+            text += (
+                f", as do all {repeat.blocks} blocks" if repeat.every and repeat.blocks > 2 else ""
+            )
             names = tensors_in(stored, p.unit)
-            yield Fault("shards-repeated", names[:SHOWN], f"{word} [{c}:{d})", text, (d - c) * across)
+            yield Fault(
+                "shards-repeated", names[:SHOWN], f"{word} [{c}:{d})", text, (d - c) * across
+            )
             break
 
 

@@ -44,7 +44,12 @@ def missing_files(manifest: Manifest) -> Iterator[Fault]:
 
 def missing_tensors(manifest: Manifest) -> Iterator[Fault]:
     """Tensors of the configuration that are not stored: whole layers, experts, others."""
-    empty = {name for s in manifest.stored.values() if not s.chunks and s.layout.size for name in s.layout.tensors}
+    empty = {
+        name
+        for s in manifest.stored.values()
+        if not s.chunks and s.layout.size
+        for name in s.layout.tensors
+    }
     weights = [name for name in manifest.logical if not place_of(name).kind]
     held = {name for name in weights if name not in empty}
     absent = [x.name for x in manifest.absent] + [name for name in weights if name in empty]
@@ -141,7 +146,9 @@ def mixed_dtypes(manifest: Manifest) -> Iterator[Fault]:
         if by_type.keys() == _SIXTEEN_BITS:
             few_, many = sorted(by_type, key=lambda t: len(by_type[t]))
             names = by_type[few_]
-            text = f"{few(names)} in {few_}, the other {len(by_type[many])} of `{template}` in {many}"
+            text = (
+                f"{few(names)} in {few_}, the other {len(by_type[many])} of `{template}` in {many}"
+            )
             yield Fault("dtype-mixed", tuple(names[:SHOWN]), "", text)
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checking.fault import Fault
-from intarsia.checking.naming import Unit, state_of, units_of
+from intarsia.checking.items import Item, items_of
+from intarsia.checking.naming import state_of
 from intarsia.checking.portrait import Portrait, Sketch
 from intarsia.dtypes import DType
 from intarsia.errors import IntarsiaError
@@ -40,32 +41,6 @@ _NOT_FINITE = {
 """The least magnitude, as bits, that is no finite number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A stored tensor, or one matrix of it, with the chunks that hold it.
-
-    `names` are all stored tensors that these chunks stand for: Megatron-FSDP's main weight is
-    the weight too.
-    """
-
-    names: tuple[Stored, ...]
-    units: tuple[Unit, ...]
-    chunks: tuple[Chunk, ...]
-
-    @property
-    def stored(self) -> Stored:
-        return self.names[0]
-
-    @property
-    def kinds(self) -> set[str]:
-        """What it is in training: a weight (empty), a main weight, a moment."""
-        return {state_of(s.layout.tensors[0] if s.layout.tensors else s.name)[0] for s in self.names}
-
-    @property
-    def nbytes(self) -> int:
-        return sum(chunk.box.size for chunk in self.chunks) * self.stored.dtype.itemsize
-
-
 @dataclass
 class Seen:
     """What the pass saw of one item."""
@@ -89,40 +64,6 @@ class Seen:
         """The number whose magnitude has these bits."""
         dtype = self.item.stored.dtype
         return float(as_float64(np.array([bits], bits_dtype(dtype)), dtype)[0])
-
-
-def items_of(manifest: Manifest) -> list[Item]:
-    """The items of a checkpoint, each byte in one of them."""
-    twins: dict[Any, list[Stored]] = {}
-    for stored in manifest.stored.values():
-        if stored.chunks:
-            twins.setdefault((stored.key, stored.chunks), []).append(stored)
-    return [item for held in twins.values() for item in _cut(tuple(held))]
-
-
-def _cut(names: tuple[Stored, ...]) -> Iterator[Item]:
-    """One item per matrix where no chunk spans two of them, so that little is held at once."""
-    stored, units = names[0], units_of(names[0])
-    if not units or not stored.layout.size:
-        return
-    by_unit: dict[int, list[Chunk]] = {}
-    for chunk in stored.chunks:
-        if not chunk.box.size:
-            continue
-        first, last = (row // max(units[0].rows, 1) for row in _row_span(chunk.box, stored.shape))
-        if first != last:
-            yield Item(names, tuple(units), stored.chunks)
-            return
-        by_unit.setdefault(first, []).append(chunk)
-    for k, chunks in by_unit.items():
-        yield Item(names, (units[k],), tuple(chunks))
-
-
-def _row_span(box: Box, shape: tuple[int, ...]) -> tuple[int, int]:
-    first = last = 0
-    for o, n, size in zip(box.offsets[:-1], box.shape[:-1], shape[:-1], strict=True):
-        first, last = first * size + o, last * size + o + n - 1
-    return first, last
 
 
 def survey(manifest: Manifest, budget: Budget, progress: Progress | None = None) -> list[Seen]:
@@ -244,8 +185,12 @@ class _Reader:
         if loops:
             shape = tuple(loop.n for loop in loops)
             size = kind.itemsize
-            src: NDArray[Any] = np.ndarray(shape, kind, raw.data, 0, tuple(x.at * size for x in loops))
-            dst: NDArray[Any] = np.ndarray(shape, kind, flat.data, 0, tuple(x.to * size for x in loops))
+            src: NDArray[Any] = np.ndarray(
+                shape, kind, raw.data, 0, tuple(x.at * size for x in loops)
+            )
+            dst: NDArray[Any] = np.ndarray(
+                shape, kind, flat.data, 0, tuple(x.to * size for x in loops)
+            )
             dst[...] = src
         else:
             flat[...] = raw
@@ -265,8 +210,7 @@ def _look(
     """Take one block into the sums, and count what no sound tensor holds."""
     stored = seen.item.stored
     dtype = stored.dtype
-    sketch.add(block, rows, column)
-    seen.total = (seen.total + int(block.sum(dtype=np.uint64))) % (1 << 64)
+    seen.total = (seen.total + sketch.add(block, rows, column)) % (1 << 64)
     if not dtype.floating or not block.size:
         return
     sign = 1 << (8 * dtype.itemsize - 1)
@@ -318,5 +262,7 @@ def _names(stored: Stored) -> tuple[str, ...]:
 
 def surveyed(found: Sequence[Seen]) -> tuple[int, int]:
     """How many tensors and how many elements were seen."""
-    names = {name for seen in found for s in seen.item.names for name in (s.layout.tensors or (s.name,))}
+    names = {
+        name for seen in found for s in seen.item.names for name in (s.layout.tensors or (s.name,))
+    }
     return len(names), sum(c.box.size for seen in found for c in seen.item.chunks)

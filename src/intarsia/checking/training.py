@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
+from numpy.typing import NDArray
 
 from intarsia.checking.fault import SHOWN, Fault, few
 from intarsia.checking.naming import place_of, state_of
@@ -17,7 +18,7 @@ from intarsia.layout import Layout
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
-from intarsia.run.values import as_float64, bits_dtype, cast
+from intarsia.run.values import Bits, as_float64, bits_dtype, cast
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -32,14 +33,17 @@ def missing_state(manifest: Manifest) -> Iterator[Fault]:
     if not held:
         return
     lost = [
-        f"optimizer.{kind}.{of}" for of, kinds in held.items() for kind in _MOMENTS if kind not in kinds
+        f"optimizer.{kind}.{of}"
+        for of, kinds in held.items()
+        for kind in _MOMENTS
+        if kind not in kinds
     ]
     stateful = {(p.template, p.layer) for p in map(place_of, held) if p.expert is not None}
     for name in manifest.logical:
         place = place_of(name)
-        if not place.kind and place.expert is not None and name not in held:
-            if (place.template, place.layer) in stateful:
-                lost.append(f"optimizer.exp_avg.{name}")
+        bare = not place.kind and place.expert is not None and name not in held
+        if bare and (place.template, place.layer) in stateful:
+            lost.append(f"optimizer.exp_avg.{name}")
     if lost:
         text = f"{len(lost):,} optimizer tensors are absent: {few(lost)}"
         yield Fault("state-missing", tuple(lost[:SHOWN]), manifest.path, text)
@@ -61,7 +65,9 @@ def steps_that_disagree(found: Sequence[Seen]) -> Iterator[Fault]:
     wrong += [name for name, v in steps.items() if name not in dense and v > usual]
     if wrong:
         text = f"{few(wrong)} at step {steps[wrong[0]]:g}, the others at {usual:g}"
-        yield Fault("steps-disagree", tuple(wrong[:SHOWN]), f"{len(wrong)} of {len(steps)} steps", text)
+        yield Fault(
+            "steps-disagree", tuple(wrong[:SHOWN]), f"{len(wrong)} of {len(steps)} steps", text
+        )
 
 
 def rounded_masters(found: Sequence[Seen]) -> Iterator[Fault]:
@@ -164,7 +170,7 @@ def _compare(checkpoint: Checkpoint, weight: Logical, budget: Budget) -> Iterato
         yield Fault("master-differs", (weight.name, master.name), first, text, count)
 
 
-def _ordered(bits: np.ndarray, sign: int) -> np.ndarray:  # type: ignore[type-arg]
+def _ordered(bits: Bits, sign: int) -> NDArray[np.int64]:
     """Bits as whole numbers in the order of the numbers that they stand for."""
     wide = bits.astype(np.int64)
     return np.where(wide >= sign, sign - wide, wide)

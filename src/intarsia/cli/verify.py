@@ -20,7 +20,9 @@ def run(
     a: options.Path,
     b: Annotated[
         str | None,
-        typer.Argument(help="The checkpoint to hold against it; without one, A is held against itself."),
+        typer.Argument(
+            help="The checkpoint to hold against it; without one, A is held against itself."
+        ),
     ] = None,
     config: options.Config = None,
     memory: options.Memory = None,
