@@ -16,6 +16,7 @@ from intarsia.checking.content import content_faults, notes_of
 from intarsia.checking.fault import Fault
 from intarsia.checking.repeats import repeat_faults
 from intarsia.checking.structure import (
+    left_out,
     reading_fault,
     structure_faults,
     unfinished,
@@ -120,7 +121,7 @@ def examine(
     faults += damaged_entries(manifest)
     faults += digest_faults(manifest, budget)
     compared, elements = surveyed(found)
-    notes = (*manifest.notes, *notes_of(found))
+    notes = (*manifest.notes, *left_out(manifest), *notes_of(found))
     return Soundness(
         manifest.path,
         compared,

@@ -21,6 +21,7 @@ def structure_faults(manifest: Manifest) -> Iterator[Fault]:
     """Every fault of a manifest."""
     yield from missing_files(manifest)
     yield from missing_tensors(manifest)
+    yield from half_an_option(manifest)
     yield from bad_tilings(manifest)
     yield from uncovered(manifest)
     yield from shared_bytes(manifest)
@@ -82,6 +83,34 @@ def missing_tensors(manifest: Manifest) -> Iterator[Fault]:
 def _stack(name: str) -> tuple[str, int | None]:
     place = place_of(name)
     return place.template.partition("*")[0], place.layer
+
+
+def half_an_option(manifest: Manifest) -> Iterator[Fault]:
+    """Layers that a checkpoint may leave out, of which it has some tensors and lacks others."""
+    for layer, names in _options(manifest).items():
+        lost = [name for name in names if name not in manifest.logical]
+        if 0 < len(lost) < len(names):
+            text = f"{len(lost)} of {len(names)} tensors of {layer} are not stored: {few(lost)}"
+            yield Fault("tensor-missing", tuple(lost[:SHOWN]), layer, text)
+
+
+def left_out(manifest: Manifest) -> Iterator[str]:
+    """Notes of the layers that a checkpoint leaves out, as it may."""
+    for layer, names in _options(manifest).items():
+        if not any(name in manifest.logical for name in names):
+            yield f"the configuration counts {layer}, of which nothing is stored, as is allowed"
+
+
+def _options(manifest: Manifest) -> dict[str, list[str]]:
+    """Optional tensors by their layer; those that are tied are stored or not on their own."""
+    table = table_for(manifest.config)
+    found: dict[str, list[str]] = {}
+    for name in table.logical if table else ():
+        if table and name in table.optional and name not in table.tied:
+            stack, layer = _stack(name)
+            at = "mtp" if name.startswith("mtp.") else f"{stack}{layer}"
+            found.setdefault(at, []).append(name)
+    return found
 
 
 def bad_tilings(manifest: Manifest) -> Iterator[Fault]:
