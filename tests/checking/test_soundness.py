@@ -121,6 +121,18 @@ def test_stochastic_rounding_is_no_stale_weight(tmp_path: Path) -> None:
     assert (fault.kind, fault.elements) == ("master-differs", 4 * 20)
 
 
+def test_a_norm_that_was_trained_around_one_is_no_stale_weight(tmp_path: Path) -> None:
+    tensors = trained(CONFIG)
+    state = {f"optimizer.master.{n}": x.float() for n, x in tensors.items()}
+    exact = normal_tensor((20,), torch.float32) * 0.01
+    tensors["model.norm.weight"] = ((1 + exact).bfloat16().float() - 1).bfloat16()
+    state["optimizer.master.model.norm.weight"] = exact
+    src = write_hf(tmp_path, tensors, CONFIG)
+    (src / "optimizer").mkdir()
+    save_file(state, src / "optimizer" / "model.safetensors")
+    assert intarsia.verify(src).sound, intarsia.verify(src)
+
+
 def test_an_expert_that_was_chosen_less_often_may_be_steps_behind(tmp_path: Path) -> None:
     state = {
         f"optimizer.step.model.layers.0.mlp.experts.{e}.w": torch.tensor(4.0 + e) for e in range(3)

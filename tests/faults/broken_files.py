@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -258,3 +260,22 @@ def _(folder: Path) -> None:
 @part.files("the configuration counts more layers", "layers-missing", ("hf", "dcp", "fsdp_dtensor"))
 def _(folder: Path) -> None:
     damage.edit_json(next(folder.rglob("config.json")), lambda c: c.update(num_hidden_layers=6))
+
+
+@part.files("the configuration is another family's", "config-contradicts", ("torch_dist",))
+def _(folder: Path) -> None:
+    damage.edit_json(next(folder.rglob("config.json")), lambda c: c.update(model_type="llama"))
+
+
+class _Payload:
+    """An object whose pickle runs a command where it is loaded without care."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("exit 1",)
+
+
+@part.files("the metadata runs a command", "unsafe", SHARDED)
+def _(folder: Path) -> None:
+    held = pickle.loads(damage.metadata_file(folder).read_bytes())
+    held.planner_data = _Payload()
+    damage.replace(damage.metadata_file(folder), pickle.dumps(held))

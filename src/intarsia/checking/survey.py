@@ -107,7 +107,8 @@ class _Reader:
                 where = f"{chunk.file} byte {chunk.start_bytes:,}"
                 text = str(error).partition("\n")[0]
                 seen.faults.append(Fault(error.kind, _names(stored), where, text, chunk.box.size))
-        if not seen.faults:
+        whole = sum(unit.rows * unit.columns for unit in item.units)
+        if not seen.faults and whole == sum(chunk.box.size for chunk in item.chunks):
             seen.portraits = sketch.portraits(_padded(stored))
             if stored.layout.size == 1 and seen.value is None:
                 bits = np.array([seen.total], np.uint64).astype(bits_dtype(stored.dtype))
