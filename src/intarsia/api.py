@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from intarsia.checkpoint import Checkpoint
 from intarsia.conversion import Job, Progress, Report, carry_out, prepare
@@ -19,6 +19,7 @@ from intarsia.targets import Wish
 if TYPE_CHECKING:
     from intarsia.checking.compare import Change, Comparison
     from intarsia.checking.digest import Digests
+    from intarsia.checking.soundness import Soundness
 
 Path_ = str | Path
 ConfigLike = str | Path | Mapping[str, Any] | None
@@ -79,16 +80,47 @@ def convert(
     return carry_out(job(src, to=to, **options), dst, overwrite=overwrite, progress=progress)
 
 
+@overload
+def verify(
+    a: Path_,
+    b: None = None,
+    *,
+    config: ConfigLike = ...,
+    memory: str | int | None = ...,
+    workers: int | None = ...,
+    progress: Progress | None = ...,
+) -> Soundness: ...
+
+
+@overload
 def verify(
     a: Path_,
     b: Path_,
+    *,
+    config: ConfigLike = ...,
+    memory: str | int | None = ...,
+    workers: int | None = ...,
+    progress: Progress | None = ...,
+) -> Comparison: ...
+
+
+def verify(
+    a: Path_,
+    b: Path_ | None = None,
     *,
     config: ConfigLike = None,
     memory: str | int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
-) -> Comparison:
-    """Whether two checkpoints hold the same weights, bit by bit, whatever their formats."""
+) -> Soundness | Comparison:
+    """Whether two checkpoints hold the same weights, bit by bit, whatever their formats.
+
+    Given one, whether it is sound: whole, readable, true to its checksums, free of known faults.
+    """
+    if b is None:
+        from intarsia.checking.soundness import examine
+
+        return examine(a, config, Budget.of(memory, workers), progress)
     from intarsia.checking.compare import compare
 
     left, right = _pair(a, b, config)

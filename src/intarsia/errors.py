@@ -2,7 +2,7 @@
 
 Every message says what, where, expected and found; `hint` says what to do next.
 `exit_status` is what the command line returns: 1 where a check found a fault, 2 where
-the input or the call cannot be used.
+the input or the call cannot be used.  `kind` is what `verify` calls the fault in its report.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ class IntarsiaError(Exception):
     """The parent of every error that Intarsia raises on purpose."""
 
     exit_status = 2
+    kind = "unreadable"
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, kind: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        self.kind = kind or self.kind
 
     def __str__(self) -> str:
         message = super().__str__()
@@ -29,9 +31,13 @@ class UsageError(IntarsiaError):
 class FormatError(IntarsiaError):
     """A file is not what its format demands (truncated, lying, missing, of an unknown kind)."""
 
+    kind = "malformed"
+
 
 class UnsafeError(FormatError):
     """A file asks for code to run; nothing of it was run."""
+
+    kind = "unsafe"
 
 
 class LayoutError(IntarsiaError):
@@ -40,6 +46,8 @@ class LayoutError(IntarsiaError):
 
 class FamilyError(IntarsiaError):
     """A checkpoint and its model configuration contradict each other, or the family is unknown."""
+
+    kind = "config-contradicts"
 
 
 class CoverageError(IntarsiaError):

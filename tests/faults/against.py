@@ -15,7 +15,7 @@ import torch
 
 from intarsia.formats import folder_of, format_named, read_manifest
 from tests.checkpoints import write_dcp
-from tests.faults.damage import (
+from tests.faults.mistakes import (
     Damage,
     block_of,
     blocks,

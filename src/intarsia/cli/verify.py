@@ -1,50 +1,75 @@
-"""`intarsia verify`: are two checkpoints the same weights?"""
+"""`intarsia verify`: are two checkpoints the same weights; is one sound?"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from intarsia.cli import options
 from intarsia.cli.output import answer, progress, table
 
+if TYPE_CHECKING:
+    from intarsia.checking.compare import Comparison
+    from intarsia.checking.soundness import Soundness
+
 NAME = "verify"
 
 
 def run(
     a: options.Path,
-    b: Annotated[str, typer.Argument(help="The checkpoint to hold against it.")],
+    b: Annotated[
+        str | None,
+        typer.Argument(
+            help="The checkpoint to hold against it; without one, A is held against itself."
+        ),
+    ] = None,
     config: options.Config = None,
     memory: options.Memory = None,
     workers: options.Workers = None,
 ) -> None:
-    """Compare every logical tensor of A and B bit by bit, whatever their formats and layouts."""
+    """Compare A and B bit by bit, whatever their formats; or look for every known fault in A alone."""
     from intarsia import api
 
     with progress("verifying") as advance:
-        found = api.verify(a, b, config=config, memory=memory, workers=workers, progress=advance)
-
-    def text() -> None:
-        if found.equal:
-            print(f"equal: {found.compared:,} tensors, {found.elements:,} elements, bit by bit")
+        if b is None:
+            alone = api.verify(a, config=config, memory=memory, workers=workers, progress=advance)
         else:
-            for fault in found.faults:
-                print(f"{fault.kind}: {fault.text}\n  in {fault.where}")
-            rows = [
-                (d.tensor, d.elements, str(list(d.first)), d.max_abs, d.diagnosis)
-                for d in found.different
-            ]
-            if rows:
-                columns = ("tensor", "elements", "first", "max abs", "diagnosis")
-                table(f"different: {len(rows)} of {found.compared} tensors", columns, rows, most=40)
-            for side, names in (("A", found.only_in_a), ("B", found.only_in_b)):
-                for name in names[:20]:
-                    print(f"only in {side}: {name}")
-                if len(names) > 20:
-                    print(f"only in {side}: … and {len(names) - 20} more")
-        for note in found.notes:
-            print(f"note: {note}")
+            pair = api.verify(a, b, config=config, memory=memory, workers=workers, progress=advance)
+    if b is None:
+        answer(alone.as_json(), lambda: _tell_alone(alone))
+        raise typer.Exit(0 if alone.sound else 1)
+    answer(pair.as_json(), lambda: _tell_pair(pair))
+    raise typer.Exit(0 if pair.equal else 1)
 
-    answer(found.as_json(), text)
-    raise typer.Exit(0 if found.equal else 1)
+
+def _tell_alone(found: Soundness) -> None:
+    if found.sound:
+        print(f"sound: {found.compared:,} tensors, {found.elements:,} elements, no known fault")
+    else:
+        rows = [(fault.kind, fault.text, fault.where) for fault in found.faults]
+        table(f"not sound: {len(rows)} faults", ("fault", "what", "where"), rows, most=40)
+    for note in found.notes:
+        print(f"note: {note}")
+
+
+def _tell_pair(found: Comparison) -> None:
+    if found.equal:
+        print(f"equal: {found.compared:,} tensors, {found.elements:,} elements, bit by bit")
+    else:
+        for fault in found.faults:
+            print(f"{fault.kind}: {fault.text}\n  in {fault.where}")
+        rows = [
+            (d.tensor, d.elements, str(list(d.first)), d.max_abs, d.diagnosis)
+            for d in found.different
+        ]
+        if rows:
+            columns = ("tensor", "elements", "first", "max abs", "diagnosis")
+            table(f"different: {len(rows)} of {found.compared} tensors", columns, rows, most=40)
+        for side, names in (("A", found.only_in_a), ("B", found.only_in_b)):
+            for name in names[:20]:
+                print(f"only in {side}: {name}")
+            if len(names) > 20:
+                print(f"only in {side}: … and {len(names) - 20} more")
+    for note in found.notes:
+        print(f"note: {note}")

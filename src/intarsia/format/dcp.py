@@ -27,7 +27,7 @@ from intarsia.format.dcp_metadata_write import write_metadata
 from intarsia.format.names import entry_name, name_tensors
 from intarsia.format.sides import config_of, side_files
 from intarsia.format.torch_frame import Frame, frame
-from intarsia.format.torch_zip import read_payload
+from intarsia.format.torch_zip import read_crc, read_payload
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box, Mesh, Rule, Shape
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
@@ -122,6 +122,7 @@ def check_files(folder: Folder, metadata: Metadata) -> dict[str, int]:
             f"{folder.root} lacks {len(absent)} of {len(ends)} data files"
             f" ({sum(held[f] for f in absent)} chunks): {', '.join(absent[:4])}",
             hint="restore the files, or use a complete checkpoint",
+            kind="file-missing",
         )
     sizes = {file: folder.size(file) for file in sorted(ends)}
     for file, size in sizes.items():
@@ -129,6 +130,7 @@ def check_files(folder: Folder, metadata: Metadata) -> dict[str, int]:
             raise FormatError(
                 f"{folder.root / file} has {size:,} bytes, its chunks end at {ends[file]:,}",
                 hint="the file is truncated: copy it again from its source",
+                kind="file-too-short",
             )
     return sizes
 
@@ -154,6 +156,7 @@ def locate(folder: Folder, stored: Stored, chunk: Chunk) -> Located:
             f"the metadata says {stored.dtype} {list(chunk.box.shape)}, the archive holds"
             f" {payload.dtype} {list(payload.shape)} - at {where}",
             hint="the data file is another checkpoint's, or damaged",
+            kind="chunk-mismatch",
         )
     start = chunk.start_bytes + payload.start_bytes + payload.storage_offset * stored.dtype.itemsize
     strides = row_major(payload.shape)
@@ -165,6 +168,21 @@ def locate(folder: Folder, stored: Stored, chunk: Chunk) -> Located:
     if all(loop.at == loop.to for loop in loops) or not prod(payload.shape):
         return Located(start)
     return Located(start, Piece("", 0, 0, tuple(loops)).canonical())
+
+
+def sealed(folder: Folder, chunk: Chunk) -> tuple[int, int, int | None]:
+    """The bytes of a file that torch summed when it saved a chunk, as `(start, length, CRC-32)`.
+
+    Torch never looks at the sum again; it is None where torch was told not to take it.
+    """
+    where = f"{folder.root / chunk.file} byte {chunk.start_bytes:,}"
+
+    def read(start_bytes: int, length_bytes: int) -> bytes:
+        return folder.read(chunk.file, chunk.start_bytes + start_bytes, length_bytes)
+
+    payload = read_payload(read, chunk.length_bytes, where)
+    crc = read_crc(read, chunk.length_bytes, payload, where)
+    return chunk.start_bytes + payload.start_bytes, payload.length_bytes, crc
 
 
 def row_major(shape: Shape) -> Shape:

@@ -123,7 +123,7 @@ def _read(data: bytes, where: str) -> Metadata:
     except UnsafeError as error:
         raise UnsafeError(f"{error} - at {where}") from None
     except FormatError as error:
-        raise FormatError(f"{error} - at {where}") from None
+        raise FormatError(f"{error} - at {where}", kind=error.kind) from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise FormatError(
@@ -188,6 +188,7 @@ def _matched(
         raise FormatError(
             f"{len(missing)} entries are described but were never stored: {shown}",
             hint="a writer thread failed while saving; this checkpoint is incomplete",
+            kind="elements-missing",
         )
     extra = {k: v for k, v in fields.items() if k not in _FIELDS}
     if unclaimed := {name for name, _ in places} - described.keys():

@@ -120,6 +120,7 @@ def _files_of(folder: Folder) -> dict[str, list[str] | None]:
             raise FormatError(
                 f"{root} holds both {SINGLE} and an index of {len(held)} other files",
                 hint="they may be different weights: remove the one that is stale",
+                kind="index-wrong",
             )
         return dict(held)
     if (root / SINGLE).exists():
@@ -134,6 +135,7 @@ def _files_of(folder: Folder) -> dict[str, list[str] | None]:
             raise FormatError(
                 f"{root} has {count - len(missing)} of {count} files; absent: {', '.join(missing[:4])}",
                 hint="restore the missing files, or use a complete checkpoint",
+                kind="file-missing",
             )
         return dict.fromkeys(wanted)
     if len(names) == 1:
@@ -141,6 +143,7 @@ def _files_of(folder: Folder) -> dict[str, list[str] | None]:
     raise FormatError(
         f"{root} holds {len(names)} safetensors files and no index: {', '.join(names[:4])}",
         hint=f"name the one file, or add {INDEX}",
+        kind="index-wrong",
     )
 
 
@@ -159,7 +162,7 @@ def _indexed(folder: Folder) -> Iterable[tuple[str, list[str]]]:
         pairs = [(str(k), str(v)) for k, v in weight_map.items()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(
-            f"{where} has no weight_map ({error})", hint="restore the index"
+            f"{where} has no weight_map ({error})", hint="restore the index", kind="index-wrong"
         ) from error
     held: dict[str, list[str]] = {}
     for name, file in pairs:
@@ -174,6 +177,7 @@ def _indexed(folder: Folder) -> Iterable[tuple[str, list[str]]]:
             f"{where} names {len(held)} files, {len(absent)} are absent with {lost} tensors:"
             f" {', '.join(sorted(absent)[:4])}",
             hint="restore the missing files, or use a complete checkpoint",
+            kind="file-missing",
         )
     return sorted(held.items())
 
@@ -194,11 +198,13 @@ def _read_files(folder: Folder, files: Mapping[str, list[str] | None]) -> list[S
                 f"{folder.root / file} and the index disagree: the index wants {len(expected)}"
                 f" tensors, the file has {len(names)}; absent {lost[:3]}, not indexed {extra[:3]}",
                 hint="restore the file or the index that belongs to it",
+                kind="index-wrong",
             )
         for row in rows:
             if row.name in found:
                 raise FormatError(
-                    f"{row.name!r} is in {found[row.name].chunks[0].file} and in {file}"
+                    f"{row.name!r} is in {found[row.name].chunks[0].file} and in {file}",
+                    kind="index-wrong",
                 )
             chunk = Chunk(Box.whole(row.shape), file, row.start_bytes, row.length_bytes)
             layout = Layout.of(row.name, row.shape)

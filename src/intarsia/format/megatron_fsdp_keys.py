@@ -154,6 +154,7 @@ class FsdpRows:
                 f"`{name}` has shape {list(shape)}, the configuration of {self.rows.family} gives"
                 f" {list(row.layout.shape)}",
                 hint="the configuration is another model's, or the tensor is damaged",
+                kind="shape-wrong",
             )
         return row
 

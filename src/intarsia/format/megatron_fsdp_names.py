@@ -125,6 +125,7 @@ class _Reader:
             raise FormatError(
                 f"`{record.name}` is the state of a parameter that the model section lacks",
                 hint="the checkpoint is incomplete: use one that is whole",
+                kind="tensor-missing",
             )
         if section.kind == STEP:
             self._step(record, row)

@@ -126,6 +126,7 @@ class MegatronRows:
                 f"`{key}` has shape {list(shape)}, the configuration of {self.family} gives"
                 f" {list(row.layout.shape)}",
                 hint="the configuration is another model's, or the tensor is damaged",
+                kind="shape-wrong",
             )
         return row
 

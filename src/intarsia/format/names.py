@@ -67,7 +67,8 @@ def prefix_of(names: Iterable[str], known: Mapping[str, Any]) -> str:
 
 def _with_table(listed: list[Stored], table: Table, where: str) -> Named:
     known = table.known
-    prefix = prefix_of((s.name for s in listed), known)
+    # A parameter's state ends with its name too, and says nothing of the wrappers around it.
+    prefix = prefix_of((s.name for s in listed if not _is_state(s.name)), known)
     named = (_named(s, prefix, table, known, where) for s in listed)
     stored = _unique((part for s in named for part in _by_member(s, known)), where)
     unknown = [name for name in stored if name not in known and not _OURS.match(name)]
@@ -96,6 +97,7 @@ def _named(s: Stored, prefix: str, table: Table, known: Mapping[str, Any], where
                 f"`{s.key or s.name}` has shape {list(s.shape)}, config.json of"
                 f" {table.family} gives {list(param.layout.shape)} - at {where}",
                 hint="the configuration is another model's, or the tensor is damaged",
+                kind="shape-wrong",
             )
         return replace(s, name=name, layout=param.layout, rule=param.rule, shift=param.shift)
     state = _OPTIMIZER.match(s.name)
@@ -144,6 +146,10 @@ def _unique(named: Iterable[Stored], where: str) -> dict[str, Stored]:
             )
         stored[s.name] = s
     return stored
+
+
+def _is_state(name: str) -> bool:
+    return _OPTIMIZER.match(name) is not None or _OURS.match(name) is not None
 
 
 def _respelled(s: Stored) -> Stored:

@@ -37,12 +37,17 @@ def read_header(folder: Folder, file: str) -> tuple[list[HeaderRow], dict[str, s
     """The rows of a file's header in the order of their bytes, and its free-form metadata."""
     where, size = str(folder.root / file), folder.size(file)
     if size < 8:
-        raise FormatError(f"{where} has {size} bytes, a header needs at least 8", hint=_DAMAGED)
+        raise FormatError(
+            f"{where} has {size} bytes, a header needs at least 8",
+            hint=_DAMAGED,
+            kind="file-too-short",
+        )
     length = int.from_bytes(folder.read(file, 0, 8), "little")
     if length > MAX_HEADER_BYTES or 8 + length > size:
         raise FormatError(
             f"{where}: the header claims {length:,} bytes, the file has {size - 8:,} after its length",
             hint=_DAMAGED,
+            kind="file-too-short",
         )
     raw = _parse(folder.read(file, 8, length), where)
     metadata = raw.pop("__metadata__", {})
@@ -108,11 +113,14 @@ def _check_tiling(rows: Sequence[HeaderRow], base_bytes: int, size: int, where: 
             raise FormatError(
                 f"{where}: {row.name!r} starts at byte {row.start_bytes:,}, expected {at:,}: it {what}",
                 hint=_DAMAGED,
+                kind="bytes-overlap" if row.start_bytes < at else None,
             )
         at += row.length_bytes
     if at != size:
         raise FormatError(
-            f"{where}: tensors end at byte {at:,}, the file at {size:,}", hint=_DAMAGED
+            f"{where}: tensors end at byte {at:,}, the file at {size:,}",
+            hint=_DAMAGED,
+            kind="file-too-short" if size < at else None,
         )
 
 

@@ -26,9 +26,9 @@ Lookup = tuple[tuple[int, ...], ...]
 Remainders = NDArray[np.uint32]
 
 
-def crc32(data: Any) -> int:
-    """The CRC-32 of a buffer."""
-    return int(_crc32(data))
+def crc32(data: Any, before: int = 0) -> int:
+    """The CRC-32 of a buffer, or of what has the checksum `before` with the buffer after it."""
+    return int(_crc32(data, before))
 
 
 def join(first: int, second: int, second_bytes: int) -> int:

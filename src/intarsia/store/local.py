@@ -72,6 +72,7 @@ class Folder:
                     f"{self.root / file} ends at byte {os.fstat(fd).st_size:,};"
                     f" bytes [{start_bytes:,}:{start_bytes + len(view):,}) were expected",
                     hint="the file is truncated: copy it again from its source",
+                    kind="file-too-short",
                 )
             at += count
         self._read_bytes += len(view)
@@ -124,6 +125,8 @@ def unreadable(path: Path, error: OSError) -> StoreError | FormatError:
     """What a failing system call on `path` means."""
     if isinstance(error, FileNotFoundError):
         return FormatError(
-            f"{path} is absent", hint="restore the file, or use a complete checkpoint"
+            f"{path} is absent",
+            hint="restore the file, or use a complete checkpoint",
+            kind="file-missing",
         )
     return StoreError(f"{path}: {error.strerror or error}")

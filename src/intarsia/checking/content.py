@@ -1,0 +1,178 @@
+"""Faults that the content of one tensor shows: no number, no value, no plausible value.
+
+What a fresh model may hold is no fault: zero biases and moments, norms of ones, whole matrices
+of zeros where every layer has them so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from intarsia.checking.fault import SHOWN, Fault, few
+from intarsia.checking.naming import Place, tensors_in
+from intarsia.checking.portrait import Portrait, Run
+from intarsia.checking.survey import Seen
+
+_MEGATRON_PADS_TO = 1024
+"""Megatron pads a vocabulary to a multiple of 128 for every tensor-parallel rank."""
+
+_LEAST_WEIGHT, _MOST_WEIGHT = 0.2, 1e-8
+"""Every number of a matrix above the first, or below the second: no weights are like that."""
+
+
+def content_faults(found: Sequence[Seen], padded: bool) -> Iterator[Fault]:
+    """The faults of every tensor; `padded` says that vocabularies may end with zero rows."""
+    for seen in found:
+        yield from seen.faults
+        if seen.faults:
+            continue  # what a damaged chunk holds says nothing
+        yield from not_finite(seen)
+        yield from negative_variance(seen)
+        yield from dtype_implausible(seen)
+        for portrait in seen.portraits:
+            yield from zero_block(seen, portrait, padded)
+    yield from zero_tensors(found)
+    yield from zero_scalars(found)
+
+
+def not_finite(seen: Seen) -> Iterator[Fault]:
+    """NaN or infinity."""
+    if seen.not_finite:
+        stored = seen.item.stored
+        names = stored.layout.tensors or (stored.name,)
+        text = f"{seen.not_finite:,} of {stored.layout.size:,} elements of `{stored.name}` are NaN or infinite"
+        yield Fault(
+            "not-finite",
+            names[:SHOWN],
+            f"{list(seen.first_not_finite)} first",
+            text,
+            seen.not_finite,
+        )
+
+
+def negative_variance(seen: Seen) -> Iterator[Fault]:
+    """A second moment below zero."""
+    if seen.negative:
+        stored = seen.item.stored
+        names = stored.layout.tensors or (stored.name,)
+        text = (
+            f"{seen.negative:,} of {stored.layout.size:,} elements of `{stored.name}` are negative"
+        )
+        yield Fault("negative-variance", names[:SHOWN], _files(seen), text, seen.negative)
+
+
+def dtype_implausible(seen: Seen) -> Iterator[Fault]:
+    """Bits of bf16 read as fp16 lie between 0.25 and 4, those of fp16 read as bf16 below 1e-8."""
+    stored = seen.item.stored
+    if not any(p.telling for p in seen.portraits) or seen.item.kinds != {""}:
+        return
+    if stored.layout.size < 64 or stored.dtype.name not in ("F16", "BF16") or seen.not_finite:
+        return
+    least, most = seen.magnitude(seen.least), seen.magnitude(seen.most)
+    fp16 = stored.dtype.name == "F16" and least > _LEAST_WEIGHT
+    bf16 = stored.dtype.name == "BF16" and 0 < most < _MOST_WEIGHT
+    if fp16 or bf16:
+        other = "BF16" if fp16 else "F16"
+        text = (
+            f"`{stored.name}` is said to be {stored.dtype}, and all its magnitudes lie in"
+            f" [{least:.2g}, {most:.2g}]: the bits are those of {other}"
+        )
+        names = stored.layout.tensors or (stored.name,)
+        yield Fault("dtype-implausible", names[:SHOWN], _files(seen), text, stored.layout.size)
+
+
+def zero_block(seen: Seen, portrait: Portrait, padded: bool) -> Iterator[Fault]:
+    """Rows or columns of a matrix that are all zero, enough of them to be a rank's share."""
+    unit, place = portrait.unit, portrait.unit.place
+    if min(unit.rows, unit.columns) < 2 or not seen.item.stored.dtype.floating:
+        return
+    if place.is_moment and (
+        place.expert is not None or place.is_vocabulary or "expert" in place.template
+    ):
+        return  # tokens that never came and experts that were never chosen have none
+    share = 16 if place.is_vocabulary or place.is_moment else 64
+    for word, runs, length, across in (
+        ("rows", portrait.zero_rows, unit.rows, unit.columns),
+        ("columns", portrait.zero_columns, unit.columns, unit.rows),
+    ):
+        for lo, hi in runs:
+            least = max(2, length // share)
+            if word == "rows" and _is_a_chunk(seen, (lo, hi)) and not place.is_vocabulary:
+                least = 2
+            trailing = place.is_vocabulary and padded and word == "rows" and hi == length
+            if hi - lo < least or (trailing and hi - lo <= _MEGATRON_PADS_TO):
+                continue
+            stored = seen.item.stored
+            names = tensors_in(stored, unit, *((lo, hi) if word == "rows" else ()))
+            text = f"{word} [{lo}:{hi}) of {length} of `{_named(seen, place)}` are all zero"
+            yield Fault(
+                "zero-block", names[:SHOWN], f"{word} [{lo}:{hi})", text, (hi - lo) * across
+            )
+            break
+
+
+def _is_a_chunk(seen: Seen, run: Run) -> bool:
+    """Whether rows are exactly those that one chunk holds."""
+    first = seen.item.units[0].first_row
+    for chunk, (_, zero) in seen.marks.items():
+        box = chunk.box
+        if zero and len(box.shape) == 2 and len(seen.item.chunks) > 1:
+            lo = box.offsets[0] - first
+            if run[0] <= lo and lo + box.shape[0] <= run[1]:
+                return True
+    return False
+
+
+def zero_tensors(found: Sequence[Seen]) -> Iterator[Fault]:
+    """Tensors that are zero where their like in other layers and experts are not.
+
+    One that has no like may be zero from the start, unless it is a vocabulary's.
+    """
+    alike: dict[tuple[str, str], list[tuple[Seen, Portrait]]] = {}
+    for seen in found:
+        for p in seen.portraits:
+            place = p.unit.place
+            matrix = min(p.unit.rows, p.unit.columns) > 1
+            norm = "norm" in place.template and not place.template.endswith("bias")
+            if seen.item.stored.dtype.floating and not place.is_moment and (matrix or norm):
+                alike.setdefault((place.kind, place.template), []).append((seen, p))
+    for (_, template), group in alike.items():
+        zero = [(seen, p) for seen, p in group if p.zero]
+        if not zero or (len(zero) == len(group) and not zero[0][1].unit.place.is_vocabulary):
+            continue
+        names = [name for seen, p in zero for name in tensors_in(seen.item.stored, p.unit)]
+        rest = len(group) - len(zero)
+        text = f"{few(names)} {'is' if len(names) == 1 else 'are'} all zero"
+        text += f", the other {rest} of `{template}` are not" if rest else ""
+        elements = sum(p.unit.rows * p.unit.columns for _, p in zero)
+        yield Fault("zero-tensor", tuple(names[:SHOWN]), _files(zero[0][0]), text, elements)
+
+
+def zero_scalars(found: Sequence[Seen]) -> Iterator[Fault]:
+    """Scales without an axis that are zero: nothing can be multiplied by them and remain."""
+    for seen in found:
+        stored = seen.item.stored
+        if stored.shape == () and seen.value == 0 and "scale" in stored.name.rpartition(".")[2]:
+            yield Fault("zero-scalar", (stored.name,), _files(seen), f"`{stored.name}` is 0", 1)
+
+
+def notes_of(found: Sequence[Seen]) -> Iterator[str]:
+    """What is worth saying and no fault."""
+    unsealed = sum(seen.unsealed for seen in found)
+    if unsealed:
+        yield f"{unsealed:,} chunks were saved without a CRC-32, so their bytes cannot be checked"
+    for seen in found:
+        for p in seen.portraits:
+            lo, hi = next((r for r in p.zero_rows if r[1] == p.unit.rows), (0, 0))
+            if p.unit.place.is_vocabulary and not p.unit.place.kind and hi > lo:
+                yield f"`{seen.item.stored.name}` ends with {hi - lo:,} zero rows, as padding does"
+
+
+def _named(seen: Seen, place: Place) -> str:
+    at = [str(k) for k in (place.layer, place.expert) if k is not None]
+    name = seen.item.stored.name
+    return name if len(seen.item.units) == 1 or not at else f"{name} ({', '.join(at)})"
+
+
+def _files(seen: Seen) -> str:
+    return few(sorted({chunk.file for chunk in seen.item.chunks}))

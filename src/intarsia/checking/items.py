@@ -1,0 +1,73 @@
+"""The stored tensors of a checkpoint as items that are read on their own, each byte once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from intarsia.checking.naming import Unit, state_of, units_of
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Chunk, Manifest, Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A stored tensor, or one matrix of it, with the chunks that hold it.
+
+    `names` are all stored tensors that these chunks stand for: Megatron-FSDP's main weight is
+    the weight too.
+    """
+
+    names: tuple[Stored, ...]
+    units: tuple[Unit, ...]
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def stored(self) -> Stored:
+        return self.names[0]
+
+    @property
+    def kinds(self) -> set[str]:
+        """What it is in training: a weight (empty), a main weight, a moment."""
+        return {
+            state_of(s.layout.tensors[0] if s.layout.tensors else s.name)[0] for s in self.names
+        }
+
+    @property
+    def nbytes(self) -> int:
+        return sum(chunk.box.size for chunk in self.chunks) * self.stored.dtype.itemsize
+
+
+def items_of(manifest: Manifest) -> list[Item]:
+    """The items of a checkpoint, each byte in one of them."""
+    twins: dict[Any, list[Stored]] = {}
+    for stored in manifest.stored.values():
+        if stored.chunks:
+            twins.setdefault((stored.key, stored.chunks), []).append(stored)
+    return [item for held in twins.values() for item in _cut(tuple(held))]
+
+
+def _cut(names: tuple[Stored, ...]) -> Iterator[Item]:
+    """One item per matrix where no chunk spans two of them, so that little is held at once."""
+    stored, units = names[0], units_of(names[0])
+    if not units or not stored.layout.size:
+        return
+    by_unit: dict[int, list[Chunk]] = {}
+    for chunk in stored.chunks:
+        if not chunk.box.size:
+            continue
+        first, last = (row // max(units[0].rows, 1) for row in _row_span(chunk.box, stored.shape))
+        if first != last:
+            yield Item(names, tuple(units), stored.chunks)
+            return
+        by_unit.setdefault(first, []).append(chunk)
+    for k, chunks in by_unit.items():
+        yield Item(names, (units[k],), tuple(chunks))
+
+
+def _row_span(box: Box, shape: tuple[int, ...]) -> tuple[int, int]:
+    first = last = 0
+    for o, n, size in zip(box.offsets[:-1], box.shape[:-1], shape[:-1], strict=True):
+        first, last = first * size + o, last * size + o + n - 1
+    return first, last

@@ -1,0 +1,112 @@
+"""What a tensor's name tells, whatever the family: its layer, its expert, its part in training."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from intarsia.planning.manifest import Stored
+
+_LAYER = re.compile(r"(?<![^.])(?P<word>layers|layer|h|blocks|block)\.(?P<k>\d+)(?=\.)")
+_EXPERT = re.compile(r"(?<![^.])(?P<word>experts|local_experts)\.(?P<k>\d+)(?=\.)")
+_STATE = re.compile(
+    r"^optimizer\.(?P<kind>exp_avg_sq|exp_avg|master|step|[A-Za-z_0-9]+)\.(?P<of>.+)$"
+)
+_STACK = re.compile(r"(?:^|\.)layers\.(?!\d)")
+_VOCABULARY = re.compile(
+    r"(embed_tokens|word_embeddings|lm_head|output_layer|wte|embed_out|tok_embeddings)\.weight$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A name taken apart; names that differ in nothing but their place have one template."""
+
+    template: str
+    kind: str = ""
+    layer: int | None = None
+    expert: int | None = None
+
+    @property
+    def is_vocabulary(self) -> bool:
+        """Whether its rows are tokens."""
+        return _VOCABULARY.search(self.template) is not None
+
+    @property
+    def is_moment(self) -> bool:
+        return self.kind not in ("", "master")
+
+
+@lru_cache(maxsize=1 << 18)
+def place_of(name: str) -> Place:
+    """The place that a name tells.
+
+    >>> place_of("optimizer.exp_avg.model.layers.3.mlp.experts.7.up_proj.weight")
+    Place(template='model.layers.*.mlp.experts.*.up_proj.weight', kind='exp_avg', layer=3, expert=7)
+    """
+    kind = ""
+    if state := _STATE.match(name):
+        kind, name = state["kind"], state["of"]
+    layer, expert = _LAYER.search(name), _EXPERT.search(name)
+    template = _EXPERT.sub(r"\g<word>.*", _LAYER.sub(r"\g<word>.*", name, count=1))
+    return Place(template, kind, layer and int(layer["k"]), expert and int(expert["k"]))
+
+
+def state_of(name: str) -> tuple[str, str]:
+    """The kind of state that a logical name is, and its parameter; an empty kind for a weight.
+
+    >>> state_of("optimizer.exp_avg.lm_head.weight"), state_of("lm_head.weight")
+    (('exp_avg', 'lm_head.weight'), ('', 'lm_head.weight'))
+    """
+    found = _STATE.match(name)
+    return (found["kind"], found["of"]) if found else ("", name)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One matrix of a stored tensor, which may stack those of layers and experts."""
+
+    place: Place
+    first_row: int
+    rows: int
+    columns: int
+
+
+def units_of(stored: Stored) -> list[Unit]:
+    """The matrices that a stored tensor is made of, in the order of its rows."""
+    place, shape = place_of(stored.name), stored.shape
+    columns = shape[-1] if shape else 1
+    stacked: list[str] = []
+    if place.layer is None and _STACK.search(stored.name) and len(shape) > 1:
+        stacked.append("layer")
+    if place.expert is None and ".experts." in stored.name and len(shape) - len(stacked) > 2:
+        stacked.append("expert")
+    counts = shape[: len(stacked)]
+    rows = prod(shape[len(stacked) : -1])
+    units = []
+    for k in range(prod(counts)):
+        at = {"layer": place.layer, "expert": place.expert}
+        rest = k
+        for word, n in reversed(list(zip(stacked, counts, strict=True))):
+            rest, at[word] = divmod(rest, n)
+        units.append(
+            Unit(
+                Place(place.template, place.kind, at["layer"], at["expert"]),
+                k * rows,
+                rows,
+                columns,
+            )
+        )
+    return units
+
+
+def tensors_in(stored: Stored, unit: Unit, lo: int = 0, hi: int | None = None) -> tuple[str, ...]:
+    """The logical tensors that have elements in rows `[lo, hi)` of a unit."""
+    hi = unit.rows if hi is None else hi
+    start = (unit.first_row + lo) * unit.columns
+    end = (unit.first_row + hi) * unit.columns
+    pieces = stored.layout.pieces
+    held = [p.tensor for p in pieces if p.at < end and p.at + p.span >= start]
+    return tuple(dict.fromkeys(held)) or (stored.key or stored.name,)

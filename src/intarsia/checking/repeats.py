@@ -1,0 +1,184 @@
+"""Faults of equality: experts, layers and shards that are copies, ties that are none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from intarsia.checking.fault import SHOWN, Fault, few
+from intarsia.checking.naming import place_of, tensors_in
+from intarsia.checking.portrait import Portrait
+from intarsia.checking.survey import Seen
+from intarsia.planning.manifest import Stored
+
+Drawn = tuple[Stored, Portrait]
+Experts = dict[int, Drawn]
+
+
+def repeat_faults(found: Sequence[Seen], tied: Mapping[str, str]) -> Iterator[Fault]:
+    """What is equal and should not be; and what should be and is not."""
+    drawn = [(seen.item.stored, p) for seen in found for p in seen.portraits]
+    yield from repeated_experts(drawn)
+    yield from repeated_layers(drawn)
+    for seen in found:
+        yield from repeated_shards(seen)
+    yield from tied_that_differ(found, tied)
+
+
+def repeated_experts(drawn: Sequence[Drawn]) -> Iterator[Fault]:
+    """Experts of one layer that are equal, told apart by which are."""
+    layers: dict[tuple[str, str, int | None], Experts] = {}
+    for stored, p in drawn:
+        place = p.unit.place
+        if place.expert is not None and place.kind == "" and p.telling:
+            key = (place.kind, place.template, place.layer)
+            layers.setdefault(key, {})[place.expert] = (stored, p)
+    wrong = {key: held for key, held in layers.items() if len(_classes(held)) < len(held)}
+    if not wrong:
+        return
+    if len(wrong) == len(layers) and all(len(_classes(held)) == 1 for held in wrong.values()):
+        names = [_names(held[e])[0] for held in wrong.values() for e in sorted(held)[:2]]
+        count = len(next(iter(wrong.values())))
+        text = f"all {count} experts of each layer are equal, such as {few(names, 2)}"
+        yield Fault("experts-identical", tuple(names[:SHOWN]), "all layers", text, _size(wrong))
+        return
+    by_pattern: dict[tuple[str, tuple[int, ...]], dict[Any, Experts]] = {}
+    for key, held in wrong.items():
+        block = _block_of(held)
+        kind = "expert-blocks-repeated" if block else "experts-repeated"
+        pattern: tuple[int, ...] = (block,) if block else _first_equal(held)
+        by_pattern.setdefault((kind, pattern), {})[key] = held
+    for (kind, pattern), group in by_pattern.items():
+        names = []
+        for held in group.values():
+            first, second = _first_equal(held)
+            names += [_names(held[first])[0], _names(held[second])[0]]
+        where = f"layers {_numbers(layer for _, _, layer in group)}"
+        if kind == "experts-repeated":
+            text = f"experts {pattern[0]} and {pattern[1]} of a layer are equal: {few(names, 2)}"
+        else:
+            text = f"experts repeat every {pattern[0]}: one rank's {pattern[0]} experts were saved for all"
+        yield Fault(kind, tuple(dict.fromkeys(names))[:SHOWN], where, text, _size(group))
+
+
+def _classes(held: Experts) -> dict[bytes, list[int]]:
+    found: dict[bytes, list[int]] = {}
+    for expert, (_, p) in sorted(held.items()):
+        found.setdefault(p.digest, []).append(expert)
+    return found
+
+
+def _first_equal(held: Experts) -> tuple[int, int]:
+    same = next(experts for experts in _classes(held).values() if len(experts) > 1)
+    return same[0], same[1]
+
+
+def _block_of(held: Experts) -> int:
+    """The number of experts after which they repeat; 0 where they do not."""
+    count = len(held)
+    digests = [held[e][1].digest if e in held else b"" for e in range(count)]
+    for n in range(1, count):
+        if count % n == 0 and all(digests[e] == digests[e % n] for e in range(count)):
+            return n
+    return 0
+
+
+def _size(groups: Mapping[Any, Experts]) -> int:
+    """The elements that are copies of others."""
+    return sum(
+        p.unit.rows * p.unit.columns * (len(held) - len(_classes(held))) // len(held)
+        for held in groups.values()
+        for _, p in held.values()
+    )
+
+
+def repeated_layers(drawn: Sequence[Drawn]) -> Iterator[Fault]:
+    """Layers that are equal in every matrix, or in some; what all layers share is a buffer."""
+    templates: dict[tuple[str, int | None], dict[int, Drawn]] = {}
+    for stored, p in drawn:
+        place = p.unit.place
+        if place.layer is not None and place.kind == "" and p.telling and stored.dtype.floating:
+            templates.setdefault((place.template, place.expert), {})[place.layer] = (stored, p)
+    equal: dict[tuple[str, int, int], list[Drawn]] = {}
+    held: dict[tuple[str, int], int] = {}
+    for (template, _), layers in templates.items():
+        stack = template.partition("*")[0]
+        same: dict[bytes, list[int]] = {}
+        for layer, (_, p) in sorted(layers.items()):
+            held[stack, layer] = held.get((stack, layer), 0) + 1
+            same.setdefault(p.digest, []).append(layer)
+        for copies in same.values():
+            for layer in copies[1:]:
+                equal.setdefault((stack, copies[0], layer), []).append(layers[layer])
+    shared = _shared_by_all(templates)
+    for (stack, first, second), tensors in sorted(equal.items()):
+        whole = len(tensors) == held[stack, first] == held[stack, second] and len(tensors) > 1
+        if not whole:
+            tensors = [t for t in tensors if t[1].unit.place.template not in shared]
+        if not tensors:
+            continue
+        names = [name for t in tensors for name in _names(t)]
+        elements = sum(p.unit.rows * p.unit.columns for _, p in tensors)
+        what = f"all {len(tensors)} matrices" if whole else few(names, 2)
+        text = f"layer {second} equals layer {first} in {what}"
+        kind = "layers-repeated" if whole else "tensor-repeated"
+        yield Fault(kind, tuple(names[:SHOWN]), f"{stack}{second}", text, elements)
+
+
+def _shared_by_all(templates: Mapping[Any, Mapping[int, Drawn]]) -> set[str]:
+    """Templates of which every layer holds the same: masks and tables that were saved along."""
+    return {
+        template
+        for (template, _), layers in templates.items()
+        if len(layers) > 1 and len({p.digest for _, p in layers.values()}) == 1
+    }
+
+
+def repeated_shards(seen: Seen) -> Iterator[Fault]:
+    """Blocks of one matrix that are equal."""
+    stored = seen.item.stored
+    for p in seen.portraits:
+        if p.unit.place.is_moment:
+            continue
+        for word, repeat, length, across in (
+            ("rows", p.repeated_rows, p.unit.rows, p.unit.columns),
+            ("columns", p.repeated_columns, p.unit.columns, p.unit.rows),
+        ):
+            if repeat is None:
+                continue
+            (a, b), (c, d) = repeat.runs(length)
+            text = f"{word} [{c}:{d}) of `{stored.name}` equal {word} [{a}:{b})"
+            text += (
+                f", as do all {repeat.blocks} blocks" if repeat.every and repeat.blocks > 2 else ""
+            )
+            names = tensors_in(stored, p.unit)
+            yield Fault(
+                "shards-repeated", names[:SHOWN], f"{word} [{c}:{d})", text, (d - c) * across
+            )
+            break
+
+
+def tied_that_differ(found: Sequence[Seen], tied: Mapping[str, str]) -> Iterator[Fault]:
+    """Pairs that the configuration ties, both stored in one element type and shape, not equal."""
+    whole = {
+        stored.layout.tensors[0]: (stored, seen.portraits[0])
+        for seen in found
+        for stored in seen.item.names
+        if len(stored.layout.tensors) == 1 and len(seen.portraits) == 1
+    }
+    for name, twin in tied.items():
+        # Layers that predict further tokens may have been trained with a head of their own.
+        if name not in whole or twin not in whole or place_of(name).layer is not None:
+            continue
+        (a, drawn), (b, other) = whole[name], whole[twin]
+        if a.dtype == b.dtype and a.shape == b.shape and drawn.digest != other.digest:
+            text = f"`{name}` and `{twin}` are tied by the configuration, both stored, and differ"
+            yield Fault("tied-differ", (name, twin), a.chunks[0].file, text, a.layout.size)
+
+
+def _names(drawn: Drawn) -> tuple[str, ...]:
+    return tensors_in(drawn[0], drawn[1].unit)
+
+
+def _numbers(layers: Iterator[int | None]) -> str:
+    return few([str(k) for k in sorted({-1 if k is None else k for k in layers})], 6)

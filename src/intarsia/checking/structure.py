@@ -1,0 +1,230 @@
+"""Faults that headers alone show: what is absent, what overlaps, what has the wrong shape."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from intarsia.checking.fault import SHOWN, Fault, few
+from intarsia.checking.naming import place_of
+from intarsia.errors import IntarsiaError
+from intarsia.family import table_for
+from intarsia.planning.manifest import Chunk, Manifest, Stored
+from intarsia.planning.tiling import tiling_fault
+
+_NUMBERED = re.compile(r"^(?P<stem>.*)-(?P<k>\d{5})-of-(?P<n>\d{5})\.safetensors$")
+_SIXTEEN_BITS = {"F16", "BF16"}
+
+
+def structure_faults(manifest: Manifest) -> Iterator[Fault]:
+    """Every fault of a manifest."""
+    yield from missing_files(manifest)
+    yield from missing_tensors(manifest)
+    yield from half_an_option(manifest)
+    yield from bad_tilings(manifest)
+    yield from uncovered(manifest)
+    yield from shared_bytes(manifest)
+    yield from mixed_dtypes(manifest)
+    yield from other_problems(manifest)
+
+
+def missing_files(manifest: Manifest) -> Iterator[Fault]:
+    """Numbered files whose numbers say that there are more, though the index names no others."""
+    counts: dict[tuple[str, int], set[int]] = {}
+    for file in manifest.files:
+        if found := _NUMBERED.match(file):
+            counts.setdefault((found["stem"], int(found["n"])), set()).add(int(found["k"]))
+    for (stem, n), numbers in counts.items():
+        lost = sorted(set(range(1, n + 1)) - numbers)
+        if lost and max(numbers) <= n:
+            names = [f"{stem}-{k:05d}-of-{n:05d}.safetensors" for k in lost]
+            text = f"the files' names count {n}, {len(numbers)} are there; absent: {few(names)}"
+            yield Fault("file-missing", (), few(names), text)
+
+
+def missing_tensors(manifest: Manifest) -> Iterator[Fault]:
+    """Tensors of the configuration that are not stored: whole layers, experts, others."""
+    empty = {
+        name
+        for s in manifest.stored.values()
+        if not s.chunks and s.layout.size
+        for name in s.layout.tensors
+    }
+    weights = [name for name in manifest.logical if not place_of(name).kind]
+    held = {name for name in weights if name not in empty}
+    absent = [x.name for x in manifest.absent] + [name for name in weights if name in empty]
+    if not absent:
+        return
+    alive = {_stack(name) for name in held}
+    siblings = {(p.template, p.layer) for p in map(place_of, held) if p.expert is not None}
+    groups: dict[str, list[str]] = {}
+    for name in absent:
+        place = place_of(name)
+        kind = "tensor-missing"
+        if place.layer is not None and _stack(name) not in alive:
+            kind = "layers-missing"
+        elif place.expert is not None and (place.template, place.layer) in siblings:
+            kind = "experts-missing"
+        groups.setdefault(kind, []).append(name)
+    sizes = {x.name: x.size for x in (*manifest.absent, *manifest.logical.values())}
+    for kind, names in groups.items():
+        places = [place_of(name) for name in names]
+        where = ""
+        if kind == "layers-missing":
+            where = f"layers {few([str(k) for k in sorted({p.layer or 0 for p in places})], 6)}"
+        elif kind == "experts-missing":
+            where = f"experts {few([str(k) for k in sorted({p.expert or 0 for p in places})], 6)}"
+        text = f"{len(names):,} of {len(weights) + len(manifest.absent):,} tensors are not stored: {few(names)}"
+        elements = sum(sizes[name] for name in names)
+        yield Fault(kind, tuple(names[:SHOWN]), where, text, elements)
+
+
+def _stack(name: str) -> tuple[str, int | None]:
+    place = place_of(name)
+    return place.template.partition("*")[0], place.layer
+
+
+def half_an_option(manifest: Manifest) -> Iterator[Fault]:
+    """Layers that a checkpoint may leave out, of which it has some tensors and lacks others."""
+    for layer, names in _options(manifest).items():
+        lost = [name for name in names if name not in manifest.logical]
+        if 0 < len(lost) < len(names):
+            text = f"{len(lost)} of {len(names)} tensors of {layer} are not stored: {few(lost)}"
+            yield Fault("tensor-missing", tuple(lost[:SHOWN]), layer, text)
+
+
+def left_out(manifest: Manifest) -> Iterator[str]:
+    """Notes of the layers that a checkpoint leaves out, as it may."""
+    for layer, names in _options(manifest).items():
+        if not any(name in manifest.logical for name in names):
+            yield f"the configuration counts {layer}, of which nothing is stored, as is allowed"
+
+
+def _options(manifest: Manifest) -> dict[str, list[str]]:
+    """Optional tensors by their layer; those that are tied are stored or not on their own."""
+    table = table_for(manifest.config)
+    found: dict[str, list[str]] = {}
+    for name in table.logical if table else ():
+        if table and name in table.optional and name not in table.tied:
+            stack, layer = _stack(name)
+            at = "mtp" if name.startswith("mtp.") else f"{stack}{layer}"
+            found.setdefault(at, []).append(name)
+    return found
+
+
+def bad_tilings(manifest: Manifest) -> Iterator[Fault]:
+    """Chunks that leave elements of their tensor out, or hold some twice."""
+    for stored in manifest.stored.values():
+        if not stored.chunks and not place_of(_first(stored)).kind:
+            continue  # named among the missing tensors
+        boxes = tuple(chunk.box for chunk in stored.chunks)
+        fault = tiling_fault(stored.shape, boxes)
+        if fault is None:
+            continue
+        kind = "elements-missing" if "in none of" in fault else "chunks-overlap"
+        where = few(sorted({chunk.file for chunk in stored.chunks}))
+        lost = max(0, stored.layout.size - sum(box.size for box in boxes))
+        text = f"the chunks of `{stored.key or stored.name}` do not tile it: {fault}"
+        yield Fault(kind, stored.layout.tensors[:SHOWN] or (stored.name,), where, text, lost)
+
+
+def uncovered(manifest: Manifest) -> Iterator[Fault]:
+    """Logical tensors of which the stored ones together hold too few elements, or too many."""
+    counts: dict[str, int] = {}
+    for stored in manifest.stored.values():
+        for piece in stored.layout.pieces:
+            counts[piece.tensor] = counts.get(piece.tensor, 0) + piece.size
+    for name, logical in manifest.logical.items():
+        held = counts.get(name, 0)
+        if held != logical.size:
+            kind = "elements-missing" if held < logical.size else "chunks-overlap"
+            text = f"{held:,} elements are stored of `{name}`, which has {logical.size:,}"
+            yield Fault(kind, (name,), "", text, abs(logical.size - held))
+
+
+def shared_bytes(manifest: Manifest) -> Iterator[Fault]:
+    """Chunks of two tensors that claim the same bytes of a file."""
+    by_file: dict[str, dict[tuple[int, int, str], tuple[Stored, Chunk]]] = {}
+    for stored in manifest.stored.values():
+        for chunk in stored.chunks:
+            if chunk.length_bytes:
+                end = chunk.start_bytes + chunk.length_bytes
+                # Two names of one tensor on disk share their bytes rightly.
+                at = (chunk.start_bytes, end, f"{stored.key} {chunk.box}")
+                by_file.setdefault(chunk.file, {})[at] = (stored, chunk)
+    for file, claims in by_file.items():
+        last_end, last = 0, None
+        for (start, end, _), (stored, _) in sorted(claims.items(), key=lambda c: c[0]):
+            if last is not None and start < last_end:
+                names = (*last.layout.tensors[:2], *stored.layout.tensors[:2])
+                text = f"`{last.key}` and `{stored.key}` both claim bytes [{start:,}:{min(end, last_end):,})"
+                yield Fault("bytes-overlap", names, f"{file} byte {start:,}", text)
+            if end > last_end:
+                last_end, last = end, stored
+
+
+def mixed_dtypes(manifest: Manifest) -> Iterator[Fault]:
+    """Tensors in one 16-bit type whose like in all other layers are in the other."""
+    alike: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for stored in manifest.stored.values():
+        place = place_of(_first(stored))
+        by_type = alike.setdefault((place.kind, place_of(stored.name).template), {})
+        by_type.setdefault(stored.dtype.name, []).append(_first(stored))
+    for (_, template), by_type in alike.items():
+        if by_type.keys() == _SIXTEEN_BITS:
+            few_, many = sorted(by_type, key=lambda t: len(by_type[t]))
+            names = by_type[few_]
+            text = (
+                f"{few(names)} in {few_}, the other {len(by_type[many])} of `{template}` in {many}"
+            )
+            yield Fault("dtype-mixed", tuple(names[:SHOWN]), "", text)
+
+
+def other_problems(manifest: Manifest) -> Iterator[Fault]:
+    """What reading the headers found wrong beside absent tensors."""
+    said = {f"`{x.name}` {list(x.shape)} is absent" for x in manifest.absent}
+    for problem in manifest.problems:
+        if problem in said or "stays in Megatron's buckets" in problem:
+            continue
+        kind = "steps-disagree" if "count one tensor's steps" in problem else "elements-missing"
+        yield Fault(kind, tuple(re.findall(r"`([^`]+)`", problem))[:SHOWN], manifest.path, problem)
+
+
+def wrong_shapes(manifest: Manifest, config: object) -> Iterator[Fault]:
+    """Tensors, read name by name, that are not shaped as their configuration says."""
+    table = table_for(config) if isinstance(config, dict) else None
+    if table is None:
+        return
+    for stored in manifest.stored.values():
+        row = table.known.get(stored.name)
+        if row is None or row.layout.shape == stored.shape:
+            continue
+        have, want = stored.shape, row.layout.shape
+        taller = len(have) == len(want) and have[1:] == want[1:] and have[0] > want[0]
+        grown = taller and place_of(stored.name).is_vocabulary
+        kind = "vocabulary-padded" if grown else "shape-wrong"
+        text = f"`{stored.key}` has shape {list(have)}, the configuration of {table.family} gives {list(want)}"
+        yield Fault(kind, (stored.name,), stored.chunks[0].file if stored.chunks else "", text)
+
+
+def reading_fault(path: Path, error: IntarsiaError) -> Fault:
+    """What an error that stopped the reading of headers says."""
+    text = str(error).partition("\n")[0]
+    names = tuple(re.findall(r"`([^`]+)`", text))[:SHOWN]
+    return Fault(error.kind, names, str(path), text)
+
+
+def _first(stored: Stored) -> str:
+    return stored.layout.tensors[0] if stored.layout.tensors else stored.name
+
+
+def unfinished(path: Path) -> Fault | None:
+    """A folder of DCP's data files that lacks their metadata."""
+    folders: Iterable[Path] = (path, *path.glob("iter_*")) if path.is_dir() else ()
+    for folder in folders:
+        files = sorted(p.name for p in folder.glob("*.distcp"))
+        if files and not (folder / ".metadata").exists():
+            text = f"{len(files)} data files and no .metadata, which is written last"
+            return Fault("metadata-missing", (), str(folder), text)
+    return None

@@ -1,0 +1,269 @@
+"""One pass over the bytes of a checkpoint, for everything that is checked of its content."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.checking.fault import Fault
+from intarsia.checking.items import Item, items_of
+from intarsia.checking.naming import state_of
+from intarsia.checking.portrait import Portrait, Sketch
+from intarsia.dtypes import DType
+from intarsia.errors import IntarsiaError
+from intarsia.format.base import Format
+from intarsia.format.dcp import sealed
+from intarsia.formats import folder_of, format_named
+from intarsia.layout import unravel
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Chunk, Manifest, Stored
+from intarsia.run.budget import Budget
+from intarsia.run.checksum import crc32
+from intarsia.run.values import Bits, as_float64, bits_dtype, cast
+from intarsia.store.local import Folder
+
+Progress = Callable[[int, int], None]
+
+_SEALED = ("dcp", "torch_dist", "fsdp_dtensor")
+"""Formats whose chunks are archives of torch, with a checksum each."""
+
+_NOT_FINITE = {
+    "F64": 0x7FF0 << 48, "F32": 0x7F80 << 16, "BF16": 0x7F80, "F16": 0x7C00,
+    "F8_E5M2": 0x7C, "F8_E4M3": 0x7F,
+}  # fmt: skip
+"""The least magnitude, as bits, that is no finite number."""
+
+
+@dataclass
+class Seen:
+    """What the pass saw of one item."""
+
+    item: Item
+    portraits: list[Portrait] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    not_finite: int = 0
+    first_not_finite: tuple[int, ...] = ()
+    negative: int = 0
+    used_bits: int = 0
+    least: int = -1
+    most: int = 0
+    total: int = 0
+    rounded: int | None = None
+    unsealed: int = 0
+    marks: dict[Chunk, tuple[int, bool]] = field(default_factory=dict)
+    value: float | None = None
+
+    def magnitude(self, bits: int) -> float:
+        """The number whose magnitude has these bits."""
+        dtype = self.item.stored.dtype
+        return float(as_float64(np.array([bits], bits_dtype(dtype)), dtype)[0])
+
+
+def survey(manifest: Manifest, budget: Budget, progress: Progress | None = None) -> list[Seen]:
+    """Read every chunk once, on the budget's threads, and say what was seen."""
+    items = items_of(manifest)
+    total, done, lock = sum(item.nbytes for item in items), 0, threading.Lock()
+    # A block is cast and summed in wider types: its temporaries take several times its bytes.
+    window = max(1 << 16, budget.window_bytes // 8)
+
+    def one(item: Item) -> Seen:
+        nonlocal done
+        seen = _Reader(manifest, folder, window).see(item)
+        with lock:
+            done += item.nbytes
+            if progress is not None:
+                progress(done, total)
+        return seen
+
+    with folder_of(manifest) as folder, ThreadPoolExecutor(budget.workers, "intarsia") as pool:
+        return list(pool.map(one, items))
+
+
+@dataclass
+class _Reader:
+    manifest: Manifest
+    folder: Folder
+    window_bytes: int
+
+    def see(self, item: Item) -> Seen:
+        seen, stored = Seen(item), item.stored
+        sketch = Sketch(item.units, stored.dtype)
+        rounding = self._rounding(item)
+        seen.rounded = None if rounding is None else 0
+        format = format_named(self.manifest.format)
+        for chunk in item.chunks:
+            if not chunk.box.size:
+                continue
+            try:
+                self._chunk(seen, sketch, rounding, format, chunk)
+            except IntarsiaError as error:
+                where = f"{chunk.file} byte {chunk.start_bytes:,}"
+                text = str(error).partition("\n")[0]
+                seen.faults.append(Fault(error.kind, _names(stored), where, text, chunk.box.size))
+        whole = sum(unit.rows * unit.columns for unit in item.units)
+        if not seen.faults and whole == sum(chunk.box.size for chunk in item.chunks):
+            seen.portraits = sketch.portraits(_padded(stored))
+            if stored.layout.size == 1 and seen.value is None:
+                bits = np.array([seen.total], np.uint64).astype(bits_dtype(stored.dtype))
+                seen.value = float(as_float64(bits, stored.dtype).real[0])
+        return seen
+
+    def _rounding(self, item: Item) -> DType | None:
+        """The weight's element type, where the item is a main weight that is kept apart from it."""
+        if item.kinds != {"master"}:
+            return None
+        weight = self.manifest.logical.get(state_of(item.stored.layout.tensors[0])[1])
+        return weight.dtype if weight is not None and weight.dtype.floating else None
+
+    def _chunk(
+        self, seen: Seen, sketch: Sketch, rounding: DType | None, format: Format, chunk: Chunk
+    ) -> None:
+        stored = seen.item.stored
+        located = format.locate(self.folder, stored, chunk)
+        size = chunk.box.size * stored.dtype.itemsize
+        start, length, crc = located.start_bytes, size, None
+        if self.manifest.format in _SEALED:
+            start, length, crc = sealed(self.folder, chunk)
+            seen.unsealed += crc is None and size > 0
+        together = (start, length) == (located.start_bytes, size) and located.piece is None
+        found, before = 0, seen.total
+        if together:
+            for block, rows, column in self._blocks(chunk, stored, start):
+                found = crc32(block, found)
+                _look(seen, sketch, rounding, block, rows, column, chunk)
+        else:
+            found = self._sum(chunk.file, start, length)
+            self._strided(seen, sketch, rounding, chunk, located)
+        if crc is not None and found != crc:
+            text = f"CRC-32 {found:08x}, recorded {crc:08x} when it was saved"
+            where = f"{chunk.file} bytes [{start:,}:{start + length:,})"
+            fault = Fault("checksum-wrong", _names(stored), where, text, chunk.box.size)
+            seen.faults.append(fault)
+        seen.marks[chunk] = (found, seen.total == before)
+
+    def _blocks(
+        self, chunk: Chunk, stored: Stored, start_bytes: int
+    ) -> Iterator[tuple[Bits, NDArray[np.int64], int]]:
+        """The elements of a chunk in row-major order, in blocks of whole rows or parts of one."""
+        itemsize = stored.dtype.itemsize
+        ids, width, first = _rows_of(chunk.box, stored.shape)
+        rows_at_once = max(1, self.window_bytes // (width * itemsize))
+        columns_at_once = max(1, min(width, self.window_bytes // itemsize))
+        for lo in range(0, len(ids), rows_at_once):
+            rows = ids[lo : lo + rows_at_once]
+            for column in range(0, width, columns_at_once):
+                n = min(columns_at_once, width - column) if len(rows) == 1 else width
+                block = np.empty(len(rows) * n, bits_dtype(stored.dtype))
+                at = start_bytes + (lo * width + column) * itemsize
+                self.folder.read_into(chunk.file, at, block.view(np.uint8).data)
+                yield block.reshape(len(rows), n), rows, first + column
+
+    def _sum(self, file: str, start_bytes: int, length_bytes: int) -> int:
+        found = 0
+        for at in range(0, length_bytes, self.window_bytes):
+            size = min(self.window_bytes, length_bytes - at)
+            found = crc32(self.folder.read(file, start_bytes + at, size), found)
+        return found
+
+    def _strided(
+        self, seen: Seen, sketch: Sketch, rounding: DType | None, chunk: Chunk, located: Any
+    ) -> None:
+        """A chunk that is not stored row by row, or is a part of what is."""
+        stored, kind = seen.item.stored, bits_dtype(seen.item.stored.dtype)
+        loops = located.piece.loops if located.piece is not None else ()
+        span = 1 + sum((loop.n - 1) * loop.at for loop in loops)
+        count = span if loops else chunk.box.size
+        raw = np.empty(count, kind)
+        self.folder.read_into(chunk.file, located.start_bytes, raw.view(np.uint8).data)
+        flat = np.empty(chunk.box.size, kind)
+        if loops:
+            shape = tuple(loop.n for loop in loops)
+            size = kind.itemsize
+            src: NDArray[Any] = np.ndarray(
+                shape, kind, raw.data, 0, tuple(x.at * size for x in loops)
+            )
+            dst: NDArray[Any] = np.ndarray(
+                shape, kind, flat.data, 0, tuple(x.to * size for x in loops)
+            )
+            dst[...] = src
+        else:
+            flat[...] = raw
+        rows, width, first = _rows_of(chunk.box, stored.shape)
+        _look(seen, sketch, rounding, flat.reshape(len(rows), width), rows, first, chunk)
+
+
+def _look(
+    seen: Seen,
+    sketch: Sketch,
+    rounding: DType | None,
+    block: Bits,
+    rows: NDArray[np.int64],
+    column: int,
+    chunk: Chunk,
+) -> None:
+    """Take one block into the sums, and count what no sound tensor holds."""
+    stored = seen.item.stored
+    dtype = stored.dtype
+    seen.total = (seen.total + sketch.add(block, rows, column)) % (1 << 64)
+    if not dtype.floating or not block.size:
+        return
+    sign = 1 << (8 * dtype.itemsize - 1)
+    magnitude = block & block.dtype.type(sign - 1)
+    least, most = int(magnitude.min()), int(magnitude.max())
+    seen.least = least if seen.least < 0 else min(seen.least, least)
+    seen.most = max(seen.most, most)
+    limit = _NOT_FINITE.get(dtype.name)
+    if limit is not None and most >= limit:
+        wrong = magnitude >= limit
+        if not seen.not_finite:
+            row, inside = divmod(int(wrong.argmax()), block.shape[1])
+            at = int(rows[row]) * (stored.shape[-1] if stored.shape else 1) + column + inside
+            seen.first_not_finite = unravel(at, stored.shape)
+        seen.not_finite += int(wrong.sum())
+    if dtype.name == "F32":
+        seen.used_bits |= int(np.bitwise_or.reduce(block, axis=None))
+    if "exp_avg_sq" in seen.item.kinds and int(block.max()) > sign:
+        seen.negative += int((block > sign).sum())
+    if rounding is not None and seen.rounded is not None:
+        narrow = cast(block, dtype, rounding)
+        seen.rounded = (seen.rounded + int(narrow.sum(dtype=np.uint64))) % (1 << 64)
+
+
+def _rows_of(box: Box, shape: tuple[int, ...]) -> tuple[NDArray[np.int64], int, int]:
+    """The rows of a tensor that a box lies in, the box's width, and its first column."""
+    if not shape:
+        return np.zeros(1, np.int64), 1, 0
+    ids = np.zeros(1, np.int64)
+    for o, n, size in zip(box.offsets[:-1], box.shape[:-1], shape[:-1], strict=True):
+        ids = (ids[:, None] * size + (o + np.arange(n, dtype=np.int64))).reshape(-1)
+    return ids, box.shape[-1], box.offsets[-1]
+
+
+def _padded(stored: Stored) -> NDArray[np.bool_] | None:
+    """The rows of a stored tensor that hold no element of any logical tensor."""
+    if stored.layout.mapped == stored.layout.size or not stored.shape:
+        return None
+    width = max(stored.shape[-1], 1)
+    marks = np.ones(prod(stored.shape[:-1]), np.bool_)
+    for piece in stored.layout.pieces:
+        marks[piece.at // width : (piece.at + piece.span) // width + 1] = False
+    return marks
+
+
+def _names(stored: Stored) -> tuple[str, ...]:
+    return stored.layout.tensors[:8] or (stored.key or stored.name,)
+
+
+def surveyed(found: Sequence[Seen]) -> tuple[int, int]:
+    """How many tensors and how many elements were seen."""
+    names = {
+        name for seen in found for s in seen.item.names for name in (s.layout.tensors or (s.name,))
+    }
+    return len(names), sum(c.box.size for seen in found for c in seen.item.chunks)

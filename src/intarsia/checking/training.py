@@ -1,0 +1,191 @@
+"""Faults of optimizer state: main weights, moments and steps that contradict each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.checking.fault import SHOWN, Fault, few
+from intarsia.checking.naming import place_of, state_of
+from intarsia.checking.survey import Seen
+from intarsia.checkpoint import Checkpoint
+from intarsia.errors import CoverageError
+from intarsia.layout import Layout
+from intarsia.planning.manifest import Logical, Manifest
+from intarsia.planning.window import windows
+from intarsia.run.budget import Budget
+from intarsia.run.values import Bits, as_float64, bits_dtype, cast
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_LAST_BIT = {"BF16": 2.0**-7, "F16": 2.0**-10}
+"""What the last bit of a number between one and two is worth."""
+
+
+def missing_state(manifest: Manifest) -> Iterator[Fault]:
+    """Parameters with one moment and not the other, and experts whose siblings alone have any."""
+    held: dict[str, set[str]] = {}
+    for name in manifest.logical:
+        kind, of = state_of(name)
+        if kind in _MOMENTS:
+            held.setdefault(of, set()).add(kind)
+    if not held:
+        return
+    lost = [
+        f"optimizer.{kind}.{of}"
+        for of, kinds in held.items()
+        for kind in _MOMENTS
+        if kind not in kinds
+    ]
+    stateful = {(p.template, p.layer) for p in map(place_of, held) if p.expert is not None}
+    for name in manifest.logical:
+        place = place_of(name)
+        bare = not place.kind and place.expert is not None and name not in held
+        if bare and (place.template, place.layer) in stateful:
+            lost.append(f"optimizer.exp_avg.{name}")
+    if lost:
+        text = f"{len(lost):,} optimizer tensors are absent: {few(lost)}"
+        yield Fault("state-missing", tuple(lost[:SHOWN]), manifest.path, text)
+
+
+def steps_that_disagree(found: Sequence[Seen]) -> Iterator[Fault]:
+    """Dense parameters at different steps; an expert may be behind, never ahead."""
+    steps = {
+        stored.name: seen.value
+        for seen in found
+        for stored in seen.item.names
+        if place_of(stored.name).kind == "step" and seen.value is not None
+    }
+    dense = {name: v for name, v in steps.items() if place_of(name).expert is None}
+    if not dense:
+        return
+    usual, _ = Counter(dense.values()).most_common(1)[0]
+    wrong = [name for name, v in dense.items() if v != usual]
+    wrong += [name for name, v in steps.items() if name not in dense and v > usual]
+    if wrong:
+        text = f"{few(wrong)} at step {steps[wrong[0]]:g}, the others at {usual:g}"
+        yield Fault(
+            "steps-disagree", tuple(wrong[:SHOWN]), f"{len(wrong)} of {len(steps)} steps", text
+        )
+
+
+def rounded_masters(found: Sequence[Seen]) -> Iterator[Fault]:
+    """Main weights of trained parameters of which not one uses what fp32 adds to bf16."""
+    moved = {
+        state_of(name)[1]
+        for seen in found
+        if "exp_avg_sq" in seen.item.kinds and seen.most
+        for stored in seen.item.names
+        for name in stored.layout.tensors
+    }
+    names: list[str] = []
+    elements = masters = wrong = 0
+    for seen in found:
+        stored = seen.item.stored
+        if "master" not in seen.item.kinds or stored.dtype.name != "F32":
+            continue
+        if not any(p.telling for p in seen.portraits):
+            continue
+        of = [state_of(name)[1] for name in stored.layout.tensors]
+        if moved.isdisjoint(of):
+            continue
+        masters += 1
+        if not seen.used_bits & 0xFFFF:
+            wrong += 1
+            names += [f"optimizer.master.{name}" for name in of]
+            elements += stored.layout.size
+    if names:
+        text = f"{few(names)} hold bf16 numbers only, though their moments show training"
+        where = f"{wrong} of {masters} main weights"
+        yield Fault("masters-rounded", tuple(names[:SHOWN]), where, text, elements)
+
+
+def masters_that_differ(
+    manifest: Manifest, found: Sequence[Seen], budget: Budget
+) -> Iterator[Fault]:
+    """Weights that are not their main weights rounded.
+
+    The sums of both tell, whatever their cuts; only where they disagree are both read again, and
+    a last bit that is off is let pass: some train with stochastic rounding.
+    """
+    weights: dict[tuple[str, ...], list[int]] = {}
+    masters: dict[tuple[str, ...], list[int]] = {}
+    unread: set[str] = set()
+    for seen in found:
+        stored = seen.item.stored
+        if seen.faults:
+            unread.update(state_of(name)[1] for name in stored.layout.tensors)
+        size = sum(chunk.box.size for chunk in seen.item.chunks)
+        names = tuple(sorted(state_of(name)[1] for name in stored.layout.tensors))
+        if seen.rounded is not None:
+            _add(masters, names, seen.rounded, size)
+        elif seen.item.kinds == {""}:
+            _add(weights, names, seen.total, size)
+    suspects = [
+        name
+        for names, sums in masters.items()
+        if names in weights and weights[names][1] == sums[1] and weights[names][0] != sums[0]
+        if unread.isdisjoint(names)
+        for name in names
+    ]
+    if not suspects:
+        return
+    with Checkpoint(manifest) as checkpoint:
+        for name in suspects:
+            # Elements that no chunk holds are a fault of their own.
+            with suppress(CoverageError):
+                yield from _compare(checkpoint, manifest.logical[name], budget)
+
+
+def _add(sums: dict[tuple[str, ...], list[int]], names: tuple[str, ...], n: int, size: int) -> None:
+    held = sums.setdefault(names, [0, 0])
+    held[0] = (held[0] + n) % (1 << 64)
+    held[1] += size
+
+
+def _compare(checkpoint: Checkpoint, weight: Logical, budget: Budget) -> Iterator[Fault]:
+    master = checkpoint.manifest.logical[f"optimizer.master.{weight.name}"]
+    count, first, most = 0, "", 0.0
+    for box in windows(weight.shape, master.dtype.itemsize, budget.window_bytes // 4):
+        narrow, wide = (
+            checkpoint.read_box(Layout.of(x.name, x.shape), box, x.dtype).view(bits_dtype(x.dtype))
+            for x in (weight, master)
+        )
+        near = _agree(narrow, cast(wide, master.dtype, weight.dtype), weight)
+        if near.all():
+            continue
+        if not count:
+            first = str(box) if box.shape != weight.shape else "the whole tensor"
+        count += int((~near).sum())
+        gap = np.abs(as_float64(narrow, weight.dtype) - as_float64(wide, master.dtype))
+        most = max(most, float(gap[~near].max()))
+    if count:
+        text = (
+            f"{count:,} of {weight.size:,} elements of `{weight.name}` are not their main weight"
+            f" rounded to {weight.dtype}, by up to {most:.3g}"
+        )
+        yield Fault("master-differs", (weight.name, master.name), first, text, count)
+
+
+def _agree(a: Bits, b: Bits, weight: Logical) -> NDArray[np.bool_]:
+    """Where two elements are equal but for a last bit.
+
+    A norm may have been trained around one and be stored around zero: its last bit is then that
+    of a number near one.
+    """
+    sign = 1 << (8 * weight.dtype.itemsize - 1)
+    near: NDArray[np.bool_] = np.abs(_ordered(a, sign) - _ordered(b, sign)) <= 1
+    x, y = as_float64(a, weight.dtype), as_float64(b, weight.dtype)
+    near |= np.isnan(x) & np.isnan(y)
+    if "norm" in weight.name and weight.dtype.name in _LAST_BIT:
+        near |= np.abs(x - y) <= _LAST_BIT[weight.dtype.name] * (1 + np.abs(x))
+    return near
+
+
+def _ordered(bits: Bits, sign: int) -> NDArray[np.int64]:
+    """Bits as whole numbers in the order of the numbers that they stand for."""
+    wide = bits.astype(np.int64)
+    return np.where(wide >= sign, sign - wide, wide)

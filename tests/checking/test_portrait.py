@@ -1,0 +1,97 @@
+"""A matrix's sums tell zeros and repeats, however it is cut into blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from intarsia.checking.naming import Place, Unit
+from intarsia.checking.portrait import Portrait, Repeat, Sketch, repeat_in, runs
+from intarsia.dtypes import BY_NAME
+
+BF16 = BY_NAME["BF16"]
+
+
+def drawn(bits: np.ndarray, cuts: list[tuple[int, int, int, int]] | None = None) -> Portrait:
+    """The portrait of a matrix that comes in blocks `(first row, end, first column, end)`."""
+    rows, columns = bits.shape
+    sketch = Sketch([Unit(Place("w"), 0, rows, columns)], BF16)
+    for a, b, c, d in cuts or [(0, rows, 0, columns)]:
+        sketch.add(bits[a:b, c:d], np.arange(a, b), c)
+    return sketch.portraits()[0]
+
+
+def matrix(rows: int = 12, columns: int = 8, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(1, 1 << 16, (rows, columns)).astype(np.uint16)
+
+
+@given(st.integers(0, 12), st.integers(0, 8), st.integers(0, 5))
+def test_any_cut_gives_the_same_portrait(row: int, column: int, seed: int) -> None:
+    bits = matrix(seed=seed)
+    cuts = [(0, row, 0, 8), (row, 12, 0, column), (row, 12, column, 8)]
+    assert drawn(bits, [c for c in cuts if c[0] < c[1] and c[2] < c[3]]) == drawn(bits)
+
+
+def test_other_numbers_give_another_digest() -> None:
+    changed = matrix()
+    changed[5, 3] ^= 1
+    assert drawn(changed).digest != drawn(matrix()).digest
+
+
+def test_blocks_that_span_two_matrices_are_parted() -> None:
+    bits = matrix()
+    units = [Unit(Place("w", expert=e), 6 * e, 6, 8) for e in (0, 1)]
+    sketch = Sketch(units, BF16)
+    sketch.add(bits[:9], np.arange(9), 0)
+    sketch.add(bits[9:], np.arange(9, 12), 0)
+    apart = [drawn(bits[:6]).digest, drawn(bits[6:]).digest]
+    assert [p.digest for p in sketch.portraits()] == apart
+
+
+def test_zero_rows_and_columns_are_found() -> None:
+    bits = matrix()
+    bits[4:9] = 0
+    bits[:, 6:] = 0
+    found = drawn(bits)
+    assert found.zero_rows == ((4, 9),)
+    assert found.zero_columns == ((6, 8),)
+    assert not found.zero
+
+
+def test_padding_is_no_zero_row() -> None:
+    bits = matrix()
+    bits[9:] = 0
+    sketch = Sketch([Unit(Place("w"), 0, 12, 8)], BF16)
+    sketch.add(bits, np.arange(12), 0)
+    assert sketch.portraits(np.arange(12) >= 9)[0].zero_rows == ()
+
+
+def test_a_constant_matrix_tells_nothing() -> None:
+    ones = drawn(np.ones((12, 8), np.uint16))
+    assert (ones.constant, ones.zero, ones.telling) == (True, False, False)
+    assert drawn(np.zeros((12, 8), np.uint16)).zero
+
+
+def test_equal_blocks_are_found_on_either_axis() -> None:
+    bits = matrix()
+    bits[6:] = bits[:6]
+    assert drawn(bits).repeated_rows == Repeat(2, 0, 1, every=True)
+    turned = matrix(8, 12)
+    turned[:, 6:] = turned[:, :6]
+    assert drawn(turned).repeated_columns == Repeat(2, 0, 1, every=True)
+    assert drawn(matrix()).repeated_rows is None
+
+
+def test_one_of_four_blocks_that_repeats_another_is_found() -> None:
+    sums = np.arange(16, dtype=np.uint64)
+    sums[12:] = sums[4:8]
+    assert repeat_in(sums) == Repeat(4, 1, 3, every=False)
+
+
+def test_rows_that_are_all_alike_are_no_repeat() -> None:
+    assert repeat_in(np.full(64, 7, np.uint64)) is None
+
+
+def test_the_longest_run_comes_first() -> None:
+    assert runs(np.array([1, 0, 1, 1, 0, 1, 1, 1], bool)) == ((5, 8), (2, 4), (0, 1))
