@@ -11,7 +11,7 @@ from zipfile import BadZipFile, ZipFile
 from zlib import crc32
 
 from intarsia.checking.content import content_faults, notes_of
-from intarsia.checking.digest import DIGESTS, check_digests
+from intarsia.checking.digest import check_digests
 from intarsia.checking.fault import SHOWN, Fault, few
 from intarsia.checking.repeats import repeat_faults
 from intarsia.checking.structure import (
@@ -31,7 +31,7 @@ from intarsia.checking.training import (
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import FamilyError, FormatError, IntarsiaError
 from intarsia.family import table_for
-from intarsia.format.sides import read_config
+from intarsia.format.sides import DIGESTS, read_config
 from intarsia.formats import folder_of, format_of, read_manifest
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget

@@ -83,6 +83,8 @@ class Folder:
         The pages are read here: a page that cannot be read is an error of this call, where it
         would be a signal later.
         """
+        if file in self._told:
+            return memoryview(self._told[file])[start_bytes : start_bytes + length_bytes]
         lead = start_bytes % mmap.ALLOCATIONGRANULARITY
         try:
             mapped = mmap.mmap(
