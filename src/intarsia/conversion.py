@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 
 from intarsia.collector import paused
-from intarsia.errors import UsageError
+from intarsia.errors import FormatError, UsageError
 from intarsia.family import adopt, table_for
 from intarsia.format.base import Arrangement, WriteOptions
-from intarsia.format.hf import read_entry
+from intarsia.format.hf import read_entries
+from intarsia.format.sides import check_sides
 from intarsia.format.torch_frame import write_object
 from intarsia.formats import folder_of, format_named, read_manifest
 from intarsia.planning.manifest import Entry, Manifest
 from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan
+from intarsia.quantity import human
 from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew, crew
 from intarsia.run.execute import Execution, Source, cut_steps
@@ -81,8 +83,11 @@ class Job:
         if not self.wanted.entries:
             return {}
         with folder_of(self.src) as folder:
-            read = read_entry if self.src.format == "hf" else _read_entry
-            found = {name: read(folder, entry) for name, entry in self.src.entries.items()}
+            if self.src.format == "hf":
+                found = read_entries(folder) if self.src.entries else {}
+            else:
+                _check_entries(self.src)
+                found = {name: _read_entry(folder, e) for name, e in self.src.entries.items()}
         if self.wish.to == "torch_dist" and self.wanted.equal:
             found["optimizer.step"] = write_object(self._step())
         return found
@@ -95,6 +100,20 @@ class Job:
         with Checkpoint(self.src) as checkpoint:
             bits = np.frombuffer(checkpoint[step.name].tobytes(), bits_dtype(step.dtype))
         return float(as_float64(bits, step.dtype)[0])
+
+
+MAX_ENTRIES_BYTES = 1 << 30
+
+
+def _check_entries(src: Manifest) -> None:
+    """Raise where the entries, which are held in memory together, are too large for that."""
+    total = sum(entry.length_bytes for entry in src.entries.values())
+    if total > MAX_ENTRIES_BYTES:
+        raise FormatError(
+            f"{len(src.entries)} entries of {src.path} have {human(total)}, at most"
+            f" {human(MAX_ENTRIES_BYTES)} are carried",
+            hint="leave them out with --optimizer drop",
+        )
 
 
 def _read_entry(folder: Folder, entry: Entry) -> bytes:
@@ -149,6 +168,7 @@ def carry_out(
     if where.resolve() in (source, *source.parents):
         raise UsageError(f"{where} holds the source", hint="choose another destination")
     job.plan.check()
+    check_sides(job.src.sides)
     team = crew()
     staging = Staging(where, overwrite=overwrite)
     with team.together():

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from intarsia.cli import options
-from intarsia.cli.output import answer, progress, table
+from intarsia.cli.output import answer, progress, say, table
 
 NAME = "verify"
 
@@ -27,7 +27,7 @@ def run(
 
     def text() -> None:
         if found.equal:
-            print(f"equal: {found.compared:,} tensors, {found.elements:,} elements, bit by bit")
+            say(f"equal: {found.compared:,} tensors, {found.elements:,} elements, bit by bit")
         else:
             rows = [
                 (d.tensor, d.elements, str(list(d.first)), d.max_abs, d.diagnosis)
@@ -38,11 +38,11 @@ def run(
                 table(f"different: {len(rows)} of {found.compared} tensors", columns, rows, most=40)
             for side, names in (("A", found.only_in_a), ("B", found.only_in_b)):
                 for name in names[:20]:
-                    print(f"only in {side}: {name}")
+                    say(f"only in {side}: {name}")
                 if len(names) > 20:
-                    print(f"only in {side}: … and {len(names) - 20} more")
+                    say(f"only in {side}: … and {len(names) - 20} more")
         for note in found.notes:
-            print(f"note: {note}")
+            say(f"note: {note}")
 
     answer(found.as_json(), text)
     raise typer.Exit(0 if found.equal else 1)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from intarsia.dtypes import DType
-from intarsia.errors import UsageError
+from intarsia.errors import FormatError, UsageError
 from intarsia.family import table_for
 from intarsia.format.base import Arrangement, Slot, WriteOptions
 from intarsia.format.dcp import METADATA, holders
@@ -40,6 +40,7 @@ from intarsia.format.megatron_keys import Key
 from intarsia.format.megatron_optimizer import state_of, stored_key
 from intarsia.format.torch_frame import frame
 from intarsia.format.torch_zip import read_object
+from intarsia.format.unpickle import brief
 from intarsia.mesh import Mesh, Rule, Shape
 from intarsia.planning.manifest import Target
 
@@ -178,7 +179,7 @@ def part_of(target: Target, stacks: Mapping[str, int]) -> Part:
 def _iteration(source: Mapping[str, Any]) -> int:
     """The step to resume from; Megatron takes zero for a damaged tracker."""
     said = source.get("iteration")
-    return said if type(said) is int and said > 0 else 1
+    return said if type(said) is int and 0 < said < 1 << 60 else 1
 
 
 def _common(
@@ -197,19 +198,24 @@ def _common(
 
 
 _SHARED = re.compile(
-    r"^(?:chained_(?P<link>\d+)\.)?optimizer\.distributed\.dp_group_idx_0\.optimizer/"
+    r"^(?:chained_(?P<link>\d{1,9})\.)?optimizer\.distributed\.dp_group_idx_0\.optimizer/"
 )
 
 
 def _optimizer(source: Mapping[str, Any], options: WriteOptions) -> dict[Any, Any]:
     """The optimizer's groups and counters, in the form that goes with state by parameter."""
     said = plain(source.get("optimizer") or {})
-    found: dict[Any, Any] = said or _groups_of_torch(options.entries)
+    found: dict[Any, Any] = (isinstance(said, dict) and said) or _groups_of_torch(options.entries)
     for name, data in options.entries.items():
         if parts := _SHARED.match(name):
-            (groups,) = read_object(data, name)
+            groups = read_object(data, name)
+            if not isinstance(groups, list) or len(groups) != 1:
+                raise FormatError(f"`{name}` is no list of one")
+            groups = groups[0]
             link = parts["link"]
             into = found if link is None else found.setdefault(int(link), {})
+            if not isinstance(into, dict):
+                raise FormatError(f"the optimizer's state {link} is no dictionary - at {name}")
             into["optimizer"] = plain(groups)
     each = [v for k, v in found.items() if isinstance(k, int) and isinstance(v, dict)] or [found]
     for one in each:
@@ -220,7 +226,7 @@ def _optimizer(source: Mapping[str, Any], options: WriteOptions) -> dict[Any, An
 STEP = "optimizer.step"
 """The entry that gives the step of all parameters, where a source counts it for each of them."""
 
-_GROUP_OF_TORCH = re.compile(r"^optimizer\.param_groups\.(?P<group>\d+)\.(?P<field>\w+)$")
+_GROUP_OF_TORCH = re.compile(r"^optimizer\.param_groups\.(?P<group>\d{1,9})\.(?P<field>\w+)$")
 
 
 def _groups_of_torch(entries: Mapping[str, bytes]) -> dict[Any, Any]:
@@ -232,7 +238,10 @@ def _groups_of_torch(entries: Mapping[str, bytes]) -> dict[Any, Any]:
                 read_object(data, name)
             )
     if STEP in entries:
-        step = int(read_object(entries[STEP], STEP))
+        step = read_object(entries[STEP], STEP)
+        if type(step) not in (int, float) or step != step or abs(step) > 1 << 62:
+            raise FormatError(f"the step {brief(step)} of the optimizer is no count")
+        step = int(step)
         for group in groups.values() if groups else (groups.setdefault(0, {}),):
             group["step"] = step
     return {"optimizer": {"param_groups": [groups[k] for k in sorted(groups)]}} if groups else {}

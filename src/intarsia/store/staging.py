@@ -19,8 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from intarsia.errors import StoreError, UsageError
+from intarsia.errors import StoreError, UnsafeError, UsageError
 from intarsia.quantity import human
+from intarsia.store.local import open_plain
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -91,9 +92,12 @@ class Staging:
     def create(self, file: str, size_bytes: int) -> None:
         """Make a file of a known length."""
         path = self.folder / file
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            raise UnsafeError(f"{file!r} lies outside of the destination")
         with naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            fd = os.open(path, flags, 0o644)
             os.truncate(fd, size_bytes)
         self._open[file] = fd
 
@@ -134,8 +138,8 @@ class Staging:
 
     def copy_in(self, file: str, source: Path) -> None:
         """Take over a small file unchanged."""
-        with naming(source):
-            data = source.read_bytes()
+        with naming(source), os.fdopen(open_plain(source), "rb") as opened:
+            data = opened.read()
         self.write_small(file, data)
 
     def sync(self) -> None:
