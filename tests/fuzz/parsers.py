@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import io
 import json
 import pickle
+import shutil
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable
@@ -25,10 +27,11 @@ from intarsia.format.sides import read_config
 from intarsia.format.torch_zip import read_crc, read_object, read_payload
 from intarsia.format.unpickle import load_inert
 from intarsia.formats import read_manifest
-from tests.family import configs
+from tests.family.configs import CASES
 
 CORPUS = Path(__file__).parent / "corpus"
 _PLACE = Path(tempfile.mkdtemp(prefix="intarsia-fuzz-"))
+atexit.register(shutil.rmtree, _PLACE, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ def _parsers() -> list[Parser]:
     metadata = _seeds_of("seed-dcp", sound.dcp, ".metadata")
     index = json.dumps({"weight_map": {sound.NAME: "model.safetensors"}}).encode()
     entry = {"optimizer.lr": base64.b64encode(pickle.dumps(1)).decode()}
-    models = tuple(json.dumps(c).encode() for c in _configs())
+    models = tuple(json.dumps(c).encode() for c in CASES.values())
     return [
         Parser("header", _folder("hf", sound.hf, "model.safetensors"), (header,)),
         Parser("index", _folder("index", sound.hf, INDEX), (index,)),

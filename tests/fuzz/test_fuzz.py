@@ -30,7 +30,9 @@ def test_sound_files_are_read(parser: Parser) -> None:
 @each_parser
 @settings(max_examples=60, deadline=None)
 @given(st.randoms(use_true_random=False), st.data())
-def test_damaged_files_are_refused(parser: Parser, chance: random.Random, data: st.DataObject) -> None:
+def test_damaged_files_are_refused(
+    parser: Parser, chance: random.Random, data: st.DataObject
+) -> None:
     sound = data.draw(st.sampled_from(parser.seeds))
     assert harm(parser, mutated(sound, EVERYTHING, chance)) is None
 

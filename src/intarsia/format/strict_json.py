@@ -7,6 +7,7 @@ each ends in an error far from its cause, so each is refused here.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 from intarsia.errors import FormatError
@@ -21,8 +22,7 @@ def parse_json(data: bytes, where: str, *, unique: bool = True, hint: str | None
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
         out = dict(found)
         if unique and len(out) < len(found):
-            seen: set[str] = set()
-            twice = next(name for name, _ in found if name in seen or seen.add(name))
+            twice = Counter(name for name, _ in found).most_common(1)[0][0]
             raise FormatError(f"{where} names {twice[:200]!r} twice", hint=hint)
         return out
 
