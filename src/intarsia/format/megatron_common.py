@@ -218,7 +218,7 @@ def archive(state: Any) -> bytes:
 
 
 DROPPED = object()
-MAX_PLAIN, MAX_PLAIN_DEPTH = 1 << 20, 64
+MAX_PLAIN, MAX_PLAIN_DEPTH = 1 << 18, 64
 
 
 def plain(value: Any) -> Any:

@@ -123,7 +123,7 @@ def check_name(name: object, where: str) -> str:
         shown = repr(name[:80]) if isinstance(name, str) else f"a {type(name).__name__}"
         raise FormatError(f"{shown} is no file name - at {where}")
     if name in (".", "..") or "/" in name or "\\" in name or ":" in name:
-        raise UnsafeError(f"file {name!r} lies outside its folder - at {where}")
+        raise UnsafeError(f"{name!r} is no file name: it lies outside its folder - at {where}")
     try:
         fits = len(os.fsencode(name)) <= 255
     except UnicodeEncodeError:

@@ -30,6 +30,7 @@ WRITEBACK_BYTES = 1 << 20
 WRITE_BYTES = 2 << 20
 """How much goes to the kernel in one call: beyond a few MiB it looks for larger pages, slowly."""
 _WRITE = 2
+_FRESH = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
 _HERE, _EXCHANGE = -100, 2
 VECTORS = min(1024, os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16)
 
@@ -92,12 +93,11 @@ class Staging:
     def create(self, file: str, size_bytes: int) -> None:
         """Make a file of a known length."""
         path = self.folder / file
-        if Path(file).is_absolute() or ".." in Path(file).parts:
+        if not path.is_relative_to(self.folder) or ".." in path.parts[len(self.folder.parts) :]:
             raise UnsafeError(f"{file!r} lies outside of the destination")
         with naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            fd = os.open(path, flags, 0o644)
+            fd = os.open(path, _FRESH, 0o644)
             os.truncate(fd, size_bytes)
         self._open[file] = fd
 
