@@ -43,7 +43,7 @@ class Parser:
     seeds: tuple[bytes, ...]
 
     def corpus(self) -> list[bytes]:
-        """The sound files, and every damaged one that once did harm."""
+        """The sound files, small exploits, and whatever the fuzzer has written down."""
         kept = sorted((CORPUS / self.name).glob("*")) if (CORPUS / self.name).is_dir() else []
         return [*self.seeds, *(path.read_bytes() for path in kept)]
 

@@ -17,7 +17,7 @@ each_parser = pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: pars
 
 
 @each_parser
-def test_what_once_did_harm_does_none_now(parser: Parser) -> None:
+def test_the_corpus_does_no_harm(parser: Parser) -> None:
     for data in parser.corpus():
         assert harm(parser, data) is None
 
