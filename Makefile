@@ -32,8 +32,8 @@ demo: $(VENV)/.run
 	$(BIN)/intarsia demo
 
 lint: $(VENV)/.test
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks attacks
+	$(BIN)/ruff format --check src tests benchmarks attacks
 	$(BIN)/mypy
 
 test: lint

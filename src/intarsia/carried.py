@@ -13,7 +13,7 @@ import numpy as np
 
 from intarsia.errors import UsageError
 from intarsia.family import table_for
-from intarsia.format.hf import entries_in
+from intarsia.format import hf
 from intarsia.format.megatron_fsdp_entries import common_in, groups_by_parameter
 from intarsia.format.megatron_groups import FROM_TORCH, as_torch, groups_in, optimizer_of
 from intarsia.format.names import members_of
@@ -81,7 +81,7 @@ def read_entries(src: Manifest, limit_bytes: int) -> dict[str, bytes]:
 
 def _each_entry(src: Manifest, folder: Folder) -> Iterator[tuple[str, bytes]]:
     if src.format == "hf":
-        yield from entries_in(folder) if src.entries else ()
+        yield from hf.read_entries(folder).items() if src.entries else ()
         return
     for name, e in src.entries.items():
         yield name, folder.read(e.file, e.start_bytes, e.length_bytes)

@@ -16,6 +16,7 @@ from intarsia.collector import paused
 from intarsia.errors import UsageError
 from intarsia.family import adopt, table_for
 from intarsia.format.base import Arrangement, WriteOptions
+from intarsia.format.sides import check_sides
 from intarsia.formats import folder_of, format_named, read_manifest
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.plan import Plan
@@ -130,6 +131,7 @@ def carry_out(
     if where.resolve() in (source, *source.parents):
         raise UsageError(f"{where} holds the source", hint="choose another destination")
     job.plan.check()
+    check_sides(job.src.sides)
     team = crew()
     staging = Staging(where, overwrite=overwrite)
     with team.together():

@@ -20,12 +20,14 @@ from intarsia.checking.digest_steps import steps_over
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FormatError
 from intarsia.format.sides import DIGESTS
+from intarsia.format.strict_json import parse_json
 from intarsia.layout import Layout
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew, crew
 from intarsia.run.hashing import Sum, merged
+from intarsia.store.local import Folder
 
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
@@ -165,10 +167,11 @@ class Mismatch:
 def stored_digests(manifest: Manifest) -> Attested | None:
     """The digests that lie in a checkpoint; None where there are none."""
     path = Path(manifest.path) / DIGESTS
-    if not path.is_file():
+    if not path.exists():
         return None
     try:
-        said = json.loads(path.read_bytes())
+        with Folder(path.parent) as folder:
+            said = parse_json(folder.read_all(DIGESTS), str(path), hint=_REMOVE)
         tensors = {str(k): str(v) for k, v in said["tensors"].items()}
         found = Attested(Digests(str(said["kind"]), tensors), said["from"])
         root = said["root"]

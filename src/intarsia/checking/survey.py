@@ -129,7 +129,7 @@ class _Reader:
         located = format.locate(self.folder, stored, chunk)
         size = chunk.box.size * stored.dtype.itemsize
         start, length, crc = located.start_bytes, size, None
-        if self.manifest.format in _SEALED:
+        if self.manifest.format in _SEALED and chunk.file not in self.manifest.told:
             start, length, crc = sealed(self.folder, chunk)
             seen.unsealed += crc is None and size > 0
         together = (start, length) == (located.start_bytes, size) and located.piece is None

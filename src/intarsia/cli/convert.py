@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from intarsia.cli import options
-from intarsia.cli.output import answer, progress
+from intarsia.cli.output import answer, progress, say
 
 NAME = "convert"
 
@@ -53,8 +53,8 @@ def run(
         config=config,
     )
     if dry_run:
-        answer(job.plan.as_json(), lambda: print(job.plan))
+        answer(job.plan.as_json(), lambda: say(job.plan))
         raise typer.Exit(0 if job.plan.proven else 1)
     with progress("converting") as advance:
         report = carry_out(job, dst, overwrite=overwrite, progress=advance)
-    answer(report.as_json(), lambda: print(report))
+    answer(report.as_json(), lambda: say(report))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from intarsia.cli import options
-from intarsia.cli.output import answer, table
+from intarsia.cli.output import answer, say, table
 
 if TYPE_CHECKING:
     from intarsia.planning.manifest import Manifest, Stored
@@ -53,11 +53,11 @@ def run(
     def text() -> None:
         if tensor in found.logical:
             x = found.logical[tensor]
-            print(f"{tensor}: {x.dtype} {list(x.shape)}, {x.size:,} elements")
+            say(f"{tensor}: {x.dtype} {list(x.shape)}, {x.size:,} elements")
         for s in held:
             part = f", its part {s.name}" if s.key not in ("", s.name) else ""
-            print(f"\nstored as {s.key or s.name}{part}, {s.dtype} {list(s.shape)}")
-            print(draw(s.layout, shapes, width=110))
+            say(f"\nstored as {s.key or s.name}{part}, {s.dtype} {list(s.shape)}")
+            say(draw(s.layout, shapes, width=110))
         columns = ("file", "bytes from", "to", "chunk", "elements", "pieces", "holds")
         rows = [
             (

@@ -14,7 +14,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from intarsia import __version__
 from intarsia.cli import convert, demo, diff, digest, explain, inspect, plan, verify
-from intarsia.cli.output import OUTPUT
+from intarsia.cli.output import OUTPUT, printable
 from intarsia.errors import IntarsiaError
 
 app = typer.Typer(
@@ -81,6 +81,15 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     raise SystemExit(status)
 
 
+_MOST = 4000
+
+
+def _short(message: str) -> str:
+    """A message that a name of a checkpoint cannot make longer than a page."""
+    cut = len(message) - _MOST
+    return f"{message[: _MOST // 2]} … {message[-_MOST // 2 :]}" if cut > 0 else message
+
+
 def _failed(error: IntarsiaError, status: int, cause: BaseException | None = None) -> int:
     if os.environ.get("INTARSIA_DEBUG") == "1":
         import traceback
@@ -90,5 +99,5 @@ def _failed(error: IntarsiaError, status: int, cause: BaseException | None = Non
         print(
             json.dumps({"error": type(error).__name__, "message": str(error), "hint": error.hint})
         )
-    print(f"intarsia: {error}", file=sys.stderr)
+    print(printable(f"intarsia: {_short(str(error))}"), file=sys.stderr)
     return status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -65,7 +66,28 @@ def _cell(value: object) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return str(value)
+    return printable(str(value))
+
+
+def say(text: object) -> None:
+    """Print words that may hold names out of a checkpoint."""
+    print(printable(str(text)))
+
+
+def printable(text: str) -> str:
+    """A text without what would steer a terminal or cannot be encoded, spelled out instead.
+
+    >>> printable("norm\\x1b[2J")
+    'norm\\\\x1b[2J'
+    """
+    if text.isascii() and text.replace("\n", "").isprintable():
+        return text
+    return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+_STEERING = re.compile(
+    "[^\n -~\u00a0-\ud7ff\ue000-\U0010ffff]|[\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 
 
 def facts(rows: Sequence[tuple[str, object]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from intarsia.cli import options
-from intarsia.cli.output import answer
+from intarsia.cli.output import answer, say
 
 NAME = "plan"
 
@@ -39,5 +39,5 @@ def run(
         optimizer=optimizer,
         config=config,
     )
-    answer(found.as_json(), lambda: print(found))
+    answer(found.as_json(), lambda: say(found))
     raise typer.Exit(0 if found.proven else 1)

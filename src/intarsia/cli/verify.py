@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from intarsia.cli import options
-from intarsia.cli.output import answer, progress, table
+from intarsia.cli.output import answer, progress, say, table
 
 if TYPE_CHECKING:
     from intarsia.checking.compare import Comparison
@@ -45,20 +45,20 @@ def run(
 
 def _tell_alone(found: Soundness) -> None:
     if found.sound:
-        print(f"sound: {found.compared:,} tensors, {found.elements:,} elements, no known fault")
+        say(f"sound: {found.compared:,} tensors, {found.elements:,} elements, no known fault")
     else:
         rows = [(fault.kind, fault.text, fault.where) for fault in found.faults]
         table(f"not sound: {len(rows)} faults", ("fault", "what", "where"), rows, most=40)
     for note in found.notes:
-        print(f"note: {note}")
+        say(f"note: {note}")
 
 
 def _tell_pair(found: Comparison) -> None:
     if found.equal:
-        print(f"equal: {found.compared:,} tensors, {found.elements:,} elements, bit by bit")
+        say(f"equal: {found.compared:,} tensors, {found.elements:,} elements, bit by bit")
     else:
         for fault in found.faults:
-            print(f"{fault.kind}: {fault.text}\n  in {fault.where}")
+            say(f"{fault.kind}: {fault.text}\n  in {fault.where}")
         rows = [
             (d.tensor, d.elements, str(list(d.first)), d.max_abs, d.diagnosis)
             for d in found.different
@@ -68,8 +68,8 @@ def _tell_pair(found: Comparison) -> None:
             table(f"different: {len(rows)} of {found.compared} tensors", columns, rows, most=40)
         for side, names in (("A", found.only_in_a), ("B", found.only_in_b)):
             for name in names[:20]:
-                print(f"only in {side}: {name}")
+                say(f"only in {side}: {name}")
             if len(names) > 20:
-                print(f"only in {side}: … and {len(names) - 20} more")
+                say(f"only in {side}: … and {len(names) - 20} more")
     for note in found.notes:
-        print(f"note: {note}")
+        say(f"note: {note}")

@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib import import_module
 
 from intarsia.errors import FamilyError
-from intarsia.family.spec import Config, Known, Layer, Param, Rows, Table
+from intarsia.family.spec import MAX_LAYERS, Config, Known, Layer, Param, Rows, Table
 from intarsia.mesh import Shape
 
 Fill = Callable[[Table], None]
@@ -87,6 +87,8 @@ def table_for(config: Config | None, *, zero_centered: bool | None = None) -> Ta
     if config is None:
         return None
     model_type, text = config.get("model_type"), _text(config)
+    if not isinstance(model_type, str):
+        return _ADOPTED.get(text)
     if model_type not in _FILES and model_type not in _REGISTERED:
         return _ADOPTED.get(text)
     return _table(text, zero_centered)
@@ -124,6 +126,7 @@ def _table(config: str, zero_centered: bool | None) -> Table:
 
 
 __all__ = [
+    "MAX_LAYERS",
     "Config",
     "Fill",
     "Known",

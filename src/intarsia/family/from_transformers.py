@@ -11,12 +11,13 @@ Transformers is imported when a function is called, not before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from intarsia.errors import FamilyError
-from intarsia.family.spec import Config, Table
+from intarsia.family.spec import MAX_TENSORS, Config, Table
 from intarsia.layout import Layout, chunk, concat, split, stack
 from intarsia.mesh import Rule, Shape
 
@@ -87,13 +88,15 @@ class _Skeleton:
             raise FamilyError(
                 f"model_type {model_type!r} is unknown to Transformers {transformers.__version__}"
             )
-        given = {k: v for k, v in config.items() if k not in ("model_type", "quantization_config")}
+        given = {k: v for k, v in _inert(config).items() if k != "model_type"}
         try:
             whole = transformers.AutoConfig.for_model(model_type, **given)
             kind = _model_class(transformers, config, whole)
-            with torch.device("meta"):
+            with torch.device("meta"), _counted(torch.nn.modules.module):
                 model = kind(whole)
-        except (ImportError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except FamilyError:
+            raise
+        except Exception as error:  # whatever a strange configuration makes of a model's code
             raise FamilyError(
                 f"Transformers {transformers.__version__} cannot build a model of model_type"
                 f" {model_type!r} from this configuration: {type(error).__name__}: {error}"
@@ -109,10 +112,49 @@ class _Skeleton:
         )
 
 
+_LOADING = {
+    "attn_implementation", "auto_map", "backbone", "backbone_config", "experts_implementation",
+    "kernel_config", "quantization_config", "trust_remote_code", "use_pretrained_backbone",
+    "use_timm_backbone",
+}  # fmt: skip
+"""Fields by which a configuration has Transformers fetch code or weights from elsewhere."""
+
+
+def _inert(config: Config) -> dict[str, Any]:
+    """A configuration without the fields, its own or nested, that lead out of Transformers.
+
+    A name with a leading underscore is Transformers' own, and sets the same.
+    """
+    return {
+        name: _inert(value) if isinstance(value, Mapping) else value
+        for name, value in config.items()
+        if name not in _LOADING and not name.startswith("_")
+    }
+
+
+@contextmanager
+def _counted(modules: Any) -> Iterator[None]:
+    """Raise once a model that is being built has more modules than any real one."""
+    left = iter(range(MAX_TENSORS))
+
+    def count(*_: Any) -> None:
+        if next(left, None) is None:
+            raise FamilyError(f"config.json describes a model of more than {MAX_TENSORS:,} modules")
+
+    hook = modules.register_module_module_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def _model_class(transformers: Any, config: Config, whole: Any) -> Any:
-    for name in config.get("architectures") or ():
-        if hasattr(transformers, name):
-            return getattr(transformers, name)
+    named = config.get("architectures")
+    for name in named if isinstance(named, list) else ():
+        found = getattr(transformers, name, None) if isinstance(name, str) else None
+        # The name is the file's: of all that Transformers exports it may choose a model alone.
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
     autos = ["AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModel"]
     if "text_config" in config:  # a wrapper's causal model would be its text part alone
         autos[:2] = autos[1::-1]

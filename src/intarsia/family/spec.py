@@ -18,6 +18,7 @@ its names.  `known` finds a name of any dialect; where dialects share a name, th
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -34,6 +35,15 @@ Config = Mapping[str, Any]
 DIALECTS = ("hf", "hf-fused", "hf-module", "megatron", "megatron-local")
 DISK = ("hf", "hf-fused")
 MEGATRON = ("megatron", "megatron-local")
+
+
+LAYERS = "num_hidden_layers"
+MAX_LAYERS, MAX_NUMBER, MAX_TENSORS = 10_000, 1 << 31, 400_000
+"""What no configuration may go beyond: the largest models have 120 layers and 70,000 tensors."""
+
+
+def _shown(value: Any) -> str:
+    return reprlib.repr(value)[:200]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +182,13 @@ class Table:
         for name in names:
             value = self.text.get(name)
             if isinstance(value, int) and not isinstance(value, bool):
-                if value < 0:
-                    raise FamilyError(f"config.json: {name} is {value}, which is negative")
+                most = MAX_LAYERS if name == LAYERS else MAX_NUMBER
+                if not 0 <= value <= most:
+                    why = "which is negative" if value < 0 else f"no model has more than {most:,}"
+                    raise FamilyError(f"config.json: {name} is {_shown(value)}, {why}")
                 return value
             if value is not None:
-                raise FamilyError(f"config.json: {name} is {value!r}, not a whole number")
+                raise FamilyError(f"config.json: {name} is {_shown(value)}, not a whole number")
         if default is None:
             raise FamilyError(
                 f"config.json of model_type {self.family!r} does not give {' or '.join(names)}",
@@ -190,20 +202,23 @@ class Table:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise FamilyError(f"config.json: {name} is {value!r}, neither true nor false")
+            raise FamilyError(f"config.json: {name} is {_shown(value)}, neither true nor false")
         return value
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """A list of whole numbers of the configuration, empty where it is absent."""
         value = self.text.get(name)
         value = () if value is None else value
-        if not isinstance(value, list | tuple) or not all(type(x) is int for x in value):
-            raise FamilyError(f"config.json: {name} is {value!r}, not a list of whole numbers")
+        short = isinstance(value, list | tuple) and len(value) <= MAX_LAYERS
+        if not short or not all(type(x) is int for x in value):
+            raise FamilyError(f"config.json: {name} is {_shown(value)}, not a list of layers")
         return tuple(value)
 
     def kinds(self, name: str, allowed: Iterable[str], default: Iterable[str]) -> tuple[str, ...]:
         """One word per layer, each of which the family knows."""
         value, count = self.text.get(name), self.number("num_hidden_layers")
+        if value is not None and not isinstance(value, list | tuple):
+            raise FamilyError(f"config.json: {name} is {_shown(value)}, not a list of words")
         found = tuple(default) if value is None else tuple(value)
         if len(found) != count:
             raise FamilyError(
@@ -213,7 +228,7 @@ class Table:
         for layer, kind in enumerate(found):
             if kind not in allowed:
                 raise FamilyError(
-                    f"config.json: {name}[{layer}] is {kind!r}, model_type {self.family!r} has"
+                    f"config.json: {name}[{layer}] is {_shown(kind)}, model_type {self.family!r} has"
                     f" {', '.join(allowed)}"
                 )
         return found
@@ -260,6 +275,11 @@ class Table:
         """As `tensor`; tensors may share one shape."""
         if name in self.logical:
             raise FamilyError(f"`{name}` is declared twice")
+        if len(self.logical) >= MAX_TENSORS:
+            raise FamilyError(
+                f"config.json describes a model of more than {MAX_TENSORS:,} tensors",
+                hint="its numbers of layers or experts are wrong: give the right one with --config",
+            )
         self.logical[name] = shape
         if optional:
             self.optional.add(name)

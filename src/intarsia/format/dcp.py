@@ -17,6 +17,7 @@ from intarsia.errors import FormatError
 from intarsia.family import Param, Table
 from intarsia.format.base import PAGE_BYTES, Arrangement, Located, Slot, WriteOptions
 from intarsia.format.dcp_metadata import (
+    MAX_METADATA_BYTES,
     ChunkRecord,
     Metadata,
     ObjectRecord,
@@ -50,7 +51,9 @@ class Dcp:
 
     def read(self, path: Path, config: Mapping[str, Any] | None) -> Manifest:
         with Folder(path) as folder:
-            metadata = read_metadata(folder.read_all(METADATA), str(path / METADATA))
+            metadata = read_metadata(
+                folder.read_all(METADATA, MAX_METADATA_BYTES), str(path / METADATA)
+            )
             sizes = check_files(folder, metadata)
         config = config or config_of(path)
         named = name_tensors(map(stored_of, metadata.tensors.values()), config, str(path))
@@ -113,9 +116,11 @@ def check_files(folder: Folder, metadata: Metadata) -> dict[str, int]:
     """The sizes of the data files; raise where one is absent or too short."""
     ends: dict[str, int] = {}
     held: dict[str, int] = {}
-    for file, end in _extents(metadata):
-        ends[file] = max(ends.get(file, 0), end)
+    claimed: dict[str, int] = {}
+    for file, start, length in _extents(metadata):
+        ends[file] = max(ends.get(file, 0), start + length)
         held[file] = held.get(file, 0) + 1
+        claimed[file] = claimed.get(file, 0) + length
     absent = sorted(file for file in ends if not (folder.root / file).is_file())
     if absent:
         raise FormatError(
@@ -132,15 +137,21 @@ def check_files(folder: Folder, metadata: Metadata) -> dict[str, int]:
                 hint="the file is truncated: copy it again from its source",
                 kind="file-too-short",
             )
+        if size < claimed[file]:
+            raise FormatError(
+                f"{folder.root / file} has {size:,} bytes, its {held[file]:,} chunks have"
+                f" {claimed[file]:,} together: some lie on one another",
+                hint="the metadata is another checkpoint's, or damaged",
+            )
     return sizes
 
 
-def _extents(metadata: Metadata) -> Iterator[tuple[str, int]]:
+def _extents(metadata: Metadata) -> Iterator[tuple[str, int, int]]:
     for tensor in metadata.tensors.values():
         for c in tensor.chunks:
-            yield c.file, c.start_bytes + c.length_bytes
+            yield c.file, c.start_bytes, c.length_bytes
     for o in metadata.objects.values():
-        yield o.file, o.start_bytes + o.length_bytes
+        yield o.file, o.start_bytes, o.length_bytes
 
 
 def locate(folder: Folder, stored: Stored, chunk: Chunk) -> Located:

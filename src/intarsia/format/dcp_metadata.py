@@ -13,10 +13,13 @@ from typing import Any, Self
 from intarsia.collector import paused
 from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import FormatError, UnsafeError
+from intarsia.format.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
 from intarsia.format.unpickle import Inert, brief, load_inert
+from intarsia.store.local import check_name
 
 BASE = "torch.distributed.checkpoint."
 _LARGEST = (1 << 63) - 1
+MAX_METADATA_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +94,17 @@ class _Ignored:
         pass
 
 
+def _size(axes: Any) -> Any:
+    """A tuple of numbers; what is nested cannot be added up."""
+    sum(axes)
+    return ().__add__(axes)
+
+
 _PLANNED = ("WriteItem", "WriteItemType", "TensorWriteData", "SavePlan")
 _KNOWN: dict[tuple[str, str], Any] = {
     **{(BASE + "metadata", k.__name__): k for k in (_Index, _Tensor, _Bytes, _Chunk, _Properties)},
     (BASE + "filesystem", "_StorageInfo"): _Place,
-    # Gives back a tuple and refuses all else, as fast as the interpreter can.
-    ("torch", "Size"): ().__add__,
+    ("torch", "Size"): _size,
     **{(BASE + "planner", n): _Ignored for n in _PLANNED},
 }
 _FIELDS = {"state_dict_metadata", "storage_data", "planner_data", "all_local_plans"}
@@ -119,12 +127,12 @@ def _read(data: bytes, where: str) -> Metadata:
             f"state_dict_metadata and storage_data - at {where}"
         )
     try:
-        return _matched(described, _places(stored), fields)
+        return _matched(described, _places(stored), fields, len(data))
     except UnsafeError as error:
         raise UnsafeError(f"{error} - at {where}") from None
     except FormatError as error:
         raise FormatError(f"{error} - at {where}", kind=error.kind) from None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise FormatError(
             f"the metadata is not laid out as torch does ({cause}) - at {where}"
@@ -138,7 +146,11 @@ def _places(stored: dict[Any, Any]) -> dict[tuple[str, Any], _Where]:
     for index, place in stored.items():
         if not isinstance(index, _Index) or not isinstance(place, _Place):
             raise FormatError(f"storage of {brief(index)} is {brief(place)}")
-        key = (index.state["fqn"], index.state.get("offset"))
+        name, offset = index.state["fqn"], index.state.get("offset")
+        _check_name(name)
+        if offset is not None and (type(offset) is not tuple or {*map(type, offset)} - {int}):
+            raise FormatError(f"{name} is stored at offset {brief(offset)}")
+        key = (name, offset)
         state = place.state
         file, start, length = state["relative_path"], state["offset"], state["length"]
         if state.get("transform_descriptors"):
@@ -146,36 +158,42 @@ def _places(stored: dict[Any, Any]) -> dict[tuple[str, Any], _Where]:
                 f"{brief(key[0])} is stored through a transform ({brief(state['transform_descriptors'])})",
                 hint="save without stream transforms (compression)",
             )
-        if file not in files:
-            _check_file(file)
-            files.add(file)
+        if type(file) is not str or file not in files:
+            files.add(check_name(file, f"the storage of {name}"))
         if type(start) is not int or type(length) is not int or start < 0 or length < 0:
             raise FormatError(f"{brief(key[0])} is at [{brief(start)}, +{brief(length)}) of {file}")
         if start + length > _LARGEST:
             raise FormatError(f"{brief(key[0])} ends at byte {start + length} of {file}")
-        if type(key[0]) is not str or key in places:
+        if key in places:
             raise FormatError(f"{brief(key[0])} is stored twice at offset {key[1]}")
         places[key] = (file, start, length)
     return places
 
 
-def _check_file(file: object) -> None:
-    if not isinstance(file, str) or not file or file in (".", "..") or "\0" in file:
-        raise FormatError(f"{brief(file)} is no file name")
-    if "/" in file or "\\" in file or ":" in file:
-        raise UnsafeError(f"file {brief(file)} lies outside of the checkpoint's directory")
+def _check_name(name: Any) -> None:
+    if type(name) is not str or len(name) > MAX_NAME:
+        raise FormatError(f"the name {brief(name)} is no text of at most {MAX_NAME} characters")
+    if not name.isascii():
+        name.encode()  # what holds half a character could not be written again
 
 
 def _matched(
-    described: dict[Any, Any], places: dict[tuple[str, Any], _Where], fields: dict[str, Any]
+    described: dict[Any, Any],
+    places: dict[tuple[str, Any], _Where],
+    fields: dict[str, Any],
+    size_bytes: int,
 ) -> Metadata:
+    # Lists that many tensors share are stored once and gone through many times.
+    left = size_bytes
     tensors: dict[str, TensorRecord] = {}
     objects: dict[str, ObjectRecord] = {}
     missing: list[str] = []
     for name, entry in described.items():
-        if type(name) is not str:
-            raise FormatError(f"the name {brief(name)} is no text")
+        _check_name(name)
         if isinstance(entry, _Tensor):
+            left -= len(entry.state["chunks"])
+            if left < 0:
+                raise FormatError(f"more chunks than the metadata has bytes ({size_bytes:,})")
             tensors[name] = _tensor(name, entry.state, places, missing)
         elif not isinstance(entry, _Bytes):
             raise FormatError(f"{name} is {brief(entry)}, neither a tensor nor an object")
@@ -205,11 +223,17 @@ def _tensor(
     dtype = BY_TORCH.get(said.torch) if isinstance(said, DType) else None
     if dtype is None:
         raise FormatError(f"element type {brief(said)} of {name} is not supported")
-    if not {*map(type, shape)} <= {int} or min(shape, default=0) < 0:
+    if type(shape) is not tuple or len(shape) > MAX_AXES or {*map(type, shape)} - {int}:
         raise FormatError(f"the shape {brief(shape)} of {name} is no shape")
+    if min(shape, default=0) < 0:
+        raise FormatError(f"the shape {shape} of {name} has a negative axis")
+    bytes_of(shape, dtype.itemsize, name)
     chunks = []
+    taken = set()
     for chunk in state["chunks"]:
         offsets, sizes = chunk.state["offsets"], chunk.state["sizes"]
+        if type(offsets) is not tuple or type(sizes) is not tuple:
+            raise FormatError(f"a chunk of {name} has no offsets or no sizes")
         if len(offsets) != len(shape) or len(sizes) != len(shape):
             raise FormatError(
                 f"a chunk of {name} has {len(offsets)} offsets and {len(sizes)} sizes for "
@@ -219,6 +243,10 @@ def _tensor(
             if type(at) is not int or type(n) is not int or at < 0 or n < 0 or at + n > whole:
                 raise FormatError(f"chunk {offsets} + {sizes} of {name} is not within {shape}")
         place = places.get((name, offsets))
+        if 0 not in sizes:
+            if offsets in taken:
+                raise FormatError(f"{name} has two chunks at {offsets}")
+            taken.add(offsets)
         if place is not None:
             chunks.append(ChunkRecord(offsets, sizes, *place))
         elif 0 not in sizes:
@@ -229,7 +257,8 @@ def _tensor(
 def _paths(planned: Any) -> dict[str, tuple[str | int, ...]]:
     paths: dict[str, tuple[str | int, ...]] = {}
     for name, path in (planned or {}).items():
-        if type(name) is not str or not {*map(type, path)} <= {str, int}:
+        short = type(path) in (tuple, list) and len(path) <= MAX_NAME
+        if type(name) is not str or not short or not {*map(type, path)} <= {str, int}:
             raise FormatError(f"the path of {brief(name)} is {brief(path)}")
         paths[name] = tuple(path)
     return paths

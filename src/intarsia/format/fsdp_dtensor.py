@@ -20,7 +20,7 @@ from intarsia.family import Param, Table, table_for
 from intarsia.format import dcp
 from intarsia.format.base import NUMBERED, Arrangement, Located, WriteOptions
 from intarsia.format.dcp import METADATA, check_files
-from intarsia.format.dcp_metadata import Metadata, read_metadata
+from intarsia.format.dcp_metadata import MAX_METADATA_BYTES, Metadata, read_metadata
 from intarsia.format.megatron_common import (
     home_of,
     looks_like_megatron,
@@ -60,7 +60,9 @@ class FsdpDtensor:
     def read(self, path: Path, config: Mapping[str, Any] | None) -> Manifest:
         root = find_checkpoint(path)
         with Folder(root) as folder:
-            metadata = read_metadata(folder.read_all(METADATA), str(root / METADATA))
+            metadata = read_metadata(
+                folder.read_all(METADATA, MAX_METADATA_BYTES), str(root / METADATA)
+            )
             sizes = check_files(folder, metadata)
             args = arguments(folder, metadata)
             numbers, unnumbered = _numbers(folder, metadata)
@@ -135,10 +137,10 @@ def _candidates(path: Path) -> list[Path]:
 
 def _has_keys(folder: Path) -> bool:
     """Whether a folder's keys are Megatron-FSDP's: they stand in the metadata as they are."""
-    try:
-        return _KEYS.search((folder / METADATA).read_bytes()) is not None
-    except OSError:
+    if not (folder / METADATA).is_file():
         return False
+    with Folder(folder) as files:
+        return _KEYS.search(files.read_all(METADATA, MAX_METADATA_BYTES)) is not None
 
 
 def zero_centered(src: Manifest) -> bool | None:

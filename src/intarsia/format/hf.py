@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from intarsia.format.base import Arrangement, Located, Slot, WriteOptions
 from intarsia.format.names import name_tensors
 from intarsia.format.safetensors_header import make_header, read_header
 from intarsia.format.sides import config_of, side_files
+from intarsia.format.strict_json import parse_json
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
-from intarsia.store.local import Folder
+from intarsia.store.local import Folder, check_name
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -157,19 +158,15 @@ def _extra_files(root: Path) -> dict[str, list[str] | None]:
 
 def _indexed(folder: Folder) -> Iterable[tuple[str, list[str]]]:
     where = folder.root / INDEX
-    try:
-        weight_map = json.loads(folder.read_all(INDEX))["weight_map"]
-        pairs = [(str(k), str(v)) for k, v in weight_map.items()]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    index = parse_json(folder.read_all(INDEX), str(where), hint="restore the index")
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict):
         raise FormatError(
-            f"{where} has no weight_map ({error})", hint="restore the index", kind="index-wrong"
-        ) from error
+            f"{where} has no weight_map", hint="restore the index", kind="index-wrong"
+        )
     held: dict[str, list[str]] = {}
-    for name, file in pairs:
-        held.setdefault(file, []).append(name)
-    for file, names in held.items():
-        if Path(file).name != file or file in ("", ".", ".."):
-            raise FormatError(f"{where} sends {names[0]!r} to {file!r}, outside its folder")
+    for name, file in weight_map.items():
+        held.setdefault(check_name(file, str(where)), []).append(name)
     absent = [file for file in held if not (folder.root / file).is_file()]
     if absent:
         lost = sum(len(held[file]) for file in absent)
@@ -216,22 +213,18 @@ def _entries_of(folder: Folder) -> dict[str, Entry]:
     file = f"{OPTIMIZER}/{ENTRIES}"
     if not (folder.root / file).exists():
         return {}
+    found = read_entries(folder)
+    return {name: Entry(name, file, 0, len(data)) for name, data in found.items()}
+
+
+def read_entries(folder: Folder) -> dict[str, bytes]:
+    """The entries of the side folder, by name."""
+    where = str(folder.root / OPTIMIZER / ENTRIES)
+    raw = parse_json(folder.read_all(f"{OPTIMIZER}/{ENTRIES}"), where)
     try:
-        raw = json.loads(folder.read_all(file))
-        return {
-            str(name): Entry(str(name), file, 0, len(base64.b64decode(text)))
-            for name, text in raw.items()
-        }
-    except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise FormatError(
-            f"{folder.root / file} is not an object of base64 texts ({error})"
-        ) from error
-
-
-def entries_in(folder: Folder) -> Iterator[tuple[str, bytes]]:
-    """The entries of the side folder with their bytes."""
-    raw = json.loads(folder.read_all(f"{OPTIMIZER}/{ENTRIES}"))
-    return ((name, base64.b64decode(text)) for name, text in raw.items())
+        return {name: base64.b64decode(text, validate=True) for name, text in raw.items()}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise FormatError(f"{where} is not an object of base64 texts ({error})") from error
 
 
 def _arrange_files(

@@ -28,8 +28,8 @@ from intarsia.mesh import Box, Rule
 from intarsia.planning.manifest import Chunk, Stored
 
 _BUCKET = re.compile(
-    r"^(?:chained_(?P<link>\d+)\.)?optimizer\.distributed\.dp_group_idx_(?P<group>\d+)"
-    r"\.gbuf_idx_(?P<buffer>\d+)\.dtype_\(torch\.(?P<type>\w+), .*\)\.bucket_idx_(?P<bucket>\d+)"
+    r"^(?:chained_(?P<link>\d{1,9})\.)?optimizer\.distributed\.dp_group_idx_(?P<group>\d{1,9})"
+    r"\.gbuf_idx_(?P<buffer>\d{1,9})\.dtype_\(torch\.(?P<type>\w+), .*\)\.bucket_idx_(?P<bucket>\d{1,9})"
     r"\.(?P<kind>\w+)$"
 )
 _ALIGNED = 64
@@ -88,6 +88,8 @@ def read_buckets(
         held = [s for s in model if len(by_link) == 1 or s.rule.is_expert == experts]
         places = [place for buffers in by_type.values() for place in buffers]
         groups, chunks = (1 + max(axis) for axis in zip(*places, strict=True))
+        if groups > len(records):
+            raise FormatError(f"{where} has {len(records)} buckets for {groups} ranks", hint=_HINT)
         if experts:
             ep = groups // (etp * pp)
         else:
@@ -124,6 +126,8 @@ def _buffers(records: Sequence[TensorRecord]) -> dict[int, dict[str, Buffers]]:
     for record in records:
         name = _BUCKET.match(record.name)
         assert name is not None
+        if len(record.shape) != 1:
+            raise FormatError(f"`{record.name}` has shape {list(record.shape)}, a bucket is flat")
         buffers = listed.setdefault((int(name["link"] or 0), name["type"]), {})
         buckets = buffers.setdefault((int(name["group"]), int(name["buffer"])), {})
         bucket = buckets.setdefault(int(name["bucket"]), Bucket())

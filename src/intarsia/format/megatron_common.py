@@ -15,15 +15,16 @@ import json
 import pickle
 import re
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile, ZipInfo
 
-from intarsia.errors import FormatError
+from intarsia.errors import FormatError, IntarsiaError
 from intarsia.format.dcp_metadata import Metadata
 from intarsia.format.sides import side_files
+from intarsia.format.strict_json import parse_json
 from intarsia.format.torch_frame import write_object
 from intarsia.format.torch_zip import read_object
 from intarsia.format.unpickle import Inert
@@ -37,6 +38,7 @@ COMMON_FILE = "common.pt"
 COMMON_OBJECT = "common_state/shard_0_1"
 RELEASE = "release"
 RUN_CONFIG = "run_config.yaml"
+_FRAME_BYTES = 1 << 20
 _ITERATION = re.compile(r"^iter_(\d{7,})$")
 _OWN_FILES = re.compile(r"^(metadata\.json|latest_.*|run_config\.yaml|.*\.sha256)$")
 
@@ -101,8 +103,9 @@ def _is_torch_dist(folder: Path) -> bool:
 
 def _backend(folder: Path) -> str | None:
     try:
-        said = json.loads((folder / BACKEND).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        with Folder(folder) as files:
+            said = parse_json(files.read_all(BACKEND, _FRAME_BYTES), str(folder / BACKEND))
+    except IntarsiaError:
         return None
     return said.get("sharded_backend") if isinstance(said, dict) else None
 
@@ -110,12 +113,13 @@ def _backend(folder: Path) -> str | None:
 def tracked_folder(path: Path) -> Path | None:
     """The folder of the iteration that a tracker file names, if there is such a file."""
     try:
-        word = (path / TRACKER).read_text().strip()
-    except (OSError, ValueError):
+        with Folder(path) as folder:
+            word = folder.read_all(TRACKER, _FRAME_BYTES).decode("ascii", "replace").strip()
+    except IntarsiaError:
         return None
     if word == RELEASE:
         return path / RELEASE
-    return path / f"iter_{int(word):07d}" if word.isdecimal() else None
+    return path / f"iter_{int(word):07d}" if re.fullmatch(r"\d{1,18}", word) else None
 
 
 def _iterations(path: Path) -> list[Path]:
@@ -128,7 +132,7 @@ def read_common(folder: Folder, metadata: Metadata) -> dict[str, Any]:
         data, where = folder.read_all(COMMON_FILE), f"{folder.root / COMMON_FILE}"
     elif COMMON_OBJECT in metadata.objects:
         found = metadata.objects[COMMON_OBJECT]
-        data = folder.read(found.file, found.start_bytes, found.length_bytes)
+        data = folder.read_small(found.file, found.start_bytes, found.length_bytes)
         where = f"{folder.root / found.file} (`{COMMON_OBJECT}`)"
     else:
         return {}
@@ -213,18 +217,30 @@ def archive(state: Any) -> bytes:
     return out.getvalue()
 
 
+DROPPED = object()
+MAX_PLAIN, MAX_PLAIN_DEPTH = 1 << 18, 64
+
+
 def plain(value: Any) -> Any:
     """What of a value can be written again: numbers, texts, and containers of them."""
+    return _plain(value, iter(range(MAX_PLAIN)), MAX_PLAIN_DEPTH)
+
+
+def _plain(value: Any, left: Iterator[int], depth: int) -> Any:
+    """A pickle's lists may hold one another many times over, so what they come to is counted."""
+    if next(left, None) is None or depth == 0:
+        raise FormatError(
+            f"stored arguments of more than {MAX_PLAIN:,} values, or nested deeper than"
+            f" {MAX_PLAIN_DEPTH}",
+            hint="leave them out with --optimizer drop",
+        )
     if isinstance(value, Mapping):
-        pairs = ((k, plain(v)) for k, v in value.items() if type(k) in (str, int))
+        pairs = ((k, _plain(v, left, depth - 1)) for k, v in value.items() if type(k) in (str, int))
         return {k: v for k, v in pairs if v is not DROPPED}
     if type(value) in (list, tuple):
-        items = [plain(v) for v in value]
-        return DROPPED if DROPPED in items else type(value)(items)
+        items = [_plain(v, left, depth - 1) for v in value]
+        return DROPPED if any(i is DROPPED for i in items) else type(value)(items)
     return value if type(value) in (type(None), bool, int, float, str) else DROPPED
-
-
-DROPPED = object()
 
 
 def extra_states(leading: Mapping[str, tuple[int, ...]]) -> dict[str, bytes]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from intarsia.errors import FormatError
+from intarsia.family import MAX_LAYERS
 from intarsia.format.dcp_metadata import Metadata
 from intarsia.format.megatron_common import whole
 from intarsia.format.megatron_keys import Key
@@ -42,6 +44,11 @@ class _Seen:
             if key.layer is not None:
                 self.layers.setdefault(key.rest, set()).add(key.layer)
             elif key.stacked:
+                if not record.shape or record.shape[0] > MAX_LAYERS:
+                    raise FormatError(
+                        f"`{record.name}` {list(record.shape)} stacks more layers than the"
+                        f" {MAX_LAYERS:,} that any model has, or none"
+                    )
                 self.layers.setdefault(key.rest, set()).update(range(record.shape[0]))
             self.shapes.setdefault(key.rest, record.shape[1:] if key.stacked else record.shape)
 
@@ -59,6 +66,17 @@ def config_from_arguments(
     args: Mapping[str, Any], metadata: Metadata, notes: list[str]
 ) -> Config | None:
     """A hub configuration of the stored model, with a note; None where it cannot be told."""
+    try:
+        return _config(args, metadata, notes)
+    except (ArithmeticError, LookupError, StopIteration, ValueError) as error:
+        raise FormatError(
+            "the shapes of the stored tensors are those of no model that Megatron saves"
+            f" ({type(error).__name__}: {error})",
+            hint="give the model's config.json with --config",
+        ) from error
+
+
+def _config(args: Mapping[str, Any], metadata: Metadata, notes: list[str]) -> Config | None:
     seen, heads = _Seen(metadata), whole(args, "num_attention_heads")
     family = _family(seen)
     embedding, qkv = seen.shape("word_embeddings.weight"), seen.shape("linear_qkv.weight")
@@ -83,8 +101,8 @@ def config_from_arguments(
         "vocab_size": vocab if padded else min(args["vocab_size"], vocab),
         "num_attention_heads": heads,
         "hidden_act": "silu",
-        "rms_norm_eps": args.get("norm_epsilon") or args.get("layernorm_epsilon") or 1e-5,
-        "rope_theta": args.get("rotary_base") or 10000,
+        "rms_norm_eps": _number(args, "norm_epsilon", "layernorm_epsilon") or 1e-5,
+        "rope_theta": _number(args, "rotary_base") or 10000,
         "max_position_embeddings": whole(args, "max_position_embeddings") or 4096,
         "tie_word_embeddings": not seen.has("output_layer.weight"),
         "attention_bias": False,
@@ -103,6 +121,11 @@ def config_from_arguments(
     if seen.has("mlp.router.weight"):
         _sparse(config, seen, args, family)
     return config
+
+
+def _number(args: Mapping[str, Any], *names: str) -> int | float | None:
+    """The first of these arguments that is a number."""
+    return next((args[n] for n in names if type(args.get(n)) in (int, float)), None)
 
 
 def _family(seen: _Seen) -> str | None:
@@ -158,7 +181,7 @@ def _sparse(config: Config, seen: _Seen, args: Mapping[str, Any], family: str) -
         "n_routed_experts": count,
         "n_shared_experts": shared[0] // (2 * inner) if shared else 0,
         "first_k_dense_replace": min(seen.layers_with("mlp.router."), default=0),
-        "routed_scaling_factor": args.get("moe_router_topk_scaling_factor") or 1.0,
+        "routed_scaling_factor": _number(args, "moe_router_topk_scaling_factor") or 1.0,
         "n_group": whole(args, "moe_router_num_groups") or 1,
         "topk_group": whole(args, "moe_router_group_topk") or 1,
         "norm_topk_prob": True,

@@ -42,7 +42,7 @@ _FINAL_NORM = "decoder.final_layernorm.weight"
 def iteration_of(entries: Mapping[str, bytes]) -> int:
     """The step to resume from; Megatron takes zero for a damaged tracker."""
     said = read_object(entries["iteration"], "iteration") if "iteration" in entries else None
-    return said if type(said) is int and said > 0 else 1
+    return said if type(said) is int and 0 < said < 1 << 60 else 1
 
 
 def written_entries(targets: Sequence[Target], options: WriteOptions) -> dict[str, bytes]:

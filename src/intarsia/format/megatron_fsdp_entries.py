@@ -24,7 +24,7 @@ from intarsia.store.local import Folder
 
 COUNTERS = ("iteration", "checkpoint_version", "num_floating_point_operations_so_far")
 SCHEDULER = "opt_param_scheduler"
-_RANDOM = re.compile(r"^rng_state\.(?P<place>\([^)]*\))\.(?P<index>\d+)\.(?P<rest>.+)$")
+_RANDOM = re.compile(r"^rng_state\.(?P<place>\([^)]*\))\.(?P<index>\d{1,9})\.(?P<rest>.+)$")
 _NESTED = re.compile(
     r"^(?P<root>optimizer)\.(?P<part>state|param_to_group_meta)\.(?P<name>.+)\.(?P<leaf>\w+)$"
 )
@@ -55,7 +55,7 @@ def arguments(folder: Folder, metadata: Metadata) -> Mapping[str, Any]:
     found = metadata.objects.get("args")
     if found is None:
         return {}
-    data = folder.read(found.file, found.start_bytes, found.length_bytes)
+    data = folder.read_small(found.file, found.start_bytes, found.length_bytes)
     return arguments_in(data, f"{folder.root / found.file} (`args`)")
 
 

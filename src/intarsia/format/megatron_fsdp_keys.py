@@ -37,10 +37,10 @@ _STATE = re.compile(r"^optimizer\.state\.(?:module\.)*(?P<name>.+)\.(?P<kind>[A-
 _GROUP = re.compile(
     r"^optimizer\.param_to_group_meta\.(?:module\.)*(?P<name>.+)\.(?P<kind>[A-Za-z_0-9]+)$"
 )
-_SEQUENTIAL = re.compile(r"\.experts\.local_experts\.(\d+)\.")
-_GROUPED = re.compile(r"\.experts\.(linear_fc[12])\.(weight|bias)(\d+)(_[wv])?$")
+_SEQUENTIAL = re.compile(r"\.experts\.local_experts\.(\d{1,9})\.")
+_GROUPED = re.compile(r"\.experts\.(linear_fc[12])\.(weight|bias)(\d{1,9})(_[wv])?$")
 _COMPONENT = re.compile(r"^(?P<whole>.+\.(?:weight|bias))\.\w+$")
-_EXPERT = re.compile(r"\.experts\.experts\.(\d+)\.(linear_fc[12])\.(weight|bias)(_[wv])?$")
+_EXPERT = re.compile(r"\.experts\.experts\.(\d{1,9})\.(linear_fc[12])\.(weight|bias)(_[wv])?$")
 _NORMS = {
     "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
     "self_attention.in_proj.layer_norm_": "input_layernorm.",

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from intarsia.dtypes import BY_NAME
+from intarsia.errors import FormatError
 from intarsia.format.megatron_common import plain
 from intarsia.format.megatron_optimizer import MASTER
 from intarsia.format.parameter_groups import Group, Groups, merged
@@ -30,7 +31,7 @@ FROM_TORCH = "torch_param_groups"
 """Where the common state keeps groups that came from torch."""
 
 SHARED = re.compile(
-    r"^(?:chained_(?P<link>\d+)\.)?optimizer\.distributed\.dp_group_idx_0\.optimizer/"
+    r"^(?:chained_(?P<link>\d{1,9})\.)?optimizer\.distributed\.dp_group_idx_0\.optimizer/"
 )
 """The objects that hold an optimizer's groups where its state is in buckets."""
 
@@ -56,13 +57,18 @@ _ADAM = {
 
 def optimizer_of(common: Mapping[str, Any], entries: Mapping[str, bytes]) -> dict[Any, Any]:
     """The optimizer's part of a common state, with the groups that lie beside buckets."""
-    found: dict[Any, Any] = plain(common.get("optimizer") or {})
+    said = plain(common.get("optimizer") or {})
+    found: dict[Any, Any] = said if isinstance(said, dict) else {}
     for name, data in entries.items():
         if parts := SHARED.match(name):
-            (groups,) = read_object(data, name)
+            groups = read_object(data, name)
+            if not isinstance(groups, list) or len(groups) != 1:
+                raise FormatError(f"`{name}` is no list of one")
             link = parts["link"]
             into = found if link is None else found.setdefault(int(link), {})
-            into["optimizer"] = plain(groups)
+            if not isinstance(into, dict):
+                raise FormatError(f"the optimizer's state {link} is no dictionary - at {name}")
+            into["optimizer"] = plain(groups[0])
     return found
 
 

@@ -25,9 +25,9 @@ from intarsia.mesh import Mesh, Rule, Shape
 DIALECTS = {"te": "megatron", "local": "megatron-local"}
 """The table's dialect for each of Megatron's layer specifications."""
 
-_LAYER = re.compile(r"^(?P<head>(?:.+\.)?layers)\.(?P<layer>\d+)\.(?P<rest>.+)$")
+_LAYER = re.compile(r"^(?P<head>(?:.+\.)?layers)\.(?P<layer>\d{1,9})\.(?P<rest>.+)$")
 _STACKED = re.compile(r"^(?P<head>(?:.+\.)?layers)\.(?P<rest>[^\d].*)$")
-_EXPERT = re.compile(r"^(?P<head>.+\.experts\.experts)\.(?P<expert>\d+)\.(?P<rest>.+)$")
+_EXPERT = re.compile(r"^(?P<head>.+\.experts\.experts)\.(?P<expert>\d{1,9})\.(?P<rest>.+)$")
 _HALF = re.compile(r"^(?P<whole>.+\.linear_fc1\.(?:weight|bias))_(?P<half>[wv])$")
 _EXPERTS = ".experts.experts."
 _VOCABULARY = ("word_embeddings.weight", "output_layer.weight")

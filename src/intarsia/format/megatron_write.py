@@ -179,7 +179,7 @@ def part_of(target: Target, stacks: Mapping[str, int]) -> Part:
 def _iteration(source: Mapping[str, Any]) -> int:
     """The step to resume from; Megatron takes zero for a damaged tracker."""
     said = source.get("iteration")
-    return said if type(said) is int and said > 0 else 1
+    return said if type(said) is int and 0 < said < 1 << 60 else 1
 
 
 def _common(

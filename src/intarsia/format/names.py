@@ -41,7 +41,7 @@ def name_tensors(found: Iterable[Stored], config: Mapping[str, Any] | None, wher
     """Give stored tensors (each its own layout, so far) the layouts of their family."""
     listed = list(found)
     table = table_for(config)
-    model_type = (config or {}).get("model_type")
+    model_type = str((config or {}).get("model_type") or "")[:80]
     if table is None:
         stored = _unique((_plain(_respelled(s)) for s in listed), where)
         why = f"model_type {model_type!r} has no table" if model_type else "no model configuration"

@@ -7,6 +7,7 @@ one tensor, so a sound header has no hole, no overlap, and ends where the file e
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -15,6 +16,8 @@ from typing import Any
 from intarsia.dtypes import DType, dtype_of_header
 from intarsia.errors import FormatError
 from intarsia.format.base import PAGE_BYTES
+from intarsia.format.strict_json import parse_json
+from intarsia.format.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
 from intarsia.mesh import Shape
 from intarsia.store.local import Folder
 
@@ -51,42 +54,37 @@ def read_header(folder: Folder, file: str) -> tuple[list[HeaderRow], dict[str, s
         )
     raw = _parse(folder.read(file, 8, length), where)
     metadata = raw.pop("__metadata__", {})
-    if not isinstance(metadata, dict):
-        raise FormatError(f"{where}: __metadata__ is not an object", hint=_DAMAGED)
+    if not isinstance(metadata, dict) or {*map(type, metadata.values())} - {str}:
+        raise FormatError(f"{where}: __metadata__ is not an object of texts", hint=_DAMAGED)
     rows = [_row(name, value, 8 + length, where) for name, value in raw.items()]
     rows.sort(key=lambda row: (row.start_bytes, row.length_bytes))
     _check_tiling(rows, 8 + length, size, where)
-    return rows, {str(k): str(v) for k, v in metadata.items()}
+    return rows, metadata
 
 
 def _parse(data: bytes, where: str) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(n for n in names if names.count(n) > 1)
-            raise FormatError(f"{where}: the header names {twice!r} twice", hint=_DAMAGED)
-        return found
-
-    try:
-        raw = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{where}: the header is not JSON ({error})", hint=_DAMAGED) from error
+    raw = parse_json(data, f"{where}: the header", hint=_DAMAGED)
     if not isinstance(raw, dict) or not data.startswith(b"{"):
         raise FormatError(f"{where}: the header is not a JSON object", hint=_DAMAGED)
     return raw
 
 
 def _row(name: str, value: Any, base_bytes: int, where: str) -> HeaderRow:
-    at = f"{where}: {name!r}"
+    at = f"{where}: {name[:MAX_NAME]!r}"
+    if len(name) > MAX_NAME:
+        raise FormatError(f"{at} is the begin of a name of {len(name):,} characters", hint=_DAMAGED)
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
         raise FormatError(f"{at} has no dtype, shape and data_offsets", hint=_DAMAGED)
-    shape, offsets = value["shape"], value["data_offsets"]
-    if not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
-        raise FormatError(f"{at} has shape {shape!r} and data_offsets {offsets!r}", hint=_DAMAGED)
-    dtype = dtype_of_header(str(value["dtype"]), at)
+    shape, offsets, said = value["shape"], value["data_offsets"], value["dtype"]
+    if not _counts(shape) or not _counts(offsets) or len(offsets) != 2 or type(said) is not str:
+        shown = [reprlib.repr(x) for x in (said, shape, offsets)]
+        raise FormatError(
+            f"{at} has dtype {shown[0]}, shape {shown[1]} and data_offsets {shown[2]}",
+            hint=_DAMAGED,
+        )
+    dtype = dtype_of_header(said[:MAX_NAME], at)
     begin, end = offsets
-    needed = prod(shape) * dtype.itemsize
+    needed = bytes_of(shape, dtype.itemsize, at)
     if end - begin != needed:
         raise FormatError(
             f"{at}: {dtype} {shape} needs {needed:,} bytes, data_offsets give {end - begin:,}",
@@ -96,8 +94,10 @@ def _row(name: str, value: Any, base_bytes: int, where: str) -> HeaderRow:
 
 
 def _counts(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 63 for n in value
+    return (
+        isinstance(value, list)
+        and len(value) <= MAX_AXES
+        and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
     )
 
 

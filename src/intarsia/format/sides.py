@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from intarsia.errors import FormatError
+from intarsia.errors import FormatError, UnsafeError
+from intarsia.format.strict_json import parse_json
 from intarsia.planning.manifest import Side
 
 DIGESTS = "intarsia-digests.json"
 """What the tensors of a checkpoint amount to; it is of this checkpoint alone and travels nowhere."""
 
 MAX_SIDE_BYTES = 256 << 20
+MAX_CONFIG_BYTES = 16 << 20
 _WEIGHTS = (
     ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".ckpt",
     ".distcp", ".metadata", ".gguf", ".h5", ".msgpack", ".onnx", ".tmp", ".lock",
@@ -33,6 +34,25 @@ def side_files(root: Path) -> tuple[Side, ...]:
     return tuple(found)
 
 
+def check_sides(sides: Sequence[Side]) -> None:
+    """Raise where a small file is a link out of its checkpoint: a copy would give another's away.
+
+    A folder of the hub's cache consists of links into the `blobs` beside its snapshots.
+    """
+    for side in sides:
+        path = Path(side.path)
+        if not path.is_symlink():
+            continue
+        home = path.parent.resolve()
+        homes = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
+        to = path.resolve()
+        if not any(to.is_relative_to(each) for each in homes):
+            raise UnsafeError(
+                f"{path} is a link to {to}, outside of its checkpoint; it is not copied",
+                hint="put the file itself there, if it belongs to the model, or remove the link",
+            )
+
+
 def config_of(root: Path) -> Mapping[str, Any] | None:
     """The model configuration that lies in a folder, if one does."""
     path = root / "config.json"
@@ -42,11 +62,13 @@ def config_of(root: Path) -> Mapping[str, Any] | None:
 def read_config(path: Path) -> Mapping[str, Any]:
     """A model's `config.json`."""
     try:
-        config = json.loads(path.read_bytes())
+        with path.open("rb") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path} is not JSON ({error})") from error
+    if len(data) > MAX_CONFIG_BYTES:
+        raise FormatError(f"{path} has more than {MAX_CONFIG_BYTES:,} bytes, no configuration has")
+    config = parse_json(data, str(path), unique=False)
     if not isinstance(config, dict):
         raise FormatError(f"{path} is not a JSON object, so it is no model configuration")
     return config

@@ -18,11 +18,15 @@ from zlib import crc32
 
 from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import FormatError
+from intarsia.format.tensor_bounds import bytes_of
 from intarsia.format.unpickle import Storage, Tensor, brief, load_inert
 
 Read = Callable[[int, int], bytes]
 
 _HEAD_BYTES = 1024
+_MEMBER_BYTES = 16 << 20
+"""The most that is read of an archive at once to find a tensor: its pickle, or its directory."""
+_REPEATED_BYTES = 64 << 10
 LOCAL = Struct("<4s5H3I2H")
 CENTRAL = Struct("<4s6H3I5H2I")
 END = Struct("<4s4H2IH")
@@ -111,13 +115,16 @@ def read_object(data: bytes, where: str) -> Any:
     def storage(pid: Any) -> Storage:
         found = _storage(pid)
         if found.key not in contents:
-            contents[found.key] = _content(read, members, f"data/{found.key}", where)
+            member = f"data/{found.key}"
+            # Members may lie on one another, so that little data would become much.
+            left = len(data) - sum(map(len, contents.values()))
+            contents[found.key] = _content(read, members, member, where, left)
         size, content = _storage_bytes(found), contents[found.key]
         if len(content) != size:
             raise FormatError(f"{len(content)} bytes stored for a storage of {size}")
         return found._replace(data=content)
 
-    return load_inert(_content(read, members, "data.pkl", where), where, storage)
+    return load_inert(_content(read, members, "data.pkl", where, len(data)), where, storage)
 
 
 def _exactly(read: Read, at: int, size: int, where: str) -> bytes:
@@ -133,8 +140,16 @@ def _member(members: dict[str, _Member], name: str, where: str) -> _Member:
     return members[name]
 
 
-def _content(read: Read, members: dict[str, _Member], name: str, where: str) -> bytes:
+def _content(
+    read: Read,
+    members: dict[str, _Member],
+    name: str,
+    where: str,
+    most_bytes: int = _MEMBER_BYTES,
+) -> bytes:
     start, size, crc = _member(members, name, where)
+    if (size or 0) > most_bytes:
+        raise FormatError(f"{name} has {size} bytes, at most {most_bytes} are read - at {where}")
     content = _exactly(read, start, size or 0, where)
     if crc and crc32(content) != crc:
         raise FormatError(
@@ -194,6 +209,8 @@ class _File:
 
     def read(self, size: int = -1) -> bytes:
         left = max(0, self._length - self._at)
+        if (left if size < 0 else min(size, left)) > _MEMBER_BYTES:
+            raise ValueError(f"a directory of more than {_MEMBER_BYTES} bytes")
         got = self._read(self._at, left if size < 0 else min(size, left))
         self._at += len(got)
         return got
@@ -211,6 +228,8 @@ def _directory(read: Read, length: int, where: str) -> dict[str, _Member]:
     members: dict[str, _Member] = {}
     for info in infos:
         name = _named(info.filename.encode(), info.compress_type, where)
+        if info.header_offset < 0:
+            raise FormatError(f"{name} begins before its archive - at {where}")
         local = LOCAL.unpack(_exactly(read, info.header_offset, LOCAL.size, where))
         start, size = info.header_offset + LOCAL.size + local[9] + local[10], info.file_size
         if start + size > length or name in members:
@@ -256,12 +275,16 @@ def _tensor(data: bytes, where: str) -> Tensor:
         size = found.dtype.itemsize
         reach = sum((n - 1) * s for n, s in zip(shape, stride, strict=False)) + 1
         reach = (found.storage_offset + reach) * size if 0 not in shape else 0
+        elements = bytes_of(shape, size, where)
         low = min((*shape, *stride, found.storage_offset), default=0)
-        if len(shape) != len(stride) or low < 0 or reach > _storage_bytes(found.storage):
+        stored = _storage_bytes(found.storage)
+        # A view that repeats its elements is small, or a blob of a few bytes would fill a disk.
+        elements = 0 if elements <= _REPEATED_BYTES else elements
+        if len(shape) != len(stride) or low < 0 or max(reach, elements) > stored:
             raise FormatError(
                 f"a view of shape {shape}, stride {stride}, offset {found.storage_offset} ends at "
-                f"byte {reach} of the {_storage_bytes(found.storage)} stored - at {where}"
+                f"byte {max(reach, elements)} of the {stored} stored - at {where}"
             )
-        if len(_seen) < 4096:
+        if len(_seen) < 4096 and len(data) <= _HEAD_BYTES:
             _seen[data] = found
     return found

@@ -14,7 +14,6 @@ from __future__ import annotations
 import datetime
 import io
 import pickle
-import re
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,6 +22,10 @@ from typing import Any, NamedTuple, NoReturn, Self, cast
 
 from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import FormatError, UnsafeError
+from intarsia.format.pickle_scan import MAX_KEYS, check_pickle
+from intarsia.format.tensor_bounds import MAX_AXES
+
+MAX_CLASSES = 10_000
 
 
 def brief(value: object) -> str:
@@ -99,9 +102,10 @@ class Array(Inert):
 
     def __setstate__(self, state: Any) -> None:
         _, self.shape, dtype, _, self.data = state
-        if not (isinstance(dtype, Inert) and dtype.args and isinstance(self.data, bytes)):
+        said = dtype.args[:1] if isinstance(dtype, Inert) else ()
+        if [*map(type, said)] != [str] or not isinstance(self.data, bytes):
             raise FormatError("a NumPy array without an element type or bytes")
-        self.shape, self.dtype = _axes(self.shape), str(dtype.args[0])
+        self.shape, self.dtype = _axes(self.shape), said[0]
 
 
 class Storage(NamedTuple):
@@ -144,8 +148,9 @@ class _Call:
 
 
 def _axes(values: Any) -> tuple[int, ...]:
-    if type(values) is not tuple or not {*map(type, values)} <= {int}:
-        raise FormatError(f"{brief(values)} is not a tuple of integers")
+    values = tuple(values) if type(values) is list and len(values) <= MAX_AXES else values
+    if type(values) is not tuple or len(values) > MAX_AXES or not {*map(type, values)} <= {int}:
+        raise FormatError(f"{brief(values)} is not a tuple of at most {MAX_AXES} integers")
     return values
 
 
@@ -164,6 +169,24 @@ def _path(*parts: str) -> str:
     if sum(map(len, parts)) > 4096:
         raise FormatError("a path that no file system allows")
     return "/".join(parts).replace("//", "/")
+
+
+def _device(kind: str, *index: int) -> str:
+    if len(kind) > 64 or len(index) > 1:
+        raise FormatError("a device that no machine has")
+    return ":".join([kind, *(f"{i:d}" for i in index)])
+
+
+def _complex(real: float, imaginary: float) -> complex:
+    if {type(real), type(imaginary)} - {int, float}:
+        raise FormatError("a complex number that is not made of two others")
+    return complex(real, imaginary)
+
+
+def _first(value: Any, *_: Any) -> Any:
+    if type(value) is tuple:
+        raise FormatError("a tuple in the place of a tensor")
+    return value
 
 
 def _rebuilt(cls: Any, *_: Any) -> Inert:
@@ -189,19 +212,19 @@ _REFUSED = {
 }  # fmt: skip
 _KINDS: tuple[Any, ...] = (set, frozenset, list, tuple, dict, bytes, bytearray)
 _GATHERED = {("builtins", k.__name__): k for k in _KINDS} | {("_codecs", "encode"): bytes}
-_FIRST = _Call(lambda value, *_: value)
+_FIRST = _Call(_first)
 _KNOWN: dict[tuple[str, str], Any] = {
     **{("pathlib", p): _Call(_path) for p in _PATHS},
     **{("datetime", n): getattr(datetime, n) for n in _DATES},
     **{("builtins", n): inert_class("builtins", n) for n in _BUILTINS},
     **{record: inert_class(*record) for record in _RECORDS},
-    ("builtins", "complex"): _Call(lambda re, im: complex(float(re), float(im))),
+    ("builtins", "complex"): _Call(_complex),
     ("collections", "OrderedDict"): _Ordered,
     ("collections", "defaultdict"): _Call(lambda *_: {}),
     ("collections", "deque"): _Call(lambda *_: []),
     ("copyreg", "_reconstructor"): _Call(_rebuilt),
-    ("torch", "Size"): _Call(lambda axes=(): _axes(tuple(axes) if type(axes) is list else axes)),
-    ("torch", "device"): _Call(lambda kind, *n: ":".join([kind, *(f"{i:d}" for i in n)])),
+    ("torch", "Size"): _Call(lambda axes=(): _axes(axes)),
+    ("torch", "device"): _Call(_device),
     ("torch.serialization", "_get_layout"): _FIRST,
     **{("torch._utils", f"_rebuild_tensor{v}"): _Call(_tensor) for v in ("", "_v2", "_v3")},
     **{("torch._utils", f"_rebuild_parameter{v}"): _FIRST for v in ("", "_with_state")},
@@ -215,6 +238,7 @@ class _Unpickler(pickle.Unpickler):
     beside: Callable[[Any], Any] | None
     known: Mapping[tuple[str, str], Any]
     left: int
+    classes: int = 0
 
     def find_class(self, module: str, name: str) -> Any:
         module = _MODULES.get(module, module)
@@ -230,6 +254,9 @@ class _Unpickler(pickle.Unpickler):
                 f"the pickle asks for `{module}.{name}`; nothing was run - at {self.where}",
                 hint="weights have no need of it; do not open this file with other tools",
             )
+        self.classes += 1
+        if self.classes > MAX_CLASSES or len(module) + len(name) > 512:
+            raise FormatError(f"the pickle asks for more than {MAX_CLASSES} classes")
         return inert_class(module, name)
 
     def persistent_load(self, pid: Any) -> Any:
@@ -246,32 +273,12 @@ class _Unpickler(pickle.Unpickler):
         self.left -= len(items)
         if self.left < 0:
             raise FormatError("the pickle repeats its content beyond its own size")
+        hashed = kind in (set, frozenset, tuple) and type(items) in (list, tuple)
+        if hashed and not {*map(type, items)} <= {str, bytes, bool, int, float, type(None)}:
+            raise FormatError(f"a {kind.__name__} made of more than texts and numbers")
+        if hashed and sum(type(i) is int and i.bit_length() > 60 for i in items) > MAX_KEYS:
+            raise FormatError(f"a {kind.__name__} of more than {MAX_KEYS} very large integers")
         return kind(items.encode("latin1") if type(items) is str else items)
-
-
-_PLAIN = re.compile(
-    rb"(?:[(012N)\]}aebdltsuQRo\x81\x85-\x89\x8f-\x94\x97\x98]++|[Khq\x80\x82].|[Jj\x84]...."
-    rb"|[M\x83]..|[G\x95]........|[ILFSVPg][^\n]*+\n|[ci][^\n]*+\n[^\n]*+\n|p\d{1,6}\n)*+",
-    re.DOTALL,
-)
-_COUNTED = dict.fromkeys(b"UC\x8c\x8a", 1) | dict.fromkeys(b"TBX\x8b", 4)
-_COUNTED |= dict.fromkeys(b"\x8d\x8e\x96", 8)
-
-
-def _scan(data: bytes) -> None:
-    """Refuse a large memo index, by which six bytes make the C unpickler allocate 64 GiB."""
-    at = 0
-    while match := _PLAIN.match(data, at):
-        at = match.end()
-        op = data[at : at + 1]
-        if op == b".":
-            return
-        if width := _COUNTED.get(op[0]) if op else None:
-            at += 1 + width + int.from_bytes(data[at + 1 : at + 1 + width], "little")
-        elif op == b"r" and int.from_bytes(data[at + 1 : at + 5], "little") <= len(data):
-            at += 5
-        else:
-            raise FormatError(f"no pickle from byte {at} of {len(data)} on ({op!r})")
 
 
 def load_inert(
@@ -290,7 +297,7 @@ def load_inert(
     unpickler.where, unpickler.left = where, len(data)
     unpickler.beside, unpickler.known = persistent_load, known or {}
     try:
-        _scan(data)
+        check_pickle(data)
         return unpickler.load()
     except UnsafeError:
         raise

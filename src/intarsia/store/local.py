@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from intarsia.errors import FormatError, StoreError
+from intarsia.errors import FormatError, StoreError, UnsafeError
+from intarsia.quantity import human
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 _POPULATE_READ = 22
 """Linux's MADV_POPULATE_READ, which reads mapped pages now."""
+
+MAX_SMALL_BYTES = 256 << 20
+"""The largest file that is read as a whole, where its reader states no other."""
 
 
 class Folder:
@@ -46,13 +51,25 @@ class Folder:
 
     def read(self, file: str, start_bytes: int, length_bytes: int) -> bytes:
         """Exactly these bytes of a file."""
+        self._fd(file)
         buffer = bytearray(length_bytes)
         self.read_into(file, start_bytes, buffer)
         return bytes(buffer)
 
-    def read_all(self, file: str) -> bytes:
+    def read_all(self, file: str, most_bytes: int = MAX_SMALL_BYTES) -> bytes:
         """A whole small file."""
-        return self.read(file, 0, self.size(file))
+        return self.read_small(file, 0, self.size(file), most_bytes)
+
+    def read_small(
+        self, file: str, start_bytes: int, length_bytes: int, most_bytes: int = MAX_SMALL_BYTES
+    ) -> bytes:
+        """Bytes that are to be understood as a whole; a file's own word is not enough for their size."""
+        if length_bytes > most_bytes:
+            raise FormatError(
+                f"{self.root / file} holds {human(length_bytes)} where at most"
+                f" {human(most_bytes)} are read at once"
+            )
+        return self.read(file, start_bytes, length_bytes)
 
     def read_into(self, file: str, start_bytes: int, buffer: Buffer) -> None:
         """Fill `buffer` from a file, starting at `start_bytes`."""
@@ -103,7 +120,7 @@ class Folder:
                 fd = self._open.get(file)
                 if fd is None:
                     try:
-                        fd = os.open(self.root / file, os.O_RDONLY | os.O_CLOEXEC)
+                        fd = open_plain(self.root / file)
                     except OSError as error:
                         raise unreadable(self.root / file, error) from error
                     self._open[file] = fd
@@ -121,6 +138,31 @@ class Folder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def open_plain(path: Path) -> int:
+    """A descriptor of a file on disk; a pipe or a device could keep a reader forever."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FormatError(f"{path} is no file on disk", hint="remove it, or restore the file")
+    return fd
+
+
+def check_name(name: object, where: str) -> str:
+    """A file name that a checkpoint gives: one that stays in the checkpoint's own folder."""
+    if not isinstance(name, str) or not name or "\0" in name or len(name) > 255:
+        shown = repr(name[:80]) if isinstance(name, str) else f"a {type(name).__name__}"
+        raise FormatError(f"{shown} is no file name - at {where}")
+    if name in (".", "..") or "/" in name or "\\" in name or ":" in name:
+        raise UnsafeError(f"{name!r} is no file name: it lies outside its folder - at {where}")
+    try:
+        fits = len(os.fsencode(name)) <= 255
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
+        raise FormatError(f"{name[:80]!r} is no file name - at {where}")
+    return name
 
 
 def unreadable(path: Path, error: OSError) -> StoreError | FormatError:

@@ -19,8 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from intarsia.errors import StoreError, UsageError
+from intarsia.errors import StoreError, UnsafeError, UsageError
 from intarsia.quantity import human
+from intarsia.store.local import open_plain
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -29,6 +30,7 @@ WRITEBACK_BYTES = 1 << 20
 WRITE_BYTES = 2 << 20
 """How much goes to the kernel in one call: beyond a few MiB it looks for larger pages, slowly."""
 _WRITE = 2
+_FRESH = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
 _HERE, _EXCHANGE = -100, 2
 VECTORS = min(1024, os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16)
 
@@ -91,9 +93,11 @@ class Staging:
     def create(self, file: str, size_bytes: int) -> None:
         """Make a file of a known length."""
         path = self.folder / file
+        if not path.is_relative_to(self.folder) or ".." in path.parts[len(self.folder.parts) :]:
+            raise UnsafeError(f"{file!r} lies outside of the destination")
         with naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            fd = os.open(path, _FRESH, 0o644)
             os.truncate(fd, size_bytes)
         self._open[file] = fd
 
@@ -134,8 +138,8 @@ class Staging:
 
     def copy_in(self, file: str, source: Path) -> None:
         """Take over a small file unchanged."""
-        with naming(source):
-            data = source.read_bytes()
+        with naming(source), os.fdopen(open_plain(source), "rb") as opened:
+            data = opened.read()
         self.write_small(file, data)
 
     def sync(self) -> None:

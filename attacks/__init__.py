@@ -1,0 +1,1 @@
+"""Checkpoints that try to harm whoever reads them; see README.md."""

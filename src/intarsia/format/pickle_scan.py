@@ -1,0 +1,298 @@
+"""A pickle walked before it is loaded: what its opcodes would build, weighed and not built.
+
+The C unpickler takes a memo index for a size of memory, and hashes whatever a pickle uses as a
+key.  The hash of a tuple visits all that is nested in it, every time and to any depth: a tuple of
+two references to a tuple of two references to ... takes forever, and a chain of a million tuples
+ends the process.  So every opcode here moves weights on a stack.  A tuple weighs one more than
+its content, nearly all else weighs one, and what grows too heavy is refused.
+
+Opcodes that follow each other in every checkpoint are matched as one phrase, for speed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from intarsia.errors import FormatError
+
+MAX_WEIGHT = 4096
+"""The heaviest tuple; the state of Python's random generator weighs 629."""
+
+MAX_KEYS = 10_000
+"""How many keys may be of a kind that can be made to collide: tuples, and very large integers."""
+
+_INT = rb"(?:K.|M..|J....|\x8a\x05.{5})"
+_GET = rb"(?:h.|j....)"
+_FLAT = rb"(?:%b\x85|%b{2}\x86|%b{3}\x87|\(%b{4,16}t)" % ((_INT,) * 4)
+_SIZED, _BARE = rb"%b\x94\x85\x94R\x94" % _FLAT, rb"\(%b{0,16}t\x85R" % _INT
+_PAIRS = rb"(?:%b(?:%b|N|%b(?=[hju]))){0,8}+" % (_GET, _INT, _GET)
+_SIZE_PAIR = rb"%b%b%b%b" % (_GET, _GET, _SIZED, _PAIRS)
+_OPCODES = rb"(?P<get>%b)|(?P<atom>%b|[N\x88\x89)]|G.{8})|(?P<close>ub)|(?P<memoize>\x94)" % (
+    _GET,
+    _INT,
+)
+_SLOW = re.compile(_OPCODES, re.DOTALL)
+_FAST = re.compile(
+    rb"%b(?:\x81\x94\}\x94\(%b(?:(?P<record0>ub)|%b(?:(?P<record1>ub)|%b(?P<record2>ub)))"
+    rb"|\x81\}\((?:%b(?:%b|N|%b(?=[hju])|%b%b)){0,8}+(?P<record>ub))"
+    % (_GET + rb"\)", _PAIRS, _SIZE_PAIR, _SIZE_PAIR, _GET, _INT, _GET, _GET, _BARE)
+    + rb"|(?P<size>%b)|(?P<bare_size>%b)|" % (_SIZED, _BARE)
+    + _OPCODES,
+    re.DOTALL,
+)
+_ATOM, _SHORT, _LONG = 0, 1, 2
+_MEMOIZED = {
+    "record0": bytes(2),
+    "record1": bytes((0, 0, 1, 1, 1)),
+    "record2": bytes((0, 0, 1, 1, 1, 1, 1, 1)),
+    "record": b"",
+}
+"""What each record adds to the memo: itself, its fields, and the three tuples of every size."""
+
+_SIZE = 18  # what a tuple of sixteen integers, wrapped in the arguments of a call, weighs at most
+_COUNTED = (
+    dict.fromkeys(b"UC\x8c\x8a", 1)
+    | dict.fromkeys(b"TBX\x8b", 4)
+    | dict.fromkeys(b"\x8d\x8e\x96", 8)
+)
+_FIXED = {0x80: 1, 0x82: 1, 0x83: 2, 0x84: 4, 0x95: 8}
+_LINES = dict.fromkeys(b"ILFSVP", 1) | dict.fromkeys(b"ci", 2)
+_SILENT = (0x80, 0x95)  # PROTO and FRAME leave the stack as it is
+_MEMO = tuple(b"qrpg")
+_LARGE_BYTES, _LARGE_DIGITS = 8, 18  # from here on integers may be equal in their hash
+
+
+def check_pickle(data: bytes) -> None:
+    """Raise where loading a pickle would take memory or time beyond all proportion to its size."""
+    try:
+        _Walk(data).run()
+    except (IndexError, ValueError) as error:
+        raise FormatError("no pickle: an opcode takes from a stack that is empty") from error
+
+
+class _Walk:
+    """The weights on the stack and in the memo while a pickle is walked.
+
+    `kinds` are the places that the pickle does not number: an atom, a short tuple, or one whose
+    weight is in `memo`.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.stack: list[int] = []
+        self.marks: list[int] = []
+        self.kinds = bytearray()
+        self.memo: dict[int, int] = {}
+        self.phrase = _FAST.match
+        self.numbered = False
+        self.keys = 0
+        self.left = 64 * len(data) + (1 << 20)
+
+    def run(self) -> None:
+        data, stack, marks, kinds, at = self.data, self.stack, self.marks, self.kinds, 0
+        while True:
+            found = self.phrase(data, at)
+            if found is None:
+                if data[at : at + 1] == b".":
+                    return
+                at = self._step(at)
+                continue
+            kind, end = found.lastgroup or "", found.end()
+            if kind == "get":
+                self._get(int.from_bytes(data[at + 1 : end], "little"))
+            elif kind == "atom":
+                stack.append(1)
+            elif kind == "memoize":
+                self._memoize()
+            elif kind == "close":
+                self._set(marks.pop())
+                stack.pop()
+            elif kind in _MEMOIZED:
+                kinds += _MEMOIZED[kind]
+                stack.append(1)
+            else:
+                stack[-1] = _SIZE
+                if kind == "size":
+                    kinds += b"\1\1\1"
+            at = end
+
+    def _get(self, slot: int) -> None:
+        kind = self.kinds[slot] if slot < len(self.kinds) else _LONG
+        if kind == _ATOM:
+            self.stack.append(1)
+        else:
+            self._push(_SIZE if kind == _SHORT else self.memo.get(slot, 1))
+
+    def _push(self, weight: int) -> None:
+        """Push what was built before; using it as a key costs its weight each time."""
+        self.left -= weight
+        if self.left < 0:
+            raise FormatError("the pickle repeats its content beyond its own size")
+        self.stack.append(weight)
+
+    def _memoize(self) -> None:
+        weight = self.stack[-1]
+        self.kinds.append(_ATOM if weight == 1 else _SHORT if weight <= _SIZE else _LONG)
+        if weight > _SIZE:
+            self._remember(len(self.kinds) - 1)
+
+    def _remember(self, slot: int) -> None:
+        weight = self.memo[slot] = self.stack[-1]
+        if weight > _SIZE:
+            # A record that is matched as a whole uses what it likes as a key.
+            self.phrase = _SLOW.match
+        if self.numbered and self.kinds:
+            raise FormatError("the pickle numbers its memo in two ways")
+
+    def _tuple(self, start: int) -> None:
+        weight = 1 + sum(self.stack[start:])
+        if weight > MAX_WEIGHT:
+            raise FormatError(f"tuples nested to {weight} values, at most {MAX_WEIGHT}")
+        self.stack[start:] = [weight]
+
+    def _set(self, start: int, step: int = 2) -> None:
+        """Take keys off the stack, with their values where `step` is two."""
+        self.keys += sum(weight > 1 for weight in self.stack[start::step])
+        if self.keys > MAX_KEYS:
+            raise FormatError(f"more than {MAX_KEYS} keys are tuples or very large integers")
+        del self.stack[start:]
+
+    def _step(self, at: int) -> int:
+        """Walk one opcode that is part of no phrase; where the next one begins."""
+        data = self.data
+        op = data[at] if at < len(data) else -1
+        if op in _ALONE:
+            _ALONE[op](self)
+            return at + 1
+        if op in _COUNTED:
+            width = _COUNTED[op]
+            size = int.from_bytes(data[at + 1 : at + 1 + width], "little")
+            self.stack.append(1 + (op in b"\x8a\x8b" and size >= _LARGE_BYTES))
+            return at + 1 + width + size
+        if op in _FIXED:
+            if op not in _SILENT:
+                self.stack.append(1)
+            return at + 1 + _FIXED[op]
+        if op in _LINES:
+            return self._lines(op, at)
+        if op in _MEMO:
+            return self._numbered(op, at)
+        raise FormatError(f"no pickle from byte {at} of {len(data)} on ({data[at : at + 1]!r})")
+
+    def _lines(self, op: int, at: int) -> int:
+        end = at
+        for _ in range(_LINES[op]):
+            end = self.data.index(b"\n", end) + 1
+        if op == ord("i"):
+            self.stack[self.marks.pop() :] = [1]
+        else:
+            self.stack.append(1 + (op in b"IL" and end - at > _LARGE_DIGITS))
+        return end
+
+    def _numbered(self, op: int, at: int) -> int:
+        """The opcodes that name a place in the memo; a large one takes memory in proportion."""
+        data = self.data
+        if op in b"qr":
+            end = at + (2 if op == ord("q") else 5)
+            slot = int.from_bytes(data[at + 1 : end], "little")
+        else:
+            end = data.index(b"\n", at) + 1
+            word = data[at + 1 : end - 1]
+            slot = int(word) if len(word) <= _LARGE_DIGITS else -1
+        if op == ord("g"):
+            self._push(self.memo.get(slot, 1))
+            return end
+        if not 0 <= slot <= len(data):
+            raise FormatError(f"no pickle from byte {at} of {len(data)} on (memo index {slot})")
+        self.numbered = True
+        self._remember(slot)
+        return end
+
+    # Opcodes without an argument.
+
+    def _push_atom(self) -> None:
+        self.stack.append(1)
+
+    def _mark(self) -> None:
+        self.marks.append(len(self.stack))
+
+    def _pop(self) -> None:
+        self.stack.pop()
+
+    def _pop_or_mark(self) -> None:
+        if self.marks and self.marks[-1] == len(self.stack):
+            self.marks.pop()
+        else:
+            self.stack.pop()
+
+    def _pop_to_mark(self) -> None:
+        del self.stack[self.marks.pop() :]
+
+    def _repeat(self) -> None:
+        self._push(self.stack[-1])
+
+    def _gather(self) -> None:
+        self.stack[self.marks.pop() :] = [1]
+
+    def _tuple_to_mark(self) -> None:
+        self._tuple(self.marks.pop())
+
+    def _tuple_of(self, count: int) -> None:
+        if len(self.stack) < count:
+            raise IndexError(count)
+        self._tuple(len(self.stack) - count)
+
+    def _set_one(self) -> None:
+        self._set(len(self.stack) - 2)
+
+    def _set_to_mark(self) -> None:
+        self._set(self.marks.pop())
+
+    def _dict_to_mark(self) -> None:
+        self._set(self.marks.pop())
+        self.stack.append(1)
+
+    def _add_to_mark(self) -> None:
+        self._set(self.marks.pop(), 1)
+
+    def _frozenset_to_mark(self) -> None:
+        self._set(self.marks.pop(), 1)
+        self.stack.append(1)
+
+    def _call(self) -> None:
+        # No call gives back a nested tuple, but a complex number may collide as well.
+        self.stack.pop()
+        self.stack[-1] = 2
+
+    def _make(self, count: int = 1) -> None:
+        del self.stack[len(self.stack) - count :]
+        self.stack[-1] = 1
+
+    def _leave(self) -> None:
+        pass
+
+
+_ALONE: dict[int, Callable[[_Walk], None]] = {
+    **dict.fromkeys(b"]}\x8f\x97", _Walk._push_atom),
+    **dict.fromkeys(b"ab", _Walk._pop),
+    **dict.fromkeys(b"e1", _Walk._pop_to_mark),
+    **dict.fromkeys(b"lo", _Walk._gather),
+    **dict.fromkeys(b"\x81\x93", _Walk._make),
+    ord("("): _Walk._mark,
+    ord("0"): _Walk._pop_or_mark,
+    ord("2"): _Walk._repeat,
+    ord("t"): _Walk._tuple_to_mark,
+    0x85: lambda walk: walk._tuple_of(1),
+    0x86: lambda walk: walk._tuple_of(2),
+    0x87: lambda walk: walk._tuple_of(3),
+    ord("s"): _Walk._set_one,
+    ord("u"): _Walk._set_to_mark,
+    ord("d"): _Walk._dict_to_mark,
+    0x90: _Walk._add_to_mark,
+    0x91: _Walk._frozenset_to_mark,
+    ord("R"): _Walk._call,
+    0x92: lambda walk: walk._make(2),
+    ord("Q"): lambda walk: walk._make(0),
+    0x98: _Walk._leave,
+}

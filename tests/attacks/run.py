@@ -1,0 +1,96 @@
+"""Run the exploits of one theme against every command, with little memory and time: `run THEME`.
+
+One line of JSON per exploit: the command, its status, its message, and what went wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tests.checkpoints import intarsia
+
+THEMES = ("code", "paths", "sizes", "pickles")
+MEMORY_BYTES = 1 << 30
+CPU_SECONDS = 240
+
+
+def exploits(theme: str) -> dict[str, Any]:
+    """The exploits of a theme by name."""
+    module = import_module(f"attacks.{theme}")
+    return {
+        name: found
+        for name, found in vars(module).items()
+        if getattr(found, "__module__", "") == module.__name__
+        and not name.startswith("_")
+        and "canary" in getattr(getattr(found, "__code__", None), "co_varnames", ())[1:2]
+    }
+
+
+def commands(src: Path, out: Path) -> Iterator[list[object]]:
+    yield ["inspect", src, "--tensors"]
+    yield ["plan", src, "--to", "dcp", "--mesh", "tp=2"]
+    yield ["plan", src, "--to", "dcp", "--dialect", "hf-module"]
+    yield ["convert", src, out, "--to", "hf"]
+    yield ["convert", src, out, "--to", "dcp"]
+    yield ["convert", src, out, "--to", "torch_dist"]
+    yield ["verify", src, src]
+
+
+def run(theme: str, limited: bool = True) -> Iterator[dict[str, Any]]:
+    """What became of every exploit of a theme."""
+    intarsia("inspect", os.devnull)  # so that what is imported is not charged to an exploit
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+
+    if limited:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES,) * 2)
+    for name, make in exploits(theme).items():
+        with tempfile.TemporaryDirectory() as place:
+            home = Path(place) / "home"
+            home.mkdir()
+            canary, src = Path(place) / "canary", home / "src"
+            make(src, canary)
+            before = {p.name for p in home.iterdir()}
+            wrong, messages = [], []
+            for k, words in enumerate(commands(src, home / "out")):
+                answer = intarsia(*words)
+                said = answer.err.strip()
+                messages.append(
+                    f"{words[0]} {answer.status} {said.splitlines()[0] if said else ''}"
+                )
+                if answer.status not in (0, 1, 2):
+                    wrong.append(f"{words}: status {answer.status}")
+                if "INTARSIA_DEBUG" in said or "Traceback" in said:
+                    wrong.append(f"{words}: not foreseen: {said[:300]}")
+                if answer.status == 2 and not said:
+                    wrong.append(f"{words}: no message")
+                if len(said) > 5000 or any(c in said + answer.out for c in "\x1b\x07"):
+                    wrong.append(f"{words}: a message that steers the terminal or never ends")
+                if k > 2 and (home / "out").exists() and answer.status == 0:
+                    leaked = [p for p in (home / "out").rglob("*") if p.is_symlink()]
+                    secret = Path("/etc/passwd").read_bytes()
+                    leaked += [
+                        p for p in (home / "out").rglob("*.json") if p.read_bytes() == secret
+                    ]
+                    wrong += [f"{words}: {p} was carried out" for p in leaked]
+                    os.rename(home / "out", Path(place) / f"done{k}")
+            if canary.exists():
+                wrong.append("code was run")
+            if extra := {p.name for p in home.iterdir()} - before:
+                wrong.append(f"files were left: {sorted(extra)}")
+        yield {"exploit": name, "wrong": wrong, "messages": messages}
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS,) * 2)
+    for row in run(sys.argv[1]):
+        print(json.dumps(row), flush=True)

@@ -1,0 +1,52 @@
+"""Damaged files are refused, never more: a bounded run of the fuzzer, and its whole corpus."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.__main__ import harm
+from tests.fuzz.mutate import mutated
+from tests.fuzz.parsers import PARSERS, Parser
+
+EVERYTHING = [data for parser in PARSERS for data in parser.corpus()]
+each_parser = pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
+
+
+@each_parser
+def test_the_corpus_does_no_harm(parser: Parser) -> None:
+    for data in parser.corpus():
+        assert harm(parser, data) is None
+
+
+@each_parser
+def test_sound_files_are_read(parser: Parser) -> None:
+    parser.read(parser.seeds[0])
+
+
+@each_parser
+@settings(max_examples=60, deadline=None)
+@given(st.randoms(use_true_random=False), st.data())
+def test_damaged_files_are_refused(
+    parser: Parser, chance: random.Random, data: st.DataObject
+) -> None:
+    sound = data.draw(st.sampled_from(parser.seeds))
+    assert harm(parser, mutated(sound, EVERYTHING, chance)) is None
+
+
+@each_parser
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=200))
+def test_noise_is_refused(parser: Parser, data: bytes) -> None:
+    assert harm(parser, data) is None
+
+
+@pytest.mark.slow
+@each_parser
+def test_thousands_of_damaged_files_are_refused(parser: Parser) -> None:
+    chance, kept = random.Random(parser.name), parser.corpus()
+    for _ in range(5000):
+        assert harm(parser, mutated(chance.choice(kept), EVERYTHING, chance)) is None
