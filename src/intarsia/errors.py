@@ -50,3 +50,9 @@ class CoverageError(IntarsiaError):
 
 class StoreError(IntarsiaError):
     """The file system refused (full disk, missing rights, an input/output error)."""
+
+
+class Interrupted(IntarsiaError):
+    """The user stopped the run."""
+
+    exit_status = 130
