@@ -9,7 +9,7 @@ from intarsia.errors import CoverageError, FormatError, IntarsiaError, UsageErro
 from intarsia.format.base import Arrangement
 from intarsia.identity import facts_of
 from intarsia.quantity import human
-from intarsia.run.journal import Facts, Found, Journal
+from intarsia.run.journal import Facts, Found, Journal, is_broken
 from intarsia.store.staging import Staging, check_destination
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def keep_what_is_proven(job: Job, staging: Staging, error: BaseException) -> Non
     if not staging.owned or isinstance(error, UsageError):
         staging.abandon(keep=True)
         return
-    kept = 0 if isinstance(error, FormatError | CoverageError) else _kept(job, staging)
+    void = isinstance(error, FormatError | CoverageError) or is_broken(error)
+    kept = 0 if void else _kept(job, staging)
     staging.abandon(keep=kept > 0)
     if not kept:
         return

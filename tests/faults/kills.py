@@ -109,7 +109,7 @@ class Range:
             child.kill()
             child.wait()
         if child.returncode != -9:
-            self._clear()
+            self.clear()
             return None
         before = counts(self.counts)
         left = self._left(job)
@@ -124,7 +124,7 @@ class Range:
             read_back = (before.read + after.read - whole.read) / whole.read
             same = ended == 0 and files_of(self.out) == files_of(self.reference(job))
             same = same and not leftovers(self.out.parent)
-        self._clear()
+        self.clear()
         written = before.written / whole.written
         return Kill(job, told, written, left, redone, read_back, same)
 
@@ -141,13 +141,16 @@ class Range:
             other.symlink_to(path)
             held = files_of(path).items() if opens(other) else whole.items()
             other.unlink()
-            if not held <= whole.items() or sum(len(v) for _, v in held) < 0.99 * whole_bytes(whole):
+            if not held <= whole.items() or sum(len(v) for _, v in held) < 0.99 * whole_bytes(
+                whole
+            ):
                 return "HALF-VALID"
         if not self.out.exists():
             return "absent"
         return "whole" if files_of(self.out) == whole else "HALF-VALID"
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Remove what a run made or left."""
         for path in (self.out, *self.out.parent.glob(".*")):
             subprocess.run(["rm", "-rf", str(path)], check=True)
         self.counts.unlink(missing_ok=True)

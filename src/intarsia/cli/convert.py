@@ -8,7 +8,7 @@ import typer
 
 from intarsia.cli import options
 from intarsia.cli.output import answer, progress
-from intarsia.errors import Interrupted
+from intarsia.errors import StoppedError
 
 NAME = "convert"
 
@@ -64,5 +64,5 @@ def run(
             report = carry_out(job, dst, overwrite=overwrite, resume=resume, progress=advance)
     except KeyboardInterrupt as stop:
         kept = "; ".join(getattr(stop, "__notes__", ()))
-        raise Interrupted("interrupted; nothing was committed", hint=kept or None) from stop
+        raise StoppedError("interrupted; nothing was committed", hint=kept or None) from stop
     answer(report.as_json(), lambda: print(report))

@@ -4,13 +4,14 @@ It lies in a folder beside the files that it speaks of.  The file `job` says who
 is, and holds the records that are known to be on disk; each process appends its own to a file
 of its own.  A record is one line with a checksum, written after the bytes that it speaks of,
 so a kill leaves at most a torn last line.  A kill loses nothing that was handed to the kernel,
-a power cut may: so every few seconds the files are synced and a mark says how many records that
+a power cut may: so now and then the files are synced and a mark says how many records that
 covers, and records after the last mark are believed only where the bytes read back have the
 checksums that the record gives.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from intarsia.errors import StoreError
 from intarsia.format.base import Arrangement
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
@@ -35,8 +37,8 @@ from intarsia.store.staging import Staging, naming
 from intarsia.store.swap import sync_path
 
 JOB = "job"
-SYNC_SECONDS = 5.0
-"""How long records wait for a mark: the most that has to be read back, and on a power cut redone."""
+LEAST_SECONDS, REST = 0.25, 10
+"""A mark follows the one before it after this time, and after so many times what that one took."""
 
 Facts = Mapping[str, str]
 
@@ -104,10 +106,11 @@ class Journal:
 
     staging: Staging
     targets: Sequence[Target]
+    _path: Path | None = None
     _fd: int | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _count: int = 0
-    _marked_at: float = 0.0
+    _due_at: float = 0.0
     _marking: bool = False
     _failure: BaseException | None = None
 
@@ -181,10 +184,10 @@ class Journal:
         found = self.find()
         assert found is not None, f"{self.folder} is gone"
         done, _ = self.read(found)
-        path = self.folder / f"{found.generation}-{rank}"
+        self._path = path = self.folder / f"{found.generation}-{rank}"
         with naming(path):
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._marked_at = time.monotonic()
+        self._due_at = time.monotonic() + LEAST_SECONDS
         return done
 
     def record(self, written: Written) -> None:
@@ -195,7 +198,7 @@ class Journal:
                 raise self._failure
             self._append(line)
             self._count += 1
-            due = time.monotonic() >= self._marked_at + SYNC_SECONDS and not self._marking
+            due = time.monotonic() >= self._due_at and not self._marking
             self._marking = self._marking or due
         if due:
             self.staging.aside(self._mark)
@@ -204,16 +207,23 @@ class Journal:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Stop taking part; a sync that failed is raised, unless something else was."""
+        """Stop taking part; a sync that failed is raised, unless something else was.
+
+        A disk that fails may drop what the kernel still shows, so its records go.
+        """
         self.staging.settle()
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        if self._path is None or self._fd is None:
+            return
+        os.close(self._fd)
+        self._fd = None
+        if is_broken(error) or is_broken(self._failure):
+            self._path.unlink(missing_ok=True)
         if self._failure is not None and error is None:
             raise self._failure
 
     def _mark(self) -> None:
         """Sync the files, and say how many records that covers: those from before it began."""
+        started = time.monotonic()
         try:
             with self._lock:
                 count = self._count
@@ -224,7 +234,11 @@ class Journal:
                 for path in self.folder.iterdir():
                     sync_path(path)
                 sync_path(self.folder)
-                self._marking, self._marked_at = False, time.monotonic()
+                now = time.monotonic()
+                self._marking, self._due_at = (
+                    False,
+                    now + max(LEAST_SECONDS, REST * (now - started)),
+                )
         except BaseException as error:
             self._failure = error
 
@@ -256,6 +270,11 @@ class Journal:
     @cached_property
     def _index(self) -> dict[str, int]:
         return {target.name: k for k, target in enumerate(self.targets)}
+
+
+def is_broken(error: object) -> bool:
+    """Whether an error says that a disk lost something."""
+    return isinstance(error, StoreError) and error.errno == errno.EIO
 
 
 def to_line(value: Mapping[str, Any]) -> bytes:

@@ -175,11 +175,11 @@ class Staging:
         """Make every file written by this process durable, and close it."""
         self.settle()
         with self._lock:
-            for file, fd in self._open.items():
+            while self._open:
+                file, fd = next(iter(self._open.items()))
                 with naming(self.folder / file):
                     os.fsync(fd)
-                os.close(fd)
-            self._open.clear()
+                os.close(self._open.pop(file))
 
     def sync_data(self) -> None:
         """Make durable what was written so far; the files stay open."""
