@@ -40,3 +40,10 @@ def test_without_a_wish_the_budget_is_at_most_two_gibibytes() -> None:
 def test_a_budget_that_makes_no_sense_is_refused(memory, workers, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         Budget.of(memory, workers)
+
+
+def test_what_all_workers_have_in_hand_is_a_small_share_of_the_work() -> None:
+    for total in (1 << 24, 1 << 30, 1 << 40):
+        budget = Budget.of("2GiB", 4).for_work(total, processes=2)
+        assert 8 * budget.window_bytes <= total / 64
+    assert Budget.of("2GiB", 4).for_work(0).window_bytes > 0

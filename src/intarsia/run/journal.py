@@ -16,7 +16,6 @@ import json
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,11 +28,12 @@ from intarsia.errors import StoreError
 from intarsia.format.base import Arrangement
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
-from intarsia.planning.window import flat_start
 from intarsia.run.checksum import crc32
-from intarsia.run.execute import Part, Ranges, Written
+from intarsia.run.done import NOTHING, Done, is_whole
+from intarsia.run.execute import Part, Written
 from intarsia.store.local import Folder
-from intarsia.store.staging import Staging, naming
+from intarsia.store.naming import naming
+from intarsia.store.staging import Staging
 from intarsia.store.swap import sync_path
 
 JOB = "job"
@@ -41,45 +41,6 @@ LEAST_SECONDS, REST = 0.25, 10
 """A mark follows the one before it after this time, and after so many times what that one took."""
 
 Facts = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Done:
-    """Everything that earlier runs of a job have written."""
-
-    records: Sequence[Written] = ()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(record.nbytes for record in self.records)
-
-    @property
-    def rounded(self) -> Counter[str]:
-        return sum((Counter(record.rounded) for record in self.records), Counter())
-
-    @property
-    def ranges(self) -> Ranges:
-        """The row-major elements of each target that are written."""
-        found: dict[str, list[tuple[int, int]]] = {}
-        for record in self.records:
-            for target, box in record.step:
-                if box.size:
-                    start = flat_start(box, Box.whole(target.shape))
-                    found.setdefault(target.name, []).append((start, start + box.size))
-        return found
-
-    def stretches(self, arrangement: Arrangement) -> list[Part]:
-        """Parts of slots whose wrapping needs the checksums of all of them."""
-        return [
-            part
-            for record in self.records
-            for part in record.parts
-            if arrangement.slots[part.target][part.slot].wrapping is not None
-            and not _is_whole(part, record, arrangement)
-        ]
-
-
-NOTHING = Done()
 
 
 @dataclass(frozen=True)
@@ -295,11 +256,6 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         yield json.loads(line[9:])
 
 
-def _is_whole(part: Part, record: Written, arrangement: Arrangement) -> bool:
-    itemsize = next(t.dtype.itemsize for t, _ in record.step if t.name == part.target)
-    return part.length_bytes == itemsize * arrangement.slots[part.target][part.slot].box.size
-
-
 def _holds(part: Part, record: Written, folder: Folder, arrangement: Arrangement) -> bool:
     """Whether the file holds what was written for a part, its wrapping included."""
     slot = arrangement.slots[part.target][part.slot]
@@ -307,7 +263,7 @@ def _holds(part: Part, record: Written, folder: Folder, arrangement: Arrangement
     folder.read_into(slot.file, slot.start_bytes + part.start_bytes, held.data)
     if crc32(held) != part.crc:
         return False
-    if slot.wrapping is None or not _is_whole(part, record, arrangement):
+    if slot.wrapping is None or not is_whole(part, record, arrangement):
         return True
     head, tail = slot.wrapping.head(part.crc), slot.wrapping.tail(part.crc)
     before = slot.start_bytes - slot.wrapping.start_bytes

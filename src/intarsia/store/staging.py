@@ -8,7 +8,6 @@ the next run, or continued.  A lock keeps two runs from writing one destination.
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import os
 import shutil
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from intarsia.errors import StoreError, UsageError
 from intarsia.quantity import human
+from intarsia.store.naming import naming
 from intarsia.store.swap import put_in_place, remove, restore, sync_path
 
 if TYPE_CHECKING:
@@ -270,26 +270,6 @@ def _batch(views: Sequence[memoryview]) -> list[memoryview]:
             break
         taken += 1
     return list(views[:taken])
-
-
-class naming:
-    """A guard that turns a failing system call into an error that names the file and the reason."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if not isinstance(error, OSError):
-            return
-        hint = None
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            hint = "free some space or choose another destination; nothing was committed"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            hint = "choose a destination that you may write to"
-        raise StoreError(f"{self.path}: {error.strerror or error}", hint=hint) from error
 
 
 def _find_sync_file_range() -> Callable[[int, int, int, int], int] | None:
