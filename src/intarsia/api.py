@@ -69,15 +69,18 @@ def convert(
     *,
     to: str,
     overwrite: bool = False,
+    resume: bool = False,
     progress: Progress | None = None,
     **options: Any,
 ) -> Report:
     """Convert a checkpoint; the destination appears when it is whole, or not at all.
 
+    With `resume`, what an earlier run of the same job had written before it was killed is kept.
     Options: `mesh`, `dialect`, `dtype`, `memory`, `workers`, `max_shard_size`, `optimizer`,
     `config`.
     """
-    return carry_out(job(src, to=to, **options), dst, overwrite=overwrite, progress=progress)
+    planned = job(src, to=to, **options)
+    return carry_out(planned, dst, overwrite=overwrite, resume=resume, progress=progress)
 
 
 @overload

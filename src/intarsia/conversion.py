@@ -18,15 +18,19 @@ from intarsia.family import adopt, table_for
 from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.format.sides import check_sides
 from intarsia.formats import folder_of, format_named, read_manifest
+from intarsia.identity import stamps_of
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan
+from intarsia.resuming import begin, keep_what_is_proven
 from intarsia.run.budget import Budget
-from intarsia.run.crew import Crew, crew
+from intarsia.run.crew import Crew, crew, crew_size
 from intarsia.run.execute import Execution, Source, cut_steps
 from intarsia.run.hashing import merged
-from intarsia.run.written import Sums, Written
+from intarsia.run.journal import Journal
+from intarsia.run.tally import Sums, Tally
 from intarsia.store.staging import Staging, check_destination
+from intarsia.store.stamp import Stamps
 from intarsia.targets import Wanted, Wish, targets_for
 
 Progress = Callable[[int, int], None]
@@ -65,6 +69,7 @@ class Job:
     plan: Plan
     budget: Budget
     max_shard_bytes: int
+    stamps: Stamps
     config: Mapping[str, Any] | None = field(default=None)
 
     def arrange(self) -> Arrangement:
@@ -98,8 +103,10 @@ def prepare(
         manifest = with_rules_of_transformers(manifest)
     if max_shard_bytes < 1:
         raise UsageError(f"a shard of {max_shard_bytes} bytes cannot hold a tensor")
+    stamps = stamps_of(manifest)
     with paused():
         wanted = targets_for(manifest, wish)
+        budget = budget.for_work(sum(t.nbytes for t in wanted.targets), crew_size())
         plan = make_plan(
             manifest,
             wanted.targets,
@@ -110,7 +117,7 @@ def prepare(
             drop=dict(wanted.drop),
             notes=(*manifest.notes, *wanted.notes),
         )
-    return Job(manifest, wish, wanted, plan, budget, max_shard_bytes, manifest.config)
+    return Job(manifest, wish, wanted, plan, budget, max_shard_bytes, stamps, manifest.config)
 
 
 def with_rules_of_transformers(manifest: Manifest) -> Manifest:
@@ -122,9 +129,17 @@ def with_rules_of_transformers(manifest: Manifest) -> Manifest:
 
 
 def carry_out(
-    job: Job, destination: str | Path, *, overwrite: bool = False, progress: Progress | None = None
+    job: Job,
+    destination: str | Path,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    progress: Progress | None = None,
 ) -> Report:
-    """Run a job; the destination appears when it is whole, or not at all."""
+    """Run a job; the destination appears when it is whole, or not at all.
+
+    With `resume`, what an earlier run of the same job had written before it was killed is kept.
+    """
     started = time.perf_counter()
     where = Path(destination)
     source = Path(job.src.path).resolve()
@@ -134,29 +149,33 @@ def carry_out(
     check_sides(job.src.sides)
     team = crew()
     staging = Staging(where, overwrite=overwrite)
+    journal = Journal(staging, job.wanted.targets)
     with team.together():
-        if team.rank == 0:
+        if team.rank == 0 and not resume:
             check_destination(staging.destination, overwrite)
     try:
         with team.together():
             arrangement = job.arrange()
         job = replace(job, budget=job.budget.less(arrangement.held_bytes))
-        with team.together():
+        with team.together() as shared:
             if team.rank == 0:
                 _check_equal(job)
-                _begin(job, staging, arrangement)
-        parts, rounded, sums = _move(job, staging, arrangement, team, progress)
-        with team.together():
-            if team.rank == 0:
-                _close(job, staging, arrangement, parts)
-                _attest(job, staging, arrangement, sums, rounded)
-                staging.commit()
-    except BaseException:
-        staging.abandon()
+                shared.value = begin(job, staging, arrangement, journal, resume=resume)
+        whole, notes = shared.values[0]
+        if not whole:
+            parts, rounded, sums = _move(job, staging, arrangement, journal, team, progress)
+            notes += _rounding(rounded)
+            with team.together():
+                if team.rank == 0:
+                    _close(job, staging, arrangement, parts)
+                    _attest(job, staging, arrangement, sums, rounded)
+                    job.stamps.check()
+                    staging.commit()
+    except BaseException as error:
+        keep_what_is_proven(job, staging, error)
         raise
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    notes = tuple(_rounding(rounded))
-    return Report(job.plan, str(where), time.perf_counter() - started, peak, notes)
+    return Report(job.plan, str(where), time.perf_counter() - started, peak, tuple(notes))
 
 
 def _rounding(rounded: Counter[str]) -> Iterator[str]:
@@ -180,19 +199,11 @@ def _check_equal(job: Job) -> None:
         check_equal(lambda name: checkpoint[name].tobytes(), job.wanted.equal)
 
 
-def _begin(job: Job, staging: Staging, arrangement: Arrangement) -> None:
-    need = sum(arrangement.files.values()) + sum(map(len, arrangement.closing.values()))
-    staging.begin(need)
-    for file, size in arrangement.files.items():
-        staging.create(file, size)
-    for file, at, data in arrangement.fixed:
-        staging.write(file, at, [data])
-
-
 def _move(
     job: Job,
     staging: Staging,
     arrangement: Arrangement,
+    journal: Journal,
     team: Crew,
     progress: Progress | None,
 ) -> tuple[list[Any], Counter[str], Sums]:
@@ -206,19 +217,24 @@ def _move(
         if progress is not None:
             progress(done, total)
 
+    with team.together():
+        kept = journal.join(team.rank)
+    advance(kept.nbytes)
     with folder_of(job.src) as folder:
         source = Source(job.src, format_named(job.src.format), folder)
-        written = Written({x.name: x.size for x in job.src.logical.values()})
-        run = Execution(source, arrangement, staging, job.budget, advance, written)
-        steps = cut_steps(job.wanted.targets, arrangement, job.budget.window_bytes)
-        with team.together() as shared:
+        tally = Tally({x.name: x.size for x in job.src.logical.values()})
+        run = Execution(source, arrangement, staging, job.budget, advance, journal.record, tally)
+        steps = cut_steps(job.wanted.targets, arrangement, job.budget.window_bytes, kept.ranges)
+        with team.together() as shared, journal:
             parts = run.run(steps[team.rank :: team.size])
             if team.rank != 0:
                 staging.sync()
-            shared.value = parts, source.rounded, written.sums
-        rounded = sum((counts for _, counts, _ in shared.values), Counter[str]())
-        sums = merged(sums for _, _, sums in shared.values)
-        return [part for parts, _, _ in shared.values for part in parts], rounded, sums
+            job.stamps.check()
+            shared.value = parts, source.rounded, run.sums
+        rounded = sum((counts for _, counts, _ in shared.values), kept.rounded)
+        sums = merged([kept.sums, *(sums for _, _, sums in shared.values)])
+        fresh = [part for parts, _, _ in shared.values for part in parts]
+        return kept.stretches(arrangement) + fresh, rounded, sums
 
 
 def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any]) -> None:
@@ -230,6 +246,8 @@ def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any
         staging.copy_in(side.name, Path(side.path))
     if job.config is not None and not any(s.name == "config.json" for s in job.src.sides):
         staging.write_small("config.json", (json.dumps(job.config, indent=2) + "\n").encode())
+    for file, at, data in arrangement.fixed:
+        staging.write(file, at, [data])
     for file, data in arrangement.closing.items():
         staging.write_small(file, data)
 
@@ -238,7 +256,7 @@ def _attest(
     job: Job, staging: Staging, arrangement: Arrangement, sums: Sums, rounded: Counter[str]
 ) -> None:
     """Write the digests of what was written, once they are what the source's promise."""
-    written = read_manifest(staging.folder, job.config)
+    written = format_named(job.wish.to).read(staging.folder, job.config)
     work = Work(job.wanted.targets, arrangement, sums, rounded)
     found = attest(written, work, job.src, job.budget)
     staging.write_small(digests_file(arrangement), found.as_bytes())

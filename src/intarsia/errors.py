@@ -58,3 +58,14 @@ class CoverageError(IntarsiaError):
 
 class StoreError(IntarsiaError):
     """The file system refused (full disk, missing rights, an input/output error)."""
+
+    @property
+    def errno(self) -> int | None:
+        """The number of the system call's error, where one is behind this."""
+        return getattr(self.__cause__, "errno", None)
+
+
+class StoppedError(IntarsiaError):
+    """The user stopped the run."""
+
+    exit_status = 130

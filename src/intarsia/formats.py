@@ -14,6 +14,7 @@ from intarsia.format.base import Format
 from intarsia.format.sides import read_config
 from intarsia.planning.manifest import Manifest
 from intarsia.store.local import Folder
+from intarsia.store.staging import PARTIAL
 
 _CLASSES = {
     "torch_dist": "TorchDist",
@@ -58,6 +59,11 @@ def format_of(path: Path) -> Format:
     """The format of a checkpoint, found from its content."""
     if not path.exists():
         raise FormatError(f"{path} does not exist")
+    if any(part.endswith(PARTIAL) for part in path.absolute().parts):
+        raise FormatError(
+            f"{path} is a conversion that did not finish",
+            hint="run the same `intarsia convert` again with --resume",
+        )
     for name in _CLASSES if _may_be_sharded(path) else ("hf",):
         if FORMATS[name].detect(path):
             return FORMATS[name]

@@ -38,8 +38,18 @@ if os.environ.get("RANK") == os.environ.get("BROKEN_RANK", "none"):
         return honest(*arguments)
 
     os.pwritev = full
+if os.environ.get("RANK") == os.environ.get("DYING_RANK", "none"):
+    honest, count = os.pwritev, [0]
+
+    def dies(*arguments):
+        count[0] += 1
+        if count[0] > 12:
+            os.kill(os.getpid(), 9)
+        return honest(*arguments)
+
+    os.pwritev = dies
 """
-"""Small windows, so that every rank has work; and one rank whose disk is full."""
+"""Small windows, so that every rank has work; one rank whose disk is full, or one that is killed."""
 
 
 @pytest.fixture
@@ -85,7 +95,29 @@ def test_a_rank_that_fails_fails_all_and_commits_nothing(
     assert done.returncode != 0
     assert "No space left on device" in done.stderr
     assert f"rank {broken} failed, so rank 1 stops too" in done.stderr
+    assert "run again with --resume" in done.stderr
     assert not (tmp_path / "out").exists()
+    report = intarsia.convert(src, tmp_path / "out", to="dcp", resume=True)
+    assert "resumed: " in str(report)
+    assert intarsia.verify(src, tmp_path / "out")
+    assert not leftovers(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_job_whose_ranks_were_killed_is_resumed_by_another_number_of_ranks(
+    src: Path, tmp_path: Path
+) -> None:
+    words = ["convert", src, tmp_path / "out", "--to", "dcp", "--mesh", "tp=2,fsdp=3"]
+    killed = torchrun(tmp_path, *words, ranks=3, DYING_RANK="1")
+    assert killed.returncode != 0
+    assert not (tmp_path / "out").exists()
+    assert leftovers(tmp_path)
+    done = torchrun(tmp_path, *words, "--resume", ranks=2)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "resumed: " in done.stdout
+    assert "resumed: 0 " not in done.stdout
+    intarsia.convert(src, tmp_path / "one", to="dcp", mesh="tp=2,fsdp=3")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
     assert not leftovers(tmp_path)
 
 

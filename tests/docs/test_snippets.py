@@ -66,6 +66,14 @@ def test_a_live_model_is_loaded_and_saved_as_its_page_shows(tmp_path: Path) -> N
     assert scope["position"] == 4
 
 
+def test_the_example_of_resuming_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path / "Qwen3-30B-A3B", seed=1)
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks(ROOT / "docs" / "how-to" / "resume-a-conversion.md", "python")
+    exec(compile(f"import intarsia\n{code}", "resume-a-conversion.md", "exec"), {})
+    assert (tmp_path / "sharded" / ".metadata").is_file()
+
+
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
 def test_links_between_files_lead_somewhere(page: str) -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text())

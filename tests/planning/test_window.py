@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intarsia.mesh import Box
-from intarsia.planning.window import flat_start, windows
+from intarsia.planning.window import flat_start, slabs_of, windows, windows_beside
 
 shapes = st.lists(st.integers(0, 7), max_size=4).map(tuple)
 some = settings(max_examples=100, deadline=None)
@@ -48,3 +48,27 @@ def test_a_window_takes_one_stretch_of_any_box(shape, limit, data) -> None:
         start = flat_start(part, outer)
         stretch = inside[slices(part)].reshape(-1)
         assert np.array_equal(stretch, np.arange(start, start + part.size))
+
+
+@some
+@given(shapes, st.data())
+def test_slabs_are_the_elements_of_a_range_in_order_and_few(shape, data) -> None:
+    start, end = sorted(data.draw(st.integers(0, prod(shape))) for _ in range(2))
+    whole = np.arange(prod(shape)).reshape(shape)
+    found = [whole[slices(box)].reshape(-1) for box in slabs_of(shape, start, end)]
+    assert np.array_equal(np.concatenate([np.arange(0), *found]), np.arange(start, end))
+    assert len(found) <= max(1, 2 * len(shape) - 1)
+
+
+@some
+@given(shapes, st.integers(1, 300), st.data())
+def test_windows_beside_what_is_done_are_the_rest(shape, limit, data) -> None:
+    ends = sorted(data.draw(st.lists(st.integers(0, prod(shape)), max_size=6)))
+    done = list(zip(ends[::2], ends[1::2], strict=False))
+    data.draw(st.randoms(use_true_random=False)).shuffle(done)
+    whole = np.arange(prod(shape)).reshape(shape)
+    windows_left = list(windows_beside(shape, 1, limit, done))
+    found = [whole[slices(box)].reshape(-1) for box in windows_left]
+    rest = np.setdiff1d(np.arange(prod(shape)), [k for lo, hi in done for k in range(lo, hi)])
+    assert np.array_equal(np.concatenate([np.arange(0), *found]), rest)
+    assert all(box.size <= limit or box.size == 1 for box in windows_left)

@@ -47,3 +47,10 @@ def test_bytes_that_are_held_leave_less_for_buffers() -> None:
     assert budget.less(10 << 20).memory_bytes == 54 << 20
     assert budget.less(1 << 40).memory_bytes == 32 << 20, "half stays"
     assert budget.less(0) == budget
+
+
+def test_what_all_workers_have_in_hand_is_a_small_share_of_the_work() -> None:
+    for total in (1 << 24, 1 << 30, 1 << 40):
+        budget = Budget.of("2GiB", 4).for_work(total, processes=2)
+        assert 8 * budget.window_bytes <= total / 64
+    assert Budget.of("2GiB", 4).for_work(0).window_bytes > 0

@@ -263,7 +263,7 @@ def test_where_folders_cannot_change_places_overwriting_takes_two_steps(
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "old").write_text("old")
-    monkeypatch.setattr("intarsia.store.staging._exchange", lambda *_: False)
+    monkeypatch.setattr("intarsia.store.swap._exchange", lambda *_: False)
     staging = begun(tmp_path / "out", overwrite=True)
     staging.write_small("x", b"1")
     staging.commit()

@@ -27,7 +27,7 @@ from intarsia.planning.manifest import Manifest, Target
 from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew
 from intarsia.run.hashing import Sum, merged
-from intarsia.run.written import Sums
+from intarsia.run.tally import Sums
 
 
 @dataclass(frozen=True)

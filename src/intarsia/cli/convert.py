@@ -8,6 +8,7 @@ import typer
 
 from intarsia.cli import options
 from intarsia.cli.output import answer, progress, say
+from intarsia.errors import StoppedError
 
 NAME = "convert"
 
@@ -25,6 +26,9 @@ def run(
     max_shard_size: options.MaxShardSize = "5GB",
     optimizer: options.Optimizer = "keep",
     config: options.Config = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a run of the same job that was killed.")
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the destination if it exists.")
     ] = False,
@@ -55,6 +59,10 @@ def run(
     if dry_run:
         answer(job.plan.as_json(), lambda: say(job.plan))
         raise typer.Exit(0 if job.plan.proven else 1)
-    with progress("converting") as advance:
-        report = carry_out(job, dst, overwrite=overwrite, progress=advance)
+    try:
+        with progress("converting") as advance:
+            report = carry_out(job, dst, overwrite=overwrite, resume=resume, progress=advance)
+    except KeyboardInterrupt as stop:
+        kept = "; ".join(getattr(stop, "__notes__", ()))
+        raise StoppedError("interrupted; nothing was committed", hint=kept or None) from stop
     answer(report.as_json(), lambda: say(report))

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from intarsia.errors import FormatError
-from intarsia.store.staging import naming, sync_folder
+from intarsia.store.naming import naming
+from intarsia.store.swap import sync_path
 
 LATEST = "latest"
 _STEP = re.compile(r"\d+$")
@@ -34,7 +35,7 @@ def point(path: Path) -> None:
             out.flush()
             os.fsync(out.fileno())
         os.replace(fresh, file)
-        sync_folder(path.parent)
+        sync_path(path.parent)
 
 
 def resolve(path: str | Path) -> Path:

@@ -6,7 +6,7 @@ box of the tensor is one contiguous run of that box's buffer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import prod
 
 from intarsia.mesh import Box, Shape
@@ -36,6 +36,59 @@ def _slabs(fixed: Shape, shape: Shape, itemsize: int, limit_bytes: int) -> Itera
     for lo in range(0, shape[axis], step):
         count = min(step, shape[axis] - lo)
         yield Box((*fixed, lo, *rest), ((1,) * axis + (count,) + shape[axis + 1 :]))
+
+
+def windows_beside(
+    shape: Shape, itemsize: int, limit_bytes: int, done: Iterable[tuple[int, int]]
+) -> Iterator[Box]:
+    """Slabs as `windows` makes them, of what is left beside ranges of row-major elements.
+
+    >>> [str(box) for box in windows_beside((4, 6), 1, 12, [(0, 6), (12, 14)])]
+    ['[1:2, 0:6]', '[2:3, 2:6]', '[3:4, 0:6]']
+    """
+    done = sorted(done)
+    if not done:
+        yield from windows(shape, itemsize, limit_bytes)
+        return
+    at = 0
+    for lo, hi in (*done, (prod(shape), prod(shape))):
+        for slab in slabs_of(shape, at, lo):
+            for window in windows(slab.shape, itemsize, limit_bytes):
+                yield Box(_plus(slab.offsets, window.offsets), window.shape)
+        at = max(at, hi)
+
+
+def slabs_of(shape: Shape, start: int, end: int) -> Iterator[Box]:
+    """The few slabs that together are the row-major elements `start` to `end` of a tensor.
+
+    >>> [str(box) for box in slabs_of((4, 6), 4, 20)]
+    ['[0:1, 4:6]', '[1:3, 0:6]', '[3:4, 0:2]']
+    """
+    yield from _range((), shape, start, end)
+
+
+def _range(fixed: Shape, shape: Shape, start: int, end: int) -> Iterator[Box]:
+    axis = len(fixed)
+    if start >= end:
+        return
+    if axis == len(shape):
+        yield Box(fixed, (1,) * axis)
+        return
+    row = prod(shape[axis + 1 :])
+    first, last = -(-start // row), end // row
+    if first > last:
+        yield from _range((*fixed, last), shape, start - last * row, end - last * row)
+        return
+    if start < first * row:
+        yield from _range((*fixed, first - 1), shape, start - (first - 1) * row, row)
+    if first < last:
+        rest = (0,) * (len(shape) - axis - 1)
+        yield Box((*fixed, first, *rest), ((1,) * axis + (last - first,) + shape[axis + 1 :]))
+    yield from _range((*fixed, last), shape, 0, end - last * row)
+
+
+def _plus(a: Shape, b: Shape) -> Shape:
+    return tuple(x + y for x, y in zip(a, b, strict=True))
 
 
 def flat_start(inner: Box, outer: Box) -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from intarsia.errors import UsageError
 from intarsia.planning.planner import WINDOW_BYTES
 from intarsia.quantity import bytes_in, human
 
 LEAST_BYTES = 16 << 20
+LEAST_WINDOW_BYTES = 8 << 10
+SHARES = 64
+"""A kill loses what all workers have in hand; that is at most one of so many shares of the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,7 @@ class Budget:
 
     memory_bytes: int
     workers: int
+    share_bytes: int = WINDOW_BYTES
 
     @staticmethod
     def of(memory: str | int | None = None, workers: int | None = None) -> Budget:
@@ -39,12 +43,17 @@ class Budget:
     def less(self, held_bytes: int) -> Budget:
         """What is left beside bytes that are held all the time; at least half of it stays for buffers."""
         left = self.memory_bytes - min(held_bytes, self.memory_bytes // 2)
-        return Budget(left, self.workers)
+        return replace(self, memory_bytes=left)
+
+    def for_work(self, total_bytes: int, processes: int = 1) -> Budget:
+        """The same budget, its windows a small share of the work."""
+        share = total_bytes // (SHARES * self.workers * processes)
+        return replace(self, share_bytes=max(LEAST_WINDOW_BYTES, share))
 
     @property
     def window_bytes(self) -> int:
         """The largest destination buffer: each worker holds one, and as much again to read into."""
-        return min(WINDOW_BYTES, self.memory_bytes // (3 * self.workers))
+        return min(WINDOW_BYTES, self.share_bytes, self.memory_bytes // (3 * self.workers))
 
     @property
     def peak_bytes(self) -> int:

@@ -74,14 +74,19 @@ class Crew:
 
 def crew() -> Crew:
     """The crew that the environment describes: `torchrun` sets RANK and WORLD_SIZE."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1 or "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
+    if crew_size() == 1:
         return Crew()
     import torch.distributed as dist
 
     if not dist.is_initialized():
         dist.init_process_group("gloo", timeout=PATIENCE)
     return Crew(dist.get_rank(), dist.get_world_size())
+
+
+def crew_size() -> int:
+    """How many processes share the work."""
+    told = all(name in os.environ for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR"))
+    return int(os.environ["WORLD_SIZE"]) if told else 1
 
 
 def ranks_of_model() -> Crew:

@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,11 +23,12 @@ from intarsia.layout import meet
 from intarsia.mesh import Box
 from intarsia.planning.copy import Copy, copies_into, sources_of
 from intarsia.planning.manifest import Manifest, Target
-from intarsia.planning.window import flat_start, windows
+from intarsia.planning.window import flat_start, windows_beside
 from intarsia.run.budget import Budget
 from intarsia.run.checksum import crc32, join
 from intarsia.run.gather import Bytes, Fill, gather
-from intarsia.run.written import Written
+from intarsia.run.hashing import Sum, merged
+from intarsia.run.tally import Sums, Tally
 from intarsia.store.local import Folder
 from intarsia.store.staging import Staging
 
@@ -46,6 +47,22 @@ class Part:
 
 
 Step = tuple[tuple[Target, Box], ...]
+Ranges = Mapping[str, Sequence[tuple[int, int]]]
+"""For each target, ranges of its row-major elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a step wrote: its windows, a part for every box of a slot, what shifts rounded, and sums."""
+
+    step: Step
+    parts: tuple[Part, ...]
+    rounded: Mapping[str, int]
+    sums: Mapping[tuple[str, str], Sum] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(box.size * target.dtype.itemsize for target, box in self.step)
 
 
 @dataclass
@@ -102,8 +119,15 @@ def fill_box(source: Source, target: Target, box: Box, buffer: Bytes) -> list[Fi
     return list(source.fills(copies, target, buffer))
 
 
-def cut_steps(targets: Sequence[Target], arrangement: Arrangement, window_bytes: int) -> list[Step]:
-    """Windows of the targets in the order of their bytes, in steps of at most `window_bytes`."""
+def cut_steps(
+    targets: Sequence[Target],
+    arrangement: Arrangement,
+    window_bytes: int,
+    done: Ranges | None = None,
+) -> list[Step]:
+    """Windows of what is not done of the targets, in the order of their bytes and in steps of at
+    most `window_bytes`."""
+    done = done or {}
     order = {file: k for k, file in enumerate(arrangement.files)}
 
     def place(target: Target) -> tuple[int, int]:
@@ -116,7 +140,9 @@ def cut_steps(targets: Sequence[Target], arrangement: Arrangement, window_bytes:
     by_file = all(len(arrangement.slots[t.name]) == 1 for t in targets)
     for target in sorted(targets, key=place) if by_file else targets:
         itemsize = target.dtype.itemsize
-        for window in windows(target.shape, itemsize, window_bytes):
+        for window in windows_beside(
+            target.shape, itemsize, window_bytes, done.get(target.name, ())
+        ):
             nbytes = window.size * itemsize
             if step and used + nbytes > window_bytes:
                 steps.append(tuple(step))
@@ -137,7 +163,10 @@ class Execution:
     staging: Staging
     budget: Budget
     progress: Progress = lambda count: None
-    written: Written = field(default_factory=Written)
+    record: Callable[[Written], None] = lambda written: None
+    tally: Tally = field(default_factory=Tally)
+    sums: Sums = field(default_factory=dict)
+    _counting: threading.Lock = field(default_factory=threading.Lock)
     _buffers: threading.local = field(default_factory=threading.local)
 
     def run(self, steps: Sequence[Step]) -> list[Part]:
@@ -171,6 +200,7 @@ class Execution:
         """Fill the windows of one step and write them."""
         total = sum(box.size * target.dtype.itemsize for target, box in step)
         memory = self._memory(total)
+        source = replace(self.source, rounded=Counter())
         fills: list[Fill] = []
         pieces: list[tuple[Target, int, Slot, Box, Bytes]] = []
         at = 0
@@ -183,33 +213,37 @@ class Execution:
                     continue
                 length = box.size * target.dtype.itemsize
                 buffer = memory[at : at + length]
-                fills += fill_box(self.source, target, box, buffer)
+                fills += fill_box(source, target, box, buffer)
                 pieces.append((target, k, slot, box, buffer))
                 filled[-1][2].append((box, buffer))
                 at += length
-        gather(self.source.folder, fills)
+        gather(source.folder, fills)
         writes: dict[str, list[tuple[int, list[Any]]]] = {}
-        parts = []
+        parts: list[Part] = []
+        stretches: list[Part] = []
         for target, k, slot, box, buffer in pieces:
             start = flat_start(box, slot.box) * target.dtype.itemsize
             whole, wrapping = box.size == slot.box.size, slot.wrapping
             out: list[Any] = [buffer]
             at = slot.start_bytes + start
-            if wrapping is not None:
-                crc = crc32(buffer)
-                if whole:
-                    out = [wrapping.head(crc), buffer, wrapping.tail(crc)]
-                    at = slot.start_bytes - wrapping.start_bytes
-                else:
-                    parts.append(Part(target.name, k, start, len(buffer), crc))
+            part = Part(target.name, k, start, len(buffer), crc32(buffer))
+            parts.append(part)
+            if wrapping is not None and whole:
+                out = [wrapping.head(part.crc), buffer, wrapping.tail(part.crc)]
+                at = slot.start_bytes - wrapping.start_bytes
+            elif wrapping is not None:
+                stretches.append(part)
             writes.setdefault(slot.file, []).append((at, out))
         for file, blocks in writes.items():
             for at, buffers in adjoin(blocks):
                 self.staging.write(file, at, buffers)
-        for target, window, held in filled:
-            self.written.add(target, window, held)
-        self.progress(total)
-        return parts
+        sums = merged(self.tally.of(target, window, held) for target, window, held in filled)
+        self.record(Written(step, tuple(parts), source.rounded, sums))
+        with self._counting:
+            self.source.rounded.update(source.rounded)
+            self.sums = merged((self.sums, sums))
+            self.progress(total)
+        return stretches
 
     def finish(self, parts: Sequence[Part], targets: Mapping[str, Target]) -> None:
         """Write what needs every part: the wrapping of slots that were written in stretches."""

@@ -42,6 +42,10 @@ class Folder:
         """How many bytes were read so far."""
         return self._read_bytes
 
+    def has(self, file: str) -> bool:
+        """Whether there is such a file."""
+        return (self.root / file).is_file()
+
     def size(self, file: str) -> int:
         """The length of a file in bytes."""
         try:

@@ -2,13 +2,12 @@
 
 Files are written in a hidden folder beside the destination, synced, and renamed into place
 in one step.  A killed run leaves the destination as it was; what it had begun is cleared by
-the next run.  A lock keeps two runs from writing one destination.
+the next run, or continued.  A lock keeps two runs from writing one destination.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import os
 import shutil
@@ -22,16 +21,19 @@ from typing import TYPE_CHECKING
 from intarsia.errors import StoreError, UnsafeError, UsageError
 from intarsia.quantity import human
 from intarsia.store.local import open_plain
+from intarsia.store.naming import naming
+from intarsia.store.swap import put_in_place, remove, restore, sync_path
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+PARTIAL = ".intarsia-partial"
+"""How the name of a folder ends that is not whole yet."""
 WRITEBACK_BYTES = 1 << 20
 WRITE_BYTES = 2 << 20
 """How much goes to the kernel in one call: beyond a few MiB it looks for larger pages, slowly."""
 _WRITE = 2
-_FRESH = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-_HERE, _EXCHANGE = -100, 2
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 VECTORS = min(1024, os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16)
 
 
@@ -43,7 +45,8 @@ class Staging:
 
     def __init__(self, destination: str | Path, *, overwrite: bool = False) -> None:
         self.destination = Path(os.path.abspath(destination))
-        self.folder = self.destination.parent / f".{self.destination.name}.intarsia-partial"
+        self.folder = self.destination.parent / f".{self.destination.name}{PARTIAL}"
+        self.journal = self.folder.with_name(f".{self.destination.name}.intarsia-journal")
         self.lock = self.folder.with_name(f".{self.destination.name}.intarsia-lock")
         self.overwrite = overwrite
         self._open: dict[str, int] = {}
@@ -52,24 +55,48 @@ class Staging:
         self._lock_fd: int | None = None
         self._flusher: ThreadPoolExecutor | None = None
 
+    @property
+    def owned(self) -> bool:
+        """Whether this process holds the lock."""
+        return self._lock_fd is not None
+
     def begin(self, need_bytes: int = 0) -> None:
         """Claim the destination: refuse what is in the way, clear what a killed run left."""
         check_destination(self.destination, self.overwrite)
+        self.claim()
+        check_destination(self.destination, self.overwrite)
+        self.clear()
+        try:
+            self.check_room(need_bytes)
+        except StoreError:
+            self.abandon()
+            raise
+
+    def claim(self) -> None:
+        """Lock the destination, and undo what a run left that was killed while it replaced it."""
         parent = self.destination.parent
         with naming(parent):
             parent.mkdir(parents=True, exist_ok=True)
             self._claim()
             restore(self.folder, self.destination)
-            check_destination(self.destination, self.overwrite)
-            if self.folder.is_symlink():
-                raise StoreError(f"{self.folder} is a symbolic link", hint="remove it")
+        for mine in (self.folder, self.journal):
+            if mine.is_symlink():
+                raise StoreError(f"{mine} is a symbolic link", hint="remove it")
+
+    def clear(self) -> None:
+        """Begin anew, with an empty folder."""
+        with naming(self.folder):
+            remove(self.journal)
             remove(self.folder)
             self.folder.mkdir()
-        free = shutil.disk_usage(parent).free
+
+    def check_room(self, need_bytes: int) -> None:
+        """Raise where fewer bytes are free than are still to be written."""
+        free = shutil.disk_usage(self.destination.parent).free
         if need_bytes > free:
-            self.abandon()
             raise StoreError(
-                f"{human(need_bytes)} are to be written, {human(free)} are free - at {parent}",
+                f"{human(need_bytes)} are to be written, {human(free)} are free"
+                f" - at {self.destination.parent}",
                 hint="free some space or choose another destination; nothing was written",
             )
 
@@ -90,14 +117,14 @@ class Staging:
                 return
             os.close(fd)  # its last owner removed it in between
 
-    def create(self, file: str, size_bytes: int) -> None:
-        """Make a file of a known length."""
+    def create(self, file: str, size_bytes: int, *, keep: bool = False) -> None:
+        """Make a file of a known length; what it holds already may be kept."""
         path = self.folder / file
         if not path.is_relative_to(self.folder) or ".." in path.parts[len(self.folder.parts) :]:
             raise UnsafeError(f"{file!r} lies outside of the destination")
         with naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(path, _FRESH, 0o644)
+            fd = os.open(path, _OPEN | (0 if keep else os.O_TRUNC), 0o644)
             os.truncate(fd, size_bytes)
         self._open[file] = fd
 
@@ -127,9 +154,14 @@ class Staging:
     def _write_back(self, fd: int, start_bytes: int, length_bytes: int) -> None:
         """Have these bytes go to disk now, aside, so that the final sync finds little to do."""
         if length_bytes >= WRITEBACK_BYTES and _sync_file_range is not None:
+            self.aside(_sync_file_range, fd, start_bytes, length_bytes, _WRITE)
+
+    def aside(self, work: Callable[..., object], *arguments: object) -> None:
+        """Have something done on the thread that waits for the disk."""
+        with self._lock:
             if self._flusher is None:
                 self._flusher = ThreadPoolExecutor(1, "intarsia-flush")
-            self._flusher.submit(_sync_file_range, fd, start_bytes, length_bytes, _WRITE)
+            self._flusher.submit(work, *arguments)
 
     def write_small(self, file: str, data: bytes) -> None:
         """Write a whole small file."""
@@ -144,37 +176,59 @@ class Staging:
 
     def sync(self) -> None:
         """Make every file written by this process durable, and close it."""
-        self._stop_flushing()
+        self.settle()
         with self._lock:
-            for file, fd in self._open.items():
+            while self._open:
+                file, fd = next(iter(self._open.items()))
                 with naming(self.folder / file):
                     os.fsync(fd)
-                os.close(fd)
-            self._open.clear()
+                os.close(self._open.pop(file))
+
+    def sync_data(self) -> None:
+        """Make durable what was written so far; the files stay open."""
+        with self._lock:
+            held = list(self._open.items())
+        for file, fd in held:
+            with naming(self.folder / file):
+                os.fdatasync(fd)
+
+    def sync_names(self) -> None:
+        """Make the names of the files durable."""
+        for folder in {p.parent for p in self.folder.rglob("*")} | {self.folder}:
+            with naming(folder):
+                sync_path(folder)
 
     def commit(self) -> None:
         """Put the finished folder in the place of the destination."""
         self.sync()
+        self.sync_names()
         with naming(self.destination):
-            for folder in {p.parent for p in self.folder.rglob("*")} | {self.folder}:
-                sync_folder(folder)
             put_in_place(self.folder, self.destination)
-            sync_folder(self.destination.parent)
+            sync_path(self.destination.parent)
+        self.clear_up()
+
+    def clear_up(self) -> None:
+        """Remove what lies beside a destination that is whole, the journal last."""
+        with naming(self.folder):
             remove(self.folder)
+            remove(self.journal)
         self._unlock()
 
-    def abandon(self) -> None:
-        """Remove what was written; the destination stays as it was."""
-        self._stop_flushing()
+    def abandon(self, *, keep: bool = False) -> None:
+        """Stop; the destination stays as it was, and what was written is removed or kept for later."""
+        self.settle()
         with self._lock:
             for fd in self._open.values():
                 os.close(fd)
             self._open.clear()
         if self._lock_fd is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            if not keep:
+                shutil.rmtree(self.journal, ignore_errors=True)
+                shutil.rmtree(self.folder, ignore_errors=True)
             self._unlock()
 
-    def _stop_flushing(self) -> None:
+    def settle(self) -> None:
+        """Wait for what is being done aside."""
         if self._flusher is not None:
             self._flusher.shutdown(cancel_futures=True)
             self._flusher = None
@@ -210,52 +264,6 @@ def check_destination(destination: Path, overwrite: bool) -> None:
         )
 
 
-def put_in_place(folder: Path, destination: Path) -> None:
-    """Make `folder` the destination; what was there is at `folder` then.
-
-    The two change places in one step where the kernel can do that.
-    """
-    if not destination.exists():
-        folder.rename(destination)
-    elif not _exchange(folder, destination):
-        old = _replaced(folder)
-        remove(old)
-        destination.rename(old)
-        try:
-            folder.rename(destination)
-        except OSError:
-            old.rename(destination)
-            raise
-        old.rename(folder)
-
-
-def restore(folder: Path, destination: Path) -> None:
-    """Undo what a run left that was killed while it put `folder` in place in two steps."""
-    old = _replaced(folder)
-    if old.exists() and not destination.exists():
-        old.rename(destination)
-    else:
-        remove(old)
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder, if there is one."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _replaced(folder: Path) -> Path:
-    return folder.with_name(folder.name + "-replaced")
-
-
-def _exchange(a: Path, b: Path) -> bool:
-    """Let two paths change places in one step; False where that is not to be had."""
-    call = getattr(ctypes.CDLL(None), "renameat2", None)
-    return call is not None and call(_HERE, bytes(a), _HERE, bytes(b), _EXCHANGE) == 0
-
-
 def _batch(views: Sequence[memoryview]) -> list[memoryview]:
     """The first views that together are at most as much as one call takes, and at least one."""
     taken, total = 1, len(views[0])
@@ -267,26 +275,6 @@ def _batch(views: Sequence[memoryview]) -> list[memoryview]:
     return list(views[:taken])
 
 
-class naming:
-    """A guard that turns a failing system call into an error that names the file and the reason."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if not isinstance(error, OSError):
-            return
-        hint = None
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            hint = "free some space or choose another destination; nothing was committed"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            hint = "choose a destination that you may write to"
-        raise StoreError(f"{self.path}: {error.strerror or error}", hint=hint) from error
-
-
 def _find_sync_file_range() -> Callable[[int, int, int, int], int] | None:
     call = getattr(ctypes.CDLL(None), "sync_file_range", None)
     if call is not None:
@@ -295,12 +283,3 @@ def _find_sync_file_range() -> Callable[[int, int, int, int], int] | None:
 
 
 _sync_file_range = _find_sync_file_range()
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a folder's names durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -22,21 +22,19 @@ Sums = dict[tuple[str, str], Sum]
 
 
 @dataclass
-class Written:
-    """What the threads of one process wrote of each logical tensor, target by target.
+class Tally:
+    """The sums of windows of targets, by logical tensor.
 
     `sizes` are the elements of the logical tensors; those that are not in it are not summed.
     """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
-    sums: Sums = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
     _rooms: threading.local = field(default_factory=threading.local)
 
-    def add(self, target: Target, window: Box, held: Sequence[tuple[Box, Bytes]]) -> None:
-        """Count a window of a target, which lies in the buffers of these boxes."""
+    def of(self, target: Target, window: Box, held: Sequence[tuple[Box, Bytes]]) -> Sums:
+        """The sums of a window of a target, which lies in the buffers of these boxes."""
         if not window.size or not self.sizes.keys() >= set(target.layout.tensors):
-            return
+            return {}
         plain = all(_is_stretch(box, window) for box, _ in held)
         parts = held if plain else [(window, self._assembled(target, window, held))]
         itemsize = target.dtype.itemsize
@@ -46,10 +44,7 @@ class Written:
             )
             for box, x in parts
         )
-        with self._lock:
-            for name, part in found.items():
-                key = (target.name, name)
-                self.sums[key] = self.sums.get(key, Sum()) + part
+        return {(target.name, name): part for name, part in found.items()}
 
     def _assembled(self, target: Target, window: Box, held: Sequence[tuple[Box, Bytes]]) -> Bytes:
         """The row-major bytes of a window that several boxes share: its runs are longer than theirs."""

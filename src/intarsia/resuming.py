@@ -1,0 +1,133 @@
+"""Where a conversion begins: anew, or where an earlier run of the same job was killed."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from intarsia.errors import CoverageError, FormatError, IntarsiaError, UsageError
+from intarsia.format.base import Arrangement
+from intarsia.identity import facts_of
+from intarsia.quantity import human
+from intarsia.run.journal import Facts, Found, Journal, is_broken
+from intarsia.store.staging import Staging, check_destination
+
+if TYPE_CHECKING:
+    from intarsia.conversion import Job
+
+
+def begin(
+    job: Job, staging: Staging, arrangement: Arrangement, journal: Journal, *, resume: bool
+) -> tuple[bool, list[str]]:
+    """Claim the destination and make its files: whether it is whole already, and what to say."""
+    staging.claim()
+    facts = facts_of(job, arrangement)
+    found = journal.find()
+    if resume and found is not None:
+        if _was_committed(found, staging):
+            _check_same(found, facts, staging)
+            staging.clear_up()
+            return True, ["an earlier run had finished; only its traces were left to clear"]
+        if _is_there(found, staging):
+            _check_same(found, facts, staging)
+            check_destination(staging.destination, staging.overwrite)
+            return False, [_go_on(staging, arrangement, journal, facts, found)]
+    check_destination(staging.destination, staging.overwrite)
+    notes = [] if resume or found is None else list(_lost(found, facts, staging, journal))
+    staging.clear()
+    staging.check_room(_need(arrangement))
+    for file, size in arrangement.files.items():
+        staging.create(file, size)
+    journal.begin(facts)
+    return False, notes
+
+
+def _go_on(
+    staging: Staging, arrangement: Arrangement, journal: Journal, facts: Facts, found: Found
+) -> str:
+    """Take up what is proven of an earlier run; what is said of it."""
+    done = journal.prove(found, arrangement)
+    held = sum(p.stat().st_blocks * 512 for p in staging.folder.rglob("*") if p.is_file())
+    staging.check_room(max(0, _need(arrangement) - held))
+    for file, size in arrangement.files.items():
+        staging.create(file, size, keep=True)
+    staging.sync_data()
+    staging.sync_names()
+    journal.begin(facts, done, found.generation + 1)
+    return f"resumed: {human(done.nbytes)} were there already"
+
+
+def keep_what_is_proven(job: Job, staging: Staging, error: BaseException) -> None:
+    """After a failure: leave what a later run can take up, and say so; clear the rest."""
+    if not staging.owned or isinstance(error, UsageError):
+        staging.abandon(keep=True)
+        return
+    void = isinstance(error, FormatError | CoverageError) or is_broken(error)
+    kept = 0 if void else _kept(job, staging)
+    staging.abandon(keep=kept > 0)
+    if not kept:
+        return
+    text = (
+        f"{human(kept)} of {human(job.plan.write_bytes)} are kept in {staging.folder}:"
+        " run again with --resume"
+    )
+    if isinstance(error, IntarsiaError):
+        error.hint = f"{error.hint}; {text}" if error.hint else text
+    else:
+        error.add_note(text)
+
+
+def _kept(job: Job, staging: Staging) -> int:
+    """How many bytes a later run could take up."""
+    journal = Journal(staging, job.wanted.targets)
+    try:
+        job.stamps.check()
+        found = journal.find()
+        if found is None or not _is_there(found, staging):
+            return 0
+        return sum(part.nbytes for part in journal.read(found))
+    except (IntarsiaError, OSError):
+        return 0
+
+
+def _lost(found: Found, facts: Facts, staging: Staging, journal: Journal) -> list[str]:
+    """What is said where a run that could be continued is not."""
+    if found.differences(facts) or not _is_there(found, staging):
+        return []
+    nbytes = sum(part.nbytes for part in journal.read(found))
+    if not nbytes:
+        return []
+    return [f"{human(nbytes)} of an earlier run were cleared; --resume would have kept them"]
+
+
+def _check_same(found: Found, facts: Facts, staging: Staging) -> None:
+    differences = found.differences(facts)
+    if differences:
+        shown = "\n".join(f"  {text}" for text in differences[:8])
+        more = f"\n  … and {len(differences) - 8} more" if len(differences) > 8 else ""
+        raise UsageError(
+            f"{staging.destination} was begun by another job, which cannot be resumed as this one:"
+            f"\n{shown}{more}",
+            hint="give the source and the options of the first run, or start anew without --resume"
+            f" (which clears {staging.folder})",
+        )
+
+
+def _is_there(found: Found, staging: Staging) -> bool:
+    """Whether the folder that a journal speaks of is still the one that is being written."""
+    try:
+        return os.stat(staging.folder).st_ino == found.folder
+    except FileNotFoundError:
+        return False
+
+
+def _was_committed(found: Found, staging: Staging) -> bool:
+    """Whether that folder is the destination by now."""
+    try:
+        return os.stat(staging.destination).st_ino == found.folder
+    except FileNotFoundError:
+        return False
+
+
+def _need(arrangement: Arrangement) -> int:
+    return sum(arrangement.files.values()) + sum(map(len, arrangement.closing.values()))

@@ -1,0 +1,63 @@
+"""What earlier runs of a job have written, as far as it is believed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from intarsia.format.base import Arrangement
+from intarsia.mesh import Box
+from intarsia.planning.window import flat_start
+from intarsia.run.execute import Part, Ranges, Written
+from intarsia.run.hashing import merged
+from intarsia.run.tally import Sums
+
+
+@dataclass(frozen=True)
+class Done:
+    """Everything that earlier runs of a job have written."""
+
+    records: Sequence[Written] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(record.nbytes for record in self.records)
+
+    @property
+    def rounded(self) -> Counter[str]:
+        return sum((Counter(record.rounded) for record in self.records), Counter())
+
+    @property
+    def sums(self) -> Sums:
+        return merged(record.sums for record in self.records)
+
+    @property
+    def ranges(self) -> Ranges:
+        """The row-major elements of each target that are written."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for record in self.records:
+            for target, box in record.step:
+                if box.size:
+                    start = flat_start(box, Box.whole(target.shape))
+                    found.setdefault(target.name, []).append((start, start + box.size))
+        return found
+
+    def stretches(self, arrangement: Arrangement) -> list[Part]:
+        """Parts of slots whose wrapping needs the checksums of all of them."""
+        return [
+            part
+            for record in self.records
+            for part in record.parts
+            if arrangement.slots[part.target][part.slot].wrapping is not None
+            and not is_whole(part, record, arrangement)
+        ]
+
+
+NOTHING = Done()
+
+
+def is_whole(part: Part, record: Written, arrangement: Arrangement) -> bool:
+    """Whether a part is all that its slot holds."""
+    itemsize = next(t.dtype.itemsize for t, _ in record.step if t.name == part.target)
+    return part.length_bytes == itemsize * arrangement.slots[part.target][part.slot].box.size

@@ -1,0 +1,280 @@
+"""A journal of what a run has written, from which a run that was killed is continued.
+
+It lies in a folder beside the files that it speaks of.  The file `job` says whose journal this
+is, and holds the records that are known to be on disk; each process appends its own to a file
+of its own.  A record is one line with a checksum, written after the bytes that it speaks of,
+so a kill leaves at most a torn last line.  A kill loses nothing that was handed to the kernel,
+a power cut may: so now and then the files are synced and a mark says how many records that
+covers, and records after the last mark are believed only where the bytes read back have the
+checksums that the record gives.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from intarsia.errors import StoreError
+from intarsia.format.base import Arrangement
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Target
+from intarsia.run.checksum import crc32
+from intarsia.run.done import NOTHING, Done, is_whole
+from intarsia.run.execute import Part, Written
+from intarsia.run.hashing import Sum
+from intarsia.store.local import Folder
+from intarsia.store.naming import naming
+from intarsia.store.staging import Staging
+from intarsia.store.swap import sync_path
+
+JOB = "job"
+LEAST_SECONDS, REST = 0.25, 10
+"""A mark follows the one before it after this time, and after so many times what that one took."""
+
+Facts = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A journal that an earlier run left: whose it is, and the number of the folder it speaks of."""
+
+    facts: Facts
+    folder: int
+    generation: int
+
+    def differences(self, facts: Facts) -> list[str]:
+        """How another job differs from the one whose journal this is."""
+        names = [*self.facts, *(name for name in facts if name not in self.facts)]
+        return [
+            f"{name}: {self.facts.get(name, 'absent')} then, {facts.get(name, 'absent')} now"
+            for name in names
+            if self.facts.get(name) != facts.get(name)
+        ]
+
+
+@dataclass
+class Journal:
+    """The journal of a job's staging folder; `targets` are those of the job, in its order."""
+
+    staging: Staging
+    targets: Sequence[Target]
+    _path: Path | None = None
+    _fd: int | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _count: int = 0
+    _due_at: float = 0.0
+    _marking: bool = False
+    _failure: BaseException | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self.staging.journal
+
+    def find(self) -> Found | None:
+        """What an earlier run left here; None if nothing, or nothing that can be read."""
+        head = next(read_lines(self.folder / JOB), None)
+        if head is None or head.keys() != {"facts", "folder", "generation"}:
+            return None
+        return Found(head["facts"], head["folder"], head["generation"])
+
+    def begin(self, facts: Facts, done: Done = NOTHING, generation: int = 0) -> None:
+        """Say in one step whose journal this is, and which of the job's bytes are on disk."""
+        folder = os.stat(self.staging.folder).st_ino
+        head = {"facts": dict(facts), "folder": folder, "generation": generation}
+        with naming(self.folder):
+            self.folder.mkdir(exist_ok=True)
+            fresh = self.folder / f"{JOB}.new"
+            with fresh.open("wb") as file:
+                file.write(to_line(head))
+                file.writelines(to_line(self._line(record)) for record in done.records)
+                file.flush()
+                if done.records:
+                    os.fsync(file.fileno())
+            fresh.rename(self.folder / JOB)
+            for path in self.folder.iterdir():
+                if path.name != JOB:
+                    path.unlink()
+
+    def read(self, found: Found) -> tuple[Done, Done]:
+        """The records that are on disk for sure, and those that may be."""
+        sure = [
+            self._written(line) for line in read_lines(self.folder / JOB) if "facts" not in line
+        ]
+        maybe: list[Written] = []
+        for path in sorted(self.folder.glob(f"{found.generation}-*")):
+            records, marked = [], 0
+            for line in read_lines(path):
+                if "synced" in line:
+                    marked = line["synced"]
+                else:
+                    records.append(self._written(line))
+            sure += records[:marked]
+            maybe += records[marked:]
+        return Done(sure), Done(maybe)
+
+    def prove(self, found: Found, arrangement: Arrangement) -> Done:
+        """The records that are on disk for sure, and those whose bytes read back as they say."""
+        sure, maybe = self.read(found)
+        with Folder(self.staging.folder) as folder:
+            sizes = {file: folder.size(file) for file in arrangement.files if folder.has(file)}
+
+            def intact(part: Part) -> bool:
+                file = arrangement.slots[part.target][part.slot].file
+                return sizes.get(file) == arrangement.files[file]
+
+            return Done(
+                [r for r in sure.records if all(map(intact, r.parts))]
+                + [
+                    r
+                    for r in maybe.records
+                    if all(intact(p) and _holds(p, r, folder, arrangement) for p in r.parts)
+                ]
+            )
+
+    def join(self, rank: int) -> Done:
+        """Take part as one of the processes of the job: what is done already."""
+        found = self.find()
+        assert found is not None, f"{self.folder} is gone"
+        done, _ = self.read(found)
+        self._path = path = self.folder / f"{found.generation}-{rank}"
+        with naming(path):
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._due_at = time.monotonic() + LEAST_SECONDS
+        return done
+
+    def record(self, written: Written) -> None:
+        """Note a step whose bytes the kernel has, from any thread."""
+        line = to_line(self._line(written))
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            self._append(line)
+            self._count += 1
+            due = time.monotonic() >= self._due_at and not self._marking
+            self._marking = self._marking or due
+        if due:
+            self.staging.aside(self._mark)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """Stop taking part; a sync that failed is raised, unless something else was.
+
+        A disk that fails may drop what the kernel still shows, so its records go.
+        """
+        self.staging.settle()
+        if self._path is None or self._fd is None:
+            return
+        os.close(self._fd)
+        self._fd = None
+        if is_broken(error) or is_broken(self._failure):
+            self._path.unlink(missing_ok=True)
+        if self._failure is not None and error is None:
+            raise self._failure
+
+    def _mark(self) -> None:
+        """Sync the files, and say how many records that covers: those from before it began."""
+        started = time.monotonic()
+        try:
+            with self._lock:
+                count = self._count
+            self.staging.sync_data()
+            self.staging.sync_names()
+            with self._lock, naming(self.folder):
+                self._append(to_line({"synced": count}))
+                for path in self.folder.iterdir():
+                    sync_path(path)
+                sync_path(self.folder)
+                now = time.monotonic()
+                self._marking, self._due_at = (
+                    False,
+                    now + max(LEAST_SECONDS, REST * (now - started)),
+                )
+        except BaseException as error:
+            self._failure = error
+
+    def _append(self, line: bytes) -> None:
+        assert self._fd is not None, "nobody joined"
+        with naming(self.folder):
+            while line:
+                line = line[os.write(self._fd, line) :]
+
+    def _line(self, written: Written) -> dict[str, Any]:
+        index = self._index
+        return {
+            "windows": [[index[t.name], box.offsets, box.shape] for t, box in written.step],
+            "parts": [
+                [index[p.target], p.slot, p.start_bytes, p.length_bytes, p.crc]
+                for p in written.parts
+            ],
+            "rounded": dict(written.rounded),
+            "sums": [
+                [index[target], name, x.words, x.crc, x.count_bytes]
+                for (target, name), x in written.sums.items()
+            ],
+        }
+
+    def _written(self, line: Mapping[str, Any]) -> Written:
+        targets = self.targets
+        return Written(
+            tuple((targets[t], Box(tuple(at), tuple(shape))) for t, at, shape in line["windows"]),
+            tuple(Part(targets[t].name, *rest) for t, *rest in line["parts"]),
+            line["rounded"],
+            {(targets[t].name, name): Sum(*x) for t, name, *x in line["sums"]},
+        )
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {target.name: k for k, target in enumerate(self.targets)}
+
+
+def is_broken(error: object) -> bool:
+    """Whether an error says that a disk lost something."""
+    return isinstance(error, StoreError) and error.errno == errno.EIO
+
+
+def to_line(value: Mapping[str, Any]) -> bytes:
+    """One record, its checksum first."""
+    text = json.dumps(value, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (crc32(text), text)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a file up to the first that is torn or damaged."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return
+    for line in data.split(b"\n")[:-1]:
+        if len(line) < 9 or line[:9] != b"%08x " % crc32(line[9:]):
+            return
+        yield json.loads(line[9:])
+
+
+def _holds(part: Part, record: Written, folder: Folder, arrangement: Arrangement) -> bool:
+    """Whether the file holds what was written for a part, its wrapping included."""
+    slot = arrangement.slots[part.target][part.slot]
+    held = np.empty(part.length_bytes, np.uint8)
+    folder.read_into(slot.file, slot.start_bytes + part.start_bytes, held.data)
+    if crc32(held) != part.crc:
+        return False
+    if slot.wrapping is None or not is_whole(part, record, arrangement):
+        return True
+    head, tail = slot.wrapping.head(part.crc), slot.wrapping.tail(part.crc)
+    before = slot.start_bytes - slot.wrapping.start_bytes
+    after = slot.start_bytes + part.length_bytes
+    return (
+        folder.read(slot.file, before, len(head)) == head
+        and folder.read(slot.file, after, len(tail)) == tail
+    )
