@@ -254,7 +254,12 @@ def test_a_disk_that_runs_full_is_resumed_when_there_is_room(
     done = cli("convert", src, disk / "out", "--to", "dcp", "--mesh", "fsdp=2", "--resume")
     assert done.status == 0, done.err
     assert "resumed" in done.out
-    assert files_of(disk).keys() == {"out/.metadata", "out/__0_0.distcp", "out/__1_0.distcp"}
+    assert files_of(disk).keys() == {
+        "out/.metadata",
+        "out/__0_0.distcp",
+        "out/__1_0.distcp",
+        "out/intarsia-digests.json",
+    }
     assert intarsia.verify(src, disk / "out")
 
 

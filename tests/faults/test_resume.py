@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import intarsia
-from intarsia.conversion import _close
 from intarsia.errors import FormatError, StoreError, UsageError
 from intarsia.run.budget import Budget
 from intarsia.store.staging import Staging
@@ -236,15 +235,12 @@ def test_what_was_replaced_is_never_taken_for_what_was_written(src, tmp_path, mo
 
 def test_a_run_killed_while_it_closes_is_continued(src, tmp_path, whole, monkeypatch) -> None:
     out = tmp_path / "out"
-    honest = _close
 
-    def dies(*arguments: object) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(Staging, "commit", lambda _: (_ for _ in ()).throw(StoreError("gone")))
-            honest(*arguments)
+    def dies(_: Staging) -> None:
+        raise StoreError("gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr("intarsia.conversion._close", dies)
+        patch.setattr(Staging, "commit", dies)
         with pytest.raises(StoreError, match="run again with --resume"):
             intarsia.convert(src, out, **OPTIONS)
     after = written_by(lambda: intarsia.convert(src, out, resume=True, **OPTIONS), monkeypatch)

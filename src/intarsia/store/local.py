@@ -55,7 +55,8 @@ class Folder:
 
     def read(self, file: str, start_bytes: int, length_bytes: int) -> bytes:
         """Exactly these bytes of a file."""
-        self._fd(file)
+        if file not in self._told:
+            self._fd(file)  # what cannot be opened is not worth the memory
         buffer = bytearray(length_bytes)
         self.read_into(file, start_bytes, buffer)
         return bytes(buffer)
