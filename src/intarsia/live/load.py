@@ -18,11 +18,14 @@ from intarsia.errors import CoverageError, IntarsiaError, LayoutError, UsageErro
 from intarsia.family import Param, table_for
 from intarsia.formats import folder_of, format_named
 from intarsia.layout import Layout
+from intarsia.live import megatron_rows
 from intarsia.live.entries import extra_in, groups_in
 from intarsia.live.fill import fill_holdings
 from intarsia.live.holding import Holding, check_shape, cut, dtype_of, fits, is_present, memory_of
 from intarsia.live.latest import resolve
 from intarsia.live.materialise import materialise
+from intarsia.live.megatron_model import chunks_of, install, is_megatron, refuse_optimizer
+from intarsia.live.megatron_settings import unlike_settings, with_settings
 from intarsia.live.names import config_of, find_rows, manifest_for, named_tensors
 from intarsia.live.optimizer import MASTER, StateToFill, put, put_groups, state_to_fill
 from intarsia.mesh import Box, Mesh
@@ -78,7 +81,8 @@ def load(
     """Fill a module or a state dict, and an optimizer, each rank with its own elements.
 
     Parameters may be DTensors on any mesh, plain tensors, or on `meta` (then they get memory on
-    `device`).  `mesh` and `rank` say which part of each tensor plain local shards are.  `strict`
+    `device`).  A model of Megatron-core's, or a list of its chunks, says itself what it holds of
+    which tensor.  `mesh` and `rank` say which part of each tensor plain local shards are.  `strict`
     refuses a checkpoint with tensors that the model does not have; `cast=False` refuses another
     floating-point type, which otherwise is rounded to and reported.
     """
@@ -130,10 +134,20 @@ class _Job:
         place: tuple[Mesh, int] | None,
         device: Any,
     ) -> _Job:
-        left = materialise(into, device) if hasattr(into, "_apply") else []
+        modules = [part for part in chunks_of(into) if hasattr(part, "_apply")]
+        left = [name for module in modules for name in materialise(module, device)]
         manifest = manifest_for(path, into, config)
-        tensors = {n: x for n, x in named_tensors(into).items() if is_present(x)}
-        found, manifest = find_rows(tensors, manifest)
+        if is_megatron(into):
+            refuse_optimizer(optimizer)
+            if place is not None:
+                raise UsageError(
+                    "a Megatron model says itself which part of each tensor it holds",
+                    hint="leave `mesh` and `rank` out",
+                )
+            tensors, found = megatron_rows.rows_of(into, manifest.config)
+        else:
+            tensors = {n: x for n, x in named_tensors(into).items() if is_present(x)}
+            found, manifest = find_rows(tensors, manifest)
         missing = [n for n in found.missing if tensors[n].numel()]
         if missing:
             raise CoverageError(
@@ -142,6 +156,9 @@ class _Job:
                 hint="the checkpoint is another model's, or incomplete",
             )
         result = Loaded(str(path), manifest.format, config=config_of(into) or manifest.config)
+        if is_megatron(into):
+            result.config = with_settings(manifest.config, into)
+            result.notes += unlike_settings(into)
         if left:
             result.notes.append(
                 f"{len(left)} buffers stay on `meta`, as nothing says what they hold: {left[0]}"
@@ -307,6 +324,8 @@ class _Job:
         with folder_of(self.manifest) as folder:
             source = Source(self.manifest, format_named(self.manifest.format), folder)
             fill_holdings(source, holdings, budget, advance)
+            if is_megatron(self.into):
+                install(self.into)
             if self.states is not None:
                 self._count(source, self.states)
                 put(self.optimizer, self.states.fresh)
