@@ -1,0 +1,216 @@
+"""What a live Megatron model says of its tensors, on modules that stand in for TransformerEngine's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import intarsia
+from intarsia.errors import FamilyError, UsageError
+from intarsia.live.megatron_model import is_megatron, live_tensors
+from intarsia.live.megatron_parallel import WHOLE, place_of
+from tests.checkpoints import normal_tensor, qwen3_config, write_hf
+
+SIZES = {"hidden_size": 8, "num_hidden_layers": 2, "head_dim": 4, "vocab_size": 10}
+CONFIG = qwen3_config(
+    **SIZES, model_type="qwen3_moe", num_experts=4, moe_intermediate_size=6, num_experts_per_tok=2
+)
+
+
+class StandInGroup:
+    """A process group in which this process is the last."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def size(self) -> int:
+        return self._size
+
+    def rank(self) -> int:
+        return self._size - 1
+
+
+def stand_in(mode: str | None = None, tp: int = 1, **shapes: tuple[int, ...]) -> nn.Module:
+    """A module of TransformerEngine's, cut as it says; `shapes` are those of its parameters here."""
+    module: Any = nn.Module()
+    module.parallel_mode, module._tp_group = mode, StandInGroup(tp)
+    for name, shape in shapes.items():
+        param = nn.Parameter(torch.full(shape, float("nan")))
+        param.tensor_model_parallel, param.partition_dim = True, 0  # also where that is not true
+        module.register_parameter(name, param)
+    return module
+
+
+def norm(size: int) -> nn.Module:
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.full((size,), float("nan")))
+    return module
+
+
+def last_stage(tp: int, etp: int, centered: bool = False) -> nn.Module:
+    """The second layer of two and the head, with the second half of four experts."""
+    layer: Any = nn.Module()
+    layer.layer_number = 2
+    layer.self_attention = nn.Module()
+    rows = (4 + 2 * 2) * 4 // tp
+    layer.self_attention.linear_qkv = stand_in(
+        "column", tp, weight=(rows, 8), layer_norm_weight=(8,)
+    )
+    layer.self_attention.linear_proj = stand_in("row", tp, weight=(8, 16 // tp))
+    layer.pre_mlp_layernorm = norm(8)
+    layer.mlp = nn.Module()
+    layer.mlp.local_expert_indices = [2, 3]
+    layer.mlp.router = norm(8)
+    layer.mlp.router.weight = nn.Parameter(torch.full((4, 8), float("nan")))
+    layer.mlp.experts = nn.Module()
+    one, two = (12 // etp, 8), (8, 6 // etp)
+    layer.mlp.experts.linear_fc1 = stand_in(None, etp, weight0=one, weight1=one)
+    layer.mlp.experts.linear_fc2 = stand_in(None, etp, weight0=two, weight1=two)
+    for module in (layer.mlp.experts.linear_fc1, layer.mlp.experts.linear_fc2):
+        module.explicit_expert_comm = True
+    for x in "qk":
+        setattr(layer.self_attention, f"{x}_layernorm", norm(4))
+    model: Any = nn.Module()
+    model.config = SimpleNamespace(
+        tensor_model_parallel_size=tp, num_layers=2, layernorm_zero_centered_gamma=centered
+    )
+    model.decoder = nn.Module()
+    model.decoder.layers = nn.ModuleList([layer])
+    model.decoder.final_layernorm = norm(8)
+    model.output_layer = stand_in("column", tp, weight=(12 // tp, 8))
+    return model
+
+
+@pytest.fixture
+def hf(tmp_path: Path) -> Path:
+    """A model of two layers and four experts."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (10, 8),
+        "model.norm.weight": (8,),
+        "lm_head.weight": (10, 8),
+    }
+    for layer in (0, 1):
+        at = f"model.layers.{layer}."
+        for x, n in (("q", 16), ("k", 8), ("v", 8)):
+            shapes[f"{at}self_attn.{x}_proj.weight"] = (n, 8)
+        shapes[f"{at}self_attn.o_proj.weight"] = (8, 16)
+        for x in ("self_attn.q_norm", "self_attn.k_norm"):
+            shapes[f"{at}{x}.weight"] = (4,)
+        for x in ("input_layernorm", "post_attention_layernorm"):
+            shapes[f"{at}{x}.weight"] = (8,)
+        shapes[f"{at}mlp.gate.weight"] = (4, 8)
+        for e in range(4):
+            for x in ("gate", "up"):
+                shapes[f"{at}mlp.experts.{e}.{x}_proj.weight"] = (6, 8)
+            shapes[f"{at}mlp.experts.{e}.down_proj.weight"] = (8, 6)
+    tensors = {
+        name: normal_tensor(shape, torch.float32, k)
+        for k, (name, shape) in enumerate(shapes.items())
+    }
+    return write_hf(tmp_path / "hf", tensors, CONFIG)
+
+
+def part(x: torch.Tensor, count: int, axis: int = 0) -> torch.Tensor:
+    """The last of so many parts."""
+    return x.chunk(count, axis)[-1]
+
+
+@pytest.mark.parametrize(("tp", "etp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("centered", [False, True])
+def test_local_numbers_of_layers_and_experts_lead_to_the_whole_models(
+    hf: Path, tp: int, etp: int, centered: bool
+) -> None:
+    model: Any = last_stage(tp, etp, centered)
+    report = intarsia.load(hf, into=model, strict=False)
+    with intarsia.open(hf) as ck:
+        at = {n.removeprefix("model.layers.1."): ck[n][...] for n in ck if ".layers.1." in n}
+        head, final = ck["lm_head.weight"][...], ck["model.norm.weight"][...]
+    layer = model.decoder.layers[0]
+    q, k, v = (at[f"self_attn.{x}_proj.weight"].reshape(2, -1, 4, 8) for x in "qkv")
+    qkv = torch.cat([q, k, v], 1).reshape(-1, 8)
+    assert torch.equal(layer.self_attention.linear_qkv.weight, part(qkv, tp))
+    out = at["self_attn.o_proj.weight"]
+    assert torch.equal(layer.self_attention.linear_proj.weight, part(out, tp, 1))
+    assert torch.equal(layer.mlp.router.weight, at["mlp.gate.weight"])
+    for here, expert in enumerate((2, 3)):
+        gate, up, down = (
+            at[f"mlp.experts.{expert}.{x}_proj.weight"] for x in ("gate", "up", "down")
+        )
+        fc1 = getattr(layer.mlp.experts.linear_fc1, f"weight{here}")
+        assert torch.equal(fc1, torch.cat([part(gate, etp), part(up, etp)]))
+        fc2 = getattr(layer.mlp.experts.linear_fc2, f"weight{here}")
+        assert torch.equal(fc2, part(down, etp, 1))
+    padded = torch.cat([head, torch.zeros(2, 8)])
+    assert torch.equal(model.output_layer.weight, part(padded, tp))
+    shift = 1.0 if centered else 0.0
+    assert torch.equal(model.decoder.final_layernorm.weight, final - shift)
+    first = layer.self_attention.linear_qkv.layer_norm_weight
+    assert torch.equal(first, at["input_layernorm.weight"] - shift)
+    assert len(report.filled) == sum(1 for _ in live_tensors(model))
+    assert report.config is not None
+    assert report.config["megatron"] == {}
+
+
+def test_wrappers_do_not_change_what_a_tensor_is() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    model = last_stage(1, 1)
+    plain = [(live.known, live.tensor) for live in live_tensors(model)]
+    wrapped = Wrapper(Wrapper(model))
+    assert is_megatron(wrapped)
+    assert [(live.known, live.tensor) for live in live_tensors(wrapped)] == plain
+    known = [name for name, _ in plain]
+    assert "decoder.layers.1.mlp.experts.experts.3.linear_fc2.weight" in known
+
+
+def test_a_duplicated_weight_is_whole_whatever_its_attributes_say() -> None:
+    module = stand_in(None, 2, weight=(4, 4), bias=(4,))
+    assert place_of(module.weight, module, "weight", "w") == WHOLE
+    row = stand_in("row", 2, weight=(4, 2), bias=(4,))
+    assert place_of(row.weight, row, "weight", "w") == (2, 1, 1)
+    assert place_of(row.bias, row, "bias", "b") == WHOLE
+
+
+def test_a_part_of_the_wrong_size_is_refused_with_both_shapes(hf: Path) -> None:
+    model: Any = last_stage(2, 1)
+    model.decoder.layers[0].self_attention.linear_qkv._tp_group = StandInGroup(4)
+    with pytest.raises(FamilyError, match=r"has shape \[16, 8\].*gives \[8, 8\]"):
+        intarsia.load(hf, into=model, strict=False)
+
+
+def test_ranks_that_nothing_tells_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(__import__("sys").modules, "megatron.core.parallel_state", raising=False)
+    module: Any = stand_in("column", 2, weight=(4, 4))
+    module._tp_group = None
+    with pytest.raises(UsageError, match="initialize_model_parallel"):
+        place_of(module.weight, module, "weight", "decoder.w")
+
+
+def test_a_mesh_or_an_optimizer_beside_a_megatron_model_is_refused(hf: Path) -> None:
+    model = last_stage(1, 1)
+    with pytest.raises(UsageError, match="says itself"):
+        intarsia.load(hf, into=model, mesh="tp=2", rank=0)
+    with pytest.raises(UsageError, match="optimizer"):
+        intarsia.load(hf, into=model, optimizer=torch.optim.SGD(model.parameters()))
+
+
+def test_saving_asks_for_the_configuration(tmp_path: Path) -> None:
+    with pytest.raises(FamilyError, match="config="):
+        intarsia.save(tmp_path / "out", last_stage(1, 1))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_on_meta_keeps_what_megatron_says_of_its_parameters(hf: Path) -> None:
+    model: Any = last_stage(2, 1).to("meta")
+    model.output_layer.weight.allreduce = True
+    intarsia.load(hf, into=model, strict=False)
+    assert not model.output_layer.weight.is_meta
+    assert model.output_layer.weight.allreduce
