@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import torch.distributed as dist
 import intarsia
 from intarsia.dtypes import BY_NAME
 from intarsia.mesh import Box
-from tests.checkpoints import assert_same, bits, read_hf
+from tests.checkpoints import ROOT, assert_same, bits, read_hf
 from tests.distributed.ranks import on_ranks_with
 from tests.live.megatron_fsdp_cases import hf_with_optimizer
 
@@ -24,6 +26,7 @@ if find_spec("megatron") is None:
 from tests.parity.test_megatron_core_loads import Model, make
 
 MODELS = "tests.distributed.megatron_model"
+PAGE = ROOT / "docs/how-to/megatron-live.md"
 MESHES = [(2, 1, 4), (1, 1, 8), (2, 1, 1), (4, 1, 2), (2, 2, 2)]
 """Tensor, context and expert parallel."""
 
@@ -232,3 +235,27 @@ def test_main_weights_have_the_precision_of_the_checkpoints(tmp_path: Path) -> N
     model = models(tmp_path, torch.bfloat16)[1]
     hf = hf_with_optimizer(tmp_path / "trained", read_hf(model.folder), model.config)
     assert on_ranks_with(MODELS, 4, refined, hf, 2, 4) == [[]] * 4
+
+
+def as_the_page_shows(folder: Path, codes: list[str]) -> bool:
+    from tests.distributed.megatron_model import megatron, model_of
+
+    os.chdir(folder)
+    with megatron(folder / "Qwen3-30B-A3B", 2, 2, 2) as hf:
+        model = model_of(hf)
+        scope = {"model": model, "config": model.config}
+        for code in codes:
+            exec(compile(code, str(PAGE), "exec"), scope)
+        return bool(model.config.calculate_per_token_loss)
+
+
+@pytest.mark.slow
+def test_the_page_about_live_megatron_models_works_as_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "Qwen3-30B-A3B", "qwen3_moe")
+    load, save, check = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    assert on_ranks_with(MODELS, 4, as_the_page_shows, tmp_path, [load, save]) == [True] * 4
+    monkeypatch.chdir(tmp_path)
+    exec(compile(check, str(PAGE), "exec"), {"intarsia": intarsia})
+    assert_same(read_hf(tmp_path / "back"), read_hf(tmp_path / "Qwen3-30B-A3B"))
