@@ -115,6 +115,36 @@ def test_models_go_through_megatron_fsdp(tmp_path: Path, tp: int, cp: int, ep: i
         check_folder(out, model.folder, dtype="bf16")
 
 
+def from_formats(folder: Path, sources: list[Path], tp: int, ep: int) -> list[str]:
+    """Load each checkpoint into the same model; what differs from the first."""
+    from tests.distributed.megatron_model import megatron, model_of
+
+    wrong = []
+    with megatron(folder, tp, 1, ep) as hf:
+        model = model_of(hf)
+        intarsia.load(folder, into=model)
+        want = {name: x.detach().clone() for name, x in model.named_parameters()}
+        for source in sources:
+            for x in model.parameters():
+                x.detach().fill_(float("nan"))
+            intarsia.load(source, into=model, config=folder / "config.json")
+            have = dict(model.named_parameters())
+            wrong += [f"{source.name} {n}" for n, x in want.items() if not torch.equal(x, have[n])]
+    return wrong
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_any_format_fills_a_model(tmp_path: Path) -> None:
+    model = models(tmp_path)[1]
+    cuts = {"dcp": "tp=2,fsdp=2", "torch_dist": "tp=4,pp=2,ep=2", "fsdp_dtensor": "fsdp=3,ep=2"}
+    sources = []
+    for form, mesh in cuts.items():
+        spec = {} if form == "dcp" else {"megatron_spec": "te"}
+        intarsia.convert(model.folder, tmp_path / form, to=form, mesh=mesh, **spec)
+        sources.append(tmp_path / form)
+    assert on_ranks_with(MODELS, 4, from_formats, model.folder, sources, 2, 4) == [[]] * 4
+
+
 def through_pipeline(folder: Path, out: Path, ids: Path, vpp: int) -> Any:
     """Two stages, tensor parallel by two; the stages' own numbers of layers are not the model's."""
     from megatron.core.distributed import (
