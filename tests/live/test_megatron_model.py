@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import intarsia
-from intarsia.errors import FamilyError, UsageError
+from intarsia.errors import FamilyError, LayoutError, UsageError
 from intarsia.live.megatron_model import is_megatron, live_tensors
 from intarsia.live.megatron_parallel import WHOLE, place_of
 from tests.live.megatron_stand_in import StandInGroup, last_stage, stand_in, write_model
@@ -120,3 +123,20 @@ def test_a_model_on_meta_keeps_what_megatron_says_of_its_parameters(hf: Path) ->
     intarsia.load(hf, into=model, strict=False)
     assert not model.output_layer.weight.is_meta
     assert model.output_layer.weight.allreduce
+
+
+def test_the_shape_of_a_dtensor_is_never_taken_for_a_part(hf: Path) -> None:
+    """A head of all ranks in a module of two parts; and one of Megatron-FSDP's without its slice."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+        model: Any = last_stage(2, 1)
+        whole = distribute_tensor(torch.zeros(12, 8), mesh, [Shard(0)])
+        model.output_layer.weight = nn.Parameter(whole)
+        with pytest.raises(LayoutError, match="that of all ranks"):
+            intarsia.load(hf, into=model, strict=False)
+        model.output_layer.weight.megatron_fsdp_dist_index = None
+        with pytest.raises(LayoutError, match="megatron_fsdp_slice"):
+            intarsia.load(hf, into=model, strict=False)
+    finally:
+        dist.destroy_process_group()

@@ -1,7 +1,8 @@
 """Giving memory to a model that was built on the `meta` device, each process its own shards.
 
-Parameters that are one object under two names stay one, and keep what frameworks say of them.  Buffers that no checkpoint holds (rotary
-frequencies) are computed by the model's own initialisation, where it has one.
+Parameters that are one object under two names stay one, and keep what frameworks say of them.
+Buffers that no checkpoint holds (rotary frequencies) are computed by the model's own
+initialisation, where it has one.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from intarsia.errors import UsageError
+from intarsia.errors import LayoutError, UsageError
 from intarsia.format.megatron_fsdp_keys import canonical
+from intarsia.live.holding import placed
 from intarsia.live.megatron_item import Item, is_dtensor
 from intarsia.live.megatron_parallel import place_of
 
@@ -122,11 +123,16 @@ def _global(name: str, modules: dict[str, Any]) -> str:
 
 def _item(tensor: Any, module: Any, leaf: str, name: str) -> Item:
     """The part that a tensor is: a slice of Megatron-FSDP's, or a tensor-parallel part."""
-    if is_dtensor(tensor) and hasattr(tensor, "megatron_fsdp_slice"):
+    if is_dtensor(tensor) and hasattr(tensor, "megatron_fsdp_dist_index"):
         return Item.of(tensor)
     tp, axis, rank = place_of(tensor, module, leaf, name)
-    shape = tuple(tensor.shape)
-    return Item(shape, 0, tensor.numel(), tp, axis, rank)
+    if tp > 1 and is_dtensor(tensor) and "tp" in (tensor.device_mesh.mesh_dim_names or ()):
+        raise LayoutError(
+            f"`{name}` is {placed(tensor)}: its shape is that of all ranks, and its module has"
+            f" {tp} tensor-parallel parts",
+            hint="give the model as Megatron or torch's fully_shard wrapped it",
+        )
+    return Item(tuple(tensor.shape), 0, tensor.numel(), tp, axis, rank)
 
 
 def refuse_optimizer(optimizer: Any) -> None:

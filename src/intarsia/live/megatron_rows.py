@@ -91,7 +91,7 @@ def _layout(whole: Layout, tensor: Any, item: Item) -> Layout:
     """The layout of the memory that is here, given that of the tensor-parallel part."""
     if not is_dtensor(tensor):
         return whole
-    if not hasattr(tensor, "megatron_fsdp_slice"):
+    if not hasattr(tensor, "megatron_fsdp_dist_index"):
         return cut(whole, tensor)
     shape = memory_of(tensor).shape
     local_elements(tensor, item)
