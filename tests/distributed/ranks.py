@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -28,7 +29,12 @@ _server.set_forkserver_preload(
 
 def on_ranks(count: int, work: Callable[..., Any], *given: Any, seconds: float = 120) -> list[Any]:
     """What `work(*given)` returns on each of `count` ranks; raise what the first failing rank raised."""
-    answers = outcomes(count, work, *given, seconds=seconds)
+    return answers_of(outcomes(count, work, *given, seconds=seconds))
+
+
+def answers_of(answers: list[tuple[bool, Any]]) -> list[Any]:
+    """The results of all ranks; raise what the first failing rank raised."""
+    count = len(answers)
     for rank, (good, answer) in enumerate(answers):
         if not good:
             raise AssertionError(f"rank {rank} of {count} failed:\n{answer}")
@@ -36,14 +42,14 @@ def on_ranks(count: int, work: Callable[..., Any], *given: Any, seconds: float =
 
 
 def outcomes(
-    count: int, work: Callable[..., Any], *given: Any, seconds: float = 120
+    count: int, work: Callable[..., Any], *given: Any, seconds: float = 120, context: Any = _server
 ) -> list[tuple[bool, Any]]:
     """For each rank whether `work` succeeded, and its result or the traceback of its failure."""
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
         for rank in range(count):
-            mine, theirs = _server.Pipe(duplex=False)
-            process = _server.Process(
+            mine, theirs = context.Pipe(duplex=False)
+            process = context.Process(
                 target=_run, args=(theirs, f"{folder}/store", rank, count, work, given)
             )
             process.start()
@@ -56,6 +62,42 @@ def outcomes(
             if process.is_alive():
                 process.kill()
         return found
+
+
+def on_ranks_with(
+    module: str, count: int, work: Callable[..., Any], *given: Any, seconds: float = 240
+) -> list[Any]:
+    """As `on_ranks`, on ranks forked from a process that has imported `module` once for all."""
+    mine, theirs = _server.Pipe(duplex=False)
+    process = _server.Process(target=_fork, args=(theirs, module, count, work, given, seconds))
+    process.start()
+    theirs.close()
+    good, answer = _answer(mine, seconds)
+    process.join(10)
+    if process.is_alive():
+        process.kill()
+    assert good, answer
+    return answers_of(answer)
+
+
+def _fork(
+    pipe: Connection,
+    module: str,
+    count: int,
+    work: Callable[..., Any],
+    given: tuple[Any, ...],
+    seconds: float,
+) -> None:
+    os.environ["WORLD_SIZE"] = str(count)
+    try:
+        importlib.import_module(module)
+        context = multiprocessing.get_context("fork")
+        found = outcomes(count, work, *given, seconds=seconds, context=context)
+        pipe.send_bytes(pickle.dumps((True, found)))
+    except BaseException:
+        pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
+    finally:
+        pipe.close()
 
 
 def _answer(pipe: Connection, seconds: float) -> tuple[bool, Any]:

@@ -73,7 +73,11 @@ def wrapped_model(config: dict[str, Any], tp: int, ep: int) -> Any:
         tp, 1, expert_model_parallel_size=ep, expert_tensor_parallel_size=1
     )
     model_parallel_cuda_manual_seed(1)
-    model = build(config, config["vocab_size"], tp, 1, ep, torch.bfloat16).bfloat16()
+    return sharded(build(config, config["vocab_size"], tp, 1, ep, torch.bfloat16).bfloat16())
+
+
+def sharded(model: Any) -> Any:
+    """A bf16 model in Megatron's precision wrapper and in Megatron-FSDP."""
     settings = DistributedDataParallelConfig(
         use_megatron_fsdp=True,
         data_parallel_sharding_strategy="optim_grads_params",

@@ -31,9 +31,19 @@ vars(moe_utils).setdefault("te_general_gemm", None)
 
 
 def build(
-    hf: dict[str, Any], vocab: int, tp: int, pp: int, ep: int, dtype: torch.dtype = torch.float32
+    hf: dict[str, Any],
+    vocab: int,
+    tp: int,
+    pp: int,
+    ep: int,
+    dtype: torch.dtype = torch.float32,
+    stage: int | None = None,
+    **changes: Any,
 ) -> GPTModel:
-    """A model of the shape that a hub configuration gives, with Megatron's own layers."""
+    """A model of the shape that a hub configuration gives, with Megatron's own layers.
+
+    `stage` is its number in a virtual pipeline; `changes` are settings of `TransformerConfig`.
+    """
     experts = hf.get("num_experts") or hf.get("num_local_experts")
     sparse = {
         "num_moe_experts": experts,
@@ -72,7 +82,7 @@ def build(
         apply_rope_fusion=False,
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
-        **(sparse if experts else {}),
+        **(sparse if experts else {}) | changes,
     )
     spec = get_gpt_layer_local_spec(
         num_experts=experts, qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
@@ -85,8 +95,9 @@ def build(
         position_embedding_type="rope",
         rotary_base=int(hf["rope_parameters"]["rope_theta"]),
         share_embeddings_and_output_weights=hf["tie_word_embeddings"],
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
+        vp_stage=stage,
         parallel_output=False,
     ).eval()
 

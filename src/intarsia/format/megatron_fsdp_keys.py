@@ -124,14 +124,22 @@ class FsdpRows:
             row = _by_rank(known, parts, tp.of(parts[0], name))
         return None if row is None else self._shaped(replace(row, name=known), name, shape)
 
-    def local(self, name: str, shape: Shape, tp: int, rank: int) -> Param | None:
-        """What one tensor-parallel rank holds of a live parameter whose part there has `shape`."""
+    def local(
+        self, name: str, shape: Shape, tp: int, rank: int, axis: int | None = None
+    ) -> Param | None:
+        """What one tensor-parallel rank holds of a live parameter whose part there has `shape`.
+
+        `axis` is the one that the model cuts; without it, the table's.
+        """
         known, row, parts = self._found(name)
         if parts:
             layout = concat([shard(_even(p, tp).layout, tp, rank) for p in parts])
             row = Param(known, layout, parts[0].rule, parts[0].shift)
-        elif row is not None and row.rule.tp is not None and tp > 1:
-            axis = row.rule.tp
+        elif (
+            row is not None
+            and tp > 1
+            and (axis := row.rule.tp if axis is None else axis) is not None
+        ):
             row = padded(row, (*shape[:axis], shape[axis] * tp, *shape[axis + 1 :]))
             row = replace(row, layout=shard(row.layout, tp, rank, axis))
         return None if row is None else self._shaped(replace(row, name=known), name, shape)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from intarsia.errors import CoverageError, LayoutError
+from intarsia.errors import CoverageError, LayoutError, UsageError
 from intarsia.family import Param, table_for
 from intarsia.layout import Layout
+from intarsia.live import megatron_rows
 from intarsia.live.holding import (
     Holding,
     check_shape,
@@ -21,6 +22,7 @@ from intarsia.live.holding import (
     placed,
 )
 from intarsia.live.megatron_item import is_dtensor
+from intarsia.live.megatron_model import is_megatron
 from intarsia.live.names import find_rows, named_tensors
 from intarsia.live.optimizer import MASTER
 from intarsia.mesh import Box, Mesh
@@ -55,8 +57,16 @@ class Demand:
     @staticmethod
     def of(into: Any, manifest: Manifest, place: Place | None) -> Demand:
         """What a module or a state dict asks for; raise where a tensor has no source."""
-        tensors = {n: x for n, x in named_tensors(into).items() if is_present(x)}
-        found, manifest = find_rows(tensors, manifest)
+        if is_megatron(into):
+            if place is not None:
+                raise UsageError(
+                    "a Megatron model says itself which part of each tensor it holds",
+                    hint="leave `mesh` and `rank` out",
+                )
+            tensors, found = megatron_rows.rows_of(into, manifest.config)
+        else:
+            tensors = {n: x for n, x in named_tensors(into).items() if is_present(x)}
+            found, manifest = find_rows(tensors, manifest)
         missing = [n for n in found.missing if tensors[n].numel()]
         if missing:
             raise CoverageError(

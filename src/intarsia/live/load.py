@@ -20,6 +20,8 @@ from intarsia.live.entries import extra_in
 from intarsia.live.fill import fill_holdings
 from intarsia.live.latest import resolve
 from intarsia.live.materialise import materialise
+from intarsia.live.megatron_model import chunks_of, install, is_megatron, refuse_optimizer
+from intarsia.live.megatron_settings import unlike_settings, with_settings
 from intarsia.live.names import config_of, manifest_for
 from intarsia.live.optimizer import put, put_groups, read_counters, state_to_fill
 from intarsia.mesh import Mesh
@@ -72,7 +74,8 @@ def load(
     """Fill a module or a state dict, and an optimizer, each rank with its own elements.
 
     Parameters may be DTensors on any mesh, plain tensors, or on `meta` (then they get memory on
-    `device`).  `mesh` and `rank` say which part of each tensor plain local shards are.  `strict`
+    `device`).  A model of Megatron-core's, or a list of its chunks, says itself what it holds of
+    which tensor.  `mesh` and `rank` say which part of each tensor plain local shards are.  `strict`
     refuses a checkpoint with tensors that the model does not have; `cast=False` refuses another
     floating-point type, which otherwise is rounded to and reported.
     """
@@ -80,7 +83,10 @@ def load(
     with team.together() as shared:
         where = resolve(path)
         budget = Budget.of(memory, workers)
-        left = materialise(into, device) if hasattr(into, "_apply") else []
+        modules = [part for part in chunks_of(into) if hasattr(part, "_apply")]
+        left = [name for module in modules for name in materialise(module, device)]
+        if is_megatron(into):
+            refuse_optimizer(optimizer)
         demand = Demand.of(into, manifest_for(where, into, config), _place(mesh, rank, team))
         shared.value = demand.doubts
     with team.together():
@@ -88,6 +94,9 @@ def load(
         manifest = demand.manifest
         report = Loaded(str(where), manifest.format, unused=settled.unused)
         report.config = config_of(into) or manifest.config
+        if is_megatron(into):
+            report.config = with_settings(manifest.config, into)
+            report.notes += unlike_settings(into)
         report.cast = cast_names(settled.holdings, manifest, allowed=cast)
         report.notes += _remarks(left, report.cast)
         _fill(demand, settled, into, optimizer, budget, team, progress, report)
@@ -149,6 +158,8 @@ def _fill(
     with folder_of(manifest) as folder:
         source = Source(manifest, format_named(manifest.format), folder)
         fill_holdings(source, holdings, budget, advance)
+        if is_megatron(into):
+            install(into)
         if states is not None:
             read_counters(manifest, states.counters)
             put(optimizer, states.fresh)

@@ -1,13 +1,16 @@
 """Giving memory to a model that was built on the `meta` device, each process its own shards.
 
-Parameters that are one object under two names stay one.  Buffers that no checkpoint holds (rotary
-frequencies) are computed by the model's own initialisation, where it has one.
+Parameters that are one object under two names stay one, and keep what frameworks say of them.
+Buffers that no checkpoint holds (rotary frequencies) are computed by the model's own
+initialisation, where it has one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+from intarsia.live.megatron_item import is_dtensor
 
 if TYPE_CHECKING:
     import torch
@@ -18,9 +21,9 @@ def materialise(model: nn.Module, device: Any = None) -> list[str]:
     """Memory for every meta tensor that a checkpoint fills; the names of buffers left on `meta`."""
     import torch
 
-    if not any(x.is_meta for x in (*model.parameters(), *model.buffers())):
+    if not any(x.is_meta for x in _tensors(model)):
         return []
-    shared = _shared(model)
+    shared, told = _shared(model), _told(model)
     passing = {id(x) for _, _, x in _passing_buffers(model)}
 
     def memory(x: torch.Tensor) -> torch.Tensor:
@@ -35,8 +38,18 @@ def materialise(model: nn.Module, device: Any = None) -> list[str]:
             (owner, key), *others = places
             for module, name in others:
                 module._parameters[name] = owner._parameters[key]
+        for module, name, attributes in told:
+            vars(module._parameters[name]).update(attributes)
         _compute_buffers(model, device)
     return [name for name, _, x in _passing_buffers(model) if x.is_meta]
+
+
+def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Every tensor of a model; Megatron's wrapper has something else under the name `buffers`."""
+    for module in model.modules():
+        for x in (*module._parameters.values(), *module._buffers.values()):
+            if x is not None:
+                yield x
 
 
 def _shared(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
@@ -47,6 +60,16 @@ def _shared(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
             if param is not None and param.is_meta:
                 places.setdefault(id(param), []).append((module, key))
     return [found for found in places.values() if len(found) > 1]
+
+
+def _told(model: nn.Module) -> list[tuple[nn.Module, str, dict[str, Any]]]:
+    """What frameworks hang on plain parameters (how Megatron cuts them, say), by their places."""
+    return [
+        (module, key, dict(vars(param)))
+        for module in model.modules()
+        for key, param in module._parameters.items()
+        if param is not None and param.is_meta and not is_dtensor(param) and vars(param)
+    ]
 
 
 def _passing_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, torch.Tensor]]:

@@ -19,9 +19,12 @@ from intarsia.dtypes import DType
 from intarsia.errors import CoverageError, LayoutError
 from intarsia.format.base import Arrangement, Slot
 from intarsia.format.dcp import file_of, lay_out
+from intarsia.live import megatron_rows
 from intarsia.live.entries import extra_entries, pack
 from intarsia.live.fill import as_bytes
 from intarsia.live.latest import numbered, point
+from intarsia.live.megatron_model import is_megatron, refuse_optimizer
+from intarsia.live.megatron_settings import hub_config
 from intarsia.live.names import bare, config_of, named_tensors
 from intarsia.live.optimizer import groups_of, states
 from intarsia.live.parts import Part, parts_of
@@ -78,6 +81,11 @@ def snapshot(
     config: Mapping[str, Any] | None = None,
 ) -> Snapshot:
     """Everything that this process holds, by the names that torch gives it; nothing is copied."""
+    packed = {key: pack(value, f"extra[{key!r}]") for key, value in (extra or {}).items()}
+    if is_megatron(model):
+        refuse_optimizer(optimizer)
+        parts = list(megatron_rows.parts_of(model, config))
+        return Snapshot(parts, {}, packed, hub_config(config))
     tensors = {bare(name): x for name, x in named_tensors(model).items()}
     entries: dict[str, bytes] = {}
     if optimizer is not None:
@@ -87,7 +95,6 @@ def snapshot(
             for key, value in group.items():
                 name = f"optimizer.param_groups.{number}.{key}"
                 entries[name] = pack(value, name)
-    packed = {key: pack(value, f"extra[{key!r}]") for key, value in (extra or {}).items()}
     return Snapshot(list(parts_of(tensors)), entries, packed, config or config_of(model))
 
 
