@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -101,6 +102,8 @@ def test_what_was_saved_converts_and_verifies(tmp_path: Path) -> None:
     on_ranks(4, leg, tmp_path, 0, "fsdp=2,tp=2")
     intarsia.convert(tmp_path / "step-0", tmp_path / "hf", to="hf")
     assert intarsia.verify(tmp_path / "step-0", tmp_path / "hf")
+    told = json.loads((tmp_path / "step-0" / "intarsia-digests.json").read_text())
+    assert told["tensors"] == intarsia.digest(tmp_path / "hf").tensors
     found = on_ranks(2, through, tmp_path / "hf")
     assert all(found)
 

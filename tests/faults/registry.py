@@ -59,7 +59,7 @@ class Part:
 
         def register(hurt: Hurt) -> Hurt:
             def make(sound: Sound, format: str, folder: Path) -> Path:
-                hurt(sound.copy(format, folder))
+                hurt(sound.copy(format, folder, digests=needs_digest))
                 return folder
 
             self.faults.append(Fault(name, formats, make, kind, needs_digest=needs_digest))

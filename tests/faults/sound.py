@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import intarsia
+from intarsia.format.sides import DIGESTS
 
 FORMATS = ("hf", "dcp", "torch_dist", "fsdp_dtensor")
 MESHES = {
@@ -135,9 +136,13 @@ class Sound:
             convert(hub, to, root / to)
         return Sound(root, tensors)
 
-    def copy(self, format: str, folder: Path) -> Path:
-        """A copy whose files can be replaced; unchanged ones share their bytes."""
-        shutil.copytree(self.root / format, folder, copy_function=os.link)
+    def copy(self, format: str, folder: Path, *, digests: bool = False) -> Path:
+        """A copy whose files can be replaced; unchanged ones share their bytes.
+
+        Without its digests, as others write checkpoints, unless they are asked for.
+        """
+        left = None if digests else shutil.ignore_patterns(DIGESTS)
+        shutil.copytree(self.root / format, folder, copy_function=os.link, ignore=left)
         return folder
 
     def edited(self, format: str, folder: Path, edit: Edit, **config: Any) -> Path:

@@ -40,8 +40,6 @@ def test_the_checkpoint_that_faults_are_made_from_is_sound(sound: Sound, format:
 def test_a_fault_is_found_and_named(
     sound: Sound, fault: Fault, format: str, tmp_path: Path
 ) -> None:
-    if fault.needs_digest:
-        pytest.importorskip("intarsia.checking.digest")
     folder = fault.make(sound, format, tmp_path / format)
     report = intarsia.verify(folder)
     kinds = {found.kind for found in report.faults}

@@ -8,10 +8,12 @@ rank's checksum must agree, or nothing is committed.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from intarsia.dtypes import DType
 from intarsia.errors import CoverageError, LayoutError
 from intarsia.format.base import Arrangement, Slot
 from intarsia.format.dcp import file_of, lay_out
+from intarsia.format.sides import DIGESTS
 from intarsia.live import megatron_rows
+from intarsia.live.attest import Sums, Witness
 from intarsia.live.entries import extra_entries, pack
 from intarsia.live.fill import as_bytes
 from intarsia.live.latest import numbered, point
@@ -32,6 +36,7 @@ from intarsia.mesh import Box, Shape
 from intarsia.planning.tiling import tiling_fault
 from intarsia.run.checksum import crc32
 from intarsia.run.crew import Crew
+from intarsia.run.hashing import merged
 from intarsia.store.staging import Staging, check_destination
 
 Key = tuple[str, Box]
@@ -124,17 +129,21 @@ def write(
             entries |= extra_entries([extra for _, _, extra, _ in told.values])
             held = [(name, *_of(boxes), _ranks(boxes)) for name, boxes in holders.items()]
             arrangement = lay_out(held, entries, team.size)
+            config = next((c for _, _, _, c in told.values if c is not None), None)
+            witness = Witness.of((row[:3] for row in held), config)
             if team.rank == 0:
                 _begin(staging, arrangement)
         with team.together() as sums:
-            found = _write_parts(what, arrangement, staging, team.rank, holders, workers, progress)
+            pen = _Pen(arrangement, staging, team.rank, holders, witness)
+            sums.value = pen.write(what, workers, progress)
             if team.rank:
                 staging.sync()
-            sums.value = found
         with team.together():
             if team.rank == 0:
-                _check_replicas(sums.values)
-                config = next((c for _, _, _, c in told.values if c is not None), None)
+                _check_replicas([crcs for crcs, _ in sums.values])
+                if witness is not None:
+                    attested = witness.attested([found for _, found in sums.values])
+                    staging.write_small(DIGESTS, attested.as_bytes())
                 _close(staging, arrangement, config)
                 where = staging.destination
                 if numbered(where) if latest is None else latest:
@@ -205,36 +214,58 @@ def _begin(staging: Staging, arrangement: Arrangement) -> None:
         staging.write(file, at, [data])
 
 
-def _write_parts(
-    what: Snapshot,
-    arrangement: Arrangement,
-    staging: Staging,
-    rank: int,
-    holders: Holders,
-    workers: int,
-    progress: Progress | None,
-) -> dict[Key, int]:
-    """Write what is this rank's to write; the checksums of boxes whose replicas are to be compared."""
-    slots = {(name, s.box): s for name, found in arrangement.slots.items() for s in found}
-    own, total, done = file_of(rank), what.nbytes, 0
+@dataclass(frozen=True)
+class _Pen:
+    """The hand that writes one rank's boxes."""
 
-    def carry_out(part: Part) -> tuple[Key, int] | None:
-        nonlocal done
-        slot = slots[part.name, part.box]
-        unproven = _is_unproven(holders[part.name][part.box])
-        if slot.file != own and not unproven:
-            return None
+    arrangement: Arrangement
+    staging: Staging
+    rank: int
+    holders: Holders
+    witness: Witness | None
+
+    @cached_property
+    def slots(self) -> dict[Key, Slot]:
+        return {(name, s.box): s for name, found in self.arrangement.slots.items() for s in found}
+
+    def write(
+        self, what: Snapshot, workers: int, progress: Progress | None
+    ) -> tuple[dict[Key, int], Sums]:
+        """Write what is this rank's to write: checksums of boxes whose replicas are to be compared, sums."""
+        crcs: dict[Key, int] = {}
+        sums: list[Sums] = []
+        total, done, lock = what.nbytes, 0, threading.Lock()
+
+        def carry_out(part: Part) -> None:
+            nonlocal done
+            crc, found = self._write(part)
+            with lock:
+                if crc is not None:
+                    crcs[part.name, part.box] = crc
+                sums.append(found)
+                done += part.box.size * part.dtype.itemsize
+                if progress is not None:
+                    progress(done, total)
+
+        with ThreadPoolExecutor(workers, "intarsia-save") as pool:
+            for _ in pool.map(carry_out, what.parts):
+                pass
+        return crcs, merged(sums)
+
+    def _write(self, part: Part) -> tuple[int | None, Sums]:
+        slot = self.slots[part.name, part.box]
+        mine = slot.file == file_of(self.rank)
+        unproven = _is_unproven(self.holders[part.name][part.box])
+        if not mine and not unproven:
+            return None, {}
         data = as_bytes(part.memory.contiguous().cpu())
         crc = crc32(data)
-        if slot.file == own:
-            _write_slot(staging, slot, data, crc)
-        done += len(data)
-        if progress is not None:
-            progress(done, total)
-        return ((part.name, part.box), crc) if unproven else None
-
-    with ThreadPoolExecutor(workers, "intarsia-save") as pool:
-        return dict(pair for pair in pool.map(carry_out, what.parts) if pair is not None)
+        found: Sums = {}
+        if mine:
+            _write_slot(self.staging, slot, data, crc)
+            if self.witness is not None:
+                found = self.witness.sums(part.name, part.box, data, part.dtype)
+        return crc if unproven else None, found
 
 
 def _is_unproven(held: Sequence[tuple[int, Told]]) -> bool:
