@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from intarsia.dtypes import DType
 from intarsia.errors import CoverageError, LayoutError
@@ -21,6 +22,7 @@ from intarsia.format.base import Arrangement, Slot
 from intarsia.format.dcp import file_of, lay_out
 from intarsia.live.entries import extra_entries, pack
 from intarsia.live.fill import as_bytes
+from intarsia.live.holding import memories_of
 from intarsia.live.latest import numbered, point
 from intarsia.live.names import bare, config_of, named_tensors
 from intarsia.live.optimizer import groups_of, states
@@ -30,6 +32,9 @@ from intarsia.planning.tiling import tiling_fault
 from intarsia.run.checksum import crc32
 from intarsia.run.crew import Crew
 from intarsia.store.staging import Staging, check_destination
+
+if TYPE_CHECKING:
+    import torch
 
 Key = tuple[str, Box]
 Progress = Callable[[int, int], None]
@@ -48,12 +53,18 @@ class Told:
 
 @dataclass
 class Snapshot:
-    """What this process has to save, at one moment."""
+    """What this process has to save, at one moment: tensors, and its memory of each or a copy of it."""
 
-    parts: list[Part]
+    tensors: Mapping[str, Any]
+    memory: Mapping[str, torch.Tensor]
     entries: dict[str, bytes]
     extra: dict[str, bytes]
     config: Mapping[str, Any] | None
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """The boxes of all tensors; worked out when they are asked for, not while training waits."""
+        return list(parts_of(self.tensors, self.memory))
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +99,7 @@ def snapshot(
                 name = f"optimizer.param_groups.{number}.{key}"
                 entries[name] = pack(value, name)
     packed = {key: pack(value, f"extra[{key!r}]") for key, value in (extra or {}).items()}
-    return Snapshot(list(parts_of(tensors)), entries, packed, config or config_of(model))
+    return Snapshot(tensors, memories_of(tensors), entries, packed, config or config_of(model))
 
 
 def write(
