@@ -2,9 +2,10 @@
 
 A dense and a mixture-of-experts model of about 0.7 GB in bf16, on 2 and on 4 gloo processes, from warm
 and from dropped caches.  Every way is the whole road: build the model on `meta`, lay it out, fill
-it.  Bytes are what processes took from the kernel by reading (`rchar`; a mapped file does not show
-there), memory is the most that was anonymous above what was there before, and the collectives are the calls
-of torch.distributed while the model is filled.
+it.  Bytes are what processes took from the kernel by reading (`rchar`).  A mapped file does not show
+there: Transformers leaves dense weights mapped, which saves it the copy and the memory until they are
+written to.  Memory is the most that was anonymous above what was there before, and collectives are
+the outermost calls of torch.distributed.
 
 accelerate does not shard on CPU, so its way is Transformers' RAM-efficient load and then accelerate's own
 `fsdp2_load_full_state_dict`, called by hand.
