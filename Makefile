@@ -43,7 +43,7 @@ test-all: lint
 	$(BIN)/python -m pytest --durations=20 --hypothesis-profile=new
 
 bench: $(VENV)/.test
-	@for name in read_amplification plan_scale convert megatron optimizer digest; do \
+	@for name in read_amplification plan_scale convert megatron optimizer digest load background; do \
 		echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 clean:

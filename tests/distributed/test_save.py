@@ -200,6 +200,24 @@ def test_a_shard_of_several_runs_is_saved_in_as_many_boxes(tmp_path: Path) -> No
     assert on_ranks(4, without_closing, tmp_path) == [True] * 4
 
 
+def too_much(folder: Path) -> str:
+    """Rank 1 holds a row more than its placement gives it."""
+    mesh = init_device_mesh("cpu", (2,))
+    rows = torch.zeros(2 + dist.get_rank(), 2)
+    held = DTensor.from_local(rows, mesh, [Shard(0)], shape=torch.Size((4, 2)), stride=(2, 1))
+    try:
+        intarsia.save(folder / "ck", {"w": held})
+    except intarsia.IntarsiaError as error:
+        return str(error)
+    return ""
+
+
+def test_a_shard_that_is_not_its_placement_stops_all_ranks(tmp_path: Path) -> None:
+    found = on_ranks(2, too_much, tmp_path)
+    assert "gives this rank 4 elements; it holds 6" in found[1]
+    assert "rank 1 failed, so rank 0 stops too" in found[0]
+
+
 def by_rank(folder: Path) -> Any:
     return intarsia.load(folder, into={"w": torch.empty(2)}).extra["rank"]
 

@@ -142,6 +142,7 @@ def check_files(folder: Folder, metadata: Metadata) -> dict[str, int]:
                 f"{folder.root / file} has {size:,} bytes, its {held[file]:,} chunks have"
                 f" {claimed[file]:,} together: some lie on one another",
                 hint="the metadata is another checkpoint's, or damaged",
+                kind="bytes-overlap",
             )
     return sizes
 

@@ -186,7 +186,8 @@ def _read_files(folder: Folder, files: Mapping[str, list[str] | None]) -> list[S
         if "DCP_SHARDING_INFO" in metadata:
             raise FormatError(
                 f"{folder.root / file} is a shard that torch's distributed writer left unconsolidated",
-                hint="consolidate it with torch.distributed.checkpoint first",
+                hint="load it with torch's HuggingFaceStorageReader and save it with intarsia.save:"
+                " torch's consolidation writes zeros for numbers and for absent shards",
             )
         names = {row.name for row in rows}
         if expected is not None and names != set(expected):

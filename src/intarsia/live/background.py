@@ -11,14 +11,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from intarsia.live.parts import Part
 from intarsia.live.save import Progress, Saved, Snapshot, snapshot, write
 from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew, ranks_of_model
 
-_memory: dict[str, Any] = {}
+if TYPE_CHECKING:
+    import torch
+
+_memory: dict[str, torch.Tensor] = {}
 """Where copies are kept, by tensor; used by one save at a time."""
 
 _running: Saving | None = None
@@ -84,6 +86,7 @@ def save(
     if _running is not None:
         before, _running = _running, None
         before.wait()
+    started = time.perf_counter()
     team = ranks_of_model()
     what = snapshot(model, optimizer, extra, config)
     options: dict[str, Any] = {
@@ -96,7 +99,6 @@ def save(
         return write(path, what, team, **options)
     saving = Saving(path)
     aside = _aside(team)
-    started = time.perf_counter()
     copied = copy_of(what)
     saving.pause_seconds = time.perf_counter() - started
     saving._start(lambda: write(path, copied, aside, **options))
@@ -106,22 +108,23 @@ def save(
 
 def copy_of(what: Snapshot) -> Snapshot:
     """The snapshot in memory of its own, which the model's next step does not change."""
-    return replace(what, parts=[_copied(part) for part in what.parts])
-
-
-def _copied(part: Part) -> Part:
     import torch
 
-    key = f"{part.name}{part.box}"
-    held = _memory.get(key)
-    same = held is not None and held.shape == part.memory.shape and held.dtype == part.memory.dtype
-    if not same:
-        pinned = part.memory.device.type == "cuda"
-        held = torch.empty(part.memory.shape, dtype=part.memory.dtype, pin_memory=pinned)
-        _memory[key] = held
-    assert held is not None
-    held.copy_(part.memory)
-    return replace(part, memory=held)
+    copies = {name: _room(name, held) for name, held in what.memory.items()}
+    if copies:
+        torch._foreach_copy_(list(copies.values()), list(what.memory.values()))
+    return replace(what, memory=copies)
+
+
+def _room(name: str, like: torch.Tensor) -> torch.Tensor:
+    """Memory for a copy, where the last copy of that tensor was if it fits."""
+    import torch
+
+    held = _memory.get(name)
+    if held is None or held.shape != like.shape or held.dtype != like.dtype:
+        held = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.device.type == "cuda")
+        _memory[name] = held
+    return held
 
 
 def release() -> None:

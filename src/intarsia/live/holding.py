@@ -8,6 +8,7 @@ it, and the literal one only where the memory says so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,9 +57,16 @@ def dtype_of(tensor: Any, name: str) -> DType:
 
 def memory_of(tensor: Any) -> torch.Tensor:
     """The memory of a tensor in this process: what a DTensor keeps here, or all of it."""
-    held = tensor.detach()
-    found: torch.Tensor = held.to_local() if is_dtensor(held) else held
-    return found
+    return memories_of({"": tensor})[""]
+
+
+def memories_of(tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The memory of each tensor in this process."""
+    import torch
+
+    # Without gradients a DTensor hands out its memory; with them, it goes through autograd.
+    with torch.no_grad():
+        return {n: (x.to_local() if is_dtensor(x) else x).detach() for n, x in tensors.items()}
 
 
 def is_present(tensor: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from intarsia.dtypes import DType
 from intarsia.errors import LayoutError
-from intarsia.live.holding import dtype_of, is_present, memory_of, placed
+from intarsia.live.holding import dtype_of, is_present, placed
 from intarsia.live.megatron_item import is_dtensor
 from intarsia.mesh import Box, Shape
 from intarsia.placement import boxes, from_torch
@@ -36,39 +36,56 @@ class Part:
     memory: torch.Tensor
 
 
-def parts_of(tensors: Mapping[str, Any]) -> Iterator[Part]:
-    """The boxes that this process holds of each tensor; of an empty tensor, the empty box."""
+def parts_of(tensors: Mapping[str, Any], memory: Mapping[str, torch.Tensor]) -> Iterator[Part]:
+    """The boxes that this process holds of each tensor; of an empty tensor, the empty box.
+
+    `memory` is what it holds of each, or a copy of that.
+    """
+    places = _Places()
     for name, tensor in tensors.items():
         if not is_present(tensor):
             continue
-        dtype, shape = dtype_of(tensor, name), tuple(tensor.shape)
-        held, proof = memory_of(tensor), _proof(tensor)
+        dtype, shape, held = dtype_of(tensor, name), tuple(tensor.shape), memory[name]
         if not is_dtensor(tensor):
-            yield Part(name, dtype, shape, Box.whole(shape), proof, held)
+            yield Part(name, dtype, shape, Box.whole(shape), (), held)
             continue
+        proof = places.ranks(tensor.device_mesh)
         if not tensor.numel():
             yield Part(name, dtype, shape, Box.whole(shape), proof, held)
-        for at, to in _boxes(name, tensor):
+        found = places.boxes(tensor)
+        _check_count(name, tensor, sum(to.size for _, to in found), held.numel())
+        for at, to in found:
             index = tuple(slice(o, o + n) for o, n in zip(at.offsets, at.shape, strict=True))
             yield Part(name, dtype, shape, to, proof, held[index])
 
 
-def _boxes(name: str, tensor: Any) -> list[tuple[Box, Box]]:
-    """Where each box lies in this process's memory, and in the whole tensor."""
-    mesh = tensor.device_mesh
-    sizes = tuple(mesh.size(axis) for axis in range(mesh.ndim))
-    found = boxes(tensor.shape, sizes, from_torch(tensor.placements), mesh.get_coordinate())
-    count, held = sum(to.size for _, to in found), memory_of(tensor).numel()
+class _Places:
+    """What placements say, asked once for all tensors that are alike; meshes go by identity."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, tuple[int, ...]] = {}
+        self._boxes: dict[Any, list[tuple[Box, Box]]] = {}
+
+    def ranks(self, mesh: Any) -> tuple[int, ...]:
+        """The ranks of a mesh."""
+        if id(mesh) not in self._ranks:
+            self._ranks[id(mesh)] = tuple(mesh.mesh.flatten().tolist())
+        return self._ranks[id(mesh)]
+
+    def boxes(self, tensor: Any) -> list[tuple[Box, Box]]:
+        """Where each box lies in this process's memory, and in the whole tensor."""
+        mesh = tensor.device_mesh
+        key = tuple(tensor.shape), id(mesh), tensor.placements
+        if key not in self._boxes:
+            sizes = tuple(mesh.size(axis) for axis in range(mesh.ndim))
+            placements = from_torch(tensor.placements)
+            self._boxes[key] = boxes(tensor.shape, sizes, placements, mesh.get_coordinate())
+        return self._boxes[key]
+
+
+def _check_count(name: str, tensor: Any, count: int, held: int) -> None:
     if count != held:
         raise LayoutError(
             f"`{name}` is {placed(tensor)}, which gives this rank {count:,} elements; it holds {held:,}",
             hint="give `shape=` and `stride=` to `DTensor.from_local`, the same on all ranks",
         )
-    return found
-
-
-def _proof(tensor: Any) -> tuple[int, ...]:
-    """The ranks of the mesh that a DTensor lies on."""
-    if not is_dtensor(tensor):
-        return ()
-    return tuple(tensor.device_mesh.mesh.flatten().tolist())

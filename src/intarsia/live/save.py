@@ -10,15 +10,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from intarsia.dtypes import DType
-from intarsia.errors import CoverageError, LayoutError
 from intarsia.format.base import Arrangement, Slot
 from intarsia.format.dcp import file_of, lay_out
 from intarsia.format.sides import DIGESTS
@@ -26,42 +24,48 @@ from intarsia.live import megatron_rows
 from intarsia.live.attest import Sums, Witness
 from intarsia.live.entries import extra_entries, pack
 from intarsia.live.fill import as_bytes
+from intarsia.live.holding import memories_of
 from intarsia.live.latest import numbered, point
 from intarsia.live.megatron_model import is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import hub_config
 from intarsia.live.names import bare, config_of, named_tensors
 from intarsia.live.optimizer import groups_of, states
 from intarsia.live.parts import Part, parts_of
-from intarsia.mesh import Box, Shape
-from intarsia.planning.tiling import tiling_fault
+from intarsia.live.replicas import (
+    Holders,
+    Key,
+    Told,
+    check_replicas,
+    holders_of,
+    is_unproven,
+    kind_of,
+    ranks_of,
+)
 from intarsia.run.checksum import crc32
 from intarsia.run.crew import Crew
 from intarsia.run.hashing import merged
 from intarsia.store.staging import Staging, check_destination
 
-Key = tuple[str, Box]
+if TYPE_CHECKING:
+    import torch
+
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a rank says of one of its boxes before anything is written."""
-
-    name: str
-    dtype: DType
-    shape: Shape
-    box: Box
-    proof: tuple[int, ...]
 
 
 @dataclass
 class Snapshot:
-    """What this process has to save, at one moment."""
+    """What this process has to save, at one moment: its memory or a copy of that, and how to cut it."""
 
-    parts: list[Part]
+    memory: Mapping[str, torch.Tensor]
+    cut: Callable[[Mapping[str, torch.Tensor]], Iterable[Part]]
     entries: dict[str, bytes]
     extra: dict[str, bytes]
     config: Mapping[str, Any] | None
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """The boxes of all tensors; worked out when they are asked for, not while training waits."""
+        return list(self.cut(self.memory))
 
     @property
     def nbytes(self) -> int:
@@ -89,8 +93,14 @@ def snapshot(
     packed = {key: pack(value, f"extra[{key!r}]") for key, value in (extra or {}).items()}
     if is_megatron(model):
         refuse_optimizer(optimizer)
-        parts = list(megatron_rows.parts_of(model, config))
-        return Snapshot(parts, {}, packed, hub_config(config))
+        parts = {f"{p.name}{p.box}": p for p in megatron_rows.parts_of(model, config)}
+        return Snapshot(
+            {key: p.memory for key, p in parts.items()},
+            lambda memory: (replace(p, memory=memory[key]) for key, p in parts.items()),
+            {},
+            packed,
+            hub_config(config),
+        )
     tensors = {bare(name): x for name, x in named_tensors(model).items()}
     entries: dict[str, bytes] = {}
     if optimizer is not None:
@@ -100,7 +110,8 @@ def snapshot(
             for key, value in group.items():
                 name = f"optimizer.param_groups.{number}.{key}"
                 entries[name] = pack(value, name)
-    return Snapshot(list(parts_of(tensors)), entries, packed, config or config_of(model))
+    cut = partial(parts_of, tensors)
+    return Snapshot(memories_of(tensors), cut, entries, packed, config or config_of(model))
 
 
 def write(
@@ -122,12 +133,12 @@ def write(
         told.value = _tell(what)
     try:
         with team.together():
-            holders = _holders([said for said, _, _, _ in told.values])
+            holders = holders_of([said for said, _, _, _ in told.values])
             entries: dict[str, bytes] = {}
             for _, held, _, _ in told.values:
                 entries |= held
             entries |= extra_entries([extra for _, _, extra, _ in told.values])
-            held = [(name, *_of(boxes), _ranks(boxes)) for name, boxes in holders.items()]
+            held = [(name, *kind_of(boxes), ranks_of(boxes)) for name, boxes in holders.items()]
             arrangement = lay_out(held, entries, team.size)
             config = next((c for _, _, _, c in told.values if c is not None), None)
             witness = Witness.of((row[:3] for row in held), config)
@@ -140,7 +151,7 @@ def write(
                 staging.sync()
         with team.together():
             if team.rank == 0:
-                _check_replicas([crcs for crcs, _ in sums.values])
+                check_replicas([crcs for crcs, _ in sums.values])
                 if witness is not None:
                     attested = witness.attested([found for _, found in sums.values])
                     staging.write_small(DIGESTS, attested.as_bytes())
@@ -163,47 +174,6 @@ def write(
 def _tell(what: Snapshot) -> tuple[list[Told], dict[str, bytes], dict[str, bytes], Any]:
     said = [Told(p.name, p.dtype, p.shape, p.box, p.proof) for p in what.parts]
     return said, what.entries, what.extra, what.config
-
-
-Holders = dict[str, dict[Box, list[tuple[int, Told]]]]
-
-
-def _holders(told: Sequence[Sequence[Told]]) -> Holders:
-    """The ranks that hold each box; raise where boxes of one tensor contradict or do not tile it."""
-    found: Holders = {}
-    for rank, said in enumerate(told):
-        for each in said:
-            found.setdefault(each.name, {}).setdefault(each.box, []).append((rank, each))
-    proven: dict[tuple[Shape, tuple[Box, ...]], str | None] = {}
-    for name, boxes in found.items():
-        everyone = [pair for held in boxes.values() for pair in held]
-        first_rank, first = everyone[0]
-        for rank, each in everyone[1:]:
-            if (each.shape, each.dtype) != (first.shape, first.dtype):
-                raise LayoutError(
-                    f"`{name}` is {first.dtype} {list(first.shape)} on rank {first_rank} and"
-                    f" {each.dtype} {list(each.shape)} on rank {rank}",
-                    hint="tensors of one name are one tensor: give pipeline stages names of their own,"
-                    " and `shape=` to `DTensor.from_local`",
-                )
-        key = (first.shape, tuple(boxes))
-        if key not in proven:
-            proven[key] = tiling_fault(first.shape, tuple(boxes))
-        if (fault := proven[key]) is not None:
-            raise CoverageError(
-                f"what ranks hold of `{name}` does not make all of it: {fault}",
-                hint="every rank of the model's mesh has to call save",
-            )
-    return found
-
-
-def _of(boxes: Mapping[Box, Sequence[tuple[int, Told]]]) -> tuple[DType, Shape]:
-    (_, first), *_ = next(iter(boxes.values()))
-    return first.dtype, first.shape
-
-
-def _ranks(boxes: Mapping[Box, Sequence[tuple[int, Told]]]) -> dict[Box, list[int]]:
-    return {box: [rank for rank, _ in held] for box, held in boxes.items()}
 
 
 def _begin(staging: Staging, arrangement: Arrangement) -> None:
@@ -255,7 +225,7 @@ class _Pen:
     def _write(self, part: Part) -> tuple[int | None, Sums]:
         slot = self.slots[part.name, part.box]
         mine = slot.file == file_of(self.rank)
-        unproven = _is_unproven(self.holders[part.name][part.box])
+        unproven = is_unproven(self.holders[part.name][part.box])
         if not mine and not unproven:
             return None, {}
         data = as_bytes(part.memory.contiguous().cpu())
@@ -268,32 +238,10 @@ class _Pen:
         return crc if unproven else None, found
 
 
-def _is_unproven(held: Sequence[tuple[int, Told]]) -> bool:
-    """Whether several ranks hold a box, and not one DTensor's mesh says that it is the same."""
-    ranks = {rank for rank, _ in held}
-    return len(ranks) > 1 and not all(ranks <= set(each.proof) for _, each in held)
-
-
 def _write_slot(staging: Staging, slot: Slot, data: Any, crc: int) -> None:
     assert slot.wrapping is not None
     at = slot.start_bytes - slot.wrapping.start_bytes
     staging.write(slot.file, at, [slot.wrapping.head(crc), data, slot.wrapping.tail(crc)])
-
-
-def _check_replicas(sums: Sequence[Mapping[Key, int]]) -> None:
-    """Raise where ranks that should hold the same do not."""
-    seen: dict[Key, tuple[int, int]] = {}
-    for rank, found in enumerate(sums):
-        for key, crc in found.items():
-            first, known = seen.setdefault(key, (rank, crc))
-            if known != crc:
-                name, box = key
-                raise CoverageError(
-                    f"`{name}` {box} differs between rank {first} and rank {rank}, and no DTensor says"
-                    " whose it is",
-                    hint="make it a DTensor whose placements say how ranks differ, or give it a name"
-                    " of its own on each rank; nothing was committed",
-                )
 
 
 def _close(staging: Staging, arrangement: Arrangement, config: Mapping[str, Any] | None) -> None:

@@ -40,6 +40,8 @@ class Group:
 
     def within(self, tensor: str, shape: tuple[int, ...]) -> Layout | None:
         """`tensor` as a layout over the places of the fused one, if all of it lies there."""
+        if not all(x.shape for x in self.parts):
+            return None  # counters of the parts, which nothing fuses
         pieces = tuple(p.flip() for p in self.fused.pieces if p.tensor == tensor)
         found = Layout(shape, pieces)
         return found if found.mapped == found.size else None

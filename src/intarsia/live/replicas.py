@@ -1,0 +1,91 @@
+"""Who holds which box, and whether those who hold the same box hold the same.
+
+Where one DTensor's mesh contains the ranks, that is the proof; where only a name says so, every
+rank's checksum must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from intarsia.dtypes import DType
+from intarsia.errors import CoverageError, LayoutError
+from intarsia.mesh import Box, Shape
+from intarsia.planning.tiling import tiling_fault
+
+Key = tuple[str, Box]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a rank says of one of its boxes before anything is written."""
+
+    name: str
+    dtype: DType
+    shape: Shape
+    box: Box
+    proof: tuple[int, ...]
+
+
+Holders = dict[str, dict[Box, list[tuple[int, Told]]]]
+
+
+def holders_of(told: Sequence[Sequence[Told]]) -> Holders:
+    """The ranks that hold each box; raise where boxes of one tensor contradict or do not tile it."""
+    found: Holders = {}
+    for rank, said in enumerate(told):
+        for each in said:
+            found.setdefault(each.name, {}).setdefault(each.box, []).append((rank, each))
+    proven: dict[tuple[Shape, tuple[Box, ...]], str | None] = {}
+    for name, boxes in found.items():
+        everyone = [pair for held in boxes.values() for pair in held]
+        first_rank, first = everyone[0]
+        for rank, each in everyone[1:]:
+            if (each.shape, each.dtype) != (first.shape, first.dtype):
+                raise LayoutError(
+                    f"`{name}` is {first.dtype} {list(first.shape)} on rank {first_rank} and"
+                    f" {each.dtype} {list(each.shape)} on rank {rank}",
+                    hint="tensors of one name are one tensor: give pipeline stages names of their own,"
+                    " and `shape=` to `DTensor.from_local`",
+                )
+        key = (first.shape, tuple(boxes))
+        if key not in proven:
+            proven[key] = tiling_fault(first.shape, tuple(boxes))
+        if (fault := proven[key]) is not None:
+            raise CoverageError(
+                f"what ranks hold of `{name}` does not make all of it: {fault}",
+                hint="every rank of the model's mesh has to call save",
+            )
+    return found
+
+
+def kind_of(boxes: Mapping[Box, Sequence[tuple[int, Told]]]) -> tuple[DType, Shape]:
+    (_, first), *_ = next(iter(boxes.values()))
+    return first.dtype, first.shape
+
+
+def ranks_of(boxes: Mapping[Box, Sequence[tuple[int, Told]]]) -> dict[Box, list[int]]:
+    return {box: [rank for rank, _ in held] for box, held in boxes.items()}
+
+
+def is_unproven(held: Sequence[tuple[int, Told]]) -> bool:
+    """Whether several ranks hold a box, and not one DTensor's mesh says that it is the same."""
+    ranks = {rank for rank, _ in held}
+    return len(ranks) > 1 and not all(ranks <= set(each.proof) for _, each in held)
+
+
+def check_replicas(sums: Sequence[Mapping[Key, int]]) -> None:
+    """Raise where ranks that should hold the same do not."""
+    seen: dict[Key, tuple[int, int]] = {}
+    for rank, found in enumerate(sums):
+        for key, crc in found.items():
+            first, known = seen.setdefault(key, (rank, crc))
+            if known != crc:
+                name, box = key
+                raise CoverageError(
+                    f"`{name}` {box} differs between rank {first} and rank {rank}, and no DTensor says"
+                    " whose it is",
+                    hint="make it a DTensor whose placements say how ranks differ, or give it a name"
+                    " of its own on each rank; nothing was committed",
+                )
