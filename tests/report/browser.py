@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,6 +22,15 @@ FLAGS = (
     "--disable-dev-shm-usage", "--hide-scrollbars", "--force-color-profile=srgb",
     "--remote-debugging-pipe",
 )  # fmt: skip
+
+WIRED = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+for end, number in zip(ends, (3, 4)):
+    os.dup2(end, number)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""It becomes the browser, which reads commands from descriptor 3 and answers on 4."""
 
 
 def chromium() -> str:
@@ -39,8 +49,7 @@ class Browser:
         to_us, from_browser = os.pipe()
         to_browser, from_us = os.pipe()
         command = [chromium(), *FLAGS, f"--user-data-dir={self.folder.name}", "about:blank"]
-        # The browser reads commands from descriptor 3 and answers on 4.
-        wired = ["sh", "-c", f'exec "$@" 3<&{to_browser} 4>&{from_browser}', "sh", *command]
+        wired = [sys.executable, "-c", WIRED, str(to_browser), str(from_browser), *command]
         self.process = subprocess.Popen(
             wired, pass_fds=(to_browser, from_browser),
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -53,7 +62,9 @@ class Browser:
         self._rest, self._count = b"", 0
         pages = self.call("Target.getTargets")["targetInfos"]
         target = next(p["targetId"] for p in pages if p["type"] == "page")
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -93,7 +104,10 @@ class Browser:
         self.events.clear()
         self.call("Page.navigate", url=page.as_uri() + (f"#{fragment}" if fragment else ""))
         deadline = time.monotonic() + 60
-        while self.run("document.readyState") != "complete" or self.run("location.href") == "about:blank":
+        while (
+            self.run("document.readyState") != "complete"
+            or self.run("location.href") == "about:blank"
+        ):
             assert time.monotonic() < deadline, "the page did not load"
             time.sleep(0.02)
 
@@ -108,8 +122,13 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **shared)
         self.call("Input.dispatchKeyEvent", type="keyUp", **shared)
 
-    def picture(self, file: Path, whole: bool = False) -> None:
-        done = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+    def picture(self, file: Path) -> None:
+        """Take a picture of the whole page, however long it is."""
+        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+        done = self.call(
+            "Page.captureScreenshot",
+            format="png", captureBeyondViewport=True, clip={**size, "scale": 1},
+        )  # fmt: skip
         file.write_bytes(base64.b64decode(done["data"]))
 
     @property

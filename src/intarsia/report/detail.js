@@ -23,7 +23,7 @@ function select(t) {
 }
 
 function show(name, parts, words) {
-  title.textContent = name;
+  title.replaceChildren(...soft(name));
   const back = make("p", {}, make("a", { href: "#map" }, "Back to the map"));
   body.replaceChildren(...parts, back);
   status.textContent = `${name}: ${words}. Details follow the map.`;
@@ -62,7 +62,8 @@ function found(t) {
   const said = data.said[t];
   if (said) {
     const [n, first, gap, diagnosis] = said;
-    parts.push(make("p", {}, `${number(n)} elements differ, the first at [${first.join(", ")}], by at most ${gap}. ${diagnosis}`));
+    const at = first.length ? `, first at [${first.join(", ")}]` : "";
+    parts.push(make("p", {}, `Elements that differ: ${number(n)}${at}; largest gap ${gap}. ${diagnosis}`));
   }
   for (const k of faultsOf.get(t) ?? []) {
     const [kind, text] = data.faults[k];
@@ -89,7 +90,7 @@ function one(side, [name, dtype, shape, all, total, tensors, drawing], t) {
   else if (drawing === "") parts.push(make("p", {}, "Its drawing is left out here; ", make("code", {}, "intarsia explain"), " draws it."));
   if (!chunks.length) return [...parts, make("p", {}, "No chunk of it is stored.")];
   parts.push(bars(side, chunks));
-  if (shape.length) parts.push(blocks(side, shape, chunks));
+  if (shape.length && all.length > 1) parts.push(blocks(side, shape, chunks));
   parts.push(table(side, shape, chunks, t));
   const left = mine.length - chunks.length;
   if (left > 0) parts.push(make("p", {}, `… and ${number(left)} more chunks.`));

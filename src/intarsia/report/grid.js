@@ -43,7 +43,7 @@ function grid(kind, onlyWrong, choose) {
     const buttons = [];
     const body = make("tbody");
     for (const r of rows) {
-      const line = make("tr", {}, make("th", { scope: "row", class: "name", title: data.rows[r][1].join("*") }, label(r)));
+      const line = make("tr", {}, make("th", { scope: "row", class: "name", title: data.rows[r][1].join("*") }, ...soft(label(r))));
       buttons.push(columns.map((layer) => {
         const tensors = cellsOf[r].get(layer);
         const button = tensors ? cell(r, layer, tensors, choose) : null;

@@ -92,7 +92,7 @@ class _Known:
             "dtypes": list(dtypes),
             "shapes": list(shapes),
             "said": {
-                self.numbers[d.tensor]: [d.elements, list(d.first), str(d.max_abs), visible(d.diagnosis)]
+                self.numbers[d.tensor]: [d.elements, list(d.first), f"{d.max_abs:.4g}", visible(d.diagnosis)]
                 for d in story.different
                 if d.tensor in self.numbers
             },
@@ -139,7 +139,7 @@ def _findings(story: Story, numbers: Mapping[str, int]) -> str:
     if story.different:
         rows = "".join(
             f"<tr><td>{_tensor(d.tensor, numbers)}</td><td>{d.elements:,}</td>"
-            f"<td>{html(list(d.first))}</td><td>{html(f'{d.max_abs:.4g}')}</td><td>{html(d.diagnosis)}</td></tr>"
+            f'<td class="place">{html(list(d.first))}</td><td>{html(f"{d.max_abs:.4g}")}</td><td>{html(d.diagnosis)}</td></tr>'
             for d in story.different[:LISTED]
         )
         heads = ("tensor", "elements", "first", "largest gap", "diagnosis")
@@ -147,14 +147,17 @@ def _findings(story: Story, numbers: Mapping[str, int]) -> str:
         parts += [
             "<h2>Different tensors</h2>",
             '<div class="wide" role="region" tabindex="0" aria-label="Different tensors">',
-            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>",
+            f"<table class='differences'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>",
             _rest(len(story.different)),
         ]
     for title, texts in (("Problems", story.problems), ("Notes", story.notes)):
         if texts:
             items = "".join(f"<li>{html(text)}</li>" for text in texts[:LISTED])
             parts += [f"<h2>{title}</h2><ul>{items}</ul>", _rest(len(texts))]
-    return "\n".join(parts) or "<h2>Faults</h2><p>None.</p>"
+    if not parts:
+        return ""
+    body = "\n".join(parts)
+    return f'<section class="findings" aria-label="What was found">{body}</section>'
 
 
 def _rest(count: int) -> str:
@@ -170,7 +173,7 @@ def _fault(k: int, fault: Fault, numbers: Mapping[str, int]) -> str:
         lines.append(f'<p class="means">{html(told["means"])}</p>')
     lines.append(f"<p>{html(fault.text)}</p>")
     if fault.where:
-        lines.append(f"<p>at {html(fault.where)}</p>")
+        lines.append(f"<p>Where: {html(fault.where)}</p>")
     if fault.tensors:
         lines.append(_list(_tensor(name, numbers) for name in fault.tensors[:LISTED]))
     return "".join(lines) + "</article>"

@@ -48,7 +48,7 @@ function blocks(side, shape, chunks) {
   const rows = down === null ? 1 : shape[down];
   const columns = shape[across];
   const W = 400;
-  const H = down === null ? 40 : Math.min(Math.max((W * rows) / columns, 60), 300);
+  const H = down === null ? 40 : Math.min(Math.max((W * rows) / columns, 48), 200);
   const title = `${chunks.length} ${chunks.length === 1 ? "block" : "blocks"} of ${shapeText(shape)}`;
   const picture = draw("svg", { class: "blocks", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${title}; the table below lists them` });
   boxes.forEach(([offsets, sizes], k) => {
@@ -72,13 +72,13 @@ function blocks(side, shape, chunks) {
 }
 
 function table(side, shape, chunks, t) {
-  const heads = ["block", "file", "first byte", "end", "box", "its elements"];
+  const heads = ["block", "file", "first byte", "end", "box", "elements"];
   const rows = chunks.map((c, k) => make("tr", {},
     make("td", { class: "number" }, String(k)), make("td", { class: "name" }, side.files[c[0]][0]),
     make("td", { class: "number" }, number(c[1])), make("td", { class: "number" }, number(c[1] + c[2])),
     make("td", { class: "name" }, boxText(c[3], shape)), make("td", { class: "number" }, number(heldBy(c, t, shape)))));
   return make("div", { class: "wide", role: "region", tabindex: 0, "aria-label": "Chunks" },
-    make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))), make("tbody", {}, ...rows)));
+    make("table", { class: "chunks" }, make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))), make("tbody", {}, ...rows)));
 }
 
 /** How many elements of tensor `t` a chunk holds. */

@@ -17,7 +17,7 @@ function search() {
       const name = nameOf(t).toLowerCase();
       if (words.every((word) => name.includes(word))) { total += 1; if (found.length < FOUND) found.push(t); }
     }
-    results.replaceChildren(...found.map((t) => make("li", {}, chooser(t, `${nameOf(t)} `, `(${STATES[stateOf(t)].word})`))));
+    results.replaceChildren(...found.map((t) => make("li", {}, chooser(t, ...soft(nameOf(t)), ` (${STATES[stateOf(t)].word})`))));
     if (total > FOUND) results.append(make("li", {}, `… and ${number(total - FOUND)} more`));
     if (words.length && !total) results.append(make("li", {}, "No tensor has this in its name."));
     told.textContent = words.length ? `${number(total)} tensors found` : "";
@@ -47,6 +47,7 @@ function open() {
     map.append(make("p", {}, "No tensor could be read, so there is no map."));
     return;
   }
+  if (new Set(data.layer).size > 24) map.parentElement.classList.add("long");
   const place = make("div", {}, ...groups(false));
   map.append(search(), legend());
   if (wrong.some(Boolean) && !wrong.every(Boolean)) {
@@ -55,7 +56,7 @@ function open() {
   }
   map.append(place);
   for (const named of document.querySelectorAll("code[data-tensor]")) {
-    named.replaceWith(chooser(Number(named.dataset.tensor), named.textContent));
+    named.replaceWith(chooser(Number(named.dataset.tensor), ...soft(named.textContent)));
   }
   addEventListener("hashchange", follow);
   follow();

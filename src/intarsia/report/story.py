@@ -55,9 +55,14 @@ class Story:
 def of_inspection(manifest: Manifest) -> Story:
     """What the headers of a checkpoint tell."""
     absent = _absent(manifest)
+    verdict = "complete, as far as headers tell"
+    if absent:
+        verdict = f"incomplete: {_count(len(absent), 'tensor')} absent"
+    elif manifest.problems:
+        verdict = _count(len(manifest.problems), "problem")
     return Story(
         title="What this checkpoint holds",
-        verdict=f"{len(absent):,} tensors are absent" if absent else "complete, by its headers",
+        verdict=verdict,
         good=not absent and not manifest.problems,
         facts=_facts((manifest,)),
         sides=(manifest,),
@@ -91,7 +96,7 @@ def of_soundness(found: Soundness, manifest: Manifest | None) -> Story:
 def of_comparison(found: Comparison, a: Manifest, b: Manifest) -> Story:
     """How two checkpoints compare, tensor by tensor."""
     parts = [
-        _count(len(found.different), "tensor") + " differ" * bool(found.different),
+        *([_count(len(found.different), "tensor") + " different"] if found.different else []),
         *(
             f"{len(names):,} only in {side}"
             for side, names in (("A", found.only_in_a), ("B", found.only_in_b))
@@ -132,7 +137,8 @@ def _facts_of(m: Manifest) -> Iterable[tuple[str, str]]:
     yield "path", m.path
     yield "format", m.format
     yield "family", m.family or "unknown"
-    yield "tensors", f"{len(m.logical):,}, stored as {len(m.stored):,}"
+    fused = f", stored as {len(m.stored):,}" if len(m.stored) != len(m.logical) else ""
+    yield "tensors", f"{len(m.logical):,}{fused}"
     yield "parameters", f"{m.parameters:,}"
     yield "size", f"{human(m.nbytes)} in {_count(len(m.files), 'file')}"
     yield "element types", ", ".join(f"{k} × {v:,}" for k, v in dtypes.most_common()) or "none"
@@ -150,15 +156,16 @@ def _absent(manifest: Manifest) -> list[str]:
 
 def _states(sides: Sequence[Manifest], faults: Iterable[Fault]) -> dict[str, State]:
     """The state of each tensor that a fault names, by its logical name or its name on disk."""
-    logical: dict[str, tuple[str, ...]] = {}
+    logical: dict[str, list[str]] = {}
     for m in sides:
         for s in m.stored.values():
-            logical |= {s.key: s.layout.tensors, s.name: s.layout.tensors}
-        logical |= {name: (name,) for name in m.logical}
+            for known in {s.key, s.name}:  # a key that stacks layers is that of many
+                logical.setdefault(known, []).extend(s.layout.tensors)
+    logical |= {name: [name] for m in sides for name in m.logical}
     states = {name: State.ABSENT for m in sides for name in _absent(m)}
     for fault in faults:
         state = State.ABSENT if fault.kind in MISSING else State.FAULTY
         for named in fault.tensors:
-            for name in logical.get(named, (named,)):
+            for name in logical.get(named, [named]):
                 states.setdefault(name, state)
     return states

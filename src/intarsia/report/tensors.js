@@ -62,6 +62,9 @@ function fill(made, attributes, children) {
   return made;
 }
 
+/** A name as text that may be broken after a dot, where a line is too short for it. */
+const soft = (name) => name.split(/(?<=\.)/).flatMap((word, k) => (k ? [document.createElement("wbr"), word] : [word]));
+
 const number = (n) => n.toLocaleString("en");
 const shapeText = (shape) => (shape === null ? "unknown" : shape.length ? shape.join(" × ") : "scalar");
 const elements = (shape) => shape.reduce((product, n) => product * n, 1);

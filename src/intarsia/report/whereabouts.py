@@ -39,7 +39,7 @@ def whereabouts(manifest: Manifest, numbers: Mapping[str, int]) -> dict[str, Any
             drawing = draw(s.layout, shapes, names=shown, width=92) if left >= 0 else ""
         stored.append(
             [
-                0 if own else visible(s.key or s.name),
+                0 if own else _on_disk(s),
                 str(s.dtype),
                 list(s.shape),
                 [_chunk(s, c, files, numbers) for c in s.chunks[:most]],
@@ -54,6 +54,11 @@ def whereabouts(manifest: Manifest, numbers: Mapping[str, int]) -> dict[str, Any
         "files": [[visible(name), size] for name, size in zip(files, sizes, strict=True)],
         "stored": stored,
     }
+
+
+def _on_disk(s: Stored) -> str:
+    """The name of a stored tensor on disk, and which part of it this is where it stacks layers."""
+    return visible(s.name if s.key in ("", s.name) else f"{s.key}, its part {s.name}")
 
 
 def _chunk(s: Stored, chunk: Chunk, files: dict[str, int], numbers: Mapping[str, int]) -> list[Any]:
