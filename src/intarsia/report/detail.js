@@ -7,7 +7,7 @@ const status = document.getElementById("status");
 
 function choose(tensors) {
   if (tensors.length === 1) select(tensors[0]);
-  else show(`${tensors.length} experts of one layer`, experts(tensors, null), summary(tensors).words);
+  else show(`${placeOf(tensors[0])}: ${number(tensors.length)} experts`, experts(tensors, null), summary(tensors).words);
   mark(tensors[0]);
 }
 

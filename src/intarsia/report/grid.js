@@ -29,6 +29,11 @@ function label(r) {
   return words.slice(1).join("*").replace(/^\./, "");
 }
 
+/** A row and a layer in words. */
+function placeOf(t) {
+  return label(data.row[t]) + (data.layer[t] === null ? "" : `, layer ${data.layer[t]}`);
+}
+
 /** The table of one kind of tensor, built again where the page turns. */
 function grid(kind, onlyWrong, choose) {
   const all = data.rows.map((_, r) => r).filter((r) => data.rows[r][0] === kind && (wrong[r] || !onlyWrong));
@@ -46,7 +51,7 @@ function grid(kind, onlyWrong, choose) {
       const line = make("tr", {}, make("th", { scope: "row", class: "name", title: data.rows[r][1].join("*") }, ...soft(label(r))));
       buttons.push(columns.map((layer) => {
         const tensors = cellsOf[r].get(layer);
-        const button = tensors ? cell(r, layer, tensors, choose) : null;
+        const button = tensors ? cell(tensors, choose) : null;
         line.append(make("td", {}, button ?? ""));
         return button;
       }));
@@ -66,11 +71,16 @@ function grid(kind, onlyWrong, choose) {
 
   function pager(noun, total, step, axis) {
     if (total <= step) return "";
-    const turn = (by) => () => { view[axis] += by; build(); };
+    const turn = (by) => () => {
+      view[axis] += by;
+      build();
+      const again = [...box.querySelectorAll(`[data-axis="${axis}"]`)];
+      (again[by < 0 ? 0 : 1].disabled ? again[by < 0 ? 1 : 0] : again[by < 0 ? 0 : 1]).focus();
+    };
     const last = Math.min(view[axis] + step, total);
     return make("div", { class: "pager" },
-      make("button", { type: "button", onclick: turn(-step), disabled: view[axis] === 0 ? "" : null }, `Earlier ${noun}`),
-      make("button", { type: "button", onclick: turn(step), disabled: last === total ? "" : null }, `Later ${noun}`),
+      make("button", { type: "button", "data-axis": axis, onclick: turn(-step), disabled: view[axis] === 0 ? "" : null }, `Earlier ${noun}`),
+      make("button", { type: "button", "data-axis": axis, onclick: turn(step), disabled: last === total ? "" : null }, `Later ${noun}`),
       make("span", {}, `${noun} ${number(view[axis] + 1)} to ${number(last)} of ${number(total)}`));
   }
 
@@ -78,10 +88,9 @@ function grid(kind, onlyWrong, choose) {
   return box;
 }
 
-function cell(r, layer, tensors, choose) {
+function cell(tensors, choose) {
   const { worst, words } = summary(tensors);
-  const where = layer === OUTSIDE ? "" : `, layer ${layer}`;
-  const text = `${label(r)}${where}: ${words}`;
+  const text = `${placeOf(tensors[0])}: ${words}`;
   return make("button", {
     type: "button", tabindex: -1, title: text, "aria-label": text, "data-first": tensors[0],
     class: `cell s${worst}${tensors.length > 1 ? " many" : ""}`,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 LISTED = 200
 """How many faults, differences or notes are written out; the map shows every tensor."""
+
+NAMED = 24
+"""How many tensors of one fault are written out."""
 
 SCRIPTS = ("tensors.js", "grid.js", "pictures.js", "detail.js", "start.js")
 
@@ -160,10 +163,10 @@ def _findings(story: Story, numbers: Mapping[str, int]) -> str:
     return f'<section class="findings" aria-label="What was found">{body}</section>'
 
 
-def _rest(count: int) -> str:
-    if count <= LISTED:
+def _rest(count: int, most: int = LISTED) -> str:
+    if count <= most:
         return ""
-    return f"<p>… and {count - LISTED:,} more, which <code>--json</code> lists.</p>"
+    return f"<p>… and {count - most:,} more, which <code>--json</code> lists.</p>"
 
 
 def _fault(k: int, fault: Fault, numbers: Mapping[str, int]) -> str:
@@ -175,12 +178,9 @@ def _fault(k: int, fault: Fault, numbers: Mapping[str, int]) -> str:
     if fault.where:
         lines.append(f"<p>Where: {html(fault.where)}</p>")
     if fault.tensors:
-        lines.append(_list(_tensor(name, numbers) for name in fault.tensors[:LISTED]))
+        items = "".join(f"<li>{_tensor(name, numbers)}</li>" for name in fault.tensors[:NAMED])
+        lines += [f'<ul class="names">{items}</ul>', _rest(len(fault.tensors), NAMED)]
     return "".join(lines) + "</article>"
-
-
-def _list(items: Iterable[str]) -> str:
-    return "<ul class='names'>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>"
 
 
 def _tensor(name: str, numbers: Mapping[str, int]) -> str:

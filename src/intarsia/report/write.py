@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from intarsia.collector import paused
 from intarsia.errors import StoreError, UsageError
 from intarsia.report.page import page_of
 from intarsia.report.story import Story
@@ -36,7 +37,9 @@ def check_page(path: str | Path) -> None:
 def write_page(path: str | Path, story: Story) -> None:
     """Write the page of a story; one that was there before is replaced in one step."""
     check_page(path)
-    where, text = Path(path), page_of(story)
+    where = Path(path)
+    with paused():
+        text = page_of(story)
     try:
         fd, partial = tempfile.mkstemp(".partial", f".{where.name[:100]}.", where.parent)
         try:
