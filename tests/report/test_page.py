@@ -122,6 +122,15 @@ def test_faults_are_written_out_and_point_to_their_tensors() -> None:
     assert data(page)["faults"] == [["not-finite", "1 of 2 is NaN", [1]]]
 
 
+def test_a_tensor_that_only_a_fault_knows_of_is_on_the_map() -> None:
+    a = manifest_of({"layers.0.w": (2,)})
+    fault = Fault("tensor-missing", ("layers.0.lost", "layers.0.w"), "layers.0", "not stored")
+    told = data(page_of(of_soundness(Soundness("a", 1, 2, (fault,)), a)))
+    assert [name_of(told, t) for t in range(2)] == ["layers.0.w", "layers.0.lost"]
+    assert told["state"] == [2, 2]
+    assert told["shapes"][told["shape"][1]] is None
+
+
 def test_thousands_of_differences_are_cut_short_in_words_and_whole_in_the_data() -> None:
     names = [f"layers.{k}.w" for k in range(LISTED + 50)]
     a = manifest_of(dict.fromkeys(names, (2,)))

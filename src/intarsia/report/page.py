@@ -63,14 +63,18 @@ class _Known:
     @staticmethod
     def of(story: Story) -> _Known:
         found: dict[str, Logical | None] = {}
-        for m in reversed(story.sides):
-            found |= {x.name: x for x in m.absent}
-        for m in reversed(story.sides):
-            found |= dict.fromkeys(name for s in m.stored.values() for name in s.layout.tensors)
-        first: dict[str, Logical | None] = {}
         for m in story.sides:
-            first |= {name: x for name, x in m.logical.items() if name not in first}
-        found = first | {name: x for name, x in found.items() if name not in first}
+            for x in m.logical.values():
+                found.setdefault(x.name, x)
+        for m in story.sides:
+            for x in m.absent:
+                found.setdefault(x.name, x)
+            for stored in m.stored.values():
+                for name in stored.layout.tensors:
+                    found.setdefault(name, None)
+        for name, state in story.states.items():
+            if state is State.ABSENT:
+                found.setdefault(name, None)
         return _Known(tuple(found.values()), {name: k for k, name in enumerate(found)})
 
     def data(self, story: Story) -> dict[str, Any]:
