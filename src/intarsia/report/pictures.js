@@ -51,6 +51,7 @@ function blocks(side, shape, chunks) {
   const H = down === null ? 40 : Math.min(Math.max((W * rows) / columns, 48), 200);
   const title = `${chunks.length} ${chunks.length === 1 ? "block" : "blocks"} of ${shapeText(shape)}`;
   const picture = draw("svg", { class: "blocks", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${title}; the table below lists them` });
+  picture.append(draw("rect", { class: "whole", x: 0, y: 0, width: W, height: H }));
   boxes.forEach(([offsets, sizes], k) => {
     const x = (W * offsets[across]) / columns;
     const y = down === null ? 0 : (H * offsets[down]) / rows;
@@ -66,9 +67,10 @@ function blocks(side, shape, chunks) {
   });
   const named = axes.map((axis) => `axis ${axis} ${axis === across ? "across" : "down"}`).join(", ");
   const ranks = chunks.some((c) => rankOf(side.files[c[0]][0]) !== undefined);
+  const part = boxes.reduce((sum, [, sizes]) => sum + elements(sizes), 0) < elements(shape) ? "; what lies elsewhere is left open" : "";
   const folded = cut.length > 2 ? "; cut along further axes, so some blocks hide others" : "";
   return make("figure", {}, make("figcaption", {},
-    `${ranks ? "On the mesh: the rank that wrote each block" : "Blocks, numbered as in the table"}; ${named}${folded}.`), picture);
+    `${ranks ? "On the mesh: the rank that wrote each block" : "Blocks, numbered as in the table"}; ${named}${part}${folded}.`), picture);
 }
 
 function table(side, shape, chunks, t) {
