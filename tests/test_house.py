@@ -27,6 +27,7 @@ ARROWS = {
     "run": {
         "errors", "dtypes", "quantity", "layout", "mesh", "planning", "store", "format.base",
     },
+    "report": {"errors", "quantity", "collector", "layout", "planning.manifest", "checking"},
 }  # fmt: skip
 """What each part of the house may import, itself aside; a part that is not here may import all
 but `cli`."""

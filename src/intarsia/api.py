@@ -126,7 +126,7 @@ def verify(
         return examine(a, config, Budget.of(memory, workers), progress)
     from intarsia.checking.compare import compare
 
-    left, right = _pair(a, b, config)
+    left, right = open_pair(a, b, config)
     with left, right:
         return compare(left, right, Budget.of(memory, workers), progress)
 
@@ -159,12 +159,12 @@ def diff(
     """How much each tensor changed between two checkpoints of one model."""
     from intarsia.checking.compare import changes
 
-    left, right = _pair(a, b, config)
+    left, right = open_pair(a, b, config)
     with left, right:
         return changes(left, right, Budget.of(memory, workers), progress)
 
 
-def _pair(a: Path_, b: Path_, config: ConfigLike) -> tuple[Checkpoint, Checkpoint]:
+def open_pair(a: Path_, b: Path_, config: ConfigLike) -> tuple[Checkpoint, Checkpoint]:
     """Two checkpoints, one lending the other its model configuration where that has none of its own."""
     left, right = open(a, config), open(b, config)
     if _lacks_config(left) and not _lacks_config(right):

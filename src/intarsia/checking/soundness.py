@@ -104,7 +104,7 @@ def examine(
         if (fault := unfinished(where)) is None:
             raise
         return Soundness(str(path), 0, 0, (fault,))
-    manifest, faults = _headers(where, config)
+    manifest, faults = read_headers(where, config)
     if manifest is None:
         return Soundness(str(path), 0, 0, tuple(faults), format=format)
     faults += structure_faults(manifest)
@@ -132,7 +132,9 @@ def examine(
     )
 
 
-def _headers(where: Path, config: Mapping[str, Any] | None) -> tuple[Manifest | None, list[Fault]]:
+def read_headers(
+    where: Path, config: Mapping[str, Any] | None
+) -> tuple[Manifest | None, list[Fault]]:
     """The manifest, and what was wrong with reading it; name by name where the family fails."""
     try:
         return read_manifest(where, config), []

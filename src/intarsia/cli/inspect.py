@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from intarsia.cli import options
-from intarsia.cli.output import answer, facts, table
+from intarsia.cli.output import OUTPUT, answer, facts, table
 from intarsia.quantity import human
 
 NAME = "inspect"
@@ -18,11 +18,21 @@ def run(
     path: options.Path,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     config: options.Config = None,
+    html: options.Html = None,
 ) -> None:
     """Say what a checkpoint is and whether it is complete; only headers are read."""
     from intarsia.formats import read_manifest
 
+    if html is not None:
+        from intarsia.report.write import check_page
+
+        check_page(html)
     found = read_manifest(path, config)
+    if html is not None and OUTPUT.speaks:
+        from intarsia.report.story import of_inspection
+        from intarsia.report.write import write_page
+
+        write_page(html, of_inspection(found))
     dtypes = Counter(s.dtype.name for s in found.stored.values())
     document: dict[str, Any] = {
         "path": found.path,

@@ -51,3 +51,9 @@ Config = Annotated[
     str | None,
     typer.Option("--config", help="The model's config.json, where the checkpoint holds none."),
 ]
+Html = Annotated[
+    str | None,
+    typer.Option(
+        "--html", help="Also write a page to look at, which needs no network, to this file."
+    ),
+]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from intarsia.cli import options
-from intarsia.cli.output import answer, progress, say, table
+from intarsia.cli.output import OUTPUT, answer, progress, say, table
 
 if TYPE_CHECKING:
     from intarsia.checking.compare import Comparison
     from intarsia.checking.soundness import Soundness
+    from intarsia.report.story import Story
 
 NAME = "verify"
 
@@ -27,20 +29,47 @@ def run(
     config: options.Config = None,
     memory: options.Memory = None,
     workers: options.Workers = None,
+    html: options.Html = None,
 ) -> None:
     """Compare A and B bit by bit, whatever their formats; or look for every known fault in A alone."""
     from intarsia import api
 
+    if html is not None:
+        from intarsia.report.write import check_page
+
+        check_page(html)
     with progress("verifying") as advance:
         if b is None:
             alone = api.verify(a, config=config, memory=memory, workers=workers, progress=advance)
         else:
             pair = api.verify(a, b, config=config, memory=memory, workers=workers, progress=advance)
+    if html is not None and OUTPUT.speaks:
+        from intarsia.report.write import write_page
+
+        write_page(html, _story_alone(alone, config) if b is None else _story_pair(pair, config))
     if b is None:
         answer(alone.as_json(), lambda: _tell_alone(alone))
         raise typer.Exit(0 if alone.sound else 1)
     answer(pair.as_json(), lambda: _tell_pair(pair))
     raise typer.Exit(0 if pair.equal else 1)
+
+
+def _story_alone(found: Soundness, config: str | None) -> Story:
+    from intarsia.checking.soundness import read_headers
+    from intarsia.format.sides import read_config
+    from intarsia.report.story import of_soundness
+
+    manifest, _ = read_headers(Path(found.a), read_config(Path(config)) if config else None)
+    return of_soundness(found, manifest)
+
+
+def _story_pair(found: Comparison, config: str | None) -> Story:
+    from intarsia.api import open_pair
+    from intarsia.report.story import of_comparison
+
+    a, b = open_pair(found.a, found.b, config)
+    with a, b:
+        return of_comparison(found, a.manifest, b.manifest)
 
 
 def _tell_alone(found: Soundness) -> None:

@@ -1,0 +1,69 @@
+"""The map of a model: a row for each parameter, a column for each layer, experts in one cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from intarsia.checking.naming import place_of
+from intarsia.report.safe import visible
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A parameter of every layer: its name, cut where the numbers of layer and expert stand.
+
+    `kind` is the part of the optimizer's state that it is, empty for a weight.
+    """
+
+    kind: str
+    words: tuple[str, ...]
+    layered: bool
+    expert: bool
+
+    def name(self, layer: int | None, expert: int | None) -> str:
+        """The tensor at a place of this row.
+
+        >>> Row("exp_avg", ("layers.", ".up.weight"), True, False).name(3, None)
+        'optimizer.exp_avg.layers.3.up.weight'
+        """
+        numbers = [n for n, has in ((layer, self.layered), (expert, self.expert)) if has]
+        told = (f"{n}{word}" for n, word in zip(numbers, self.words[1:], strict=True))
+        return (f"optimizer.{self.kind}." if self.kind else "") + self.words[0] + "".join(told)
+
+    def as_json(self) -> list[object]:
+        words = [visible(word) for word in self.words]
+        return [visible(self.kind), words, int(self.layered), int(self.expert)]
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where one tensor stands: the number of its row, its layer, its expert."""
+
+    row: int
+    layer: int | None = None
+    expert: int | None = None
+
+
+def map_of(names: Iterable[str]) -> tuple[list[Row], list[Spot]]:
+    """The rows of a map in the order of the names, and the spot of each name."""
+    numbers: dict[Row, int] = {}
+    spots = []
+    for row, layer, expert in map(_taken_apart, names):
+        spots.append(Spot(numbers.setdefault(row, len(numbers)), layer, expert))
+    return list(numbers), spots
+
+
+def _taken_apart(name: str) -> tuple[Row, int | None, int | None]:
+    place = place_of(name)
+    words = tuple(place.template.split("*"))
+    row = Row(place.kind, words, place.layer is not None, place.expert is not None)
+    holes = row.layered + row.expert
+    if len(words) == holes + 1 and row.name(place.layer, place.expert) == name:
+        return row, place.layer, place.expert
+    return Row("", (name,), False, False), None, None  # a name that its parts do not give back
+
+
+def names_of(rows: list[Row], spots: Iterable[Spot]) -> Iterator[str]:
+    """The names that a map was made of."""
+    return (rows[s.row].name(s.layer, s.expert) for s in spots)

@@ -1,0 +1,180 @@
+"""What a page tells: of which checkpoints, how they fared, and which tensors are not as they should be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from intarsia.checking.fault import SHOWN
+from intarsia.planning.manifest import Manifest
+from intarsia.quantity import human
+
+if TYPE_CHECKING:
+    from intarsia.checking.compare import Comparison, Difference
+    from intarsia.checking.fault import Fault
+    from intarsia.checking.soundness import Soundness
+
+MISSING = {"tensor-missing", "layers-missing", "experts-missing"}
+"""Kinds of fault whose tensors are not there."""
+
+Facts = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+class State(IntEnum):
+    """How a tensor fared; a group of tensors is as bad as the worst of them."""
+
+    FINE = 0
+    DIFFERENT = 1
+    ABSENT = 2
+    FAULTY = 3
+
+
+@dataclass(frozen=True)
+class Story:
+    """Everything that a page tells.
+
+    `facts` have a value for each of the checkpoints, `sides`.  `states` leaves fine tensors out,
+    and `fine` says what that means here: equal, stored, or without a fault that names it.
+    """
+
+    title: str
+    verdict: str
+    good: bool
+    facts: Facts
+    sides: tuple[Manifest, ...]
+    fine: str
+    states: Mapping[str, State] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+    different: tuple[Difference, ...] = ()
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def of_inspection(manifest: Manifest) -> Story:
+    """What the headers of a checkpoint tell."""
+    absent = _absent(manifest)
+    verdict = "complete, as far as headers tell"
+    if absent:
+        verdict = f"incomplete: {_count(len(absent), 'tensor')} absent"
+    elif manifest.problems:
+        verdict = _count(len(manifest.problems), "problem")
+    return Story(
+        title="What this checkpoint holds",
+        verdict=verdict,
+        good=not absent and not manifest.problems,
+        facts=_facts((manifest,)),
+        sides=(manifest,),
+        fine="stored",
+        states=dict.fromkeys(absent, State.ABSENT),
+        problems=manifest.problems,
+        notes=manifest.notes,
+    )
+
+
+def of_soundness(found: Soundness, manifest: Manifest | None) -> Story:
+    """What was found in one checkpoint; `manifest` is None where its headers cannot be read."""
+    checked = (
+        ("tensors checked", (f"{found.compared:,}",)),
+        ("elements checked", (f"{found.elements:,}",)),
+    )
+    sides = () if manifest is None else (manifest,)
+    return Story(
+        title="Is this checkpoint sound?",
+        verdict="sound: no known fault" if found.sound else _count(len(found.faults), "fault"),
+        good=found.sound,
+        facts=(*(_facts(sides) or (("path", (found.a,)),)), *checked),
+        sides=sides,
+        fine="no fault names it",
+        states=_states(sides, found.faults),
+        faults=found.faults,
+        notes=(*found.notes, *_unnamed(found.faults)),
+    )
+
+
+def of_comparison(found: Comparison, a: Manifest, b: Manifest) -> Story:
+    """How two checkpoints compare, tensor by tensor."""
+    parts = [
+        *([_count(len(found.different), "tensor") + " different"] if found.different else []),
+        *(
+            f"{len(names):,} only in {side}"
+            for side, names in (("A", found.only_in_a), ("B", found.only_in_b))
+            if names
+        ),
+    ]
+    both = f"{found.compared:,} tensors, {found.elements:,} elements"
+    states = _states((a, b), found.faults)
+    states |= dict.fromkeys((*found.only_in_a, *found.only_in_b), State.ABSENT)
+    states |= dict.fromkeys((d.tensor for d in found.different), State.DIFFERENT)
+    return Story(
+        title="Are these checkpoints equal?",
+        verdict="equal, bit by bit" if found.equal else "; ".join(parts),
+        good=found.equal,
+        facts=(*_facts((a, b)), ("compared", (both, both))),
+        sides=(a, b),
+        fine="equal",
+        states=states,
+        faults=found.faults,
+        different=found.different,
+        notes=found.notes,
+    )
+
+
+def _unnamed(faults: Iterable[Fault]) -> Iterable[str]:
+    if any(len(fault.tensors) == SHOWN for fault in faults):
+        yield (
+            f"a fault names its first {SHOWN} tensors and counts the others,"
+            " which the map cannot mark"
+        )
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def _facts(sides: Sequence[Manifest]) -> Facts:
+    columns = [list(_facts_of(m)) for m in sides]
+    return tuple(
+        (rows[0][0], tuple(value for _, value in rows)) for rows in zip(*columns, strict=True)
+    )
+
+
+def _facts_of(m: Manifest) -> Iterable[tuple[str, str]]:
+    dtypes = Counter(str(s.dtype) for s in m.stored.values())
+    yield "path", m.path
+    yield "format", m.format
+    yield "family", m.family or "unknown"
+    fused = f", stored as {len(m.stored):,}" if len(m.stored) != len(m.logical) else ""
+    yield "tensors", f"{len(m.logical):,}{fused}"
+    yield "parameters", f"{m.parameters:,}"
+    yield "size", f"{human(m.nbytes)} in {_count(len(m.files), 'file')}"
+    yield "element types", ", ".join(f"{k} × {v:,}" for k, v in dtypes.most_common()) or "none"
+    yield "other objects", f"{len(m.entries):,}"
+    absent = len(_absent(m))
+    yield "complete", f"no, {_count(absent, 'tensor')} absent" if absent else "yes"
+
+
+def _absent(manifest: Manifest) -> list[str]:
+    """Tensors that no chunk holds, stated by the configuration or by the metadata."""
+    empty = (s for s in manifest.stored.values() if not s.chunks and s.layout.size)
+    named = [x.name for x in manifest.absent] + [name for s in empty for name in s.layout.tensors]
+    return list(dict.fromkeys(named))
+
+
+def _states(sides: Sequence[Manifest], faults: Iterable[Fault]) -> dict[str, State]:
+    """The state of each tensor that a fault names, by its logical name or its name on disk."""
+    logical: dict[str, list[str]] = {}
+    for m in sides:
+        for s in m.stored.values():
+            for known in {s.key, s.name}:  # a key that stacks layers is that of many
+                logical.setdefault(known, []).extend(s.layout.tensors)
+    logical |= {name: [name] for m in sides for name in m.logical}
+    states = {name: State.ABSENT for m in sides for name in _absent(m)}
+    for fault in faults:
+        state = State.ABSENT if fault.kind in MISSING else State.FAULTY
+        for named in fault.tensors:
+            for name in logical.get(named, [named]):
+                states.setdefault(name, state)
+    return states

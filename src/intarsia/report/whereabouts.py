@@ -1,0 +1,79 @@
+"""Where the tensors of a checkpoint lie, as data for a page: files, byte ranges, boxes, drawings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from intarsia.errors import LayoutError
+from intarsia.layout import Layout, draw
+from intarsia.planning.manifest import Chunk, Manifest, Stored
+from intarsia.report.safe import visible
+
+CHUNKS = 100_000
+"""How many chunks a page lists; where there are more, each stored tensor shows its first ones."""
+
+DRAWINGS = 4_000
+"""How many stored tensors that fuse, pad or permute have their picture on the page."""
+
+
+def whereabouts(manifest: Manifest, numbers: Mapping[str, int]) -> dict[str, Any]:
+    """Files, stored tensors and chunks; `numbers` gives each logical tensor's number.
+
+    A chunk is `[file, first byte, bytes]`, then its box where it is not the whole, then its elements
+    of each tensor where the stored one fuses several.  A stored tensor is `[name, dtype, shape, chunks, how many,
+    tensors, drawing]`, its name 0 where that is the tensor's own, its drawing 0 where it holds one tensor as it is.
+    """
+    files: dict[str, int] = {name: k for k, name in enumerate(manifest.files)}
+    total = sum(len(s.chunks) for s in manifest.stored.values())
+    most = total if total <= CHUNKS else max(1, CHUNKS // len(manifest.stored))
+    shapes = {name: x.shape for name, x in manifest.logical.items()}
+    shown = {name: visible(name) for name in shapes if not name.isprintable()}
+    left, stored = DRAWINGS, []
+    for s in manifest.stored.values():
+        tensors = s.layout.tensors
+        own = len(tensors) == 1 and (s.key or s.name) == tensors[0]
+        drawing: str | int = 0
+        if not tensors or s.layout != Layout.of(tensors[0], shapes.get(tensors[0], ())):
+            left -= 1
+            drawing = draw(s.layout, shapes, names=shown, width=92) if left >= 0 else ""
+        stored.append(
+            [
+                0 if own else _on_disk(s),
+                str(s.dtype),
+                list(s.shape),
+                [_chunk(s, c, files, numbers) for c in s.chunks[:most]],
+                len(s.chunks),
+                [numbers[name] for name in tensors],
+                drawing,
+            ]
+        )
+    sizes = [manifest.files.get(name, 0) for name in files]
+    return {
+        "path": visible(manifest.path),
+        "files": [[visible(name), size] for name, size in zip(files, sizes, strict=True)],
+        "stored": stored,
+    }
+
+
+def _on_disk(s: Stored) -> str:
+    """The name of a stored tensor on disk, and which part of it this is where it stacks layers."""
+    return visible(s.name if s.key in ("", s.name) else f"{s.key}, its part {s.name}")
+
+
+def _chunk(s: Stored, chunk: Chunk, files: dict[str, int], numbers: Mapping[str, int]) -> list[Any]:
+    file = files.setdefault(chunk.file, len(files))
+    found: list[Any] = [file, chunk.start_bytes, chunk.length_bytes]
+    if chunk.box.shape == s.shape:
+        return found
+    found.append([list(chunk.box.offsets), list(chunk.box.shape)])
+    if len(s.layout.tensors) > 1:
+        try:
+            pieces = s.layout.box(chunk.box.offsets, chunk.box.shape).pieces
+        except LayoutError:
+            return found  # a box that leaves its tensor: a fault of its own
+        held: dict[int, int] = {}
+        for p in pieces:
+            held[numbers[p.tensor]] = held.get(numbers[p.tensor], 0) + p.size
+        found.append([n for pair in held.items() for n in pair])
+    return found

@@ -1,0 +1,96 @@
+"""The places that a page shows are where the bytes are."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+
+import intarsia
+from intarsia.formats import read_manifest
+from intarsia.planning.manifest import Manifest
+from intarsia.report import whereabouts as module
+from intarsia.report.whereabouts import whereabouts
+from tests.checkpoints import model, write_hf
+from tests.report.made import CONFIG, HOSTILE, Q, hostile
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("where")
+    write_hf(root / "hf", model(CONFIG), CONFIG, files=2)
+    intarsia.convert(root / "hf", root / "dcp", to="dcp", mesh="tp=2,fsdp=2")
+    intarsia.convert(root / "hf", root / "megatron", to="torch_dist", mesh="tp=2")
+    return root
+
+
+def numbers(manifest: Manifest) -> dict[str, int]:
+    return {name: k for k, name in enumerate(manifest.logical)}
+
+
+def test_the_bytes_at_a_tensors_place_are_the_tensors(root: Path) -> None:
+    manifest = read_manifest(root / "hf")
+    told = whereabouts(manifest, numbers(manifest))
+    stored = told["stored"][[*manifest.stored].index(Q)]
+    name, _, shape, [[file, start, length]], count, tensors, drawing = stored
+    assert (name, count, tensors, drawing) == (0, 1, [numbers(manifest)[Q]], 0)
+    data = (root / "hf" / told["files"][file][0]).read_bytes()
+    expected = model(CONFIG)[Q]
+    assert shape == list(expected.shape)
+    assert data[start : start + length] == expected.view(torch.uint8).numpy().tobytes()
+    assert told["files"][file][1] == len(data)
+
+
+def test_the_chunks_of_a_sharded_tensor_are_boxes_that_hold_it_whole(root: Path) -> None:
+    manifest = read_manifest(root / "dcp")
+    told = whereabouts(manifest, numbers(manifest))
+    stored = told["stored"][[s.key or s.name for s in manifest.stored.values()].index(Q)]
+    chunks = stored[3]
+    assert len(chunks) == stored[4] == 4
+    assert {told["files"][c[0]][0] for c in chunks} == {f"__{k}_0.distcp" for k in range(4)}
+    assert sum(prod(box[1]) for _, _, _, box in chunks) == prod(stored[2])
+
+
+def test_a_fused_tensor_counts_the_elements_of_each_that_it_holds(root: Path) -> None:
+    manifest = read_manifest(root / "megatron")
+    number = numbers(manifest)
+    told = whereabouts(manifest, number)
+    held = dict.fromkeys(number.values(), 0)
+    for row, s in zip(told["stored"], manifest.stored.values(), strict=True):
+        chunks, tensors = row[3], row[5]
+        for chunk in chunks:
+            own = chunk[4] if len(chunk) > 4 else []
+            for t, n in zip(own[::2], own[1::2], strict=True):
+                held[t] += n
+        if len(tensors) > 1 and all(len(c) > 4 for c in chunks):
+            expected = {number[name]: manifest.logical[name].size for name in s.layout.tensors}
+            assert {t: held[t] for t in tensors} == expected
+    assert held[number[Q]] == manifest.logical[Q].size
+
+
+def test_only_what_is_fused_or_permuted_is_drawn(root: Path) -> None:
+    manifest = read_manifest(root / "megatron")
+    told = whereabouts(manifest, numbers(manifest))
+    drawn = {s[0]: s[6] for s in told["stored"] if s[6]}
+    fused = next(name for name in drawn if "linear_qkv" in name)
+    assert "q_proj" in drawn[fused]
+    assert "v_proj" in drawn[fused]
+
+
+def test_where_there_are_too_many_chunks_each_tensor_shows_its_first(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = read_manifest(root / "dcp")
+    monkeypatch.setattr(module, "CHUNKS", len(manifest.stored))
+    told = whereabouts(manifest, numbers(manifest))
+    assert all(len(s[3]) == 1 for s in told["stored"])
+    assert max(s[4] for s in told["stored"]) == 4
+
+
+def test_no_character_that_cannot_be_seen_is_left_in_a_name() -> None:
+    manifest = hostile()
+    told = whereabouts(manifest, {name: k for k, name in enumerate(HOSTILE)})
+    assert all(text.isprintable() for text, _ in told["files"])
+    assert told["path"].isprintable()
