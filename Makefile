@@ -32,12 +32,12 @@ demo: $(VENV)/.run
 	$(BIN)/intarsia demo
 
 lint: $(VENV)/.test
-	$(BIN)/ruff check src tests benchmarks attacks
-	$(BIN)/ruff format --check src tests benchmarks attacks
+	$(BIN)/ruff check src tests benchmarks attacks examples
+	$(BIN)/ruff format --check src tests benchmarks attacks examples
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow" --durations=10 --hypothesis-profile=same
+	$(BIN)/python -m pytest -m "not slow" -n 2 --durations=10 --hypothesis-profile=same
 
 test-all: lint
 	$(BIN)/python -m pytest --durations=20 --hypothesis-profile=new
