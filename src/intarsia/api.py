@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -44,6 +45,7 @@ def job(
     optimizer: str = "keep",
     config: ConfigLike = None,
     megatron_spec: str = "te",
+    digests: bool = True,
 ) -> Job:
     """A conversion, planned and proven, not yet run."""
     wish = Wish(
@@ -55,7 +57,8 @@ def job(
         spec=megatron_spec,
     )
     budget = Budget.of(memory, workers)
-    return prepare(src, wish, budget, max_shard_bytes=bytes_in(max_shard_size), config=config)
+    made = prepare(src, wish, budget, max_shard_bytes=bytes_in(max_shard_size), config=config)
+    return replace(made, digests=digests)
 
 
 def plan(src: Path_, *, to: str, **options: Any) -> Plan:

@@ -283,3 +283,12 @@ def test_ranks_share_the_work_and_agree(src: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     assert json.loads(done.stdout)["root"] == intarsia.digest(src).root
+
+
+def test_digests_are_left_out_where_they_are_not_wanted(tmp_path: Path) -> None:
+    save_file({"w": torch.arange(6.0)}, tmp_path / "model.safetensors")
+    for wanted in (True, False):
+        out = tmp_path / f"digests-{wanted}"
+        intarsia.convert(tmp_path / "model.safetensors", out, to="dcp", digests=wanted)
+        assert (out / "intarsia-digests.json").is_file() == wanted
+        assert intarsia.verify(tmp_path / "model.safetensors", out)

@@ -26,6 +26,12 @@ def run(
     max_shard_size: options.MaxShardSize = "5GB",
     optimizer: options.Optimizer = "keep",
     config: options.Config = None,
+    digests: Annotated[
+        bool,
+        typer.Option(
+            "--digests/--no-digests", help="Take digests on the way, and keep them in the result."
+        ),
+    ] = True,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a run of the same job that was killed.")
     ] = False,
@@ -55,6 +61,7 @@ def run(
         max_shard_size=max_shard_size,
         optimizer=optimizer,
         config=config,
+        digests=digests,
     )
     if dry_run:
         answer(job.plan.as_json(), lambda: say(job.plan))
