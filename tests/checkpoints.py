@@ -258,3 +258,24 @@ def python(*words: object, check: bool = False, **changes: str) -> subprocess.Co
 def leftovers(parent: Path) -> Iterable[str]:
     """What a run left beside its destination."""
     return sorted(p.name for p in parent.iterdir() if ".intarsia-" in p.name)
+
+
+SLOWLY = """
+import os, sys, time
+from intarsia.cli.main import main
+from intarsia.run.budget import Budget
+honest, count = os.pwritev, [0]
+
+def slow(*arguments):
+    count[0] += 1
+    if count[0] == 12:
+        print("half way", flush=True)
+    if count[0] >= 12:
+        time.sleep(0.05)
+    return honest(*arguments)
+
+os.pwritev = slow
+Budget.window_bytes = property(lambda self: 1024)
+main(sys.argv[1:])
+"""
+"""A conversion that says when it is half way, and is slow from there on."""

@@ -1,7 +1,28 @@
-"""Property tests: the same examples every time in `make test`, new ones in `make test-all`."""
+"""What all tests share: how property tests choose their examples, and a disk that is soon full.
 
+`make test` takes the same examples every time, `make test-all` new ones.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("same", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("new", deadline=None, print_blob=True)
 settings.load_profile("same")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of four megabytes."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "intarsia-test", str(where)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small file system is not permitted here")
+    yield where
+    subprocess.run(["umount", "-l", str(where)], check=True)

@@ -15,6 +15,7 @@ import torch
 
 import intarsia
 from tests.checkpoints import (
+    SLOWLY,
     assert_same,
     environment,
     files_of,
@@ -29,25 +30,6 @@ from tests.checkpoints import (
 from tests.checkpoints import intarsia as cli
 
 CONFIG = llama_config()
-
-SLOWLY = """
-import os, sys, time
-from intarsia.cli.main import main
-from intarsia.run.budget import Budget
-honest, count = os.pwritev, [0]
-
-def slow(*arguments):
-    count[0] += 1
-    if count[0] == 12:
-        print("half way", flush=True)
-    if count[0] >= 12:
-        time.sleep(0.05)
-    return honest(*arguments)
-
-os.pwritev = slow
-Budget.window_bytes = property(lambda self: 1024)
-main(sys.argv[1:])
-"""
 
 
 def half_way(*words: object) -> subprocess.Popen[str]:
@@ -125,21 +107,9 @@ def big(folder: Path) -> Path:
     return write_hf(folder, {f"w{k}": torch.ones(256, 1024) for k in range(8)})
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path):
-    """A file system of four megabytes."""
-    where = tmp_path / "disk"
-    where.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "intarsia-test", str(where)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small file system is not permitted here")
-    yield where
-    subprocess.run(["umount", "-l", str(where)], check=True)
-
-
 @pytest.mark.parametrize("warned", [True, False])
 def test_a_full_disk_fails_and_commits_nothing(
-    small_disk: Path, tmp_path: Path, monkeypatch, warned: bool
+    disk: Path, tmp_path: Path, monkeypatch, warned: bool
 ) -> None:
     """With and without the look at the free space before the first byte."""
     src = big(tmp_path / "src")
@@ -148,12 +118,12 @@ def test_a_full_disk_fails_and_commits_nothing(
 
         plenty = shutil.disk_usage("/")._replace(free=1 << 60)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: plenty)
-    answer = cli("convert", src, small_disk / "out", "--to", "dcp", "--mesh", "fsdp=2")
+    answer = cli("convert", src, disk / "out", "--to", "dcp", "--mesh", "fsdp=2")
     assert answer.status == 2
     assert ("are free" if warned else "No space left on device") in answer.err
     assert "free some space" in answer.err
-    assert not (small_disk / "out").exists()
-    assert ("--resume" in answer.err) == bool(leftovers(small_disk))
+    assert not (disk / "out").exists()
+    assert ("--resume" in answer.err) == bool(leftovers(disk))
 
 
 LIMITED = """

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from intarsia.errors import UsageError
 from intarsia.family import table_for
 from intarsia.format import hf
@@ -28,7 +26,6 @@ from intarsia.formats import folder_of
 from intarsia.planning.manifest import Manifest
 from intarsia.quantity import human
 from intarsia.run.budget import Budget
-from intarsia.run.values import as_float64, bits_dtype
 from intarsia.store.local import Folder
 from intarsia.targets import SAME_FORMATS, Wanted, Wish, has_megatron_groups, is_state
 
@@ -128,7 +125,5 @@ def _step(src: Manifest, name: str) -> float:
     """The step that all parameters are at."""
     from intarsia.checkpoint import Checkpoint
 
-    step = src.logical[name]
     with Checkpoint(src) as checkpoint:
-        bits = np.frombuffer(checkpoint[name].tobytes(), bits_dtype(step.dtype))
-    return float(as_float64(bits, step.dtype)[0])
+        return checkpoint[name].number()

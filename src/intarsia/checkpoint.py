@@ -16,6 +16,7 @@ from intarsia.planning.copy import Copy
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored, Target
 from intarsia.run.execute import Source, fill_box
 from intarsia.run.gather import Bytes, gather
+from intarsia.run.values import as_float64, bits_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -141,6 +142,12 @@ class Tensor:
         return self._checkpoint.read_box(
             whole, Box.whole(self.shape), self._logical.dtype
         ).tobytes()
+
+    def number(self) -> float:
+        """The value of a tensor without axes, a counter say."""
+        dtype = self._logical.dtype
+        bits = np.frombuffer(self.tobytes(), bits_dtype(dtype))
+        return float(as_float64(bits, dtype)[0])
 
     def __repr__(self) -> str:
         return f"<Tensor {self.name} {list(self.shape)} {self._logical.dtype}>"

@@ -6,7 +6,7 @@ import errno
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -211,18 +211,6 @@ def test_whatever_a_worker_raises_fails_the_whole(src, tmp_path, monkeypatch, er
     with pytest.raises(error, match="in a thread"):
         intarsia.convert(src, tmp_path / "out", workers=4, **OPTIONS)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, of four megabytes."""
-    where = tmp_path / "disk"
-    where.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "intarsia-test", str(where)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small file system is not permitted here")
-    yield where
-    subprocess.run(["umount", "-l", str(where)], check=True)
 
 
 def test_a_destination_that_is_read_only_is_refused_at_once(src: Path, disk: Path) -> None:

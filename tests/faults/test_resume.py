@@ -15,6 +15,7 @@ from intarsia.errors import FormatError, StoreError, UsageError
 from intarsia.run.budget import Budget
 from intarsia.store.staging import Staging
 from tests.checkpoints import (
+    SLOWLY,
     assert_same,
     environment,
     files_of,
@@ -272,30 +273,10 @@ def test_an_overwrite_is_resumed_too(src: Path, tmp_path: Path, whole) -> None:
     assert not leftovers(tmp_path)
 
 
-INTERRUPTED = """
-import os, sys, time
-from intarsia.cli.main import main
-from intarsia.run.budget import Budget
-honest, count = os.pwritev, [0]
-
-def slow(*arguments):
-    count[0] += 1
-    if count[0] == 12:
-        print("half way", flush=True)
-    if count[0] >= 12:
-        time.sleep(0.05)
-    return honest(*arguments)
-
-os.pwritev = slow
-Budget.window_bytes = property(lambda self: 1024)
-main(sys.argv[1:])
-"""
-
-
 def test_an_interrupted_run_is_kept_and_says_so(src: Path, tmp_path: Path, whole) -> None:
     out = tmp_path / "out"
     child = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, "convert", str(src), str(out), *JOB],
+        [sys.executable, "-c", SLOWLY, "convert", str(src), str(out), *JOB],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -10,8 +10,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from intarsia.errors import CoverageError, UsageError
 from intarsia.family import Param
 from intarsia.format.parameter_groups import Groups
@@ -19,7 +17,6 @@ from intarsia.live.holding import Holding, cut, is_present, memory_of
 from intarsia.live.megatron_item import is_dtensor
 from intarsia.live.names import bare
 from intarsia.planning.manifest import Manifest
-from intarsia.run.values import as_float64, bits_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -152,9 +149,7 @@ def read_counters(
         for tensor, names in counters:
             for name in names:
                 if name not in known:
-                    dtype = manifest.logical[name].dtype
-                    bits = np.frombuffer(checkpoint[name].tobytes(), bits_dtype(dtype))
-                    known[name] = float(as_float64(bits, dtype)[0])
+                    known[name] = checkpoint[name].number()
             values = {known[name] for name in names}
             if len(values) > 1:
                 raise CoverageError(
