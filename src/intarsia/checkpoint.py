@@ -14,8 +14,8 @@ from intarsia.layout import Layout, Piece
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.copy import Copy
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored, Target
-from intarsia.run.execute import Source, fill_box
 from intarsia.run.gather import Bytes, gather
+from intarsia.run.source import Source, fill_box
 from intarsia.run.values import as_float64, bits_dtype
 
 if TYPE_CHECKING:

@@ -25,9 +25,10 @@ from intarsia.planning.planner import make_plan
 from intarsia.resuming import begin, keep_what_is_proven
 from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew, crew, crew_size
-from intarsia.run.execute import Execution, Source, cut_steps
+from intarsia.run.execute import Execution, cut_steps
 from intarsia.run.hashing import merged
 from intarsia.run.journal import Journal
+from intarsia.run.source import Source
 from intarsia.run.tally import Sums, Tally
 from intarsia.store.staging import Staging, check_destination
 from intarsia.store.stamp import Stamps

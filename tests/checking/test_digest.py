@@ -206,6 +206,14 @@ def test_a_file_of_digests_that_is_none_is_refused(src: Path, text: str) -> None
         check(src)
 
 
+def test_digests_of_a_kind_that_is_not_known_are_refused(src: Path, tmp_path: Path) -> None:
+    intarsia.convert(src, tmp_path / "out", to="dcp")
+    path = tmp_path / "out" / DIGESTS
+    path.write_text(path.read_text().replace("pages", "leaves"))
+    with pytest.raises(intarsia.FormatError, match="kind `leaves`; this version knows `pages`"):
+        check(tmp_path / "out")
+
+
 def test_a_file_of_digests_that_contradicts_itself_is_refused(src: Path, tmp_path: Path) -> None:
     intarsia.convert(src, tmp_path / "b", to="hf")
     said = json.loads((tmp_path / "b" / DIGESTS).read_text())

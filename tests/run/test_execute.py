@@ -18,8 +18,9 @@ from intarsia.layout import Layout, concat, padding
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
 from intarsia.run.budget import Budget
-from intarsia.run.execute import Source, adjoin, fill_box
+from intarsia.run.execute import adjoin
 from intarsia.run.gather import gather
+from intarsia.run.source import Source, fill_box
 from intarsia.store.local import Folder
 from intarsia.store.staging import Staging
 from tests.checkpoints import (

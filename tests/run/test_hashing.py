@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from intarsia.layout import Layout, chunk, concat
 from intarsia.run import hashing
 from intarsia.run.checksum import fold, remainder, shift
-from intarsia.run.hashing import BLOCK, Sum, sum_layout, sum_run
+from intarsia.run.hashing import PAGE, Sum, sum_layout, sum_run
 
 some = settings(max_examples=60, deadline=None)
 
@@ -28,7 +28,7 @@ def by_definition(data: np.ndarray) -> Sum:
     """The two sums as the design says them, one word at a time."""
     padded = data.tobytes() + bytes(-len(data) % 8)
     words = [int.from_bytes(padded[k : k + 8], "little") for k in range(0, len(padded), 8)]
-    total = sum(split_mix(i % BLOCK) * split_mix((1 << 32) + i // BLOCK) * w for i, w in enumerate(words))  # fmt: skip
+    total = sum(split_mix(i // PAGE) * word for i, word in enumerate(words))
     crc = zlib.crc32(data.tobytes()) ^ zlib.crc32(bytes(len(data)))
     return Sum(total % 2**64, crc, len(data))
 
@@ -41,7 +41,7 @@ def split_mix(number: int) -> int:
     return (z ^ (z >> 31)) | 1
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 8 * BLOCK - 1, 8 * BLOCK, 8 * BLOCK + 3, 300_001])
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 8 * PAGE - 1, 8 * PAGE, 8 * PAGE + 3, 300_001])
 def test_a_run_has_the_sums_of_the_definition(count: int) -> None:
     data = noise(count)
     assert sum_run(data, 0, count) == by_definition(data)
@@ -140,7 +140,7 @@ def test_a_buffer_at_an_odd_address_has_the_same_sums() -> None:
 
 def differs(changed: np.ndarray, data: np.ndarray) -> bool:
     a, b = sum_run(changed, 0, len(data)), sum_run(data, 0, len(data))
-    return a.words != b.words or a.crc != b.crc
+    return a.pages != b.pages or a.crc != b.crc
 
 
 def test_every_flipped_bit_changes_both_sums() -> None:
@@ -150,7 +150,7 @@ def test_every_flipped_bit_changes_both_sums() -> None:
         changed = data.copy()
         changed[bit // 8] ^= 1 << bit % 8
         after = sum_run(changed, 0, len(data))
-        assert after.words != before.words
+        assert after.pages != before.pages
         assert after.crc != before.crc
 
 
@@ -187,7 +187,23 @@ def test_signs_that_flip_in_pairs_change_the_sums() -> None:
     changed = values.copy()
     changed[[3, 700]] ^= np.uint64(1 << 63)
     before, after = (sum_run(x.view(np.uint8), 0, 8000) for x in (values, changed))
-    assert before.words == after.words
+    assert before.pages == after.pages
+    assert before.crc != after.crc
+
+
+def test_words_that_change_places_within_a_page_change_the_sums() -> None:
+    """Their page adds up to the same: the other sum sees them."""
+    values = noise(8 * PAGE).view(np.uint64)
+    changed = values[np.random.default_rng(1).permutation(PAGE)]
+    before, after = (sum_run(x.view(np.uint8), 0, 8 * PAGE) for x in (values, changed))
+    assert before.pages == after.pages
+    assert before.crc != after.crc
+
+
+def test_pages_that_change_places_change_both_sums() -> None:
+    values = noise(8 * PAGE * 3).reshape(3, -1)
+    before, after = (sum_run(x.reshape(-1), 0, values.size) for x in (values, values[[1, 0, 2]]))
+    assert before.pages != after.pages
     assert before.crc != after.crc
 
 
@@ -214,4 +230,4 @@ def test_a_remainder_shifts_over_zeros(data: bytes, count: int) -> None:
 
 
 def test_the_keys_are_odd() -> None:
-    assert all(int(key) & 1 for key in hashing._keys(1 << 32, 1000))
+    assert all(int(key) & 1 for key in hashing._keys(np.arange(1000)))

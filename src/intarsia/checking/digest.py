@@ -1,6 +1,6 @@
 """Digests of logical tensors: the same for every format, mesh, fusion and split of the same weights.
 
-The quick kind (`sums`) adds up over parts, so bytes are summed where they lie, in any order, by
+The quick kind (`pages`) adds up over parts, so bytes are summed where they lie, in any order, by
 threads and ranks.  The secure kind (`sha256`) resists an adversary and reads each tensor in order.
 `design/0006-digests.md` says what each promises.
 """
@@ -32,7 +32,7 @@ from intarsia.store.local import Folder
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
 U = TypeVar("U")
-QUICK, SECURE = "sums", "sha256"
+QUICK, SECURE = "pages", "sha256"
 _REMOVE = f"restore the file, or remove {DIGESTS} to go without"
 
 
@@ -64,7 +64,7 @@ def digest_of(x: Logical, total: Sum) -> str:
         raise CoverageError(
             f"{total.count_bytes:,} of {whole_bytes:,} bytes of `{x.name}` were summed"
         )
-    text = f"{_kind_of(x)}{total.words:016x}{total.crc:08x}"
+    text = f"{_kind_of(x)}{total.pages:016x}{total.crc:08x}"
     return f"{QUICK}:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
@@ -139,7 +139,7 @@ def _over(
 class Attested:
     """Digests as the file in a checkpoint tells them, with the root of what it was made from.
 
-        {"root": …, "from": the source's root, "kind": "sums", "tensors": {name: digest}}
+        {"root": …, "from": the source's root, "kind": "pages", "tensors": {name: digest}}
 
     Every checkpoint that we write has the file, and other readers ignore it.
     """
@@ -177,7 +177,12 @@ def stored_digests(manifest: Manifest) -> Attested | None:
         root = said["root"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{path} is no file of digests ({error})", hint=_REMOVE) from error
-    if found.digests.kind != QUICK or found.digests.root != root:
+    if found.digests.kind != QUICK:
+        raise FormatError(
+            f"{path} holds digests of the kind `{found.digests.kind}`; this version knows `{QUICK}`",
+            hint=f"remove {DIGESTS} to go without, or use the version that wrote it",
+        )
+    if found.digests.root != root:
         raise FormatError(
             f"{path} contradicts itself: it says {root}, its tensors give {found.digests.root}",
             hint=_REMOVE,

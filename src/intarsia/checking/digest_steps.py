@@ -13,7 +13,7 @@ from intarsia.planning.manifest import Chunk, Logical, Stored
 from intarsia.planning.tiling import tiling_fault
 from intarsia.planning.window import flat_start, windows
 from intarsia.run.budget import Budget
-from intarsia.run.hashing import Sum, sum_layout, sum_run
+from intarsia.run.hashing import LONG_BYTES, Sum, sum_layout, sum_run
 
 Sums = dict[str, Sum]
 
@@ -91,6 +91,20 @@ def _is_plain(checkpoint: Checkpoint, x: Logical) -> bool:
         if any(c.box.size and checkpoint.start_of(stored, c) is None for c in stored.chunks):
             return False
     layout = Layout.of(x.name, x.shape)
-    if len(sources) == 1 and sources[0].layout == layout:
-        return True
-    return cover(layout, [s.layout for s in sources]).exact
+    alone = len(sources) == 1 and sources[0].layout == layout
+    if not alone and not cover(layout, [s.layout for s in sources]).exact:
+        return False
+    return all(
+        _has_long_runs(stored, chunk, x.name) for stored in sources for chunk in stored.chunks
+    )
+
+
+def _has_long_runs(stored: Stored, chunk: Chunk, name: str) -> bool:
+    """Whether a chunk holds a tensor in runs that are worth a sum each; to put short ones in order
+    first takes less time."""
+    for piece in layout_of_box(stored.layout, chunk.box).pieces:
+        if piece.tensor == name and not piece.run:
+            last = piece.canonical().loops[-1]
+            if not last.at == last.to == 1 or last.n * stored.dtype.itemsize < LONG_BYTES:
+                return False
+    return True

@@ -18,8 +18,8 @@ from intarsia.live.holding import Holding
 from intarsia.mesh import Box
 from intarsia.planning.window import flat_start, windows
 from intarsia.run.budget import Budget
-from intarsia.run.execute import Source, fill_box
 from intarsia.run.gather import Bytes, Fill, gather
+from intarsia.run.source import Source, fill_box
 
 if TYPE_CHECKING:
     import torch

@@ -27,7 +27,7 @@ from intarsia.live.optimizer import put, put_groups, read_counters, state_to_fil
 from intarsia.mesh import Mesh
 from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew, ranks_of_model
-from intarsia.run.execute import Source
+from intarsia.run.source import Source
 
 Progress = Callable[[int, int], None]
 

@@ -50,6 +50,15 @@ def remainder(data: Any, before: int = 0) -> int:
     return int(_crc32(data, before ^ _ONES)) ^ _ONES
 
 
+def full(crc: int, count_bytes: int) -> int:
+    """The CRC-32 of bytes with this remainder.
+
+    >>> full(remainder(b"inlay"), 5) == crc32(b"inlay")
+    True
+    """
+    return crc ^ shift(_ONES, count_bytes) ^ _ONES
+
+
 def shift(crc: int, count_bytes: int) -> int:
     """A remainder, after `count_bytes` more bytes that are zero.
 

@@ -9,27 +9,25 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from intarsia.errors import CoverageError
-from intarsia.format.base import Arrangement, Format, Located, Slot
-from intarsia.layout import meet
+from intarsia.format.base import Arrangement, Slot
 from intarsia.mesh import Box
-from intarsia.planning.copy import Copy, copies_into, sources_of
-from intarsia.planning.manifest import Manifest, Target
+from intarsia.planning.manifest import Target
 from intarsia.planning.window import flat_start, windows_beside
 from intarsia.run.budget import Budget
-from intarsia.run.checksum import crc32, join
+from intarsia.run.checksum import join
 from intarsia.run.gather import Bytes, Fill, gather
-from intarsia.run.hashing import Sum, merged
+from intarsia.run.hashing import Sum, add_to, merged
+from intarsia.run.source import Source, fill_box
 from intarsia.run.tally import Sums, Tally
-from intarsia.store.local import Folder
 from intarsia.store.staging import Staging
 
 Progress = Callable[[int], None]
@@ -65,58 +63,24 @@ class Written:
         return sum(box.size * target.dtype.itemsize for target, box in self.step)
 
 
-@dataclass
-class Source:
-    """A checkpoint to read from: its manifest, its files, and where its chunks' elements are."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A box of a slot of a target, in memory on its way to a file."""
 
-    manifest: Manifest
-    format: Format
-    folder: Folder
-    rounded: Counter[str] = field(default_factory=Counter)
-    _located: dict[tuple[str, int], Located] = field(default_factory=dict)
+    target: Target
+    number: int
+    slot: Slot
+    box: Box
+    buffer: Bytes
 
-    def fills(self, copies: Sequence[Copy], target: Target, buffer: Bytes) -> Iterator[Fill]:
-        """What reading these copies takes, into the bytes of `buffer`."""
-        for copy in copies:
-            found = self.locate(copy)
-            pieces = [copy.piece] if found.piece is None else meet(found.piece.flip(), copy.piece)
-            for piece in pieces:
-                yield Fill(
-                    copy.chunk.file,
-                    found.start_bytes,
-                    piece,
-                    copy.stored.dtype,
-                    target.dtype,
-                    buffer,
-                    target.shift - copy.stored.shift,
-                    partial(self._count, target.name),
-                )
+    @property
+    def is_stretch(self) -> bool:
+        """Whether this is a part only of a slot whose wrapping needs all of it."""
+        return self.slot.wrapping is not None and self.box.size != self.slot.box.size
 
-    def _count(self, target: str, elements: int) -> None:
-        if elements:
-            self.rounded[target] += elements
-
-    def locate(self, copy: Copy) -> Located:
-        key = (copy.chunk.file, copy.chunk.start_bytes)
-        found = self._located.get(key)
-        if found is None:
-            found = self.format.locate(self.folder, copy.stored, copy.chunk)
-            self._located[key] = found
-        return found
-
-
-def fill_box(source: Source, target: Target, box: Box, buffer: Bytes) -> list[Fill]:
-    """The reads that fill the row-major buffer of a box of a target; padding is zeroed."""
-    copies = list(copies_into(target.layout, box, sources_of(target.layout, source.manifest)))
-    held = sum(copy.piece.size for copy in copies)
-    if held < box.size:
-        wanted = target.layout.box(box.offsets, box.shape).mapped
-        if held != wanted:
-            raise CoverageError(
-                f"{wanted - held:,} of {wanted:,} elements of `{target.name}` {box} have no source"
-            )
-        buffer[:] = 0
-    return list(source.fills(copies, target, buffer))
+    def part(self, crc: int) -> Part:
+        start = flat_start(self.box, self.slot.box) * self.target.dtype.itemsize
+        return Part(self.target.name, self.number, start, len(self.buffer), crc)
 
 
 def cut_steps(
@@ -197,16 +161,33 @@ class Execution:
         return parts
 
     def step(self, step: Step) -> list[Part]:
-        """Fill the windows of one step and write them."""
-        total = sum(box.size * target.dtype.itemsize for target, box in step)
-        memory = self._memory(total)
+        """Fill the windows of one step and write them; the parts whose slots await other steps."""
         source = replace(self.source, rounded=Counter())
+        filled = self._fill(step, source)
+        tallied = [
+            self.tally.of(target, window, [(held.box, held.buffer) for held in pieces])
+            for (target, window), pieces in zip(step, filled, strict=True)
+        ]
+        crcs = (crc for one in tallied for crc in one.crcs)
+        parts = [held.part(crc) for held, crc in zip(chain(*filled), crcs, strict=True)]
+        self._write(zip(chain(*filled), parts, strict=True))
+        sums = merged(one.sums for one in tallied)
+        written = Written(step, tuple(parts), source.rounded, sums)
+        self.record(written)
+        with self._counting:
+            self.source.rounded.update(source.rounded)
+            add_to(self.sums, sums)
+            self.progress(written.nbytes)
+        return [part for held, part in zip(chain(*filled), parts, strict=True) if held.is_stretch]
+
+    def _fill(self, step: Step, source: Source) -> list[list[Held]]:
+        """For each window of a step, what it holds of slots, in this thread's memory."""
+        memory = self._memory(sum(box.size * target.dtype.itemsize for target, box in step))
         fills: list[Fill] = []
-        pieces: list[tuple[Target, int, Slot, Box, Bytes]] = []
+        filled: list[list[Held]] = []
         at = 0
-        filled: list[tuple[Target, Box, list[tuple[Box, Bytes]]]] = []
         for target, window in step:
-            filled.append((target, window, []))
+            filled.append([])
             for k, slot in enumerate(self.arrangement.slots[target.name]):
                 box = slot.box.meet(window)
                 if box is None:
@@ -214,36 +195,25 @@ class Execution:
                 length = box.size * target.dtype.itemsize
                 buffer = memory[at : at + length]
                 fills += fill_box(source, target, box, buffer)
-                pieces.append((target, k, slot, box, buffer))
-                filled[-1][2].append((box, buffer))
+                filled[-1].append(Held(target, k, slot, box, buffer))
                 at += length
         gather(source.folder, fills)
+        return filled
+
+    def _write(self, pieces: Iterable[tuple[Held, Part]]) -> None:
+        """Write what is held of slots; a slot that is held as a whole goes with its wrapping."""
         writes: dict[str, list[tuple[int, list[Any]]]] = {}
-        parts: list[Part] = []
-        stretches: list[Part] = []
-        for target, k, slot, box, buffer in pieces:
-            start = flat_start(box, slot.box) * target.dtype.itemsize
-            whole, wrapping = box.size == slot.box.size, slot.wrapping
-            out: list[Any] = [buffer]
-            at = slot.start_bytes + start
-            part = Part(target.name, k, start, len(buffer), crc32(buffer))
-            parts.append(part)
-            if wrapping is not None and whole:
-                out = [wrapping.head(part.crc), buffer, wrapping.tail(part.crc)]
-                at = slot.start_bytes - wrapping.start_bytes
-            elif wrapping is not None:
-                stretches.append(part)
+        for held, part in pieces:
+            slot = held.slot
+            out: list[Any] = [held.buffer]
+            at = slot.start_bytes + part.start_bytes
+            if slot.wrapping is not None and not held.is_stretch:
+                out = [slot.wrapping.head(part.crc), held.buffer, slot.wrapping.tail(part.crc)]
+                at = slot.start_bytes - slot.wrapping.start_bytes
             writes.setdefault(slot.file, []).append((at, out))
         for file, blocks in writes.items():
             for at, buffers in adjoin(blocks):
                 self.staging.write(file, at, buffers)
-        sums = merged(self.tally.of(target, window, held) for target, window, held in filled)
-        self.record(Written(step, tuple(parts), source.rounded, sums))
-        with self._counting:
-            self.source.rounded.update(source.rounded)
-            self.sums = merged((self.sums, sums))
-            self.progress(total)
-        return stretches
 
     def finish(self, parts: Sequence[Part], targets: Mapping[str, Target]) -> None:
         """Write what needs every part: the wrapping of slots that were written in stretches."""

@@ -1,9 +1,10 @@
 """Sums over the bytes of logical tensors that add up, whoever holds which bytes.
 
-A tensor's row-major bytes are words of 64 bits, little-endian, the last one filled with zeros.
-Two sums are taken of them, of which `design/0006-digests.md` says what they promise:
+A tensor's row-major bytes are words of 64 bits, little-endian, the last one filled with zeros,
+and 512 words are a page.  Two sums are taken, of which `design/0006-digests.md` says what they
+promise:
 
-    words   Σ key(i) · word(i)  modulo 2**64, with key(i) = a[i mod 4096] · b[i div 4096], all odd
+    pages   Σ key(page) · Σ words of the page  modulo 2**64, every key odd
     crc     the remainder of CRC-32, which is a sum over GF(2)
 
 Both are linear: bytes that are elsewhere count as zeros here.  So any part of a tensor, a strided
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import prod
 from typing import Any, TypeVar
 
@@ -22,18 +22,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.layout import Layout, Piece
-from intarsia.planning.coalesce import Runs, runs_of
-from intarsia.run.checksum import fold, remainder, shift
+from intarsia.planning.coalesce import Ints, Runs, runs_of
+from intarsia.run.checksum import crc32, fold, full, remainder, shift
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 K = TypeVar("K", bound=Hashable)
 
-BLOCK = 4096
-"""Words that have keys of their own; each further block multiplies them by its key."""
+PAGE = 512
+"""Words that are added up before their sum meets a key."""
 
-STRETCH_BYTES = 256 << 10
-"""What is summed twice while it lies in the processor's cache: whole blocks."""
+PAGE_BYTES = 8 * PAGE
+
+STRETCH_BYTES = 512 << 10
+"""What is summed twice while it lies in the processor's cache: whole pages."""
 
 LONG_BYTES = 32 << 10
 """Runs at least this long are summed one by one, shorter ones together."""
@@ -41,24 +43,21 @@ LONG_BYTES = 32 << 10
 BATCH_BYTES = 1 << 20
 """… at most so many bytes of them at once."""
 
-_BLOCK_BITS = BLOCK.bit_length() - 1
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
-_BLOCK_KEYS = 1 << 32
-"""The number of the first key of blocks; before it come those of words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
     """The sums of some bytes of a tensor, and how many bytes they are."""
 
-    words: int = 0
+    pages: int = 0
     crc: int = 0
     count_bytes: int = 0
 
     def __add__(self, other: Sum) -> Sum:
         return Sum(
-            (self.words + other.words) & _MASK,
+            (self.pages + other.pages) & _MASK,
             self.crc ^ other.crc,
             self.count_bytes + other.count_bytes,
         )
@@ -68,9 +67,14 @@ def merged(parts: Iterable[Mapping[K, Sum]]) -> dict[K, Sum]:
     """The sums that several hands took of the same things, each added up."""
     total: dict[K, Sum] = {}
     for part in parts:
-        for key, value in part.items():
-            total[key] = total.get(key, Sum()) + value
+        add_to(total, part)
     return total
+
+
+def add_to(total: dict[K, Sum], part: Mapping[K, Sum]) -> None:
+    """Add the sums that one more hand took."""
+    for key, value in part.items():
+        total[key] = total[key] + value if key in total else value
 
 
 def sum_layout(
@@ -103,41 +107,74 @@ def sum_piece(piece: Piece, buffer: Bytes, itemsize: int, size: int) -> Sum:
     return total
 
 
+def sum_buffer(
+    layout: Layout, buffer: Bytes, itemsize: int, sizes: Mapping[str, int]
+) -> tuple[dict[str, Sum], int]:
+    """What `sum_layout` says of a buffer, and the buffer's CRC-32, in one pass where that can be."""
+    pieces = sorted(layout.pieces, key=lambda piece: piece.at)
+    ends = [0, *(piece.at + piece.run for piece in pieces)]
+    if [piece.at for piece in pieces] + [layout.size] != ends:
+        return sum_layout(layout, buffer, itemsize, sizes), crc32(buffer)
+    runs = [
+        _scan(buffer[p.at * itemsize : (p.at + p.run) * itemsize], p.to * itemsize) for p in pieces
+    ]
+    crc = 0
+    for run in runs:
+        crc = shift(crc, run.length_bytes) ^ run.crc
+    found = (
+        {p.tensor: run.within(sizes[p.tensor] * itemsize)}
+        for p, run in zip(pieces, runs, strict=True)
+    )
+    return merged(found), full(crc, len(buffer))
+
+
 def sum_run(data: Bytes, start_bytes: int, whole_bytes: int) -> Sum:
     """The sum of consecutive bytes of a tensor of `whole_bytes`, the first being `start_bytes`."""
+    return _scan(data, start_bytes).within(whole_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """Both sums of consecutive bytes, as if the tensor ended with them."""
+
+    pages: int
+    crc: int
+    end_bytes: int
+    length_bytes: int
+
+    def within(self, whole_bytes: int) -> Sum:
+        """The sum as it counts in a tensor of `whole_bytes`."""
+        return Sum(self.pages, shift(self.crc, whole_bytes - self.end_bytes), self.length_bytes)
+
+
+def _scan(data: Bytes, start_bytes: int) -> _Scan:
     end_bytes = start_bytes + len(data)
-    first = start_bytes // 8 // BLOCK
-    keys = _keys(_BLOCK_KEYS + first, -(-end_bytes // 8 // BLOCK) - first)
-    words = crc = 0
+    first = start_bytes // PAGE_BYTES
+    sums = np.empty(-(-end_bytes // PAGE_BYTES) - first, np.uint64)
+    crc = 0
     at = start_bytes
     while at < end_bytes:
         to = min(end_bytes, (at // STRETCH_BYTES + 1) * STRETCH_BYTES)
         held = data[at - start_bytes : to - start_bytes]
         crc = remainder(held, crc)
-        words += _sum_words(_words(held, at % 8), at // 8, keys[at // 8 // BLOCK - first :])
+        _sum_pages(_words(held, at % 8), at // 8, sums[at // PAGE_BYTES - first :])
         at = to
-    return Sum(words & _MASK, shift(crc, whole_bytes - end_bytes), len(data))
+    pages = _dot(sums, _keys(np.arange(first, first + len(sums))))
+    return _Scan(pages, crc, end_bytes, len(data))
 
 
-def _sum_words(words: Words, first: int, block_keys: Words) -> int:
-    """Σ key · word over words from number `first` on, whose blocks have these keys."""
-    total, block = 0, 0
-    skipped = first % BLOCK
-    if skipped:
-        n = min(BLOCK - skipped, len(words))
-        total += _dot(words[:n], _word_keys()[skipped : skipped + n]) * int(block_keys[0])
-        words, block = words[n:], 1
-    if whole := len(words) // BLOCK:
-        rows = words[: whole * BLOCK].reshape(whole, BLOCK)
-        sums: Words = np.einsum("jb,b->j", rows, _word_keys())
-        total += _dot(sums, block_keys[block : block + whole])
-    if len(rest := words[whole * BLOCK :]):
-        total += _dot(rest, _word_keys()[: len(rest)]) * int(block_keys[block + whole])
-    return total
+def _sum_pages(words: Words, first: int, out: Words) -> None:
+    """Σ words of each page, of words from number `first` on."""
+    if first % PAGE == 0 and len(words) % PAGE == 0:
+        np.add.reduce(words.reshape(-1, PAGE), axis=1, out=out[: len(words) // PAGE])
+        return
+    begins = np.arange(-(first % PAGE), len(words), PAGE)
+    begins[0] = 0
+    out[: len(begins)] = np.add.reduceat(words, begins)
 
 
-def _dot(words: Words, keys: Words) -> int:
-    return int(np.einsum("i,i->", words, keys))
+def _dot(sums: Words, keys: Words) -> int:
+    return int(np.einsum("i,i->", sums, keys))
 
 
 def _words(data: Bytes, skipped: int) -> Words:
@@ -200,48 +237,34 @@ def _in_rows(runs: Runs, at: int, buffer: Bytes, itemsize: int) -> Bytes:
     return rows
 
 
-def _sum_rows(rows: Bytes, starts: NDArray[np.int64]) -> int:
-    """Σ key · word over rows of bytes, of which each begins at its own byte of a tensor."""
-    count, length = rows.shape
-    width = -(-(7 + length) // 8)
-    room = np.zeros((count, 8 * width), np.uint8)
+def _sum_rows(rows: Bytes, starts: Ints) -> int:
+    """Σ key · words over rows of bytes, of which each begins at its own byte of a tensor."""
+    words, first = _row_words(rows, starts), starts >> 3
+    count, width = words.shape
+    page = first // PAGE
+    met = (first + width - 1) // PAGE - page + 1  # pages that each row lies in
+    row = np.repeat(np.arange(count), met)
+    pages = page[row] + np.arange(len(row)) - np.repeat(np.cumsum(met) - met, met)
+    begins = row * width + np.maximum(pages * PAGE - first[row], 0)
+    return _dot(np.add.reduceat(words.reshape(-1), begins), _keys(pages))
+
+
+def _row_words(rows: Bytes, starts: Ints) -> Words:
+    """Rows of bytes as rows of words, with zeros where a row has a part of a word only."""
     skipped = starts & 7
+    count, length = rows.shape
+    if length % 8 == 0 and not skipped.any():
+        return rows.view("<u8")
+    room = np.zeros((count, -(-(7 + length) // 8) * 8), np.uint8)
     for lead in set(skipped.tolist()):
         same = skipped == lead if (skipped != lead).any() else slice(None)
         room[same, lead : lead + length] = rows[same]
-    words: Words = room.view("<u8")
-    first, block = starts >> 3 & (BLOCK - 1), starts >> 3 >> _BLOCK_BITS
-    low = int(block.min())
-    block_keys = _keys(_BLOCK_KEYS + low, int(block.max()) - low + 2)
-    here, beyond = _row_keys(width)
-    total = _dot(np.einsum("rw,rw->r", words, here[first]), block_keys[block - low])
-    cut = np.flatnonzero(first + width > BLOCK)  # rows that go on in the next block
-    if len(cut):
-        sums: Words = np.einsum("rw,rw->r", words[cut], beyond[first[cut]])
-        total += _dot(sums, block_keys[block[cut] - low + 1])
-    return total & _MASK
+    return room.view("<u8")
 
 
-@lru_cache(maxsize=64)
-def _row_keys(width: int) -> tuple[Words, Words]:
-    """The keys of `width` words from each word of a block on: those in the block, those beyond it."""
-    none = np.zeros(width, np.uint64)
-    here, beyond = (
-        np.append(_word_keys(), none),
-        np.append(np.zeros(BLOCK, np.uint64), _word_keys()),
-    )
-    views = [np.lib.stride_tricks.sliding_window_view(x, width) for x in (here, beyond)]
-    return views[0], views[1]
-
-
-@lru_cache(maxsize=1)
-def _word_keys() -> Words:
-    return _keys(0, BLOCK)
-
-
-def _keys(first: int, count: int) -> Words:
-    """Odd keys number `first` and on: the outputs of SplitMix64 with the seed 0, the last bit set."""
-    state = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+def _keys(pages: Ints) -> Words:
+    """The odd keys of these pages: the outputs of SplitMix64 with the seed 0, the last bit set."""
+    state = (pages + 1).astype(np.uint64) * np.uint64(_GOLDEN)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     keys: Words = (state ^ (state >> np.uint64(31))) | np.uint64(1)

@@ -220,7 +220,7 @@ class Journal:
             ],
             "rounded": dict(written.rounded),
             "sums": [
-                [index[target], name, x.words, x.crc, x.count_bytes]
+                [index[target], name, x.pages, x.crc, x.count_bytes]
                 for (target, name), x in written.sums.items()
             ],
         }

@@ -13,12 +13,21 @@ from numpy.typing import NDArray
 from intarsia.mesh import Box
 from intarsia.planning.copy import box_copy, layout_of_box
 from intarsia.planning.manifest import Target
+from intarsia.run.checksum import crc32
 from intarsia.run.gather import Bytes
-from intarsia.run.hashing import Sum, merged, sum_layout
+from intarsia.run.hashing import Sum, merged, sum_buffer, sum_layout
 from intarsia.run.values import bits_dtype, cast
 
 Sums = dict[tuple[str, str], Sum]
 """By the names of a target and of a logical tensor of which it holds elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tallied:
+    """The sums of a window of a target, and the CRC-32 of each of its buffers."""
+
+    sums: Sums
+    crcs: tuple[int, ...]
 
 
 @dataclass
@@ -31,20 +40,24 @@ class Tally:
     sizes: Mapping[str, int] = field(default_factory=dict)
     _rooms: threading.local = field(default_factory=threading.local)
 
-    def of(self, target: Target, window: Box, held: Sequence[tuple[Box, Bytes]]) -> Sums:
-        """The sums of a window of a target, which lies in the buffers of these boxes."""
+    def of(self, target: Target, window: Box, held: Sequence[tuple[Box, Bytes]]) -> Tallied:
+        """What a window of a target comes to, which lies in the buffers of these boxes."""
         if not window.size or not self.sizes.keys() >= set(target.layout.tensors):
-            return {}
-        plain = all(_is_stretch(box, window) for box, _ in held)
-        parts = held if plain else [(window, self._assembled(target, window, held))]
-        itemsize = target.dtype.itemsize
-        found = merged(
-            sum_layout(
-                layout_of_box(target.layout, box), _unshifted(target, x), itemsize, self.sizes
+            return Tallied({}, tuple(crc32(x) for _, x in held))
+        if target.shift or not all(_is_stretch(box, window) for box, _ in held):
+            whole = _unshifted(target, self._assembled(target, window, held))
+            found = sum_layout(
+                layout_of_box(target.layout, window), whole, target.dtype.itemsize, self.sizes
             )
-            for box, x in parts
+            return Tallied(_of(target, found), tuple(crc32(x) for _, x in held))
+        sums, crcs = zip(
+            *(
+                sum_buffer(layout_of_box(target.layout, box), x, target.dtype.itemsize, self.sizes)
+                for box, x in held
+            ),
+            strict=True,
         )
-        return {(target.name, name): part for name, part in found.items()}
+        return Tallied(_of(target, merged(sums)), crcs)
 
     def _assembled(self, target: Target, window: Box, held: Sequence[tuple[Box, Bytes]]) -> Bytes:
         """The row-major bytes of a window that several boxes share: its runs are longer than theirs."""
@@ -62,6 +75,10 @@ class Tally:
             )
             whole[cut] = np.frombuffer(buffer, bits).reshape(box.shape)
         return room[:nbytes]
+
+
+def _of(target: Target, sums: Mapping[str, Sum]) -> Sums:
+    return {(target.name, name): found for name, found in sums.items()}
 
 
 def _is_stretch(box: Box, window: Box) -> bool:
