@@ -35,7 +35,7 @@ def test_sound_files_are_read(parser: Parser) -> None:
 
 
 @each_parser
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.randoms(use_true_random=False), st.data())
 def test_damaged_files_are_refused(
     parser: Parser, chance: random.Random, data: st.DataObject
@@ -45,7 +45,7 @@ def test_damaged_files_are_refused(
 
 
 @each_parser
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.binary(max_size=200))
 def test_noise_is_refused(parser: Parser, data: bytes) -> None:
     assert harm(parser, data) is None
