@@ -24,6 +24,9 @@ from intarsia.layout import Layout, chunk
 
 Shape = tuple[int, ...]
 
+MAX_RANKS = 1 << 20
+"""The most ranks of a mesh: every one of them is looked at."""
+
 
 @dataclass(frozen=True, slots=True)
 class Box:
@@ -119,12 +122,17 @@ class Mesh:
             if name in sizes:
                 raise UsageError(f"mesh axis {name!r} is given twice in {text!r}")
             digits = str(value)
+            if digits.isdecimal() and len(digits.lstrip("0")) > len(str(MAX_RANKS)):
+                raise UsageError(f"mesh axis {name} has at most {MAX_RANKS:,} ranks")
             if not digits.isdecimal() or int(digits) < 1:
                 raise UsageError(
                     f"mesh axis {name} is {value!r}", hint="a size is a whole number, at least 1"
                 )
             sizes[name] = int(digits)
-        return Mesh(**sizes)
+        mesh = Mesh(**sizes)
+        if mesh.size > MAX_RANKS:
+            raise UsageError(f"the mesh {mesh} has {mesh.size:,} ranks, at most {MAX_RANKS:,}")
+        return mesh
 
     @property
     def dense(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import inf
 
 from intarsia.errors import UsageError
 
@@ -35,6 +36,9 @@ def bytes_in(text: str | int) -> int:
     if isinstance(text, int):
         return text
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    if found is None or found[2].lower() not in _UNITS:
-        raise UsageError(f"{text!r} is not a size", hint="write for example 512MiB, 2GiB or 5GB")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    size = float(found[1]) * _UNITS.get(found[2].lower(), inf) if found else inf
+    if not size < 1 << 63:
+        raise UsageError(
+            f"{text[:40]!r} is not a size", hint="write for example 512MiB, 2GiB or 5GB"
+        )
+    return int(size)

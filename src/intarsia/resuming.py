@@ -46,6 +46,7 @@ def _go_on(
     staging: Staging, arrangement: Arrangement, journal: Journal, facts: Facts, found: Found
 ) -> str:
     """Take up what is proven of an earlier run; what is said of it."""
+    staging.check_links()
     done = journal.prove(found, arrangement)
     held = sum(p.stat().st_blocks * 512 for p in staging.folder.rglob("*") if p.is_file())
     staging.check_room(max(0, _need(arrangement) - held))

@@ -172,14 +172,16 @@ def test_a_view_that_ends_beyond_its_storage_is_refused() -> None:
         payload_of(blank)
 
 
-def pickle_swapped(blob: bytes, old: bytes, new: bytes) -> bytes:
+def pickle_swapped(blob: bytes, old: bytes | None, new: bytes) -> bytes:
     """The same archive with other opcodes in data.pkl, and checksums that fit them."""
     plain = zipfile.ZipFile(io.BytesIO(blob))
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as other:
         for name in plain.namelist():
             content = plain.read(name)
-            other.writestr(name, content.replace(old, new) if name.endswith(".pkl") else content)
+            if name.endswith(".pkl"):
+                content = new if old is None else content.replace(old, new)
+            other.writestr(name, content)
     return out.getvalue()
 
 
@@ -190,6 +192,13 @@ def test_a_tensor_subclass_is_refused_by_name() -> None:
         b"ctorch._utils\n_rebuild_tensor_v2\n",
         b"ctransformer_engine.pytorch.tensor\nFloat8Tensor\n",
     )
+    with pytest.raises(FormatError, match=r"transformer_engine\.pytorch\.tensor\.Float8Tensor"):
+        payload_of(swapped)
+
+
+def test_a_class_in_place_of_a_tensor_is_refused_by_name() -> None:
+    named = b"\x80\x02ctransformer_engine.pytorch.tensor\nFloat8Tensor\n."
+    swapped = pickle_swapped(saved(torch.zeros(2)), None, named)
     with pytest.raises(FormatError, match=r"transformer_engine\.pytorch\.tensor\.Float8Tensor"):
         payload_of(swapped)
 

@@ -1,41 +1,60 @@
-"""Damage that keeps most of a file's structure: flips, cuts, splices, lying lengths, odd words."""
+"""Damage that keeps most of a file's structure: flips, cuts, splices, lying lengths, odd words.
+
+Half of the damage knows what it damages: the fields of JSON, the opcodes of a pickle, the
+directory of an archive, the records of a journal or of DCP's metadata.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 
-INTERESTING = (
-    0,
-    1,
-    7,
-    8,
-    127,
-    128,
-    255,
-    256,
-    65535,
-    1 << 31,
-    (1 << 32) - 1,
-    (1 << 63) - 1,
-    1 << 63,
-)
-WORDS = (
-    b"-1", b"1e400", b"NaN", b"null", b"true", b"[]", b"{}", b'""', b"9" * 5000, b'"\\ud800"', b"\x00",
-    b"../x", b"[" * 70 + b"]" * 70, b"\x85", b"\x86", b"h\x00", b"R", b"b", b"(", b"t", b"u", b"2", b"0",
-    b"cos\nsystem\n", b"ctorch\nSize\n", b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06",
-    b"1000000000", b"4294967296", b'"x"', b"\xff\xff\xff\x7f",
-)  # fmt: skip
+from tests.fuzz.mutate_archive import archive_edited
+from tests.fuzz.mutate_json import header_edited, journal_edited, json_edited
+from tests.fuzz.mutate_metadata import metadata_edited
+from tests.fuzz.mutate_pickle import pickle_edited
+from tests.fuzz.values import NUMBERS, WORDS
+
+MAX_BYTES = 1 << 18
+Edit = Callable[[bytes, Sequence[bytes], random.Random], bytes | None]
 
 
-def mutated(data: bytes, others: list[bytes], chance: random.Random) -> bytes:
+def mutated(data: bytes, others: Sequence[bytes], chance: random.Random) -> bytes:
     """The file with one to four kinds of damage."""
-    out = bytearray(data)
     for _ in range(chance.choice((1, 1, 1, 2, 2, 3, 4))):
-        _damage(out, others, chance)
-    return bytes(out[: 1 << 20])
+        edits = edits_for(data) if chance.random() < 0.6 else ()
+        edited = _edited(chance.choice(edits), data, others, chance) if edits else None
+        data = _damaged(data, others, chance) if edited is None else edited
+        data = data[:MAX_BYTES]
+    return data
 
 
-def _damage(out: bytearray, others: list[bytes], chance: random.Random) -> None:
+def _edited(
+    edit: Edit, data: bytes, others: Sequence[bytes], chance: random.Random
+) -> bytes | None:
+    try:
+        return edit(data, others, chance)
+    except Exception:  # what an edit cannot understand is left to plain damage
+        return None
+
+
+def edits_for(data: bytes) -> Sequence[Edit]:
+    """The edits that understand a file, by how it begins; each gives None where it does not."""
+    if data[:1] in (b"{", b"["):
+        return (json_edited,)
+    if data[8:9] == b"{":
+        return (header_edited,)
+    if data[:2] == b"PK" or b"PK\5\6" in data[-400:]:
+        return (archive_edited,)
+    if data[8:10] == b" {":
+        return (journal_edited,)
+    if data[:1] == b"\x80":
+        return (metadata_edited, pickle_edited) if b"Metadata" in data else (pickle_edited,)
+    return ()
+
+
+def _damaged(data: bytes, others: Sequence[bytes], chance: random.Random) -> bytes:
+    out = bytearray(data)
     at = chance.randrange(len(out) + 1)
     size = chance.choice((1, 1, 2, 4, 8, 16, 64))
     kind = chance.randrange(8)
@@ -53,12 +72,13 @@ def _damage(out: bytearray, others: list[bytes], chance: random.Random) -> None:
         out[at : at + size] = other[start : start + 4 * size]
     elif kind == 5:
         width = chance.choice((1, 2, 4, 8))
-        number = chance.choice(INTERESTING) + chance.randrange(-1, 2)
+        number = chance.choice(NUMBERS) + chance.randrange(-1, 2)
         out[at : at + width] = (number % (1 << 8 * width)).to_bytes(width, "little")
     elif kind == 6:
         out[at : at + chance.choice((0, size))] = chance.choice(WORDS)
     else:
         _renumber(out, chance)
+    return bytes(out)
 
 
 def _renumber(out: bytearray, chance: random.Random) -> None:
@@ -68,4 +88,4 @@ def _renumber(out: bytearray, chance: random.Random) -> None:
         at = end = chance.choice(places)
         while end < len(out) and 48 <= out[end] <= 57:
             end += 1
-        out[at:end] = str(chance.choice(INTERESTING) - chance.randrange(3)).encode()
+        out[at:end] = str(chance.choice(NUMBERS) - chance.randrange(3)).encode()

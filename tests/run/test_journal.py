@@ -19,7 +19,8 @@ from intarsia.planning.manifest import Target
 from intarsia.run import journal as subject
 from intarsia.run.checksum import crc32
 from intarsia.run.execute import Part, Written, cut_steps
-from intarsia.run.journal import Journal, read_lines, to_line
+from intarsia.run.journal import Journal
+from intarsia.run.records import read_lines, to_line
 from intarsia.store.staging import Staging
 
 U8 = BY_NAME["U8"]
@@ -102,6 +103,46 @@ def test_nothing_after_a_damaged_line_is_believed(journal: Journal) -> None:
     lines[1] = lines[1].replace(b"8", b"9", 1)
     path.write_bytes(b"\n".join(lines))
     assert proven(journal) == [row(0)]
+
+
+LINE = {"windows": [[0, [1, 0], [1, 8]]], "parts": [[0, 0, 8, 8, 0]], "rounded": {}, "sums": []}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [], {}, {"synced": "all"}, {"synced": -1},
+        *({name: value for name, value in LINE.items() if name != left} for left in LINE),
+        LINE | {"windows": [[2, [0, 0], [1, 8]]]},
+        LINE | {"windows": [[-1, [0, 0], [1, 8]]]},
+        LINE | {"windows": [[0, [0], [1]]]},
+        LINE | {"windows": [[0, [4, 0], [1, 8]]]},
+        LINE | {"windows": [[0, [0, 0], ["1", 8]]]},
+        LINE | {"windows": [[1, [0, 0], [0, 3]]]},
+        LINE | {"parts": [[0, 0, 8, 8]]},
+        LINE | {"parts": [[0, 0, 8, 1 << 60, 0]]},
+        LINE | {"parts": [[0, 9, 8, 8, 0]]},
+        LINE | {"parts": [[0, -1, 8, 8, 0]]},
+        LINE | {"parts": [[0, 0, 8, "8", 0]]},
+        LINE | {"rounded": {"a": "much"}},
+        LINE | {"rounded": [1]},
+        LINE | {"sums": [[0, "a", 1, 2, "3"]]},
+        LINE | {"sums": [[0, ["a"], 1, 2, 3]]},
+    ],
+)  # fmt: skip
+def test_a_record_that_makes_no_sense_is_not_believed(journal: Journal, wrong: object) -> None:
+    note(journal, 0)
+    path = journal.folder / "0-0"
+    path.write_bytes(path.read_bytes() + to_line(wrong))
+    assert proven(journal) == [row(0)]
+
+
+@pytest.mark.parametrize("head", [[], 1, {"facts": [], "folder": 1, "generation": 0},
+    {"facts": {"a": 1}, "folder": 1, "generation": 0}, {"facts": {}, "folder": "1", "generation": 0},
+    {"facts": {}, "folder": 1, "generation": "../*"}])  # fmt: skip
+def test_a_head_that_makes_no_sense_is_no_journal(journal: Journal, head: object) -> None:
+    (journal.folder / "job").write_bytes(to_line(head))
+    assert journal.find() is None
 
 
 def test_a_torn_head_is_no_journal(journal: Journal) -> None:

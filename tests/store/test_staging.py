@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from intarsia.errors import StoreError, UsageError
+from intarsia.errors import IntarsiaError, StoreError, UsageError
 from intarsia.store.staging import Staging
 from tests.checkpoints import environment, files_of, leftovers
 
@@ -120,6 +120,70 @@ def test_a_symbolic_link_is_refused_as_a_destination(tmp_path: Path, overwrite: 
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="symbolic link"):
         begun(tmp_path / "dangling", overwrite=overwrite)
+
+
+def take_up(staging: Staging) -> None:
+    """Claim a destination as a run does that goes on with what an earlier one left."""
+    try:
+        staging.claim()
+        staging.check_links()
+    finally:
+        staging.abandon(keep=True)
+
+
+@pytest.mark.parametrize("name", [
+    ".out.intarsia-partial", ".out.intarsia-journal", ".out.intarsia-lock",
+    ".out.intarsia-partial/optimizer", ".out.intarsia-partial/model.safetensors",
+    ".out.intarsia-journal/job.new", ".out.intarsia-journal/0-0",
+])  # fmt: skip
+@pytest.mark.parametrize("leads_to", ["file", "folder", "nothing"])
+def test_a_link_that_was_planted_where_we_write_is_refused(
+    tmp_path: Path, name: str, leads_to: str
+) -> None:
+    outside, home = tmp_path / "outside", tmp_path / "home"
+    (outside / "folder").mkdir(parents=True)
+    (outside / "file").write_text("mine")
+    (home / name).parent.mkdir(parents=True, exist_ok=True)
+    (home / name).symlink_to(outside / leads_to)
+    with pytest.raises(StoreError, match="link"):
+        take_up(Staging(home / "out"))
+    assert files_of(outside) == {"file": b"mine"}
+    assert (home / name).is_symlink()
+
+
+def test_a_link_planted_as_the_folder_that_was_replaced_never_becomes_the_destination(
+    tmp_path: Path,
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (tmp_path / ".out.intarsia-partial-replaced").symlink_to(outside)
+    staging = begun(tmp_path / "out")
+    staging.write_small("x", b"1")
+    staging.commit()
+    assert files_of(tmp_path / "out") == {"x": b"1"}
+    assert not (tmp_path / "out").is_symlink()
+    assert not any(outside.iterdir())
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "a/../../x", "/etc/x", "..", ".", "", "a\0b", "\ud800", "a" * 300]
+)
+def test_a_file_that_is_none_of_the_destination_is_refused(tmp_path: Path, name: str) -> None:
+    staging = begun(tmp_path / "home" / "out")
+    with pytest.raises(IntarsiaError):
+        staging.write_small(name, b"x")
+    staging.abandon()
+    assert files_of(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "sub/x", "-rf", "~", "$HOME", "*", "\u00fc", "a\nb", "con", "x\\y"]
+)
+def test_an_odd_name_is_a_name(tmp_path: Path, name: str) -> None:
+    staging = begun(tmp_path / "out")
+    staging.write_small(name, b"x")
+    staging.commit()
+    assert files_of(tmp_path / "out") == {name: b"x"}
 
 
 def test_a_symbolic_link_in_place_of_the_partial_folder_is_refused(tmp_path: Path) -> None:

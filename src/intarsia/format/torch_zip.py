@@ -19,7 +19,7 @@ from zlib import crc32
 from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import FormatError
 from intarsia.format.tensor_bounds import bytes_of
-from intarsia.format.unpickle import Storage, Tensor, brief, load_inert
+from intarsia.format.unpickle import Inert, Storage, Tensor, brief, load_inert
 
 Read = Callable[[int, int], bytes]
 
@@ -265,7 +265,8 @@ def _tensor(data: bytes, where: str) -> Tensor:
     if found is None:
         found = load_inert(data, where, _storage)
         if not isinstance(found, Tensor):
-            kinds = [brief(a) for a in getattr(found, "args", ()) if isinstance(a, type)]
+            args = found.args if isinstance(found, Inert) else ()
+            kinds = [brief(a) for a in args if isinstance(a, type)]
             kind = kinds[-1] if kinds else brief(found)
             raise FormatError(
                 f"a plain tensor is expected, found {kind} - at {where}",

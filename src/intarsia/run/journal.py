@@ -12,11 +12,10 @@ checksums that the record gives.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,18 +25,18 @@ import numpy as np
 
 from intarsia.errors import StoreError
 from intarsia.format.base import Arrangement
-from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
 from intarsia.run.checksum import crc32
 from intarsia.run.done import NOTHING, Done, is_whole
 from intarsia.run.execute import Part, Written
-from intarsia.run.hashing import Sum
+from intarsia.run.records import line_of, read_lines, to_line, written_in
 from intarsia.store.local import Folder
 from intarsia.store.naming import naming
 from intarsia.store.staging import Staging
 from intarsia.store.swap import sync_path
 
 JOB = "job"
+_OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 LEAST_SECONDS, REST = 0.25, 10
 """A mark follows the one before it after this time, and after so many times what that one took."""
 
@@ -85,7 +84,12 @@ class Journal:
         head = next(read_lines(self.folder / JOB), None)
         if head is None or head.keys() != {"facts", "folder", "generation"}:
             return None
-        return Found(head["facts"], head["folder"], head["generation"])
+        facts, folder, generation = head["facts"], head["folder"], head["generation"]
+        if type(facts) is not dict or {*map(type, facts.values())} - {str}:
+            return None
+        if type(folder) is not int or type(generation) is not int:
+            return None
+        return Found(facts, folder, generation)
 
     def begin(self, facts: Facts, done: Done = NOTHING, generation: int = 0) -> None:
         """Say in one step whose journal this is, and which of the job's bytes are on disk."""
@@ -96,7 +100,7 @@ class Journal:
             fresh = self.folder / f"{JOB}.new"
             with fresh.open("wb") as file:
                 file.write(to_line(head))
-                file.writelines(to_line(self._line(record)) for record in done.records)
+                file.writelines(to_line(line_of(record, self._index)) for record in done.records)
                 file.flush()
                 if done.records:
                     os.fsync(file.fileno())
@@ -107,20 +111,27 @@ class Journal:
 
     def read(self, found: Found) -> tuple[Done, Done]:
         """The records that are on disk for sure, and those that may be."""
-        sure = [
-            self._written(line) for line in read_lines(self.folder / JOB) if "facts" not in line
-        ]
+        lines = (line for line in read_lines(self.folder / JOB) if "facts" not in line)
+        sure, _ = self._believed(lines)
         maybe: list[Written] = []
         for path in sorted(self.folder.glob(f"{found.generation}-*")):
-            records, marked = [], 0
-            for line in read_lines(path):
-                if "synced" in line:
-                    marked = line["synced"]
-                else:
-                    records.append(self._written(line))
+            records, marked = self._believed(read_lines(path))
             sure += records[:marked]
             maybe += records[marked:]
         return Done(sure), Done(maybe)
+
+    def _believed(self, lines: Iterable[Mapping[str, Any]]) -> tuple[list[Written], int]:
+        """The records up to the first that makes no sense, and how many of them a mark covers."""
+        records: list[Written] = []
+        marked = 0
+        for line in lines:
+            if type(line.get("synced")) is int and 0 <= line["synced"] <= len(records):
+                marked = line["synced"]
+            elif (record := written_in(line, self.targets)) is not None:
+                records.append(record)
+            else:
+                break
+        return records, marked
 
     def prove(self, found: Found, arrangement: Arrangement) -> Done:
         """The records that are on disk for sure, and those whose bytes read back as they say."""
@@ -129,8 +140,12 @@ class Journal:
             sizes = {file: folder.size(file) for file in arrangement.files if folder.has(file)}
 
             def intact(part: Part) -> bool:
-                file = arrangement.slots[part.target][part.slot].file
-                return sizes.get(file) == arrangement.files[file]
+                slots = arrangement.slots[part.target]
+                if part.slot >= len(slots):
+                    return False
+                file, start = slots[part.slot].file, slots[part.slot].start_bytes
+                end = start + part.start_bytes + part.length_bytes
+                return sizes.get(file) == arrangement.files[file] and end <= sizes[file]
 
             return Done(
                 [r for r in sure.records if all(map(intact, r.parts))]
@@ -148,13 +163,13 @@ class Journal:
         done, _ = self.read(found)
         self._path = path = self.folder / f"{found.generation}-{rank}"
         with naming(path):
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(path, _OPEN, 0o644)
         self._due_at = time.monotonic() + LEAST_SECONDS
         return done
 
     def record(self, written: Written) -> None:
         """Note a step whose bytes the kernel has, from any thread."""
-        line = to_line(self._line(written))
+        line = to_line(line_of(written, self._index))
         with self._lock:
             if self._failure is not None:
                 raise self._failure
@@ -210,30 +225,6 @@ class Journal:
             while line:
                 line = line[os.write(self._fd, line) :]
 
-    def _line(self, written: Written) -> dict[str, Any]:
-        index = self._index
-        return {
-            "windows": [[index[t.name], box.offsets, box.shape] for t, box in written.step],
-            "parts": [
-                [index[p.target], p.slot, p.start_bytes, p.length_bytes, p.crc]
-                for p in written.parts
-            ],
-            "rounded": dict(written.rounded),
-            "sums": [
-                [index[target], name, x.pages, x.crc, x.count_bytes]
-                for (target, name), x in written.sums.items()
-            ],
-        }
-
-    def _written(self, line: Mapping[str, Any]) -> Written:
-        targets = self.targets
-        return Written(
-            tuple((targets[t], Box(tuple(at), tuple(shape))) for t, at, shape in line["windows"]),
-            tuple(Part(targets[t].name, *rest) for t, *rest in line["parts"]),
-            line["rounded"],
-            {(targets[t].name, name): Sum(*x) for t, name, *x in line["sums"]},
-        )
-
     @cached_property
     def _index(self) -> dict[str, int]:
         return {target.name: k for k, target in enumerate(self.targets)}
@@ -242,24 +233,6 @@ class Journal:
 def is_broken(error: object) -> bool:
     """Whether an error says that a disk lost something."""
     return isinstance(error, StoreError) and error.errno == errno.EIO
-
-
-def to_line(value: Mapping[str, Any]) -> bytes:
-    """One record, its checksum first."""
-    text = json.dumps(value, separators=(",", ":")).encode()
-    return b"%08x %s\n" % (crc32(text), text)
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file up to the first that is torn or damaged."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return
-    for line in data.split(b"\n")[:-1]:
-        if len(line) < 9 or line[:9] != b"%08x " % crc32(line[9:]):
-            return
-        yield json.loads(line[9:])
 
 
 def _holds(part: Part, record: Written, folder: Folder, arrangement: Arrangement) -> bool:

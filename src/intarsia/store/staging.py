@@ -83,6 +83,16 @@ class Staging:
             if mine.is_symlink():
                 raise StoreError(f"{mine} is a symbolic link", hint="remove it")
 
+    def check_links(self) -> None:
+        """Raise where what an earlier run left holds a link, through which others' files would be written."""
+        for mine in (self.folder, self.journal):
+            for path in mine.rglob("*"):
+                if path.is_symlink():
+                    raise StoreError(
+                        f"{path} is a symbolic link, which no run of Intarsia has made",
+                        hint=f"remove {mine} and start anew without --resume",
+                    )
+
     def clear(self) -> None:
         """Begin anew, with an empty folder."""
         with naming(self.folder):
@@ -122,10 +132,13 @@ class Staging:
         path = self.folder / file
         if not path.is_relative_to(self.folder) or ".." in path.parts[len(self.folder.parts) :]:
             raise UnsafeError(f"{file!r} lies outside of the destination")
-        with naming(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(path, _OPEN | (0 if keep else os.O_TRUNC), 0o644)
-            os.truncate(fd, size_bytes)
+        try:
+            with naming(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                fd = os.open(path, _OPEN | (0 if keep else os.O_TRUNC), 0o644)
+                os.truncate(fd, size_bytes)
+        except ValueError as error:  # a NUL, or half a character
+            raise UnsafeError(f"{file!r} is no name of a file") from error
         self._open[file] = fd
 
     def write(self, file: str, start_bytes: int, buffers: Sequence[Buffer]) -> None:
@@ -246,7 +259,7 @@ class Staging:
                 fd = self._open.get(file)
                 if fd is None:
                     with naming(self.folder / file):
-                        fd = os.open(self.folder / file, os.O_RDWR | os.O_CLOEXEC)
+                        fd = os.open(self.folder / file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
                     self._open[file] = fd
         return fd
 

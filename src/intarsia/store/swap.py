@@ -32,7 +32,7 @@ def put_in_place(folder: Path, destination: Path) -> None:
 def restore(folder: Path, destination: Path) -> None:
     """Undo what a run left that was killed while it put `folder` in place in two steps."""
     old = _replaced(folder)
-    if old.exists() and not destination.exists():
+    if old.exists() and not old.is_symlink() and not destination.exists():
         old.rename(destination)
     else:
         remove(old)

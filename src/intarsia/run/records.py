@@ -1,0 +1,101 @@
+"""The records of a journal as lines of text, and what a line must say to be believed.
+
+A line that has its checksum was written by a run; whether by one of ours is another matter, so
+each number is held against the job before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Target
+from intarsia.run.checksum import crc32
+from intarsia.run.execute import Part, Written
+from intarsia.run.hashing import Sum
+
+
+def to_line(value: Any) -> bytes:
+    """One record, its checksum first."""
+    text = json.dumps(value, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (crc32(text), text)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a file up to the first that is torn or damaged."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return
+    for line in data.split(b"\n")[:-1]:
+        if len(line) < 9 or line[:9] != b"%08x " % crc32(line[9:]):
+            return
+        try:
+            value = json.loads(line[9:])
+        except (ValueError, RecursionError):
+            return
+        if type(value) is not dict:
+            return
+        yield value
+
+
+def line_of(written: Written, index: Mapping[str, int]) -> dict[str, Any]:
+    """What is noted of a step; `index` gives the numbers of the job's targets."""
+    return {
+        "windows": [[index[t.name], box.offsets, box.shape] for t, box in written.step],
+        "parts": [
+            [index[p.target], p.slot, p.start_bytes, p.length_bytes, p.crc] for p in written.parts
+        ],
+        "rounded": dict(written.rounded),
+        "sums": [
+            [index[target], name, x.pages, x.crc, x.count_bytes]
+            for (target, name), x in written.sums.items()
+        ],
+    }
+
+
+def written_in(line: Mapping[str, Any], targets: Sequence[Target]) -> Written | None:
+    """The step that a line tells of; None where it tells of none that this job could have."""
+    try:
+        step = tuple(_window(row, targets) for row in line["windows"])
+        parts = tuple(_part(row, targets) for row in line["parts"])
+        rounded = {_text(name): _count(n) for name, n in line["rounded"].items()}
+        sums = {
+            (targets[_count(t)].name, _text(name)): Sum(*map(_count, x))
+            for t, name, *x in line["sums"]
+        }
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        return None
+    if not {part.target for part in parts} <= {target.name for target, _ in step}:
+        return None
+    return Written(step, parts, rounded, sums)
+
+
+def _window(row: Any, targets: Sequence[Target]) -> tuple[Target, Box]:
+    number, offsets, shape = row
+    target = targets[_count(number)]
+    box = Box(tuple(map(_count, offsets)), tuple(map(_count, shape)))
+    for at, n, whole in zip(box.offsets, box.shape, target.shape, strict=True):
+        if at + n > whole:
+            raise ValueError(f"{box} is not within {target.shape}")
+    return target, box
+
+
+def _part(row: Any, targets: Sequence[Target]) -> Part:
+    target, slot, start_bytes, length_bytes, crc = map(_count, row)
+    return Part(targets[target].name, slot, start_bytes, length_bytes, crc)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 64:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{value!r} is no name")
+    return value
