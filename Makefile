@@ -42,7 +42,11 @@ test: lint
 test-all: lint
 	$(BIN)/python -m pytest --durations=20 --hypothesis-profile=new
 
-bench: $(VENV)/.test
+$(VENV)/.bench: $(VENV)/.test
+	$(PIP) --editable ".[bench]"
+	@touch $@
+
+bench: $(VENV)/.bench
 	@for name in read_amplification plan_scale convert megatron optimizer digest load background; do \
 		echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 

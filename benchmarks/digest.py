@@ -2,8 +2,8 @@
 
 Each round reads every tensor and drops it, then takes the digests, from files in the page cache
 (warm) and from files that were dropped from it (cold), on the same number of threads.  Prints
-medians of wall and processor seconds, and ratios to reading alone.  `xxh128sum`, or the package
-`xxhash`, is measured where it is installed.
+medians of wall and processor seconds, and ratios to reading alone.  `xxh128sum` is the command
+where there is one, and else the package `xxhash`, which `make bench` installs.
 
     python benchmarks/digest.py [--rounds 5] [--gigabytes 2] [--folder DIR]
 """
