@@ -130,6 +130,14 @@ def tensor_that_is_hollow(folder: Path, canary: Path) -> None:
     sound.dcp(folder, sound.metadata_of(a=record), data)
 
 
+def tensor_that_is_a_little_hollow(folder: Path, canary: Path) -> None:
+    """A tensor of half a gibibyte of which sixteen bytes are stored."""
+    data = sound.blob()
+    chunk = ChunkRecord((5,), (4,), "__0_0.distcp", 0, len(data))
+    record = TensorRecord("a", sound.F32, (1 << 27,), (chunk,))
+    sound.dcp(folder, sound.metadata_of(a=record), data)
+
+
 def tensor_of_endless_rows(folder: Path, canary: Path) -> None:
     """A tensor of 2**30 by 2**30 elements of which none is stored, nor described as a chunk."""
     record = TensorRecord("a", sound.F32, (1 << 30, 1 << 30), ())

@@ -48,6 +48,9 @@ def commands(src: Path, out: Path) -> Iterator[list[object]]:
     yield ["convert", src, out, "--to", "dcp"]
     yield ["convert", src, out, "--to", "torch_dist"]
     yield ["verify", src, src]
+    yield ["verify", src]
+    yield ["digest", src]
+    yield ["diff", src, src]
 
 
 def run(theme: str, limited: bool = True) -> Iterator[dict[str, Any]]:
