@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import unicodedata
+from pathlib import Path
 
 import pytest
 
-from attacks.names import STEERING
+from attacks.names import STEERING, tensors_that_steer_the_terminal
 from intarsia.cli.output import printable, table
+from tests.checkpoints import intarsia
 
 
 @pytest.mark.parametrize(
@@ -49,3 +51,10 @@ def test_a_table_shows_hostile_names_in_one_row_each(capsys: pytest.CaptureFixtu
     assert all(c == "\n" or c.isprintable() for c in out)
     assert r"\x1b[2J" in out
     assert "[bold red]markup[/]" in out
+
+
+def test_digests_are_one_line_each_whatever_the_tensors_are_called(tmp_path: Path) -> None:
+    tensors_that_steer_the_terminal(tmp_path / "src", tmp_path / "canary")
+    lines = intarsia("digest", tmp_path / "src").out.splitlines()
+    assert len(lines) == len(STEERING) + 1
+    assert all(line.isprintable() for line in lines)
