@@ -131,10 +131,10 @@ def tensor_that_is_hollow(folder: Path, canary: Path) -> None:
 
 
 def tensor_that_is_a_little_hollow(folder: Path, canary: Path) -> None:
-    """A tensor of half a gibibyte of which sixteen bytes are stored."""
+    """A tensor of 64 MiB of which sixteen bytes are stored."""
     data = sound.blob()
     chunk = ChunkRecord((5,), (4,), "__0_0.distcp", 0, len(data))
-    record = TensorRecord("a", sound.F32, (1 << 27,), (chunk,))
+    record = TensorRecord("a", sound.F32, (1 << 24,), (chunk,))
     sound.dcp(folder, sound.metadata_of(a=record), data)
 
 

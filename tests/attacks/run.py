@@ -50,7 +50,6 @@ def commands(src: Path, out: Path) -> Iterator[list[object]]:
     yield ["verify", src, src]
     yield ["verify", src]
     yield ["digest", src]
-    yield ["diff", src, src]
 
 
 def run(theme: str, limited: bool = True) -> Iterator[dict[str, Any]]:

@@ -337,9 +337,9 @@ def test_tensors_that_claim_far_more_than_is_stored_are_refused(
 def test_tensors_that_lack_some_chunks_are_read_and_not_proven(tmp_path: Path) -> None:
     data = sound.blob()
     record = TensorRecord(
-        "a", sound.F32, (1 << 27,), (ChunkRecord((5,), (4,), "__0_0.distcp", 0, len(data)),)
+        "a", sound.F32, (1 << 24,), (ChunkRecord((5,), (4,), "__0_0.distcp", 0, len(data)),)
     )
     src = sound.dcp(tmp_path / "src", sound.metadata_of(a=record), data)
     plan = intarsia.plan(src, to="hf")
     assert not plan.proven
-    assert "134,217,724 of 134,217,728 elements" in str(plan.gaps[0])
+    assert "16,777,212 of 16,777,216 elements" in str(plan.gaps[0])

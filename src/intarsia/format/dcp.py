@@ -37,7 +37,7 @@ from intarsia.store.local import Folder
 
 METADATA = ".metadata"
 LINE_BYTES = 64
-HOLLOW_BYTES = 1 << 30
+HOLLOW_BYTES = 64 << 20
 """How much of a checkpoint may be claimed without being stored, before it is no checkpoint."""
 
 
