@@ -122,6 +122,28 @@ def chunks_beyond_their_tensor(folder: Path, canary: Path) -> None:
     sound.dcp(folder, sound.metadata_of(a=record))
 
 
+def tensor_that_is_hollow(folder: Path, canary: Path) -> None:
+    """A tensor of 2**60 elements of which four are stored."""
+    data = sound.blob()
+    chunk = ChunkRecord((5,), (4,), "__0_0.distcp", 0, len(data))
+    record = TensorRecord("a", sound.F32, (1 << 60,), (chunk,))
+    sound.dcp(folder, sound.metadata_of(a=record), data)
+
+
+def tensor_that_is_a_little_hollow(folder: Path, canary: Path) -> None:
+    """A tensor of 64 MiB of which sixteen bytes are stored."""
+    data = sound.blob()
+    chunk = ChunkRecord((5,), (4,), "__0_0.distcp", 0, len(data))
+    record = TensorRecord("a", sound.F32, (1 << 24,), (chunk,))
+    sound.dcp(folder, sound.metadata_of(a=record), data)
+
+
+def tensor_of_endless_rows(folder: Path, canary: Path) -> None:
+    """A tensor of 2**30 by 2**30 elements of which none is stored, nor described as a chunk."""
+    record = TensorRecord("a", sound.F32, (1 << 30, 1 << 30), ())
+    sound.dcp(folder, sound.metadata_of(a=record))
+
+
 def _llama(**changes: object) -> dict[str, object]:
     return {
         "model_type": "llama", "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1,

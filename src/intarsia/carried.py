@@ -62,26 +62,32 @@ def read_entries(src: Manifest, limit_bytes: int) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     total = 0
     with folder_of(src) as folder:
-        for name, data in _each_entry(src, folder):
+        for name, data in _each_entry(src, folder, limit_bytes):
             if data not in held:
                 held[data] = data
                 total += len(data)
                 if total > limit_bytes:
-                    raise UsageError(
-                        f"the entries of {src.path} take more than {human(limit_bytes)}, half of the"
-                        f" memory budget; `{name}` is the one too many of {len(src.entries)}",
-                        hint="give more with --memory, or leave them out with --optimizer drop",
-                    )
+                    raise _too_much(src, name, limit_bytes)
             found[name] = held[data]
     return found
 
 
-def _each_entry(src: Manifest, folder: Folder) -> Iterator[tuple[str, bytes]]:
+def _each_entry(src: Manifest, folder: Folder, limit_bytes: int) -> Iterator[tuple[str, bytes]]:
     if src.format == "hf":
         yield from hf.read_entries(folder).items() if src.entries else ()
         return
     for name, e in src.entries.items():
+        if e.length_bytes > limit_bytes:
+            raise _too_much(src, name, limit_bytes)
         yield name, folder.read(e.file, e.start_bytes, e.length_bytes)
+
+
+def _too_much(src: Manifest, name: str, limit_bytes: int) -> UsageError:
+    return UsageError(
+        f"the entries of {src.path} take more than {human(limit_bytes)}, half of the"
+        f" memory budget; `{name}` is the one too many of {len(src.entries)}",
+        hint="give more with --memory, or leave them out with --optimizer drop",
+    )
 
 
 def groups_of(src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:

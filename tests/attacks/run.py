@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import sys
 import tempfile
@@ -17,7 +18,10 @@ from typing import Any
 
 from tests.checkpoints import intarsia
 
-THEMES = ("code", "paths", "sizes", "pickles")
+THEMES = ("code", "paths", "sizes", "pickles", "names", "megatron", "planted")
+STEERING = re.compile(
+    "[^\\n -~\u00a0-\U0010ffff]|[\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
+)
 MEMORY_BYTES = 1 << 30
 CPU_SECONDS = 240
 
@@ -35,13 +39,17 @@ def exploits(theme: str) -> dict[str, Any]:
 
 
 def commands(src: Path, out: Path) -> Iterator[list[object]]:
-    yield ["inspect", src, "--tensors"]
+    yield ["inspect", src, "--tensors", "--html", src.parent / "page.html"]
     yield ["plan", src, "--to", "dcp", "--mesh", "tp=2"]
     yield ["plan", src, "--to", "dcp", "--dialect", "hf-module"]
+    if (src.parent / ".out.intarsia-journal").exists():
+        yield ["convert", src, out, "--to", "hf", "--resume"]
     yield ["convert", src, out, "--to", "hf"]
     yield ["convert", src, out, "--to", "dcp"]
     yield ["convert", src, out, "--to", "torch_dist"]
     yield ["verify", src, src]
+    yield ["verify", src]
+    yield ["digest", src]
 
 
 def run(theme: str, limited: bool = True) -> Iterator[dict[str, Any]]:
@@ -58,6 +66,11 @@ def run(theme: str, limited: bool = True) -> Iterator[dict[str, Any]]:
             home = Path(place) / "home"
             home.mkdir()
             canary, src = Path(place) / "canary", home / "src"
+            outside = Path(place) / "outside"
+            (outside / "folder").mkdir(parents=True)
+            for file in ("file", "folder/file"):
+                (outside / file).write_text("precious")
+            kept = {p: p.read_bytes() if p.is_file() else b"" for p in outside.rglob("*")}
             make(src, canary)
             before = {p.name for p in home.iterdir()}
             wrong, messages = [], []
@@ -73,7 +86,11 @@ def run(theme: str, limited: bool = True) -> Iterator[dict[str, Any]]:
                     wrong.append(f"{words}: not foreseen: {said[:300]}")
                 if answer.status == 2 and not said:
                     wrong.append(f"{words}: no message")
-                if len(said) > 5000 or any(c in said + answer.out for c in "\x1b\x07"):
+                page = (home / "page.html").read_text() if (home / "page.html").exists() else ""
+                (home / "page.html").unlink(missing_ok=True)
+                if "alert(1)</script>" in page or "<img src=x" in page:
+                    wrong.append(f"{words}: a page that runs what a name says")
+                if len(said) > 5000 or STEERING.search(said + answer.out + page):
                     wrong.append(f"{words}: a message that steers the terminal or never ends")
                 if k > 2 and (home / "out").exists() and answer.status == 0:
                     leaked = [p for p in (home / "out").rglob("*") if p.is_symlink()]
@@ -83,6 +100,8 @@ def run(theme: str, limited: bool = True) -> Iterator[dict[str, Any]]:
                     ]
                     wrong += [f"{words}: {p} was carried out" for p in leaked]
                     os.rename(home / "out", Path(place) / f"done{k}")
+            if kept != {p: p.read_bytes() if p.is_file() else b"" for p in outside.rglob("*")}:
+                wrong.append("what lies outside was changed")
             if canary.exists():
                 wrong.append("code was run")
             if extra := {p.name for p in home.iterdir()} - before:

@@ -13,7 +13,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import intarsia
+from attacks import sound
 from intarsia.errors import FormatError, IntarsiaError, UnsafeError
+from intarsia.format.dcp_metadata import ChunkRecord, TensorRecord
 from intarsia.formats import read_manifest
 from tests.checkpoints import (
     DTYPES,
@@ -314,3 +316,30 @@ def test_metadata_with_a_wrong_element_type_is_refused(sharded: Path) -> None:
     with pytest.raises(FormatError, match=r"the metadata says F16 .*the archive holds BF16"):
         intarsia.convert(sharded, sharded.parent / "out", to="hf")
     assert not (sharded.parent / "out").exists()
+
+
+@pytest.mark.parametrize("shape", [(1 << 60,), (1 << 30, 1 << 30)])
+def test_tensors_that_claim_far_more_than_is_stored_are_refused(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    data = sound.blob()
+    chunk = ChunkRecord(
+        (0,) * len(shape), (1,) * (len(shape) - 1) + (4,), "__0_0.distcp", 0, len(data)
+    )
+    record = TensorRecord("a", sound.F32, shape, (chunk,))
+    src = sound.dcp(tmp_path / "src", sound.metadata_of(a=record), data)
+    with pytest.raises(
+        FormatError, match=r"claims 4194304\.00 TiB of tensors, its files have 1\.54 KiB"
+    ):
+        read_manifest(src)
+
+
+def test_tensors_that_lack_some_chunks_are_read_and_not_proven(tmp_path: Path) -> None:
+    data = sound.blob()
+    record = TensorRecord(
+        "a", sound.F32, (1 << 24,), (ChunkRecord((5,), (4,), "__0_0.distcp", 0, len(data)),)
+    )
+    src = sound.dcp(tmp_path / "src", sound.metadata_of(a=record), data)
+    plan = intarsia.plan(src, to="hf")
+    assert not plan.proven
+    assert "16,777,212 of 16,777,216 elements" in str(plan.gaps[0])

@@ -112,7 +112,7 @@ class Fuzzer:
             if parser.name in cases:
                 print(f"{parser.name:<28}{cases[parser.name]:>12,} cases{grown[parser.name]:>8,} new ways")  # fmt: skip
         print(
-            f"{cases.total():,} cases in {seconds / 3600:.2f} CPU hours on {self.asked.workers} workers"
+            f"{cases.total():,} cases in {seconds / 3600:.3f} CPU hours on {self.asked.workers} workers"
             f" ({elapsed / 60:.1f} minutes), {len(self.found)} kinds of harm"
         )
 

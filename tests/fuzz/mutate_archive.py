@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import re
+import warnings
 from collections.abc import Sequence
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
@@ -60,7 +61,11 @@ def _packed(data: bytes, others: Sequence[bytes], chance: random.Random) -> byte
             held[pickles[0]] = (name, pickle_edited(content, others, chance) or content)
     out = io.BytesIO()
     deflated = chance.random() < 0.03
-    with ZipFile(out, "w", ZIP_DEFLATED if deflated else ZIP_STORED) as archive:
+    with (
+        warnings.catch_warnings(),
+        ZipFile(out, "w", ZIP_DEFLATED if deflated else ZIP_STORED) as archive,
+    ):
+        warnings.simplefilter("ignore")  # a name that comes twice is meant
         for name, content in held:
             archive.writestr(name, content)
     return out.getvalue()

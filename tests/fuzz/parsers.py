@@ -16,7 +16,7 @@ from zlib import crc32
 
 import torch
 
-from attacks import sound
+from attacks import models, sound
 from intarsia import api
 from intarsia.checking.digest import stored_digests
 from intarsia.cli.output import printable
@@ -37,7 +37,6 @@ from intarsia.report.safe import html, script
 from intarsia.run.journal import Journal
 from intarsia.store.staging import Staging
 from tests.family.configs import CASES
-from tests.fuzz import seeds
 
 CORPUS = Path(__file__).parent / "corpus"
 MAX_ELEMENTS = 100_000
@@ -153,10 +152,10 @@ class _Checkpoints:
         )
         entry = {"optimizer.lr": base64.b64encode(pickle.dumps(1)).decode()}
         self.add("header", sound.hf, "model.safetensors")
-        self.add("header_of_a_model", lambda p: seeds.hf(p, state=False), "model.safetensors")
+        self.add("header_of_a_model", lambda p: models.hf(p, state=False), "model.safetensors")
         self.add("index", sound.hf, INDEX, index.encode())
         self.add("entries", _with_folder, "optimizer/entries.json", json.dumps(entry).encode())
-        self.add("optimizer", seeds.hf, "optimizer/model.safetensors")
+        self.add("optimizer", models.hf, "optimizer/model.safetensors")
         self.add("metadata", sound.dcp, ".metadata")
         self.add("distcp", sound.dcp, "__0_0.distcp")
         self.add("backend", sound.torch_dist, "iter_0000001/metadata.json")
@@ -165,13 +164,13 @@ class _Checkpoints:
         for to in ("torch_dist", "fsdp_dtensor"):
             for config in (True, False):
                 name = f"{to}_metadata" + ("" if config else "_alone")
-                self.add(name, lambda p, t=to, c=config: seeds.converted(p, t, config=c), "iter_0000001/.metadata")  # type: ignore[misc]  # fmt: skip
-            self.add(f"{to}_distcp", lambda p, t=to: seeds.converted(p, t), "iter_0000001/__0_0.distcp")  # type: ignore[misc]  # fmt: skip
-        self.add("buckets", seeds.buckets, "iter_0000001/.metadata")
-        self.add("common_file", lambda p: seeds.converted(p, "torch_dist", config=False), "iter_0000001/common.pt")  # fmt: skip
+                self.add(name, lambda p, t=to, c=config: models.converted(p, t, config=c), "iter_0000001/.metadata")  # type: ignore[misc]  # fmt: skip
+            self.add(f"{to}_distcp", lambda p, t=to: models.converted(p, t), "iter_0000001/__0_0.distcp")  # type: ignore[misc]  # fmt: skip
+        self.add("buckets", models.buckets, "iter_0000001/.metadata")
+        self.add("common_file", lambda p: models.converted(p, "torch_dist", config=False), "iter_0000001/common.pt")  # fmt: skip
         self.add_entry("common_entry", "torch_dist", COMMON_OBJECT)
         self.add_entry("args_entry", "fsdp_dtensor", "args")
-        self.add("digests", lambda p: seeds.converted(p, "dcp"), DIGESTS, then=_digests)
+        self.add("digests", lambda p: models.converted(p, "dcp"), DIGESTS, then=_digests)
         self.add_journal()
         return self.made
 
@@ -190,22 +189,22 @@ class _Checkpoints:
     def add_entry(self, name: str, to: str, entry: str) -> None:
         """An entry that DCP keeps as bytes: the metadata goes along with its length."""
         root = self.place / name
-        home = seeds.converted(root, to, config=False)
+        home = models.converted(root, to, config=False)
         (home / "common.pt").unlink(missing_ok=True)
-        seeds.with_entry(home, entry)
-        found = seeds.metadata_at(home)
+        models.with_entry(home, entry)
+        found = models.metadata_at(home)
         file = found.objects[entry].file
 
         def read(data: bytes) -> object:
             (home / file).write_bytes(data)
             found.objects[entry] = ObjectRecord(entry, file, 0, len(data))
-            seeds.write(home, found)
+            models.write(home, found)
             return self.use(root, crc32(data))
 
         self.made.append(Parser(name, read, ((home / file).read_bytes(),)))
 
     def add_journal(self) -> None:
-        src, dst = seeds.hf(self.place / "journal-src", state=False), self.place / "journal"
+        src, dst = models.hf(self.place / "journal-src", state=False), self.place / "journal"
         job = api.job(src, to="dcp", workers=1)
         arrangement, staging = job.arrange(), Staging(dst)
         with suppress(_StoppedError):
@@ -263,11 +262,11 @@ def _with_folder(root: Path) -> None:
 
 
 def _bridged(root: Path) -> None:
-    home = seeds.converted(root, "torch_dist", config=False)
+    home = models.converted(root, "torch_dist", config=False)
     for name in ("common.pt",):
         (home / name).unlink()
-    found = seeds.metadata_at(home)
+    found = models.metadata_at(home)
     found.objects.pop(COMMON_OBJECT)
-    seeds.write(home, found)
+    models.write(home, found)
     lines = ["model:", "  num_attention_heads: 2", "  num_query_groups: 1", "  moe_router_topk: 1", "  gated_linear_unit: true"]  # fmt: skip
     (home / "run_config.yaml").write_text("\n".join(lines) + "\n")

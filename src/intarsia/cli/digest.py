@@ -8,6 +8,7 @@ import typer
 
 from intarsia.cli import options
 from intarsia.cli.output import answer, progress
+from intarsia.report.safe import visible
 
 NAME = "digest"
 
@@ -36,7 +37,7 @@ def run(
 
     def text() -> None:
         for name, digest in sorted(found.tensors.items()):
-            print(f"{digest}  {name}")
+            print(f"{digest}  {visible(name)}")
         print(f"{found.root}  root of {len(found.tensors):,} tensors")
 
     answer(found.as_json(), text)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from intarsia.report.safe import visible
 
 
 @dataclass
@@ -52,7 +53,7 @@ def table(
         numeric = bool(shown) and all(isinstance(row[k], (int, float)) for row in shown)
         out.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in shown:
-        out.add_row(*(_cell(value) for value in row))
+        out.add_row(*(visible(_cell(value)) for value in row))
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
     console.print(out)
     if len(shown) < len(rows):
@@ -80,14 +81,7 @@ def printable(text: str) -> str:
     >>> printable("norm\\x1b[2J")
     'norm\\\\x1b[2J'
     """
-    if text.isascii() and text.replace("\n", "").isprintable():
-        return text
-    return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
-
-
-_STEERING = re.compile(
-    "[^\n -~\u00a0-\ud7ff\ue000-\U0010ffff]|[\u200e\u200f\u202a-\u202e\u2066-\u2069]"
-)
+    return "\n".join(map(visible, text.split("\n")))
 
 
 def facts(rows: Sequence[tuple[str, object]]) -> None:

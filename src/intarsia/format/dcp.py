@@ -32,10 +32,13 @@ from intarsia.format.torch_zip import read_crc, read_payload
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box, Mesh, Rule, Shape
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
+from intarsia.quantity import human
 from intarsia.store.local import Folder
 
 METADATA = ".metadata"
 LINE_BYTES = 64
+HOLLOW_BYTES = 64 << 20
+"""How much of a checkpoint may be claimed without being stored, before it is no checkpoint."""
 
 
 class Dcp:
@@ -144,7 +147,22 @@ def check_files(folder: Folder, metadata: Metadata) -> dict[str, int]:
                 hint="the metadata is another checkpoint's, or damaged",
                 kind="bytes-overlap",
             )
+    _check_hollow(folder, metadata, sum(sizes.values()))
     return sizes
+
+
+def _check_hollow(folder: Folder, metadata: Metadata, held_bytes: int) -> None:
+    """Raise where tensors claim far more than is stored: whoever goes over them would never end."""
+    claims = {t.name: prod(t.shape) * t.dtype.itemsize for t in metadata.tensors.values()}
+    claimed = sum(claims.values())
+    if claimed > 4 * held_bytes + HOLLOW_BYTES:
+        largest = max(claims, key=claims.__getitem__)
+        raise FormatError(
+            f"{folder.root} claims {human(claimed)} of tensors, its files have {human(held_bytes)};"
+            f" `{largest}` claims {human(claims[largest])}",
+            hint="the metadata is another checkpoint's, or damaged",
+            kind="elements-missing",
+        )
 
 
 def _extents(metadata: Metadata) -> Iterator[tuple[str, int, int]]:

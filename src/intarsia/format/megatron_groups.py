@@ -101,6 +101,10 @@ def _fitting(groups: list[dict[str, Any]], expert: bool) -> list[int]:
     return [i for i, g in enumerate(groups) if bool(g.get("is_expert_parallel")) == expert]
 
 
+_MAX_STEP = 1 << 63
+"""Beyond it, a number is no count of steps."""
+
+
 def step_for(groups: list[dict[str, Any]], name: str) -> float | None:
     """The step that a parameter is at, by the groups that may hold it; None where they disagree."""
     steps = {g["step"] for i in _fitting(groups, EXPERTS in name) if _is_step(g := groups[i])}
@@ -108,7 +112,8 @@ def step_for(groups: list[dict[str, Any]], name: str) -> float | None:
 
 
 def _is_step(group: Mapping[str, Any]) -> bool:
-    return type(group.get("step")) in (int, float)
+    step = group.get("step")
+    return isinstance(step, int | float) and type(step) is not bool and abs(step) <= _MAX_STEP
 
 
 def with_common_step(groups: list[dict[str, Any]], common: Mapping[str, Any]) -> None:
@@ -122,7 +127,7 @@ def _common_step(state: Any) -> float | None:
     if not isinstance(state, dict):
         return None
     said = state.get("common_step")
-    if isinstance(said, (int, float)):
+    if isinstance(said, (int, float)) and abs(said) <= _MAX_STEP:
         return float(said)
     if isinstance(said, Tensor) and said.dtype.name == "F32" and said.storage.data is not None:
         return float(struct.unpack_from("<f", said.storage.data, 4 * said.storage_offset)[0])

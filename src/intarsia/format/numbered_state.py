@@ -69,7 +69,7 @@ def _lists(folder: Folder, metadata: Metadata) -> dict[int, dict[str, list[Any]]
     found: dict[int, dict[str, list[Any]]] = {}
     for o in metadata.objects.values():
         if parts := _LIST.match(o.name):
-            data = folder.read(o.file, o.start_bytes, o.length_bytes)
+            data = folder.read_small(o.file, o.start_bytes, o.length_bytes)
             value = plain(read_object(data, o.name))
             if isinstance(value, list):
                 found.setdefault(int(parts["group"]), {})[parts["field"]] = value

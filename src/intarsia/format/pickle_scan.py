@@ -244,6 +244,8 @@ class _Walk:
         self._tuple(len(self.stack) - count)
 
     def _set_one(self) -> None:
+        if len(self.stack) < 2:
+            raise IndexError(2)
         self._set(len(self.stack) - 2)
 
     def _set_to_mark(self) -> None:

@@ -78,7 +78,7 @@ class TorchDist:
             args = arguments_of(common) or read_run_config(folder)
             entries = _entries(folder, metadata)
             shared = {
-                name: folder.read(e.file, e.start_bytes, e.length_bytes)
+                name: folder.read_small(e.file, e.start_bytes, e.length_bytes)
                 for name, e in entries.items()
                 if SHARED.match(name)
             }

@@ -39,7 +39,7 @@ _STORAGES = {
     "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8",
     "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
 }  # fmt: skip
-_BROKEN = (BadZipFile, ValueError, EOFError, OverflowError, NotImplementedError, struct.error)
+BROKEN_ZIP = (BadZipFile, ValueError, EOFError, OverflowError, NotImplementedError, struct.error)
 STORAGE_OF = {torch: name for name, torch in _STORAGES.items()}
 
 
@@ -221,7 +221,7 @@ def _directory(read: Read, length: int, where: str) -> dict[str, _Member]:
     try:
         with ZipFile(cast(IO[bytes], _File(read, length))) as archive:
             infos = archive.infolist()
-    except _BROKEN as error:
+    except BROKEN_ZIP as error:
         raise FormatError(
             f"no zip archive in these {length} bytes ({error}) - at {where}"
         ) from error

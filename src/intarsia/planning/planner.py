@@ -50,6 +50,10 @@ class Prover:
     def gaps(self, target: Target, sources: tuple[Stored, ...]) -> tuple[Cost, list[Gap]]:
         """What filling `target` costs, and the faults that forbid it."""
         faults = [Gap(target.name, 0, text) for text in self._tile_faults(target, sources)]
+        if faults:
+            # What is not there may be claimed to be without end; counting its windows would be, too.
+            exact = self._exact(target, sources)
+            return Cost(0, 0, 0), faults + ([] if exact else [self._explain(target, sources)])
         key = (
             self._pattern(target.layout, sources),
             id(target.boxes),
@@ -100,9 +104,12 @@ class Prover:
                 yield f"the chunks of `{stored.key or stored.name}` in {self.src.path} do not tile it: {fault}"
 
     def _prove(self, target: Target, sources: tuple[Stored, ...]) -> tuple[Cost, bool]:
+        exact = self._exact(target, sources)
+        return self._cost(target, sources) if exact else Cost(0, 0, 0), exact
+
+    def _exact(self, target: Target, sources: tuple[Stored, ...]) -> bool:
         same = len(sources) == 1 and sources[0].layout == target.layout
-        exact = same or cover(target.layout, [s.layout for s in sources]).exact
-        return self._cost(target, sources), exact
+        return same or cover(target.layout, [s.layout for s in sources]).exact
 
     def _cost(self, target: Target, sources: tuple[Stored, ...]) -> Cost:
         count = read = needed = 0

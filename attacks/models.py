@@ -1,4 +1,4 @@
-"""Sound checkpoints of every format for the fuzzer to start from: one small model, with training state."""
+"""Sound checkpoints of one small model in every format, with training state: for exploits and the fuzzer."""
 
 from __future__ import annotations
 

@@ -1,0 +1,95 @@
+"""A pickle is weighed before it is loaded: real ones pass, those that would explode do not."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from intarsia.errors import FormatError
+from intarsia.format.pickle_scan import MAX_KEYS, MAX_WEIGHT, check_pickle
+
+keys = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text()
+    | st.binary()
+    | st.tuples(st.integers(), st.text())
+)
+values = st.recursive(
+    keys | st.floats(),
+    lambda x: st.lists(x) | st.tuples(x, x) | st.dictionaries(keys, x) | st.frozensets(keys),
+    max_leaves=30,
+)
+
+
+@given(values, st.integers(0, 5))
+def test_what_pickle_writes_passes(value: Any, protocol: int) -> None:
+    check_pickle(pickle.dumps(value, protocol))
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_the_state_of_a_random_generator_passes(protocol: int) -> None:
+    check_pickle(pickle.dumps(random.Random(0).getstate(), protocol))
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_value_that_is_shared_passes(protocol: int) -> None:
+    shared = ("a", (1, 2))
+    check_pickle(pickle.dumps([{shared: shared} for _ in range(1000)], protocol))
+
+
+def doubled(times: int, protocol: int) -> bytes:
+    value: Any = ()
+    for _ in range(times):
+        value = (value, value)
+    return pickle.dumps(value, protocol)
+
+
+@pytest.mark.parametrize("protocol", [1, 2, 4])
+def test_a_tuple_that_doubles_itself_is_refused_beyond_the_limit(protocol: int) -> None:
+    check_pickle(doubled(8, protocol))
+    with pytest.raises(FormatError, match=f"at most {MAX_WEIGHT}"):
+        check_pickle(doubled(60, protocol))
+
+
+def test_tuples_in_tuples_are_refused_beyond_the_limit() -> None:
+    check_pickle(b"\x80\x02)" + b"\x85" * (MAX_WEIGHT - 1) + b".")
+    with pytest.raises(FormatError, match="nested"):
+        check_pickle(b"\x80\x02)" + b"\x85" * MAX_WEIGHT + b".")
+
+
+def test_keys_that_may_collide_are_counted() -> None:
+    check_pickle(pickle.dumps({(k,): None for k in range(MAX_KEYS)}, 2))
+    with pytest.raises(FormatError, match="keys are tuples"):
+        check_pickle(pickle.dumps({(k,): None for k in range(MAX_KEYS + 1)}, 2))
+    check_pickle(pickle.dumps({str(k): (k,) for k in range(2 * MAX_KEYS)}, 2))
+
+
+@pytest.mark.parametrize("opcode", [b"q\xff", b"r\xff\xff\xff\x7f", b"p999999999\n", b"p-1\n", b"p" + b"9" * 5000 + b"\n"])  # fmt: skip
+def test_a_memo_index_beyond_the_pickle_is_refused(opcode: bytes) -> None:
+    with pytest.raises(FormatError, match="memo index"):
+        check_pickle(b"\x80\x02N" + opcode + b".")
+
+
+def test_two_ways_to_number_the_memo_are_refused() -> None:
+    with pytest.raises(FormatError, match="two ways"):
+        check_pickle(b"\x80\x04]\x94]q\x01.")
+
+
+def test_references_may_not_repeat_a_heavy_value_beyond_all_measure() -> None:
+    heavy = b"(" + b"N" * 4000 + b"tq\x00"
+    check_pickle(b"\x80\x02" + heavy + b"h\x00" * 10 + b".")
+    with pytest.raises(FormatError, match="repeats its content"):
+        check_pickle(b"\x80\x02" + heavy + b"h\x00" * 4000 + b".")
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x02", b"N", b"t.", b"\x86.", b"u.", b"s.", b"R.", b"\xff.", b"X\xff\xff\xff\xff.", b"0.", b"\x94.", b"I1", b"g\n."])  # fmt: skip
+def test_what_is_no_pickle_is_refused(data: bytes) -> None:
+    with pytest.raises(FormatError):
+        check_pickle(data)

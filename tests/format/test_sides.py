@@ -1,0 +1,64 @@
+"""Small files go along where they are the checkpoint's own, in a folder or in the hub's cache."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from attacks import sound
+from intarsia import api
+from intarsia.errors import UnsafeError
+
+
+def cached(root: Path) -> Path:
+    """A model as the hub's cache keeps it: a snapshot of links into `blobs`."""
+    src, snapshot, blobs = sound.hf(root / "plain"), root / "snapshots" / "abc", root / "blobs"
+    (src / "tokenizer.json").write_text("{}")
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for path in src.iterdir():
+        shutil.copy(path, blobs / f"hash-{path.name}")
+        (snapshot / path.name).symlink_to(f"../../blobs/hash-{path.name}")
+    return snapshot
+
+
+def test_a_snapshot_of_links_into_the_blobs_is_a_checkpoint(tmp_path: Path) -> None:
+    snapshot, out = cached(tmp_path / "models--a--b"), tmp_path / "out"
+    assert sound.NAME in api.open(snapshot)
+    api.convert(snapshot, out, to="dcp")
+    assert (out / "tokenizer.json").read_text() == "{}"
+    assert not any(path.is_symlink() for path in out.rglob("*"))
+
+
+@pytest.mark.parametrize("to", ["/etc/passwd", "../../secret", "../../blobs/../secret", "../other/x.json", "../../blobs/leads-out"])  # fmt: skip
+def test_a_link_that_leads_elsewhere_is_refused_and_nothing_is_written(
+    tmp_path: Path, to: str
+) -> None:
+    snapshot = cached(tmp_path / "models--a--b")
+    home = snapshot.parent.parent
+    (home / "secret").write_text("key")
+    (home / "snapshots" / "other").mkdir()
+    (home / "snapshots" / "other" / "x.json").write_text("{}")
+    (home / "blobs" / "leads-out").symlink_to(home / "secret")
+    (snapshot / "extra.json").symlink_to(to)
+    with pytest.raises(UnsafeError, match=r"extra\.json is a link to"):
+        api.convert(snapshot, tmp_path / "out", to="dcp")
+    assert not (tmp_path / "out").exists()
+
+
+def test_blobs_mean_nothing_beside_a_folder_that_is_no_snapshot(tmp_path: Path) -> None:
+    src = sound.hf(tmp_path / "a" / "b" / "model")
+    (tmp_path / "a" / "blobs").mkdir()
+    (tmp_path / "a" / "blobs" / "x").write_text("key")
+    (src / "extra.json").symlink_to("../../blobs/x")
+    with pytest.raises(UnsafeError, match="outside of its checkpoint"):
+        api.convert(src, tmp_path / "out", to="dcp")
+
+
+def test_a_link_within_the_folder_is_its_own(tmp_path: Path) -> None:
+    src = sound.hf(tmp_path / "model", a__json={})
+    (src / "b.json").symlink_to("a.json")
+    api.convert(src, tmp_path / "out", to="dcp")
+    assert (tmp_path / "out" / "b.json").read_text() == "{}"
