@@ -17,11 +17,11 @@ from intarsia.live.holding import (
     cut,
     dtype_of,
     fits,
+    is_dtensor,
     is_present,
     memory_of,
     placed,
 )
-from intarsia.live.megatron_item import is_dtensor
 from intarsia.live.megatron_model import is_megatron
 from intarsia.live.names import find_rows, named_tensors
 from intarsia.live.optimizer import MASTER

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from intarsia.errors import CoverageError, UsageError
 from intarsia.family import Param
 from intarsia.format.parameter_groups import Groups
-from intarsia.live.holding import Holding, cut, is_present, memory_of
-from intarsia.live.megatron_item import is_dtensor
+from intarsia.live.holding import Holding, cut, is_dtensor, is_present, memory_of
 from intarsia.live.names import bare
 from intarsia.planning.manifest import Manifest
 
@@ -235,8 +234,7 @@ def states(model: Any, optimizer: Any) -> Iterator[State]:
             if not isinstance(value, torch.Tensor):
                 value = torch.tensor(value)
             if value.dim() == 0 and each.param.dim():
-                value = value.to_local() if is_dtensor(value) else value
-                yield State(each, kind, value.detach().cpu(), whole=True)
+                yield State(each, kind, memory_of(value).cpu(), whole=True)
             else:
                 yield State(each, kind, _as_param(value, each), whole=False)
 
