@@ -17,7 +17,7 @@ from intarsia.errors import UsageError
 from intarsia.formats import folder_of, format_named
 from intarsia.live.demand import Demand, Place, Settled, cast_names, settle
 from intarsia.live.entries import extra_in
-from intarsia.live.fill import fill_holdings
+from intarsia.live.fill import fill, prove
 from intarsia.live.latest import resolve
 from intarsia.live.materialise import materialise
 from intarsia.live.megatron_model import chunks_of, install, is_megatron, refuse_optimizer
@@ -140,13 +140,13 @@ def _fill(
     report: Loaded,
 ) -> None:
     """Read every element; an optimizer gets its state when all of it is there."""
-    manifest, holdings = demand.manifest, settled.holdings
+    manifest, fillings = demand.manifest, settled.fillings
     states = None
     if optimizer is not None:
         states = state_to_fill(into, optimizer, demand.rows, manifest, settled.literal)
         report.never_stepped = list(states.never_stepped)
-        holdings = holdings + states.holdings
-    total = report.held_bytes = sum(each.nbytes for each in holdings)
+        fillings = fillings + prove(states.holdings, manifest)
+    total = report.held_bytes = sum(each.holding.nbytes for each in fillings)
     done = 0
 
     def advance(count: int) -> None:
@@ -157,7 +157,7 @@ def _fill(
 
     with folder_of(manifest) as folder:
         source = Source(manifest, format_named(manifest.format), folder)
-        fill_holdings(source, holdings, budget, advance)
+        fill(source, fillings, budget, advance)
         if is_megatron(into):
             install(into)
         if states is not None:
@@ -170,4 +170,4 @@ def _fill(
         report.notes += [f"no hyperparameters were stored for {x}" for x in lost]
     report.extra, notes = extra_in(entries, team.rank, team.size)
     report.notes += notes
-    report.filled = [each.name for each in holdings]
+    report.filled = [each.holding.name for each in fillings]
