@@ -19,6 +19,7 @@ from intarsia.store.local import check_name
 
 BASE = "torch.distributed.checkpoint."
 _LARGEST = (1 << 63) - 1
+METADATA = ".metadata"
 MAX_METADATA_BYTES = 1 << 30
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from intarsia.format.base import Arrangement, Slot
-from intarsia.format.dcp import file_of, lay_out
+from intarsia.format.dcp_write import file_of, lay_out
 from intarsia.format.sides import DIGESTS
 from intarsia.live import megatron_rows
 from intarsia.live.attest import Sums, Witness
