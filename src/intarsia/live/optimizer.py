@@ -63,12 +63,6 @@ class StateToFill:
     fresh: dict[torch.Tensor, dict[str, Any]]
     never_stepped: tuple[str, ...]
 
-    @property
-    def logical(self) -> set[str]:
-        """Every logical tensor that is taken."""
-        held = {n for h in self.holdings for n in h.layout.tensors}
-        return held | {n for _, names in self.counters for n in names}
-
 
 def kinds_of(manifest: Manifest) -> dict[str, set[str]]:
     """For each logical parameter, the kinds of state that a checkpoint has of it."""

@@ -45,7 +45,6 @@ class Prover:
     window_bytes: int = WINDOW_BYTES
     _tilings: dict[Any, str | None] = field(default_factory=dict)
     _facts: dict[Any, tuple[Cost, bool]] = field(default_factory=dict)
-    _patterns: dict[int, tuple[Layout, Any]] = field(default_factory=dict)
 
     def gaps(self, target: Target, sources: tuple[Stored, ...]) -> tuple[Cost, list[Gap]]:
         """What filling `target` costs, and the faults that forbid it."""
