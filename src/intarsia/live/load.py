@@ -7,7 +7,7 @@ after the last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,7 @@ from intarsia.mesh import Mesh
 from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew, ranks_of_model
 from intarsia.run.execute import Source
-
-Progress = Callable[[int, int], None]
+from intarsia.run.progress import Progress, counting
 
 
 @dataclass
@@ -146,18 +145,10 @@ def _fill(
         states = state_to_fill(into, optimizer, demand.rows, manifest, settled.literal)
         report.never_stepped = list(states.never_stepped)
         fillings = fillings + prove(states.holdings, manifest)
-    total = report.held_bytes = sum(each.holding.nbytes for each in fillings)
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress is not None:
-            progress(done, total)
-
+    report.held_bytes = sum(each.holding.nbytes for each in fillings)
     with folder_of(manifest) as folder:
         source = Source(manifest, format_named(manifest.format), folder)
-        fill(source, fillings, budget, advance)
+        fill(source, fillings, budget, counting(progress, report.held_bytes))
         if is_megatron(into):
             install(into)
         if states is not None:
