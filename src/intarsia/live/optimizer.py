@@ -102,13 +102,7 @@ def state_to_fill(
             out.fresh[each.param] = {}
             continue
         assert row is not None
-        if any(some != held[0] for some in held):
-            lacking = next(n for n, some in zip(names, held, strict=True) if some != held[0])
-            raise CoverageError(
-                f"`{each.name}` is made of {len(names)} tensors, which have unlike optimizer state in"
-                f" {manifest.path}: {sorted(held[0])}, and {sorted(held[names.index(lacking)])} of {lacking}",
-                hint="the checkpoint lost state: take another",
-            )
+        _check_alike(each.name, dict(zip(names, held, strict=True)), manifest)
         state = out.fresh[each.param] = {}
         old = optimizer.state.get(each.param, {})
         for kind in sorted(held[0]):
@@ -129,6 +123,18 @@ def state_to_fill(
                     )
                 )
     return StateToFill(out.holdings, out.counters, out.fresh, tuple(never))
+
+
+def _check_alike(name: str, held: Mapping[str, set[str]], manifest: Manifest) -> None:
+    """Raise where the tensors that a parameter is made of have not the same kinds of state."""
+    (_, kinds), *others = held.items()
+    for lacking, some in others:
+        if some != kinds:
+            raise CoverageError(
+                f"`{name}` is made of {len(held)} tensors, which have unlike optimizer state in"
+                f" {manifest.path}: {sorted(kinds)}, and {sorted(some)} of {lacking}",
+                hint="the checkpoint lost state: take another",
+            )
 
 
 def read_counters(
