@@ -112,6 +112,18 @@ def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> 
     return raw.view(dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
 
 
+def matrix() -> dict[str, torch.Tensor]:
+    """Every element type in every kind of shape."""
+    found = {}
+    for k, dtype in enumerate(DTYPES):
+        name = str(dtype).removeprefix("torch.")
+        for shape in ((), (0,), (5,), (3, 0), (7, 5), (2, 3, 5)):
+            found[f"{name}.{'x'.join(map(str, shape)) or 'scalar'}"] = random_tensor(
+                shape, dtype, k
+            )
+    return found
+
+
 def normal_tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     """Numbers such as weights are."""
     random = torch.Generator().manual_seed(seed)

@@ -101,12 +101,12 @@ def test_a_box_is_what_the_place_cuts_from_the_layout(case) -> None:
     for rank, box in held(mesh, shape, rule).items():
         at, cut = mesh.place(rank), Layout.of("w", shape)
         if rule.is_expert:
-            cut = at.cut_ep(cut, rule.ep) if rule.ep is not None else cut
-            cut = at.cut_etp(cut, rule.tp) if rule.tp is not None else cut
+            cut = chunk(cut, mesh.ep, rule.ep)[at.ep] if rule.ep is not None else cut
+            cut = chunk(cut, mesh.etp, rule.tp)[at.etp] if rule.tp is not None else cut
             cut = chunk(cut, mesh.expert_fsdp, 0)[at.expert_fsdp] if shape else cut
         else:
-            cut = at.cut_tp(cut, rule.tp) if rule.tp is not None else cut
-            cut = at.cut_fsdp(cut, 0) if shape else cut
+            cut = chunk(cut, mesh.tp, rule.tp)[at.tp] if rule.tp is not None else cut
+            cut = chunk(cut, mesh.fsdp, 0)[at.fsdp] if shape else cut
         whole = np.arange(prod(shape)).reshape(shape)
         assert cut.shape == box.shape
         assert np.array_equal(ids(cut), whole[slices(box)])

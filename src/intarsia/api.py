@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from intarsia.checkpoint import Checkpoint
-from intarsia.conversion import Job, Progress, Report, carry_out, prepare
+from intarsia.conversion import Report, carry_out
 from intarsia.dtypes import dtype_named
 from intarsia.formats import read_manifest
+from intarsia.job import Job, prepare
 from intarsia.mesh import Mesh
 from intarsia.planning.plan import Plan
 from intarsia.quantity import bytes_in
 from intarsia.run.budget import Budget
+from intarsia.run.progress import Progress
 from intarsia.targets import Wish
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ def convert(
 
     With `resume`, what an earlier run of the same job had written before it was killed is kept.
     Options: `mesh`, `dialect`, `dtype`, `memory`, `workers`, `max_shard_size`, `optimizer`,
-    `config`.
+    `config`, `megatron_spec`, `digests`.
     """
     planned = job(src, to=to, **options)
     return carry_out(planned, dst, overwrite=overwrite, resume=resume, progress=progress)

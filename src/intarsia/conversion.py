@@ -1,4 +1,4 @@
-"""Conversion from end to end: plan, prove, run, commit."""
+"""Running a job: claim the destination, move the bytes, attest them, commit."""
 
 from __future__ import annotations
 
@@ -6,35 +6,27 @@ import json
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from intarsia.checking.attest import Work, attest, digests_file
-from intarsia.collector import paused
 from intarsia.errors import UsageError
-from intarsia.family import adopt, table_for
-from intarsia.format.base import Arrangement, WriteOptions
+from intarsia.format.base import Arrangement
 from intarsia.format.sides import check_sides
-from intarsia.formats import folder_of, format_named, read_manifest
-from intarsia.identity import stamps_of
-from intarsia.planning.manifest import Manifest
+from intarsia.formats import folder_of, format_named
+from intarsia.job import Job
 from intarsia.planning.plan import Plan
-from intarsia.planning.planner import make_plan
 from intarsia.resuming import begin, keep_what_is_proven
-from intarsia.run.budget import Budget
-from intarsia.run.crew import Crew, crew, crew_size
+from intarsia.run.crew import Crew, crew
 from intarsia.run.execute import Execution, cut_steps
 from intarsia.run.hashing import merged
 from intarsia.run.journal import Journal
+from intarsia.run.progress import Progress, counting
 from intarsia.run.source import Source
 from intarsia.run.tally import Sums, Tally
 from intarsia.store.staging import Staging, check_destination
-from intarsia.store.stamp import Stamps
-from intarsia.targets import Wanted, Wish, targets_for
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -58,76 +50,6 @@ class Report:
     def __str__(self) -> str:
         notes = "".join(f"\nnote     {note}" for note in self.notes)
         return f"{self.plan}{notes}\ndone     {self.destination} in {self.seconds:.2f} s"
-
-
-@dataclass(frozen=True)
-class Job:
-    """A conversion that was planned and not yet run."""
-
-    src: Manifest
-    wish: Wish
-    wanted: Wanted
-    plan: Plan
-    budget: Budget
-    max_shard_bytes: int
-    stamps: Stamps
-    config: Mapping[str, Any] | None = field(default=None)
-    digests: bool = True
-
-    def arrange(self) -> Arrangement:
-        """Every byte's place in the destination."""
-        from intarsia.carried import carried
-
-        along = carried(self.src, self.wish, self.wanted, self.budget)
-        options = WriteOptions(
-            self.wish.mesh,
-            self.max_shard_bytes,
-            along.entries,
-            self.src.config,
-            along.groups,
-            along.step,
-        )
-        return format_named(self.wish.to).arrange(self.wanted.targets, options)
-
-
-def prepare(
-    src: str | Path | Manifest,
-    wish: Wish,
-    budget: Budget,
-    *,
-    max_shard_bytes: int = 5_000_000_000,
-    config: str | Path | Mapping[str, Any] | None = None,
-) -> Job:
-    """Read the headers of the source, choose the targets, and prove the plan."""
-    format_named(wish.to)
-    manifest = src if isinstance(src, Manifest) else read_manifest(src, config)
-    if wish.dialect not in (None, "same") and table_for(manifest.config) is None:
-        manifest = with_rules_of_transformers(manifest)
-    if max_shard_bytes < 1:
-        raise UsageError(f"a shard of {max_shard_bytes} bytes cannot hold a tensor")
-    stamps = stamps_of(manifest)
-    with paused():
-        wanted = targets_for(manifest, wish)
-        budget = budget.for_work(sum(t.nbytes for t in wanted.targets), crew_size())
-        plan = make_plan(
-            manifest,
-            wanted.targets,
-            to=wish.to,
-            mesh=wish.mesh,
-            peak_memory_bytes=budget.peak_bytes,
-            window_bytes=budget.window_bytes,
-            drop=dict(wanted.drop),
-            notes=(*manifest.notes, *wanted.notes),
-        )
-    return Job(manifest, wish, wanted, plan, budget, max_shard_bytes, stamps, manifest.config)
-
-
-def with_rules_of_transformers(manifest: Manifest) -> Manifest:
-    """The manifest, its tensors named by the rules of the installed Transformers, if it has them."""
-    if manifest.config is None or "model_type" not in manifest.config:
-        return manifest
-    adopt(manifest.config, {s.name: s.shape for s in manifest.stored.values()})
-    return read_manifest(manifest.path, manifest.config)
 
 
 def carry_out(
@@ -211,15 +133,7 @@ def _move(
     progress: Progress | None,
 ) -> tuple[list[Any], Counter[str], Sums]:
     """Every rank's share of the steps: the parts that all wrote, the elements that shifts rounded, the sums."""
-    total = job.plan.write_bytes
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress is not None:
-            progress(done, total)
-
+    advance = counting(progress, job.plan.write_bytes)
     with team.together():
         kept = journal.join(team.rank)
     advance(kept.nbytes)

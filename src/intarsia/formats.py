@@ -10,6 +10,7 @@ from typing import Any
 
 from intarsia.collector import paused
 from intarsia.errors import FormatError, UsageError
+from intarsia.family import adopt
 from intarsia.format.base import Format
 from intarsia.format.sides import read_config
 from intarsia.planning.manifest import Manifest
@@ -94,3 +95,11 @@ def folder_of(manifest: Manifest) -> Folder:
     """The folder that a checkpoint's files lie in."""
     path = Path(manifest.path)
     return Folder(path if path.is_dir() else path.parent, manifest.told)
+
+
+def with_rules_of_transformers(manifest: Manifest) -> Manifest:
+    """The manifest, its tensors named by the rules of the installed Transformers, if it has them."""
+    if manifest.config is None or "model_type" not in manifest.config:
+        return manifest
+    adopt(manifest.config, {s.name: s.shape for s in manifest.stored.values()})
+    return read_manifest(manifest.path, manifest.config)

@@ -6,32 +6,12 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from intarsia.format.base import Arrangement
 from intarsia.formats import folder_of
+from intarsia.job import Job
 from intarsia.planning.manifest import Manifest, Target
-from intarsia.store.stamp import Stamps
-
-if TYPE_CHECKING:
-    from intarsia.conversion import Job
-
-_HEADERS = (".metadata", "model.safetensors.index.json")
-
-
-def stamps_of(src: Manifest) -> Stamps:
-    """The stamps of every file that a checkpoint is read from."""
-    root = folder_of(src).root
-    headers = (root / name for name in _HEADERS)
-    return Stamps.of(
-        dict.fromkeys(
-            [
-                *(root / file for file in src.files),
-                *(path for path in headers if path.is_file()),
-                *(Path(side.path) for side in src.sides),
-            ]
-        )
-    )
 
 
 def facts_of(job: Job, arrangement: Arrangement) -> dict[str, str]:

@@ -20,7 +20,6 @@ from functools import lru_cache
 from math import gcd, lcm, prod
 
 from intarsia.errors import UsageError
-from intarsia.layout import Layout, chunk
 
 Shape = tuple[int, ...]
 
@@ -226,7 +225,7 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One rank's index on every axis; it cuts layouts as that rank's share."""
+    """One rank's index on every axis."""
 
     mesh: Mesh
     rank: int
@@ -238,26 +237,6 @@ class Place:
     fsdp: int = 0
     replicate: int = 0
     expert_fsdp: int = 0
-
-    def cut_tp(self, x: Layout, axis: int) -> Layout:
-        """This rank's tensor-parallel part of `x`."""
-        return chunk(x, self.mesh.tp, axis)[self.tp]
-
-    def cut_etp(self, x: Layout, axis: int) -> Layout:
-        """This rank's expert-tensor-parallel part of `x`."""
-        return chunk(x, self.mesh.etp, axis)[self.etp]
-
-    def cut_ep(self, x: Layout, axis: int = 0) -> Layout:
-        """This rank's experts of a stack `x`."""
-        return chunk(x, self.mesh.ep, axis)[self.ep]
-
-    def cut_fsdp(self, x: Layout, axis: int = 0) -> Layout:
-        """This rank's FSDP shard of `x`."""
-        return chunk(x, self.mesh.fsdp, axis)[self.fsdp]
-
-    def cut_flat(self, x: Layout, lo: int, hi: int) -> Layout:
-        """Elements `[lo, hi)` of `x` flattened: a flat-buffer shard."""
-        return x.reshape(-1).narrow(0, lo, hi)
 
     def __str__(self) -> str:
         axes = [f for f in fields(Mesh) if getattr(self.mesh, f.name) > 1]

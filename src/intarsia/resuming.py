@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from intarsia.errors import CoverageError, FormatError, IntarsiaError, UsageError
 from intarsia.format.base import Arrangement
 from intarsia.identity import facts_of
+from intarsia.job import Job
 from intarsia.quantity import human
 from intarsia.run.journal import Facts, Found, Journal, is_broken
 from intarsia.store.staging import Staging, check_destination
-
-if TYPE_CHECKING:
-    from intarsia.conversion import Job
 
 
 def begin(

@@ -72,11 +72,3 @@ def test_the_example_of_resuming_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     (code,) = blocks(ROOT / "docs" / "how-to" / "resume-a-conversion.md", "python")
     exec(compile(f"import intarsia\n{code}", "resume-a-conversion.md", "exec"), {})
     assert (tmp_path / "sharded" / ".metadata").is_file()
-
-
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
-def test_links_between_files_lead_somewhere(page: str) -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text())
-    absent = [link for link in links if not (ROOT / link).exists()]
-    assert links
-    assert not absent

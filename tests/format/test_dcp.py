@@ -18,11 +18,11 @@ from intarsia.errors import FormatError, IntarsiaError, UnsafeError
 from intarsia.format.dcp_metadata import ChunkRecord, TensorRecord
 from intarsia.formats import read_manifest
 from tests.checkpoints import (
-    DTYPES,
     assert_same,
     bits,
     files_of,
     llama_config,
+    matrix,
     model,
     python,
     random_tensor,
@@ -35,17 +35,6 @@ from tests.checkpoints import intarsia as cli
 
 CONFIG = llama_config()
 MESHES = ["", "tp=3", "fsdp=4,replicate=2", "tp=2,fsdp=3,pp=2,ep=2"]
-
-
-def matrix() -> dict[str, torch.Tensor]:
-    found = {}
-    for k, dtype in enumerate(DTYPES):
-        name = str(dtype).removeprefix("torch.")
-        for shape in ((), (0,), (5,), (3, 0), (7, 5), (2, 3, 5)):
-            found[f"{name}.{'x'.join(map(str, shape)) or 'scalar'}"] = random_tensor(
-                shape, dtype, k
-            )
-    return found
 
 
 @pytest.mark.parametrize("mesh", MESHES)

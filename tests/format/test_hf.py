@@ -15,12 +15,12 @@ import intarsia
 from intarsia.errors import CoverageError, FamilyError, FormatError, UsageError
 from intarsia.formats import read_manifest
 from tests.checkpoints import (
-    DTYPES,
     assert_same,
     bits,
     fixture,
     leftovers,
     llama_config,
+    matrix,
     model,
     random_tensor,
     read_dcp,
@@ -32,18 +32,6 @@ from tests.checkpoints import intarsia as cli
 
 CONFIG = llama_config()
 INDEX = "model.safetensors.index.json"
-
-
-def matrix() -> dict[str, torch.Tensor]:
-    """Every element type in every kind of shape."""
-    found = {}
-    for k, dtype in enumerate(DTYPES):
-        name = str(dtype).removeprefix("torch.")
-        for shape in ((), (0,), (5,), (3, 0), (7, 5), (2, 3, 5)):
-            found[f"{name}.{'x'.join(map(str, shape)) or 'scalar'}"] = random_tensor(
-                shape, dtype, k
-            )
-    return found
 
 
 @pytest.mark.parametrize(

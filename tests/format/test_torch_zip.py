@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from intarsia.dtypes import BY_NAME, BY_TORCH, DType
 from intarsia.errors import FormatError, IntarsiaError, UnsafeError, UsageError
+from intarsia.format.inert import Tensor
 from intarsia.format.torch_frame import frame, write_object
 from intarsia.format.torch_zip import Payload, read_crc, read_object, read_payload
-from intarsia.format.unpickle import Tensor
 
 SHAPES = [(), (0,), (3,), (2, 3), (0, 4), (4, 0, 2), (2, 3, 4), (2, 2, 2, 3), (300, 70), (70000,)]
 F32 = BY_TORCH["float32"]

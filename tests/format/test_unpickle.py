@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from intarsia.dtypes import BY_TORCH
 from intarsia.errors import FormatError, IntarsiaError, UnsafeError
-from intarsia.format.unpickle import Array, Inert, load_inert
+from intarsia.format.inert import Array, Inert
+from intarsia.format.unpickle import load_inert
 
 PROTOCOLS = range(6)
 PLAIN = {

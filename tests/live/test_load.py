@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import intarsia
 from intarsia.errors import CoverageError, LayoutError, UsageError
+from intarsia.format.dcp_metadata import read_metadata
+from intarsia.format.dcp_metadata_write import write_metadata
 from tests.distributed.small_model import Small, build, everything, optimizer_of, step
 
 FIXTURES = Path(__file__).resolve().parents[3] / "shared" / "fixtures"
@@ -220,6 +223,23 @@ def test_a_parameter_that_was_never_stepped_has_no_state_afterwards(tmp_path: Pa
     assert model.spare not in optimizer.state
     assert optimizer.param_groups[0]["lr"] == 0.5
     assert float(optimizer.state[model.head.weight]["step"]) == 1.0
+
+
+def test_a_moment_that_lacks_elements_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    path = _trained(tmp_path)
+    file = path / ".metadata"
+    metadata = read_metadata(file.read_bytes(), "here")
+    name = "optimizer.state.head.weight.exp_avg"
+    record = metadata.tensors[name]
+    (whole,) = record.chunks
+    half = replace(whole, shape=(whole.shape[0] // 2, whole.shape[1]))
+    metadata.tensors[name] = replace(record, chunks=(half,))
+    file.write_bytes(write_metadata(metadata))
+    model = build(2, "")
+    before = {n: x.clone() for n, x in model.state_dict().items()}
+    with pytest.raises(CoverageError, match=r"216 of 444 elements of `head.weight.exp_avg`"):
+        intarsia.load(path, into=model, optimizer=optimizer_of(model))
+    assert all(before[n].equal(x) for n, x in model.state_dict().items())
 
 
 def test_a_parameter_without_elements_needs_neither_source_nor_state(tmp_path: Path) -> None:

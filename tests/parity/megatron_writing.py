@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from intarsia import conversion, formats
+from intarsia import formats
+from intarsia.conversion import carry_out
 from intarsia.family import Param, Table
 from intarsia.format.megatron_keys import torch_dist_rows
 from intarsia.format.torch_dist import TorchDist
+from intarsia.job import prepare
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
@@ -37,5 +39,4 @@ def write_torch_dist(
 
     wish = Wish("torch_dist", Mesh.parse(mesh), spec=spec)
     with patch.object(TorchDist, "rows", rows):
-        job = conversion.prepare(source, wish, Budget.of(), config=config)
-        conversion.carry_out(job, to)
+        carry_out(prepare(source, wish, Budget.of(), config=config), to)

@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 
 from intarsia.errors import FamilyError
 from intarsia.family import from_transformers, table_for
+from intarsia.family.transformers_skeleton import Skeleton
 from intarsia.layout import cover
 from tests.family.arrays import carried, element_ids
 from tests.family.configs import CASES, DENSE, EXPERTS, SIGLIP, VISION, of, wrapped
@@ -163,11 +164,11 @@ def test_rules_of_every_causal_type_hold_every_tensor() -> None:
             continue
         config: dict[str, Any] = {"model_type": model_type}
         try:
-            skeleton = from_transformers._Skeleton.of(config)
+            skeleton = Skeleton.of(config)
         except (FamilyError, AssertionError):
             continue  # its default configuration builds no model
-        stored = from_transformers._disk_shapes(skeleton)
-        rows = from_transformers._module_rows(skeleton, stored)
+        stored = from_transformers.shapes_on_disk(skeleton)
+        rows = from_transformers.rows_of(skeleton, stored)
         assert set(rows) == set(skeleton.shapes), model_type
         assert {n for x in rows.values() for n in x.tensors} == set(stored), model_type
         tried += 1

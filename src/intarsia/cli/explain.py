@@ -11,6 +11,7 @@ from intarsia.cli import options
 from intarsia.cli.output import answer, say, table
 
 if TYPE_CHECKING:
+    from intarsia.mesh import Mesh
     from intarsia.planning.manifest import Manifest, Stored
 
 NAME = "explain"
@@ -24,20 +25,13 @@ def run(
 ) -> None:
     """Draw where the elements of a tensor lie: stored tensors, files, byte ranges, ranks."""
     from intarsia.formats import read_manifest
-    from intarsia.layout import draw
     from intarsia.mesh import Mesh
 
     found = read_manifest(path, config)
     held = stored_of(found, tensor)
     where = Mesh.parse(mesh)
-    shapes = {name: x.shape for name, x in found.logical.items()}
     pieces = [row for s in held for row in chunk_rows(found, s, tensor)]
-    ranks = [
-        {"rank": rank, "place": str(where.place(rank)), "stored": s.key or s.name, "box": str(box)}
-        for s in held
-        for rank in range(where.size)
-        if (box := where.box(s.shape, s.rule, rank)) is not None and box.size
-    ]
+    ranks = rank_rows(held, where) if mesh else []
     document: dict[str, Any] = {
         "tensor": tensor,
         "format": found.format,
@@ -47,41 +41,44 @@ def run(
         ],
         "pieces": pieces,
         "mesh": str(where),
-        "ranks": ranks if mesh else [],
+        "ranks": ranks,
     }
 
     def text() -> None:
-        if tensor in found.logical:
-            x = found.logical[tensor]
-            say(f"{tensor}: {x.dtype} {list(x.shape)}, {x.size:,} elements")
-        for s in held:
-            part = f", its part {s.name}" if s.key not in ("", s.name) else ""
-            say(f"\nstored as {s.key or s.name}{part}, {s.dtype} {list(s.shape)}")
-            say(draw(s.layout, shapes, width=110))
-        columns = ("file", "bytes from", "to", "chunk", "elements", "pieces", "holds")
-        rows = [
-            (
-                p["file"],
-                p["start_bytes"],
-                p["end_bytes"],
-                p["chunk"],
-                p["elements"],
-                p["count"],
-                p["holds"],
-            )
-            for p in pieces
-        ]
-        table("on disk", columns, rows, most=64)
+        show_stored(found, held, tensor)
+        columns = ("file", "start_bytes", "end_bytes", "chunk", "elements", "count", "holds")
+        heads = ("file", "bytes from", "to", "chunk", "elements", "pieces", "holds")
+        table("on disk", heads, [tuple(row[c] for c in columns) for row in pieces], most=64)
         if mesh:
-            shown = [(r["rank"], r["place"], r["stored"], r["box"]) for r in ranks]
-            table(
-                f"on {where} ({where.size} ranks)",
-                ("rank", "place", "stored", "box"),
-                shown,
-                most=64,
-            )
+            on_ranks = ("rank", "place", "stored", "box")
+            rows = [tuple(row[c] for c in on_ranks) for row in ranks]
+            table(f"on {where} ({where.size} ranks)", on_ranks, rows, most=64)
 
     answer(document, text)
+
+
+def show_stored(manifest: Manifest, held: list[Stored], tensor: str) -> None:
+    """Draw each stored tensor that holds a tensor."""
+    from intarsia.layout import draw
+
+    if tensor in manifest.logical:
+        x = manifest.logical[tensor]
+        say(f"{tensor}: {x.dtype} {list(x.shape)}, {x.size:,} elements")
+    shapes = {name: x.shape for name, x in manifest.logical.items()}
+    for s in held:
+        part = f", its part {s.name}" if s.key not in ("", s.name) else ""
+        say(f"\nstored as {s.key or s.name}{part}, {s.dtype} {list(s.shape)}")
+        say(draw(s.layout, shapes, width=110))
+
+
+def rank_rows(held: list[Stored], mesh: Mesh) -> list[dict[str, Any]]:
+    """A row for each box that a rank of a mesh holds of stored tensors."""
+    return [
+        {"rank": rank, "place": str(mesh.place(rank)), "stored": s.key or s.name, "box": str(box)}
+        for s in held
+        for rank in range(mesh.size)
+        if (box := mesh.box(s.shape, s.rule, rank)) is not None and box.size
+    ]
 
 
 def stored_of(manifest: Manifest, tensor: str) -> list[Stored]:

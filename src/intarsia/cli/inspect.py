@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from intarsia.cli import options
 from intarsia.cli.output import OUTPUT, answer, facts, table
 from intarsia.quantity import human
+
+if TYPE_CHECKING:
+    from intarsia.planning.manifest import Manifest
 
 NAME = "inspect"
 
@@ -33,7 +36,11 @@ def run(
         from intarsia.report.write import write_page
 
         write_page(html, of_inspection(found))
-    dtypes = Counter(s.dtype.name for s in found.stored.values())
+    answer(as_json(found, tensors=tensors), lambda: show(found, tensors=tensors))
+
+
+def as_json(found: Manifest, *, tensors: bool) -> dict[str, Any]:
+    """A checkpoint's headers as one document."""
     document: dict[str, Any] = {
         "path": found.path,
         "format": found.format,
@@ -41,46 +48,58 @@ def run(
         "tensors": len(found.stored),
         "parameters": found.parameters,
         "bytes": found.nbytes,
-        "dtypes": dict(dtypes),
+        "dtypes": dict(dtypes_of(found)),
         "files": dict(found.files),
         "entries": len(found.entries),
         "complete": not found.absent,
         "problems": list(found.problems),
         "notes": list(found.notes),
     }
-    rows = [
-        (
-            s.key or s.name,
-            str(s.dtype),
-            "x".join(map(str, s.shape)) or "scalar",
-            len(s.chunks),
-            s.nbytes,
-        )
-        for s in found.stored.values()
-    ]
     if tensors:
         document["tensor_list"] = [
-            {"name": n, "dtype": d, "shape": list(s.shape), "chunks": c, "bytes": b}
-            for (n, d, _, c, b), s in zip(rows, found.stored.values(), strict=True)
+            {
+                "name": s.key or s.name,
+                "dtype": str(s.dtype),
+                "shape": list(s.shape),
+                "chunks": len(s.chunks),
+                "bytes": s.nbytes,
+            }
+            for s in found.stored.values()
         ]
+    return document
 
-    def text() -> None:
-        facts(
-            [
-                ("path", found.path),
-                ("format", found.format),
-                ("family", found.family or "unknown"),
-                ("tensors", len(found.stored)),
-                ("parameters", found.parameters),
-                ("bytes", f"{human(found.nbytes)} in {len(found.files)} file(s)"),
-                ("dtypes", ", ".join(f"{k} x {v}" for k, v in dtypes.most_common())),
-                ("entries", len(found.entries)),
-                ("complete", not found.absent),
-                *(("problem", p) for p in found.problems[:20]),
-                *(("note", n) for n in found.notes),
-            ]
-        )
-        if tensors:
-            table("", ("tensor", "dtype", "shape", "chunks", "bytes"), rows)
 
-    answer(document, text)
+def show(found: Manifest, *, tensors: bool) -> None:
+    """Print what a checkpoint is, for people."""
+    facts(
+        [
+            ("path", found.path),
+            ("format", found.format),
+            ("family", found.family or "unknown"),
+            ("tensors", len(found.stored)),
+            ("parameters", found.parameters),
+            ("bytes", f"{human(found.nbytes)} in {len(found.files)} file(s)"),
+            ("dtypes", ", ".join(f"{k} x {v}" for k, v in dtypes_of(found).most_common())),
+            ("entries", len(found.entries)),
+            ("complete", not found.absent),
+            *(("problem", p) for p in found.problems[:20]),
+            *(("note", n) for n in found.notes),
+        ]
+    )
+    if tensors:
+        rows = [
+            (
+                s.key or s.name,
+                str(s.dtype),
+                "x".join(map(str, s.shape)) or "scalar",
+                len(s.chunks),
+                s.nbytes,
+            )
+            for s in found.stored.values()
+        ]
+        table("", ("tensor", "dtype", "shape", "chunks", "bytes"), rows)
+
+
+def dtypes_of(found: Manifest) -> Counter[str]:
+    """How many stored tensors have each element type."""
+    return Counter(s.dtype.name for s in found.stored.values())

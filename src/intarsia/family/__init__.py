@@ -9,7 +9,9 @@ from functools import lru_cache
 from importlib import import_module
 
 from intarsia.errors import FamilyError
-from intarsia.family.spec import MAX_LAYERS, Config, Known, Layer, Param, Rows, Table
+from intarsia.family.fields import MAX_LAYERS, Config
+from intarsia.family.rows import Known, Param, Rows
+from intarsia.family.spec import Layer, Table
 from intarsia.mesh import Shape
 
 Fill = Callable[[Table], None]

@@ -6,37 +6,31 @@ are read in place, by their byte offsets; no pickle is executed and torch is not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from intarsia.dtypes import DType
 from intarsia.errors import FormatError
 from intarsia.family import Param, Table
-from intarsia.format.base import PAGE_BYTES, Arrangement, Located, Slot, WriteOptions
+from intarsia.format.base import Arrangement, Located, WriteOptions
 from intarsia.format.dcp_metadata import (
     MAX_METADATA_BYTES,
-    ChunkRecord,
+    METADATA,
     Metadata,
-    ObjectRecord,
     TensorRecord,
     read_metadata,
 )
-from intarsia.format.dcp_metadata_write import write_metadata
+from intarsia.format.dcp_write import arrange
 from intarsia.format.names import entry_name, name_tensors
 from intarsia.format.sides import config_of, side_files
-from intarsia.format.torch_frame import Frame, frame
 from intarsia.format.torch_zip import read_crc, read_payload
 from intarsia.layout import Layout, Loop, Piece
-from intarsia.mesh import Box, Mesh, Rule, Shape
+from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
 from intarsia.quantity import human
 from intarsia.store.local import Folder
 
-METADATA = ".metadata"
-LINE_BYTES = 64
 HOLLOW_BYTES = 64 << 20
 """How much of a checkpoint may be claimed without being stored, before it is no checkpoint."""
 
@@ -54,10 +48,7 @@ class Dcp:
 
     def read(self, path: Path, config: Mapping[str, Any] | None) -> Manifest:
         with Folder(path) as folder:
-            metadata = read_metadata(
-                folder.read_all(METADATA, MAX_METADATA_BYTES), str(path / METADATA)
-            )
-            sizes = check_files(folder, metadata)
+            metadata, sizes = open_metadata(folder)
         config = config or config_of(path)
         named = name_tensors(map(stored_of, metadata.tensors.values()), config, str(path))
         entries = (
@@ -113,6 +104,13 @@ def stored_of(record: TensorRecord) -> Stored:
     )
     layout = Layout.of(record.name, record.shape)
     return Stored(record.name, record.dtype, layout, chunks, key=record.name)
+
+
+def open_metadata(folder: Folder) -> tuple[Metadata, dict[str, int]]:
+    """A folder's metadata, and the sizes of its data files, each of which is there and long enough."""
+    data = folder.read_all(METADATA, MAX_METADATA_BYTES)
+    metadata = read_metadata(data, str(folder.root / METADATA))
+    return metadata, check_files(folder, metadata)
 
 
 def check_files(folder: Folder, metadata: Metadata) -> dict[str, int]:
@@ -218,61 +216,3 @@ def sealed(folder: Folder, chunk: Chunk) -> tuple[int, int, int | None]:
 def row_major(shape: Shape) -> Shape:
     """The strides of a contiguous tensor."""
     return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
-
-
-def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
-    """Give every box to one of the ranks that hold it, and lay each rank's file out in order."""
-    held = ((t.name, t.dtype, t.shape, holders(options.mesh, t.shape, t.rule)) for t in targets)
-    return lay_out(held, options.entries, options.mesh.size)
-
-
-def lay_out(
-    held: Iterable[tuple[str, DType, Shape, Mapping[Box, Sequence[int]]]],
-    entries: Mapping[str, bytes],
-    ranks: int,
-) -> Arrangement:
-    """The files of a checkpoint, from the ranks that hold each box of each tensor."""
-    ends = [0] * ranks
-    slots: dict[str, tuple[Slot, ...]] = {}
-    tensors: dict[str, TensorRecord] = {}
-    for tensor, dtype, shape, boxes in held:
-        placed = []
-        records = []
-        for box, holding in boxes.items():
-            rank = min(holding, key=lambda r: (ends[r], r))
-            wrap: Frame = frame(dtype, box.shape)
-            file, at = file_of(rank), aligned(ends[rank], wrap)
-            placed.append(Slot(box, file, at + wrap.start_bytes, wrap))
-            records.append(ChunkRecord(box.offsets, box.shape, file, at, wrap.length_bytes))
-            ends[rank] = at + wrap.length_bytes
-        slots[tensor] = tuple(placed)
-        tensors[tensor] = TensorRecord(tensor, dtype, shape, tuple(records))
-    fixed, objects = [], {}
-    for name, data in sorted(entries.items()):
-        objects[name] = ObjectRecord(name, file_of(0), ends[0], len(data))
-        fixed.append((file_of(0), ends[0], data))
-        ends[0] += len(data)
-    files = {file_of(rank): end for rank, end in enumerate(ends) if end}
-    paths = {name: (name,) for name in (*tensors, *objects)}
-    closing = {METADATA: write_metadata(Metadata(tensors, objects, paths, {}))}
-    return Arrangement(files, slots, fixed, closing)
-
-
-def file_of(rank: int) -> str:
-    """The file that a rank writes."""
-    return f"__{rank}_0.distcp"
-
-
-def aligned(end_bytes: int, wrap: Frame) -> int:
-    """Where the next archive begins, so that large elements start at a page and small ones at a line.
-
-    Readers go by the offsets of the metadata, so the gaps before archives mean nothing to them.
-    """
-    to = PAGE_BYTES if wrap.length_bytes >= 16 * PAGE_BYTES else LINE_BYTES
-    return end_bytes + -(end_bytes + wrap.start_bytes) % to
-
-
-@lru_cache(maxsize=1 << 14)
-def holders(mesh: Mesh, shape: Shape, rule: Rule) -> Mapping[Box, list[int]]:
-    """The ranks that hold each box of a tensor, computed once for every template."""
-    return mesh.holders(shape, rule)

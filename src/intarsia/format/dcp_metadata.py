@@ -13,12 +13,14 @@ from typing import Any, Self
 from intarsia.collector import paused
 from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import FormatError, UnsafeError
+from intarsia.format.inert import Inert, brief
 from intarsia.format.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
-from intarsia.format.unpickle import Inert, brief, load_inert
+from intarsia.format.unpickle import load_inert
 from intarsia.store.local import check_name
 
 BASE = "torch.distributed.checkpoint."
 _LARGEST = (1 << 63) - 1
+METADATA = ".metadata"
 MAX_METADATA_BYTES = 1 << 30
 
 

@@ -19,8 +19,8 @@ from intarsia.errors import FormatError
 from intarsia.family import Param, Table, table_for
 from intarsia.format import dcp
 from intarsia.format.base import NUMBERED, Arrangement, Located, WriteOptions
-from intarsia.format.dcp import METADATA, check_files
-from intarsia.format.dcp_metadata import MAX_METADATA_BYTES, Metadata, read_metadata
+from intarsia.format.dcp import open_metadata
+from intarsia.format.dcp_metadata import MAX_METADATA_BYTES, METADATA, Metadata
 from intarsia.format.megatron_common import (
     home_of,
     looks_like_megatron,
@@ -60,10 +60,7 @@ class FsdpDtensor:
     def read(self, path: Path, config: Mapping[str, Any] | None) -> Manifest:
         root = find_checkpoint(path)
         with Folder(root) as folder:
-            metadata = read_metadata(
-                folder.read_all(METADATA, MAX_METADATA_BYTES), str(root / METADATA)
-            )
-            sizes = check_files(folder, metadata)
+            metadata, sizes = open_metadata(folder)
             args = arguments(folder, metadata)
             numbers, unnumbered = _numbers(folder, metadata)
         notes: list[str] = []

@@ -23,11 +23,11 @@ from zipfile import ZipFile, ZipInfo
 
 from intarsia.errors import FormatError, IntarsiaError
 from intarsia.format.dcp_metadata import Metadata
+from intarsia.format.inert import Inert
 from intarsia.format.sides import side_files
 from intarsia.format.strict_json import parse_json
 from intarsia.format.torch_frame import write_object
 from intarsia.format.torch_zip import read_object
-from intarsia.format.unpickle import Inert
 from intarsia.planning.manifest import Side
 from intarsia.store.local import Folder
 

@@ -122,7 +122,7 @@ class FsdpRows:
         known, row, parts = self._found(name)
         if parts:
             row = _by_rank(known, parts, tp.of(parts[0], name))
-        return None if row is None else self._shaped(replace(row, name=known), name, shape)
+        return None if row is None else self.rows.shaped(replace(row, name=known), name, shape)
 
     def local(
         self, name: str, shape: Shape, tp: int, rank: int, axis: int | None = None
@@ -142,7 +142,7 @@ class FsdpRows:
         ):
             row = padded(row, (*shape[:axis], shape[axis] * tp, *shape[axis + 1 :]))
             row = replace(row, layout=shard(row.layout, tp, rank, axis))
-        return None if row is None else self._shaped(replace(row, name=known), name, shape)
+        return None if row is None else self.rows.shaped(replace(row, name=known), name, shape)
 
     def _found(self, name: str) -> tuple[str, Param | None, list[Param]]:
         """The table's name for a live one, its row, and the parts that ranks cut one by one."""
@@ -154,17 +154,6 @@ class FsdpRows:
             if known in self._parts:
                 return known, None, self._parts[known]
         return name, None, []
-
-    def _shaped(self, row: Param, name: str, shape: Shape) -> Param:
-        row = padded(row, shape)
-        if row.layout.shape != shape:
-            raise FamilyError(
-                f"`{name}` has shape {list(shape)}, the configuration of {self.rows.family} gives"
-                f" {list(row.layout.shape)}",
-                hint="the configuration is another model's, or the tensor is damaged",
-                kind="shape-wrong",
-            )
-        return row
 
 
 class TensorParallel(NamedTuple):

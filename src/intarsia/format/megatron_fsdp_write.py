@@ -17,17 +17,22 @@ from dataclasses import dataclass, field, replace
 from intarsia.dtypes import DType
 from intarsia.errors import CoverageError, FamilyError, UsageError
 from intarsia.family import Param, Table
-from intarsia.format.base import Arrangement, Slot, WriteOptions
-from intarsia.format.dcp import METADATA, aligned, holders
-from intarsia.format.dcp_metadata import ChunkRecord, Metadata, ObjectRecord, TensorRecord
+from intarsia.format.base import Arrangement, WriteOptions
+from intarsia.format.dcp_metadata import (
+    METADATA,
+    ChunkRecord,
+    Metadata,
+    ObjectRecord,
+    TensorRecord,
+)
 from intarsia.format.dcp_metadata_write import write_metadata
+from intarsia.format.dcp_write import Files, cut_by, place_all
 from intarsia.format.megatron_common import TRACKER
 from intarsia.format.megatron_fsdp_carry import iteration_of, written_entries
 from intarsia.format.megatron_fsdp_entries import path_of, tensor_in
 from intarsia.format.megatron_fsdp_keys import MODEL, STATE, WRAPPERS, gated_parts, live
 from intarsia.format.megatron_keys import DIALECTS, Key, experts_of, padded
 from intarsia.format.megatron_optimizer import MASTER, state_row
-from intarsia.format.torch_frame import frame
 from intarsia.layout import Layout
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest, Target
@@ -223,39 +228,25 @@ def check_equal(read: Callable[[str], bytes], groups: Iterable[Sequence[str]]) -
 
 
 def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
-    """Give every box to one of the ranks that hold it, and every entry a place after them."""
-    mesh = options.mesh
+    """The files of a checkpoint whose tensors are cut as the mesh asks; some entries are tensors too."""
     entries = written_entries(targets, options)
-    folder = f"iter_{iteration_of(entries):07d}"
-    ends = [0] * mesh.size
-    slots: dict[str, tuple[Slot, ...]] = {}
-    tensors: dict[str, TensorRecord] = {}
-    for target in targets:
-        placed, records = [], []
-        for box, ranks in holders(mesh, target.shape, target.rule).items():
-            rank = min(ranks, key=lambda r: (ends[r], r))
-            wrap = frame(target.dtype, box.shape)
-            file, at = f"__{rank}_0.distcp", aligned(ends[rank], wrap)
-            placed.append(Slot(box, f"{folder}/{file}", at + wrap.start_bytes, wrap))
-            records.append(ChunkRecord(box.offsets, box.shape, file, at, wrap.length_bytes))
-            ends[rank] = at + wrap.length_bytes
-        slots[target.name] = tuple(placed)
-        tensors[target.name] = TensorRecord(target.name, target.dtype, target.shape, tuple(records))
-    first, fixed = "__0_0.distcp", []
+    iteration = iteration_of(entries)
+    folder = f"iter_{iteration:07d}/"
+    files = Files(options.mesh.size, folder)
+    slots, tensors = place_all(files, cut_by(options.mesh, targets))
     objects: dict[str, ObjectRecord] = {}
     for name, data in entries.items():
+        record = files.append(name, data)
         held = tensor_in(name, data)
         if held is None:
-            objects[name] = ObjectRecord(name, first, ends[0], len(data))
-        else:
-            whole = ChunkRecord((0,) * len(held.shape), held.shape, first, ends[0], len(data))
-            tensors[name] = TensorRecord(name, held.dtype, held.shape, (whole,))
-        fixed.append((f"{folder}/{first}", ends[0], data))
-        ends[0] += len(data)
+            objects[name] = record
+            continue
+        place = (record.file, record.start_bytes, record.length_bytes)
+        whole = ChunkRecord((0,) * len(held.shape), held.shape, *place)
+        tensors[name] = TensorRecord(name, held.dtype, held.shape, (whole,))
     paths = {name: path_of(name) for name in (*tensors, *objects)}
     closing = {
-        f"{folder}/{METADATA}": write_metadata(Metadata(tensors, objects, paths, {})),
-        TRACKER: str(iteration_of(entries)).encode(),
+        folder + METADATA: write_metadata(Metadata(tensors, objects, paths, {})),
+        TRACKER: str(iteration).encode(),
     }
-    files = {f"{folder}/__{rank}_0.distcp": end for rank, end in enumerate(ends) if end}
-    return Arrangement(files, slots, fixed, closing)
+    return Arrangement(files.sizes, slots, files.fixed, closing)

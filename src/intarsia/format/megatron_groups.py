@@ -18,11 +18,11 @@ from typing import Any
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import FormatError
+from intarsia.format.inert import Tensor
 from intarsia.format.megatron_common import plain
 from intarsia.format.megatron_optimizer import MASTER
 from intarsia.format.parameter_groups import Group, Groups, merged
 from intarsia.format.torch_zip import read_object
-from intarsia.format.unpickle import Tensor
 from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Logical, Stored

@@ -120,10 +120,14 @@ class MegatronRows:
         row = self.row(key)
         if row is None:
             return None
+        return self.shaped(row, str(key), shape)
+
+    def shaped(self, row: Param, name: str, shape: Shape) -> Param:
+        """A row with the shape of the tensor that is stored, its vocabulary padded where that is."""
         row = padded(row, shape)
         if row.layout.shape != shape:
             raise FamilyError(
-                f"`{key}` has shape {list(shape)}, the configuration of {self.family} gives"
+                f"`{name}` has shape {list(shape)}, the configuration of {self.family} gives"
                 f" {list(row.layout.shape)}",
                 hint="the configuration is another model's, or the tensor is damaged",
                 kind="shape-wrong",

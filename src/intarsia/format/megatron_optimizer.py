@@ -19,7 +19,7 @@ from typing import Any
 
 from intarsia.errors import FormatError
 from intarsia.family import Param
-from intarsia.format.unpickle import Inert
+from intarsia.format.inert import Inert
 from intarsia.layout import Layout
 from intarsia.mesh import Shape
 

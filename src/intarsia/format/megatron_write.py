@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from intarsia.dtypes import DType
 from intarsia.errors import UsageError
 from intarsia.family import table_for
 from intarsia.format.base import Arrangement, Slot, WriteOptions
-from intarsia.format.dcp import METADATA, holders
-from intarsia.format.dcp_metadata import ChunkRecord, Metadata, ObjectRecord, TensorRecord
+from intarsia.format.dcp_metadata import METADATA, ChunkRecord, Metadata, TensorRecord
 from intarsia.format.dcp_metadata_write import write_metadata
+from intarsia.format.dcp_write import Files, holders
 from intarsia.format.megatron_common import (
     BACKEND,
     COMMON_FILE,
@@ -39,8 +39,7 @@ from intarsia.format.megatron_fsdp_entries import common_in, common_of
 from intarsia.format.megatron_groups import FROM_TORCH, as_megatron, chained_as, optimizer_of
 from intarsia.format.megatron_keys import Key
 from intarsia.format.megatron_optimizer import state_of, stored_key
-from intarsia.format.torch_frame import frame
-from intarsia.mesh import Mesh, Rule, Shape
+from intarsia.mesh import Box, Mesh, Rule, Shape
 from intarsia.planning.manifest import Target
 
 
@@ -53,68 +52,66 @@ class Part:
     offsets: Shape
     leading: int
 
-
-@dataclass
-class _Tensor:
-    dtype: DType
-    shape: Shape
-    leading: int
-    chunks: list[ChunkRecord] = field(default_factory=list)
+    def stored(self, box: Box) -> Box:
+        """A box of the target, as one of the stored tensor."""
+        offsets = zip(self.offsets[self.leading :], box.offsets, strict=True)
+        return Box(
+            (*self.offsets[: self.leading], *(a + b for a, b in offsets)),
+            (1,) * self.leading + box.shape,
+        )
 
 
 def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
-    """Give every box to one of the ranks that hold it, and every part its place in a stack."""
-    mesh, source = options.mesh, _source_common(options)
-    folder = f"iter_{_iteration(source):07d}"
-    ends = [0] * mesh.size
-    slots: dict[str, tuple[Slot, ...]] = {}
-    tensors: dict[str, _Tensor] = {}
-    stacks = alike_layers(targets)
-    for target in targets:
-        part = part_of(target, stacks)
-        tensor = tensors.setdefault(part.name, _Tensor(target.dtype, part.shape, part.leading))
-        if (tensor.dtype, tensor.shape) != (target.dtype, part.shape):
-            raise UsageError(
-                f"`{part.name}` would hold {tensor.dtype} {list(tensor.shape)} and"
-                f" {target.dtype} {list(part.shape)}",
-                hint="choose one element type with --dtype",
-            )
-        placed = []
-        for box, ranks in holders(mesh, target.shape, _first_alike(mesh, target.rule)).items():
-            rank = min(ranks, key=lambda r: (ends[r], r))
-            shape = (1,) * part.leading + box.shape
-            inner = [a + b for a, b in zip(part.offsets[part.leading :], box.offsets, strict=True)]
-            wrap = frame(target.dtype, shape)
-            file, at = f"__{rank}_0.distcp", ends[rank]
-            offsets = (*part.offsets[: part.leading], *inner)
-            tensor.chunks.append(ChunkRecord(offsets, shape, file, at, wrap.length_bytes))
-            placed.append(Slot(box, f"{folder}/{file}", at + wrap.start_bytes, wrap))
-            ends[rank] += wrap.length_bytes
-        slots[target.name] = tuple(placed)
+    """The files of a checkpoint whose tensors are cut as the mesh asks, and stacked where they can be."""
+    source = _source_common(options)
+    iteration = _iteration(source)
+    folder = f"iter_{iteration:07d}/"
+    files = Files(options.mesh.size, folder)
+    slots, tensors, leading = _place(files, targets, options.mesh)
     shapes = {n: t.shape for n, t in tensors.items() if not n.startswith("optimizer.")}
     trained = len(shapes) < len(tensors)
     state = _common(source, shapes, targets if trained else None, options)
-    objects = _objects({n: tensors[n].shape[: tensors[n].leading] for n in shapes}, options)
-    objects[COMMON_OBJECT] = archive([state])
-    first, fixed, records = "__0_0.distcp", [], {}
-    for name, data in objects.items():
-        records[name] = ObjectRecord(name, first, ends[0], len(data))
-        fixed.append((f"{folder}/{first}", ends[0], data))
-        ends[0] += len(data)
+    held = _objects({n: shapes[n][: leading[n]] for n in shapes}, options)
+    held[COMMON_OBJECT] = archive([state])
+    objects = {name: files.append(name, data) for name, data in held.items()}
+    paths = {name: (name,) for name in (*tensors, *objects)}
     closing = {
-        f"{folder}/{COMMON_FILE}": archive(state),
-        f"{folder}/{METADATA}": _metadata(tensors, records),
-        f"{folder}/{BACKEND}": backend_file(),
-        TRACKER: str(_iteration(source)).encode(),
+        folder + COMMON_FILE: archive(state),
+        folder + METADATA: write_metadata(Metadata(tensors, objects, paths, {})),
+        folder + BACKEND: backend_file(),
+        TRACKER: str(iteration).encode(),
     }
-    files = {f"{folder}/__{rank}_0.distcp": end for rank, end in enumerate(ends) if end}
-    return Arrangement(files, slots, fixed, closing)
+    return Arrangement(files.sizes, slots, files.fixed, closing)
 
 
-def _metadata(tensors: Mapping[str, _Tensor], objects: dict[str, ObjectRecord]) -> bytes:
-    described = {n: TensorRecord(n, t.dtype, t.shape, tuple(t.chunks)) for n, t in tensors.items()}
-    paths = {name: (name,) for name in (*described, *objects)}
-    return write_metadata(Metadata(described, objects, paths, {}))
+def _place(
+    files: Files, targets: Sequence[Target], mesh: Mesh
+) -> tuple[dict[str, tuple[Slot, ...]], dict[str, TensorRecord], dict[str, int]]:
+    """A place for every box; the tensors that targets are stacked into, and their leading axes."""
+    slots: dict[str, tuple[Slot, ...]] = {}
+    kinds: dict[str, tuple[DType, Shape]] = {}
+    chunks: dict[str, list[ChunkRecord]] = {}
+    leading: dict[str, int] = {}
+    stacks = alike_layers(targets)
+    for target in targets:
+        part = part_of(target, stacks)
+        dtype, shape = kinds.setdefault(part.name, (target.dtype, part.shape))
+        if (dtype, shape) != (target.dtype, part.shape):
+            raise UsageError(
+                f"`{part.name}` would hold {dtype} {list(shape)} and"
+                f" {target.dtype} {list(part.shape)}",
+                hint="choose one element type with --dtype",
+            )
+        boxes = holders(mesh, target.shape, _first_alike(mesh, target.rule))
+        placed = [
+            files.place(target.dtype, box, holding, part.stored(box))
+            for box, holding in boxes.items()
+        ]
+        slots[target.name] = tuple(slot for slot, _ in placed)
+        chunks.setdefault(part.name, []).extend(record for _, record in placed)
+        leading[part.name] = part.leading
+    tensors = {n: TensorRecord(n, *kind, tuple(chunks[n])) for n, kind in kinds.items()}
+    return slots, tensors, leading
 
 
 def _first_alike(mesh: Mesh, rule: Rule) -> Rule:

@@ -17,8 +17,8 @@ from intarsia.errors import FamilyError, FormatError
 from intarsia.family import Param, Table, table_for
 from intarsia.format import dcp
 from intarsia.format.base import Arrangement, Located, WriteOptions
-from intarsia.format.dcp import METADATA, check_files, stored_of
-from intarsia.format.dcp_metadata import MAX_METADATA_BYTES, Metadata, TensorRecord, read_metadata
+from intarsia.format.dcp import open_metadata, stored_of
+from intarsia.format.dcp_metadata import Metadata, TensorRecord
 from intarsia.format.megatron_buckets import is_bucket, read_buckets
 from intarsia.format.megatron_common import (
     COMMON_FILE,
@@ -70,10 +70,7 @@ class TorchDist:
     def read(self, path: Path, config: Mapping[str, Any] | None) -> Manifest:
         root = find_checkpoint(path)
         with Folder(root) as folder:
-            metadata = read_metadata(
-                folder.read_all(METADATA, MAX_METADATA_BYTES), str(root / METADATA)
-            )
-            sizes = check_files(folder, metadata)
+            metadata, sizes = open_metadata(folder)
             common = read_common(folder, metadata)
             args = arguments_of(common) or read_run_config(folder)
             entries = _entries(folder, metadata)

@@ -16,8 +16,8 @@ from zlib import crc32
 
 from intarsia.dtypes import DType
 from intarsia.errors import UsageError
+from intarsia.format.inert import brief
 from intarsia.format.torch_zip import CENTRAL, END, END64, LOCAL, LOCATOR, STORAGE_OF, WIDE
-from intarsia.format.unpickle import brief
 
 
 class _Hole(Enum):

@@ -18,8 +18,9 @@ from zlib import crc32
 
 from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import FormatError
+from intarsia.format.inert import Inert, Storage, Tensor, brief
 from intarsia.format.tensor_bounds import bytes_of
-from intarsia.format.unpickle import Inert, Storage, Tensor, brief, load_inert
+from intarsia.format.unpickle import load_inert
 
 Read = Callable[[int, int], bytes]
 

@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from intarsia.live.save import Progress, Saved, Snapshot, snapshot, write
+from intarsia.live.save import Saved, Snapshot, snapshot, write
 from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew, ranks_of_model
+from intarsia.run.progress import Progress
 
 if TYPE_CHECKING:
     import torch

@@ -11,22 +11,22 @@ from intarsia.errors import CoverageError, LayoutError, UsageError
 from intarsia.family import Param, table_for
 from intarsia.layout import Layout
 from intarsia.live import megatron_rows
+from intarsia.live.fill import Filling, prove
 from intarsia.live.holding import (
     Holding,
     check_shape,
     cut,
     dtype_of,
     fits,
+    is_dtensor,
     is_present,
     memory_of,
     placed,
 )
-from intarsia.live.megatron_item import is_dtensor
 from intarsia.live.megatron_model import is_megatron
 from intarsia.live.names import find_rows, named_tensors
 from intarsia.live.optimizer import MASTER
 from intarsia.mesh import Box, Mesh
-from intarsia.planning.copy import copies_into, sources_of
 from intarsia.planning.manifest import Manifest
 
 Place = tuple[Mesh, int]
@@ -156,11 +156,15 @@ class Demand:
 
 @dataclass(frozen=True)
 class Settled:
-    """The holdings as all ranks read them, the tensors read literally, and what no rank takes."""
+    """What fills each holding as all ranks read it, the tensors read literally, and what no rank takes."""
 
-    holdings: list[Holding]
+    fillings: list[Filling]
     literal: frozenset[str]
     unused: list[str]
+
+    @property
+    def holdings(self) -> list[Holding]:
+        return [each.holding for each in self.fillings]
 
 
 def settle(demand: Demand, told: Sequence[Doubts], *, strict: bool) -> Settled:
@@ -182,24 +186,8 @@ def settle(demand: Demand, told: Sequence[Doubts], *, strict: bool) -> Settled:
             hint="load with strict=False if they are not wanted",
         )
     literal = frozenset[str]().union(*(d.disputed for d in told))
-    holdings = list(demand.holdings(literal))
-    prove(holdings, demand.manifest)
-    return Settled(holdings, literal, unused)
-
-
-def prove(holdings: Iterable[Holding], manifest: Manifest) -> None:
-    """Raise unless every element of every holding has exactly one source."""
-    for each in holdings:
-        layout, held = each.layout, 0
-        if layout.size:
-            found = copies_into(layout, Box.whole(layout.shape), sources_of(layout, manifest))
-            held = sum(copy.piece.size for copy in found)
-        if held != layout.mapped:
-            raise CoverageError(
-                f"{held:,} of {layout.mapped:,} elements of `{each.name}` on this rank have a source"
-                f" in {manifest.path}",
-                hint="the checkpoint is incomplete, or its chunks overlap",
-            )
+    fillings = prove(demand.holdings(literal), demand.manifest)
+    return Settled(fillings, literal, unused)
 
 
 def cast_names(holdings: Iterable[Holding], manifest: Manifest, *, allowed: bool) -> list[str]:

@@ -12,9 +12,9 @@ from typing import Any
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import UsageError
+from intarsia.format.inert import Inert, Tensor
 from intarsia.format.torch_frame import write_object
 from intarsia.format.torch_zip import read_object
-from intarsia.format.unpickle import Inert, Tensor
 
 EXTRA = "extra."
 _RANK = re.compile(r"^(?P<name>.+)/rank_(?P<rank>\d+)$")

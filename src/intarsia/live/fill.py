@@ -1,5 +1,6 @@
-"""Filling this process's tensors from a checkpoint: its own bytes, one window at a time.
+"""Filling this process's tensors from a checkpoint: proven first, then its own bytes, window by window.
 
+The copies that prove a holding are those that fill it: a window takes its stretch of them.
 Memory that the processor can address is read into in place; any other (a GPU's, or a view with
 gaps) goes through a window of the budget.
 """
@@ -9,33 +10,77 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from intarsia.checkpoint import as_torch
+from intarsia.errors import CoverageError
+from intarsia.layout import clip
 from intarsia.live.holding import Holding
 from intarsia.mesh import Box
+from intarsia.planning.copy import Copy, copies_into, sources_of
+from intarsia.planning.manifest import Manifest
 from intarsia.planning.window import flat_start, windows
 from intarsia.run.budget import Budget
 from intarsia.run.gather import Bytes, Fill, gather
-from intarsia.run.source import Source, fill_box
+from intarsia.run.source import Source
 
 if TYPE_CHECKING:
     import torch
 
 Progress = Callable[[int], None]
-Step = list[tuple[Holding, Box]]
 
 
-def fill_holdings(
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """A holding, and the copies that fill its memory exactly."""
+
+    holding: Holding
+    copies: tuple[Copy, ...]
+
+    def stretch(self, start: int, stop: int) -> list[Copy]:
+        """The copies into elements `[start, stop)` of the memory, counted from `start`."""
+        if start == 0 and stop == self.holding.layout.size:
+            return list(self.copies)
+        return [
+            replace(copy, piece=replace(piece, at=piece.at - start).flip())
+            for copy in self.copies
+            for piece in clip(copy.piece.flip(), start, stop)
+        ]
+
+
+Step = list[tuple[Filling, Box]]
+
+
+def prove(holdings: Iterable[Holding], manifest: Manifest) -> list[Filling]:
+    """What fills each holding; raise unless every element of it has exactly one source."""
+    found = []
+    for each in holdings:
+        layout, copies = each.layout, tuple[Copy, ...]()
+        if layout.size:
+            sources = sources_of(layout, manifest)
+            copies = tuple(copies_into(layout, Box.whole(layout.shape), sources))
+        held = sum(copy.piece.size for copy in copies)
+        if held != layout.mapped:
+            raise CoverageError(
+                f"{held:,} of {layout.mapped:,} elements of `{each.name}` on this rank have a source"
+                f" in {manifest.path}",
+                hint="the checkpoint is incomplete, or its chunks overlap",
+            )
+        found.append(Filling(each, copies))
+    return found
+
+
+def fill(
     source: Source,
-    holdings: Sequence[Holding],
+    fillings: Sequence[Filling],
     budget: Budget,
     progress: Progress = lambda count: None,
 ) -> None:
     """Read every holding's elements; the first failure stops all threads and is raised."""
-    todo = iter(_steps(holdings, budget.window_bytes))
+    todo = iter(_steps(fillings, budget.window_bytes))
     lock, stop = threading.Lock(), threading.Event()
 
     def work() -> None:
@@ -56,11 +101,12 @@ def fill_holdings(
             future.result()
 
 
-def _steps(holdings: Iterable[Holding], window_bytes: int) -> Iterable[Step]:
+def _steps(fillings: Iterable[Filling], window_bytes: int) -> Iterable[Step]:
     """Windows of the holdings, in steps of at most so many bytes."""
     step: Step = []
     used = 0
-    for held in holdings:
+    for filling in fillings:
+        held = filling.holding
         if not held.layout.size:
             continue
         for box in windows(held.layout.shape, held.dtype.itemsize, window_bytes):
@@ -68,7 +114,7 @@ def _steps(holdings: Iterable[Holding], window_bytes: int) -> Iterable[Step]:
             if step and used + nbytes > window_bytes:
                 yield step
                 step, used = [], 0
-            step.append((held, box))
+            step.append((filling, box))
             used += nbytes
     if step:
         yield step
@@ -80,7 +126,8 @@ def _carry_out(source: Source, step: Step) -> int:
     fills: list[Fill] = []
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     total = 0
-    for held, box in step:
+    for filling, box in step:
+        held = filling.holding
         start = flat_start(box, Box.whole(held.layout.shape))
         memory = addressable(held.tensor)
         size = held.dtype.itemsize
@@ -90,7 +137,10 @@ def _carry_out(source: Source, step: Step) -> int:
             buffer = np.empty(box.size * size, np.uint8)
             index = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.shape, strict=True))
             copies.append((held.tensor[index], as_torch(buffer, held.dtype, box.shape)))
-        fills += fill_box(source, held.target, box, buffer)
+        found = filling.stretch(start, start + box.size)
+        if sum(copy.piece.size for copy in found) < box.size:
+            buffer[:] = 0  # padding
+        fills += source.fills(found, held.target, buffer)
         total += len(buffer)
     gather(source.folder, fills)
     with torch.no_grad():

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import LayoutError
 from intarsia.layout import Layout
-from intarsia.live.megatron_item import is_dtensor
 from intarsia.mesh import Box, Shape
 from intarsia.placement import from_torch, local
 from intarsia.planning.manifest import Target
@@ -53,6 +52,11 @@ def dtype_of(tensor: Any, name: str) -> DType:
     if found is None:
         raise LayoutError(f"`{name}` has element type {tensor.dtype}, which no format stores")
     return found
+
+
+def is_dtensor(x: Any) -> bool:
+    """Whether a tensor is distributed, told by what it offers."""
+    return hasattr(x, "to_local") and hasattr(x, "placements")
 
 
 def memory_of(tensor: Any) -> torch.Tensor:

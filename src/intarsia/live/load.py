@@ -7,7 +7,7 @@ after the last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from intarsia.errors import UsageError
 from intarsia.formats import folder_of, format_named
 from intarsia.live.demand import Demand, Place, Settled, cast_names, settle
 from intarsia.live.entries import extra_in
-from intarsia.live.fill import fill_holdings
+from intarsia.live.fill import fill, prove
 from intarsia.live.latest import resolve
 from intarsia.live.materialise import materialise
 from intarsia.live.megatron_model import chunks_of, install, is_megatron, refuse_optimizer
@@ -27,9 +27,8 @@ from intarsia.live.optimizer import put, put_groups, read_counters, state_to_fil
 from intarsia.mesh import Mesh
 from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew, ranks_of_model
+from intarsia.run.progress import Progress, counting
 from intarsia.run.source import Source
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass
@@ -140,24 +139,16 @@ def _fill(
     report: Loaded,
 ) -> None:
     """Read every element; an optimizer gets its state when all of it is there."""
-    manifest, holdings = demand.manifest, settled.holdings
+    manifest, fillings = demand.manifest, settled.fillings
     states = None
     if optimizer is not None:
         states = state_to_fill(into, optimizer, demand.rows, manifest, settled.literal)
         report.never_stepped = list(states.never_stepped)
-        holdings = holdings + states.holdings
-    total = report.held_bytes = sum(each.nbytes for each in holdings)
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress is not None:
-            progress(done, total)
-
+        fillings = fillings + prove(states.holdings, manifest)
+    report.held_bytes = sum(each.holding.nbytes for each in fillings)
     with folder_of(manifest) as folder:
         source = Source(manifest, format_named(manifest.format), folder)
-        fill_holdings(source, holdings, budget, advance)
+        fill(source, fillings, budget, counting(progress, report.held_bytes))
         if is_megatron(into):
             install(into)
         if states is not None:
@@ -170,4 +161,4 @@ def _fill(
         report.notes += [f"no hyperparameters were stored for {x}" for x in lost]
     report.extra, notes = extra_in(entries, team.rank, team.size)
     report.notes += notes
-    report.filled = [each.name for each in holdings]
+    report.filled = [each.holding.name for each in fillings]

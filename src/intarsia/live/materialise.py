@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from intarsia.live.megatron_item import is_dtensor
+from intarsia.live.holding import is_dtensor
 
 if TYPE_CHECKING:
     import torch

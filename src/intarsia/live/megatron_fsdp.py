@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from intarsia.errors import LayoutError
+from intarsia.live.holding import is_dtensor, memory_of
 from intarsia.live.megatron_item import (
     GDN,
     Item,
@@ -21,7 +22,6 @@ from intarsia.live.megatron_item import (
     Sizes,
     components,
     gated,
-    is_dtensor,
     local_elements,
     merge,
     parts_of,
@@ -85,10 +85,10 @@ def is_rounded_to_bf16(tensor: Any) -> bool:
     """Whether every number of an fp32 tensor is a bf16 number: the lower 16 bits are all zero."""
     import torch
 
-    local = tensor.to_local() if is_dtensor(tensor) else tensor
+    local = memory_of(tensor)
     if local.dtype != torch.float32:
         raise LayoutError(f"main weights are float32, this tensor is {local.dtype}")
-    return not bool((local.detach().contiguous().view(torch.int32) & 0xFFFF).any())
+    return not bool((local.contiguous().view(torch.int32) & 0xFFFF).any())
 
 
 def rounded_masters(tensors: Iterable[tuple[str, Any]]) -> list[str]:
@@ -101,7 +101,7 @@ def rounded_masters(tensors: Iterable[tuple[str, Any]]) -> list[str]:
 
 def _varied(tensor: Any) -> bool:
     """Whether a tensor holds more than one number: a norm of ones is exact in any type."""
-    local = tensor.to_local() if is_dtensor(tensor) else tensor
+    local = memory_of(tensor)
     return local.numel() > 1 and bool((local != local.reshape(-1)[0]).any())
 
 
@@ -120,7 +120,6 @@ __all__ = [
     "components",
     "gated",
     "gated_names",
-    "is_dtensor",
     "is_rounded_to_bf16",
     "local_elements",
     "merge",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import LayoutError
 from intarsia.layout import Layout, concat
+from intarsia.live.holding import is_dtensor
 from intarsia.mesh import Shape
 
 if TYPE_CHECKING:
@@ -220,8 +221,3 @@ def local_elements(state: Any, item: Item) -> torch.Tensor:
             f" {list(item.shape)} has {item.size:,}"
         )
     return flat
-
-
-def is_dtensor(x: Any) -> bool:
-    """Whether a tensor is distributed, told by what it offers."""
-    return hasattr(x, "to_local") and hasattr(x, "placements")

@@ -17,7 +17,8 @@ from intarsia.errors import CoverageError, FamilyError
 from intarsia.family import Param, table_for
 from intarsia.format.megatron_fsdp_keys import FsdpRows, canonical
 from intarsia.layout import Layout
-from intarsia.live.megatron_item import Item, is_dtensor
+from intarsia.live.holding import memory_of
+from intarsia.live.megatron_item import Item
 from intarsia.mesh import Box
 
 MASTER, STEP = "master", "step"
@@ -130,8 +131,7 @@ class _Loader:
         if any(n not in self.checkpoint for n in layout.tensors):
             self.missing.append(name)
             return
-        local = value.detach()
-        local = local.to_local() if is_dtensor(local) else local
+        local = memory_of(value)
         if local.numel() != item.size:
             raise CoverageError(
                 f"`{name}` has {local.numel():,} elements on this rank, its slice"

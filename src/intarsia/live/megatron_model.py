@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import LayoutError, UsageError
 from intarsia.format.megatron_fsdp_keys import canonical
-from intarsia.live.holding import placed
-from intarsia.live.megatron_item import Item, is_dtensor
+from intarsia.live.holding import is_dtensor, placed
+from intarsia.live.megatron_item import Item
 from intarsia.live.megatron_parallel import place_of
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from intarsia.family import Param, Table, table_for
 from intarsia.format.megatron_fsdp_keys import FsdpRows
 from intarsia.layout import Layout
 from intarsia.live.boxes import boxes_of
-from intarsia.live.holding import cut, dtype_of, memory_of
-from intarsia.live.megatron_item import Item, is_dtensor, local_elements
+from intarsia.live.holding import cut, dtype_of, is_dtensor, memory_of
+from intarsia.live.megatron_item import Item, local_elements
 from intarsia.live.megatron_model import Live, chunks_of, config_of, live_tensors
 from intarsia.live.megatron_settings import hub_config
 from intarsia.live.names import Rows

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from intarsia.conversion import with_rules_of_transformers
 from intarsia.errors import UsageError
 from intarsia.family import Param, Table, table_for
 from intarsia.format.names import prefix_of
-from intarsia.formats import read_manifest
+from intarsia.formats import read_manifest, with_rules_of_transformers
 from intarsia.planning.manifest import Manifest
 
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from intarsia.errors import CoverageError, UsageError
 from intarsia.family import Param
 from intarsia.format.parameter_groups import Groups
-from intarsia.live.holding import Holding, cut, is_present, memory_of
-from intarsia.live.megatron_item import is_dtensor
+from intarsia.live.holding import Holding, cut, is_dtensor, is_present, memory_of
 from intarsia.live.names import bare
 from intarsia.planning.manifest import Manifest
 
@@ -64,12 +63,6 @@ class StateToFill:
     fresh: dict[torch.Tensor, dict[str, Any]]
     never_stepped: tuple[str, ...]
 
-    @property
-    def logical(self) -> set[str]:
-        """Every logical tensor that is taken."""
-        held = {n for h in self.holdings for n in h.layout.tensors}
-        return held | {n for _, names in self.counters for n in names}
-
 
 def kinds_of(manifest: Manifest) -> dict[str, set[str]]:
     """For each logical parameter, the kinds of state that a checkpoint has of it."""
@@ -109,13 +102,7 @@ def state_to_fill(
             out.fresh[each.param] = {}
             continue
         assert row is not None
-        if any(some != held[0] for some in held):
-            lacking = next(n for n, some in zip(names, held, strict=True) if some != held[0])
-            raise CoverageError(
-                f"`{each.name}` is made of {len(names)} tensors, which have unlike optimizer state in"
-                f" {manifest.path}: {sorted(held[0])}, and {sorted(held[names.index(lacking)])} of {lacking}",
-                hint="the checkpoint lost state: take another",
-            )
+        _check_alike(each.name, dict(zip(names, held, strict=True)), manifest)
         state = out.fresh[each.param] = {}
         old = optimizer.state.get(each.param, {})
         for kind in sorted(held[0]):
@@ -136,6 +123,18 @@ def state_to_fill(
                     )
                 )
     return StateToFill(out.holdings, out.counters, out.fresh, tuple(never))
+
+
+def _check_alike(name: str, held: Mapping[str, set[str]], manifest: Manifest) -> None:
+    """Raise where the tensors that a parameter is made of have not the same kinds of state."""
+    (_, kinds), *others = held.items()
+    for lacking, some in others:
+        if some != kinds:
+            raise CoverageError(
+                f"`{name}` is made of {len(held)} tensors, which have unlike optimizer state in"
+                f" {manifest.path}: {sorted(kinds)}, and {sorted(some)} of {lacking}",
+                hint="the checkpoint lost state: take another",
+            )
 
 
 def read_counters(
@@ -235,8 +234,7 @@ def states(model: Any, optimizer: Any) -> Iterator[State]:
             if not isinstance(value, torch.Tensor):
                 value = torch.tensor(value)
             if value.dim() == 0 and each.param.dim():
-                value = value.to_local() if is_dtensor(value) else value
-                yield State(each, kind, value.detach().cpu(), whole=True)
+                yield State(each, kind, memory_of(value).cpu(), whole=True)
             else:
                 yield State(each, kind, _as_param(value, each), whole=False)
 

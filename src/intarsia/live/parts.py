@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from intarsia.dtypes import DType
 from intarsia.errors import LayoutError
-from intarsia.live.holding import dtype_of, is_present, placed
-from intarsia.live.megatron_item import is_dtensor
+from intarsia.live.holding import dtype_of, is_dtensor, is_present, placed
 from intarsia.mesh import Box, Shape
 from intarsia.placement import boxes, from_torch
 

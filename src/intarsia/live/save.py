@@ -8,7 +8,6 @@ rank's checksum must agree, or nothing is committed.
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from intarsia.format.base import Arrangement, Slot
-from intarsia.format.dcp import file_of, lay_out
+from intarsia.format.dcp_write import file_of, lay_out
 from intarsia.format.sides import DIGESTS
 from intarsia.live import megatron_rows
 from intarsia.live.attest import Sums, Witness
@@ -44,12 +43,11 @@ from intarsia.live.replicas import (
 from intarsia.run.checksum import crc32
 from intarsia.run.crew import Crew
 from intarsia.run.hashing import merged
+from intarsia.run.progress import Progress, counting
 from intarsia.store.staging import Staging, check_destination
 
 if TYPE_CHECKING:
     import torch
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass
@@ -202,25 +200,17 @@ class _Pen:
         self, what: Snapshot, workers: int, progress: Progress | None
     ) -> tuple[dict[Key, int], Sums]:
         """Write what is this rank's to write: checksums of boxes whose replicas are to be compared, sums."""
-        crcs: dict[Key, int] = {}
-        sums: list[Sums] = []
-        total, done, lock = what.nbytes, 0, threading.Lock()
+        advance = counting(progress, what.nbytes)
 
-        def carry_out(part: Part) -> None:
-            nonlocal done
-            crc, found = self._write(part)
-            with lock:
-                if crc is not None:
-                    crcs[part.name, part.box] = crc
-                sums.append(found)
-                done += part.box.size * part.dtype.itemsize
-                if progress is not None:
-                    progress(done, total)
+        def carry_out(part: Part) -> tuple[int | None, Sums]:
+            found = self._write(part)
+            advance(part.box.size * part.dtype.itemsize)
+            return found
 
         with ThreadPoolExecutor(workers, "intarsia-save") as pool:
-            for _ in pool.map(carry_out, what.parts):
-                pass
-        return crcs, merged(sums)
+            done = list(zip(what.parts, pool.map(carry_out, what.parts), strict=True))
+        crcs = {(part.name, part.box): crc for part, (crc, _) in done if crc is not None}
+        return crcs, merged(sums for _, (_, sums) in done)
 
     def _write(self, part: Part) -> tuple[int | None, Sums]:
         slot = self.slots[part.name, part.box]

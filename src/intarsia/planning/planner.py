@@ -45,7 +45,6 @@ class Prover:
     window_bytes: int = WINDOW_BYTES
     _tilings: dict[Any, str | None] = field(default_factory=dict)
     _facts: dict[Any, tuple[Cost, bool]] = field(default_factory=dict)
-    _patterns: dict[int, tuple[Layout, Any]] = field(default_factory=dict)
 
     def gaps(self, target: Target, sources: tuple[Stored, ...]) -> tuple[Cost, list[Gap]]:
         """What filling `target` costs, and the faults that forbid it."""
@@ -222,43 +221,3 @@ def _left_out(
         unused = sum(hi - lo for lo, hi in holes(layouts, name, logical.size))
         if unused:
             yield LeftOut(name, unused, drop.get(name, ""))
-
-
-@dataclass(frozen=True, slots=True)
-class RankPlan:
-    """Everything that one rank of a mesh reads: its box of each tensor, and the copies into it."""
-
-    boxes: tuple[tuple[Target, Box, tuple[Copy, ...]], ...]
-    needed_bytes: int
-    read_bytes: int
-    gaps: tuple[Gap, ...] = ()
-
-    @property
-    def proven(self) -> bool:
-        """Every element of every box has exactly one source."""
-        return not self.gaps
-
-
-def plan_rank(src: Manifest, targets: Sequence[Target], mesh: Mesh, rank: int) -> RankPlan:
-    """What one rank of a mesh reads, proven; only that rank's share is looked at."""
-    found, gaps = [], []
-    needed = read = 0
-    costs: dict[Any, tuple[int, int]] = {}
-    for target in targets:
-        box = mesh.box(target.shape, target.rule, rank)
-        if box is None or not box.size:
-            continue
-        copies = tuple(copies_into(target.layout, box, sources_of(target.layout, src)))
-        held = sum(copy.piece.size for copy in copies)
-        wanted = box.size
-        if held != wanted:
-            wanted = target.layout.box(box.offsets, box.shape).mapped
-        if held != wanted:
-            text = f"{held:,} of {wanted:,} elements of `{target.name}` {box} have a source"
-            gaps.append(Gap(target.name, abs(wanted - held), text))
-        key = tuple((c.piece.at, c.piece.loops, c.stored.dtype) for c in copies)
-        if key not in costs:
-            costs[key] = read_cost(copies)
-        needed, read = needed + costs[key][0], read + costs[key][1]
-        found.append((target, box, copies))
-    return RankPlan(tuple(found), needed, read, tuple(gaps))

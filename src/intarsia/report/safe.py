@@ -30,7 +30,7 @@ def html(text: object) -> str:
 
 
 def script(value: Any) -> str:
-    """A value as JSON inside a script element, which no string of it can end.
+    r"""A value as JSON inside a script element, which no string of it can end.
 
     >>> script("</script>")
     '"\\u003c/script\\u003e"'

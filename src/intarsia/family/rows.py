@@ -1,0 +1,112 @@
+"""The stored tensors of a dialect by name, each made when first asked for.
+
+A table of 70,000 tensors so costs little more than its names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from intarsia.errors import FamilyError
+from intarsia.family.verbs import Verb
+from intarsia.layout import Layout, Loop, Piece
+from intarsia.mesh import Rule, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One stored tensor of a dialect; each stored element is the logical one plus `shift`."""
+
+    name: str
+    layout: Layout
+    rule: Rule = Rule()
+    shift: float = 0.0
+
+
+_Recipe = tuple[Verb | None, tuple[str, ...], Rule, float]
+
+
+class Rows(Mapping[str, Param]):
+    """The stored tensors of one dialect by name, each made when first asked for."""
+
+    def __init__(self, logical: Mapping[str, Shape]) -> None:
+        self._logical = logical
+        self._recipes: dict[str, _Recipe | Rule] = {}
+        self._made: dict[str, Param] = {}
+
+    def add(self, name: str, recipe: _Recipe | Rule) -> None:
+        """Add a row; a rule alone stands for the whole logical tensor of the same name."""
+        if name in self._recipes:
+            raise FamilyError(f"`{name}` is declared twice in one dialect")
+        self._recipes[name] = recipe
+
+    def __getitem__(self, name: str) -> Param:
+        made = self._made.get(name)
+        if made is None:
+            recipe = self._recipes[name]
+            if isinstance(recipe, Rule):
+                made = Param(name, whole(name, self._logical[name]), recipe)
+            else:
+                verb, operands, rule, shift = recipe
+                parts = [whole(x, self._logical[x]) for x in operands]
+                made = Param(name, verb(*parts) if verb else parts[0], rule, shift)
+            self._made[name] = made
+        return made
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._recipes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._recipes)
+
+    def __len__(self) -> int:
+        return len(self._recipes)
+
+    def operands(self, name: str) -> tuple[str, ...]:
+        """The logical tensors that a row is made of."""
+        recipe = self._recipes[name]
+        return (name,) if isinstance(recipe, Rule) else recipe[1]
+
+    def respelled(self, old: str, new: str) -> Rows:
+        """The same rows, their names beginning with `new` instead of `old`."""
+        out = Rows(self._logical)
+        for name, recipe in self._recipes.items():
+            if isinstance(recipe, Rule):
+                recipe = (None, (name,), recipe, 0.0)
+            out.add(new + name.removeprefix(old) if name.startswith(old) else name, recipe)
+        return out
+
+
+class Known(Mapping[str, Param]):
+    """The rows of several dialects as one; where they share a name, the first dialect wins."""
+
+    def __init__(self, dialects: Iterable[Rows]) -> None:
+        self._rows: dict[str, Rows] = {}
+        for rows in reversed(list(dialects)):
+            self._rows.update(dict.fromkeys(rows, rows))
+
+    def __getitem__(self, name: str) -> Param:
+        return self._rows[name][name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def whole(name: str, shape: Shape) -> Layout:
+    """`Layout.of`, with the loops of equal sizes shared between tensors."""
+    n = prod(shape)
+    return Layout(shape, (Piece(name, 0, 0, _run(n)),)) if n else Layout(shape, ())
+
+
+@lru_cache(maxsize=1024)
+def _run(n: int) -> tuple[Loop, ...]:
+    return Layout.of("", (n,)).pieces[0].loops

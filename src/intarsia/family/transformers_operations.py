@@ -1,0 +1,138 @@
+"""The operations of Transformers' conversion rules, on layouts instead of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from intarsia.errors import FamilyError
+from intarsia.family.transformers_skeleton import Skeleton
+from intarsia.layout import Layout, chunk, concat, split, stack
+
+Parts = dict[str, list[Layout]]
+"""Layouts by the pattern that caught their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What an operation is given: parts, the patterns of its converter, and the tensor in question."""
+
+    parts: Parts
+    sources: list[str]
+    targets: list[str]
+    name: str
+    model: Skeleton
+
+    @property
+    def only(self) -> Layout:
+        """The one tensor that there is."""
+        if len(self.parts) != 1:
+            raise FamilyError(f"`{self.name}` is made of {len(self.parts)} tensors, expected 1")
+        return next(iter(self.parts.values()))[0]
+
+    @property
+    def target(self) -> str:
+        """Where a step in the middle of a chain puts its result: a chain's last step names targets."""
+        return self.sources[0] if len(self.targets) > 1 else self.targets[0]
+
+
+def _chunk(op: Any, task: Task) -> Parts:
+    targets = task.targets
+    count = getattr(op, "num_shards_attribute", None)
+    if count is not None:
+        number = getattr(task.model.config.get_text_config(), count)
+        targets = [targets[0].replace("*", str(i)) for i in range(number)]
+    pieces = chunk(task.only, len(targets), op.dim)
+    return {t: [x] for t, x in zip(targets, pieces, strict=True)}
+
+
+def _split(op: Any, task: Task) -> Parts:
+    first = task.targets[0]
+    sizes = [task.model.shapes[task.name.replace(first, t)][op.dim] for t in task.targets]
+    pieces = split(task.only, sizes, op.dim)
+    return {t: [x] for t, x in zip(task.targets, pieces, strict=True)}
+
+
+def _concatenate(op: Any, task: Task) -> Parts:
+    held = [x for pattern in task.sources for x in task.parts.get(pattern, ())]
+    return {task.targets[0]: [concat(held, op.dim)]}
+
+
+def _merge(op: Any, task: Task) -> Parts:
+    alone = len(task.parts) == 1
+    return {
+        task.targets[0] if alone else pattern: [stack(held, op.dim)]
+        for pattern, held in task.parts.items()
+    }
+
+
+def _unmerge(op: Any, task: Task) -> Parts:
+    out: Parts = {}
+    for pattern, (x, *_) in task.parts.items():
+        to = task.targets[0] if len(task.parts) == 1 else pattern
+        shape = (*x.shape[: op.dim], *x.shape[op.dim + 1 :])
+        for i in range(x.shape[op.dim]):
+            out[to.replace("*", str(i))] = [x.narrow(op.dim, i, i + 1).reshape(*shape)]
+    return out
+
+
+def _interleave(op: Any, task: Task) -> Parts:
+    x = task.only
+    d, n = op.dim, x.shape[op.dim]
+    pair = (2, n // 2) if op.inverse else (n // 2, 2)
+    pulled = x.reshape(*x.shape[:d], *pair, *x.shape[d + 1 :]).transpose(d, d + 1)
+    return {task.targets[0]: [pulled.reshape(*x.shape)]}
+
+
+def _transpose(op: Any, task: Task) -> Parts:
+    x = task.only
+    if op.check_dims and x.shape[op.dim0] == x.shape[op.dim1]:
+        raise FamilyError(
+            f"`{task.name}` {list(x.shape)} may be stored transposed or not, and Transformers tells"
+            " by the shape alone, which is square"
+        )
+    if not (op.check_dims and task.model.shapes.get(task.name) == x.shape):
+        x = x.transpose(op.dim0, op.dim1)
+    return {task.target: [x]}
+
+
+def _flatten(op: Any, task: Task) -> Parts:
+    x = task.only
+    return {task.target: [x.reshape(x.shape[0], -1) if len(x.shape) == 5 else x]}
+
+
+def _unflatten(op: Any, task: Task) -> Parts:
+    x = task.only
+    return {task.target: [x.reshape(x.shape[0], op.in_channels, *op.kernel_size)]}
+
+
+def _rope(op: Any, task: Task) -> Parts:
+    config = task.model.config
+    if op.subconfig_key:
+        config = getattr(config, op.subconfig_key, config)
+    heads, names = getattr(config, "num_attention_heads", 1), op.permute_layer_names
+    chained = len(task.sources) != len(task.targets)
+    out: Parts = {}
+    for pattern, (x, *_) in task.parts.items():
+        if names is None or any(n in pattern for n in names):
+            half = x.shape[0] // heads // 2
+            pair = (2, half) if op.inverse else (half, 2)
+            x = x.reshape(heads, *pair, *x.shape[1:]).transpose(1, 2).reshape(*x.shape)
+        out[pattern if chained else task.targets[0]] = [x]
+    return out
+
+
+OPERATIONS: dict[str, Callable[[Any, Task], Parts]] = {
+    "Chunk": _chunk,
+    "Concatenate": _concatenate,
+    "Conv3dToLinear": _flatten,
+    "Interleave": _interleave,
+    "LinearToConv3d": _unflatten,
+    "MergeModulelist": _merge,
+    "PermuteForRope": _rope,
+    "Split": _split,
+    "SplitModulelist": _unmerge,
+    "Transpose": _transpose,
+}
+"""By the names of Transformers' classes."""

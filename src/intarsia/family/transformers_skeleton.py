@@ -1,0 +1,127 @@
+"""A Transformers model built without storage, to be asked for its shapes and its rules.
+
+A configuration comes with a checkpoint, from anyone: it chooses among the models of the installed
+Transformers, and leads to no code or weights of elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from intarsia.errors import FamilyError
+from intarsia.family.fields import MAX_TENSORS, Config
+from intarsia.mesh import Shape
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """A model without storage: its shapes, its ties, and its rules in order."""
+
+    config: Any
+    base: str
+    shapes: dict[str, Shape]
+    tied: dict[str, str]
+    rules: list[Any]
+    saving: list[Any]
+    loading: Any
+
+    @staticmethod
+    def of(config: Config) -> Skeleton:
+        """The model that a configuration describes, built on `meta`."""
+        try:
+            import torch
+            import transformers
+            from transformers import conversion_mapping, core_model_loading
+        except ImportError as error:
+            raise FamilyError(
+                f"model_type {config.get('model_type')!r} has no table here, and Transformers v5,"
+                f" whose rules could be taken, is not installed ({error})",
+                hint="pip install 'intarsia[transformers]'",
+            ) from error
+        model_type = str(config.get("model_type"))
+        if model_type not in transformers.CONFIG_MAPPING:
+            raise FamilyError(
+                f"model_type {model_type!r} is unknown to Transformers {transformers.__version__}"
+            )
+        given = {k: v for k, v in _inert(config).items() if k != "model_type"}
+        try:
+            whole = transformers.AutoConfig.for_model(model_type, **given)
+            kind = _model_class(transformers, config, whole)
+            with torch.device("meta"), _counted(torch.nn.modules.module):
+                model = kind(whole)
+        except FamilyError:
+            raise
+        except Exception as error:  # whatever a strange configuration makes of a model's code
+            raise FamilyError(
+                f"Transformers {transformers.__version__} cannot build a model of model_type"
+                f" {model_type!r} from this configuration: {type(error).__name__}: {error}"
+            ) from error
+        return Skeleton(
+            whole,
+            model.base_model_prefix,
+            {name: tuple(x.shape) for name, x in model.state_dict().items()},
+            dict(getattr(model, "all_tied_weights_keys", None) or {}),
+            conversion_mapping.get_model_conversion_mapping(model),
+            conversion_mapping.get_model_conversion_mapping(model, add_legacy=False),
+            core_model_loading,
+        )
+
+
+_LOADING = {
+    "attn_implementation", "auto_map", "backbone", "backbone_config", "experts_implementation",
+    "kernel_config", "quantization_config", "trust_remote_code", "use_pretrained_backbone",
+    "use_timm_backbone",
+}  # fmt: skip
+"""Fields by which a configuration has Transformers fetch code or weights from elsewhere."""
+
+
+def _inert(config: Config) -> dict[str, Any]:
+    """A configuration without the fields, its own or nested, that lead out of Transformers.
+
+    A name with a leading underscore is Transformers' own, and sets the same.
+    """
+    return {
+        name: _inert(value) if isinstance(value, Mapping) else value
+        for name, value in config.items()
+        if name not in _LOADING and not name.startswith("_")
+    }
+
+
+@contextmanager
+def _counted(modules: Any) -> Iterator[None]:
+    """Raise once a model that is being built has more modules than any real one."""
+    left = iter(range(MAX_TENSORS))
+
+    def count(*_: Any) -> None:
+        if next(left, None) is None:
+            raise FamilyError(f"config.json describes a model of more than {MAX_TENSORS:,} modules")
+
+    hook = modules.register_module_module_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _model_class(transformers: Any, config: Config, whole: Any) -> Any:
+    named = config.get("architectures")
+    for name in named if isinstance(named, list) else ():
+        found = getattr(transformers, name, None) if isinstance(name, str) else None
+        # The name is the file's: of all that Transformers exports it may choose a model alone.
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+    autos = ["AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModel"]
+    if "text_config" in config:  # a wrapper's causal model would be its text part alone
+        autos[:2] = autos[1::-1]
+    for auto in autos:
+        mapping = getattr(transformers, auto)._model_mapping
+        if type(whole) in mapping:
+            found = mapping[type(whole)]
+            return found[0] if isinstance(found, tuple) else found
+    raise FamilyError(
+        f"Transformers has no model for model_type {config.get('model_type')!r}",
+        hint="config.json can name one under architectures",
+    )

@@ -1,0 +1,104 @@
+"""A conversion that is planned and proven, and not yet run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from intarsia.carried import carried
+from intarsia.collector import paused
+from intarsia.errors import UsageError
+from intarsia.family import table_for
+from intarsia.format.base import Arrangement, WriteOptions
+from intarsia.formats import (
+    folder_of,
+    format_named,
+    read_manifest,
+    with_rules_of_transformers,
+)
+from intarsia.planning.manifest import Manifest
+from intarsia.planning.plan import Plan
+from intarsia.planning.planner import make_plan
+from intarsia.run.budget import Budget
+from intarsia.run.crew import crew_size
+from intarsia.store.stamp import Stamps
+from intarsia.targets import Wanted, Wish, targets_for
+
+_HEADERS = (".metadata", "model.safetensors.index.json")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A source, what is wanted of it, and the plan that proves it."""
+
+    src: Manifest
+    wish: Wish
+    wanted: Wanted
+    plan: Plan
+    budget: Budget
+    max_shard_bytes: int
+    stamps: Stamps
+    config: Mapping[str, Any] | None = None
+    digests: bool = True
+
+    def arrange(self) -> Arrangement:
+        """Every byte's place in the destination."""
+        along = carried(self.src, self.wish, self.wanted, self.budget)
+        options = WriteOptions(
+            self.wish.mesh,
+            self.max_shard_bytes,
+            along.entries,
+            self.src.config,
+            along.groups,
+            along.step,
+        )
+        return format_named(self.wish.to).arrange(self.wanted.targets, options)
+
+
+def prepare(
+    src: str | Path | Manifest,
+    wish: Wish,
+    budget: Budget,
+    *,
+    max_shard_bytes: int = 5_000_000_000,
+    config: str | Path | Mapping[str, Any] | None = None,
+) -> Job:
+    """Read the headers of the source, choose the targets, and prove the plan."""
+    format_named(wish.to)
+    manifest = src if isinstance(src, Manifest) else read_manifest(src, config)
+    if wish.dialect not in (None, "same") and table_for(manifest.config) is None:
+        manifest = with_rules_of_transformers(manifest)
+    if max_shard_bytes < 1:
+        raise UsageError(f"a shard of {max_shard_bytes} bytes cannot hold a tensor")
+    stamps = stamps_of(manifest)
+    with paused():
+        wanted = targets_for(manifest, wish)
+        budget = budget.for_work(sum(t.nbytes for t in wanted.targets), crew_size())
+        plan = make_plan(
+            manifest,
+            wanted.targets,
+            to=wish.to,
+            mesh=wish.mesh,
+            peak_memory_bytes=budget.peak_bytes,
+            window_bytes=budget.window_bytes,
+            drop=dict(wanted.drop),
+            notes=(*manifest.notes, *wanted.notes),
+        )
+    return Job(manifest, wish, wanted, plan, budget, max_shard_bytes, stamps, manifest.config)
+
+
+def stamps_of(src: Manifest) -> Stamps:
+    """The stamps of every file that a checkpoint is read from."""
+    root = folder_of(src).root
+    headers = (root / name for name in _HEADERS)
+    return Stamps.of(
+        dict.fromkeys(
+            [
+                *(root / file for file in src.files),
+                *(path for path in headers if path.is_file()),
+                *(Path(side.path) for side in src.sides),
+            ]
+        )
+    )

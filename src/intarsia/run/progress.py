@@ -1,0 +1,30 @@
+"""Saying how far a job is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+Progress = Callable[[int, int], None]
+"""What a caller gives: it is told the bytes that are done, and those of all."""
+
+
+def counting(progress: Progress | None, total_bytes: int) -> Callable[[int], None]:
+    """What threads call with the bytes they have done; it adds them up.
+
+    >>> advance = counting(lambda done, total: print(f"{done} of {total}"), 12)
+    >>> advance(4), advance(8)
+    4 of 12
+    12 of 12
+    (None, None)
+    """
+    done, lock = 0, threading.Lock()
+
+    def advance(count_bytes: int) -> None:
+        nonlocal done
+        with lock:
+            done += count_bytes
+            if progress is not None:
+                progress(done, total_bytes)
+
+    return advance

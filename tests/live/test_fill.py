@@ -1,0 +1,76 @@
+"""What fills a process's memory: proven once, then read window by window."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from intarsia.dtypes import BY_NAME
+from intarsia.errors import CoverageError
+from intarsia.layout import Layout, concat, padding
+from intarsia.live.fill import Filling, prove
+from intarsia.live.holding import Holding
+from intarsia.mesh import Box
+from intarsia.planning.copy import Copy
+from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
+from intarsia.planning.window import flat_start, windows
+from tests.oracle.layouts import PADDING, pairs
+
+F32 = BY_NAME["F32"]
+W = Layout.of("w", (6, 10))
+
+
+def source(*rows: tuple[int, int]) -> Manifest:
+    """A checkpoint with `w` in chunks of these rows, each in a file of its own."""
+    chunks = tuple(
+        Chunk(Box((lo, 0), (hi - lo, 10)), f"{lo}.bin", 0, (hi - lo) * 40) for lo, hi in rows
+    )
+    stored = Stored("w", F32, W, chunks)
+    return Manifest("hf", "somewhere", {"w": stored}, {"w": Logical("w", (6, 10), F32)}, {})
+
+
+def holding(layout: Layout) -> Holding:
+    return Holding("mine", layout, torch.empty(layout.shape))
+
+
+def ids(copies: list[Copy], count: int) -> list[int]:
+    """Which element of `w` copies put at each place, where they put one."""
+    found = np.full(count, PADDING)
+    for copy in copies:
+        for at, to in pairs(copy.piece):
+            assert found[to] == PADDING, "a place is written once"
+            found[to] = copy.chunk.box.offsets[0] * 10 + at
+    return list(found)
+
+
+LAYOUTS = {
+    "as stored": W,
+    "columns": W.narrow(1, 3, 8),
+    "transposed": W.permute(1, 0),
+    "padded": concat([W, padding(2, 10)]),
+    "flat": W.reshape(-1).narrow(0, 7, 48),
+}
+
+
+@pytest.mark.parametrize("limit", [4, 24, 40, 72, 1000])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_the_stretches_of_windows_are_the_copies_of_the_whole(layout: Layout, limit: int) -> None:
+    (filling,) = prove([holding(layout)], source((0, 1), (1, 4), (4, 6)))
+    whole = Box.whole(layout.shape)
+    found: list[int] = []
+    for box in windows(layout.shape, 4, limit):
+        start = flat_start(box, whole)
+        found += ids(filling.stretch(start, start + box.size), box.size)
+    assert found == ids(list(filling.copies), layout.size)
+    assert sum(x != PADDING for x in found) == layout.mapped
+
+
+def test_a_holding_with_an_element_that_no_chunk_has_is_refused() -> None:
+    with pytest.raises(CoverageError, match="40 of 60 elements of `mine`"):
+        prove([holding(W)], source((0, 1), (3, 6)))
+
+
+def test_a_holding_without_elements_asks_for_nothing() -> None:
+    empty = holding(W.narrow(0, 2, 2))
+    assert prove([empty], source((0, 6))) == [Filling(empty, ())]
