@@ -11,12 +11,12 @@ checksums that the record gives.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.errors import StoreError
 from intarsia.format.base import Arrangement
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
@@ -171,15 +170,18 @@ class Journal:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Stop taking part; a sync that failed is raised, unless something else was.
 
-        A disk that fails may drop what the kernel still shows, so its records go.
+        A disk that fails may drop what the kernel still shows, so nothing here is believed then,
+        of no process.
         """
         self.staging.settle()
         if self._path is None or self._fd is None:
             return
         os.close(self._fd)
         self._fd = None
-        if is_broken(error) or is_broken(self._failure):
-            self._path.unlink(missing_ok=True)
+        if self.staging.is_broken(error) or self.staging.is_broken(self._failure):
+            for path in (self.folder / JOB, self._path):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
         if self._failure is not None and error is None:
             raise self._failure
 
@@ -239,11 +241,6 @@ class Journal:
         return {target.name: k for k, target in enumerate(self.targets)}
 
 
-def is_broken(error: object) -> bool:
-    """Whether an error says that a disk lost something."""
-    return isinstance(error, StoreError) and error.errno == errno.EIO
-
-
 def to_line(value: Mapping[str, Any]) -> bytes:
     """One record, its checksum first."""
     text = json.dumps(value, separators=(",", ":")).encode()
@@ -252,10 +249,11 @@ def to_line(value: Mapping[str, Any]) -> bytes:
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The records of a file up to the first that is torn or damaged."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return
+    with naming(path):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return
     for line in data.split(b"\n")[:-1]:
         if len(line) < 9 or line[:9] != b"%08x " % crc32(line[9:]):
             return
