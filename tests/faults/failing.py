@@ -6,16 +6,12 @@ how each ended; so a sweep over every call costs one start of Python.
 
 from __future__ import annotations
 
-import ctypes
-import io
 import json
 import shutil
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -74,7 +70,13 @@ class Disk:
 
     def __init__(self, built: Path, *, window_bytes: int = 2048, eager: bool = False) -> None:
         self.child = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.failing", str(window_bytes), str(int(eager))],
+            [
+                sys.executable,
+                "-m",
+                "tests.faults.failing_process",
+                str(window_bytes),
+                str(int(eager)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -96,47 +98,3 @@ class Disk:
         assert self.child.stdin is not None
         self.child.stdin.close()
         self.child.wait(30)
-
-
-def main() -> None:
-    """Serve a `Disk`: one command a line."""
-    from intarsia.cli.main import main as command
-    from intarsia.run import journal
-    from intarsia.run.budget import Budget
-
-    window_bytes, eager = int(sys.argv[1]), bool(int(sys.argv[2]))
-    Budget.window_bytes = property(lambda _: window_bytes)  # type: ignore[assignment,method-assign]
-    if eager:
-        journal.LEAST_SECONDS, journal.REST = 0.0, 0
-    shim = ctypes.CDLL(None)
-    shim.disk_failed.restype = ctypes.c_char_p
-    answers = sys.stdout
-    for line in sys.stdin:
-        asked: dict[str, Any] = json.loads(line)
-        words, under, calls, log = (asked[k] for k in ("words", "under", "calls", "log"))
-        numbers = (asked[k] for k in ("at", "errno", "stays", "short_every", "interrupt_every"))
-        at, errno, stays, short, interrupt = map(int, numbers)
-        out, err, status = io.StringIO(), io.StringIO(), 0
-        with redirect_stdout(out), redirect_stderr(err):
-            try:
-                shim.disk_arm(
-                    under.encode(), calls.encode(), ctypes.c_long(at), errno, stays,
-                    ctypes.c_long(short), ctypes.c_long(interrupt), log.encode(),
-                )  # fmt: skip
-                command(words)
-            except SystemExit as stop:
-                status = int(stop.code or 0)
-            finally:
-                count, failed = shim.disk_calls(), shim.disk_failed().decode()
-                shim.disk_arm(
-                    b"", b"", ctypes.c_long(0), 0, 0, ctypes.c_long(0), ctypes.c_long(0), b""
-                )
-        answers.write(
-            json.dumps(asdict(Outcome(status, out.getvalue(), err.getvalue(), count, failed)))
-            + "\n"
-        )
-        answers.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -70,7 +70,7 @@ def started(root: Path, *, eager: bool) -> Iterator[Place]:
     for format, mesh in MESHES.items():
         if format != "hf":
             intarsia.convert(root / "hf", root / format, to=format, mesh=mesh)
-    process = Disk(built, eager=eager)
+    process = Disk(built, window_bytes=512 if eager else 2048, eager=eager)
     yield Place(root, process)
     process.close()
 

@@ -100,6 +100,8 @@ class Journal:
                 if done.records:
                     os.fsync(file.fileno())
             fresh.rename(self.folder / JOB)
+            if done.records:
+                sync_path(self.folder)
             for path in self.folder.iterdir():
                 if path.name != JOB:
                     path.unlink()
@@ -193,6 +195,8 @@ class Journal:
                 count = self._count
             self.staging.sync_data()
             self.staging.sync_names()
+            with naming(self.folder.parent):
+                sync_path(self.folder.parent)
             with self._lock, naming(self.folder):
                 self._append(to_line({"synced": count}))
                 for path in self.folder.iterdir():
