@@ -33,7 +33,7 @@ def begin(
             _check_same(found, facts, staging)
             check_destination(staging.destination, staging.overwrite)
             return False, [_go_on(staging, arrangement, journal, facts, found)]
-    check_destination(staging.destination, staging.overwrite)
+    check_destination(staging.destination, staging.overwrite, resume=resume)
     notes = _useless(found, staging) if resume else _lost(found, facts, staging, journal)
     staging.clear()
     staging.check_room(_need(arrangement))

@@ -270,13 +270,22 @@ class Staging:
         return fd
 
 
-def check_destination(destination: Path, overwrite: bool) -> None:
-    """Refuse a destination that is in use, unless it may be replaced."""
+def check_destination(destination: Path, overwrite: bool, *, resume: bool = False) -> None:
+    """Refuse a destination that is in use, unless it may be replaced.
+
+    `resume`: it was to be continued, and nothing is there to continue.
+    """
     if destination.is_symlink():
         raise UsageError(f"{destination} is a symbolic link", hint="give the folder it leads to")
     if not destination.exists() or overwrite:
         return
     if not destination.is_dir() or any(destination.iterdir()):
+        if resume:
+            raise UsageError(
+                f"{destination} exists, and nothing was left to resume",
+                hint="an earlier run may have finished it, which `intarsia verify SOURCE DESTINATION`"
+                " tells; or choose another destination, or replace it with --overwrite",
+            )
         raise UsageError(
             f"{destination} exists",
             hint="choose another destination, or replace it with --overwrite",
