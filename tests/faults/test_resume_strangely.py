@@ -205,3 +205,19 @@ def test_of_two_that_resume_at_once_one_refuses(src: Path, tmp_path: Path, whole
     assert "resumed: " in told
     assert files_of(out) == whole
     assert not leftovers(tmp_path)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_digests_may_be_asked_for_or_given_up_half_way(
+    src: Path, tmp_path: Path, whole: dict[str, bytes], first: bool
+) -> None:
+    """They follow from the bytes, which are the same with them and without."""
+    out = tmp_path / "out"
+    die_half_way(src, out, digests=first)
+    report = intarsia.convert(src, out, resume=True, digests=not first, **OPTIONS)
+    assert "resumed: " in str(report)
+    found = files_of(out)
+    if first:
+        del whole["intarsia-digests.json"]
+    assert found == whole
+    assert intarsia.verify(out)
