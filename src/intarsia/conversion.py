@@ -95,7 +95,7 @@ def carry_out(
                     if job.digests:
                         _attest(job, staging, arrangement, sums, rounded)
                     job.stamps.check()
-                    staging.commit()
+                    notes += staging.commit()
     except BaseException as error:
         keep_what_is_proven(job, staging, error)
         raise

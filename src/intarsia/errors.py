@@ -7,6 +7,11 @@ the input or the call cannot be used.  `kind` is what `verify` calls the fault i
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import PurePath
+
 
 class IntarsiaError(Exception):
     """The parent of every error that Intarsia raises on purpose."""
@@ -57,7 +62,21 @@ class CoverageError(IntarsiaError):
 
 
 class StoreError(IntarsiaError):
-    """The file system refused (full disk, missing rights, an input/output error)."""
+    """The file system refused (full disk, missing rights, an input/output error).
+
+    `path` is the file or folder that it was about, where one is known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        kind: str | None = None,
+        path: PurePath | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, kind=kind)
+        self.path = path
 
     @property
     def errno(self) -> int | None:

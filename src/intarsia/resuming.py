@@ -9,7 +9,8 @@ from intarsia.format.base import Arrangement
 from intarsia.identity import facts_of
 from intarsia.job import Job
 from intarsia.quantity import human
-from intarsia.run.journal import Facts, Found, Journal, is_broken
+from intarsia.run.journal import Facts, Found, Journal
+from intarsia.store.local import Folder
 from intarsia.store.staging import Staging, check_destination
 
 
@@ -21,16 +22,16 @@ def begin(
     facts = facts_of(job, arrangement)
     found = journal.find()
     if resume and found is not None:
-        if _was_committed(found, staging):
+        if _was_committed(found, staging, arrangement):
             _check_same(found, facts, staging)
-            staging.clear_up()
-            return True, ["an earlier run had finished; only its traces were left to clear"]
+            told = "an earlier run had finished; only its traces were left to clear"
+            return True, [told, *staging.settle_down()]
         if _is_there(found, staging):
             _check_same(found, facts, staging)
             check_destination(staging.destination, staging.overwrite)
             return False, [_go_on(staging, arrangement, journal, facts, found)]
-    check_destination(staging.destination, staging.overwrite)
-    notes = [] if resume or found is None else list(_lost(found, facts, staging, journal))
+    check_destination(staging.destination, staging.overwrite, resume=resume)
+    notes = _useless(found, staging) if resume else _lost(found, facts, staging, journal)
     staging.clear()
     staging.check_room(_need(arrangement))
     for file, size in arrangement.files.items():
@@ -60,15 +61,23 @@ def keep_what_is_proven(job: Job, staging: Staging, error: BaseException) -> Non
     if not staging.owned or isinstance(error, UsageError):
         staging.abandon(keep=True)
         return
-    void = isinstance(error, FormatError | CoverageError) or is_broken(error)
+    if staging.committed:
+        staging.abandon(keep=True)
+        _add_hint(error, "run again with --resume to make sure")
+        return
+    void = isinstance(error, FormatError | CoverageError) or staging.is_broken(error)
     kept = 0 if void else _kept(job, staging)
     staging.abandon(keep=kept > 0)
     if not kept:
         return
-    text = (
+    _add_hint(
+        error,
         f"{human(kept)} of {human(job.plan.write_bytes)} are kept in {staging.folder}:"
-        " run again with --resume"
+        " run again with --resume",
     )
+
+
+def _add_hint(error: BaseException, text: str) -> None:
     if isinstance(error, IntarsiaError):
         error.hint = f"{error.hint}; {text}" if error.hint else text
     else:
@@ -88,9 +97,20 @@ def _kept(job: Job, staging: Staging) -> int:
         return 0
 
 
-def _lost(found: Found, facts: Facts, staging: Staging, journal: Journal) -> list[str]:
+def _useless(found: Found | None, staging: Staging) -> list[str]:
+    """What is said where a run was to be continued and cannot be."""
+    if found is not None:
+        return [
+            f"begun anew: the files that the journal of an earlier run speaks of are gone from {staging.folder}"
+        ]
+    if staging.journal.exists() or staging.folder.exists():
+        return ["begun anew: an earlier run left no journal that can be read"]
+    return []
+
+
+def _lost(found: Found | None, facts: Facts, staging: Staging, journal: Journal) -> list[str]:
     """What is said where a run that could be continued is not."""
-    if found.differences(facts) or not _is_there(found, staging):
+    if found is None or found.differences(facts) or not _is_there(found, staging):
         return []
     nbytes = sum(part.nbytes for part in journal.read(found))
     if not nbytes:
@@ -119,10 +139,19 @@ def _is_there(found: Found, staging: Staging) -> bool:
         return False
 
 
-def _was_committed(found: Found, staging: Staging) -> bool:
-    """Whether that folder is the destination by now."""
+def _was_committed(found: Found, staging: Staging, arrangement: Arrangement) -> bool:
+    """Whether that folder is the destination by now: its number, which may be another's since, and its files."""
     try:
-        return os.stat(staging.destination).st_ino == found.folder
+        if os.stat(staging.destination).st_ino != found.folder:
+            return False
+        with Folder(staging.destination) as folder:
+            return all(
+                folder.has(file) and folder.size(file) == size
+                for file, size in arrangement.files.items()
+            ) and all(
+                folder.has(file) and folder.read_all(file) == data
+                for file, data in arrangement.closing.items()
+            )
     except FileNotFoundError:
         return False
 

@@ -223,11 +223,11 @@ def test_what_was_replaced_is_never_taken_for_what_was_written(src, tmp_path, mo
     intarsia.convert(other, out, **OPTIONS)
 
     def dies(self: Staging) -> None:
-        raise StoreError("the machine stops")
+        raise Death
 
     with monkeypatch.context() as patch:
         patch.setattr(Staging, "clear_up", dies)
-        with pytest.raises(StoreError):
+        with pytest.raises(Death):
             intarsia.convert(src, out, overwrite=True, **OPTIONS)
     intarsia.convert(src, out, overwrite=True, resume=True, **OPTIONS)
     assert intarsia.verify(src, out)

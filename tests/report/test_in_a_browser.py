@@ -10,6 +10,8 @@ from urllib.parse import quote
 import pytest
 
 import intarsia
+from intarsia.checking.compare import Comparison, Difference
+from intarsia.checking.fault import Fault
 from intarsia.formats import read_manifest
 from intarsia.report.story import of_comparison, of_inspection
 from intarsia.report.write import write_page
@@ -218,10 +220,82 @@ def test_seventy_thousand_tensors_open_at_once_and_take_few_elements(
     assert time.monotonic() - started < 30  # a second or so where nothing else runs
     assert browser.run("document.querySelectorAll('*').length") < 3000
     many = f"[...{CELLS}].find((c) => c.classList.contains('many'))"
-    assert browser.run(f"{many}.ariaLabel").endswith("384 stored of 384")
+    assert browser.run(f"{many}.ariaLabel").endswith("all 384: stored")
     browser.run(f"{many}.click()")
     assert browser.run(TITLE) == "mlp.experts.*.gate_proj.weight, layer 0: 384 experts"
     assert browser.run("document.querySelectorAll('.experts button').length") == 384
     browser.run("document.querySelectorAll('.experts button')[77].click()")
     assert ".experts.77." in browser.run(TITLE)
     assert browser.complaints == []
+
+
+@pytest.fixture(scope="module")
+def deep(pages: Path) -> Path:
+    """94 layers of 128 experts whose names are in the order of the alphabet, as files hold them."""
+    shapes = {
+        f"model.layers.{k}.mlp.experts.{e}.{part}_proj.weight": (2, 2)
+        for k in range(94)
+        for e in range(128)
+        for part in ("gate", "up", "down")
+    }
+    a = manifest_of(dict(sorted(shapes.items())))
+    swapped = [n for n in shapes if n.startswith("model.layers.70.") and "down" not in n]
+    different = tuple(
+        Difference(n, 4, (0, 0), 0.5, "gate and up swapped, <b>bold</b>") for n in sorted(swapped)
+    )
+    faults = (Fault("gate-up-swapped", tuple(sorted(swapped)), "layer 70", "explains all"),)
+    found = Comparison(
+        "a", "b", len(shapes), 4 * len(shapes), (), (), different, ("x cannot be judged",), faults
+    )
+    write_page(pages / "deep.html", of_comparison(found, a, a))
+    return pages / "deep.html"
+
+
+def test_a_difference_far_to_the_right_is_a_press_away(browser: Browser, deep: Path) -> None:
+    browser.open(deep)
+    links = "document.querySelectorAll('.shortcuts button')"
+    assert browser.run(f"[...{links}].map((b) => b.textContent)") == ["70"]
+    browser.run(f"{links}[0].click()")
+    assert browser.run(FOCUS).startswith("mlp.experts.*.gate_proj.weight, layer 70: all 128")
+    box = "document.activeElement.getBoundingClientRect()"
+    assert browser.run(f"{box}.right < innerWidth && {box}.left > 200")
+    browser.run("document.querySelector('.tick input').click()")
+    assert browser.run("[...document.querySelectorAll('.grid thead th')].map((h) => h.innerText)") == [
+        "layer", "70",
+    ]  # fmt: skip
+    assert browser.complaints == []
+
+
+def test_experts_stand_in_the_order_of_their_numbers(browser: Browser, deep: Path) -> None:
+    browser.open(deep)
+    browser.run(f"{CELLS}[0].click()")
+    shown = browser.run("[...document.querySelectorAll('.experts button')].map((b) => b.innerText)")
+    assert shown == [str(k) for k in range(128)]
+
+
+def test_hundreds_of_differences_leave_the_map_in_reach(browser: Browser, deep: Path) -> None:
+    browser.open(deep)
+    assert browser.run("document.documentElement.scrollHeight") < 2500
+    table = "document.querySelector('[role=region][aria-label=\"Different tensors\"]')"
+    assert browser.run(f"{table}.tabIndex") == 0
+    assert browser.run(f"{table}.scrollHeight > {table}.clientHeight")
+    assert "<b>bold</b>" in browser.run(f"{table}.innerText")
+    assert "x cannot be judged" in browser.run("document.body.innerText")
+    assert browser.run("document.querySelector('.fault details').open") is False
+    assert browser.run("document.querySelector('.fault summary').innerText") == "256 tensors"
+
+
+def test_every_control_has_a_name_and_a_role(browser: Browser, deep: Path) -> None:
+    """What a screen reader is told, by the browser's own account of it."""
+    browser.open(deep)
+    browser.run(f"{CELLS}[0].click()")
+    nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
+    told = [
+        (n["role"]["value"], n.get("name", {}).get("value", ""))
+        for n in nodes
+        if not n.get("ignored")
+    ]
+    roles = {role for role, _ in told}
+    assert {"banner", "main", "contentinfo", "grid", "search", "searchbox", "status"} <= roles
+    needing = ("button", "link", "searchbox", "checkbox", "grid", "region", "heading")
+    assert [node for node in told if node[0] in needing and not node[1].strip()] == []

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import intarsia
 from intarsia.formats import read_manifest
 from intarsia.planning.manifest import Manifest
 from intarsia.report import whereabouts as module
-from intarsia.report.whereabouts import whereabouts
+from intarsia.report.whereabouts import Texts, whereabouts
 from tests.checkpoints import model, write_hf
 from tests.report.made import CONFIG, HOSTILE, Q, hostile
 
@@ -28,6 +30,27 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def numbers(manifest: Manifest) -> dict[str, int]:
     return {name: k for k, name in enumerate(manifest.logical)}
+
+
+def text(told: dict, given: list[int]) -> str:
+    """A text of the data, put together as the script does."""
+    first, *words = told["texts"][given[0]]
+    return first + "".join(f"{n}{word}" for n, word in zip(given[1:], words, strict=True))
+
+
+@given(st.text(st.sampled_from("ab.019-é٣²\n"), max_size=30))
+def test_texts_come_back_as_they_were(written: str) -> None:
+    texts = Texts()
+    found = texts.add(written)
+    assert text({"texts": list(texts.words)}, found) == written
+
+
+def test_names_and_drawings_that_differ_in_numbers_are_kept_once(root: Path) -> None:
+    manifest = read_manifest(root / "megatron")
+    told = whereabouts(manifest, numbers(manifest))
+    names = [text(told, s[0]) for s in told["stored"] if s[0]]
+    assert "decoder.layers.2.self_attention.linear_qkv.weight" in " ".join(names)
+    assert len(told["texts"]) < len(names)
 
 
 def test_the_bytes_at_a_tensors_place_are_the_tensors(root: Path) -> None:
@@ -73,7 +96,7 @@ def test_a_fused_tensor_counts_the_elements_of_each_that_it_holds(root: Path) ->
 def test_only_what_is_fused_or_permuted_is_drawn(root: Path) -> None:
     manifest = read_manifest(root / "megatron")
     told = whereabouts(manifest, numbers(manifest))
-    drawn = {s[0]: s[6] for s in told["stored"] if s[6]}
+    drawn = {text(told, s[0]): text(told, s[6]) for s in told["stored"] if s[6]}
     fused = next(name for name in drawn if "linear_qkv" in name)
     assert "q_proj" in drawn[fused]
     assert "v_proj" in drawn[fused]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile, ZipInfo
 
-from intarsia.errors import FormatError, IntarsiaError
+from intarsia.errors import FormatError
 from intarsia.format.dcp_metadata import Metadata
 from intarsia.format.inert import Inert
 from intarsia.format.sides import side_files
@@ -105,7 +105,7 @@ def _backend(folder: Path) -> str | None:
     try:
         with Folder(folder) as files:
             said = parse_json(files.read_all(BACKEND, _FRAME_BYTES), str(folder / BACKEND))
-    except IntarsiaError:
+    except FormatError:
         return None
     return said.get("sharded_backend") if isinstance(said, dict) else None
 
@@ -115,7 +115,7 @@ def tracked_folder(path: Path) -> Path | None:
     try:
         with Folder(path) as folder:
             word = folder.read_all(TRACKER, _FRAME_BYTES).decode("ascii", "replace").strip()
-    except IntarsiaError:
+    except FormatError:
         return None
     if word == RELEASE:
         return path / RELEASE

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -240,4 +241,5 @@ def _close(staging: Staging, arrangement: Arrangement, config: Mapping[str, Any]
         staging.write_small("config.json", text.encode())
     for file, data in arrangement.closing.items():
         staging.write_small(file, data)
-    staging.commit()
+    for note in staging.commit():
+        warnings.warn(f"{staging.destination}: {note}", stacklevel=2)

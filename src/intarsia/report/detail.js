@@ -81,12 +81,14 @@ function whereabouts(side, k, t) {
   return parts;
 }
 
-function one(side, [name, dtype, shape, all, total, tensors, drawing], t) {
+function one(side, [named, dtype, shape, all, total, tensors, drawn], t) {
+  const name = named ? textOf(side, named) : nameOf(t);
+  const drawing = drawn ? textOf(side, drawn) : drawn;
   const mine = all.filter((c) => heldBy(c, t, shape) > 0 || !elements(shape));
   const chunks = mine.slice(0, SHOWN);
-  const parts = [make("p", {}, "Stored as ", make("code", {}, name || nameOf(t)), `, ${dtype}, ${shapeText(shape)}`,
+  const parts = [make("p", {}, "Stored as ", make("code", {}, name), `, ${dtype}, ${shapeText(shape)}`,
     tensors.length > 1 ? `, with ${number(tensors.length - 1)} other ${tensors.length > 2 ? "tensors" : "tensor"}.` : ".")];
-  if (drawing) parts.push(make("pre", { tabindex: 0, role: "img", "aria-label": `Drawing of ${name || nameOf(t)}: rows on the left, tensors on the right` }, drawing));
+  if (drawing) parts.push(make("pre", { tabindex: 0, role: "img", "aria-label": `Drawing of ${name}: rows on the left, tensors on the right` }, drawing));
   else if (drawing === "") parts.push(make("p", {}, "Its drawing is left out here; ", make("code", {}, "intarsia explain"), " draws it."));
   if (!chunks.length) return [...parts, make("p", {}, "No chunk of it is stored.")];
   parts.push(bars(side, chunks));

@@ -3,6 +3,8 @@
 const ROWS = 100;
 const COLUMNS = 128;
 const OUTSIDE = "";
+const WIDE = 12;
+const LISTED = 100;
 
 /** For each row of the map, its tensors by layer. */
 const cellsOf = data.rows.map(() => new Map());
@@ -12,6 +14,7 @@ for (let t = 0; t < count; t += 1) {
   if (!cells.has(layer)) cells.set(layer, []);
   cells.get(layer).push(t);
 }
+for (const cells of cellsOf) for (const tensors of cells.values()) tensors.sort((a, b) => data.expert[a] - data.expert[b]);
 const wrong = data.rows.map((_, r) => [...cellsOf[r].values()].flat().some((t) => stateOf(t) > 0));
 
 const commonest = (() => {
@@ -37,7 +40,9 @@ function placeOf(t) {
 /** The table of one kind of tensor, built again where the page turns. */
 function grid(kind, onlyWrong, choose) {
   const all = data.rows.map((_, r) => r).filter((r) => data.rows[r][0] === kind && (wrong[r] || !onlyWrong));
-  const found = new Set(all.flatMap((r) => [...cellsOf[r].keys()]));
+  const faulty = (r, layer) => cellsOf[r].get(layer).some((t) => stateOf(t) > 0);
+  const troubled = new Set(all.flatMap((r) => [...cellsOf[r].keys()].filter((layer) => faulty(r, layer))));
+  const found = onlyWrong ? troubled : new Set(all.flatMap((r) => [...cellsOf[r].keys()]));
   const layers = [...found].sort((a, b) => (a === OUTSIDE ? -1 : b === OUTSIDE ? 1 : a - b));
   const view = { row: 0, column: 0 };
   const box = make("div");
@@ -63,10 +68,26 @@ function grid(kind, onlyWrong, choose) {
       make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "layer"), ...heads)), body);
     rove(table, buttons);
     box.replaceChildren(
+      shortcuts(rows, columns, buttons),
       pager("rows", all.length, ROWS, "row"), pager("layers", layers.length, COLUMNS, "column"),
       make("div", { class: "wide grid" }, table),
     );
     if (!rows.length) box.replaceChildren(make("p", {}, "Nothing here."));
+  }
+
+  /** Buttons that lead to the layers where something is wrong, which may be far to the right. */
+  function shortcuts(rows, columns, buttons) {
+    const there = columns.map((layer, c) => [layer, c]).filter(([layer]) => troubled.has(layer));
+    if (!there.length || columns.length < WIDE) return "";
+    const go = (c) => () => {
+      const r = rows.findIndex((row, k) => buttons[k][c] && faulty(row, columns[c]));
+      buttons[r][c].focus();
+      buttons[r][c].scrollIntoView({ block: "nearest", inline: "center" });
+    };
+    const links = there.slice(0, LISTED).map(([layer, c]) => make("li", {}, make("button", { type: "button", onclick: go(c) },
+      layer === OUTSIDE ? "outside the layers" : String(layer))));
+    if (there.length > LISTED) links.push(make("li", {}, `and ${number(there.length - LISTED)} more`));
+    return make("div", { class: "shortcuts" }, make("span", {}, "Something is wrong in layer"), make("ul", { "aria-label": "Layers where something is wrong" }, ...links));
   }
 
   function pager(noun, total, step, axis) {

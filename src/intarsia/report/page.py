@@ -26,6 +26,9 @@ LISTED = 200
 NAMED = 24
 """How many tensors of one fault are written out."""
 
+FEW = 6
+"""How many tensors of a fault are shown at once; more are unfolded."""
+
 SCRIPTS = ("tensors.js", "grid.js", "pictures.js", "detail.js", "start.js")
 
 
@@ -153,7 +156,7 @@ def _findings(story: Story, numbers: Mapping[str, int]) -> str:
         head = "".join(f'<th scope="col">{name}</th>' for name in heads)
         parts += [
             "<h2>Different tensors</h2>",
-            '<div class="wide" role="region" tabindex="0" aria-label="Different tensors">',
+            '<div class="wide tall" role="region" tabindex="0" aria-label="Different tensors">',
             f"<table class='differences'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>",
             _rest(len(story.different)),
         ]
@@ -183,7 +186,11 @@ def _fault(k: int, fault: Fault, numbers: Mapping[str, int]) -> str:
         lines.append(f"<p>Where: {html(fault.where)}</p>")
     if fault.tensors:
         items = "".join(f"<li>{_tensor(name, numbers)}</li>" for name in fault.tensors[:NAMED])
-        lines += [f'<ul class="names">{items}</ul>', _rest(len(fault.tensors), NAMED)]
+        named = f'<ul class="names">{items}</ul>{_rest(len(fault.tensors), NAMED)}'
+        if len(fault.tensors) > FEW:
+            folded = f"<summary>{len(fault.tensors):,} tensors</summary>"
+            named = f"<details>{folded}{named}</details>"
+        lines.append(named)
     return "".join(lines) + "</article>"
 
 

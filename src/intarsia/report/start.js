@@ -52,7 +52,7 @@ function open() {
   map.append(search(), legend());
   if (wrong.some(Boolean) && !wrong.every(Boolean)) {
     const tick = make("input", { type: "checkbox", onchange: () => place.replaceChildren(...groups(tick.checked)) });
-    map.append(make("label", { class: "tick" }, tick, "Only rows where something is wrong"));
+    map.append(make("label", { class: "tick" }, tick, "Only rows and layers where something is wrong"));
   }
   map.append(place);
   for (const named of document.querySelectorAll("code[data-tensor]")) {

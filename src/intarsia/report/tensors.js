@@ -20,6 +20,9 @@ function nameOf(t) {
   return name;
 }
 
+/** A text of a side, put together from the words that it shares with others and its own numbers. */
+const textOf = (side, [k, ...numbers]) => side.texts[k].map((word, i) => (i ? numbers[i - 1] : "") + word).join("");
+
 const shapeOf = (t) => data.shapes[data.shape[t]];
 const stateOf = (t) => data.state[t];
 
@@ -82,8 +85,9 @@ function summary(tensors) {
   for (const t of tensors) tally[stateOf(t)] += 1;
   const worst = tally.findLastIndex((n) => n > 0);
   if (tensors.length === 1) return { worst, words: STATES[worst].word };
-  const words = tally.map((n, k) => (n ? `${number(n)} ${STATES[k].word}` : "")).filter(Boolean);
-  return { worst, words: `${words.reverse().join(", ")} of ${number(tensors.length)}` };
+  if (tally[worst] === tensors.length) return { worst, words: `all ${number(tensors.length)}: ${STATES[worst].word}` };
+  const words = tally.map((n, k) => (n ? `${number(n)}: ${STATES[k].word}` : "")).filter(Boolean);
+  return { worst, words: `of ${number(tensors.length)}, ${words.reverse().join("; ")}` };
 }
 
 /** Arrow keys among buttons in rows, one of which Tab reaches; `null` where there is no button. */

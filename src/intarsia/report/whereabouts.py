@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from intarsia.errors import LayoutError
@@ -17,10 +19,35 @@ DRAWINGS = 4_000
 """How many stored tensors that fuse, pad or permute have their picture on the page."""
 
 
+Text = list[int]
+"""The number of its words, and the numbers between them."""
+
+
+@dataclass
+class Texts:
+    """Texts cut at their numbers: the words, which thousands of names and drawings share, are kept once.
+
+    >>> texts = Texts()
+    >>> texts.add("layers.3.w"), texts.add("layers.11.w"), list(texts.words)
+    ([0, 3], [0, 11], [('layers.', '.w')])
+    """
+
+    words: dict[tuple[str, ...], int] = field(default_factory=dict)
+
+    def add(self, text: str) -> Text:
+        parts = _NUMBER.split(text)
+        found = self.words.setdefault(tuple(parts[::2]), len(self.words))
+        return [found, *map(int, parts[1::2])]
+
+
+_NUMBER = re.compile(r"(?<![0-9])(0|[1-9][0-9]{0,14})(?![0-9])", re.ASCII)
+"""A number that its value gives back: no leading zero, exact in a script."""
+
+
 def whereabouts(manifest: Manifest, numbers: Mapping[str, int]) -> dict[str, Any]:
     """Files, stored tensors and chunks; `numbers` gives each logical tensor's number.
 
-    A chunk is `[file, first byte, bytes]`, then its box where it is not the whole, then its elements
+    Texts that differ in their numbers alone are kept once (`Texts`).  A chunk is `[file, first byte, bytes]`, then its box where it is not the whole, then its elements
     of each tensor where the stored one fuses several.  A stored tensor is `[name, dtype, shape, chunks, how many,
     tensors, drawing]`, its name 0 where that is the tensor's own, its drawing 0 where it holds one tensor as it is.
     """
@@ -29,17 +56,17 @@ def whereabouts(manifest: Manifest, numbers: Mapping[str, int]) -> dict[str, Any
     most = total if total <= CHUNKS else max(1, CHUNKS // len(manifest.stored))
     shapes = {name: x.shape for name, x in manifest.logical.items()}
     shown = {name: visible(name) for name in shapes if not name.isprintable()}
-    left, stored = DRAWINGS, []
+    left, stored, texts = DRAWINGS, [], Texts()
     for s in manifest.stored.values():
         tensors = s.layout.tensors
         own = len(tensors) == 1 and (s.key or s.name) == tensors[0]
-        drawing: str | int = 0
+        drawing: Text | str | int = 0
         if not tensors or s.layout != Layout.of(tensors[0], shapes.get(tensors[0], ())):
             left -= 1
-            drawing = draw(s.layout, shapes, names=shown, width=92) if left >= 0 else ""
+            drawing = texts.add(draw(s.layout, shapes, names=shown, width=92)) if left >= 0 else ""
         stored.append(
             [
-                0 if own else _on_disk(s),
+                0 if own else texts.add(_on_disk(s)),
                 str(s.dtype),
                 list(s.shape),
                 [_chunk(s, c, files, numbers) for c in s.chunks[:most]],
@@ -53,6 +80,7 @@ def whereabouts(manifest: Manifest, numbers: Mapping[str, int]) -> dict[str, Any
         "path": visible(manifest.path),
         "files": [[visible(name), size] for name, size in zip(files, sizes, strict=True)],
         "stored": stored,
+        "texts": list(texts.words),
     }
 
 

@@ -11,11 +11,11 @@ checksums that the record gives.
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.errors import StoreError
 from intarsia.format.base import Arrangement
 from intarsia.planning.manifest import Target
 from intarsia.run.checksum import crc32
@@ -105,6 +104,8 @@ class Journal:
                 if done.records:
                     os.fsync(file.fileno())
             fresh.rename(self.folder / JOB)
+            if done.records:
+                sync_path(self.folder)
             for path in self.folder.iterdir():
                 if path.name != JOB:
                     path.unlink()
@@ -186,15 +187,18 @@ class Journal:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Stop taking part; a sync that failed is raised, unless something else was.
 
-        A disk that fails may drop what the kernel still shows, so its records go.
+        A disk that fails may drop what the kernel still shows, so nothing here is believed then,
+        of no process.
         """
         self.staging.settle()
         if self._path is None or self._fd is None:
             return
         os.close(self._fd)
         self._fd = None
-        if is_broken(error) or is_broken(self._failure):
-            self._path.unlink(missing_ok=True)
+        if self.staging.is_broken(error) or self.staging.is_broken(self._failure):
+            for path in (self.folder / JOB, self._path):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
         if self._failure is not None and error is None:
             raise self._failure
 
@@ -206,6 +210,8 @@ class Journal:
                 count = self._count
             self.staging.sync_data()
             self.staging.sync_names()
+            with naming(self.folder.parent):
+                sync_path(self.folder.parent)
             with self._lock, naming(self.folder):
                 self._append(to_line({"synced": count}))
                 for path in self.folder.iterdir():
@@ -228,11 +234,6 @@ class Journal:
     @cached_property
     def _index(self) -> dict[str, int]:
         return {target.name: k for k, target in enumerate(self.targets)}
-
-
-def is_broken(error: object) -> bool:
-    """Whether an error says that a disk lost something."""
-    return isinstance(error, StoreError) and error.errno == errno.EIO
 
 
 def _holds(part: Part, record: Written, folder: Folder, arrangement: Arrangement) -> bool:

@@ -16,6 +16,7 @@ from intarsia.planning.manifest import Target
 from intarsia.run.checksum import crc32
 from intarsia.run.execute import Part, Written
 from intarsia.run.hashing import Sum
+from intarsia.store.naming import naming
 
 
 def to_line(value: Any) -> bytes:
@@ -26,10 +27,11 @@ def to_line(value: Any) -> bytes:
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The records of a file up to the first that is torn or damaged."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return
+    with naming(path):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return
     for line in data.split(b"\n")[:-1]:
         if len(line) < 9 or line[:9] != b"%08x " % crc32(line[9:]):
             return

@@ -172,10 +172,10 @@ def check_name(name: object, where: str) -> str:
 
 def unreadable(path: Path, error: OSError) -> StoreError | FormatError:
     """What a failing system call on `path` means."""
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
         return FormatError(
             f"{path} is absent",
             hint="restore the file, or use a complete checkpoint",
             kind="file-missing",
         )
-    return StoreError(f"{path}: {error.strerror or error}")
+    return StoreError(f"{path}: {error.strerror or error}", path=path)

@@ -25,4 +25,6 @@ class naming:
             hint = "free some space or choose another destination; nothing was committed"
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             hint = "choose a destination that you may write to"
-        raise StoreError(f"{self.path}: {error.strerror or error}", hint=hint) from error
+        raise StoreError(
+            f"{self.path}: {error.strerror or error}", hint=hint, path=self.path
+        ) from error

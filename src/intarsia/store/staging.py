@@ -7,7 +7,7 @@ the next run, or continued.  A lock keeps two runs from writing one destination.
 
 from __future__ import annotations
 
-import ctypes
+import errno
 import fcntl
 import os
 import shutil
@@ -22,6 +22,7 @@ from intarsia.errors import StoreError, UnsafeError, UsageError
 from intarsia.quantity import human
 from intarsia.store.local import open_plain
 from intarsia.store.naming import naming
+from intarsia.store.pwrite import WRITEBACK_BYTES, start_write_back, write_all
 from intarsia.store.swap import put_in_place, remove, restore, sync_path
 
 if TYPE_CHECKING:
@@ -29,12 +30,7 @@ if TYPE_CHECKING:
 
 PARTIAL = ".intarsia-partial"
 """How the name of a folder ends that is not whole yet."""
-WRITEBACK_BYTES = 1 << 20
-WRITE_BYTES = 2 << 20
-"""How much goes to the kernel in one call: beyond a few MiB it looks for larger pages, slowly."""
-_WRITE = 2
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-VECTORS = min(1024, os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16)
 
 
 class Staging:
@@ -49,6 +45,7 @@ class Staging:
         self.journal = self.folder.with_name(f".{self.destination.name}.intarsia-journal")
         self.lock = self.folder.with_name(f".{self.destination.name}.intarsia-lock")
         self.overwrite = overwrite
+        self.committed = False
         self._open: dict[str, int] = {}
         self._writing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
@@ -95,8 +92,9 @@ class Staging:
 
     def clear(self) -> None:
         """Begin anew, with an empty folder."""
-        with naming(self.folder):
+        with naming(self.journal):
             remove(self.journal)
+        with naming(self.folder):
             remove(self.folder)
             self.folder.mkdir()
 
@@ -118,6 +116,8 @@ class Staging:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 os.close(fd)
+                if not isinstance(error, BlockingIOError):
+                    raise
                 raise UsageError(
                     f"another process is writing {self.destination}",
                     hint="wait for it, or choose another destination",
@@ -148,26 +148,11 @@ class Staging:
         spin instead of reading.
         """
         with self._writing[file]:
-            self._write(self._fd(file), file, start_bytes, buffers)
-
-    def _write(self, fd: int, file: str, start_bytes: int, buffers: Sequence[Buffer]) -> None:
-        whole = (memoryview(b).cast("B") for b in buffers)
-        views = [v[k : k + WRITE_BYTES] for v in whole for k in range(0, len(v), WRITE_BYTES)]
-        at = start_bytes
-        while views:
+            fd = self._fd(file)
             with naming(self.folder / file):
-                count = os.pwritev(fd, _batch(views), at)
-            at += count
-            while views and count >= len(views[0]):
-                count -= len(views.pop(0))
-            if count:
-                views[0] = views[0][count:]
-        self._write_back(fd, start_bytes, at - start_bytes)
-
-    def _write_back(self, fd: int, start_bytes: int, length_bytes: int) -> None:
-        """Have these bytes go to disk now, aside, so that the final sync finds little to do."""
-        if length_bytes >= WRITEBACK_BYTES and _sync_file_range is not None:
-            self.aside(_sync_file_range, fd, start_bytes, length_bytes, _WRITE)
+                count = write_all(fd, start_bytes, buffers)
+        if count >= WRITEBACK_BYTES:  # so that the final sync finds little to do
+            self.aside(start_write_back, fd, start_bytes, count)
 
     def aside(self, work: Callable[..., object], *arguments: object) -> None:
         """Have something done on the thread that waits for the disk."""
@@ -211,21 +196,52 @@ class Staging:
             with naming(folder):
                 sync_path(folder)
 
-    def commit(self) -> None:
-        """Put the finished folder in the place of the destination."""
+    def commit(self) -> list[str]:
+        """Put the finished folder in the place of the destination; what is to be said of it."""
         self.sync()
         self.sync_names()
         with naming(self.destination):
             put_in_place(self.folder, self.destination)
-            sync_path(self.destination.parent)
-        self.clear_up()
+        self.committed = True
+        return self.settle_down()
+
+    def settle_down(self) -> list[str]:
+        """Make the name of a destination durable that is in its place, and remove what lies beside it.
+
+        What cannot be removed takes nothing from the destination, and the next run tries again.
+        """
+        try:
+            with naming(self.destination.parent):
+                sync_path(self.destination.parent)
+        except StoreError as error:
+            error.hint = f"{self.destination} is whole and in its place; whether that is on disk is not known"
+            raise
+        try:
+            self.clear_up()
+        except StoreError as error:
+            return [f"it is whole, but what lies beside it could not be removed: {error}"]
+        return []
 
     def clear_up(self) -> None:
         """Remove what lies beside a destination that is whole, the journal last."""
-        with naming(self.folder):
-            remove(self.folder)
-            remove(self.journal)
-        self._unlock()
+        try:
+            with naming(self.folder):
+                remove(self.folder)
+            with naming(self.journal):
+                remove(self.journal)
+        finally:
+            self._unlock()
+
+    def is_broken(self, error: object) -> bool:
+        """Whether an error says that the disk which is written to has lost something."""
+        if not isinstance(error, StoreError) or error.errno != errno.EIO:
+            return False
+        mine = (self.folder, self.journal, self.destination)
+        return (
+            error.path is None
+            or error.path in (self.lock, self.destination.parent)
+            or any(error.path.is_relative_to(path) for path in mine)
+        )
 
     def abandon(self, *, keep: bool = False) -> None:
         """Stop; the destination stays as it was, and what was written is removed or kept for later."""
@@ -235,7 +251,7 @@ class Staging:
                 os.close(fd)
             self._open.clear()
         if self._lock_fd is not None:
-            if not keep:
+            if not keep and not self.committed:
                 shutil.rmtree(self.journal, ignore_errors=True)
                 shutil.rmtree(self.folder, ignore_errors=True)
             self._unlock()
@@ -248,9 +264,12 @@ class Staging:
 
     def _unlock(self) -> None:
         if self._lock_fd is not None:
-            self.lock.unlink(missing_ok=True)
-            os.close(self._lock_fd)
-            self._lock_fd = None
+            try:
+                with naming(self.lock):
+                    self.lock.unlink(missing_ok=True)
+            finally:
+                os.close(self._lock_fd)
+                self._lock_fd = None
 
     def _fd(self, file: str) -> int:
         fd = self._open.get(file)
@@ -264,35 +283,23 @@ class Staging:
         return fd
 
 
-def check_destination(destination: Path, overwrite: bool) -> None:
-    """Refuse a destination that is in use, unless it may be replaced."""
+def check_destination(destination: Path, overwrite: bool, *, resume: bool = False) -> None:
+    """Refuse a destination that is in use, unless it may be replaced.
+
+    `resume`: it was to be continued, and nothing is there to continue.
+    """
     if destination.is_symlink():
         raise UsageError(f"{destination} is a symbolic link", hint="give the folder it leads to")
     if not destination.exists() or overwrite:
         return
     if not destination.is_dir() or any(destination.iterdir()):
+        if resume:
+            raise UsageError(
+                f"{destination} exists, and nothing was left to resume",
+                hint="an earlier run may have finished it, which `intarsia verify SOURCE DESTINATION`"
+                " tells; or choose another destination, or replace it with --overwrite",
+            )
         raise UsageError(
             f"{destination} exists",
             hint="choose another destination, or replace it with --overwrite",
         )
-
-
-def _batch(views: Sequence[memoryview]) -> list[memoryview]:
-    """The first views that together are at most as much as one call takes, and at least one."""
-    taken, total = 1, len(views[0])
-    for view in views[1:VECTORS]:
-        total += len(view)
-        if total > WRITE_BYTES:
-            break
-        taken += 1
-    return list(views[:taken])
-
-
-def _find_sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    call = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if call is not None:
-        call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-    return call
-
-
-_sync_file_range = _find_sync_file_range()

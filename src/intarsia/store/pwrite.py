@@ -1,0 +1,60 @@
+"""Many buffers written at one position of a file, whole, and sent on their way to the disk."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+WRITEBACK_BYTES = 1 << 20
+"""From how many bytes on it pays to have them go to disk at once."""
+WRITE_BYTES = 2 << 20
+"""How much goes to the kernel in one call: beyond a few MiB it looks for larger pages, slowly."""
+VECTORS = min(1024, os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16)
+_WRITE = 2
+
+
+def write_all(fd: int, start_bytes: int, buffers: Sequence[Buffer]) -> int:
+    """Write buffers one after another at a position of a file; how many bytes that were."""
+    whole = (memoryview(b).cast("B") for b in buffers)
+    views = [v[k : k + WRITE_BYTES] for v in whole for k in range(0, len(v), WRITE_BYTES)]
+    at = start_bytes
+    while views:
+        count = os.pwritev(fd, _batch(views), at)
+        at += count
+        while views and count >= len(views[0]):
+            count -= len(views.pop(0))
+        if count:
+            views[0] = views[0][count:]
+    return at - start_bytes
+
+
+def start_write_back(fd: int, start_bytes: int, length_bytes: int) -> None:
+    """Have these bytes go to disk now, where the kernel can be told; nothing waits for them."""
+    if _sync_file_range is not None:
+        _sync_file_range(fd, start_bytes, length_bytes, _WRITE)
+
+
+def _batch(views: Sequence[memoryview]) -> list[memoryview]:
+    """The first views that together are at most as much as one call takes, and at least one."""
+    taken, total = 1, len(views[0])
+    for view in views[1:VECTORS]:
+        total += len(view)
+        if total > WRITE_BYTES:
+            break
+        taken += 1
+    return list(views[:taken])
+
+
+def _find_sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    call = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if call is not None:
+        call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return call
+
+
+_sync_file_range = _find_sync_file_range()

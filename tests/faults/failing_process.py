@@ -1,0 +1,60 @@
+"""A process that runs commands of Intarsia, one a line, while `failing_disk.c` stands before its disk.
+
+    python -m tests.faults.failing_process WINDOW_BYTES EAGER
+
+It imports nothing that it need not, so that it starts at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
+
+
+def main() -> None:
+    """Serve a `Disk`: one command a line."""
+    from intarsia.cli.main import main as command
+    from intarsia.run import journal
+    from intarsia.run.budget import Budget
+
+    window_bytes, eager = int(sys.argv[1]), bool(int(sys.argv[2]))
+    Budget.window_bytes = property(lambda _: window_bytes)  # type: ignore[assignment,method-assign]
+    if eager:
+        journal.LEAST_SECONDS, journal.REST = 0.0, 0
+    shim = ctypes.CDLL(None)
+    shim.disk_failed.restype = ctypes.c_char_p
+    answers = sys.stdout
+    for line in sys.stdin:
+        asked: dict[str, Any] = json.loads(line)
+        words, under, calls, log = (asked[k] for k in ("words", "under", "calls", "log"))
+        numbers = (asked[k] for k in ("at", "errno", "stays", "short_every", "interrupt_every"))
+        at, errno, stays, short, interrupt = map(int, numbers)
+        out, err, status = io.StringIO(), io.StringIO(), 0
+        with redirect_stdout(out), redirect_stderr(err):
+            try:
+                shim.disk_arm(
+                    under.encode(), calls.encode(), ctypes.c_long(at), errno, stays,
+                    ctypes.c_long(short), ctypes.c_long(interrupt), log.encode(),
+                )  # fmt: skip
+                command(words)
+            except SystemExit as stop:
+                status = int(stop.code or 0)
+            finally:
+                count, failed = shim.disk_calls(), shim.disk_failed().decode()
+                shim.disk_arm(
+                    b"", b"", ctypes.c_long(0), 0, 0, ctypes.c_long(0), ctypes.c_long(0), b""
+                )
+        told = {
+            "status": status, "out": out.getvalue(), "err": err.getvalue(),
+            "calls": count, "failed": failed,
+        }  # fmt: skip
+        answers.write(json.dumps(told) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
