@@ -7,9 +7,11 @@ says what became of each.  A sample chooses among hypotheses; every element deci
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
+from intarsia.checking.diagnosis.compound import told_besides
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import NOTHING, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.groups import Kin
@@ -57,6 +59,8 @@ def diagnose(
     """Explain every pair that differs, and sum the explanations up."""
     found: dict[Pair, Finding] = {}
     open_: dict[Pair, Evidence] = {}
+    # A window is held in A's order, in that of a hypothesis, and as numbers.
+    thrifty = replace(budget, memory_bytes=budget.memory_bytes // 2)
     for u in unequal:
         if u.pair.a.shape != u.pair.b.shape:
             found[u.pair] = find_reshaped(a, b, u.pair, budget)
@@ -64,23 +68,17 @@ def diagnose(
             n = u.elements
             found[u.pair] = Finding(u.pair.a.name, u.kind, u.text, u.text, u.text, n, n)
         else:
-            open_[u.pair] = Evidence(a, b, u.pair, u.first, budget)
+            open_[u.pair] = Evidence(a, b, u.pair, u.first, thrifty)
     for pair, move in find_moves(list(open_.values())).items():
+        change = move.change
         found[pair] = Finding(
             pair.a.name, kind_of(move), told(move),
             explained=move.score.explained, differing=move.score.differing, move=move,
+            second=told_besides(pair.a.name, change, move.score) if change else None,
         )  # fmt: skip
-    kin = Kin(a.manifest.logical, table_for(a.config) or table_for(b.config))
-    failed: Counter[str] = Counter()
-    for u in unequal:
-        if u.pair in found:
-            continue
-        name = pattern(u.pair.a.name)
-        if failed[name] >= PATIENCE:
-            found[u.pair] = _unsearched(u)
-            continue
-        found[u.pair] = explain(open_[u.pair], kin)
-        failed[name] += found[u.pair].kind == UNEXPLAINED and not found[u.pair].files
+    table = table_for(a.config) or table_for(b.config)
+    kin, other = Kin(a.manifest.logical, table), Kin(b.manifest.logical, table)
+    found |= _searched([u for u in unequal if u.pair not in found], open_, kin, other, budget)
     findings = tuple(found[u.pair] for u in unequal)
     faults = (
         *missing("B", matched.only_in_a, b.manifest.logical),
@@ -88,6 +86,31 @@ def diagnose(
         *summarise(findings, a.manifest, b.manifest),
     )
     return Diagnosis(findings, faults)
+
+
+def _searched(
+    unequal: Sequence[Unequal], open_: Mapping[Pair, Evidence], kin: Kin, other: Kin, budget: Budget
+) -> dict[Pair, Finding]:
+    """Each tensor explained, on the budget's threads: some of every name, then twice as many."""
+    found: dict[Pair, Finding] = {}
+    queues: dict[str, list[Unequal]] = {}
+    failed: Counter[str] = Counter()
+    for u in unequal:
+        queues.setdefault(pattern(u.pair.a.name), []).append(u)
+    count = PATIENCE
+    with ThreadPoolExecutor(budget.workers, "intarsia") as pool:
+        while any(queues.values()):
+            batch = [u for queue in queues.values() for u in queue[:count]]
+            for u, told in zip(
+                batch, pool.map(lambda u: explain(open_[u.pair], kin, other), batch), strict=True
+            ):
+                found[u.pair] = told
+                failed[pattern(u.pair.a.name)] += told.kind == UNEXPLAINED and not told.files
+            queues = {name: queue[count:] for name, queue in queues.items()}
+            for name in [n for n in queues if failed[n] >= PATIENCE]:
+                found |= {u.pair: _unsearched(u) for u in queues.pop(name)}
+            count *= 2
+    return found
 
 
 def _unsearched(u: Unequal) -> Finding:

@@ -1,0 +1,44 @@
+"""Tensors cut out of a fused one some rows too early or too late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from intarsia.checking.diagnosis.evidence import Evidence
+from intarsia.checking.diagnosis.groups import Group
+from intarsia.checking.diagnosis.hypothesis import Hypothesis
+from intarsia.checking.diagnosis.keys import KEY_ELEMENTS, MOST_ROWS
+from intarsia.checking.diagnosis.rearrange import along, compose, rows
+from intarsia.layout import Layout, concat
+from intarsia.mesh import Box
+
+
+def split_hypotheses(e: Evidence, group: Group, mine: Layout) -> Iterator[Hypothesis]:
+    """The parts of a group fused as in A, and cut in the wrong place in B."""
+    own = [k for k, part in enumerate(group.parts) if part.tensors == (e.name,)]
+    total = sum(group.sizes)
+    if len(own) != 1 or e.pair.a.dtype != e.pair.b.dtype or not e.shape or total > MOST_ROWS:
+        return
+    start, n = sum(group.sizes[: own[0]]), e.shape[0]
+    front = group.fused.reshape(total, -1)
+    width = min(KEY_ELEMENTS, front.shape[1])
+    raw = e.read(front, Box((0, 0), (total, width))).reshape(total, -1)
+    where = {row.tobytes(): j for j, row in enumerate(raw)}
+    if width < 2 or len(where) < total:
+        return
+    right = Layout.of(e.pair.b.name, (n, e.whole.size // n))
+    gaps = set()
+    for row in {n // 4, n // 2, 3 * n // 4}:
+        key = e.read(right, Box((row, 0), (1, width)), e.b).tobytes()
+        if key in where:
+            gaps.add(where[key] - start - row)
+    for gap in sorted(gaps, key=abs):
+        if gap and abs(gap) < min(group.sizes):
+            at = gap % total
+            turned = concat([rows(total).narrow(0, at, total), rows(total).narrow(0, 0, at)])
+            told = (
+                f"{abs(gap)} row{'s' if abs(gap) > 1 else ''} too {'late' if gap > 0 else 'early'}"
+            )
+            text = f"{group.name} are cut out of the fused tensor {told} in B"
+            layout = compose(mine, along(group.fused, 0, turned))
+            yield Hypothesis("split-misplaced", text, layout, ("split", gap))
