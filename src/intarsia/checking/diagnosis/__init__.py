@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from intarsia.checking.diagnosis.chunks import wrong_chunks
 from intarsia.checking.diagnosis.compound import told_besides
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import NOTHING, UNEXPLAINED, Finding
@@ -105,21 +106,24 @@ def _searched(
                 batch, pool.map(lambda u: explain(open_[u.pair], kin, other), batch), strict=True
             ):
                 found[u.pair] = told
-                failed[pattern(u.pair.a.name)] += told.kind == UNEXPLAINED and not told.files
+                failed[pattern(u.pair.a.name)] += told.kind == UNEXPLAINED
             queues = {name: queue[count:] for name, queue in queues.items()}
-            for name in [n for n in queues if failed[n] >= PATIENCE]:
-                found |= {u.pair: _unsearched(u) for u in queues.pop(name)}
+            left = [n for n in queues if failed[n] >= PATIENCE]
+            skipped = [u for name in left for u in queues.pop(name)]
+            looked = pool.map(lambda u: _unsearched(u, open_[u.pair]), skipped)
+            found |= dict(zip((u.pair for u in skipped), looked, strict=True))
             count *= 2
     return found
 
 
-def _unsearched(u: Unequal) -> Finding:
+def _unsearched(u: Unequal, e: Evidence) -> Finding:
     share = u.elements / u.pair.a.size
     text = f"{share:.1%} of the elements differ"
     text += f"; not searched, as {PATIENCE} tensors of this name stayed unexplained"
     return Finding(
-        u.pair.a.name, UNEXPLAINED, text, NOTHING, differing=u.elements, whole=share >= 0.8
-    )
+        u.pair.a.name, UNEXPLAINED, text, NOTHING,
+        differing=u.elements, whole=share >= 0.8, files=wrong_chunks(e).files,
+    )  # fmt: skip
 
 
 __all__ = ["Diagnosis", "Finding", "Unequal", "diagnose"]

@@ -34,7 +34,8 @@ def wrong_block(
         return _placed(e, "padding", text, ("padding",), place)
     enough = place.dense and not place.everywhere and place.differing >= ENOUGH
     cuts = place.cuts if enough else None
-    if not cuts and (not chunks.dense or place.differing < ENOUGH):
+    odd = chunks.dense and not (chunks.most and content == "stale" and not chunks.copied)
+    if not cuts and (not odd or place.differing < ENOUGH):
         if content == "stale":
             return None
         said = "NaN" if content == "nan" else "zero"

@@ -12,7 +12,7 @@ from intarsia.checking.diagnosis.chunks import Chunks
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import Finding
 from intarsia.checking.diagnosis.groups import Kin
-from intarsia.checking.diagnosis.hypothesis import ENOUGH, Hypothesis, Score
+from intarsia.checking.diagnosis.hypothesis import ENOUGH, Hypothesis, Score, Window
 from intarsia.checking.diagnosis.places import place_of
 from intarsia.checking.diagnosis.values import changed_after, value_hypotheses
 from intarsia.layout import Layout
@@ -26,15 +26,12 @@ SOME = 0.3
 MOST_TRIED = 6
 
 
-def resembles(e: Evidence, h: Hypothesis, score: Score) -> bool:
+def resembles(score: Score, moved: Sequence[Window]) -> bool:
     """Whether a rearrangement that does not explain a sample may be half of what does."""
     if score.share >= SOME:
         return True
-    if not (e.pair.a.dtype.floating and e.pair.b.dtype.floating) or not isinstance(
-        h.predict, Layout
-    ):
+    if not all(w.a.floating and w.b.floating for w in moved):
         return False
-    moved = [w.with_a(e.read(h.predict, w.box)) for w in e.sample]
     u = np.concatenate([w.u[w.unequal].reshape(-1) for w in moved])
     v = np.concatenate([w.v[w.unequal].reshape(-1) for w in moved])
     fine = np.isfinite(u) & np.isfinite(v)
@@ -78,8 +75,8 @@ def _then_wrong(e: Evidence, kin: Kin, h: Hypothesis) -> Finding | None:
     """Rearranged as `h` says, and one block of it wrong."""
     assert isinstance(h.predict, Layout)
     moved, score = e.moved(h.predict), e.on_all(h)
-    if score.share < SOME:
-        return None
+    if score.share < SOME or h.kind == "shifted":
+        return None  # what a shift lost or made is no rank's block
     values = [v for v in value_hypotheses(moved) if v.kind in OF_PLACES]
     tried: Tried = [(moved.on_all(v), v) for v in values]
     second = wrong_block(moved, kin, place_of(moved), Chunks(), tried)

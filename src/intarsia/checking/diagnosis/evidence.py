@@ -84,6 +84,12 @@ class Evidence:
     def on_sample(self, hypothesis: Hypothesis) -> Score:
         return self._score(hypothesis, self.sample)
 
+    def rearranged(self, layout: Layout) -> tuple[Score, list[Window]]:
+        """How a layout does on the sample, and the sample in its order."""
+        moved = [w.with_a(self.read(layout, w.box)) for w in self.sample]
+        scores = [score(w.unequal, ~m.unequal) for w, m in zip(self.sample, moved, strict=True)]
+        return sum(scores, Score()), moved
+
     def on_all(self, hypothesis: Hypothesis) -> Score:
         predict = hypothesis.predict
         if isinstance(predict, Shuffle) and predict.axis == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +21,37 @@ SIGNS = 96
 """Signs outlast rounding and scaling; so many of them tell one row from all others."""
 
 FEWEST_SIGNS = 24
+LONG = 4
+"""A row that is shorter is recognised together with those after it."""
+
 AHEAD = 8
 """How far a row among several alike is followed to tell which of them it is."""
 
 Ints = NDArray[np.int64]
 
 
-def keys_of(e: Evidence, side: Checkpoint, axis: int) -> list[bytes]:
-    """The first few elements of every slice on an axis, as bytes."""
-    return [row.tobytes() for row in _front(e, side, axis, KEY_ELEMENTS)]
+def keys_of(e: Evidence, axis: int) -> tuple[list[bytes], list[bytes]]:
+    """The first few elements of every slice on an axis, of A and of B, as bytes."""
+    left, right = (_front(e, side, axis, KEY_ELEMENTS) for side in (e.a, e.b))
+    count = max(followers(left), followers(right))
+    return row_keys(left, count), row_keys(right, count)
+
+
+def followers(front: NDArray[Any]) -> int:
+    """How many of the next rows tell a row apart: none where it is long, or like no other."""
+    n, width = front.shape
+    return 0 if width >= LONG or len(np.unique(front, axis=0)) == n else LONG - 1
+
+
+def row_keys(front: NDArray[Any], count: int) -> list[bytes]:
+    """Rows as bytes, each with `count` that follow it.
+
+    >>> row_keys(np.array([[1], [2], [3]], np.uint8), 1)
+    [b'\\x01\\x02', b'\\x02\\x03', b'\\x03']
+    """
+    raw = np.ascontiguousarray(front).tobytes()
+    step = len(raw) // max(len(front), 1)
+    return [raw[k * step : (k + 1 + count) * step] for k in range(len(front))]
 
 
 def sign_keys_of(e: Evidence, side: Checkpoint, axis: int) -> list[bytes] | None:
@@ -43,7 +66,7 @@ def sign_keys_of(e: Evidence, side: Checkpoint, axis: int) -> list[bytes] | None
     return [row.tobytes() for row in np.packbits(signs ^ signs[:, :1], axis=1)]
 
 
-def negative(bits: NDArray[np.unsignedinteger], dtype: DType) -> NDArray[np.bool_]:
+def negative(bits: NDArray[Any], dtype: DType) -> NDArray[np.bool_]:
     """Which elements have the sign bit set; rounding to zero keeps it."""
     return np.asarray(np.signbit(as_float64(bits, dtype))).reshape(bits.shape)
 
@@ -95,7 +118,7 @@ def _run(left: Sequence[bytes], right: Sequence[bytes], j: int, i: int) -> int:
     return n
 
 
-def _front(e: Evidence, side: Checkpoint, axis: int, count: int) -> NDArray[np.unsignedinteger]:
+def _front(e: Evidence, side: Checkpoint, axis: int, count: int) -> NDArray[Any]:
     """The first `count` elements of every slice on an axis, read piece by piece."""
     n = e.shape[axis]
     whole = e.whole if side is e.a else Layout.of(e.pair.b.name, e.shape)

@@ -39,7 +39,7 @@ def row_hypotheses(e: Evidence, kin: Kin) -> Iterator[Hypothesis]:
             continue
         order = np.full(n, -1, np.int64)
         if alike:
-            order = mended(found_again(keys_of(e, e.a, axis), keys_of(e, e.b, axis)))
+            order = mended(found_again(*keys_of(e, axis)))
         if 2 * np.count_nonzero(order >= 0) < n:
             left, right = sign_keys_of(e, e.a, axis), sign_keys_of(e, e.b, axis)
             if left and right:

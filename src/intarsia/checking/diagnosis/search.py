@@ -29,29 +29,43 @@ def explain(e: Evidence, kin: Kin, other: Kin) -> Finding:
 
     `other` tells of B's relatives.  What B lost cannot be predicted from it, but from A.
     """
-    found = _search(e, kin)
+    found, hopeful = _search(e, kin)
     if found.complete:
         return found
-    turned = _search(e.flipped, other)
+    turned, _ = _search(e.flipped, other, orders=hopeful)
     better = turned.kind != UNEXPLAINED and turned.explained > found.explained
     return _turned(turned, found.tensor) if better else found
 
 
-def _search(e: Evidence, kin: Kin) -> Finding:
-    """The plainest hypothesis that holds; then parts, blocks, two steps, and what explains most."""
+def _search(e: Evidence, kin: Kin, orders: bool = True) -> tuple[Finding, bool]:
+    """The plainest hypothesis that holds; then parts, blocks, two steps, and what explains most.
+
+    Also whether some rearrangement came near: orders go both ways, and need no second search
+    where none did.
+    """
     tried: Tried = []
     likely: list[Hypothesis] = []
-    for h in chain(value_hypotheses(e), order_hypotheses(e, kin), row_hypotheses(e, kin)):
-        score = e.on_sample(h)
-        if score.share < WORTH_PROVING:
-            if isinstance(h.predict, Layout) and resembles(e, h, score):
+    named = order_hypotheses(e, kin) if orders else ()
+    for h in chain(value_hypotheses(e), named, row_hypotheses(e, kin)):
+        if isinstance(h.predict, Layout):
+            score, sampled = e.rearranged(h.predict)
+            if score.share < WORTH_PROVING and resembles(score, sampled):
                 likely.append(h)
+        else:
+            score = e.on_sample(h)
+        if score.share < WORTH_PROVING:
             continue
         if prod(e.shape) > SMALL:
             score = e.on_all(h)
         if score.holds and h.kind != ANY_ORDER:
-            return _found(e, h, score)
+            return _found(e, h, score), True
         tried.append((score, h))
+    placed = [h for _, h in tried if isinstance(h.predict, Layout | Shuffle)]
+    return _weighed(e, kin, tried, likely), bool(likely or placed)
+
+
+def _weighed(e: Evidence, kin: Kin, tried: Tried, likely: list[Hypothesis]) -> Finding:
+    """What is left to say where no hypothesis explains everything."""
     moved = [(s, h) for s, h in tried if h.kind not in (*OF_PLACES, CONSTANT)]
     part = min([x for x in moved if x[0].holds_in_part], key=_preference, default=None)
     if part:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.groups import Group
 from intarsia.checking.diagnosis.hypothesis import Hypothesis
-from intarsia.checking.diagnosis.keys import KEY_ELEMENTS, MOST_ROWS
+from intarsia.checking.diagnosis.keys import KEY_ELEMENTS, MOST_ROWS, followers, row_keys
 from intarsia.checking.diagnosis.rearrange import along, compose, rows
 from intarsia.layout import Layout, concat
 from intarsia.mesh import Box
@@ -22,16 +22,17 @@ def split_hypotheses(e: Evidence, group: Group, mine: Layout) -> Iterator[Hypoth
     start, n = sum(group.sizes[: own[0]]), e.shape[0]
     front = group.fused.reshape(total, -1)
     width = min(KEY_ELEMENTS, front.shape[1])
-    raw = e.read(front, Box((0, 0), (total, width))).reshape(total, -1)
-    where = {row.tobytes(): j for j, row in enumerate(raw)}
-    if width < 2 or len(where) < total:
+    left = e.read(front, Box((0, 0), (total, width))).reshape(total, -1)
+    count = followers(left)
+    known = {key: j for j, key in enumerate(row_keys(left, count))}
+    if 2 * len(known) < total:
         return
-    right = Layout.of(e.pair.b.name, (n, e.whole.size // n))
+    here = Layout.of(e.pair.b.name, (n, e.whole.size // n))
     gaps = set()
     for row in {n // 4, n // 2, 3 * n // 4}:
-        key = e.read(right, Box((row, 0), (1, width)), e.b).tobytes()
-        if key in where:
-            gaps.add(where[key] - start - row)
+        if row + count < n:
+            key = e.read(here, Box((row, 0), (1 + count, width)), e.b).tobytes()
+            gaps |= {known[key] - start - row} if key in known else set()
     for gap in sorted(gaps, key=abs):
         if gap and abs(gap) < min(group.sizes):
             at = gap % total
