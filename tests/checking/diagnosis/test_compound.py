@@ -157,3 +157,36 @@ def test_rows_turned_around_the_end_are_shifted(tmp_path: Path) -> None:
     found = held(tmp_path, each("embed_tokens", lambda x, c, r: x.roll(-2, 0)))
     assert kinds(found) == {"shifted"}
     assert "rows shifted by -2 around the end" in found.faults[0].text
+
+
+@pytest.mark.parametrize("by", [1, -1])
+def test_a_turn_by_one_row_is_told_as_one(tmp_path: Path, by: int) -> None:
+    found = held(tmp_path, each("embed_tokens", lambda x, c, r: x.roll(by, 0)))
+    assert kinds(found) == {"shifted"}
+    assert f"rows shifted by {by} around the end" in found.faults[0].text
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["in B", "in A"])
+def test_zeros_beside_other_zeros_are_no_copy_of_them(tmp_path: Path, turned: bool) -> None:
+    x = normal_tensor((96, 64), torch.float32, 1)
+    x[80:] = 0
+    y = x.clone()
+    y[48:64] = 0
+    pair = [write_hf(tmp_path / n, {"w": t}) for n, t in (("a", x), ("b", y))]
+    (fault,) = intarsia.verify(*(pair[::-1] if turned else pair)).faults
+    assert fault.kind == "rank-zero"
+    assert f"block 3 of 6 on axis 0 of {'A' if turned else 'B'} is zero" in fault.text
+
+
+def test_a_block_that_differs_from_ones_is_not_called_constant(tmp_path: Path) -> None:
+    x, y = torch.ones(96, 64), torch.ones(96, 64)
+    y[40:44] = 2
+    a, b = (write_hf(tmp_path / n, {"w": t}) for n, t in (("a", x), ("b", y)))
+    assert "constant" not in kinds(intarsia.verify(a, b))
+
+
+def test_second_moments_in_the_wrong_order_and_rounded(tmp_path: Path) -> None:
+    x = normal_tensor((64, 64), torch.float32, 1) ** 2
+    y = bf16(torch.cat([x[32:], x[:32]]))
+    a, b = (write_hf(tmp_path / n, {"w": t}) for n, t in (("a", x), ("b", y)))
+    assert kinds(intarsia.verify(a, b)) == {"shards-permuted", "rounded"}

@@ -60,9 +60,13 @@ def sign_keys_of(e: Evidence, side: Checkpoint, axis: int) -> list[bytes] | None
     They count from the slice's first one, so that a factor of -1 changes nothing.
     """
     dtype = (e.pair.a if side is e.a else e.pair.b).dtype
-    if not dtype.floating or e.whole.size // e.shape[axis] < FEWEST_SIGNS:
+    if not dtype.floating or e.whole.size // e.shape[axis] <= FEWEST_SIGNS:
         return None
-    signs = negative(_front(e, side, axis, SIGNS), dtype)
+    front = _front(e, side, axis, SIGNS)
+    signs = negative(front, dtype)
+    if not signs.any():  # squares: which of two neighbours is larger outlasts most rounding too
+        numbers = as_float64(front, dtype).reshape(front.shape)[:, : FEWEST_SIGNS + 1]
+        signs = numbers[:, :-1] > numbers[:, 1:]
     return [row.tobytes() for row in np.packbits(signs ^ signs[:, :1], axis=1)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import gcd
 
 import numpy as np
 
@@ -59,6 +60,12 @@ def _named(e: Evidence, kin: Kin, axis: int, order: Ints) -> Iterator[Hypothesis
         text = f"{noun} shifted by {-int(gap[0])}"
         layout = along(e.whole, axis, of_runs(order))
         yield Hypothesis("shifted", text, layout, ("rows", int(gap[0])))
+    turn = _turn(order)
+    if turn and most:
+        text = f"{noun} shifted by {turn} around the end"
+        turned = np.roll(np.arange(len(order)), turn)
+        yield Hypothesis("shifted", text, along(e.whole, axis, of_runs(turned)), ("turn", turn))
+        return
     blocks = blocks_of(order)
     if blocks is None or len(blocks) == len(order):
         if most:
@@ -70,12 +77,7 @@ def _named(e: Evidence, kin: Kin, axis: int, order: Ints) -> Iterator[Hypothesis
     what = f"{count} blocks of {size} {noun}"
     key = tuple(blocks)
     cut = strided(blocks)
-    turn = blocks[0] if count > MOST_TURNED and _turned(blocks) else 0
-    if turn:
-        by = -turn * size if 2 * turn <= count else (count - turn) * size
-        text = f"{noun} shifted by {by} around the end"
-        yield Hypothesis("shifted", text, layout, ("rows", by, "around"))
-    elif len({*blocks}) < count:
+    if len({*blocks}) < count:
         yield _duplicated(axis, size, blocks, layout)
     elif heads and heads.axis == axis and heads.width == size:
         text = f"heads permuted: {what} come in the order {_listed(blocks)} of A"
@@ -182,9 +184,18 @@ def _filled(found: list[int], parts: int) -> list[int] | None:
     return found
 
 
-def _turned(blocks: Sequence[int]) -> bool:
-    n = len(blocks)
-    return all(block == (at + blocks[0]) % n for at, block in enumerate(blocks))
+def _turn(order: Ints) -> int:
+    """By how many rows an order is turned around the end; 0 where it is not, or by whole ranks.
+
+    >>> _turn(np.roll(np.arange(50), 1)), _turn(np.roll(np.arange(50), 25))
+    (1, 0)
+    """
+    n = len(order)
+    gaps = np.unique((np.arange(n) - order)[order >= 0] % n)
+    by = int(gaps[0]) if len(gaps) == 1 else 0
+    if not by or n // gcd(n, by) <= MOST_TURNED:
+        return 0
+    return by if 2 * by <= n else by - n
 
 
 def strided(blocks: Sequence[int]) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from intarsia.checking.diagnosis.compound import in_two_steps, resembles
 from intarsia.checking.diagnosis.evidence import SMALL, Evidence
 from intarsia.checking.diagnosis.finding import NOTHING, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.groups import Kin
-from intarsia.checking.diagnosis.hypothesis import ENOUGH, Hypothesis, Score, Shuffle
+from intarsia.checking.diagnosis.hypothesis import ENOUGH, NEARLY_ALL, Hypothesis, Score, Shuffle
 from intarsia.checking.diagnosis.matching import ANY_ORDER, row_hypotheses
 from intarsia.checking.diagnosis.orders import order_hypotheses
 from intarsia.checking.diagnosis.places import place_of
@@ -29,24 +29,21 @@ def explain(e: Evidence, kin: Kin, other: Kin) -> Finding:
 
     `other` tells of B's relatives.  What B lost cannot be predicted from it, but from A.
     """
-    found, hopeful = _search(e, kin)
+    found = _search(e, kin)
     if found.complete:
         return found
-    turned, _ = _search(e.flipped, other, orders=hopeful)
+    turned = _search(e.flipped, other)
     better = turned.kind != UNEXPLAINED and turned.explained > found.explained
     return _turned(turned, found.tensor) if better else found
 
 
-def _search(e: Evidence, kin: Kin, orders: bool = True) -> tuple[Finding, bool]:
-    """The plainest hypothesis that holds; then parts, blocks, two steps, and what explains most.
-
-    Also whether some rearrangement came near: orders go both ways, and need no second search
-    where none did.
-    """
+def _search(e: Evidence, kin: Kin) -> Finding:
+    """The plainest hypothesis that holds; then parts, blocks, two steps, and what explains most."""
     tried: Tried = []
     likely: list[Hypothesis] = []
-    named = order_hypotheses(e, kin) if orders else ()
-    for h in chain(value_hypotheses(e), named, row_hypotheses(e, kin)):
+    for h in chain(value_hypotheses(e), order_hypotheses(e, kin), row_hypotheses(e, kin)):
+        if isinstance(h.predict, Layout | Shuffle) and any(map(_lost, tried)):
+            break  # zeros are found wherever there are others
         if isinstance(h.predict, Layout):
             score, sampled = e.rearranged(h.predict)
             if score.share < WORTH_PROVING and resembles(score, sampled):
@@ -58,10 +55,14 @@ def _search(e: Evidence, kin: Kin, orders: bool = True) -> tuple[Finding, bool]:
         if prod(e.shape) > SMALL:
             score = e.on_all(h)
         if score.holds and h.kind != ANY_ORDER:
-            return _found(e, h, score), True
+            return _found(e, h, score)
         tried.append((score, h))
-    placed = [h for _, h in tried if isinstance(h.predict, Layout | Shuffle)]
-    return _weighed(e, kin, tried, likely), bool(likely or placed)
+    return _weighed(e, kin, tried, likely)
+
+
+def _lost(tried: tuple[Score, Hypothesis]) -> bool:
+    score, h = tried
+    return h.kind in OF_PLACES and score.share >= NEARLY_ALL and score.explained >= ENOUGH
 
 
 def _weighed(e: Evidence, kin: Kin, tried: Tried, likely: list[Hypothesis]) -> Finding:

@@ -32,6 +32,9 @@ LEAST = 16
 
 
 CONSTANT = "constant"
+MADE_ANEW = 0.8
+"""The share of a tensor that differs where all of it was made anew."""
+
 NO_SECOND_STEP = ("bits-flipped", "zero", "nan", CONSTANT)
 
 
@@ -83,6 +86,9 @@ def changed_after(e: Evidence, h: Hypothesis) -> tuple[Score, Hypothesis] | None
 
 def _constant(e: Evidence) -> Iterator[Hypothesis]:
     """One number all over a tensor, as where it was made anew and never filled."""
+    share = np.concatenate([w.unequal.reshape(-1) for w in e.sample]).mean()
+    if share < MADE_ANEW:
+        return
     for side, sampled in (("B", [w.v for w in e.sample]), ("A", [w.u for w in e.sample])):
         held = np.unique(np.concatenate([x.reshape(-1) for x in sampled]))
         if len(held) == 1 and held[0] and np.isfinite(held[0]):
