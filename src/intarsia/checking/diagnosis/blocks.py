@@ -9,7 +9,7 @@ from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import Finding
 from intarsia.checking.diagnosis.groups import Kin
 from intarsia.checking.diagnosis.hypothesis import ENOUGH, NEARLY_ALL, Hypothesis, Score
-from intarsia.checking.diagnosis.places import Place, copied_from
+from intarsia.checking.diagnosis.places import Cut, Place, copied_from
 
 OF_PLACES = ("zero", "nan")
 """Values that tell what a wrong block holds; alone they explain only a whole tensor."""
@@ -40,7 +40,7 @@ def wrong_block(
             return None
         said = "NaN" if content == "nan" else "zero"
         return _placed(e, content, f"{side} is {said}: {place}", (content,), place)
-    told = " and ".join(_rank(kin, e, c.axis, str(c)) for c in cuts or ())
+    told = " and ".join(_rank(kin, e, c) for c in cuts or ())
     told = told or f"the part in {', '.join(chunks.files)}"
     copied = copied_from(e, place) if cuts and content == "stale" else None
     if copied:
@@ -67,8 +67,9 @@ def _placed(
     return Finding(e.name, kind, f"{text} ({n:,} elements)", text, key, n, n, whole, files)
 
 
-def _rank(kin: Kin, e: Evidence, axis: int, block: str) -> str:
-    return f"{block} (which tp cuts)" if kin.tp_axis(e.name) == axis else block
+def _rank(kin: Kin, e: Evidence, cut: Cut) -> str:
+    held = kin.tp_axis(e.name) == cut.axis
+    return f"{cut} (tp rank {cut.rank}, where tp={cut.parts})" if held else str(cut)
 
 
 def _pads(e: Evidence, place: Place, content: str) -> bool:

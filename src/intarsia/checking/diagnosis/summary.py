@@ -77,6 +77,8 @@ def _fault(kind: str, group: list[Finding], names: list[str]) -> Fault:
         text += f"; all of it in {', '.join(files)}"
     if kind == UNEXPLAINED:
         text += f" ({differing:,} elements)"
+        first = group[0].text.partition("; nothing known")[0]
+        text += f"; in {group[0].tensor}: {first}" if first else ""
     elif differing:
         text += f": explains {explained:,} of {differing:,} differing elements"
     return Fault(kind, tensors, where(tensors), text)
