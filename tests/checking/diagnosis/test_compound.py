@@ -190,3 +190,11 @@ def test_second_moments_in_the_wrong_order_and_rounded(tmp_path: Path) -> None:
     y = bf16(torch.cat([x[32:], x[:32]]))
     a, b = (write_hf(tmp_path / n, {"w": t}) for n, t in (("a", x), ("b", y)))
     assert kinds(intarsia.verify(a, b)) == {"shards-permuted", "rounded"}
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["in B", "in A"])
+def test_the_side_that_was_rounded_is_told_in_one_fault(tmp_path: Path, turned: bool) -> None:
+    shifted, narrow = layers(lambda i, n: max(i - 1, 0)), each(r"layers.*proj", bf16)
+    found = held(tmp_path, shifted, narrow, turned=turned)
+    (told,) = [f.text for f in found.faults if f.kind == "rounded"]
+    assert told.startswith("A is B rounded to BF16" if turned else "B is A rounded to BF16")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypothesis import Hypothesis, Score
 from intarsia.checking.diagnosis.keys import FEWEST_SIGNS, negative
+from intarsia.checking.diagnosis.names import other_side
 from intarsia.checking.diagnosis.values import changed_after
 from intarsia.checking.pairs import Pair
 from intarsia.checkpoint import Checkpoint
@@ -88,7 +89,13 @@ def _confirm(side: str, e: Evidence, source: str) -> Move | None:
         score = e.on_all(h)
         return Move(e.pair.b.name, source, score, side) if score.holds else None
     changed = changed_after(e, h)
-    return Move(e.pair.b.name, source, changed[0], side, changed[1]) if changed else None
+    if changed is None:
+        return None
+    score, value = changed
+    if side == "A":
+        key = other_side(value.key) if isinstance(value.key, str) else value.key
+        value = replace(value, text=other_side(value.text), key=key)
+    return Move(e.pair.b.name, source, score, side, value)
 
 
 def _guess(evidence: Sequence[Evidence], loose: bool) -> list[str | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from itertools import chain
 from math import prod
@@ -15,6 +14,7 @@ from intarsia.checking.diagnosis.finding import NOTHING, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.groups import Kin
 from intarsia.checking.diagnosis.hypothesis import ENOUGH, NEARLY_ALL, Hypothesis, Score, Shuffle
 from intarsia.checking.diagnosis.matching import ANY_ORDER, row_hypotheses
+from intarsia.checking.diagnosis.names import other_side
 from intarsia.checking.diagnosis.orders import order_hypotheses
 from intarsia.checking.diagnosis.places import place_of
 from intarsia.checking.diagnosis.values import CONSTANT, value_hypotheses
@@ -108,12 +108,8 @@ def _turned(found: Finding, tensor: str) -> Finding:
     return replace(
         found,
         tensor=tensor,
-        text=_other_side(found.text),
-        fault=_other_side(found.fault),
-        key=("turned", found.key),
+        text=other_side(found.text),
+        fault=other_side(found.fault),
+        key=other_side(found.key) if isinstance(found.key, str) else ("turned", found.key),
         second=_turned(second, tensor) if second else None,
     )
-
-
-def _other_side(text: str) -> str:
-    return re.sub(r"\b[AB]\b", lambda m: "B" if m[0] == "A" else "A", text)
