@@ -22,6 +22,7 @@ from tests.faults.mistakes import (
     by_group,
     components,
     convolution,
+    cut_late,
     each,
     experts,
     heads,
@@ -36,7 +37,7 @@ from tests.faults.mistakes import (
     together,
     undone,
 )
-from tests.faults.reference import Tensors, read, weights, write
+from tests.faults.reference import Config, Tensors, read, weights, write
 
 ALL = ("hf", "dcp", "torch_dist", "fsdp_dtensor")
 SHARDED = ("dcp", "torch_dist", "fsdp_dtensor")
@@ -131,6 +132,22 @@ def zeros(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x)
 
 
+def in_turn(*damages: Damage) -> Damage:
+    """One mistake upon the other."""
+
+    def damage(tensors: Tensors, config: Config, random: Random) -> Tensors:
+        out: Tensors = {}
+        for one in damages:
+            out |= one(tensors | out, config, random)
+        return out
+
+    return damage
+
+
+def rounded(x: torch.Tensor, *_: object) -> torch.Tensor:
+    return x.bfloat16().float()
+
+
 def _two_layers(tensors: Tensors, config: object, random: Random) -> Tensors:
     found = swap("gate_proj", "up_proj")(tensors, {}, random)
     return {n: t for n, t in found.items() if ".1." in n or ".2." in n}
@@ -170,6 +187,12 @@ AGAINST = [
     Against("zeros on every rank but the first", "rank-zero", by(each("proj", block_of(1, 2, zeros)))),
     Against("the first rank's block on every rank", "rank-duplicated", by(each(COLUMNS, blocks([0, 0])))),
     Against("one rank's block twice", "rank-duplicated", by(each("gate|up|embed", blocks([0, 1, 1, 3])))),
+    Against("the first rank's block on all of four", "rank-duplicated", by(each("gate|up", blocks([0, 0, 0, 0])))),
+    Against("gate and up cut three rows late", "split-misplaced", by(together(GATED, cut_late(3)))),
+    Against("query, key, value cut two rows early", "split-misplaced", by(together(QKV, cut_late(-2)))),
+    Against("norms made anew", "constant", by(each("layernorm", lambda x, c, r: torch.ones_like(x)))),
+    Against("gate and up swapped and rounded", "gate-up-swapped", by(in_turn(swap(*GATED), each("gate|up", rounded)))),
+    Against("shards in another order and rounded", "shards-permuted", by(in_turn(each("gate|up", blocks([2, 0, 3, 1])), each("gate|up", rounded)))),
     Against("a flat range off by seven", "shifted", by(each("proj", rolled(7)))),
     Against("a flat range off by two rows", "shifted", by(each("embed", rolled(64)))),
     Against("rounded to bf16", "rounded", by(each("proj", lambda x, c, r: x.bfloat16().float()))),

@@ -65,6 +65,15 @@ def undone(tp: int) -> Callable[..., Sequence[torch.Tensor]]:
     return change
 
 
+def cut_late(by: int) -> Callable[..., Sequence[torch.Tensor]]:
+    """The whole fused, then cut some rows after the place where a part begins."""
+
+    def change(config: Config, *parts: torch.Tensor) -> Sequence[torch.Tensor]:
+        return resplit(torch.cat(list(parts)).roll(-by, 0), parts)
+
+    return change
+
+
 def by_group(config: Config, *parts: torch.Tensor) -> Sequence[torch.Tensor]:
     """Megatron's order of query, key and value, taken for one after the other."""
     groups = config["num_key_value_heads"]

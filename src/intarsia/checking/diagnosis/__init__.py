@@ -7,9 +7,12 @@ says what became of each.  A sample chooses among hypotheses; every element deci
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
+from intarsia.checking.diagnosis.chunks import wrong_chunks
+from intarsia.checking.diagnosis.compound import told_besides
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import NOTHING, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.groups import Kin
@@ -57,6 +60,8 @@ def diagnose(
     """Explain every pair that differs, and sum the explanations up."""
     found: dict[Pair, Finding] = {}
     open_: dict[Pair, Evidence] = {}
+    # A window is held in A's order, in that of a hypothesis, and as numbers.
+    thrifty = replace(budget, memory_bytes=budget.memory_bytes // 2)
     for u in unequal:
         if u.pair.a.shape != u.pair.b.shape:
             found[u.pair] = find_reshaped(a, b, u.pair, budget)
@@ -64,23 +69,17 @@ def diagnose(
             n = u.elements
             found[u.pair] = Finding(u.pair.a.name, u.kind, u.text, u.text, u.text, n, n)
         else:
-            open_[u.pair] = Evidence(a, b, u.pair, u.first, budget)
+            open_[u.pair] = Evidence(a, b, u.pair, u.first, thrifty)
     for pair, move in find_moves(list(open_.values())).items():
+        change = move.change
         found[pair] = Finding(
             pair.a.name, kind_of(move), told(move),
             explained=move.score.explained, differing=move.score.differing, move=move,
+            second=told_besides(pair.a.name, change, move.score) if change else None,
         )  # fmt: skip
-    kin = Kin(a.manifest.logical, table_for(a.config) or table_for(b.config))
-    failed: Counter[str] = Counter()
-    for u in unequal:
-        if u.pair in found:
-            continue
-        name = pattern(u.pair.a.name)
-        if failed[name] >= PATIENCE:
-            found[u.pair] = _unsearched(u)
-            continue
-        found[u.pair] = explain(open_[u.pair], kin)
-        failed[name] += found[u.pair].kind == UNEXPLAINED and not found[u.pair].files
+    table = table_for(a.config) or table_for(b.config)
+    kin, other = Kin(a.manifest.logical, table), Kin(b.manifest.logical, table)
+    found |= _searched([u for u in unequal if u.pair not in found], open_, kin, other, budget)
     findings = tuple(found[u.pair] for u in unequal)
     faults = (
         *missing("B", matched.only_in_a, b.manifest.logical),
@@ -90,13 +89,41 @@ def diagnose(
     return Diagnosis(findings, faults)
 
 
-def _unsearched(u: Unequal) -> Finding:
+def _searched(
+    unequal: Sequence[Unequal], open_: Mapping[Pair, Evidence], kin: Kin, other: Kin, budget: Budget
+) -> dict[Pair, Finding]:
+    """Each tensor explained, on the budget's threads: some of every name, then twice as many."""
+    found: dict[Pair, Finding] = {}
+    queues: dict[str, list[Unequal]] = {}
+    failed: Counter[str] = Counter()
+    for u in unequal:
+        queues.setdefault(pattern(u.pair.a.name), []).append(u)
+    count = PATIENCE
+    with ThreadPoolExecutor(budget.workers, "intarsia") as pool:
+        while any(queues.values()):
+            batch = [u for queue in queues.values() for u in queue[:count]]
+            for u, told in zip(
+                batch, pool.map(lambda u: explain(open_[u.pair], kin, other), batch), strict=True
+            ):
+                found[u.pair] = told
+                failed[pattern(u.pair.a.name)] += told.kind == UNEXPLAINED
+            queues = {name: queue[count:] for name, queue in queues.items()}
+            left = [n for n in queues if failed[n] >= PATIENCE]
+            skipped = [u for name in left for u in queues.pop(name)]
+            looked = pool.map(lambda u: _unsearched(u, open_[u.pair]), skipped)
+            found |= dict(zip((u.pair for u in skipped), looked, strict=True))
+            count *= 2
+    return found
+
+
+def _unsearched(u: Unequal, e: Evidence) -> Finding:
     share = u.elements / u.pair.a.size
     text = f"{share:.1%} of the elements differ"
     text += f"; not searched, as {PATIENCE} tensors of this name stayed unexplained"
     return Finding(
-        u.pair.a.name, UNEXPLAINED, text, NOTHING, differing=u.elements, whole=share >= 0.8
-    )
+        u.pair.a.name, UNEXPLAINED, text, NOTHING,
+        differing=u.elements, whole=share >= 0.8, files=wrong_chunks(e).files,
+    )  # fmt: skip
 
 
 __all__ = ["Diagnosis", "Finding", "Unequal", "diagnose"]

@@ -21,12 +21,14 @@ MOST = 4096
 class Chunks:
     """The files whose chunks of a tensor differ; `dense` where they differ as wholes.
 
-    `copied` is the side on which each of them holds the elements of another chunk.
+    `copied` is the side on which each of them holds the elements of another chunk.  `most` says
+    that these are more than half of them.
     """
 
     files: tuple[str, ...] = ()
     dense: bool = False
     copied: str = ""
+    most: bool = False
 
 
 @dataclass(slots=True)
@@ -52,7 +54,8 @@ def wrong_chunks(e: Evidence) -> Chunks:
         dense = len(wrong) < len(seen) and all(x.differing >= DENSE * x.elements for x in wrong)
         copied = name if dense and _are_copies(wrong, seen) else ""
         files = tuple(sorted({x.file for x in wrong}))
-        found = Chunks(files if dense or len(files) == 1 else (), dense, copied)
+        most = 2 * len(wrong) > len(seen)
+        found = Chunks(files if dense or len(files) == 1 else (), dense, copied, most)
         if copied or (found.files and not best.files):
             best = found
     return best

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
 import numpy as np
+from numpy.typing import NDArray
 
-from intarsia.checking.diagnosis.hypothesis import Bits, Hypothesis, Score, Window, same, score
-from intarsia.checking.pairs import Pair, read, read_windows
+from intarsia.checking.diagnosis.hypothesis import (
+    Bits,
+    Hypothesis,
+    Mask,
+    Score,
+    Shuffle,
+    Window,
+    score,
+)
+from intarsia.checking.diagnosis.rearrange import along, of_runs
+from intarsia.checking.pairs import Pair, read
 from intarsia.checkpoint import Checkpoint
-from intarsia.dtypes import DType
 from intarsia.layout import Layout, unravel
 from intarsia.mesh import Box, Shape
+from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.values import bits_dtype
 
@@ -26,13 +36,17 @@ SMALL = 16 << 10
 
 @dataclass(frozen=True)
 class Evidence:
-    """One tensor of A and of B, which differ first at element `first`."""
+    """One tensor of A and of B, which differ first at element `first`.
+
+    `arranged` is the order in which A's elements are read, where one step is already known.
+    """
 
     a: Checkpoint
     b: Checkpoint
     pair: Pair
     first: tuple[int, ...]
     budget: Budget
+    arranged: Layout | None = None
 
     @property
     def shape(self) -> Shape:
@@ -42,28 +56,44 @@ class Evidence:
     def name(self) -> str:
         return self.pair.a.name
 
+    @property
+    def flipped(self) -> Evidence:
+        """The same with A and B in each other's place."""
+        return Evidence(self.b, self.a, self.pair.flipped, self.first, self.budget)
+
+    def moved(self, layout: Layout) -> Evidence:
+        """What is left to explain once A is read in another arrangement."""
+        return replace(self, arranged=layout)
+
     @cached_property
     def whole(self) -> Layout:
         """A's tensor as it is."""
-        return Layout.of(self.name, self.shape)
+        return self.arranged or Layout.of(self.name, self.shape)
 
     @cached_property
     def sample(self) -> list[Window]:
         """A few rows, the first that differs among them."""
-        return [
-            self._window(box, read(self.a, self.pair.a, box), read(self.b, self.pair.b, box))
-            for box in sample_boxes(self.shape, self.first)
-        ]
+        return [self._window(box) for box in sample_boxes(self.shape, self.first)]
 
     def windows(self) -> Iterator[Window]:
         """Everything, one window at a time."""
-        for box, left, right in read_windows(self.a, self.b, self.pair, self.budget):
-            yield self._window(box, left, right)
+        widest = max(self.pair.a.dtype.itemsize, self.pair.b.dtype.itemsize)
+        for box in windows(self.shape, widest, self.budget.window_bytes // 2):
+            yield self._window(box)
 
     def on_sample(self, hypothesis: Hypothesis) -> Score:
         return self._score(hypothesis, self.sample)
 
+    def rearranged(self, layout: Layout) -> tuple[Score, list[Window]]:
+        """How a layout does on the sample, and the sample in its order."""
+        moved = [w.with_a(self.read(layout, w.box)) for w in self.sample]
+        scores = [score(w.unequal, ~m.unequal) for w, m in zip(self.sample, moved, strict=True)]
+        return sum(scores, Score()), moved
+
     def on_all(self, hypothesis: Hypothesis) -> Score:
+        predict = hypothesis.predict
+        if isinstance(predict, Shuffle) and predict.axis == 0:
+            return self._rows_shuffled(predict)
         return self._score(hypothesis, self.windows())
 
     def read(self, layout: Layout, box: Box, checkpoint: Checkpoint | None = None) -> Bits:
@@ -72,19 +102,75 @@ class Evidence:
         dtype = (self.pair.a if side is self.a else self.pair.b).dtype
         return side.read_box(layout, box, dtype).view(bits_dtype(dtype))
 
+    def predicted(self, predict: Layout | Shuffle, box: Box) -> Bits:
+        """What a rearrangement of A puts into a box of B."""
+        if isinstance(predict, Layout):
+            return self.read(predict, box)
+        axis, lo, n = predict.axis, box.offsets[predict.axis], box.shape[predict.axis]
+        taken = predict.order[lo : lo + n]
+        if axis == 0:
+            rest = Box((0, *box.offsets[1:]), box.shape)
+            return self.read(along(self.whole, 0, of_runs(taken)), rest)
+        length = self.shape[axis]
+        wide = Box(_put(box.offsets, axis, 0), _put(box.shape, axis, length))
+        found = np.take(self.read(self.whole, wide).reshape(wide.shape), taken, axis)
+        return np.ascontiguousarray(found).reshape(-1)
+
     def _score(self, hypothesis: Hypothesis, windows: Iterable[Window]) -> Score:
-        total, predict = Score(), hypothesis.predict
+        total = Score()
         for w in windows:
-            if isinstance(predict, Layout):
-                told = same(self.read(predict, w.box), w.y, w.a, w.b)
-            else:
-                told = predict(w)
-            total += score(w.unequal, told)
+            total += score(w.unequal, self._told(hypothesis, w))
         return total
 
-    def _window(self, box: Box, left: Bits, right: Bits) -> Window:
+    def _told(self, hypothesis: Hypothesis, w: Window) -> Mask:
+        predict, then = hypothesis.predict, hypothesis.then
+        if not isinstance(predict, Layout | Shuffle):
+            return predict(w)
+        moved = w.with_a(self.predicted(predict, w.box))
+        return then(moved) if then else ~moved.unequal
+
+    def _rows_shuffled(self, shuffle: Shuffle) -> Score:
+        """A shuffle of rows held against all of them by a hash of each: no element is read twice."""
+        n = self.shape[0]
+        left, right = np.zeros(n, np.uint64), np.zeros(n, np.uint64)
+        unequal = np.zeros(n, np.int64)
+        width = self.whole.size // n
+        for w in self.windows():
+            at = np.arange(w.box.shape[0]) + w.box.offsets[0]
+            inner = w.box.size // len(at)
+            weights = _weights(_flat(w.box.offsets[1:], self.shape[1:]), inner)
+            for hashes, bits in ((left, w.x), (right, w.y)):
+                hashes[at] += (bits.reshape(-1, inner) * weights).sum(1, dtype=np.uint64)
+            unequal[at] += w.unequal.reshape(-1, inner).sum(1)
+        order = shuffle.order
+        right_rows = (order >= 0) & (right == left[np.maximum(order, 0)])
+        differing, explained = int(unequal.sum()), int(unequal[right_rows].sum())
+        denied = int((width - unequal[~right_rows]).sum())
+        return Score(differing, explained, denied)
+
+    def _window(self, box: Box) -> Window:
         a, b = self.pair.a.dtype, self.pair.b.dtype
-        return Window(box, left.view(bits_dtype(a)), right.view(bits_dtype(b)), a, b)
+        right = read(self.b, self.pair.b, box).view(bits_dtype(b))
+        return Window(box, self.read(self.whole, box), right, a, b)
+
+
+def _put(numbers: tuple[int, ...], axis: int, number: int) -> tuple[int, ...]:
+    return (*numbers[:axis], number, *numbers[axis + 1 :])
+
+
+def _flat(place: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    at = 0
+    for i, size in zip(place, shape, strict=True):
+        at = at * size + i
+    return at
+
+
+def _weights(start: int, n: int) -> NDArray[np.uint64]:
+    """An odd number for each of `n` places, unlike its neighbours' (the mix of SplitMix64)."""
+    x = np.arange(start + 1, start + 1 + n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x ^ (x >> np.uint64(31))) | np.uint64(1)
 
 
 def sample_boxes(shape: Shape, first: tuple[int, ...]) -> list[Box]:
@@ -103,8 +189,3 @@ def sample_boxes(shape: Shape, first: tuple[int, ...]) -> list[Box]:
         place = unravel(row, lead)
         boxes[(*place, (last - width) * k // max(len(spread) - 1, 1))] = None
     return [Box(at, (*(1,) * len(lead), width)) for at in boxes]
-
-
-def elements(dtype: DType) -> np.dtype[np.void]:
-    """One element as plain bytes."""
-    return np.dtype((np.void, dtype.itemsize))

@@ -41,6 +41,8 @@ def wrong_files(
             touched = [name for name, files in held.items() if file in files]
             if len(group) < 2 or len(group) < NEARLY_ALL * len(touched):
                 continue
+            if not {f.tensor for f in group} <= {*touched}:
+                continue  # the other side's file of that name
             if len(group) == len(held):
                 continue
             tensors = tuple(f.tensor for f in group)

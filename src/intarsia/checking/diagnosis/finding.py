@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from intarsia.checking.diagnosis.hypothesis import NEARLY_ALL
 from intarsia.checking.diagnosis.moves import Move
 
 UNEXPLAINED = "unexplained"
@@ -16,7 +17,8 @@ class Finding:
     """A tensor, the kind of its fault, and a sentence about it.
 
     `key` is equal for tensors that show the same fault; `fault` is the sentence without this
-    tensor's numbers.  `whole` says that nearly every element of the tensor differs.
+    tensor's numbers.  `whole` says that nearly every element of the tensor differs.  `second` is
+    what happened to the tensor besides.
     """
 
     tensor: str
@@ -29,3 +31,9 @@ class Finding:
     whole: bool = False
     files: tuple[str, ...] = ()
     move: Move | None = None
+    second: Finding | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether it leaves nearly nothing open."""
+        return self.kind != UNEXPLAINED and self.explained >= NEARLY_ALL * self.differing

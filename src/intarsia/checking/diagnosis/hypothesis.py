@@ -46,6 +46,10 @@ class Window:
     def unequal(self) -> Mask:
         return ~same(self.x, self.y, self.a, self.b)
 
+    def with_a(self, x: Bits) -> Window:
+        """The same box of B against other elements of A."""
+        return Window(self.box, x, self.y, self.a, self.b)
+
 
 def same(x: Bits, y: Bits, a: DType, b: DType) -> Mask:
     """Where two runs of elements agree; of unlike types, up to rounding to the narrower."""
@@ -62,17 +66,27 @@ Value = Callable[[Window], Mask]
 """Where B's elements are what a change of value makes of A's."""
 
 
+@dataclass(frozen=True, eq=False)
+class Shuffle:
+    """Indices of one axis in an order of too many runs for a layout; -1 where it is not known."""
+
+    axis: int
+    order: NDArray[np.int64]
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """B's tensor read as A's elements in another place (a layout), or with another value.
 
-    `key` is what the hypothesis has in common with that of another tensor of the same fault.
+    `then` is a change of value on top of another place.  `key` is what the hypothesis has in
+    common with that of another tensor of the same fault.
     """
 
     kind: str
     text: str
-    predict: Layout | Value
+    predict: Layout | Shuffle | Value
     key: Hashable = None
+    then: Value | None = None
 
 
 @dataclass(frozen=True, slots=True)

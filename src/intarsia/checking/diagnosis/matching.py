@@ -1,122 +1,79 @@
-"""Rows of B found again among rows of A, by a few elements of each."""
+"""Rows of B found again among rows of A, and the order that they come in given a name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import gcd
 
 import numpy as np
-from numpy.typing import NDArray
 
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.groups import Kin
-from intarsia.checking.diagnosis.hypothesis import Hypothesis
+from intarsia.checking.diagnosis.hypothesis import Hypothesis, Shuffle
+from intarsia.checking.diagnosis.keys import (
+    MOST_ROWS,
+    Ints,
+    found_again,
+    keys_of,
+    mended,
+    sign_keys_of,
+)
 from intarsia.checking.diagnosis.rearrange import along, numbers, of_runs, rows
-from intarsia.checkpoint import Checkpoint
-from intarsia.layout import Layout, concat, padding
-from intarsia.mesh import Box
+from intarsia.checking.diagnosis.shifts import shift_hypotheses
+from intarsia.layout import Layout
 
 ANY_ORDER = "rows-permuted"
-KEY_ELEMENTS = 16
-MOST_ROWS = 1 << 20
-AHEAD = 8
-"""How far a row among several alike is followed to tell which of them it is."""
+MOST_RUNS = 256
+"""Runs up to which an order is a layout; beyond, it is a shuffle."""
 
 MOST_BLOCKS = 512
 MOST_UNEVEN = 64
-
-REACH = 1 << 16
-"""How many elements a flat range may have moved."""
-
-Ints = NDArray[np.int64]
+MOST_TURNED = 16
+"""Blocks up to which a turn by one is one of ranks; beyond, rows are shifted around the end."""
 
 
 def row_hypotheses(e: Evidence, kin: Kin) -> Iterator[Hypothesis]:
     """Rearrangements that the rows themselves show: blocks, heads, any order."""
-    if e.pair.a.dtype != e.pair.b.dtype:
-        return
+    alike = e.pair.a.dtype == e.pair.b.dtype
     for axis, n in enumerate(e.shape):
-        if not 2 <= n <= MOST_ROWS:
+        if not 2 <= n <= MOST_ROWS or not e.whole.size:
             continue
-        order = _mended(found_again(_keys(e, e.a, axis), _keys(e, e.b, axis)))
+        order = np.full(n, -1, np.int64)
+        if alike:
+            order = mended(found_again(*keys_of(e, axis)))
+        if 2 * np.count_nonzero(order >= 0) < n:
+            left, right = sign_keys_of(e, e.a, axis), sign_keys_of(e, e.b, axis)
+            if left and right:
+                order = mended(found_again(left, right))
         if np.all((order == np.arange(n)) | (order < 0)):
             continue
         yield from _named(e, kin, axis, order)
-    yield from _shifted(e)
-
-
-def found_again(left: Sequence[bytes], right: Sequence[bytes]) -> Ints:
-    """For each row of B the row of A that it is, or -1.
-
-    Of several that look alike, the one whose followers look alike the longest.
-
-    >>> found_again([b"a", b"b", b"a", b"c"], [b"a", b"c", b"x"]).tolist()
-    [2, 3, -1]
-    """
-    where: dict[bytes, list[int]] = {}
-    for j, key in enumerate(left):
-        where.setdefault(key, []).append(j)
-    out = np.full(len(right), -1, np.int64)
-    for i, key in enumerate(right):
-        alike = where.get(key, ())
-        if len(alike) == 1:
-            out[i] = alike[0]
-        elif alike:
-            follows = int(out[i - 1]) + 1 if i and out[i - 1] >= 0 else -1
-            near = (follows, i)
-            out[i] = next((j for j in near if 0 <= j < len(left) and left[j] == key), -1)
-            if out[i] != follows:
-                out[i] = max(alike[:256], key=lambda j: (_run(left, right, j, i), j == i))
-    return out
-
-
-def _run(left: Sequence[bytes], right: Sequence[bytes], j: int, i: int) -> int:
-    n = 0
-    while n < AHEAD and i + n < len(right) and j + n < len(left) and left[j + n] == right[i + n]:
-        n += 1
-    return n
-
-
-def _mended(order: Ints) -> Ints:
-    """The order with its few gaps closed: a row that is wrong itself lies where its neighbours do."""
-    lost = np.flatnonzero(order < 0)
-    out, n = order.copy(), len(order)
-    if not len(lost) or len(lost) * 20 > n:
-        return out
-    for i in lost:
-        if i and out[i - 1] >= 0 and out[i - 1] + 1 < n:
-            out[i] = out[i - 1] + 1
-    for i in lost[::-1]:
-        if i + 1 < n and out[i + 1] > 0 and (i == 0 or out[i] < 0 or out[i] + 1 != out[i + 1]):
-            out[i] = out[i + 1] - 1
-    return out
-
-
-def _keys(e: Evidence, side: Checkpoint, axis: int) -> list[bytes]:
-    """The first few elements of every slice on an axis, as bytes."""
-    n = e.shape[axis]
-    pair = e.pair.a if side is e.a else e.pair.b
-    axes = [axis, *[k for k in range(len(e.shape)) if k != axis]]
-    front = Layout.of(pair.name, e.shape).permute(*axes).reshape(n, -1)
-    width = min(KEY_ELEMENTS, front.shape[1])
-    raw = e.read(front, Box((0, 0), (n, width)), side).tobytes()
-    step = len(raw) // n
-    return [raw[k : k + step] for k in range(0, len(raw), step)]
+    if alike:
+        yield from shift_hypotheses(e)
 
 
 def _named(e: Evidence, kin: Kin, axis: int, order: Ints) -> Iterator[Hypothesis]:
     noun = "rows" if axis == 0 else "columns" if len(e.shape) == 2 else f"indices of axis {axis}"
-    layout = along(e.whole, axis, of_runs(order))
+    most = 2 * np.count_nonzero(order >= 0) >= len(order)
     gap = np.unique((order - np.arange(len(order)))[order >= 0])
-    if len(gap) == 1 and 2 * np.count_nonzero(order >= 0) >= len(order):
+    if len(gap) == 1 and most:
         text = f"{noun} shifted by {-int(gap[0])}"
+        layout = along(e.whole, axis, of_runs(order))
         yield Hypothesis("shifted", text, layout, ("rows", int(gap[0])))
+    turn = _turn(order)
+    if turn and most:
+        text = f"{noun} shifted by {turn} around the end"
+        turned = np.roll(np.arange(len(order)), turn)
+        yield Hypothesis("shifted", text, along(e.whole, axis, of_runs(turned)), ("turn", turn))
+        return
     blocks = blocks_of(order)
     if blocks is None or len(blocks) == len(order):
-        if 2 * np.count_nonzero(order >= 0) >= len(order) and len(of_runs(order).pieces) < 4096:
-            yield _any_order(e, axis, order, noun, layout)
+        if most:
+            yield _any_order(e, axis, order, noun)
         return
     count, heads = len(blocks), kin.heads(e.name)
     size = -(-len(order) // count)
+    layout = along(e.whole, axis, of_runs(in_blocks(blocks, len(order))))
     what = f"{count} blocks of {size} {noun}"
     key = tuple(blocks)
     cut = strided(blocks)
@@ -133,12 +90,18 @@ def _named(e: Evidence, kin: Kin, axis: int, order: Ints) -> Iterator[Hypothesis
         yield Hypothesis("shards-permuted", text, layout, key)
 
 
-def _any_order(e: Evidence, axis: int, order: Ints, noun: str, layout: Layout) -> Hypothesis:
+def _any_order(e: Evidence, axis: int, order: Ints, noun: str) -> Hypothesis:
+    runs = of_runs(order)
+    few = len(runs.pieces) <= MOST_RUNS
+    moved: Layout | Shuffle = along(e.whole, axis, runs) if few else Shuffle(axis, order)
     if len(e.shape) == 3 and axis == 0 and "experts" in e.name:
         whole = len({*order.tolist()}) == len(order)
         kind = "experts-permuted" if whole else "experts-duplicated"
-        return Hypothesis(kind, f"experts come in the order {_listed(order)} of A", layout, (kind,))
-    return Hypothesis(ANY_ORDER, f"{noun} in another order: {_listed(order)} of A", layout, (axis,))
+        return Hypothesis(kind, f"experts come in the order {_listed(order)} of A", moved, (kind,))
+    told = f"in another order: {_listed(order)} of A"
+    if np.array_equal(order, np.arange(len(order))[::-1]):
+        told = "in reverse order"
+    return Hypothesis(ANY_ORDER, f"{noun} {told}", moved, (axis,))
 
 
 def _duplicated(axis: int, size: int, blocks: Sequence[int], layout: Layout) -> Hypothesis:
@@ -155,35 +118,84 @@ def _duplicated(axis: int, size: int, blocks: Sequence[int], layout: Layout) -> 
 def blocks_of(order: Sequence[int] | Ints) -> list[int] | None:
     """The fewest blocks, cut as `torch.chunk` cuts, that an order moves as wholes: their order.
 
+    Rows that were not found (-1) may be any: a block of them is the one that is left over.
+
     >>> blocks_of([4, 5, 2, 3, 0, 1])
+    [2, 1, 0]
+    >>> blocks_of([4, 5, -1, -1, 0, 1])
     [2, 1, 0]
     """
     numbered = np.asarray(order)
     n = len(numbered)
+    if 2 * np.count_nonzero(numbered >= 0) < n:
+        return None
     for parts in range(2, min(n, MOST_BLOCKS) + 1):
         step = -(-n // parts)
         if n % parts and (parts > MOST_UNEVEN or step * (parts - 1) >= n):
             continue
         found = _walk(numbered, step)
-        if found is not None and found != [*range(parts)]:
+        if found is None or len(found) != parts or found == [*range(parts)]:
+            continue
+        if len(in_blocks(found, n)) == n:
             return found
     return None
 
 
+def in_blocks(blocks: Sequence[int], n: int) -> Ints:
+    """The order of `n` rows that an order of blocks is."""
+    step = -(-n // len(blocks))
+    return np.concatenate([np.arange(k * step, min((k + 1) * step, n)) for k in blocks])
+
+
 def _walk(order: Ints, step: int) -> list[int] | None:
     """The blocks of `step` rows that an order consists of; the last of them may be short."""
-    at, found, n = 0, [], len(order)
+    at, n = 0, len(order)
+    found: list[int] = []
     while at < n:
-        first = int(order[at])
+        part = order[at : at + step]
+        known = np.flatnonzero(part >= 0)
+        if not len(known):
+            found.append(-1)
+            at += step
+            continue
+        first = int(part[known[0]] - known[0])
         count = min(step, n - first)
-        part = order[at : at + count]
-        if first < 0 or first % step or not np.array_equal(part, first + np.arange(len(part))):
+        if first < 0 or first % step or len(part) < count:
             return None
-        if len(part) < count:
+        inside = known[known < count]
+        if not np.array_equal(part[inside], first + inside):
             return None
         found.append(first // step)
         at += count
+    return _filled(found, -(-n // step))
+
+
+def _filled(found: list[int], parts: int) -> list[int] | None:
+    """Blocks nobody recognises are those that are left over, their own place first."""
+    left = {*range(parts)} - {*found}
+    for at, block in enumerate(found):
+        if block < 0 and at in left:
+            found[at] = at
+            left.remove(at)
+    for at, block in enumerate(found):
+        if block < 0:
+            found[at] = min(left) if left else at
+            left -= {found[at]}
     return found
+
+
+def _turn(order: Ints) -> int:
+    """By how many rows an order is turned around the end; 0 where it is not, or by whole ranks.
+
+    >>> _turn(np.roll(np.arange(50), 1)), _turn(np.roll(np.arange(50), 25))
+    (1, 0)
+    """
+    n = len(order)
+    gaps = np.unique((np.arange(n) - order)[order >= 0] % n)
+    by = int(gaps[0]) if len(gaps) == 1 else 0
+    if not by or n // gcd(n, by) <= MOST_TURNED:
+        return 0
+    return by if 2 * by <= n else by - n
 
 
 def strided(blocks: Sequence[int]) -> tuple[int, int] | None:
@@ -199,47 +211,6 @@ def strided(blocks: Sequence[int]) -> tuple[int, int] | None:
             if numbers(plain).tolist() == list(blocks):
                 return n // tp, tp
     return None
-
-
-def _shifted(e: Evidence) -> Iterator[Hypothesis]:
-    """A flat range that begins some elements too early or too late."""
-    n = e.whole.size
-    flat = e.whole.reshape(n)
-    if n < 4 * KEY_ELEMENTS or not e.first:
-        return
-    start = 0
-    for i, size in zip(e.first, e.shape, strict=True):
-        start = start * size + i
-    for place in (start + (n - start) // 2, start):
-        lo = max(0, min(place, n - KEY_ELEMENTS))
-        here = Layout.of(e.pair.b.name, (n,))
-        needle = e.read(here, Box((lo,), (KEY_ELEMENTS,)), e.b).tobytes()
-        first, last = max(0, lo - REACH), min(n, lo + KEY_ELEMENTS + REACH)
-        hay = e.read(flat, Box((first,), (last - first,))).tobytes()
-        for at in _found(hay, needle, e.pair.a.dtype.itemsize):
-            k = lo - (first + at)
-            if k and len({*needle}) > 2:
-                yield from _moved(e, flat, k)
-                return
-
-
-def _moved(e: Evidence, flat: Layout, k: int) -> Iterator[Hypothesis]:
-    n = flat.size
-    kept = flat.narrow(0, max(0, -k), n - max(0, k))
-    told = f"content shifted by {k} element{'s' if abs(k) > 1 else ''}"
-    around = flat.narrow(0, n - k, n) if k > 0 else flat.narrow(0, 0, -k)
-    for rest, more in ((padding(abs(k)), ""), (around, " around the end")):
-        parts = [rest, kept] if k > 0 else [kept, rest]
-        layout = concat(parts).reshape(*e.shape)
-        yield Hypothesis("shifted", told + more, layout, ("flat", k, more))
-
-
-def _found(hay: bytes, needle: bytes, itemsize: int) -> Iterator[int]:
-    at = hay.find(needle)
-    while at >= 0:
-        if at % itemsize == 0:
-            yield at // itemsize
-        at = hay.find(needle, at + 1)
 
 
 def _listed(numbered: Sequence[int] | Ints) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from intarsia.checking.diagnosis.finding import Finding
 from intarsia.checking.diagnosis.matching import blocks_of
@@ -18,6 +19,7 @@ from intarsia.checking.diagnosis.names import (
 from intarsia.checking.fault import Fault
 
 GATED = ({"gate_proj", "up_proj"}, {"w1", "w3"})
+SWAPPED = "gate-up-swapped"
 Map = dict[int, int]
 
 
@@ -46,10 +48,23 @@ def faults_of_moves(findings: Iterable[Finding], names: Iterable[str]) -> Iterat
         yield Fault(found, tensors, where(tensors), text)
 
 
+def half_swapped(findings: Sequence[Finding]) -> list[Finding]:
+    """The same findings, a gate that holds up being half of a swap where up holds most of gate."""
+    swapped = {f.tensor: f for f in findings if f.kind == SWAPPED and f.move is None}
+    out = []
+    for f in findings:
+        half = swapped.get(f.move.source) if f.move and _kind(f.move)[0] == "names" else None
+        if half is not None:
+            f = replace(f, kind=half.kind, fault=half.fault, key=half.key, move=None)
+        out.append(f)
+    return out
+
+
 def told(move: Move) -> str:
     """A move, as the diagnosis of its tensor."""
     other = "A" if move.side == "B" else "B"
-    return f"{move.side} holds `{move.source}` of {other}: {move.score}"
+    change = f", and {move.change.text}" if move.change else ""
+    return f"{move.side} holds `{move.source}` of {other}{change}: {move.score}"
 
 
 def kind_of(move: Move) -> str:
@@ -80,7 +95,7 @@ def _swapped(group: list[Move], words: list[str]) -> tuple[str, str]:
     mutual = all((source, to) in pairs for to, source in pairs)
     side = group[0].side
     if {one, other} in GATED and (mutual or len(group) == 1):
-        return "gate-up-swapped", "gate and up swapped"
+        return SWAPPED, "gate and up swapped"
     if mutual:
         return "tensors-swapped", f"{one} and {other} hold each other's values in {side}"
     return "tensors-swapped", f"{one} holds the values of {other} in {side}"

@@ -9,6 +9,7 @@ from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.groups import Group, Kin
 from intarsia.checking.diagnosis.hypothesis import Hypothesis
 from intarsia.checking.diagnosis.rearrange import along, compose, inverse, rows
+from intarsia.checking.diagnosis.splits import split_hypotheses
 from intarsia.family.verbs import by_group
 from intarsia.layout import Layout, chunk, concat, split
 
@@ -43,6 +44,8 @@ def order_hypotheses(e: Evidence, kin: Kin) -> Iterator[Hypothesis]:
             fused = along(group.fused, 0, order.rows)
             if width:
                 yield Hypothesis(order.kind, order.text, compose(mine, fused), order.key)
+        if width:
+            yield from split_hypotheses(e, group, mine)
     for order in _both_ways(_rotated(e, kin), RETURN):
         yield Hypothesis(order.kind, order.text, along(e.whole, 0, order.rows), order.key)
     if "gate_up" in e.name:

@@ -123,8 +123,7 @@ def parts_of(e: Evidence, box: Box) -> Iterator[Box]:
 
 
 def _blocks(e: Evidence, side: Checkpoint, box: Box) -> Iterator[Bits]:
-    logical = e.pair.a if side is e.a else e.pair.b
-    whole = Layout.of(logical.name, logical.shape)
+    whole = e.whole if side is e.a else Layout.of(e.pair.b.name, e.pair.b.shape)
     for part in parts_of(e, box):
         yield e.read(whole, part, side)
 

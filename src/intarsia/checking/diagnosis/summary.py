@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from intarsia.checking.diagnosis.files import wrong_files
 from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
-from intarsia.checking.diagnosis.moved import faults_of_moves
+from intarsia.checking.diagnosis.moved import faults_of_moves, half_swapped
 from intarsia.checking.diagnosis.names import (
     expert_of,
     layer_of,
@@ -31,8 +31,10 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 def summarise(findings: Sequence[Finding], a: Manifest, b: Manifest) -> tuple[Fault, ...]:
     """One fault for each cause, those that touch most tensors first."""
     names = list(a.logical)
+    findings = half_swapped(findings)
     moved = list(faults_of_moves(findings, names))
     rest = _unified([f for f in findings if f.move is None])
+    rest += [f.second for f in findings if f.second is not None]
     files, rest = wrong_files(rest, (("B", b), ("A", a)))
     ranks, rest = _lost_ranks(rest, names)
     groups: dict[tuple[str, Hashable], list[Finding]] = {}
@@ -75,6 +77,8 @@ def _fault(kind: str, group: list[Finding], names: list[str]) -> Fault:
         text += f"; all of it in {', '.join(files)}"
     if kind == UNEXPLAINED:
         text += f" ({differing:,} elements)"
+        first = group[0].text.partition("; nothing known")[0]
+        text += f"; in {group[0].tensor}: {first}" if first else ""
     elif differing:
         text += f": explains {explained:,} of {differing:,} differing elements"
     return Fault(kind, tensors, where(tensors), text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,8 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.hypothesis import Hypothesis, Mask, Window
+from intarsia.checking.diagnosis.hypothesis import (
+    NEARLY_ALL,
+    Hypothesis,
+    Mask,
+    Score,
+    Shuffle,
+    Window,
+)
 from intarsia.dtypes import BY_NAME, DType
+from intarsia.layout import Layout
 from intarsia.run.values import cast
 
 NARROW = ("BF16", "F16", "F8_E4M3", "F8_E5M2")
@@ -20,6 +29,13 @@ STEP = {"F64": 2.0**-51, "F32": 2.0**-22, "F16": 2.0**-10, "BF16": 2.0**-7}
 
 LEAST = 16
 """Differing elements, of several values, that a factor or a constant must explain."""
+
+
+CONSTANT = "constant"
+MADE_ANEW = 0.8
+"""The share of a tensor that differs where all of it was made anew."""
+
+NO_SECOND_STEP = ("bits-flipped", "zero", "nan", CONSTANT)
 
 
 def value_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
@@ -43,6 +59,7 @@ def value_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
                         partial(_rounded, narrow, flip),
                         text,
                     )
+    yield from _constant(e)
     yield Hypothesis("signs-flipped", "signs flipped", lambda w: w.v == -w.u)
     yield from _flipped(a == b)
     yield from _estimated(e, max(STEP.get(a.name, 0.0), STEP.get(b.name, 0.0)) or 0.13)
@@ -51,6 +68,37 @@ def value_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
 def _flipped(alike: bool) -> Iterator[Hypothesis]:
     if alike:
         yield Hypothesis("bits-flipped", "one bit of an element flipped", _one_bit)
+
+
+def changed_after(e: Evidence, h: Hypothesis) -> tuple[Score, Hypothesis] | None:
+    """The change of every element's value that explains B once A is rearranged as `h` says."""
+    assert isinstance(h.predict, Layout)
+    moved = e.moved(h.predict)
+    for value in value_hypotheses(moved):
+        if value.kind in NO_SECOND_STEP or moved.on_sample(value).share < NEARLY_ALL:
+            continue
+        assert not isinstance(value.predict, Layout | Shuffle)
+        score = e.on_all(replace(h, then=value.predict))
+        if score.holds:
+            return score, value
+    return None
+
+
+def _constant(e: Evidence) -> Iterator[Hypothesis]:
+    """One number all over a tensor, as where it was made anew and never filled."""
+    share = np.concatenate([w.unequal.reshape(-1) for w in e.sample]).mean()
+    if share < MADE_ANEW:
+        return
+    for side, sampled in (("B", [w.v for w in e.sample]), ("A", [w.u for w in e.sample])):
+        held = np.unique(np.concatenate([x.reshape(-1) for x in sampled]))
+        if len(held) == 1 and held[0] and np.isfinite(held[0]):
+            number = float(held[0])
+            told = f"every element of {side} is {number:g}"
+            yield Hypothesis(CONSTANT, told, partial(_is, side, number), (side, number))
+
+
+def _is(side: str, number: float, w: Window) -> Mask:
+    return np.asarray((w.v if side == "B" else w.u) == number)
 
 
 def _estimated(e: Evidence, step: float) -> Iterator[Hypothesis]:

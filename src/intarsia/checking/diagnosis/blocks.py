@@ -1,0 +1,82 @@
+"""A part of a tensor that is wrong as a whole: a rank's block, padding, what one file holds."""
+
+from __future__ import annotations
+
+import re
+
+from intarsia.checking.diagnosis.chunks import Chunks
+from intarsia.checking.diagnosis.evidence import Evidence
+from intarsia.checking.diagnosis.finding import Finding
+from intarsia.checking.diagnosis.groups import Kin
+from intarsia.checking.diagnosis.hypothesis import ENOUGH, NEARLY_ALL, Hypothesis, Score
+from intarsia.checking.diagnosis.places import Cut, Place, copied_from
+
+OF_PLACES = ("zero", "nan")
+"""Values that tell what a wrong block holds; alone they explain only a whole tensor."""
+
+VOCABULARY = re.compile(r"embed_tokens|lm_head|word_embeddings|output_layer|wte")
+
+Tried = list[tuple[Score, Hypothesis]]
+
+
+def wrong_block(
+    e: Evidence, kin: Kin, place: Place, chunks: Chunks, tried: Tried
+) -> Finding | None:
+    """A finding about a block that is wrong as a whole."""
+    content, side = "stale", ""
+    for score, h in tried:
+        if h.kind in OF_PLACES and score.share >= NEARLY_ALL and score.explained >= ENOUGH:
+            content, side = h.kind, h.text[0]
+            break
+    if _pads(e, place, content):
+        first = place.box.offsets[0]
+        text = f"only rows {first:,} to {e.shape[0] - 1:,} differ, which pad the vocabulary"
+        return _placed(e, "padding", text, ("padding",), place)
+    enough = place.dense and not place.everywhere and place.differing >= ENOUGH
+    cuts = place.cuts if enough else None
+    odd = chunks.dense and not (chunks.most and content == "stale" and not chunks.copied)
+    if not cuts and (not odd or place.differing < ENOUGH):
+        if content == "stale":
+            return None
+        said = "NaN" if content == "nan" else "zero"
+        return _placed(e, content, f"{side} is {said}: {place}", (content,), place)
+    told = " and ".join(_rank(kin, e, c) for c in cuts or ())
+    told = told or f"the part in {', '.join(chunks.files)}"
+    copied = copied_from(e, place) if cuts and content == "stale" else None
+    if copied:
+        content, side = "duplicated", copied[0]
+        text = f"{told} of {side} is a copy of block {copied[1]}"
+    elif content == "stale" and chunks.copied:
+        content, side = "duplicated", chunks.copied
+        text = f"{told} of {side} is a copy of another part"
+    elif content == "stale":
+        text = f"{told} differs, the rest is equal: one side's is stale"
+    else:
+        text = f"{told} of {side} is {'NaN' if content == 'nan' else 'zero'}"
+    kind = "nan" if content == "nan" else f"rank-{content}"
+    key: tuple[object, ...] = tuple((c.parts, c.rank) for c in cuts or ()) or chunks.files
+    return _placed(e, kind, text, key, place, chunks.files)
+
+
+def _placed(
+    e: Evidence, kind: str, text: str, key: tuple[object, ...], place: Place,
+    files: tuple[str, ...] = (),
+) -> Finding:  # fmt: skip
+    n = place.differing
+    whole = place.everywhere
+    return Finding(e.name, kind, f"{text} ({n:,} elements)", text, key, n, n, whole, files)
+
+
+def _rank(kin: Kin, e: Evidence, cut: Cut) -> str:
+    held = kin.tp_axis(e.name) == cut.axis
+    return f"{cut} (tp rank {cut.rank}, where tp={cut.parts})" if held else str(cut)
+
+
+def _pads(e: Evidence, place: Place, content: str) -> bool:
+    """Whether only the last rows of a vocabulary differ: less than an eighth, or zeros."""
+    if not VOCABULARY.search(e.name) or len(e.shape) < 1:
+        return False
+    first, n = place.box.offsets[0], e.shape[0]
+    if first == 0 or first + place.box.shape[0] != n:
+        return False
+    return (n - first) * 8 <= n or (content == "zero" and (n - first) * 4 < n)

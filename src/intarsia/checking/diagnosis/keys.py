@@ -1,0 +1,134 @@
+"""What rows are recognised by: the first few elements of each, or only their signs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.checking.diagnosis.evidence import Evidence
+from intarsia.checkpoint import Checkpoint
+from intarsia.dtypes import DType
+from intarsia.layout import Layout
+from intarsia.planning.window import windows
+from intarsia.run.values import as_float64
+
+KEY_ELEMENTS = 16
+MOST_ROWS = 1 << 20
+SIGNS = 96
+"""Signs outlast rounding and scaling; so many of them tell one row from all others."""
+
+FEWEST_SIGNS = 24
+LONG = 4
+"""A row that is shorter is recognised together with those after it."""
+
+AHEAD = 8
+"""How far a row among several alike is followed to tell which of them it is."""
+
+Ints = NDArray[np.int64]
+
+
+def keys_of(e: Evidence, axis: int) -> tuple[list[bytes], list[bytes]]:
+    """The first few elements of every slice on an axis, of A and of B, as bytes."""
+    left, right = (_front(e, side, axis, KEY_ELEMENTS) for side in (e.a, e.b))
+    count = max(followers(left), followers(right))
+    return row_keys(left, count), row_keys(right, count)
+
+
+def followers(front: NDArray[Any]) -> int:
+    """How many of the next rows tell a row apart: none where it is long, or like no other."""
+    n, width = front.shape
+    return 0 if width >= LONG or len(np.unique(front, axis=0)) == n else LONG - 1
+
+
+def row_keys(front: NDArray[Any], count: int) -> list[bytes]:
+    """Rows as bytes, each with `count` that follow it.
+
+    >>> row_keys(np.array([[1], [2], [3]], np.uint8), 1)
+    [b'\\x01\\x02', b'\\x02\\x03', b'\\x03']
+    """
+    raw = np.ascontiguousarray(front).tobytes()
+    step = len(raw) // max(len(front), 1)
+    return [raw[k * step : (k + 1 + count) * step] for k in range(len(front))]
+
+
+def sign_keys_of(e: Evidence, side: Checkpoint, axis: int) -> list[bytes] | None:
+    """The signs of some elements of every slice on an axis; None where signs tell too little.
+
+    They count from the slice's first one, so that a factor of -1 changes nothing.
+    """
+    dtype = (e.pair.a if side is e.a else e.pair.b).dtype
+    if not dtype.floating or e.whole.size // e.shape[axis] <= FEWEST_SIGNS:
+        return None
+    front = _front(e, side, axis, SIGNS)
+    signs = negative(front, dtype)
+    if not signs.any():  # squares: which of two neighbours is larger outlasts most rounding too
+        numbers = as_float64(front, dtype).reshape(front.shape)[:, : FEWEST_SIGNS + 1]
+        signs = numbers[:, :-1] > numbers[:, 1:]
+    return [row.tobytes() for row in np.packbits(signs ^ signs[:, :1], axis=1)]
+
+
+def negative(bits: NDArray[Any], dtype: DType) -> NDArray[np.bool_]:
+    """Which elements have the sign bit set; rounding to zero keeps it."""
+    return np.asarray(np.signbit(as_float64(bits, dtype))).reshape(bits.shape)
+
+
+def found_again(left: Sequence[bytes], right: Sequence[bytes]) -> Ints:
+    """For each row of B the row of A that it is, or -1.
+
+    Of several that look alike, the one whose followers look alike the longest.
+
+    >>> found_again([b"a", b"b", b"a", b"c"], [b"a", b"c", b"x"]).tolist()
+    [2, 3, -1]
+    """
+    where: dict[bytes, list[int]] = {}
+    for j, key in enumerate(left):
+        where.setdefault(key, []).append(j)
+    out = np.full(len(right), -1, np.int64)
+    for i, key in enumerate(right):
+        alike = where.get(key, ())
+        if len(alike) == 1:
+            out[i] = alike[0]
+        elif alike:
+            follows = int(out[i - 1]) + 1 if i and out[i - 1] >= 0 else -1
+            near = (follows, i)
+            out[i] = next((j for j in near if 0 <= j < len(left) and left[j] == key), -1)
+            if out[i] != follows:
+                out[i] = max(alike[:256], key=lambda j: (_run(left, right, j, i), j == i))
+    return out
+
+
+def mended(order: Ints) -> Ints:
+    """The order with its few gaps closed: a row that is wrong itself lies where its neighbours do."""
+    lost = np.flatnonzero(order < 0)
+    out, n = order.copy(), len(order)
+    if not len(lost) or len(lost) * 20 > n:
+        return out
+    for i in lost:
+        if i and out[i - 1] >= 0 and out[i - 1] + 1 < n:
+            out[i] = out[i - 1] + 1
+    for i in lost[::-1]:
+        if i + 1 < n and out[i + 1] > 0 and (i == 0 or out[i] < 0 or out[i] + 1 != out[i + 1]):
+            out[i] = out[i + 1] - 1
+    return out
+
+
+def _run(left: Sequence[bytes], right: Sequence[bytes], j: int, i: int) -> int:
+    n = 0
+    while n < AHEAD and i + n < len(right) and j + n < len(left) and left[j + n] == right[i + n]:
+        n += 1
+    return n
+
+
+def _front(e: Evidence, side: Checkpoint, axis: int, count: int) -> NDArray[Any]:
+    """The first `count` elements of every slice on an axis, read piece by piece."""
+    n = e.shape[axis]
+    whole = e.whole if side is e.a else Layout.of(e.pair.b.name, e.shape)
+    axes = [axis, *[k for k in range(len(e.shape)) if k != axis]]
+    front = whole.permute(*axes).reshape(n, -1)
+    shape = (n, min(count, front.shape[1]))
+    size = e.pair.a.dtype.itemsize
+    parts = [e.read(front, box, side) for box in windows(shape, size, e.budget.window_bytes // 2)]
+    return np.concatenate(parts).reshape(shape)
