@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from intarsia.checking.fault import SHOWN, Fault, few
+from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import Place, tensors_in
 from intarsia.checking.portrait import Portrait, Run
 from intarsia.checking.survey import Seen
@@ -43,7 +43,7 @@ def not_finite(seen: Seen) -> Iterator[Fault]:
         text = f"{seen.not_finite:,} of {stored.layout.size:,} elements of `{stored.name}` are NaN or infinite"
         yield Fault(
             "not-finite",
-            names[:SHOWN],
+            names,
             f"{list(seen.first_not_finite)} first",
             text,
             seen.not_finite,
@@ -58,7 +58,7 @@ def negative_variance(seen: Seen) -> Iterator[Fault]:
         text = (
             f"{seen.negative:,} of {stored.layout.size:,} elements of `{stored.name}` are negative"
         )
-        yield Fault("negative-variance", names[:SHOWN], _files(seen), text, seen.negative)
+        yield Fault("negative-variance", names, _files(seen), text, seen.negative)
 
 
 def dtype_implausible(seen: Seen) -> Iterator[Fault]:
@@ -78,7 +78,7 @@ def dtype_implausible(seen: Seen) -> Iterator[Fault]:
             f" [{least:.2g}, {most:.2g}]: the bits are those of {other}"
         )
         names = stored.layout.tensors or (stored.name,)
-        yield Fault("dtype-implausible", names[:SHOWN], _files(seen), text, stored.layout.size)
+        yield Fault("dtype-implausible", names, _files(seen), text, stored.layout.size)
 
 
 def zero_block(seen: Seen, portrait: Portrait, padded: bool) -> Iterator[Fault]:
@@ -105,9 +105,7 @@ def zero_block(seen: Seen, portrait: Portrait, padded: bool) -> Iterator[Fault]:
             stored = seen.item.stored
             names = tensors_in(stored, unit, *((lo, hi) if word == "rows" else ()))
             text = f"{word} [{lo}:{hi}) of {length} of `{_named(seen, place)}` are all zero"
-            yield Fault(
-                "zero-block", names[:SHOWN], f"{word} [{lo}:{hi})", text, (hi - lo) * across
-            )
+            yield Fault("zero-block", names, f"{word} [{lo}:{hi})", text, (hi - lo) * across)
             break
 
 
@@ -145,7 +143,7 @@ def zero_tensors(found: Sequence[Seen]) -> Iterator[Fault]:
         text = f"{few(names)} {'is' if len(names) == 1 else 'are'} all zero"
         text += f", the other {rest} of `{template}` are not" if rest else ""
         elements = sum(p.unit.rows * p.unit.columns for _, p in zero)
-        yield Fault("zero-tensor", tuple(names[:SHOWN]), _files(zero[0][0]), text, elements)
+        yield Fault("zero-tensor", tuple(names), _files(zero[0][0]), text, elements)
 
 
 def zero_scalars(found: Sequence[Seen]) -> Iterator[Fault]:

@@ -12,7 +12,7 @@ from zlib import crc32
 
 from intarsia.checking.content import content_faults, notes_of
 from intarsia.checking.digest import check_digests
-from intarsia.checking.fault import SHOWN, Fault, few
+from intarsia.checking.fault import Fault, few
 from intarsia.checking.repeats import repeat_faults
 from intarsia.checking.structure import (
     left_out,
@@ -217,4 +217,4 @@ def digest_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
             f"{len(names)} tensors are not those whose digests were stored: {few(names)};"
             f" {first.expected or 'nothing'} was stored of {first.name}, {first.found or 'nothing'} found"
         )
-        yield Fault("digest-differs", names[:SHOWN], DIGESTS, text)
+        yield Fault("digest-differs", names, DIGESTS, text)

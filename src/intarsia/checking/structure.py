@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from intarsia.checking.fault import SHOWN, Fault, few
+from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import place_of
 from intarsia.errors import IntarsiaError
 from intarsia.family import table_for
@@ -77,7 +77,7 @@ def missing_tensors(manifest: Manifest) -> Iterator[Fault]:
             where = f"experts {few([str(k) for k in sorted({p.expert or 0 for p in places})], 6)}"
         text = f"{len(names):,} of {len(weights) + len(manifest.absent):,} tensors are not stored: {few(names)}"
         elements = sum(sizes[name] for name in names)
-        yield Fault(kind, tuple(names[:SHOWN]), where, text, elements)
+        yield Fault(kind, tuple(names), where, text, elements)
 
 
 def _stack(name: str) -> tuple[str, int | None]:
@@ -91,7 +91,7 @@ def half_an_option(manifest: Manifest) -> Iterator[Fault]:
         lost = [name for name in names if name not in manifest.logical]
         if 0 < len(lost) < len(names):
             text = f"{len(lost)} of {len(names)} tensors of {layer} are not stored: {few(lost)}"
-            yield Fault("tensor-missing", tuple(lost[:SHOWN]), layer, text)
+            yield Fault("tensor-missing", tuple(lost), layer, text)
 
 
 def left_out(manifest: Manifest) -> Iterator[str]:
@@ -126,7 +126,7 @@ def bad_tilings(manifest: Manifest) -> Iterator[Fault]:
         where = few(sorted({chunk.file for chunk in stored.chunks}))
         lost = max(0, stored.layout.size - sum(box.size for box in boxes))
         text = f"the chunks of `{stored.key or stored.name}` do not tile it: {fault}"
-        yield Fault(kind, stored.layout.tensors[:SHOWN] or (stored.name,), where, text, lost)
+        yield Fault(kind, stored.layout.tensors or (stored.name,), where, text, lost)
 
 
 def uncovered(manifest: Manifest) -> Iterator[Fault]:
@@ -178,7 +178,7 @@ def mixed_dtypes(manifest: Manifest) -> Iterator[Fault]:
             text = (
                 f"{few(names)} in {few_}, the other {len(by_type[many])} of `{template}` in {many}"
             )
-            yield Fault("dtype-mixed", tuple(names[:SHOWN]), "", text)
+            yield Fault("dtype-mixed", tuple(names), "", text)
 
 
 def other_problems(manifest: Manifest) -> Iterator[Fault]:
@@ -188,7 +188,7 @@ def other_problems(manifest: Manifest) -> Iterator[Fault]:
         if problem in said or "stays in Megatron's buckets" in problem:
             continue
         kind = "steps-disagree" if "count one tensor's steps" in problem else "elements-missing"
-        yield Fault(kind, tuple(re.findall(r"`([^`]+)`", problem))[:SHOWN], manifest.path, problem)
+        yield Fault(kind, tuple(re.findall(r"`([^`]+)`", problem)), manifest.path, problem)
 
 
 def wrong_shapes(manifest: Manifest, config: object) -> Iterator[Fault]:
@@ -211,8 +211,8 @@ def wrong_shapes(manifest: Manifest, config: object) -> Iterator[Fault]:
 def reading_fault(path: Path, error: IntarsiaError) -> Fault:
     """What an error that stopped the reading of headers says."""
     text = str(error).partition("\n")[0]
-    names = tuple(re.findall(r"`([^`]+)`", text))[:SHOWN]
-    return Fault(error.kind, names, str(path), text)
+    names = tuple(re.findall(r"`([^`]+)`", text))
+    return Fault(error.kind, names, str(path), text, hint=error.hint or "")
 
 
 def _first(stored: Stored) -> str:

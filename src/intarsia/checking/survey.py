@@ -258,7 +258,7 @@ def _padded(stored: Stored) -> NDArray[np.bool_] | None:
 
 
 def _names(stored: Stored) -> tuple[str, ...]:
-    return stored.layout.tensors[:8] or (stored.key or stored.name,)
+    return stored.layout.tensors or (stored.key or stored.name,)
 
 
 def surveyed(found: Sequence[Seen]) -> tuple[int, int]:

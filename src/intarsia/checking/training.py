@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.checking.fault import SHOWN, Fault, few
+from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import place_of, state_of
 from intarsia.checking.survey import Seen
 from intarsia.checkpoint import Checkpoint
@@ -48,7 +48,7 @@ def missing_state(manifest: Manifest) -> Iterator[Fault]:
             lost.append(f"optimizer.exp_avg.{name}")
     if lost:
         text = f"{len(lost):,} optimizer tensors are absent: {few(lost)}"
-        yield Fault("state-missing", tuple(lost[:SHOWN]), manifest.path, text)
+        yield Fault("state-missing", tuple(lost), manifest.path, text)
 
 
 def steps_that_disagree(found: Sequence[Seen]) -> Iterator[Fault]:
@@ -67,9 +67,7 @@ def steps_that_disagree(found: Sequence[Seen]) -> Iterator[Fault]:
     wrong += [name for name, v in steps.items() if name not in dense and v > usual]
     if wrong:
         text = f"{few(wrong)} at step {steps[wrong[0]]:g}, the others at {usual:g}"
-        yield Fault(
-            "steps-disagree", tuple(wrong[:SHOWN]), f"{len(wrong)} of {len(steps)} steps", text
-        )
+        yield Fault("steps-disagree", tuple(wrong), f"{len(wrong)} of {len(steps)} steps", text)
 
 
 def rounded_masters(found: Sequence[Seen]) -> Iterator[Fault]:
@@ -100,7 +98,7 @@ def rounded_masters(found: Sequence[Seen]) -> Iterator[Fault]:
     if names:
         text = f"{few(names)} hold bf16 numbers only, though their moments show training"
         where = f"{wrong} of {masters} main weights"
-        yield Fault("masters-rounded", tuple(names[:SHOWN]), where, text, elements)
+        yield Fault("masters-rounded", tuple(names), where, text, elements)
 
 
 def masters_that_differ(
