@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import place_of
-from intarsia.errors import IntarsiaError
 from intarsia.family import table_for
 from intarsia.planning.manifest import Chunk, Manifest, Stored
 from intarsia.planning.tiling import tiling_fault
@@ -17,11 +16,13 @@ _NUMBERED = re.compile(r"^(?P<stem>.*)-(?P<k>\d{5})-of-(?P<n>\d{5})\.safetensors
 _SIXTEEN_BITS = {"F16", "BF16"}
 
 
-def structure_faults(manifest: Manifest) -> Iterator[Fault]:
-    """Every fault of a manifest."""
-    yield from missing_files(manifest)
-    yield from missing_tensors(manifest)
-    yield from half_an_option(manifest)
+def structure_faults(
+    manifest: Manifest, known: Collection[str] = (), files: Collection[str] = ()
+) -> Iterator[Fault]:
+    """Every fault of a manifest; tensors and files `known` to be out of reach are not missed again."""
+    yield from missing_files(manifest, files)
+    yield from missing_tensors(manifest, known)
+    yield from half_an_option(manifest, known)
     yield from bad_tilings(manifest)
     yield from uncovered(manifest)
     yield from shared_bytes(manifest)
@@ -29,7 +30,7 @@ def structure_faults(manifest: Manifest) -> Iterator[Fault]:
     yield from other_problems(manifest)
 
 
-def missing_files(manifest: Manifest) -> Iterator[Fault]:
+def missing_files(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
     """Numbered files whose numbers say that there are more, though the index names no others."""
     counts: dict[tuple[str, int], set[int]] = {}
     for file in manifest.files:
@@ -37,13 +38,14 @@ def missing_files(manifest: Manifest) -> Iterator[Fault]:
             counts.setdefault((found["stem"], int(found["n"])), set()).add(int(found["k"]))
     for (stem, n), numbers in counts.items():
         lost = sorted(set(range(1, n + 1)) - numbers)
-        if lost and max(numbers) <= n:
-            names = [f"{stem}-{k:05d}-of-{n:05d}.safetensors" for k in lost]
+        names = [f"{stem}-{k:05d}-of-{n:05d}.safetensors" for k in lost]
+        names = [name for name in names if name not in known]
+        if names and max(numbers) <= n:
             text = f"the files' names count {n}, {len(numbers)} are there; absent: {few(names)}"
             yield Fault("file-missing", (), few(names), text)
 
 
-def missing_tensors(manifest: Manifest) -> Iterator[Fault]:
+def missing_tensors(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
     """Tensors of the configuration that are not stored: whole layers, experts, others."""
     empty = {
         name
@@ -54,6 +56,7 @@ def missing_tensors(manifest: Manifest) -> Iterator[Fault]:
     weights = [name for name in manifest.logical if not place_of(name).kind]
     held = {name for name in weights if name not in empty}
     absent = [x.name for x in manifest.absent] + [name for name in weights if name in empty]
+    absent = [name for name in absent if name not in known]
     if not absent:
         return
     alive = {_stack(name) for name in held}
@@ -85,10 +88,10 @@ def _stack(name: str) -> tuple[str, int | None]:
     return place.template.partition("*")[0], place.layer
 
 
-def half_an_option(manifest: Manifest) -> Iterator[Fault]:
+def half_an_option(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
     """Layers that a checkpoint may leave out, of which it has some tensors and lacks others."""
     for layer, names in _options(manifest).items():
-        lost = [name for name in names if name not in manifest.logical]
+        lost = [name for name in names if name not in {*manifest.logical, *known}]
         if 0 < len(lost) < len(names):
             text = f"{len(lost)} of {len(names)} tensors of {layer} are not stored: {few(lost)}"
             yield Fault("tensor-missing", tuple(lost), layer, text)
@@ -189,30 +192,6 @@ def other_problems(manifest: Manifest) -> Iterator[Fault]:
             continue
         kind = "steps-disagree" if "count one tensor's steps" in problem else "elements-missing"
         yield Fault(kind, tuple(re.findall(r"`([^`]+)`", problem)), manifest.path, problem)
-
-
-def wrong_shapes(manifest: Manifest, config: object) -> Iterator[Fault]:
-    """Tensors, read name by name, that are not shaped as their configuration says."""
-    table = table_for(config) if isinstance(config, dict) else None
-    if table is None:
-        return
-    for stored in manifest.stored.values():
-        row = table.known.get(stored.name)
-        if row is None or row.layout.shape == stored.shape:
-            continue
-        have, want = stored.shape, row.layout.shape
-        taller = len(have) == len(want) and have[1:] == want[1:] and have[0] > want[0]
-        grown = taller and place_of(stored.name).is_vocabulary
-        kind = "vocabulary-padded" if grown else "shape-wrong"
-        text = f"`{stored.key}` has shape {list(have)}, the configuration of {table.family} gives {list(want)}"
-        yield Fault(kind, (stored.name,), stored.chunks[0].file if stored.chunks else "", text)
-
-
-def reading_fault(path: Path, error: IntarsiaError) -> Fault:
-    """What an error that stopped the reading of headers says."""
-    text = str(error).partition("\n")[0]
-    names = tuple(re.findall(r"`([^`]+)`", text))
-    return Fault(error.kind, names, str(path), text, hint=error.hint or "")
 
 
 def _first(stored: Stored) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -25,8 +25,11 @@ _LAST_BIT = {"BF16": 2.0**-7, "F16": 2.0**-10}
 """What the last bit of a number between one and two is worth."""
 
 
-def missing_state(manifest: Manifest) -> Iterator[Fault]:
-    """Parameters with one moment and not the other, and experts whose siblings alone have any."""
+def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
+    """Parameters with one moment and not the other, and experts whose siblings alone have any.
+
+    What is `known` to be out of reach is not told again.
+    """
     held: dict[str, set[str]] = {}
     for name in manifest.logical:
         kind, of = state_of(name)
@@ -46,6 +49,7 @@ def missing_state(manifest: Manifest) -> Iterator[Fault]:
         bare = not place.kind and place.expert is not None and name not in held
         if bare and (place.template, place.layer) in stateful:
             lost.append(f"optimizer.exp_avg.{name}")
+    lost = [name for name in lost if name not in known and state_of(name)[1] not in known]
     if lost:
         text = f"{len(lost):,} optimizer tensors are absent: {few(lost)}"
         yield Fault("state-missing", tuple(lost), manifest.path, text)
@@ -114,7 +118,7 @@ def masters_that_differ(
     unread: set[str] = set()
     for seen in found:
         stored = seen.item.stored
-        if seen.faults:
+        if seen.unread:
             unread.update(state_of(name)[1] for name in stored.layout.tensors)
         size = sum(chunk.box.size for chunk in seen.item.chunks)
         names = tuple(sorted(state_of(name)[1] for name in stored.layout.tensors))

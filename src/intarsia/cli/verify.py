@@ -57,12 +57,12 @@ def run(
 
 
 def _story_alone(found: Soundness, config: str | None) -> Story:
-    from intarsia.checking.soundness import read_headers
+    from intarsia.checking.headers import read_headers
     from intarsia.format.sides import read_config
     from intarsia.report.story import of_soundness
 
-    manifest, _ = read_headers(Path(found.a), read_config(Path(config)) if config else None)
-    return of_soundness(found, manifest)
+    headers = read_headers(Path(found.a), read_config(Path(config)) if config else None)
+    return of_soundness(found, headers.manifest)
 
 
 def _story_pair(found: Comparison, config: str | None) -> Story:

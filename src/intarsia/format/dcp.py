@@ -16,6 +16,7 @@ from intarsia.dtypes import DType
 from intarsia.errors import FormatError
 from intarsia.family import Param, Table
 from intarsia.format.base import PAGE_BYTES, Arrangement, Located, Slot, WriteOptions
+from intarsia.format.complaint import Complain, Complaint, going_on, refuse
 from intarsia.format.dcp_metadata import (
     MAX_METADATA_BYTES,
     ChunkRecord,
@@ -49,14 +50,18 @@ class Dcp:
     def detect(self, path: Path) -> bool:
         return (path / METADATA).is_file()
 
-    def read(self, path: Path, config: Mapping[str, Any] | None) -> Manifest:
+    def read(
+        self, path: Path, config: Mapping[str, Any] | None, complain: Complain = refuse
+    ) -> Manifest:
         with Folder(path) as folder:
             metadata = read_metadata(
-                folder.read_all(METADATA, MAX_METADATA_BYTES), str(path / METADATA)
+                folder.read_all(METADATA, MAX_METADATA_BYTES), str(path / METADATA), complain
             )
-            sizes = check_files(folder, metadata)
-        config = config or config_of(path)
-        named = name_tensors(map(stored_of, metadata.tensors.values()), config, str(path))
+            sizes = check_files(folder, metadata, complain)
+        with going_on(complain, "config.json"):
+            config = config or config_of(path)
+        found = map(stored_of, metadata.tensors.values())
+        named = name_tensors(found, config, str(path), complain)
         entries = (
             Entry(entry_name(o.name), o.file, o.start_bytes, o.length_bytes)
             for o in metadata.objects.values()
@@ -112,8 +117,8 @@ def stored_of(record: TensorRecord) -> Stored:
     return Stored(record.name, record.dtype, layout, chunks, key=record.name)
 
 
-def check_files(folder: Folder, metadata: Metadata) -> dict[str, int]:
-    """The sizes of the data files; raise where one is absent or too short."""
+def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse) -> dict[str, int]:
+    """The sizes of the data files; complain where one is absent or too short."""
     ends: dict[str, int] = {}
     held: dict[str, int] = {}
     claimed: dict[str, int] = {}
@@ -123,27 +128,30 @@ def check_files(folder: Folder, metadata: Metadata) -> dict[str, int]:
         claimed[file] = claimed.get(file, 0) + length
     absent = sorted(file for file in ends if not (folder.root / file).is_file())
     if absent:
-        raise FormatError(
+        error = FormatError(
             f"{folder.root} lacks {len(absent)} of {len(ends)} data files"
             f" ({sum(held[f] for f in absent)} chunks): {', '.join(absent[:4])}",
             hint="restore the files, or use a complete checkpoint",
             kind="file-missing",
         )
-    sizes = {file: folder.size(file) for file in sorted(ends)}
+        complain(Complaint(error, tuple(absent)))
+    sizes = {file: folder.size(file) for file in sorted(ends) if file not in absent}
     for file, size in sizes.items():
         if size < ends[file]:
-            raise FormatError(
+            error = FormatError(
                 f"{folder.root / file} has {size:,} bytes, its chunks end at {ends[file]:,}",
                 hint="the file is truncated: copy it again from its source",
                 kind="file-too-short",
             )
-        if size < claimed[file]:
-            raise FormatError(
+            complain(Complaint(error, (file,)))
+        elif size < claimed[file]:
+            error = FormatError(
                 f"{folder.root / file} has {size:,} bytes, its {held[file]:,} chunks have"
                 f" {claimed[file]:,} together: some lie on one another",
                 hint="the metadata is another checkpoint's, or damaged",
                 kind="bytes-overlap",
             )
+            complain(Complaint(error, (file,)))
     return sizes
 
 
