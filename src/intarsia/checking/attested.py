@@ -52,7 +52,7 @@ def digest_faults(
     rest: list[str] = []
     for name, x in manifest.logical.items():
         total = totals.get(name, Sum())
-        if name in known or name not in expected:
+        if name in known:
             continue
         if total.count_bytes == x.size * x.dtype.itemsize:
             told[name] = digest_of(x, total)
@@ -65,12 +65,9 @@ def digest_faults(
         except IntarsiaError as error:
             text = f"the digests of {few(rest)} cannot be taken: {str(error).partition(chr(10))[0]}"
             yield Fault(error.kind, tuple(rest), DIGESTS, text)
-            expected = {n: d for n, d in expected.items() if n not in rest}
-    extra = {
-        n: "" for n in manifest.logical if n not in expected and n not in known and n not in rest
-    }
+            known = {*known, *rest}
     asked = {n: d for n, d in expected.items() if n not in known}
-    wrong = mismatches(asked, told | extra)
+    wrong = mismatches(asked, told)
     if not wrong:
         return
     names = tuple(each.name for each in wrong)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from intarsia.checking.fault import Fault
 from intarsia.checking.headers import NO_FAMILY, read_headers
 from intarsia.checking.repeats import repeat_faults
 from intarsia.checking.structure import left_out, structure_faults, unfinished
-from intarsia.checking.survey import Progress, survey, surveyed
+from intarsia.checking.survey import Progress, Seen, survey, surveyed
 from intarsia.checking.training import (
     masters_that_differ,
     missing_state,
@@ -102,7 +102,7 @@ def examine(
     known = {name for fault in faults for name in fault.tensors} | headers.lost
     expected, refused = _expected(manifest)
     faults += refused
-    wanted = {n: x for n, x in manifest.logical.items() if n in expected and n not in known}
+    wanted = {n: x for n, x in manifest.logical.items() if expected and n not in known}
     found = survey(manifest, budget, progress, wanted)
     table = table_for(manifest.config)
     padded = manifest.format in ("torch_dist", "fsdp_dtensor")
@@ -110,10 +110,10 @@ def examine(
     faults += repeat_faults(found, table.tied if table else _ties(manifest))
     faults += steps_that_disagree(found)
     faults += rounded_masters(found)
-    faults += masters_that_differ(manifest, found, budget)
+    faults += masters_that_differ(manifest, found, budget, after(progress, found))
     faults += damaged_entries(manifest)
     known |= {n for seen in found if seen.unread for s in seen.item.names for n in s.layout.tensors}
-    faults += digest_faults(manifest, found, expected, known, budget)
+    faults += digest_faults(manifest, found, expected, known, budget, after(progress, found))
     compared, elements = surveyed(found)
     notes = (*manifest.notes, *headers.notes(), *left_out(manifest), *notes_of(found))
     return Soundness(
@@ -125,6 +125,14 @@ def examine(
         manifest.format,
         manifest.family,
     )
+
+
+def after(progress: Progress | None, found: Sequence[Seen]) -> Progress | None:
+    """The progress of what is read again after the survey: its bytes come on top."""
+    if progress is None:
+        return None
+    read = sum(seen.item.nbytes for seen in found)
+    return lambda done, total: progress(read + done, read + total)
 
 
 def _expected(manifest: Manifest) -> tuple[Mapping[str, str], list[Fault]]:

@@ -27,6 +27,7 @@ def structure_faults(
     yield from uncovered(manifest)
     yield from shared_bytes(manifest)
     yield from mixed_dtypes(manifest)
+    yield from padded_twice(manifest)
     yield from other_problems(manifest)
 
 
@@ -182,6 +183,42 @@ def mixed_dtypes(manifest: Manifest) -> Iterator[Fault]:
                 f"{few(names)} in {few_}, the other {len(by_type[many])} of `{template}` in {many}"
             )
             yield Fault("dtype-mixed", tuple(names), "", text)
+
+
+def padded_twice(manifest: Manifest) -> Iterator[Fault]:
+    """Vocabularies with more rows than one padding to a multiple gives, or more than their twin."""
+    held = [
+        (stored, manifest.logical[name].shape[0])
+        for stored in manifest.stored.values()
+        if stored.layout.mapped < stored.layout.size
+        for name in stored.layout.tensors[:1]
+        if place_of(stored.name).is_vocabulary and not place_of(name).kind
+    ]
+    fewest = min((stored.shape[0] for stored, _ in held), default=0)
+    for stored, tokens in held:
+        rows = stored.shape[0]
+        cuts = len({chunk.box.offsets[0] for chunk in stored.chunks})
+        if rows == fewest and is_padded_once(tokens, rows, cuts):
+            continue
+        text = f"`{stored.key or stored.name}` has {rows:,} rows for {tokens:,} tokens: "
+        text += "no one padding to a multiple gives that"
+        if rows != fewest:
+            text += f", and its twin has {fewest:,}"
+        files = few(sorted({chunk.file for chunk in stored.chunks}))
+        elements = (rows - tokens) * stored.layout.size // rows
+        yield Fault("vocabulary-padded", stored.layout.tensors, files, text, elements)
+
+
+def is_padded_once(tokens: int, rows: int, ranks: int = 1) -> bool:
+    """Whether rows are the least multiple that holds the tokens, of a number that trainers pad to.
+
+    Megatron pads to a multiple of 128 for each tensor-parallel rank; others to any smaller number.
+
+    >>> is_padded_once(1000, 1024), is_padded_once(1000, 1048)
+    (True, False)
+    """
+    steps = {*range(1, 129), *(1 << k for k in range(7, 15)), 128 * ranks}
+    return any(-(-tokens // step) * step == rows for step in steps)
 
 
 def other_problems(manifest: Manifest) -> Iterator[Fault]:

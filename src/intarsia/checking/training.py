@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import place_of, state_of
-from intarsia.checking.survey import Seen
+from intarsia.checking.survey import Progress, Seen
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
 from intarsia.layout import Layout
@@ -106,7 +106,7 @@ def rounded_masters(found: Sequence[Seen]) -> Iterator[Fault]:
 
 
 def masters_that_differ(
-    manifest: Manifest, found: Sequence[Seen], budget: Budget
+    manifest: Manifest, found: Sequence[Seen], budget: Budget, progress: Progress | None = None
 ) -> Iterator[Fault]:
     """Weights that are not their main weights rounded.
 
@@ -135,11 +135,15 @@ def masters_that_differ(
     ]
     if not suspects:
         return
+    done, total = 0, sum(manifest.logical[name].size for name in suspects)
     with Checkpoint(manifest) as checkpoint:
         for name in suspects:
             # Elements that no chunk holds are a fault of their own.
             with suppress(CoverageError):
                 yield from _compare(checkpoint, manifest.logical[name], budget)
+            done += manifest.logical[name].size
+            if progress is not None:
+                progress(done, total)
 
 
 def _add(sums: dict[tuple[str, ...], list[int]], names: tuple[str, ...], n: int, size: int) -> None:

@@ -7,7 +7,7 @@ says what became of each.  A sample chooses among hypotheses; every element deci
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from intarsia.checking.diagnosis.evidence import Evidence
@@ -52,7 +52,12 @@ class Diagnosis:
 
 
 def diagnose(
-    a: Checkpoint, b: Checkpoint, matched: Matched, unequal: Sequence[Unequal], budget: Budget
+    a: Checkpoint,
+    b: Checkpoint,
+    matched: Matched,
+    unequal: Sequence[Unequal],
+    budget: Budget,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Diagnosis:
     """Explain every pair that differs, and sum the explanations up."""
     found: dict[Pair, Finding] = {}
@@ -72,7 +77,10 @@ def diagnose(
         )  # fmt: skip
     kin = Kin(a.manifest.logical, table_for(a.config) or table_for(b.config))
     failed: Counter[str] = Counter()
-    for u in unequal:
+    sizes = [u.pair.a.size * u.pair.a.dtype.itemsize for u in unequal]
+    for k, u in enumerate(unequal):
+        if progress is not None:
+            progress(sum(sizes[: k + 1]), sum(sizes))
         if u.pair in found:
             continue
         name = pattern(u.pair.a.name)
