@@ -102,7 +102,7 @@ def test_several_wrong_shapes_are_told_beside_what_is_missing(tmp_path: Path) ->
     tensors = small()
     del tensors["model.norm.weight"]
     tensors["model.layers.0.mlp.up_proj.weight"] = torch.randn(7, 7).bfloat16()
-    tensors["model.layers.1.mlp.up_proj.weight"] = torch.randn(33, 7).bfloat16()
+    tensors["model.layers.1.mlp.gate_proj.weight"] = torch.randn(33, 7).bfloat16()
     wide = tensors["lm_head.weight"]
     tensors["lm_head.weight"] = torch.cat([wide, wide[:5] * 3])
     report = intarsia.verify(write_hf(tmp_path, tensors, CONFIG))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from intarsia.checking.digest import digest_of, digests_of, mismatches, stored_digests
 from intarsia.checking.fault import Fault, few
-from intarsia.checking.survey import Progress, Seen
+from intarsia.checking.seen import Seen
+from intarsia.checking.survey import Progress
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import IntarsiaError
 from intarsia.format.hf import INDEX

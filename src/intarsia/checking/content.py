@@ -6,15 +6,22 @@ of zeros where every layer has them so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import Place, tensors_in
 from intarsia.checking.portrait import Portrait, Run
-from intarsia.checking.survey import Seen
+from intarsia.checking.seen import Seen
 
 _MEGATRON_PADS_TO = 1024
 """Megatron pads a vocabulary to a multiple of 128 for every tensor-parallel rank."""
+
+_RARE = re.compile(r"expert|position|wpe|embed")
+"""Parts of which only some rows take part in a step."""
+
+_PADS_TO = 128
+"""What vocabularies are padded to a multiple of elsewhere, at most."""
 
 _LEAST_WEIGHT, _MOST_WEIGHT = 0.2, 1e-8
 """Every number of a matrix above the first, or below the second: no weights are like that."""
@@ -29,6 +36,7 @@ def content_faults(found: Sequence[Seen], padded: bool) -> Iterator[Fault]:
         yield from not_finite(seen)
         yield from negative_variance(seen)
         yield from dtype_implausible(seen)
+        yield from value_implausible(seen)
         for portrait in seen.portraits:
             yield from zero_block(seen, portrait, padded)
     yield from zero_tensors(found)
@@ -81,13 +89,29 @@ def dtype_implausible(seen: Seen) -> Iterator[Fault]:
         yield Fault("dtype-implausible", names, _files(seen), text, stored.layout.size)
 
 
+def value_implausible(seen: Seen) -> Iterator[Fault]:
+    """Numbers that no training gives a weight, and that memory which was never written holds."""
+    stored = seen.item.stored
+    if not seen.absurd or not stored.name.endswith("weight") or seen.item.kinds - {"", "master"}:
+        return
+    if len(stored.shape) < 2:
+        return
+    names = stored.layout.tensors or (stored.name,)
+    text = (
+        f"{seen.absurd:,} of {stored.layout.size:,} elements of `{stored.name}` are beyond 1e8,"
+        f" up to {seen.magnitude(seen.most):.2g}"
+    )
+    where = f"{list(seen.first_absurd)} first"
+    yield Fault("value-implausible", names, where, text, seen.absurd)
+
+
 def zero_block(seen: Seen, portrait: Portrait, padded: bool) -> Iterator[Fault]:
     """Rows or columns of a matrix that are all zero, enough of them to be a rank's share."""
     unit, place = portrait.unit, portrait.unit.place
     if min(unit.rows, unit.columns) < 2 or not seen.item.stored.dtype.floating:
         return
     if place.is_moment and (
-        place.expert is not None or place.is_vocabulary or "expert" in place.template
+        place.expert is not None or place.is_vocabulary or _RARE.search(place.template)
     ):
         return  # tokens that never came and experts that were never chosen have none
     share = 16 if place.is_vocabulary or place.is_moment else 64
@@ -99,14 +123,25 @@ def zero_block(seen: Seen, portrait: Portrait, padded: bool) -> Iterator[Fault]:
             least = max(2, length // share)
             if word == "rows" and _is_a_chunk(seen, (lo, hi)) and not place.is_vocabulary:
                 least = 2
-            trailing = place.is_vocabulary and padded and word == "rows" and hi == length
-            if hi - lo < least or (trailing and hi - lo <= _MEGATRON_PADS_TO):
+            trailing = place.is_vocabulary and word == "rows" and hi == length
+            if hi - lo < least or (trailing and is_padding(hi - lo, length, padded)):
                 continue
             stored = seen.item.stored
             names = tensors_in(stored, unit, *((lo, hi) if word == "rows" else ()))
             text = f"{word} [{lo}:{hi}) of {length} of `{_named(seen, place)}` are all zero"
             yield Fault("zero-block", names, f"{word} [{lo}:{hi})", text, (hi - lo) * across)
             break
+
+
+def is_padding(count: int, length: int, padded: bool) -> bool:
+    """Whether so many zero rows at the end of a vocabulary pad it, and are no rank's equal share.
+
+    >>> is_padding(28, 128, False), is_padding(32, 128, False)
+    (True, False)
+    """
+    if padded:
+        return count <= _MEGATRON_PADS_TO
+    return count < _PADS_TO and bool(length % count) and 2 * count < length
 
 
 def _is_a_chunk(seen: Seen, run: Run) -> bool:
@@ -162,8 +197,13 @@ def notes_of(found: Sequence[Seen]) -> Iterator[str]:
     for seen in found:
         for p in seen.portraits:
             lo, hi = next((r for r in p.zero_rows if r[1] == p.unit.rows), (0, 0))
-            if p.unit.place.is_vocabulary and not p.unit.place.kind and hi > lo:
-                yield f"`{seen.item.stored.name}` ends with {hi - lo:,} zero rows, as padding does"
+            if not p.unit.place.is_vocabulary or p.unit.place.kind:
+                continue
+            name = seen.item.stored.name
+            if hi > lo:
+                yield f"`{name}` ends with {hi - lo:,} zero rows, as padding does"
+            elif p.alike_at_end > 1:
+                yield f"`{name}` ends with {p.alike_at_end:,} equal rows, as tokens never trained do"
 
 
 def _named(seen: Seen, place: Place) -> str:

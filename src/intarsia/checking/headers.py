@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.checking.fault import Fault, few
-from intarsia.checking.naming import state_of
+from intarsia.checking.naming import place_of, state_of
 from intarsia.errors import FamilyError, IntarsiaError
 from intarsia.family import table_for
 from intarsia.format.complaint import Complaint
@@ -32,7 +32,7 @@ class Headers:
 
     @cached_property
     def lost(self) -> frozenset[str]:
-        """The logical tensors that are out of reach: in files that are absent, cut short or unreadable."""
+        """The logical tensors that are not what they should be, or in files that cannot be read."""
         held = {name for complaint in self.complaints for name in self._tensors(complaint)}
         if self.manifest is not None and any(map(self._is_opaque, self.complaints)):
             held |= {x.name for x in self.manifest.absent}
@@ -44,28 +44,38 @@ class Headers:
         return frozenset(file for complaint in self.complaints for file in complaint.files)
 
     def faults(self) -> Iterator[Fault]:
-        """Each complaint as a fault, with the tensors that it puts out of reach."""
+        """Each complaint as a fault with the tensors that it is about, those of like tensors as one."""
+        groups: dict[object, list[Complaint]] = {}
         for complaint in self.complaints:
-            error, names = complaint.error, self._tensors(complaint)
+            like = next((place_of(name).template for name in self._tensors(complaint)), None)
+            shaped = like is not None and isinstance(complaint.error, FamilyError)
+            key = (complaint.error.kind, like) if shaped else id(complaint)
+            groups.setdefault(key, []).append(complaint)
+        for group in groups.values():
+            error = group[0].error
+            names = tuple(dict.fromkeys(name for c in group for name in self._tensors(c)))
             text = str(error).partition("\n")[0]
             if names and not any(name in text for name in names):
-                text += f"; out of reach: {few(names)}"
+                about = "it holds" if isinstance(error, FamilyError) else "out of reach:"
+                text += f"; {about} {few(names)}"
+            text += f"; and {len(group) - 1} more like it" if len(group) > 1 else ""
+            files = dict.fromkeys(file for c in group for file in c.files)
+            elements = sum(map(self._elements, group))
             quoted = tuple(re.findall(r"`([^`]+)`", text))
-            where = few(complaint.files, 4) or self.path
-            yield Fault(
-                error.kind,
-                names or quoted,
-                where,
-                text,
-                self._elements(complaint),
-                error.hint or "",
-            )
+            where = few(list(files), 4) or self.path
+            yield Fault(error.kind, names or quoted, where, text, elements, error.hint or "")
 
     def notes(self) -> Iterator[str]:
         """What could not be judged."""
-        if self.lost:
+        misfits = {
+            name
+            for complaint in self.complaints
+            if isinstance(complaint.error, FamilyError)
+            for name in self._tensors(complaint)
+        }
+        if unread := self.lost - misfits:
             yield (
-                f"{len(self.lost):,} tensors are out of reach, in files that are absent or damaged:"
+                f"{len(unread):,} tensors are out of reach, in files that are absent or damaged:"
                 " their content was not judged"
             )
 

@@ -8,7 +8,7 @@ from typing import Any
 from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import place_of, tensors_in
 from intarsia.checking.portrait import Portrait
-from intarsia.checking.survey import Seen
+from intarsia.checking.seen import Seen
 from intarsia.planning.manifest import Stored
 
 Drawn = tuple[Stored, Portrait]
@@ -37,7 +37,7 @@ def repeated_experts(drawn: Sequence[Drawn]) -> Iterator[Fault]:
     if not wrong:
         return
     if len(wrong) == len(layers) and all(len(_classes(held)) == 1 for held in wrong.values()):
-        names = [_names(held[e])[0] for held in wrong.values() for e in sorted(held)]
+        names = [name for held in wrong.values() for e in sorted(held) for name in _names(held[e])]
         count = len(next(iter(wrong.values())))
         text = f"all {count} experts of each layer are equal, such as {few(names, 2)}"
         yield Fault("experts-identical", tuple(names), "all layers", text, _size(wrong))

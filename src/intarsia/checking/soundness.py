@@ -13,11 +13,13 @@ from intarsia.checking.entries import damaged_entries
 from intarsia.checking.fault import Fault
 from intarsia.checking.headers import NO_FAMILY, read_headers
 from intarsia.checking.repeats import repeat_faults
+from intarsia.checking.seen import Seen
 from intarsia.checking.structure import left_out, structure_faults, unfinished
-from intarsia.checking.survey import Progress, Seen, survey, surveyed
+from intarsia.checking.survey import Progress, survey, surveyed
 from intarsia.checking.training import (
     masters_that_differ,
     missing_state,
+    notes_on_steps,
     rounded_masters,
     steps_that_disagree,
 )
@@ -115,7 +117,13 @@ def examine(
     known |= {n for seen in found if seen.unread for s in seen.item.names for n in s.layout.tensors}
     faults += digest_faults(manifest, found, expected, known, budget, after(progress, found))
     compared, elements = surveyed(found)
-    notes = (*manifest.notes, *headers.notes(), *left_out(manifest), *notes_of(found))
+    notes = (
+        *manifest.notes,
+        *headers.notes(),
+        *left_out(manifest),
+        *notes_of(found),
+        *notes_on_steps(found),
+    )
     return Soundness(
         manifest.path,
         compared,

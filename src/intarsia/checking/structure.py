@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from intarsia.checking.fault import Fault, few
-from intarsia.checking.naming import place_of
+from intarsia.checking.naming import Place, place_of
 from intarsia.family import table_for
 from intarsia.planning.manifest import Chunk, Manifest, Stored
 from intarsia.planning.tiling import tiling_fault
@@ -27,6 +27,7 @@ def structure_faults(
     yield from uncovered(manifest)
     yield from shared_bytes(manifest)
     yield from mixed_dtypes(manifest)
+    yield from beyond_configuration(manifest)
     yield from padded_twice(manifest)
     yield from other_problems(manifest)
 
@@ -183,6 +184,40 @@ def mixed_dtypes(manifest: Manifest) -> Iterator[Fault]:
                 f"{few(names)} in {few_}, the other {len(by_type[many])} of `{template}` in {many}"
             )
             yield Fault("dtype-mixed", tuple(names), "", text)
+
+
+def beyond_configuration(manifest: Manifest) -> Iterator[Fault]:
+    """Layers and experts that are stored and that the configuration does not count.
+
+    A layer that holds tensors of no known name as well is one that predicts further tokens.
+    """
+    table = table_for(manifest.config)
+    if table is None:
+        return
+    known = {name for rows in table.dialects.values() for name in rows} | {*table.logical}
+    templates = {_together(place_of(name)) for name in known}
+    extra: dict[tuple[str, int | None], list[tuple[Place, Stored]]] = {}
+    for stored in manifest.stored.values():
+        place = place_of(stored.name)
+        if not place.kind and table.logical.keys().isdisjoint(stored.layout.tensors):
+            extra.setdefault(_stack(stored.name), []).append((place, stored))
+    beyond = [
+        stored
+        for held in extra.values()
+        if all(_together(place) in templates for place, _ in held)
+        for _, stored in held
+    ]
+    if beyond:
+        names = [name for stored in beyond for name in stored.layout.tensors]
+        at = few([str(k) for k in sorted({place_of(s.name).layer or 0 for s in beyond})], 6)
+        text = f"{len(beyond):,} tensors are not counted by the configuration of {table.family}: {few(names)}"
+        yield Fault("config-contradicts", tuple(names), f"layers {at}", text)
+
+
+def _together(place: Place) -> str:
+    """The template of all experts and both halves, as tables have them of Megatron."""
+    whole = place.template.replace(".experts.experts.*.", ".experts.experts.")
+    return whole.removesuffix("_w").removesuffix("_v") if ".linear_fc1." in whole else whole
 
 
 def padded_twice(manifest: Manifest) -> Iterator[Fault]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -16,64 +16,25 @@ from intarsia.checking.fault import Fault
 from intarsia.checking.headers import is_there
 from intarsia.checking.items import Item, items_of
 from intarsia.checking.naming import state_of
-from intarsia.checking.portrait import Portrait, Sketch
+from intarsia.checking.portrait import Sketch
+from intarsia.checking.seen import Seen, look
 from intarsia.checking.sums import Summing
 from intarsia.dtypes import DType
 from intarsia.errors import IntarsiaError
 from intarsia.format.base import Format
 from intarsia.format.dcp import sealed
 from intarsia.formats import folder_of, format_named
-from intarsia.layout import unravel
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
 from intarsia.run.budget import Budget
 from intarsia.run.checksum import crc32
-from intarsia.run.hashing import Sum
-from intarsia.run.values import Bits, as_float64, bits_dtype, cast
+from intarsia.run.values import Bits, as_float64, bits_dtype
 from intarsia.store.local import Folder
 
 Progress = Callable[[int, int], None]
 
 _SEALED = ("dcp", "torch_dist", "fsdp_dtensor")
 """Formats whose chunks are archives of torch, with a checksum each."""
-
-_NOT_FINITE = {
-    "F64": 0x7FF0 << 48, "F32": 0x7F80 << 16, "BF16": 0x7F80, "F16": 0x7C00,
-    "F8_E5M2": 0x7C, "F8_E4M3": 0x7F,
-}  # fmt: skip
-"""The least magnitude, as bits, that is no finite number."""
-
-
-@dataclass
-class Seen:
-    """What the pass saw of one item."""
-
-    item: Item
-    portraits: list[Portrait] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-    not_finite: int = 0
-    first_not_finite: tuple[int, ...] = ()
-    negative: int = 0
-    used_bits: int = 0
-    least: int = -1
-    most: int = 0
-    total: int = 0
-    rounded: int | None = None
-    unsealed: int = 0
-    marks: dict[Chunk, tuple[int, bool]] = field(default_factory=dict)
-    value: float | None = None
-    sums: dict[str, Sum] = field(default_factory=dict)
-    lost: int = 0
-
-    @property
-    def unread(self) -> bool:
-        """Whether some of it could not be read, or is not what was saved."""
-        return bool(self.faults or self.lost)
-
-    def magnitude(self, bits: int) -> float:
-        """The number whose magnitude has these bits."""
-        dtype = self.item.stored.dtype
-        return float(as_float64(np.array([bits], bits_dtype(dtype)), dtype)[0])
 
 
 def survey(
@@ -169,7 +130,7 @@ class _Reader:
             for block, rows, column, at in self._blocks(chunk, stored, start):
                 found = crc32(block, found)
                 summing.add(block, at)
-                _look(seen, sketch, rounding, block, rows, column)
+                look(seen, sketch, rounding, block, rows, column)
         else:
             found = self._sum(chunk.file, start, length)
             self._strided(seen, sketch, rounding, chunk, located, summing)
@@ -239,43 +200,7 @@ class _Reader:
             flat[...] = raw
         rows, width, first = _rows_of(chunk.box, stored.shape)
         summing.add(flat, 0)
-        _look(seen, sketch, rounding, flat.reshape(len(rows), width), rows, first)
-
-
-def _look(
-    seen: Seen,
-    sketch: Sketch,
-    rounding: DType | None,
-    block: Bits,
-    rows: NDArray[np.int64],
-    column: int,
-) -> None:
-    """Take one block into the sums, and count what no sound tensor holds."""
-    stored = seen.item.stored
-    dtype = stored.dtype
-    seen.total = (seen.total + sketch.add(block, rows, column)) % (1 << 64)
-    if not dtype.floating or not block.size:
-        return
-    sign = 1 << (8 * dtype.itemsize - 1)
-    magnitude = block & block.dtype.type(sign - 1)
-    least, most = int(magnitude.min()), int(magnitude.max())
-    seen.least = least if seen.least < 0 else min(seen.least, least)
-    seen.most = max(seen.most, most)
-    limit = _NOT_FINITE.get(dtype.name)
-    if limit is not None and most >= limit:
-        wrong = magnitude >= limit
-        if not seen.not_finite:
-            row, inside = divmod(int(wrong.argmax()), block.shape[1])
-            at = int(rows[row]) * (stored.shape[-1] if stored.shape else 1) + column + inside
-            seen.first_not_finite = unravel(at, stored.shape)
-        seen.not_finite += int(wrong.sum())
-    if dtype.name == "F32":
-        seen.used_bits |= int(np.bitwise_or.reduce(block, axis=None))
-    if "exp_avg_sq" in seen.item.kinds and int(block.max()) > sign:
-        seen.negative += int((block > sign).sum())
-    if rounding is not None and seen.rounded is not None:
-        narrow = cast(block, dtype, rounding)
-        seen.rounded = (seen.rounded + int(narrow.sum(dtype=np.uint64))) % (1 << 64)
+        look(seen, sketch, rounding, flat.reshape(len(rows), width), rows, first)
 
 
 def _rows_of(box: Box, shape: tuple[int, ...]) -> tuple[NDArray[np.int64], int, int]:

@@ -147,19 +147,34 @@ def _read(record: TensorRecord, rows: MegatronRows, extra: Mapping[str, Any]) ->
     """The stored tensors that a tensor on disk is; none where the table does not know it."""
     state = state_of(record.name)
     name = rows.bare(state[1] if state else record.name)
+    found = False
     for key, shape, chunks in _parts(record, Key.parse(name)):
         flat = (
             flattened_shape(extra, record.name, len(record.shape) - len(shape)) if state else None
         )
         row = rows.find(key, flat or shape)
         if row is None:
+            if found:
+                raise _beyond(record, key, rows)
             return
+        found = True
         row = Param(str(key), row.layout, row.rule, row.shift)
         if flat is not None:
             row = flatten_shards(row, shape, record.name)
         if state is not None:
             row = state_row(row, state[0])
         yield Stored(row.name, record.dtype, row.layout, chunks, row.rule, record.name, row.shift)
+
+
+def _beyond(record: TensorRecord, key: Key, rows: MegatronRows) -> FamilyError:
+    """A stack of which the configuration knows the first parts only."""
+    counts = [f"{n} layers" for n in record.shape[:1] if Key.parse(record.name).stacked]
+    return FamilyError(
+        f"`{record.name}` {list(record.shape)} holds `{key}`"
+        f"{' among ' + counts[0] if counts else ''}, which the configuration of {rows.family}"
+        " does not count",
+        hint="the configuration is another model's: give the model's own with --config",
+    )
 
 
 def _parts(record: TensorRecord, key: Key) -> Iterator[tuple[Key, Shape, tuple[Chunk, ...]]]:
