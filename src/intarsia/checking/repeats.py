@@ -18,8 +18,17 @@ Experts = dict[int, Drawn]
 def repeat_faults(found: Sequence[Seen], tied: Mapping[str, str]) -> Iterator[Fault]:
     """What is equal and should not be; and what should be and is not."""
     drawn = [(seen.item.stored, p) for seen in found for p in seen.portraits]
-    yield from repeated_experts(drawn)
-    yield from repeated_layers(drawn)
+    parts = [
+        [(stored, p) for stored, p in drawn if is_part(p.unit.place)]
+        for is_part in (
+            lambda place: not place.kind,
+            lambda place: place.kind == "master",
+            lambda place: place.is_moment,
+        )
+    ]
+    for repeated in (repeated_experts, repeated_layers):
+        # What was copied with its state is told once, of the weights.
+        yield from next((faults for part in parts if (faults := list(repeated(part)))), ())
     for seen in found:
         yield from repeated_shards(seen)
     yield from tied_that_differ(found, tied)
@@ -30,7 +39,7 @@ def repeated_experts(drawn: Sequence[Drawn]) -> Iterator[Fault]:
     layers: dict[tuple[str, str, int | None], Experts] = {}
     for stored, p in drawn:
         place = p.unit.place
-        if place.expert is not None and place.kind == "" and p.telling:
+        if place.expert is not None and p.telling:
             key = (place.kind, place.template, place.layer)
             layers.setdefault(key, {})[place.expert] = (stored, p)
     wrong = {key: held for key, held in layers.items() if len(_classes(held)) < len(held)}
@@ -107,14 +116,15 @@ def _size(groups: Mapping[Any, Experts]) -> int:
 
 def repeated_layers(drawn: Sequence[Drawn]) -> Iterator[Fault]:
     """Layers that are equal in every matrix, or in some; what all layers share is a buffer."""
-    templates: dict[tuple[str, int | None], dict[int, Drawn]] = {}
+    templates: dict[tuple[str, int | None, str], dict[int, Drawn]] = {}
     for stored, p in drawn:
         place = p.unit.place
-        if place.layer is not None and place.kind == "" and p.telling and stored.dtype.floating:
-            templates.setdefault((place.template, place.expert), {})[place.layer] = (stored, p)
+        if place.layer is not None and p.telling and stored.dtype.floating:
+            key = (place.template, place.expert, place.kind)
+            templates.setdefault(key, {})[place.layer] = (stored, p)
     equal: dict[tuple[str, int, int], list[Drawn]] = {}
     held: dict[tuple[str, int], int] = {}
-    for (template, _), layers in templates.items():
+    for (template, _, _), layers in templates.items():
         stack = template.partition("*")[0]
         same: dict[bytes, list[int]] = {}
         for layer, (_, p) in sorted(layers.items()):
@@ -142,7 +152,7 @@ def _shared_by_all(templates: Mapping[Any, Mapping[int, Drawn]]) -> set[str]:
     """Templates of which every layer holds the same: masks and tables that were saved along."""
     return {
         template
-        for (template, _), layers in templates.items()
+        for (template, _, _), layers in templates.items()
         if len(layers) > 1 and len({p.digest for _, p in layers.values()}) == 1
     }
 

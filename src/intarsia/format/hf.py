@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ class Hf:
             sides=sides,
             absent=named.absent,
             problems=named.problems,
-            notes=named.notes,
+            notes=(*named.notes, *(_beside(root, files) if path.is_dir() else ())),
         )
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
@@ -136,7 +136,8 @@ def _files_of(folder: Folder, complain: Complain) -> dict[str, list[str] | None]
         return {SINGLE: None}
     names = sorted(p.name for p in root.glob("*.safetensors"))
     numbered = [m for m in map(_NUMBERED.match, names) if m]
-    if numbered:
+    sets = sorted({(m["stem"], m["n"]) for m in numbered})
+    if numbered and len(sets) == 1:
         count, stem = int(numbered[0]["n"]), numbered[0]["stem"]
         wanted = [f"{stem}-{k:05d}-of-{count:05d}.safetensors" for k in range(1, count + 1)]
         missing = [name for name in wanted if name not in names]
@@ -150,13 +151,24 @@ def _files_of(folder: Folder, complain: Complain) -> dict[str, list[str] | None]
         return dict.fromkeys(name for name in wanted if name in names)
     if len(names) == 1:
         return {names[0]: None}
+    several = f" ({' and '.join(f'of-{n}' for _, n in sets[:4])})" if len(sets) > 1 else ""
     error = FormatError(
-        f"{root} holds {len(names)} safetensors files and no index: {', '.join(names[:4])}",
+        f"{root} holds {len(names)} safetensors files{several} and no index: {', '.join(names[:4])}",
         hint=f"name the one file, or add {INDEX}",
         kind="index-wrong",
     )
     complain(Complaint(error, tuple(names)))
     return dict.fromkeys(names)
+
+
+def _beside(root: Path, files: Mapping[str, Any]) -> Iterator[str]:
+    """Notes of files with weights that are no part of the checkpoint."""
+    others = sorted(p.name for p in root.glob("*.safetensors") if p.name not in files)
+    if others and (root / INDEX).exists():
+        verb = "lies" if len(others) == 1 else "lie"
+        read = "is" if len(others) == 1 else "are"
+        shown = ", ".join(others[:4]) + (f", … ({len(others)} in all)" if len(others) > 4 else "")
+        yield f"{shown} {verb} beside the files of the index, and {read} not read"
 
 
 def _extra_files(root: Path, complain: Complain) -> dict[str, list[str] | None]:
