@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 from zlib import crc32
 
 from intarsia.checking.fault import Fault
 from intarsia.errors import IntarsiaError
+from intarsia.format.megatron_common import COMMON_FILE, COMMON_OBJECT
+from intarsia.format.torch_zip import read_object
 from intarsia.formats import folder_of
 from intarsia.planning.manifest import Manifest
 
@@ -30,6 +35,34 @@ def damaged_entries(manifest: Manifest) -> Iterator[Fault]:
             if wrong is not None:
                 text = f"the object `{entry.name}` is damaged: {wrong}"
                 yield Fault("entry-damaged", (entry.name,), where, text)
+
+
+def misplaced_iteration(manifest: Manifest) -> Iterator[Fault]:
+    """Common states of Megatron's, in either of their homes, that are not of their folder's iteration."""
+    home = Path(manifest.path).name
+    named = re.fullmatch(r"iter_(\d+)", home)
+    if manifest.format != "torch_dist" or named is None:
+        return
+    for where, data in _common_states(manifest):
+        try:
+            state = read_object(data, where)
+        except IntarsiaError:
+            continue  # told as a damaged entry
+        state = state[0] if isinstance(state, list) and len(state) == 1 else state
+        counted = state.get("iteration") if isinstance(state, dict) else None
+        if type(counted) is int and counted != int(named[1]):
+            text = f"the common state is of iteration {counted:,}, and lies in {home}"
+            yield Fault("steps-disagree", (COMMON_OBJECT,), where, text)
+
+
+def _common_states(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
+    entry = manifest.entries.get(COMMON_OBJECT)
+    with folder_of(manifest) as folder, suppress(IntarsiaError):
+        if folder.has(COMMON_FILE):
+            yield COMMON_FILE, folder.read_all(COMMON_FILE)
+        if entry is not None and entry.file != COMMON_FILE:
+            data = folder.read_small(entry.file, entry.start_bytes, entry.length_bytes)
+            yield entry.file, data
 
 
 def _wrong_member(data: bytes) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import place_of, state_of
 from intarsia.errors import FamilyError, IntarsiaError
-from intarsia.family import table_for
+from intarsia.family import Table, table_for
 from intarsia.format.complaint import Complaint
 from intarsia.format.names import members_of
 from intarsia.formats import read_manifest
@@ -80,12 +80,11 @@ class Headers:
             )
 
     def _tensors(self, complaint: Complaint) -> tuple[str, ...]:
-        table = table_for(self.manifest.config) if self.manifest else None
         names: dict[str, None] = {}
         for name in complaint.names:
             kind, of = state_of(name)
             root = f"optimizer.{kind}." if kind else ""
-            names |= dict.fromkeys(root + member for member in members_of(of, table))
+            names |= dict.fromkeys(root + member for member in members_of(of, self._table))
         if self.manifest is not None:
             for file in complaint.files:
                 names |= dict.fromkeys(name for name, _ in self._beyond.get(file, ()))
@@ -107,12 +106,20 @@ class Headers:
                         held += [(name, chunk) for name in stored.layout.tensors or (stored.name,)]
         return found
 
+    @cached_property
+    def _table(self) -> Table | None:
+        return table_for(self.manifest.config) if self.manifest else None
+
+    @cached_property
+    def _read(self) -> frozenset[str]:
+        """The files of which tensors are known."""
+        stored = self.manifest.stored.values() if self.manifest else ()
+        return frozenset(chunk.file for s in stored for chunk in s.chunks)
+
     def _is_opaque(self, complaint: Complaint) -> bool:
         """Whether files are not there, or not readable, of which nobody says what they held."""
-        assert self.manifest is not None
-        seen = {c.file for s in self.manifest.stored.values() for c in s.chunks}
         held = [file for file in complaint.files if file.endswith(".safetensors")]
-        return not complaint.names and bool(held) and seen.isdisjoint(held)
+        return not complaint.names and bool(held) and self._read.isdisjoint(held)
 
 
 def is_there(manifest: Manifest, chunk: Chunk) -> bool:

@@ -9,12 +9,12 @@ from typing import Any
 
 from intarsia.checking.attested import digest_faults, digests_in
 from intarsia.checking.content import content_faults, notes_of
-from intarsia.checking.entries import damaged_entries
+from intarsia.checking.entries import damaged_entries, misplaced_iteration
 from intarsia.checking.fault import Fault
 from intarsia.checking.headers import NO_FAMILY, read_headers
 from intarsia.checking.repeats import repeat_faults
 from intarsia.checking.seen import Seen
-from intarsia.checking.structure import left_out, structure_faults, unfinished
+from intarsia.checking.structure import left_out, structure_faults
 from intarsia.checking.survey import Progress, survey, surveyed
 from intarsia.checking.training import (
     masters_that_differ,
@@ -23,6 +23,7 @@ from intarsia.checking.training import (
     rounded_masters,
     steps_that_disagree,
 )
+from intarsia.checking.unfinished import unfinished
 from intarsia.errors import FormatError, IntarsiaError
 from intarsia.family import table_for
 from intarsia.format.sides import DIGESTS, read_config
@@ -114,6 +115,7 @@ def examine(
     faults += rounded_masters(found)
     faults += masters_that_differ(manifest, found, budget, after(progress, found))
     faults += damaged_entries(manifest)
+    faults += misplaced_iteration(manifest)
     known |= {n for seen in found if seen.unread for s in seen.item.names for n in s.layout.tensors}
     faults += digest_faults(manifest, found, expected, known, budget, after(progress, found))
     compared, elements = surveyed(found)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Collection, Iterator
 
 from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import Place, place_of
@@ -262,20 +261,10 @@ def other_problems(manifest: Manifest) -> Iterator[Fault]:
     for problem in manifest.problems:
         if problem in said or "stays in Megatron's buckets" in problem:
             continue
-        kind = "steps-disagree" if "count one tensor's steps" in problem else "elements-missing"
+        counts = "count one tensor's steps" in problem or "at different steps" in problem
+        kind = "steps-disagree" if counts else "elements-missing"
         yield Fault(kind, tuple(re.findall(r"`([^`]+)`", problem)), manifest.path, problem)
 
 
 def _first(stored: Stored) -> str:
     return stored.layout.tensors[0] if stored.layout.tensors else stored.name
-
-
-def unfinished(path: Path) -> Fault | None:
-    """A folder of DCP's data files that lacks their metadata."""
-    folders: Iterable[Path] = (path, *path.glob("iter_*")) if path.is_dir() else ()
-    for folder in folders:
-        files = sorted(p.name for p in folder.glob("*.distcp"))
-        if files and not (folder / ".metadata").exists():
-            text = f"{len(files)} data files and no .metadata, which is written last"
-            return Fault("metadata-missing", (), str(folder), text)
-    return None

@@ -98,7 +98,11 @@ class TorchDist:
             groups = groups_in(optimizer_of(common, shared))
             with_common_step(groups, common)
             steps, told = steps_of(groups, found.stored.values())
-        if len({g["step"] for g in groups if "step" in g}) > 1 and not steps:
+        counts = sorted({g["step"] for g in groups if isinstance(g.get("step"), (int, float))})
+        if len(counts) > 1:
+            at = " and ".join(f"{step:g}" for step in counts[:4])
+            found.problems += (f"parameter groups are at different steps: {at}",)
+        if len(counts) > 1 and not steps:
             found.notes += (
                 "parameter groups are at different steps, so no tensor's step is known",
             )
