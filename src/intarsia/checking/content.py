@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import Place, tensors_in
 from intarsia.checking.portrait import Portrait, Run
-from intarsia.checking.seen import Seen
+from intarsia.checking.seen import Odd, Seen
 
 _MEGATRON_PADS_TO = 1024
 """Megatron pads a vocabulary to a multiple of 128 for every tensor-parallel rank."""
@@ -45,28 +45,23 @@ def content_faults(found: Sequence[Seen], padded: bool) -> Iterator[Fault]:
 
 def not_finite(seen: Seen) -> Iterator[Fault]:
     """NaN or infinity."""
-    if seen.not_finite:
-        stored = seen.item.stored
-        names = stored.layout.tensors or (stored.name,)
-        text = f"{seen.not_finite:,} of {stored.layout.size:,} elements of `{stored.name}` are NaN or infinite"
-        yield Fault(
-            "not-finite",
-            names,
-            f"{list(seen.first_not_finite)} first",
-            text,
-            seen.not_finite,
-        )
+    if seen.not_finite.count:
+        yield _odd("not-finite", seen, seen.not_finite, "NaN or infinite")
 
 
 def negative_variance(seen: Seen) -> Iterator[Fault]:
     """A second moment below zero."""
-    if seen.negative:
-        stored = seen.item.stored
-        names = stored.layout.tensors or (stored.name,)
-        text = (
-            f"{seen.negative:,} of {stored.layout.size:,} elements of `{stored.name}` are negative"
-        )
-        yield Fault("negative-variance", names, _files(seen), text, seen.negative)
+    if seen.negative.count:
+        yield _odd("negative-variance", seen, seen.negative, "negative")
+
+
+def _odd(kind: str, seen: Seen, odd: Odd, what: str) -> Fault:
+    stored = seen.item.stored
+    text = (
+        f"{odd.count:,} of {stored.layout.size:,} elements of `{stored.name}` are {what},"
+        f" in {_files(seen)}"
+    )
+    return Fault(kind, odd.tensors(stored), f"{list(odd.first)} first", text, odd.count)
 
 
 def dtype_implausible(seen: Seen) -> Iterator[Fault]:
@@ -76,7 +71,7 @@ def dtype_implausible(seen: Seen) -> Iterator[Fault]:
         return
     if "scale" in stored.name.rpartition(".")[2]:
         return
-    if stored.layout.size < 64 or stored.dtype.name not in ("F16", "BF16") or seen.not_finite:
+    if stored.layout.size < 64 or stored.dtype.name not in ("F16", "BF16") or seen.not_finite.count:
         return
     least, most = seen.magnitude(seen.least), seen.magnitude(seen.most)
     fp16 = stored.dtype.name == "F16" and least > _LEAST_WEIGHT
@@ -94,17 +89,11 @@ def dtype_implausible(seen: Seen) -> Iterator[Fault]:
 def value_implausible(seen: Seen) -> Iterator[Fault]:
     """Numbers that no training gives a weight, and that memory which was never written holds."""
     stored = seen.item.stored
-    if not seen.absurd or not stored.name.endswith("weight") or seen.item.kinds - {"", "master"}:
+    if not stored.name.endswith("weight") or seen.item.kinds - {"", "master"}:
         return
-    if len(stored.shape) < 2:
-        return
-    names = stored.layout.tensors or (stored.name,)
-    text = (
-        f"{seen.absurd:,} of {stored.layout.size:,} elements of `{stored.name}` are beyond 1e8,"
-        f" up to {seen.magnitude(seen.most):.2g}"
-    )
-    where = f"{list(seen.first_absurd)} first"
-    yield Fault("value-implausible", names, where, text, seen.absurd)
+    if seen.absurd.count and len(stored.shape) > 1:
+        most = seen.magnitude(seen.most)
+        yield _odd("value-implausible", seen, seen.absurd, f"beyond 1e8, up to {most:.2g}")
 
 
 def zero_block(seen: Seen, portrait: Portrait, padded: bool) -> Iterator[Fault]:

@@ -64,8 +64,8 @@ def repeated_experts(drawn: Sequence[Drawn]) -> Iterator[Fault]:
             for name in _names(held[e])
         ]
         where = f"layers {_numbers(layer for _, _, layer in group)}"
-        text = f"{pattern}: {few(names, 2)}"
-        yield Fault(kind, tuple(dict.fromkeys(names)), where, text, _size(group))
+        names = list(dict.fromkeys(names))
+        yield Fault(kind, tuple(names), where, f"{pattern}: {few(names, 2)}", _size(group))
 
 
 def _pattern(held: Experts) -> tuple[str, str]:

@@ -26,6 +26,44 @@ _ABSURD = {"F64": 0x4197_D784 << 32, "F32": 0x4CBE_BC20, "BF16": 0x4CBF}
 """The magnitude, as bits, from which on no weight is plausible: 1e8."""
 
 
+_MOST_ROWS = 256
+"""Of how many rows with odd elements it is known which tensors they belong to."""
+
+
+@dataclass
+class Odd:
+    """Elements that no sound tensor holds: how many, the first of them, and the rows they lie in."""
+
+    count: int = 0
+    first: tuple[int, ...] = ()
+    rows: set[int] = field(default_factory=set)
+
+    def add(
+        self, marks: NDArray[np.bool_], rows: NDArray[np.int64], column: int, stored: Stored
+    ) -> None:
+        """Add those that are marked in a block of a stored tensor."""
+        if not marks.any():
+            return
+        if not self.count:
+            row, inside = divmod(int(marks.argmax()), marks.shape[1])
+            at = int(rows[row]) * (stored.shape[-1] if stored.shape else 1) + column + inside
+            self.first = unravel(at, stored.shape)
+        self.count += int(marks.sum())
+        if len(self.rows) < _MOST_ROWS:
+            self.rows.update(rows[marks.any(axis=1)].tolist())
+
+    def tensors(self, stored: Stored) -> tuple[str, ...]:
+        """The logical tensors that they belong to; all that are stored where the rows are too many."""
+        held = stored.layout.tensors
+        if len(held) > 1 and len(self.rows) < _MOST_ROWS:
+            width = stored.shape[-1] if stored.shape else 1
+            flat = stored.layout.reshape(-1)
+            rows = (flat.narrow(0, row * width, (row + 1) * width) for row in self.rows)
+            hurt = {name for row in rows for name in row.tensors}
+            held = tuple(name for name in held if name in hurt)
+        return held or (stored.key or stored.name,)
+
+
 @dataclass
 class Seen:
     """What the pass saw of one item."""
@@ -33,11 +71,9 @@ class Seen:
     item: Item
     portraits: list[Portrait] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    not_finite: int = 0
-    first_not_finite: tuple[int, ...] = ()
-    negative: int = 0
-    absurd: int = 0
-    first_absurd: tuple[int, ...] = ()
+    not_finite: Odd = field(default_factory=Odd)
+    negative: Odd = field(default_factory=Odd)
+    absurd: Odd = field(default_factory=Odd)
     used_bits: int = 0
     least: int = -1
     most: int = 0
@@ -81,28 +117,13 @@ def look(
     seen.most = max(seen.most, most)
     limit = _NOT_FINITE.get(dtype.name)
     if limit is not None and most >= limit:
-        wrong = magnitude >= limit
-        if not seen.not_finite:
-            seen.first_not_finite = _first(wrong, rows, column, stored)
-        seen.not_finite += int(wrong.sum())
+        seen.not_finite.add(magnitude >= limit, rows, column, stored)
     if limit is not None and most >= (least := _ABSURD.get(dtype.name, limit)):
-        wrong = (magnitude >= least) & (magnitude < limit)
-        if wrong.any():
-            seen.first_absurd = seen.first_absurd or _first(wrong, rows, column, stored)
-            seen.absurd += int(wrong.sum())
+        seen.absurd.add((magnitude >= least) & (magnitude < limit), rows, column, stored)
     if dtype.name == "F32":
         seen.used_bits |= int(np.bitwise_or.reduce(block, axis=None))
     if "exp_avg_sq" in seen.item.kinds and int(block.max()) > sign:
-        seen.negative += int((block > sign).sum())
+        seen.negative.add(block > sign, rows, column, stored)
     if rounding is not None and seen.rounded is not None:
         narrow = cast(block, dtype, rounding)
         seen.rounded = (seen.rounded + int(narrow.sum(dtype=np.uint64))) % (1 << 64)
-
-
-def _first(
-    marks: NDArray[np.bool_], rows: NDArray[np.int64], column: int, stored: Stored
-) -> tuple[int, ...]:
-    """The index in a tensor of the first mark in a block of it."""
-    row, inside = divmod(int(marks.argmax()), marks.shape[1])
-    at = int(rows[row]) * (stored.shape[-1] if stored.shape else 1) + column + inside
-    return unravel(at, stored.shape)
