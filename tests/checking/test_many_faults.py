@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import struct
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -193,3 +196,32 @@ def test_bytes_are_read_once_though_digests_are_stored(
     assert intarsia.verify(folder).sound
     rows = 64 * 24  # the vocabularies' elements, of which every archive's head is shorter
     assert {n for (_, _, size), n in counts.items() if size in (2 * rows, 4 * rows)} == {1}
+
+
+@pytest.mark.parametrize("at", [-22, "version"])
+def test_an_archive_whose_directory_is_damaged_is_a_fault(at: int | str, tmp_path: Path) -> None:
+    """Torch finds a tensor by the directory at its archive's end, which elements do not need."""
+    folder = convert(write(weights(4), tmp_path / "hub"), "dcp", tmp_path / "out", mesh="")
+    path, start, end = damage.payload(folder, "embed_tokens")
+    data = bytearray(path.read_bytes())
+    where = end + at if isinstance(at, int) else start + _content_of(data[start:end], at)
+    data[where] ^= 0x55
+    damage.replace(path, bytes(data))
+    (fault,) = intarsia.verify(folder).faults
+    assert fault.kind == "malformed"
+    assert fault.tensors == ("model.embed_tokens.weight",)
+    assert path.name in fault.where
+
+
+def test_a_tracker_that_is_no_number_is_a_fault(tmp_path: Path) -> None:
+    folder = convert(write(weights(4), tmp_path / "hub"), "torch_dist", tmp_path / "out", mesh="")
+    (folder / "latest_checkpointed_iteration.txt").write_text("1x")
+    (fault,) = intarsia.verify(folder).faults
+    assert (fault.kind, fault.where) == ("malformed", "latest_checkpointed_iteration.txt")
+
+
+def _content_of(archive: bytearray, name: str) -> int:
+    with ZipFile(io.BytesIO(archive)) as held:
+        (info,) = (i for i in held.infolist() if i.filename.endswith(f"/{name}"))
+    lengths = struct.unpack_from("<HH", archive, info.header_offset + 26)
+    return info.header_offset + 30 + sum(lengths)

@@ -23,7 +23,7 @@ from intarsia.checking.training import (
     rounded_masters,
     steps_that_disagree,
 )
-from intarsia.checking.unfinished import unfinished
+from intarsia.checking.unfinished import garbled_tracker, unfinished
 from intarsia.errors import FormatError, IntarsiaError
 from intarsia.family import table_for
 from intarsia.format.sides import DIGESTS, read_config
@@ -116,6 +116,7 @@ def examine(
     faults += masters_that_differ(manifest, found, budget, after(progress, found))
     faults += damaged_entries(manifest)
     faults += misplaced_iteration(manifest)
+    faults += garbled_tracker(where if where.is_dir() else where.parent)
     known |= {n for seen in found if seen.unread for s in seen.item.names for n in s.layout.tensors}
     faults += digest_faults(manifest, found, expected, known, budget, after(progress, found))
     compared, elements = surveyed(found)

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from intarsia.checking.fault import Fault, few
+from intarsia.errors import IntarsiaError
 from intarsia.format.megatron_common import TRACKER, tracked_folder
+from intarsia.store.local import Folder
+
+
+def garbled_tracker(path: Path) -> Iterator[Fault]:
+    """A tracker that names no iteration, though Megatron goes by it."""
+    try:
+        with Folder(path) as folder:
+            word = folder.read_all(TRACKER).decode("utf-8", "replace").strip()
+    except IntarsiaError:
+        return
+    if not re.fullmatch(r"\d{1,18}|release", word):
+        text = f"{TRACKER} holds {word[:40]!r}, which is no iteration"
+        yield Fault("malformed", (), TRACKER, text, hint="write the iteration's number into it")
 
 
 def unfinished(path: Path) -> Fault | None:

@@ -29,7 +29,7 @@ from intarsia.format.dcp_metadata_write import write_metadata
 from intarsia.format.names import entry_name, name_tensors
 from intarsia.format.sides import config_of, side_files
 from intarsia.format.torch_frame import Frame, frame
-from intarsia.format.torch_zip import read_crc, read_payload
+from intarsia.format.torch_zip import check_directory, read_crc, read_payload
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box, Mesh, Rule, Shape
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
@@ -201,6 +201,7 @@ def sealed(folder: Folder, chunk: Chunk) -> tuple[int, int, int | None]:
         return folder.read(chunk.file, chunk.start_bytes + start_bytes, length_bytes)
 
     payload = read_payload(read, chunk.length_bytes, where)
+    check_directory(read, chunk.length_bytes, payload, where)
     crc = read_crc(read, chunk.length_bytes, payload, where)
     return chunk.start_bytes + payload.start_bytes, payload.length_bytes, crc
 
