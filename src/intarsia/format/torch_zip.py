@@ -102,6 +102,8 @@ def read_crc(read: Read, length: int, payload: Payload, where: str) -> int | Non
 def check_directory(read: Read, length: int, payload: Payload, where: str) -> None:
     """Raise where the directory by which torch finds the tensor is damaged, or a small member is."""
     members = _directory(read, length, where)
+    if sum(m.size or 0 for m in members.values()) > length:
+        raise FormatError(f"members of the archive lie on one another - at {where}")
     if payload.length_bytes and payload.start_bytes not in {m.start for m in members.values()}:
         raise FormatError(f"the directory does not lead to the tensor's bytes - at {where}")
     for name, member in members.items():
