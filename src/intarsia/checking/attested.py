@@ -12,7 +12,7 @@ from intarsia.checking.seen import Seen
 from intarsia.checking.survey import Progress
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import IntarsiaError
-from intarsia.format.hf import INDEX
+from intarsia.format.hf_files import INDEX
 from intarsia.format.sides import DIGESTS
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
