@@ -12,6 +12,7 @@ from intarsia.collector import paused
 from intarsia.errors import FormatError, UsageError
 from intarsia.family import adopt
 from intarsia.format.base import Format
+from intarsia.format.complaint import Complain, refuse
 from intarsia.format.sides import read_config
 from intarsia.planning.manifest import Manifest
 from intarsia.store.local import Folder
@@ -81,14 +82,16 @@ def _may_be_sharded(path: Path) -> bool:
 
 
 def read_manifest(
-    path: str | Path, config: str | Path | Mapping[str, Any] | None = None
+    path: str | Path,
+    config: str | Path | Mapping[str, Any] | None = None,
+    complain: Complain = refuse,
 ) -> Manifest:
-    """What a checkpoint holds, from its headers alone."""
+    """What a checkpoint holds, from its headers alone; `complain` may keep what is wrong with some."""
     where = Path(path)
     if isinstance(config, (str, Path)):
         config = read_config(Path(config))
     with paused():
-        return format_of(where).read(where, config)
+        return format_of(where).read(where, config, complain)
 
 
 def folder_of(manifest: Manifest) -> Folder:

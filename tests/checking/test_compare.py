@@ -228,3 +228,18 @@ def test_the_comparison_goes_to_json(pair) -> None:
     assert document["equal"] is True
     assert document["compared"] == len(model(CONFIG))
     assert {"only_in_a", "only_in_b", "different", "faults"} <= document.keys()
+
+
+def test_progress_goes_on_while_differences_are_explained(tmp_path: Path) -> None:
+    config = llama_config()
+    tensors = model(config)
+    a = write_hf(tmp_path / "a", tensors, config)
+    for name in list(tensors)[:4]:
+        tensors[name] = tensors[name].flip(0).contiguous()
+    b = write_hf(tmp_path / "b", tensors, config)
+    told: list[tuple[int, int]] = []
+    report = intarsia.verify(a, b, progress=lambda done, total: told.append((done, total)))
+    whole = sum(x.numel() * x.element_size() for x in tensors.values())
+    assert len(report.different) == 4
+    assert told[-1][0] == told[-1][1] > whole
+    assert sorted(told) == told

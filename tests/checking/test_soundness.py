@@ -249,3 +249,19 @@ def test_every_kind_that_is_found_is_explained() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "faults.md").read_text()
     absent = [kind for kind in KINDS if f"`{kind}`" not in page]
     assert not absent
+
+
+def test_one_rank_s_experts_saved_for_another_are_told_as_blocks(tmp_path: Path) -> None:
+    names = [f"model.layers.{k}.mlp.experts.{e}.up_proj.weight" for k in (0, 1) for e in range(12)]
+    tensors = {n: normal_tensor((6, 8), torch.bfloat16, k) for k, n in enumerate(names)}
+    for e in range(4):
+        tensors[names[12 + 8 + e]] = tensors[names[12 + e]].clone()
+    (fault,) = intarsia.verify(write_hf(tmp_path / "block", tensors)).faults
+    assert (fault.kind, fault.where) == ("expert-blocks-repeated", "layers 1")
+    assert "experts [8:12) equal experts [0:4): one rank's were saved for another" in fault.text
+    assert len(fault.tensors) == 8
+    tensors[names[12 + 7]] = tensors[names[12 + 5]].clone()
+    (fault,) = intarsia.verify(write_hf(tmp_path / "mixed", tensors)).faults
+    assert fault.kind == "experts-repeated"
+    assert "experts 0 = 8, 1 = 9, 2 = 10, 3 = 11 and 1 more of a layer are equal" in fault.text
+    assert len(fault.tensors) == 10

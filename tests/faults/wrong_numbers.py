@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import torch
 
+from intarsia.format.sides import DIGESTS
 from tests.checkpoints import write_dcp
 from tests.faults.registry import OUT, Fault, Part
-from tests.faults.sound import Sound, Tensors, write
+from tests.faults.sound import FORMATS, Sound, Tensors, write
 
 FAULTS: list[Fault] = []
 part = Part(FAULTS)
@@ -196,6 +198,23 @@ def _(tensors: Tensors) -> None:
         tensors[name] += 0.01
 
 
+def _padded_by_megatron(sound: Sound, format: str, folder: Path) -> Path:
+    """64 tokens padded to 100 rows, and those to 136."""
+
+    def edit(tensors: Tensors) -> None:
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            for kind in ("", *(f"optimizer.{k}." for k in ("master", "exp_avg", "exp_avg_sq"))):
+                rows = tensors[kind + name]
+                more = torch.zeros(72, rows.shape[1], dtype=rows.dtype)
+                tensors[kind + name] = torch.cat([rows, more])
+
+    sound.edited(format, folder, edit, vocab_size=136)
+    where = next(folder.rglob("config.json"))
+    where.write_text(json.dumps(json.loads(where.read_text()) | {"vocab_size": 64}))
+    next(folder.rglob(DIGESTS)).unlink()
+    return folder
+
+
 def _doubly_padded(sound: Sound, format: str, folder: Path) -> Path:
     tensors = dict(sound.tensors)
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
@@ -203,11 +222,11 @@ def _doubly_padded(sound: Sound, format: str, folder: Path) -> Path:
             tensors[each] = torch.cat([tensors[each], torch.zeros_like(tensors[each])])
     if format == "hf":
         return write(tensors, folder)
+    if format in ("torch_dist", "fsdp_dtensor"):
+        return _padded_by_megatron(sound, format, folder)
     write_dcp(folder, tensors)
     shutil.copy(sound.root / "hub" / "config.json", folder)
     return folder
 
 
-FAULTS.append(
-    Fault("a vocabulary padded twice", ("hf", "dcp"), _doubly_padded, "vocabulary-padded")
-)
+FAULTS.append(Fault("a vocabulary padded twice", FORMATS, _doubly_padded, "vocabulary-padded"))

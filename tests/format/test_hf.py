@@ -318,3 +318,20 @@ def test_an_index_that_makes_no_sense_is_refused(small) -> None:
     for index in ((0, 0, 0, 0), (..., ...), slice(None, None, 2)):
         with pytest.raises(UsageError):
             lazy[index]
+
+
+def test_two_numbered_sets_without_an_index_are_not_guessed_between(tmp_path: Path) -> None:
+    for n in (2, 3):
+        for k in range(1, n + 1):
+            file = tmp_path / f"model-{k:05d}-of-{n:05d}.safetensors"
+            save_file({f"w{n}{k}": torch.ones(2)}, file)
+    with pytest.raises(FormatError, match="of-00002 and of-00003"):
+        intarsia.open(tmp_path)
+
+
+def test_files_beside_those_of_the_index_are_noted(tmp_path: Path) -> None:
+    src = write_hf(tmp_path, {"a": torch.ones(2), "b": torch.ones(3)}, files=2)
+    assert not any("beside" in note for note in intarsia.open(src).manifest.notes)
+    save_file({"c": torch.ones(2)}, src / "adapter.safetensors")
+    notes = intarsia.open(src).manifest.notes
+    assert "adapter.safetensors lies beside the files of the index, and is not read" in notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
 import os
@@ -21,7 +22,13 @@ from intarsia.dtypes import BY_NAME, BY_TORCH, DType
 from intarsia.errors import FormatError, IntarsiaError, UnsafeError, UsageError
 from intarsia.format.inert import Tensor
 from intarsia.format.torch_frame import frame, write_object
-from intarsia.format.torch_zip import Payload, read_crc, read_object, read_payload
+from intarsia.format.torch_zip import (
+    Payload,
+    check_directory,
+    read_crc,
+    read_object,
+    read_payload,
+)
 
 SHAPES = [(), (0,), (3,), (2, 3), (0, 4), (4, 0, 2), (2, 3, 4), (2, 2, 2, 3), (300, 70), (70000,)]
 F32 = BY_TORCH["float32"]
@@ -304,3 +311,28 @@ def test_every_truncation_is_noticed_or_harmless(blob: bytes) -> None:
     for length in range(0, len(blob), 7):
         with pytest.raises(FormatError):
             read_object(blob[:length], "here")
+
+
+def test_members_that_lie_on_one_another_are_refused_before_they_are_read() -> None:
+    """A directory may name one member many times, so that little data would be read as much."""
+    data = saved(torch.ones(64, 64))
+    out = io.BytesIO(data)
+    with zipfile.ZipFile(out, "a") as archive:
+        big = next(i for i in archive.infolist() if i.filename.endswith("data/0"))
+        for k in range(3):
+            twin = copy.copy(big)
+            twin.filename = twin.orig_filename = f"archive/other/{k}"
+            archive.filelist.append(twin)
+        archive._didModify = True  # type: ignore[attr-defined]
+    held = out.getvalue()
+    seen: list[int] = []
+
+    def read(at: int, size: int) -> bytes:
+        seen.append(size)
+        return held[at : at + size]
+
+    payload = read_payload(read, len(held), "here")
+    seen.clear()
+    with pytest.raises(FormatError, match="lie on one another"):
+        check_directory(read, len(held), payload, "here")
+    assert sum(seen) < len(held)

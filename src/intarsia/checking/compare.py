@@ -108,7 +108,9 @@ def compare(
     pairs = matched.pairs
     found = _over(pairs, budget, progress, lambda p: _differ(a, b, p, budget))
     unequal = [x for x in found if x is not None]
-    diagnosis = diagnose(a, b, matched, unequal, budget)
+    read = sum(p.a.size * p.a.dtype.itemsize for p in pairs)
+    more = progress and (lambda done, total: progress(read + done, read + total))
+    diagnosis = diagnose(a, b, matched, unequal, budget, more)
     return Comparison(
         a=a.manifest.path,
         b=b.manifest.path,

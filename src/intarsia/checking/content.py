@@ -6,15 +6,22 @@ of zeros where every layer has them so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
-from intarsia.checking.fault import SHOWN, Fault, few
+from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import Place, tensors_in
 from intarsia.checking.portrait import Portrait, Run
-from intarsia.checking.survey import Seen
+from intarsia.checking.seen import Odd, Seen
 
 _MEGATRON_PADS_TO = 1024
 """Megatron pads a vocabulary to a multiple of 128 for every tensor-parallel rank."""
+
+_RARE = re.compile(r"expert|position|wpe|embed")
+"""Parts of which only some rows take part in a step."""
+
+_PADS_TO = 128
+"""What vocabularies are padded to a multiple of elsewhere, at most."""
 
 _LEAST_WEIGHT, _MOST_WEIGHT = 0.2, 1e-8
 """Every number of a matrix above the first, or below the second: no weights are like that."""
@@ -29,6 +36,7 @@ def content_faults(found: Sequence[Seen], padded: bool) -> Iterator[Fault]:
         yield from not_finite(seen)
         yield from negative_variance(seen)
         yield from dtype_implausible(seen)
+        yield from value_implausible(seen)
         for portrait in seen.portraits:
             yield from zero_block(seen, portrait, padded)
     yield from zero_tensors(found)
@@ -37,28 +45,23 @@ def content_faults(found: Sequence[Seen], padded: bool) -> Iterator[Fault]:
 
 def not_finite(seen: Seen) -> Iterator[Fault]:
     """NaN or infinity."""
-    if seen.not_finite:
-        stored = seen.item.stored
-        names = stored.layout.tensors or (stored.name,)
-        text = f"{seen.not_finite:,} of {stored.layout.size:,} elements of `{stored.name}` are NaN or infinite"
-        yield Fault(
-            "not-finite",
-            names[:SHOWN],
-            f"{list(seen.first_not_finite)} first",
-            text,
-            seen.not_finite,
-        )
+    if seen.not_finite.count:
+        yield _odd("not-finite", seen, seen.not_finite, "NaN or infinite")
 
 
 def negative_variance(seen: Seen) -> Iterator[Fault]:
     """A second moment below zero."""
-    if seen.negative:
-        stored = seen.item.stored
-        names = stored.layout.tensors or (stored.name,)
-        text = (
-            f"{seen.negative:,} of {stored.layout.size:,} elements of `{stored.name}` are negative"
-        )
-        yield Fault("negative-variance", names[:SHOWN], _files(seen), text, seen.negative)
+    if seen.negative.count:
+        yield _odd("negative-variance", seen, seen.negative, "negative")
+
+
+def _odd(kind: str, seen: Seen, odd: Odd, what: str) -> Fault:
+    stored = seen.item.stored
+    text = (
+        f"{odd.count:,} of {stored.layout.size:,} elements of `{stored.name}` are {what},"
+        f" in {_files(seen)}"
+    )
+    return Fault(kind, odd.tensors(stored), f"{list(odd.first)} first", text, odd.count)
 
 
 def dtype_implausible(seen: Seen) -> Iterator[Fault]:
@@ -66,7 +69,9 @@ def dtype_implausible(seen: Seen) -> Iterator[Fault]:
     stored = seen.item.stored
     if not any(p.telling for p in seen.portraits) or seen.item.kinds != {""}:
         return
-    if stored.layout.size < 64 or stored.dtype.name not in ("F16", "BF16") or seen.not_finite:
+    if "scale" in stored.name.rpartition(".")[2]:
+        return
+    if stored.layout.size < 64 or stored.dtype.name not in ("F16", "BF16") or seen.not_finite.count:
         return
     least, most = seen.magnitude(seen.least), seen.magnitude(seen.most)
     fp16 = stored.dtype.name == "F16" and least > _LEAST_WEIGHT
@@ -78,7 +83,17 @@ def dtype_implausible(seen: Seen) -> Iterator[Fault]:
             f" [{least:.2g}, {most:.2g}]: the bits are those of {other}"
         )
         names = stored.layout.tensors or (stored.name,)
-        yield Fault("dtype-implausible", names[:SHOWN], _files(seen), text, stored.layout.size)
+        yield Fault("dtype-implausible", names, _files(seen), text, stored.layout.size)
+
+
+def value_implausible(seen: Seen) -> Iterator[Fault]:
+    """Numbers that no training gives a weight, and that memory which was never written holds."""
+    stored = seen.item.stored
+    if not stored.name.endswith("weight") or seen.item.kinds - {"", "master"}:
+        return
+    if seen.absurd.count and len(stored.shape) > 1:
+        most = seen.magnitude(seen.most)
+        yield _odd("value-implausible", seen, seen.absurd, f"beyond 1e8, up to {most:.2g}")
 
 
 def zero_block(seen: Seen, portrait: Portrait, padded: bool) -> Iterator[Fault]:
@@ -87,7 +102,7 @@ def zero_block(seen: Seen, portrait: Portrait, padded: bool) -> Iterator[Fault]:
     if min(unit.rows, unit.columns) < 2 or not seen.item.stored.dtype.floating:
         return
     if place.is_moment and (
-        place.expert is not None or place.is_vocabulary or "expert" in place.template
+        place.expert is not None or place.is_vocabulary or _RARE.search(place.template)
     ):
         return  # tokens that never came and experts that were never chosen have none
     share = 16 if place.is_vocabulary or place.is_moment else 64
@@ -99,16 +114,25 @@ def zero_block(seen: Seen, portrait: Portrait, padded: bool) -> Iterator[Fault]:
             least = max(2, length // share)
             if word == "rows" and _is_a_chunk(seen, (lo, hi)) and not place.is_vocabulary:
                 least = 2
-            trailing = place.is_vocabulary and padded and word == "rows" and hi == length
-            if hi - lo < least or (trailing and hi - lo <= _MEGATRON_PADS_TO):
+            trailing = place.is_vocabulary and word == "rows" and hi == length
+            if hi - lo < least or (trailing and is_padding(hi - lo, length, padded)):
                 continue
             stored = seen.item.stored
             names = tensors_in(stored, unit, *((lo, hi) if word == "rows" else ()))
             text = f"{word} [{lo}:{hi}) of {length} of `{_named(seen, place)}` are all zero"
-            yield Fault(
-                "zero-block", names[:SHOWN], f"{word} [{lo}:{hi})", text, (hi - lo) * across
-            )
+            yield Fault("zero-block", names, f"{word} [{lo}:{hi})", text, (hi - lo) * across)
             break
+
+
+def is_padding(count: int, length: int, padded: bool) -> bool:
+    """Whether so many zero rows at the end of a vocabulary pad it, and are no rank's equal share.
+
+    >>> is_padding(28, 128, False), is_padding(32, 128, False)
+    (True, False)
+    """
+    if padded:
+        return count <= _MEGATRON_PADS_TO
+    return count < _PADS_TO and bool(length % count) and 2 * count < length
 
 
 def _is_a_chunk(seen: Seen, run: Run) -> bool:
@@ -145,7 +169,7 @@ def zero_tensors(found: Sequence[Seen]) -> Iterator[Fault]:
         text = f"{few(names)} {'is' if len(names) == 1 else 'are'} all zero"
         text += f", the other {rest} of `{template}` are not" if rest else ""
         elements = sum(p.unit.rows * p.unit.columns for _, p in zero)
-        yield Fault("zero-tensor", tuple(names[:SHOWN]), _files(zero[0][0]), text, elements)
+        yield Fault("zero-tensor", tuple(names), _files(zero[0][0]), text, elements)
 
 
 def zero_scalars(found: Sequence[Seen]) -> Iterator[Fault]:
@@ -164,8 +188,13 @@ def notes_of(found: Sequence[Seen]) -> Iterator[str]:
     for seen in found:
         for p in seen.portraits:
             lo, hi = next((r for r in p.zero_rows if r[1] == p.unit.rows), (0, 0))
-            if p.unit.place.is_vocabulary and not p.unit.place.kind and hi > lo:
-                yield f"`{seen.item.stored.name}` ends with {hi - lo:,} zero rows, as padding does"
+            if not p.unit.place.is_vocabulary or p.unit.place.kind:
+                continue
+            name = seen.item.stored.name
+            if hi > lo:
+                yield f"`{name}` ends with {hi - lo:,} zero rows, as padding does"
+            elif p.alike_at_end > 1:
+                yield f"`{name}` ends with {p.alike_at_end:,} equal rows, as tokens never trained do"
 
 
 def _named(seen: Seen, place: Place) -> str:

@@ -41,6 +41,7 @@ KINDS = {
     "tied-differ": "the configuration ties two tensors that are both stored, and not equal",
     "unreadable": "the file system refused to read a file",
     "unsafe": "a file asks for code to run; nothing of it was run",
+    "value-implausible": "numbers beyond what any weight is: memory never written, or bits of another type",
     "vocabulary-padded": "an embedding has more rows than the vocabulary: padding that was not taken off",
     "zero-block": "a block of a trained matrix is all zero: never written, or lost with its rank",
     "zero-scalar": "a scale is zero: lost when shards were put together",
@@ -48,19 +49,73 @@ KINDS = {
 }  # fmt: skip
 """Every kind of fault that one checkpoint can show, and what it means."""
 
-SHOWN = 8
-"""How many tensors a fault names; it counts the rest."""
+_COPY = "copy the file again from its source, or save the checkpoint again"
+_SAVED_WRONG = "the save or the conversion went wrong: go back to the one before it, and compare with `intarsia verify A B`"
+_MEANT = "where it is not meant, " + _SAVED_WRONG
+_CONFIG = "give the model's own configuration with --config, or convert again from the source"
+
+NEXT = {
+    "bytes-overlap": _COPY,
+    "checksum-wrong": _COPY,
+    "chunk-mismatch": "restore the file that belongs to this save: it is another's, or damaged",
+    "chunks-overlap": "save again: which of the two is right cannot be told",
+    "config-contradicts": _CONFIG,
+    "digest-differs": "restore the tensors' files from their source: they changed since their digests were taken",
+    "dtype-implausible": "correct the element type in the header, or convert again from the source",
+    "dtype-mixed": "convert again from the source with one --dtype",
+    "elements-missing": "save again with every rank's part: these elements are in no file",
+    "entry-damaged": _COPY,
+    "expert-blocks-repeated": _SAVED_WRONG,
+    "experts-identical": _MEANT,
+    "experts-missing": "restore the files of the expert-parallel ranks that hold them, or save again",
+    "experts-repeated": _MEANT,
+    "file-missing": "restore the files, or use a complete checkpoint",
+    "file-too-short": _COPY,
+    "index-wrong": "restore the index that belongs to these files, or the files that belong to it",
+    "layers-missing": "restore the files of the pipeline stage that holds them, or save again",
+    "layers-repeated": _MEANT,
+    "malformed": _COPY,
+    "master-differs": "take the one that is right: `--optimizer drop` keeps the weights alone",
+    "masters-rounded": "resume from a checkpoint whose main weights were saved in fp32",
+    "metadata-missing": "use the save before this one: it did not finish",
+    "negative-variance": "go on from an earlier checkpoint, or without its optimizer state (`--optimizer drop`)",
+    "not-finite": "go on from a checkpoint before the run diverged, or convert again if its source is sound",
+    "shape-wrong": _CONFIG,
+    "shards-repeated": _MEANT,
+    "state-missing": "save again with the whole optimizer state, or go on without it (`--optimizer drop`)",
+    "steps-disagree": "go on from a save whose counters agree: Adam's corrections go by them",
+    "tensor-missing": "restore the file that holds it, or give the model's own configuration with --config",
+    "tensor-repeated": _MEANT,
+    "tied-differ": "find which of the two is used: a model that ties them loads one and ignores the other",
+    "unreadable": "look at the disk and at the rights of the file",
+    "unsafe": "do not load this checkpoint with torch.load; get it from a source that you trust",
+    "value-implausible": _SAVED_WRONG,
+    "vocabulary-padded": "take the padding off (convert again from the source), or correct vocab_size",
+    "zero-block": _SAVED_WRONG,
+    "zero-scalar": _SAVED_WRONG,
+    "zero-tensor": _SAVED_WRONG,
+}  # fmt: skip
+"""What to do about each kind of fault, where its own error does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong, with which tensors, and where: a file and byte, or rows and columns."""
+    """What is wrong, with which tensors, and where: a file and byte, or rows and columns.
+
+    `hint` is what the error behind it advises, if one is behind it.
+    """
 
     kind: str
     tensors: tuple[str, ...]
     where: str
     text: str
     elements: int = 0
+    hint: str = ""
+
+    @property
+    def next(self) -> str:
+        """What to do about it."""
+        return self.hint or NEXT.get(self.kind, "")
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -70,6 +125,7 @@ class Fault:
             "text": self.text,
             "elements": self.elements,
             "means": KINDS.get(self.kind, ""),
+            "next": self.next,
         }
 
     def __str__(self) -> str:

@@ -57,6 +57,7 @@ class Portrait:
     zero_columns: tuple[Run, ...] = ()
     repeated_rows: Repeat | None = None
     repeated_columns: Repeat | None = None
+    alike_at_end: int = 0
 
     @property
     def telling(self) -> bool:
@@ -131,7 +132,14 @@ def portrait(
         runs(columns == 0),
         repeat_in(rows) if wide else None,
         repeat_in(columns) if wide else None,
+        _alike_at_end(rows if padded is None else rows[~padded]),
     )
+
+
+def _alike_at_end(rows: Sums) -> int:
+    """How many of the last rows have the same sum."""
+    others = np.flatnonzero(rows != rows[-1]) if len(rows) else rows
+    return len(rows) - 1 - int(others[-1]) if len(others) else len(rows)
 
 
 def _alike(values: NDArray[Any]) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from intarsia.checking.fault import SHOWN, Fault, few
+from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import place_of, tensors_in
 from intarsia.checking.portrait import Portrait
-from intarsia.checking.survey import Seen
+from intarsia.checking.seen import Seen
 from intarsia.planning.manifest import Stored
 
 Drawn = tuple[Stored, Portrait]
@@ -18,8 +18,17 @@ Experts = dict[int, Drawn]
 def repeat_faults(found: Sequence[Seen], tied: Mapping[str, str]) -> Iterator[Fault]:
     """What is equal and should not be; and what should be and is not."""
     drawn = [(seen.item.stored, p) for seen in found for p in seen.portraits]
-    yield from repeated_experts(drawn)
-    yield from repeated_layers(drawn)
+    parts = [
+        [(stored, p) for stored, p in drawn if is_part(p.unit.place)]
+        for is_part in (
+            lambda place: not place.kind,
+            lambda place: place.kind == "master",
+            lambda place: place.is_moment,
+        )
+    ]
+    for repeated in (repeated_experts, repeated_layers):
+        # What was copied with its state is told once, of the weights.
+        yield from next((faults for part in parts if (faults := list(repeated(part)))), ())
     for seen in found:
         yield from repeated_shards(seen)
     yield from tied_that_differ(found, tied)
@@ -30,35 +39,53 @@ def repeated_experts(drawn: Sequence[Drawn]) -> Iterator[Fault]:
     layers: dict[tuple[str, str, int | None], Experts] = {}
     for stored, p in drawn:
         place = p.unit.place
-        if place.expert is not None and place.kind == "" and p.telling:
+        if place.expert is not None and p.telling:
             key = (place.kind, place.template, place.layer)
             layers.setdefault(key, {})[place.expert] = (stored, p)
     wrong = {key: held for key, held in layers.items() if len(_classes(held)) < len(held)}
     if not wrong:
         return
     if len(wrong) == len(layers) and all(len(_classes(held)) == 1 for held in wrong.values()):
-        names = [_names(held[e])[0] for held in wrong.values() for e in sorted(held)[:2]]
+        names = [name for held in wrong.values() for e in sorted(held) for name in _names(held[e])]
         count = len(next(iter(wrong.values())))
         text = f"all {count} experts of each layer are equal, such as {few(names, 2)}"
-        yield Fault("experts-identical", tuple(names[:SHOWN]), "all layers", text, _size(wrong))
+        yield Fault("experts-identical", tuple(names), "all layers", text, _size(wrong))
         return
-    by_pattern: dict[tuple[str, tuple[int, ...]], dict[Any, Experts]] = {}
+    by_pattern: dict[tuple[str, str], dict[Any, Experts]] = {}
     for key, held in wrong.items():
-        block = _block_of(held)
-        kind = "expert-blocks-repeated" if block else "experts-repeated"
-        pattern: tuple[int, ...] = (block,) if block else _first_equal(held)
-        by_pattern.setdefault((kind, pattern), {})[key] = held
+        by_pattern.setdefault(_pattern(held), {})[key] = held
     for (kind, pattern), group in by_pattern.items():
-        names = []
-        for held in group.values():
-            first, second = _first_equal(held)
-            names += [_names(held[first])[0], _names(held[second])[0]]
+        names = [
+            name
+            for held in group.values()
+            for same in _classes(held).values()
+            if len(same) > 1
+            for e in same
+            for name in _names(held[e])
+        ]
         where = f"layers {_numbers(layer for _, _, layer in group)}"
-        if kind == "experts-repeated":
-            text = f"experts {pattern[0]} and {pattern[1]} of a layer are equal: {few(names, 2)}"
-        else:
-            text = f"experts repeat every {pattern[0]}: one rank's {pattern[0]} experts were saved for all"
-        yield Fault(kind, tuple(dict.fromkeys(names))[:SHOWN], where, text, _size(group))
+        names = list(dict.fromkeys(names))
+        yield Fault(kind, tuple(names), where, f"{pattern}: {few(names, 2)}", _size(group))
+
+
+def _pattern(held: Experts) -> tuple[str, str]:
+    """The kind of fault that equal experts of a layer are, and which are equal, in words."""
+    if block := _block_of(held):
+        return (
+            "expert-blocks-repeated",
+            f"experts repeat every {block}: one rank's {block} experts were saved for all",
+        )
+    same = [experts for experts in _classes(held).values() if len(experts) > 1]
+    pairs = sorted((b, a) for first, *rest in same for b in rest for a in (first,))
+    (lo, first), (hi, last) = pairs[0], pairs[-1]
+    stretch = all(pair == (lo + k, first + k) for k, pair in enumerate(pairs))
+    if len(pairs) > 1 and stretch and last < lo:
+        return (
+            "expert-blocks-repeated",
+            f"experts [{lo}:{hi + 1}) equal experts [{first}:{last + 1}): one rank's were saved for another",
+        )
+    told = few([" = ".join(map(str, experts)) for experts in same], 4)
+    return "experts-repeated", f"experts {told} of a layer are equal"
 
 
 def _classes(held: Experts) -> dict[bytes, list[int]]:
@@ -66,11 +93,6 @@ def _classes(held: Experts) -> dict[bytes, list[int]]:
     for expert, (_, p) in sorted(held.items()):
         found.setdefault(p.digest, []).append(expert)
     return found
-
-
-def _first_equal(held: Experts) -> tuple[int, int]:
-    same = next(experts for experts in _classes(held).values() if len(experts) > 1)
-    return same[0], same[1]
 
 
 def _block_of(held: Experts) -> int:
@@ -94,14 +116,15 @@ def _size(groups: Mapping[Any, Experts]) -> int:
 
 def repeated_layers(drawn: Sequence[Drawn]) -> Iterator[Fault]:
     """Layers that are equal in every matrix, or in some; what all layers share is a buffer."""
-    templates: dict[tuple[str, int | None], dict[int, Drawn]] = {}
+    templates: dict[tuple[str, int | None, str], dict[int, Drawn]] = {}
     for stored, p in drawn:
         place = p.unit.place
-        if place.layer is not None and place.kind == "" and p.telling and stored.dtype.floating:
-            templates.setdefault((place.template, place.expert), {})[place.layer] = (stored, p)
+        if place.layer is not None and p.telling and stored.dtype.floating:
+            key = (place.template, place.expert, place.kind)
+            templates.setdefault(key, {})[place.layer] = (stored, p)
     equal: dict[tuple[str, int, int], list[Drawn]] = {}
     held: dict[tuple[str, int], int] = {}
-    for (template, _), layers in templates.items():
+    for (template, _, _), layers in templates.items():
         stack = template.partition("*")[0]
         same: dict[bytes, list[int]] = {}
         for layer, (_, p) in sorted(layers.items()):
@@ -122,14 +145,14 @@ def repeated_layers(drawn: Sequence[Drawn]) -> Iterator[Fault]:
         what = f"all {len(tensors)} matrices" if whole else few(names, 2)
         text = f"layer {second} equals layer {first} in {what}"
         kind = "layers-repeated" if whole else "tensor-repeated"
-        yield Fault(kind, tuple(names[:SHOWN]), f"{stack}{second}", text, elements)
+        yield Fault(kind, tuple(names), f"{stack}{second}", text, elements)
 
 
 def _shared_by_all(templates: Mapping[Any, Mapping[int, Drawn]]) -> set[str]:
     """Templates of which every layer holds the same: masks and tables that were saved along."""
     return {
         template
-        for (template, _), layers in templates.items()
+        for (template, _, _), layers in templates.items()
         if len(layers) > 1 and len({p.digest for _, p in layers.values()}) == 1
     }
 
@@ -152,9 +175,7 @@ def repeated_shards(seen: Seen) -> Iterator[Fault]:
                 f", as do all {repeat.blocks} blocks" if repeat.every and repeat.blocks > 2 else ""
             )
             names = tensors_in(stored, p.unit)
-            yield Fault(
-                "shards-repeated", names[:SHOWN], f"{word} [{c}:{d})", text, (d - c) * across
-            )
+            yield Fault("shards-repeated", names, f"{word} [{c}:{d})", text, (d - c) * across)
             break
 
 

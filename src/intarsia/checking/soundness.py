@@ -2,45 +2,36 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
-from zlib import crc32
 
+from intarsia.checking.attested import digest_faults, digests_in
 from intarsia.checking.content import content_faults, notes_of
-from intarsia.checking.digest import check_digests
-from intarsia.checking.fault import SHOWN, Fault, few
+from intarsia.checking.entries import damaged_entries, misplaced_iteration
+from intarsia.checking.fault import Fault
+from intarsia.checking.headers import NO_FAMILY, read_headers
 from intarsia.checking.repeats import repeat_faults
-from intarsia.checking.structure import (
-    left_out,
-    reading_fault,
-    structure_faults,
-    unfinished,
-    wrong_shapes,
-)
+from intarsia.checking.seen import Seen
+from intarsia.checking.structure import left_out, structure_faults
 from intarsia.checking.survey import Progress, survey, surveyed
 from intarsia.checking.training import (
     masters_that_differ,
     missing_state,
+    notes_on_steps,
     rounded_masters,
     steps_that_disagree,
 )
-from intarsia.checkpoint import Checkpoint
-from intarsia.errors import FamilyError, FormatError, IntarsiaError
+from intarsia.checking.unfinished import garbled_tracker, unfinished
+from intarsia.errors import FormatError, IntarsiaError
 from intarsia.family import table_for
 from intarsia.format.sides import DIGESTS, read_config
-from intarsia.format.torch_zip import BROKEN_ZIP
-from intarsia.formats import folder_of, format_of, read_manifest
+from intarsia.formats import format_of
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 
 ConfigLike = str | Path | Mapping[str, Any] | None
-
-_NO_FAMILY = {"model_type": ""}
-"""A configuration that no table answers to: tensors are read name by name."""
 
 
 @dataclass(frozen=True)
@@ -105,23 +96,37 @@ def examine(
         if (fault := unfinished(where)) is None:
             raise
         return Soundness(str(path), 0, 0, (fault,))
-    manifest, faults = read_headers(where, config)
+    headers = read_headers(where, config)
+    manifest, faults = headers.manifest, list(headers.faults())
     if manifest is None:
         return Soundness(str(path), 0, 0, tuple(faults), format=format)
-    faults += structure_faults(manifest)
-    faults += missing_state(manifest)
-    found = survey(manifest, budget, progress)
+    faults += structure_faults(manifest, headers.lost, headers.files)
+    faults += missing_state(manifest, headers.lost)
+    known = {name for fault in faults for name in fault.tensors} | headers.lost
+    expected, refused = _expected(manifest)
+    faults += refused
+    wanted = {n: x for n, x in manifest.logical.items() if expected and n not in known}
+    found = survey(manifest, budget, progress, wanted)
     table = table_for(manifest.config)
     padded = manifest.format in ("torch_dist", "fsdp_dtensor")
     faults += content_faults(found, padded)
     faults += repeat_faults(found, table.tied if table else _ties(manifest))
     faults += steps_that_disagree(found)
     faults += rounded_masters(found)
-    faults += masters_that_differ(manifest, found, budget)
+    faults += masters_that_differ(manifest, found, budget, after(progress, found))
     faults += damaged_entries(manifest)
-    faults += digest_faults(manifest, budget)
+    faults += misplaced_iteration(manifest)
+    faults += garbled_tracker(where if where.is_dir() else where.parent)
+    known |= {n for seen in found if seen.unread for s in seen.item.names for n in s.layout.tensors}
+    faults += digest_faults(manifest, found, expected, known, budget, after(progress, found))
     compared, elements = surveyed(found)
-    notes = (*manifest.notes, *left_out(manifest), *notes_of(found))
+    notes = (
+        *manifest.notes,
+        *headers.notes(),
+        *left_out(manifest),
+        *notes_of(found),
+        *notes_on_steps(found),
+    )
     return Soundness(
         manifest.path,
         compared,
@@ -133,28 +138,23 @@ def examine(
     )
 
 
-def read_headers(
-    where: Path, config: Mapping[str, Any] | None
-) -> tuple[Manifest | None, list[Fault]]:
-    """The manifest, and what was wrong with reading it; name by name where the family fails."""
-    try:
-        return read_manifest(where, config), []
-    except FamilyError as error:
-        faults = [reading_fault(where, error)]
-    except IntarsiaError as error:
-        return None, [reading_fault(where, error)]
-    try:
-        manifest = read_manifest(where, _NO_FAMILY)
-    except IntarsiaError as error:
-        return None, [*faults, reading_fault(where, error)]
-    shaped = list(wrong_shapes(manifest, config or _config_beside(where)))
-    return manifest, shaped or faults
+def after(progress: Progress | None, found: Sequence[Seen]) -> Progress | None:
+    """The progress of what is read again after the survey: its bytes come on top."""
+    if progress is None:
+        return None
+    read = sum(seen.item.nbytes for seen in found)
+    return lambda done, total: progress(read + done, read + total)
 
 
-def _config_beside(where: Path) -> Mapping[str, Any] | None:
-    root = where if where.is_dir() else where.parent
-    file = root / "config.json"
-    return read_config(file) if file.is_file() else None
+def _expected(manifest: Manifest) -> tuple[Mapping[str, str], list[Fault]]:
+    """The digests that were stored, or why they cannot be used."""
+    if manifest.config == NO_FAMILY:
+        return {}, []  # digests go by the names of the family
+    try:
+        return digests_in(manifest), []
+    except IntarsiaError as error:
+        text = str(error).partition("\n")[0]
+        return {}, [Fault(error.kind, (), DIGESTS, text, hint=error.hint or "")]
 
 
 def _ties(manifest: Manifest) -> dict[str, str]:
@@ -169,55 +169,3 @@ def _ties(manifest: Manifest) -> dict[str, str]:
 def _once(faults: Iterable[Fault]) -> tuple[Fault, ...]:
     """Each fault once, in the order in which they were found."""
     return tuple(dict.fromkeys(faults))
-
-
-def damaged_entries(manifest: Manifest) -> Iterator[Fault]:
-    """Objects beside the tensors that are archives whose members have another CRC-32."""
-    if manifest.format == "hf":
-        return
-    with folder_of(manifest) as folder:
-        for entry in manifest.entries.values():
-            where = f"{entry.file} byte {entry.start_bytes:,}"
-            try:
-                place = entry.file, entry.start_bytes
-                if entry.length_bytes < 2 or folder.read(*place, 2) != b"PK":
-                    continue
-                wrong = _wrong_member(folder.read_small(*place, entry.length_bytes))
-            except (IntarsiaError, *BROKEN_ZIP) as error:
-                wrong = str(error).partition("\n")[0]
-            if wrong is not None:
-                text = f"the object `{entry.name}` is damaged: {wrong}"
-                yield Fault("entry-damaged", (entry.name,), where, text)
-
-
-def _wrong_member(data: bytes) -> str | None:
-    with ZipFile(io.BytesIO(data)) as archive:
-        for info in archive.infolist():
-            start = info.header_offset + 30
-            named = int.from_bytes(data[start - 4 : start - 2], "little")
-            extra = int.from_bytes(data[start - 2 : start], "little")
-            start += named + extra
-            found = crc32(data[start : start + info.file_size])
-            if info.CRC and found != info.CRC:
-                return f"{info.filename} has CRC-32 {found:08x}, recorded {info.CRC:08x}"
-    return None
-
-
-def digest_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
-    """Tensors that are not those whose digests lie in the checkpoint."""
-    if manifest.config == _NO_FAMILY:
-        return  # digests go by the names of the family
-    try:
-        with Checkpoint(manifest) as checkpoint:
-            wrong = check_digests(checkpoint, budget)
-    except IntarsiaError as error:
-        yield reading_fault(Path(manifest.path), error)
-        return
-    if wrong:
-        names = tuple(each.name for each in wrong)
-        first = wrong[0]
-        text = (
-            f"{len(names)} tensors are not those whose digests were stored: {few(names)};"
-            f" {first.expected or 'nothing'} was stored of {first.name}, {first.found or 'nothing'} found"
-        )
-        yield Fault("digest-differs", names[:SHOWN], DIGESTS, text)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Collection, Iterator
 
-from intarsia.checking.fault import SHOWN, Fault, few
-from intarsia.checking.naming import place_of
-from intarsia.errors import IntarsiaError
+from intarsia.checking.fault import Fault, few
+from intarsia.checking.naming import Place, place_of
 from intarsia.family import table_for
 from intarsia.planning.manifest import Chunk, Manifest, Stored
 from intarsia.planning.tiling import tiling_fault
@@ -17,19 +15,23 @@ _NUMBERED = re.compile(r"^(?P<stem>.*)-(?P<k>\d{5})-of-(?P<n>\d{5})\.safetensors
 _SIXTEEN_BITS = {"F16", "BF16"}
 
 
-def structure_faults(manifest: Manifest) -> Iterator[Fault]:
-    """Every fault of a manifest."""
-    yield from missing_files(manifest)
-    yield from missing_tensors(manifest)
-    yield from half_an_option(manifest)
+def structure_faults(
+    manifest: Manifest, known: Collection[str] = (), files: Collection[str] = ()
+) -> Iterator[Fault]:
+    """Every fault of a manifest; tensors and files `known` to be out of reach are not missed again."""
+    yield from missing_files(manifest, files)
+    yield from missing_tensors(manifest, known)
+    yield from half_an_option(manifest, known)
     yield from bad_tilings(manifest)
     yield from uncovered(manifest)
     yield from shared_bytes(manifest)
     yield from mixed_dtypes(manifest)
+    yield from beyond_configuration(manifest)
+    yield from padded_twice(manifest)
     yield from other_problems(manifest)
 
 
-def missing_files(manifest: Manifest) -> Iterator[Fault]:
+def missing_files(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
     """Numbered files whose numbers say that there are more, though the index names no others."""
     counts: dict[tuple[str, int], set[int]] = {}
     for file in manifest.files:
@@ -37,13 +39,14 @@ def missing_files(manifest: Manifest) -> Iterator[Fault]:
             counts.setdefault((found["stem"], int(found["n"])), set()).add(int(found["k"]))
     for (stem, n), numbers in counts.items():
         lost = sorted(set(range(1, n + 1)) - numbers)
-        if lost and max(numbers) <= n:
-            names = [f"{stem}-{k:05d}-of-{n:05d}.safetensors" for k in lost]
+        names = [f"{stem}-{k:05d}-of-{n:05d}.safetensors" for k in lost]
+        names = [name for name in names if name not in known]
+        if names and max(numbers) <= n:
             text = f"the files' names count {n}, {len(numbers)} are there; absent: {few(names)}"
             yield Fault("file-missing", (), few(names), text)
 
 
-def missing_tensors(manifest: Manifest) -> Iterator[Fault]:
+def missing_tensors(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
     """Tensors of the configuration that are not stored: whole layers, experts, others."""
     empty = {
         name
@@ -54,6 +57,7 @@ def missing_tensors(manifest: Manifest) -> Iterator[Fault]:
     weights = [name for name in manifest.logical if not place_of(name).kind]
     held = {name for name in weights if name not in empty}
     absent = [x.name for x in manifest.absent] + [name for name in weights if name in empty]
+    absent = [name for name in absent if name not in known]
     if not absent:
         return
     alive = {_stack(name) for name in held}
@@ -77,7 +81,7 @@ def missing_tensors(manifest: Manifest) -> Iterator[Fault]:
             where = f"experts {few([str(k) for k in sorted({p.expert or 0 for p in places})], 6)}"
         text = f"{len(names):,} of {len(weights) + len(manifest.absent):,} tensors are not stored: {few(names)}"
         elements = sum(sizes[name] for name in names)
-        yield Fault(kind, tuple(names[:SHOWN]), where, text, elements)
+        yield Fault(kind, tuple(names), where, text, elements)
 
 
 def _stack(name: str) -> tuple[str, int | None]:
@@ -85,13 +89,13 @@ def _stack(name: str) -> tuple[str, int | None]:
     return place.template.partition("*")[0], place.layer
 
 
-def half_an_option(manifest: Manifest) -> Iterator[Fault]:
+def half_an_option(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
     """Layers that a checkpoint may leave out, of which it has some tensors and lacks others."""
     for layer, names in _options(manifest).items():
-        lost = [name for name in names if name not in manifest.logical]
+        lost = [name for name in names if name not in {*manifest.logical, *known}]
         if 0 < len(lost) < len(names):
             text = f"{len(lost)} of {len(names)} tensors of {layer} are not stored: {few(lost)}"
-            yield Fault("tensor-missing", tuple(lost[:SHOWN]), layer, text)
+            yield Fault("tensor-missing", tuple(lost), layer, text)
 
 
 def left_out(manifest: Manifest) -> Iterator[str]:
@@ -126,7 +130,7 @@ def bad_tilings(manifest: Manifest) -> Iterator[Fault]:
         where = few(sorted({chunk.file for chunk in stored.chunks}))
         lost = max(0, stored.layout.size - sum(box.size for box in boxes))
         text = f"the chunks of `{stored.key or stored.name}` do not tile it: {fault}"
-        yield Fault(kind, stored.layout.tensors[:SHOWN] or (stored.name,), where, text, lost)
+        yield Fault(kind, stored.layout.tensors or (stored.name,), where, text, lost)
 
 
 def uncovered(manifest: Manifest) -> Iterator[Fault]:
@@ -178,7 +182,77 @@ def mixed_dtypes(manifest: Manifest) -> Iterator[Fault]:
             text = (
                 f"{few(names)} in {few_}, the other {len(by_type[many])} of `{template}` in {many}"
             )
-            yield Fault("dtype-mixed", tuple(names[:SHOWN]), "", text)
+            yield Fault("dtype-mixed", tuple(names), "", text)
+
+
+def beyond_configuration(manifest: Manifest) -> Iterator[Fault]:
+    """Layers and experts that are stored and that the configuration does not count.
+
+    A layer that holds tensors of no known name as well is one that predicts further tokens.
+    """
+    table = table_for(manifest.config)
+    if table is None:
+        return
+    known = {name for rows in table.dialects.values() for name in rows} | {*table.logical}
+    templates = {_together(place_of(name)) for name in known}
+    extra: dict[tuple[str, int | None], list[tuple[Place, Stored]]] = {}
+    for stored in manifest.stored.values():
+        place = place_of(stored.name)
+        if not place.kind and table.logical.keys().isdisjoint(stored.layout.tensors):
+            extra.setdefault(_stack(stored.name), []).append((place, stored))
+    beyond = [
+        stored
+        for held in extra.values()
+        if all(_together(place) in templates for place, _ in held)
+        for _, stored in held
+    ]
+    if beyond:
+        names = [name for stored in beyond for name in stored.layout.tensors]
+        at = few([str(k) for k in sorted({place_of(s.name).layer or 0 for s in beyond})], 6)
+        text = f"{len(beyond):,} tensors are not counted by the configuration of {table.family}: {few(names)}"
+        yield Fault("config-contradicts", tuple(names), f"layers {at}", text)
+
+
+def _together(place: Place) -> str:
+    """The template of all experts and both halves, as tables have them of Megatron."""
+    whole = place.template.replace(".experts.experts.*.", ".experts.experts.")
+    return whole.removesuffix("_w").removesuffix("_v") if ".linear_fc1." in whole else whole
+
+
+def padded_twice(manifest: Manifest) -> Iterator[Fault]:
+    """Vocabularies with more rows than one padding to a multiple gives, or more than their twin."""
+    held = [
+        (stored, manifest.logical[name].shape[0])
+        for stored in manifest.stored.values()
+        if stored.layout.mapped < stored.layout.size
+        for name in stored.layout.tensors[:1]
+        if place_of(stored.name).is_vocabulary and not place_of(name).kind
+    ]
+    fewest = min((stored.shape[0] for stored, _ in held), default=0)
+    for stored, tokens in held:
+        rows = stored.shape[0]
+        cuts = len({chunk.box.offsets[0] for chunk in stored.chunks})
+        if rows == fewest and is_padded_once(tokens, rows, cuts):
+            continue
+        text = f"`{stored.key or stored.name}` has {rows:,} rows for {tokens:,} tokens: "
+        text += "no one padding to a multiple gives that"
+        if rows != fewest:
+            text += f", and its twin has {fewest:,}"
+        files = few(sorted({chunk.file for chunk in stored.chunks}))
+        elements = (rows - tokens) * stored.layout.size // rows
+        yield Fault("vocabulary-padded", stored.layout.tensors, files, text, elements)
+
+
+def is_padded_once(tokens: int, rows: int, ranks: int = 1) -> bool:
+    """Whether rows are the least multiple that holds the tokens, of a number that trainers pad to.
+
+    Megatron pads to a multiple of 128 for each tensor-parallel rank; others to any smaller number.
+
+    >>> is_padded_once(1000, 1024), is_padded_once(1000, 1048)
+    (True, False)
+    """
+    steps = {*range(1, 129), *(1 << k for k in range(7, 15)), 128 * ranks}
+    return any(-(-tokens // step) * step == rows for step in steps)
 
 
 def other_problems(manifest: Manifest) -> Iterator[Fault]:
@@ -187,44 +261,10 @@ def other_problems(manifest: Manifest) -> Iterator[Fault]:
     for problem in manifest.problems:
         if problem in said or "stays in Megatron's buckets" in problem:
             continue
-        kind = "steps-disagree" if "count one tensor's steps" in problem else "elements-missing"
-        yield Fault(kind, tuple(re.findall(r"`([^`]+)`", problem))[:SHOWN], manifest.path, problem)
-
-
-def wrong_shapes(manifest: Manifest, config: object) -> Iterator[Fault]:
-    """Tensors, read name by name, that are not shaped as their configuration says."""
-    table = table_for(config) if isinstance(config, dict) else None
-    if table is None:
-        return
-    for stored in manifest.stored.values():
-        row = table.known.get(stored.name)
-        if row is None or row.layout.shape == stored.shape:
-            continue
-        have, want = stored.shape, row.layout.shape
-        taller = len(have) == len(want) and have[1:] == want[1:] and have[0] > want[0]
-        grown = taller and place_of(stored.name).is_vocabulary
-        kind = "vocabulary-padded" if grown else "shape-wrong"
-        text = f"`{stored.key}` has shape {list(have)}, the configuration of {table.family} gives {list(want)}"
-        yield Fault(kind, (stored.name,), stored.chunks[0].file if stored.chunks else "", text)
-
-
-def reading_fault(path: Path, error: IntarsiaError) -> Fault:
-    """What an error that stopped the reading of headers says."""
-    text = str(error).partition("\n")[0]
-    names = tuple(re.findall(r"`([^`]+)`", text))[:SHOWN]
-    return Fault(error.kind, names, str(path), text)
+        counts = "count one tensor's steps" in problem or "at different steps" in problem
+        kind = "steps-disagree" if counts else "elements-missing"
+        yield Fault(kind, tuple(re.findall(r"`([^`]+)`", problem)), manifest.path, problem)
 
 
 def _first(stored: Stored) -> str:
     return stored.layout.tensors[0] if stored.layout.tensors else stored.name
-
-
-def unfinished(path: Path) -> Fault | None:
-    """A folder of DCP's data files that lacks their metadata."""
-    folders: Iterable[Path] = (path, *path.glob("iter_*")) if path.is_dir() else ()
-    for folder in folders:
-        files = sorted(p.name for p in folder.glob("*.distcp"))
-        if files and not (folder / ".metadata").exists():
-            text = f"{len(files)} data files and no .metadata, which is written last"
-            return Fault("metadata-missing", (), str(folder), text)
-    return None

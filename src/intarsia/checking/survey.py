@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -13,20 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checking.fault import Fault
+from intarsia.checking.headers import is_there
 from intarsia.checking.items import Item, items_of
 from intarsia.checking.naming import state_of
-from intarsia.checking.portrait import Portrait, Sketch
+from intarsia.checking.portrait import Sketch
+from intarsia.checking.seen import Seen, look
+from intarsia.checking.sums import Summing
 from intarsia.dtypes import DType
 from intarsia.errors import IntarsiaError
 from intarsia.format.base import Format
 from intarsia.format.dcp import sealed
 from intarsia.formats import folder_of, format_named
-from intarsia.layout import unravel
 from intarsia.mesh import Box
-from intarsia.planning.manifest import Chunk, Manifest, Stored
+from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
 from intarsia.run.budget import Budget
 from intarsia.run.checksum import crc32
-from intarsia.run.values import Bits, as_float64, bits_dtype, cast
+from intarsia.run.values import Bits, as_float64, bits_dtype
 from intarsia.store.local import Folder
 
 Progress = Callable[[int, int], None]
@@ -34,40 +36,17 @@ Progress = Callable[[int, int], None]
 _SEALED = ("dcp", "torch_dist", "fsdp_dtensor")
 """Formats whose chunks are archives of torch, with a checksum each."""
 
-_NOT_FINITE = {
-    "F64": 0x7FF0 << 48, "F32": 0x7F80 << 16, "BF16": 0x7F80, "F16": 0x7C00,
-    "F8_E5M2": 0x7C, "F8_E4M3": 0x7F,
-}  # fmt: skip
-"""The least magnitude, as bits, that is no finite number."""
 
+def survey(
+    manifest: Manifest,
+    budget: Budget,
+    progress: Progress | None = None,
+    wanted: Mapping[str, Logical] | None = None,
+) -> list[Seen]:
+    """Read every chunk once, on the budget's threads, and say what was seen.
 
-@dataclass
-class Seen:
-    """What the pass saw of one item."""
-
-    item: Item
-    portraits: list[Portrait] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-    not_finite: int = 0
-    first_not_finite: tuple[int, ...] = ()
-    negative: int = 0
-    used_bits: int = 0
-    least: int = -1
-    most: int = 0
-    total: int = 0
-    rounded: int | None = None
-    unsealed: int = 0
-    marks: dict[Chunk, tuple[int, bool]] = field(default_factory=dict)
-    value: float | None = None
-
-    def magnitude(self, bits: int) -> float:
-        """The number whose magnitude has these bits."""
-        dtype = self.item.stored.dtype
-        return float(as_float64(np.array([bits], bits_dtype(dtype)), dtype)[0])
-
-
-def survey(manifest: Manifest, budget: Budget, progress: Progress | None = None) -> list[Seen]:
-    """Read every chunk once, on the budget's threads, and say what was seen."""
+    Of the logical tensors that are `wanted`, the sums for their digests are taken too.
+    """
     items = items_of(manifest)
     total, done, lock = sum(item.nbytes for item in items), 0, threading.Lock()
     # A block is cast and summed in wider types: its temporaries take several times its bytes.
@@ -75,7 +54,7 @@ def survey(manifest: Manifest, budget: Budget, progress: Progress | None = None)
 
     def one(item: Item) -> Seen:
         nonlocal done
-        seen = _Reader(manifest, folder, window).see(item)
+        seen = _Reader(manifest, folder, window, wanted or {}).see(item)
         with lock:
             done += item.nbytes
             if progress is not None:
@@ -91,9 +70,11 @@ class _Reader:
     manifest: Manifest
     folder: Folder
     window_bytes: int
+    wanted: Mapping[str, Logical]
 
     def see(self, item: Item) -> Seen:
         seen, stored = Seen(item), item.stored
+        summing = Summing(item, self.wanted)
         sketch = Sketch(item.units, stored.dtype)
         rounding = self._rounding(item)
         seen.rounded = None if rounding is None else 0
@@ -101,14 +82,19 @@ class _Reader:
         for chunk in item.chunks:
             if not chunk.box.size:
                 continue
+            if not is_there(self.manifest, chunk):
+                seen.lost += 1
+                continue
+            summing.start(chunk)
             try:
-                self._chunk(seen, sketch, rounding, format, chunk)
+                self._chunk(seen, sketch, rounding, format, chunk, summing)
             except IntarsiaError as error:
                 where = f"{chunk.file} byte {chunk.start_bytes:,}"
                 text = str(error).partition("\n")[0]
                 seen.faults.append(Fault(error.kind, _names(stored), where, text, chunk.box.size))
         whole = sum(unit.rows * unit.columns for unit in item.units)
-        if not seen.faults and whole == sum(chunk.box.size for chunk in item.chunks):
+        seen.sums = summing.sums
+        if not seen.unread and whole == sum(chunk.box.size for chunk in item.chunks):
             seen.portraits = sketch.portraits(_padded(stored))
             if stored.layout.size == 1 and seen.value is None:
                 bits = np.array([seen.total], np.uint64).astype(bits_dtype(stored.dtype))
@@ -123,7 +109,13 @@ class _Reader:
         return weight.dtype if weight is not None and weight.dtype.floating else None
 
     def _chunk(
-        self, seen: Seen, sketch: Sketch, rounding: DType | None, format: Format, chunk: Chunk
+        self,
+        seen: Seen,
+        sketch: Sketch,
+        rounding: DType | None,
+        format: Format,
+        chunk: Chunk,
+        summing: Summing,
     ) -> None:
         stored = seen.item.stored
         located = format.locate(self.folder, stored, chunk)
@@ -135,12 +127,13 @@ class _Reader:
         together = (start, length) == (located.start_bytes, size) and located.piece is None
         found, before = 0, seen.total
         if together:
-            for block, rows, column in self._blocks(chunk, stored, start):
+            for block, rows, column, at in self._blocks(chunk, stored, start):
                 found = crc32(block, found)
-                _look(seen, sketch, rounding, block, rows, column, chunk)
+                summing.add(block, at)
+                look(seen, sketch, rounding, block, rows, column)
         else:
             found = self._sum(chunk.file, start, length)
-            self._strided(seen, sketch, rounding, chunk, located)
+            self._strided(seen, sketch, rounding, chunk, located, summing)
         if crc is not None and found != crc:
             text = f"CRC-32 {found:08x}, recorded {crc:08x} when it was saved"
             where = f"{chunk.file} bytes [{start:,}:{start + length:,})"
@@ -150,8 +143,11 @@ class _Reader:
 
     def _blocks(
         self, chunk: Chunk, stored: Stored, start_bytes: int
-    ) -> Iterator[tuple[Bits, NDArray[np.int64], int]]:
-        """The elements of a chunk in row-major order, in blocks of whole rows or parts of one."""
+    ) -> Iterator[tuple[Bits, NDArray[np.int64], int, int]]:
+        """The elements of a chunk in row-major order, in blocks of whole rows or parts of one.
+
+        With each come its rows and first column in the tensor, and its first place in the chunk.
+        """
         itemsize = stored.dtype.itemsize
         ids, width, first = _rows_of(chunk.box, stored.shape)
         rows_at_once = max(1, self.window_bytes // (width * itemsize))
@@ -161,9 +157,10 @@ class _Reader:
             for column in range(0, width, columns_at_once):
                 n = min(columns_at_once, width - column) if len(rows) == 1 else width
                 block = np.empty(len(rows) * n, bits_dtype(stored.dtype))
-                at = start_bytes + (lo * width + column) * itemsize
-                self.folder.read_into(chunk.file, at, block.view(np.uint8).data)
-                yield block.reshape(len(rows), n), rows, first + column
+                at = lo * width + column
+                where = start_bytes + at * itemsize
+                self.folder.read_into(chunk.file, where, block.view(np.uint8).data)
+                yield block.reshape(len(rows), n), rows, first + column, at
 
     def _sum(self, file: str, start_bytes: int, length_bytes: int) -> int:
         found = 0
@@ -173,7 +170,13 @@ class _Reader:
         return found
 
     def _strided(
-        self, seen: Seen, sketch: Sketch, rounding: DType | None, chunk: Chunk, located: Any
+        self,
+        seen: Seen,
+        sketch: Sketch,
+        rounding: DType | None,
+        chunk: Chunk,
+        located: Any,
+        summing: Summing,
     ) -> None:
         """A chunk that is not stored row by row, or is a part of what is."""
         stored, kind = seen.item.stored, bits_dtype(seen.item.stored.dtype)
@@ -196,44 +199,8 @@ class _Reader:
         else:
             flat[...] = raw
         rows, width, first = _rows_of(chunk.box, stored.shape)
-        _look(seen, sketch, rounding, flat.reshape(len(rows), width), rows, first, chunk)
-
-
-def _look(
-    seen: Seen,
-    sketch: Sketch,
-    rounding: DType | None,
-    block: Bits,
-    rows: NDArray[np.int64],
-    column: int,
-    chunk: Chunk,
-) -> None:
-    """Take one block into the sums, and count what no sound tensor holds."""
-    stored = seen.item.stored
-    dtype = stored.dtype
-    seen.total = (seen.total + sketch.add(block, rows, column)) % (1 << 64)
-    if not dtype.floating or not block.size:
-        return
-    sign = 1 << (8 * dtype.itemsize - 1)
-    magnitude = block & block.dtype.type(sign - 1)
-    least, most = int(magnitude.min()), int(magnitude.max())
-    seen.least = least if seen.least < 0 else min(seen.least, least)
-    seen.most = max(seen.most, most)
-    limit = _NOT_FINITE.get(dtype.name)
-    if limit is not None and most >= limit:
-        wrong = magnitude >= limit
-        if not seen.not_finite:
-            row, inside = divmod(int(wrong.argmax()), block.shape[1])
-            at = int(rows[row]) * (stored.shape[-1] if stored.shape else 1) + column + inside
-            seen.first_not_finite = unravel(at, stored.shape)
-        seen.not_finite += int(wrong.sum())
-    if dtype.name == "F32":
-        seen.used_bits |= int(np.bitwise_or.reduce(block, axis=None))
-    if "exp_avg_sq" in seen.item.kinds and int(block.max()) > sign:
-        seen.negative += int((block > sign).sum())
-    if rounding is not None and seen.rounded is not None:
-        narrow = cast(block, dtype, rounding)
-        seen.rounded = (seen.rounded + int(narrow.sum(dtype=np.uint64))) % (1 << 64)
+        summing.add(flat, 0)
+        look(seen, sketch, rounding, flat.reshape(len(rows), width), rows, first)
 
 
 def _rows_of(box: Box, shape: tuple[int, ...]) -> tuple[NDArray[np.int64], int, int]:
@@ -258,12 +225,14 @@ def _padded(stored: Stored) -> NDArray[np.bool_] | None:
 
 
 def _names(stored: Stored) -> tuple[str, ...]:
-    return stored.layout.tensors[:8] or (stored.key or stored.name,)
+    return stored.layout.tensors or (stored.key or stored.name,)
 
 
 def surveyed(found: Sequence[Seen]) -> tuple[int, int]:
-    """How many tensors and how many elements were seen."""
-    names = {
-        name for seen in found for s in seen.item.names for name in (s.layout.tensors or (s.name,))
-    }
-    return len(names), sum(c.box.size for seen in found for c in seen.item.chunks)
+    """How many tensors were seen whole, and how many elements."""
+    held, lost = set[str](), set[str]()
+    for seen in found:
+        for s in seen.item.names:
+            (lost if seen.lost else held).update(s.layout.tensors or (s.name,))
+    elements = sum(c.box.size for seen in found if not seen.lost for c in seen.item.chunks)
+    return len(held - lost), elements

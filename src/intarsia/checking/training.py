@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.checking.fault import SHOWN, Fault, few
+from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import place_of, state_of
-from intarsia.checking.survey import Seen
+from intarsia.checking.seen import Seen
+from intarsia.checking.survey import Progress
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
 from intarsia.layout import Layout
@@ -21,12 +22,18 @@ from intarsia.run.budget import Budget
 from intarsia.run.values import Bits, as_float64, bits_dtype, cast
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_FP16_LACKS, _BF16_LACKS = 0x1FFF, 0xFFFF
+"""The bits of fp32 that are zero in numbers of 16 bits."""
+
 _LAST_BIT = {"BF16": 2.0**-7, "F16": 2.0**-10}
 """What the last bit of a number between one and two is worth."""
 
 
-def missing_state(manifest: Manifest) -> Iterator[Fault]:
-    """Parameters with one moment and not the other, and experts whose siblings alone have any."""
+def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
+    """Parameters with one moment and not the other, and experts whose siblings alone have any.
+
+    What is `known` to be out of reach is not told again.
+    """
     held: dict[str, set[str]] = {}
     for name in manifest.logical:
         kind, of = state_of(name)
@@ -46,34 +53,68 @@ def missing_state(manifest: Manifest) -> Iterator[Fault]:
         bare = not place.kind and place.expert is not None and name not in held
         if bare and (place.template, place.layer) in stateful:
             lost.append(f"optimizer.exp_avg.{name}")
+    lost = [name for name in lost if name not in known and state_of(name)[1] not in known]
     if lost:
         text = f"{len(lost):,} optimizer tensors are absent: {few(lost)}"
-        yield Fault("state-missing", tuple(lost[:SHOWN]), manifest.path, text)
+        yield Fault("state-missing", tuple(lost), manifest.path, text)
 
 
-def steps_that_disagree(found: Sequence[Seen]) -> Iterator[Fault]:
-    """Dense parameters at different steps; an expert may be behind, never ahead."""
-    steps = {
+def _steps(found: Sequence[Seen]) -> dict[str, float]:
+    """The counters of parameters' steps."""
+    return {
         stored.name: seen.value
         for seen in found
         for stored in seen.item.names
         if place_of(stored.name).kind == "step" and seen.value is not None
     }
-    dense = {name: v for name, v in steps.items() if place_of(name).expert is None}
+
+
+def steps_that_disagree(found: Sequence[Seen]) -> Iterator[Fault]:
+    """Dense parameters at different steps; an expert may be behind, never ahead."""
+    steps = _steps(found)
+    late = _unfrozen_later(steps)
+    dense = {n: v for n, v in steps.items() if place_of(n).expert is None and n not in late}
     if not dense:
         return
     usual, _ = Counter(dense.values()).most_common(1)[0]
     wrong = [name for name, v in dense.items() if v != usual]
-    wrong += [name for name, v in steps.items() if name not in dense and v > usual]
+    wrong += [n for n, v in steps.items() if n not in dense and n not in late and v > usual]
     if wrong:
         text = f"{few(wrong)} at step {steps[wrong[0]]:g}, the others at {usual:g}"
-        yield Fault(
-            "steps-disagree", tuple(wrong[:SHOWN]), f"{len(wrong)} of {len(steps)} steps", text
-        )
+        yield Fault("steps-disagree", tuple(wrong), f"{len(wrong)} of {len(steps)} steps", text)
+
+
+def notes_on_steps(found: Sequence[Seen]) -> Iterator[str]:
+    """Parts of a model that are steps behind as a whole."""
+    steps = _steps(found)
+    behind = {place_of(n).template.partition("*")[0]: steps[n] for n in _unfrozen_later(steps)}
+    for stack, step in behind.items():
+        yield f"all of {stack}* is at step {step:g}, behind the rest, as what is unfrozen later is"
+
+
+def _unfrozen_later(steps: Mapping[str, float]) -> set[str]:
+    """The counters of whole stacks of layers that are behind together: those were trained later."""
+    stacks: dict[str, list[str]] = {}
+    for name in steps:
+        if place_of(name).layer is not None:
+            stacks.setdefault(place_of(name).template.partition("*")[0], []).append(name)
+    most = max(steps.values(), default=0.0)
+    found: set[str] = set()
+    for names in stacks.values() if len(stacks) > 1 else ():
+        held = {steps[name] for name in names}
+        layers = {place_of(name).layer for name in names}
+        if len(held) == 1 and held < {*steps.values()} and max(held) < most and len(layers) > 1:
+            found.update(names)
+    return found
 
 
 def rounded_masters(found: Sequence[Seen]) -> Iterator[Fault]:
-    """Main weights of trained parameters of which not one uses what fp32 adds to bf16."""
+    """Main weights of trained parameters of which not one uses what fp32 adds to 16 bits.
+
+    A first step may have a learning rate of zero, so what it leaves is as it was loaded.
+    """
+    if any(0 <= v <= 1 for v in _steps(found).values()):
+        return
     moved = {
         state_of(name)[1]
         for seen in found
@@ -82,7 +123,7 @@ def rounded_masters(found: Sequence[Seen]) -> Iterator[Fault]:
         for name in stored.layout.tensors
     }
     names: list[str] = []
-    elements = masters = wrong = 0
+    elements = masters = wrong = used = 0
     for seen in found:
         stored = seen.item.stored
         if "master" not in seen.item.kinds or stored.dtype.name != "F32":
@@ -93,18 +134,20 @@ def rounded_masters(found: Sequence[Seen]) -> Iterator[Fault]:
         if moved.isdisjoint(of):
             continue
         masters += 1
-        if not seen.used_bits & 0xFFFF:
+        if not seen.used_bits & _FP16_LACKS:
             wrong += 1
+            used |= seen.used_bits
             names += [f"optimizer.master.{name}" for name in of]
             elements += stored.layout.size
     if names:
-        text = f"{few(names)} hold bf16 numbers only, though their moments show training"
+        narrow = "fp16" if used & _BF16_LACKS else "bf16"
+        text = f"{few(names)} hold {narrow} numbers only, though their moments show training"
         where = f"{wrong} of {masters} main weights"
-        yield Fault("masters-rounded", tuple(names[:SHOWN]), where, text, elements)
+        yield Fault("masters-rounded", tuple(names), where, text, elements)
 
 
 def masters_that_differ(
-    manifest: Manifest, found: Sequence[Seen], budget: Budget
+    manifest: Manifest, found: Sequence[Seen], budget: Budget, progress: Progress | None = None
 ) -> Iterator[Fault]:
     """Weights that are not their main weights rounded.
 
@@ -116,7 +159,7 @@ def masters_that_differ(
     unread: set[str] = set()
     for seen in found:
         stored = seen.item.stored
-        if seen.faults:
+        if seen.unread:
             unread.update(state_of(name)[1] for name in stored.layout.tensors)
         size = sum(chunk.box.size for chunk in seen.item.chunks)
         names = tuple(sorted(state_of(name)[1] for name in stored.layout.tensors))
@@ -133,11 +176,15 @@ def masters_that_differ(
     ]
     if not suspects:
         return
+    done, total = 0, sum(manifest.logical[name].size for name in suspects)
     with Checkpoint(manifest) as checkpoint:
         for name in suspects:
             # Elements that no chunk holds are a fault of their own.
             with suppress(CoverageError):
                 yield from _compare(checkpoint, manifest.logical[name], budget)
+            done += manifest.logical[name].size
+            if progress is not None:
+                progress(done, total)
 
 
 def _add(sums: dict[tuple[str, ...], list[int]], names: tuple[str, ...], n: int, size: int) -> None:

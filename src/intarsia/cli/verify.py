@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from intarsia.report.story import Story
 
 NAME = "verify"
+SHOWN = 3
+"""How many of its tensors a fault names in its text."""
 
 
 def run(
@@ -55,12 +57,12 @@ def run(
 
 
 def _story_alone(found: Soundness, config: str | None) -> Story:
-    from intarsia.checking.soundness import read_headers
+    from intarsia.checking.headers import read_headers
     from intarsia.format.sides import read_config
     from intarsia.report.story import of_soundness
 
-    manifest, _ = read_headers(Path(found.a), read_config(Path(config)) if config else None)
-    return of_soundness(found, manifest)
+    headers = read_headers(Path(found.a), read_config(Path(config)) if config else None)
+    return of_soundness(found, headers.manifest)
 
 
 def _story_pair(found: Comparison, config: str | None) -> Story:
@@ -77,7 +79,13 @@ def _tell_alone(found: Soundness) -> None:
         say(f"sound: {found.compared:,} tensors, {found.elements:,} elements, no known fault")
     else:
         rows = [(fault.kind, fault.text, fault.where) for fault in found.faults]
-        table(f"not sound: {len(rows)} faults", ("fault", "what", "where"), rows, most=40)
+        title = f"not sound: {len(rows)} fault{'' if len(rows) == 1 else 's'}"
+        table(title, ("fault", "what", "where"), rows, most=40)
+        for step in dict.fromkeys(fault.next for fault in found.faults if fault.next):
+            say(f"next: {step}")
+        names = {name for fault in found.faults for name in fault.tensors}
+        if len(rows) > 40 or any(len(fault.tensors) > SHOWN for fault in found.faults):
+            say(f"--json names all {len(names):,} tensors")
     for note in found.notes:
         say(f"note: {note}")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from intarsia.family import Param, Table
+from intarsia.format.complaint import Complain, refuse
 from intarsia.layout import Piece
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
@@ -112,8 +113,10 @@ class Format(Protocol):
         """Whether this is such a checkpoint, from its content."""
         ...
 
-    def read(self, path: Path, config: Mapping[str, Any] | None) -> Manifest:
-        """The manifest of a checkpoint, from its headers alone."""
+    def read(
+        self, path: Path, config: Mapping[str, Any] | None, complain: Complain = refuse
+    ) -> Manifest:
+        """The manifest of a checkpoint, from its headers alone; what `complain` keeps does not end it."""
         ...
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:

@@ -14,6 +14,7 @@ from typing import Any
 from intarsia.errors import FormatError
 from intarsia.family import Param, Table
 from intarsia.format.base import Arrangement, Located, WriteOptions
+from intarsia.format.complaint import Complain, Complaint, going_on, refuse
 from intarsia.format.dcp_metadata import (
     MAX_METADATA_BYTES,
     METADATA,
@@ -24,7 +25,7 @@ from intarsia.format.dcp_metadata import (
 from intarsia.format.dcp_write import arrange
 from intarsia.format.names import entry_name, name_tensors
 from intarsia.format.sides import config_of, side_files
-from intarsia.format.torch_zip import read_crc, read_payload
+from intarsia.format.torch_zip import check_directory, read_crc, read_payload
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
@@ -46,11 +47,15 @@ class Dcp:
     def detect(self, path: Path) -> bool:
         return (path / METADATA).is_file()
 
-    def read(self, path: Path, config: Mapping[str, Any] | None) -> Manifest:
+    def read(
+        self, path: Path, config: Mapping[str, Any] | None, complain: Complain = refuse
+    ) -> Manifest:
         with Folder(path) as folder:
-            metadata, sizes = open_metadata(folder)
-        config = config or config_of(path)
-        named = name_tensors(map(stored_of, metadata.tensors.values()), config, str(path))
+            metadata, sizes = open_metadata(folder, complain)
+        with going_on(complain, "config.json"):
+            config = config or config_of(path)
+        found = map(stored_of, metadata.tensors.values())
+        named = name_tensors(found, config, str(path), complain)
         entries = (
             Entry(entry_name(o.name), o.file, o.start_bytes, o.length_bytes)
             for o in metadata.objects.values()
@@ -106,15 +111,15 @@ def stored_of(record: TensorRecord) -> Stored:
     return Stored(record.name, record.dtype, layout, chunks, key=record.name)
 
 
-def open_metadata(folder: Folder) -> tuple[Metadata, dict[str, int]]:
+def open_metadata(folder: Folder, complain: Complain = refuse) -> tuple[Metadata, dict[str, int]]:
     """A folder's metadata, and the sizes of its data files, each of which is there and long enough."""
     data = folder.read_all(METADATA, MAX_METADATA_BYTES)
-    metadata = read_metadata(data, str(folder.root / METADATA))
-    return metadata, check_files(folder, metadata)
+    metadata = read_metadata(data, str(folder.root / METADATA), complain)
+    return metadata, check_files(folder, metadata, complain)
 
 
-def check_files(folder: Folder, metadata: Metadata) -> dict[str, int]:
-    """The sizes of the data files; raise where one is absent or too short."""
+def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse) -> dict[str, int]:
+    """The sizes of the data files; complain where one is absent or too short."""
     ends: dict[str, int] = {}
     held: dict[str, int] = {}
     claimed: dict[str, int] = {}
@@ -124,27 +129,30 @@ def check_files(folder: Folder, metadata: Metadata) -> dict[str, int]:
         claimed[file] = claimed.get(file, 0) + length
     absent = sorted(file for file in ends if not (folder.root / file).is_file())
     if absent:
-        raise FormatError(
+        error = FormatError(
             f"{folder.root} lacks {len(absent)} of {len(ends)} data files"
             f" ({sum(held[f] for f in absent)} chunks): {', '.join(absent[:4])}",
             hint="restore the files, or use a complete checkpoint",
             kind="file-missing",
         )
-    sizes = {file: folder.size(file) for file in sorted(ends)}
+        complain(Complaint(error, tuple(absent)))
+    sizes = {file: folder.size(file) for file in sorted(ends) if file not in absent}
     for file, size in sizes.items():
         if size < ends[file]:
-            raise FormatError(
+            error = FormatError(
                 f"{folder.root / file} has {size:,} bytes, its chunks end at {ends[file]:,}",
                 hint="the file is truncated: copy it again from its source",
                 kind="file-too-short",
             )
-        if size < claimed[file]:
-            raise FormatError(
+            complain(Complaint(error, (file,)))
+        elif size < claimed[file]:
+            error = FormatError(
                 f"{folder.root / file} has {size:,} bytes, its {held[file]:,} chunks have"
                 f" {claimed[file]:,} together: some lie on one another",
                 hint="the metadata is another checkpoint's, or damaged",
                 kind="bytes-overlap",
             )
+            complain(Complaint(error, (file,)))
     _check_hollow(folder, metadata, sum(sizes.values()))
     return sizes
 
@@ -209,6 +217,7 @@ def sealed(folder: Folder, chunk: Chunk) -> tuple[int, int, int | None]:
         return folder.read(chunk.file, chunk.start_bytes + start_bytes, length_bytes)
 
     payload = read_payload(read, chunk.length_bytes, where)
+    check_directory(read, chunk.length_bytes, payload, where)
     crc = read_crc(read, chunk.length_bytes, payload, where)
     return chunk.start_bytes + payload.start_bytes, payload.length_bytes, crc
 

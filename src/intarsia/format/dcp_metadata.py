@@ -13,6 +13,7 @@ from typing import Any, Self
 from intarsia.collector import paused
 from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import FormatError, UnsafeError
+from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.inert import Inert, brief
 from intarsia.format.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
 from intarsia.format.unpickle import load_inert
@@ -113,13 +114,13 @@ _FIELDS = {"state_dict_metadata", "storage_data", "planner_data", "all_local_pla
 _Where = tuple[str, int, int]
 
 
-def read_metadata(data: bytes, where: str) -> Metadata:
+def read_metadata(data: bytes, where: str, complain: Complain = refuse) -> Metadata:
     """The content of a `.metadata` file, with every chunk matched to its blob."""
     with paused():
-        return _read(data, where)
+        return _read(data, where, complain)
 
 
-def _read(data: bytes, where: str) -> Metadata:
+def _read(data: bytes, where: str, complain: Complain) -> Metadata:
     loaded = load_inert(data, where, known=_KNOWN)
     fields = loaded.fields if isinstance(loaded, Inert) else {}
     described, stored = fields.get("state_dict_metadata"), fields.get("storage_data")
@@ -129,7 +130,7 @@ def _read(data: bytes, where: str) -> Metadata:
             f"state_dict_metadata and storage_data - at {where}"
         )
     try:
-        return _matched(described, _places(stored), fields, len(data))
+        found, lost = _matched(described, _places(stored), fields, len(data))
     except UnsafeError as error:
         raise UnsafeError(f"{error} - at {where}") from None
     except FormatError as error:
@@ -139,6 +140,15 @@ def _read(data: bytes, where: str) -> Metadata:
         raise FormatError(
             f"the metadata is not laid out as torch does ({cause}) - at {where}"
         ) from error
+    if lost:
+        shown = ", ".join(lost[:5]) + (", ..." if len(lost) > 5 else "")
+        never = FormatError(
+            f"{len(lost)} entries are described but were never stored: {shown} - at {where}",
+            hint="a writer thread failed while saving; this checkpoint is incomplete",
+            kind="elements-missing",
+        )
+        complain(Complaint(never))
+    return found
 
 
 def _places(stored: dict[Any, Any]) -> dict[tuple[str, Any], _Where]:
@@ -184,7 +194,8 @@ def _matched(
     places: dict[tuple[str, Any], _Where],
     fields: dict[str, Any],
     size_bytes: int,
-) -> Metadata:
+) -> tuple[Metadata, list[str]]:
+    """What the metadata describes, and what of it was never stored."""
     # Lists that many tensors share are stored once and gone through many times.
     left = size_bytes
     tensors: dict[str, TensorRecord] = {}
@@ -203,17 +214,10 @@ def _matched(
             objects[name] = ObjectRecord(name, *place)
         else:
             missing.append(name)
-    if missing:
-        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-        raise FormatError(
-            f"{len(missing)} entries are described but were never stored: {shown}",
-            hint="a writer thread failed while saving; this checkpoint is incomplete",
-            kind="elements-missing",
-        )
     extra = {k: v for k, v in fields.items() if k not in _FIELDS}
     if unclaimed := {name for name, _ in places} - described.keys():
         extra["unclaimed"] = tuple(sorted(unclaimed))
-    return Metadata(tensors, objects, _paths(fields.get("planner_data")), extra)
+    return Metadata(tensors, objects, _paths(fields.get("planner_data")), extra), missing
 
 
 def _tensor(

@@ -19,6 +19,7 @@ from intarsia.errors import FormatError
 from intarsia.family import Param, Table, table_for
 from intarsia.format import dcp
 from intarsia.format.base import NUMBERED, Arrangement, Located, WriteOptions
+from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.dcp import open_metadata
 from intarsia.format.dcp_metadata import MAX_METADATA_BYTES, METADATA, Metadata
 from intarsia.format.megatron_common import (
@@ -57,25 +58,30 @@ class FsdpDtensor:
             return False
         return any(_has_keys(folder) for folder in _candidates(path))
 
-    def read(self, path: Path, config: Mapping[str, Any] | None) -> Manifest:
+    def read(
+        self, path: Path, config: Mapping[str, Any] | None, complain: Complain = refuse
+    ) -> Manifest:
         root = find_checkpoint(path)
         with Folder(root) as folder:
-            metadata, sizes = open_metadata(folder)
-            args = arguments(folder, metadata)
+            metadata, sizes = open_metadata(folder, complain)
+            args: Mapping[str, Any] = {}
+            with going_on(complain):
+                args = arguments(folder, metadata)
             numbers, unnumbered = _numbers(folder, metadata)
         notes: list[str] = []
         home = home_of(root)
         if config is None and home is not None:
-            config = config_of(home)
+            with going_on(complain, "config.json"):
+                config = config_of(home)
         made = config is None
         if config is None:
             config = config_from_arguments(args, as_torch_dist(metadata), notes)
         centered = args.get("layernorm_zero_centered_gamma")
         table = table_for(config, zero_centered=centered if isinstance(centered, bool) else None)
         tensors = [r for r in metadata.tensors.values() if not is_entry(r.name)]
-        found = name_tensors(tensors, table, tensor_parallel(args), config, numbers)
+        found = name_tensors(tensors, table, tensor_parallel(args), config, numbers, complain)
         found.problems += unnumbered
-        with Folder(root) as folder:
+        with Folder(root) as folder, going_on(complain):
             found.problems += _disagreements(folder, found.repeated)
         notes += _absent_entries(metadata)
         return Manifest(

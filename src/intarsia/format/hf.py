@@ -8,28 +8,32 @@ from __future__ import annotations
 
 import base64
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from intarsia.errors import FormatError
 from intarsia.family import Param, Table
 from intarsia.format.base import Arrangement, Located, Slot, WriteOptions
+from intarsia.format.complaint import Complain, going_on, refuse
+from intarsia.format.hf_files import (
+    INDEX,
+    OPTIMIZER,
+    SINGLE,
+    beside,
+    extra_files,
+    files_of,
+    read_files,
+)
 from intarsia.format.names import name_tensors
-from intarsia.format.safetensors_header import make_header, read_header
+from intarsia.format.safetensors_header import make_header
 from intarsia.format.sides import config_of, side_files
 from intarsia.format.strict_json import parse_json
-from intarsia.layout import Layout
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
-from intarsia.store.local import Folder, check_name
+from intarsia.store.local import Folder
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-OPTIMIZER = "optimizer"
 ENTRIES = "entries.json"
-_NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<k>\d{5})-of-(?P<n>\d{5})\.safetensors$")
 
 
 class Hf:
@@ -45,22 +49,25 @@ class Hf:
             return path.suffix == ".safetensors" or _starts_like_safetensors(path)
         return path.is_dir() and any(path.glob("*.safetensors*"))
 
-    def read(self, path: Path, config: Mapping[str, Any] | None) -> Manifest:
+    def read(
+        self, path: Path, config: Mapping[str, Any] | None, complain: Complain = refuse
+    ) -> Manifest:
         root = path if path.is_dir() else path.parent
         folder = Folder(root)
         sides = side_files(root) if path.is_dir() else ()
         with folder:
-            files = _files_of(folder) if path.is_dir() else {path.name: None}
-            found = _read_files(folder, files)
-            entries: dict[str, Entry] = {}
-            sizes = {file: folder.size(file) for file in files}
+            files = files_of(folder, complain) if path.is_dir() else {path.name: None}
             if path.is_dir() and (root / OPTIMIZER).is_dir():
-                extra = _extra_files(root / OPTIMIZER)
-                found += _read_files(folder, extra)
-                sizes |= {file: folder.size(file) for file in extra}
-                entries = _entries_of(folder)
-            config = config or config_of(root)
-        named = name_tensors(found, config, str(path))
+                files |= extra_files(root / OPTIMIZER, complain)
+            found = read_files(folder, files, complain)
+            sizes = {file: folder.size(file) for file in files}
+            entries: dict[str, Entry] = {}
+            if path.is_dir():
+                with going_on(complain, f"{OPTIMIZER}/{ENTRIES}"):
+                    entries = _entries_of(folder)
+            with going_on(complain, "config.json"):
+                config = config or config_of(root)
+        named = name_tensors(found, config, str(path), complain)
         return Manifest(
             format=self.name,
             path=str(path),
@@ -73,7 +80,7 @@ class Hf:
             sides=sides,
             absent=named.absent,
             problems=named.problems,
-            notes=named.notes,
+            notes=(*named.notes, *(beside(root, files) if path.is_dir() else ())),
         )
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
@@ -110,104 +117,6 @@ def _starts_like_safetensors(path: Path) -> bool:
     with path.open("rb") as file:
         head = file.read(9)
     return len(head) == 9 and head[8:9] == b"{"
-
-
-def _files_of(folder: Folder) -> dict[str, list[str] | None]:
-    """The checkpoint's files; with an index, the tensors that each must hold."""
-    root = folder.root
-    if (root / INDEX).exists():
-        held = dict(_indexed(folder))
-        if (root / SINGLE).exists() and SINGLE not in held:
-            raise FormatError(
-                f"{root} holds both {SINGLE} and an index of {len(held)} other files",
-                hint="they may be different weights: remove the one that is stale",
-                kind="index-wrong",
-            )
-        return dict(held)
-    if (root / SINGLE).exists():
-        return {SINGLE: None}
-    names = sorted(p.name for p in root.glob("*.safetensors"))
-    numbered = [m for m in map(_NUMBERED.match, names) if m]
-    if numbered:
-        count, stem = int(numbered[0]["n"]), numbered[0]["stem"]
-        wanted = [f"{stem}-{k:05d}-of-{count:05d}.safetensors" for k in range(1, count + 1)]
-        missing = [name for name in wanted if name not in names]
-        if missing:
-            raise FormatError(
-                f"{root} has {count - len(missing)} of {count} files; absent: {', '.join(missing[:4])}",
-                hint="restore the missing files, or use a complete checkpoint",
-                kind="file-missing",
-            )
-        return dict.fromkeys(wanted)
-    if len(names) == 1:
-        return {names[0]: None}
-    raise FormatError(
-        f"{root} holds {len(names)} safetensors files and no index: {', '.join(names[:4])}",
-        hint=f"name the one file, or add {INDEX}",
-        kind="index-wrong",
-    )
-
-
-def _extra_files(root: Path) -> dict[str, list[str] | None]:
-    """The files of the side folder, which may hold entries alone."""
-    if not any(root.glob("*.safetensors*")):
-        return {}
-    with Folder(root) as folder:
-        return {f"{OPTIMIZER}/{file}": names for file, names in _files_of(folder).items()}
-
-
-def _indexed(folder: Folder) -> Iterable[tuple[str, list[str]]]:
-    where = folder.root / INDEX
-    index = parse_json(folder.read_all(INDEX), str(where), hint="restore the index")
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(weight_map, dict):
-        raise FormatError(
-            f"{where} has no weight_map", hint="restore the index", kind="index-wrong"
-        )
-    held: dict[str, list[str]] = {}
-    for name, file in weight_map.items():
-        held.setdefault(check_name(file, str(where)), []).append(name)
-    absent = [file for file in held if not (folder.root / file).is_file()]
-    if absent:
-        lost = sum(len(held[file]) for file in absent)
-        raise FormatError(
-            f"{where} names {len(held)} files, {len(absent)} are absent with {lost} tensors:"
-            f" {', '.join(sorted(absent)[:4])}",
-            hint="restore the missing files, or use a complete checkpoint",
-            kind="file-missing",
-        )
-    return sorted(held.items())
-
-
-def _read_files(folder: Folder, files: Mapping[str, list[str] | None]) -> list[Stored]:
-    found: dict[str, Stored] = {}
-    for file, expected in files.items():
-        rows, metadata = read_header(folder, file)
-        if "DCP_SHARDING_INFO" in metadata:
-            raise FormatError(
-                f"{folder.root / file} is a shard that torch's distributed writer left unconsolidated",
-                hint="load it with torch's HuggingFaceStorageReader and save it with intarsia.save:"
-                " torch's consolidation writes zeros for numbers and for absent shards",
-            )
-        names = {row.name for row in rows}
-        if expected is not None and names != set(expected):
-            lost, extra = sorted(set(expected) - names), sorted(names - set(expected))
-            raise FormatError(
-                f"{folder.root / file} and the index disagree: the index wants {len(expected)}"
-                f" tensors, the file has {len(names)}; absent {lost[:3]}, not indexed {extra[:3]}",
-                hint="restore the file or the index that belongs to it",
-                kind="index-wrong",
-            )
-        for row in rows:
-            if row.name in found:
-                raise FormatError(
-                    f"{row.name!r} is in {found[row.name].chunks[0].file} and in {file}",
-                    kind="index-wrong",
-                )
-            chunk = Chunk(Box.whole(row.shape), file, row.start_bytes, row.length_bytes)
-            layout = Layout.of(row.name, row.shape)
-            found[row.name] = Stored(row.name, row.dtype, layout, (chunk,), key=row.name)
-    return list(found.values())
 
 
 def _entries_of(folder: Folder) -> dict[str, Entry]:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from intarsia.dtypes import BY_NAME
-from intarsia.errors import FamilyError, FormatError
+from intarsia.errors import FamilyError, FormatError, IntarsiaError
 from intarsia.family import Param, Table
+from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.dcp import stored_of
 from intarsia.format.dcp_metadata import Metadata, TensorRecord
 from intarsia.format.megatron_fsdp_keys import FsdpRows, Section, TensorParallel, section_of
@@ -59,6 +60,7 @@ def name_tensors(
     tp: TensorParallel,
     config: Mapping[str, Any] | None,
     numbers: Mapping[str, str] | None = None,
+    complain: Complain = refuse,
 ) -> Found:
     """Give every tensor the layout that its name tells; `numbers` are names of numbered parameters."""
     found = Found()
@@ -72,7 +74,7 @@ def name_tensors(
         )
         found.notes.append(f"{why}: each stored tensor is carried name by name")
         return found
-    reader = _Reader(table, tp, found)
+    reader = _Reader(table, tp, found, complain)
     sections = [(record, _named(section_of(record.name), numbers or {})) for record in records]
     states = [(r, s) for r, s in sections if s is not None and s.kind]
     trained = any(s.kind != MASTER for _, s in states)
@@ -97,8 +99,8 @@ def _named(section: Section | None, numbers: Mapping[str, str]) -> Section | Non
 class _Reader:
     """The tensors of one checkpoint as they are read: the model's first, then their states."""
 
-    def __init__(self, table: Table, tp: TensorParallel, found: Found) -> None:
-        self.table, self.tp, self.found = table, tp, found
+    def __init__(self, table: Table, tp: TensorParallel, found: Found, complain: Complain) -> None:
+        self.table, self.tp, self.found, self.complain = table, tp, found, complain
         self.rows = FsdpRows(table)
         self.params: dict[str, Param] = {}
         self.unknown: list[str] = []
@@ -106,7 +108,12 @@ class _Reader:
 
     def weight(self, record: TensorRecord, section: Section | None, master: bool) -> None:
         name = section.name if section else record.name
-        row = self.rows.find(name, record.shape, self.tp)
+        try:
+            row = self.rows.find(name, record.shape, self.tp)
+        except IntarsiaError as error:
+            whole = self.rows.rows.row(Key.parse(name))
+            self._complain(error, record, whole.layout.tensors if whole else (name,))
+            row = Param(name, Layout.of(name, record.shape), Rule())
         if row is None:
             self.unknown.append(record.name)
             row = Param(name, Layout.of(name, record.shape), Rule())
@@ -122,11 +129,15 @@ class _Reader:
             return
         row = self.params.get(section.name)
         if row is None:
-            raise FormatError(
+            error = FormatError(
                 f"`{record.name}` is the state of a parameter that the model section lacks",
                 hint="the checkpoint is incomplete: use one that is whole",
                 kind="tensor-missing",
             )
+            self._complain(error, record, (section.name,))
+            name = f"optimizer.{section.kind}.{section.name}"
+            self._add(record, Param(name, Layout.of(name, record.shape), Rule()))
+            return
         if section.kind == STEP:
             self._step(record, row)
             return
@@ -150,6 +161,10 @@ class _Reader:
             else:
                 self.found.add(stored, _own_shape)
 
+    def _complain(self, error: IntarsiaError, record: TensorRecord, names: tuple[str, ...]) -> None:
+        files = tuple(dict.fromkeys(chunk.file for chunk in record.chunks))
+        self.complain(Complaint(error, files, names))
+
     def _add(self, record: TensorRecord, row: Param) -> None:
         stored = replace(
             stored_of(record), name=row.name, layout=row.layout, rule=row.rule, shift=row.shift
@@ -164,11 +179,12 @@ class _Reader:
         """Say what is missing, what is broken, and what no row explains."""
         found, table = self.found, self.table
         if self.unknown and len(self.unknown) == len(self.params):
-            raise FamilyError(
+            error = FamilyError(
                 f"none of {len(self.unknown)} tensors is in the Megatron table of {table.family}:"
                 f" {', '.join(self.unknown[:4])}",
                 hint="the configuration is another model's",
             )
+            self.complain(Complaint(error, names=tuple(self.unknown)))
         if self.unknown:
             more = f", … ({len(self.unknown)} in all)" if len(self.unknown) > 4 else ""
             found.notes.append(

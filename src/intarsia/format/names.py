@@ -16,12 +16,14 @@ from typing import Any
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import FamilyError
 from intarsia.family import Table, table_for
+from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
 from intarsia.planning.manifest import Logical, Stored
 
 _OPTIMIZER = re.compile(r"^(?:optim|optimizer)\.state\.(?P<param>.+)\.(?P<kind>[A-Za-z_0-9]+)$")
 STEP = "step"
+_VOCABULARY = ("embed_tokens.weight", "lm_head.weight", "shared_head.head.weight")
 _OURS = re.compile(r"^optimizer\.(?P<kind>[A-Za-z_0-9]+)\.(?P<param>.+)$")
 
 
@@ -37,17 +39,22 @@ class Named:
     notes: tuple[str, ...]
 
 
-def name_tensors(found: Iterable[Stored], config: Mapping[str, Any] | None, where: str) -> Named:
+def name_tensors(
+    found: Iterable[Stored],
+    config: Mapping[str, Any] | None,
+    where: str,
+    complain: Complain = refuse,
+) -> Named:
     """Give stored tensors (each its own layout, so far) the layouts of their family."""
     listed = list(found)
     table = table_for(config)
     model_type = str((config or {}).get("model_type") or "")[:80]
     if table is None:
-        stored = _unique((_plain(_respelled(s)) for s in listed), where)
+        stored = _unique((_plain(_respelled(s)) for s in listed), where, complain)
         why = f"model_type {model_type!r} has no table" if model_type else "no model configuration"
         note = f"{why}: each stored tensor is carried name by name, as its own logical tensor"
         return Named(stored, _logical(stored, {}), None, (), (), (note,))
-    return _with_table(listed, table, where)
+    return _with_table(listed, table, where, complain)
 
 
 def prefix_of(names: Iterable[str], known: Mapping[str, Any]) -> str:
@@ -65,12 +72,12 @@ def prefix_of(names: Iterable[str], known: Mapping[str, Any]) -> str:
     return min(votes, key=lambda prefix: (-votes[prefix], len(prefix)))
 
 
-def _with_table(listed: list[Stored], table: Table, where: str) -> Named:
+def _with_table(listed: list[Stored], table: Table, where: str, complain: Complain) -> Named:
     known = table.known
     # A parameter's state ends with its name too, and says nothing of the wrappers around it.
     prefix = prefix_of((s.name for s in listed if not _is_state(s.name)), known)
-    named = (_named(s, prefix, table, known, where) for s in listed)
-    stored = _unique((part for s in named for part in _by_member(s, known)), where)
+    named = (_named(s, prefix, table, known, where, complain) for s in listed)
+    stored = _unique((part for s in named for part in _by_member(s, known)), where, complain)
     unknown = [name for name in stored if name not in known and not _OURS.match(name)]
     logical = _logical(stored, table.logical)
     absent = tuple(
@@ -88,17 +95,26 @@ def _with_table(listed: list[Stored], table: Table, where: str) -> Named:
     return Named(stored, logical, table.family, absent, problems, tuple(notes))
 
 
-def _named(s: Stored, prefix: str, table: Table, known: Mapping[str, Any], where: str) -> Stored:
+def _named(
+    s: Stored,
+    prefix: str,
+    table: Table,
+    known: Mapping[str, Any],
+    where: str,
+    complain: Complain,
+) -> Stored:
     name = s.name.removeprefix(prefix) if s.name.startswith(prefix) else s.name
     param = known.get(name)
     if param is not None:
         if param.layout.shape != s.shape:
-            raise FamilyError(
+            error = FamilyError(
                 f"`{s.key or s.name}` has shape {list(s.shape)}, config.json of"
                 f" {table.family} gives {list(param.layout.shape)} - at {where}",
                 hint="the configuration is another model's, or the tensor is damaged",
-                kind="shape-wrong",
+                kind=shape_fault(name, s.shape, param.layout.shape),
             )
+            complain(Complaint(error, _files(s), param.layout.tensors))
+            return _plain(replace(s, name=name))
         return replace(s, name=name, layout=param.layout, rule=param.rule, shift=param.shift)
     state = _OPTIMIZER.match(s.name)
     if state is not None:
@@ -114,6 +130,16 @@ def _named(s: Stored, prefix: str, table: Table, known: Mapping[str, Any], where
         shift = twin.shift if root == "optimizer.master." else 0.0
         return replace(s, name=fresh, layout=layout, rule=twin.rule, shift=shift)
     return _plain(replace(s, name=entry_name(fresh)))
+
+
+def shape_fault(name: str, have: Shape, want: Shape) -> str:
+    """What it is that a tensor has another shape than it should."""
+    taller = len(have) == len(want) and have[1:] == want[1:] and have[0] > want[0]
+    return "vocabulary-padded" if taller and name.endswith(_VOCABULARY) else "shape-wrong"
+
+
+def _files(s: Stored) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(chunk.file for chunk in s.chunks))
 
 
 def _by_member(s: Stored, known: Mapping[str, Any]) -> Iterator[Stored]:
@@ -136,14 +162,16 @@ def members_of(name: str, table: Table | None) -> tuple[str, ...]:
     return table.known[bare].layout.tensors if bare in table.known else (name,)
 
 
-def _unique(named: Iterable[Stored], where: str) -> dict[str, Stored]:
-    """Stored tensors by name; raise where two have the same."""
+def _unique(named: Iterable[Stored], where: str, complain: Complain) -> dict[str, Stored]:
+    """Stored tensors by name; complain where two have the same."""
     stored: dict[str, Stored] = {}
     for s in named:
         if s.name in stored:
-            raise FamilyError(
+            error = FamilyError(
                 f"{stored[s.name].key!r} and {s.key!r} are both `{s.name}` - at {where}"
             )
+            complain(Complaint(error, _files(s)))
+            continue
         stored[s.name] = s
     return stored
 

@@ -16,6 +16,7 @@ from typing import Any
 from intarsia.dtypes import DType, dtype_of_header
 from intarsia.errors import FormatError
 from intarsia.format.base import PAGE_BYTES
+from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.strict_json import parse_json
 from intarsia.format.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
 from intarsia.mesh import Shape
@@ -36,7 +37,9 @@ class HeaderRow:
     length_bytes: int
 
 
-def read_header(folder: Folder, file: str) -> tuple[list[HeaderRow], dict[str, str]]:
+def read_header(
+    folder: Folder, file: str, complain: Complain = refuse
+) -> tuple[list[HeaderRow], dict[str, str]]:
     """The rows of a file's header in the order of their bytes, and its free-form metadata."""
     where, size = str(folder.root / file), folder.size(file)
     if size < 8:
@@ -58,7 +61,10 @@ def read_header(folder: Folder, file: str) -> tuple[list[HeaderRow], dict[str, s
         raise FormatError(f"{where}: __metadata__ is not an object of texts", hint=_DAMAGED)
     rows = [_row(name, value, 8 + length, where) for name, value in raw.items()]
     rows.sort(key=lambda row: (row.start_bytes, row.length_bytes))
-    _check_tiling(rows, 8 + length, size, where)
+    try:
+        _check_tiling(rows, 8 + length, size, where)
+    except FormatError as error:
+        complain(Complaint(error, (file,)))
     return rows, metadata
 
 

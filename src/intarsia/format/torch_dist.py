@@ -7,19 +7,17 @@ stored tensor to us, and so it is when written: the stack is made of names alone
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from intarsia.errors import FamilyError, FormatError
-from intarsia.family import Param, Table, table_for
+from intarsia.family import Param, Table
 from intarsia.format import dcp
 from intarsia.format.base import Arrangement, Located, WriteOptions
-from intarsia.format.dcp import open_metadata, stored_of
-from intarsia.format.dcp_metadata import Metadata, TensorRecord
-from intarsia.format.megatron_buckets import is_bucket, read_buckets
+from intarsia.format.complaint import Complain, going_on, refuse
+from intarsia.format.dcp import open_metadata
+from intarsia.format.dcp_metadata import Metadata
 from intarsia.format.megatron_common import (
     COMMON_FILE,
     COMMON_OBJECT,
@@ -40,18 +38,15 @@ from intarsia.format.megatron_groups import (
     steps_of,
     with_common_step,
 )
-from intarsia.format.megatron_keys import Key, MegatronRows, is_megatron_name, torch_dist_rows
+from intarsia.format.megatron_keys import Key, torch_dist_rows
 from intarsia.format.megatron_optimizer import (
-    flatten_shards,
-    flattened_shape,
-    state_of,
-    state_row,
     stored_key,
 )
 from intarsia.format.megatron_write import arrange
 from intarsia.format.sides import config_of
+from intarsia.format.torch_dist_names import name_tensors
 from intarsia.format.torch_frame import write_object
-from intarsia.mesh import Box, Mesh, Shape
+from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Entry, Logical, Manifest, Stored, Target
 from intarsia.store.local import Folder
 
@@ -67,30 +62,44 @@ class TorchDist:
     def detect(self, path: Path) -> bool:
         return looks_like_megatron(path)
 
-    def read(self, path: Path, config: Mapping[str, Any] | None) -> Manifest:
+    def read(
+        self, path: Path, config: Mapping[str, Any] | None, complain: Complain = refuse
+    ) -> Manifest:
         root = find_checkpoint(path)
         with Folder(root) as folder:
-            metadata, sizes = open_metadata(folder)
-            common = read_common(folder, metadata)
+            metadata, sizes = open_metadata(folder, complain)
+            common, shared = {}, {}
+            with going_on(complain):
+                common = read_common(folder, metadata)
             args = arguments_of(common) or read_run_config(folder)
             entries = _entries(folder, metadata)
-            shared = {
-                name: folder.read_small(e.file, e.start_bytes, e.length_bytes)
-                for name, e in entries.items()
-                if SHARED.match(name)
-            }
+            with going_on(complain):
+                shared = {
+                    name: folder.read_small(e.file, e.start_bytes, e.length_bytes)
+                    for name, e in entries.items()
+                    if SHARED.match(name)
+                }
         home = home_of(root)
         notes: list[str] = []
         if config is None and home is not None:
-            config = config_of(home)
+            with going_on(complain, "config.json"):
+                config = config_of(home)
         made = config is None
         if config is None:
             config = config_from_arguments(args, metadata, notes)
-        found = _named(metadata, config, args, str(root))
-        groups = groups_in(optimizer_of(common, shared))
-        with_common_step(groups, common)
-        steps, told = steps_of(groups, found.stored.values())
-        if len({g["step"] for g in groups if "step" in g}) > 1 and not steps:
+        found = name_tensors(metadata, config, args, str(root), complain)
+        groups: list[dict[str, Any]] = []
+        steps: dict[str, Stored] = {}
+        told = b""
+        with going_on(complain):
+            groups = groups_in(optimizer_of(common, shared))
+            with_common_step(groups, common)
+            steps, told = steps_of(groups, found.stored.values())
+        counts = sorted({g["step"] for g in groups if isinstance(g.get("step"), (int, float))})
+        if len(counts) > 1:
+            at = " and ".join(f"{step:g}" for step in counts[:4])
+            found.problems += (f"parameter groups are at different steps: {at}",)
+        if len(counts) > 1 and not steps:
             found.notes += (
                 "parameter groups are at different steps, so no tensor's step is known",
             )
@@ -149,143 +158,3 @@ def _entries(folder: Folder, metadata: Metadata) -> dict[str, Entry]:
     if COMMON_OBJECT not in entries and (folder.root / COMMON_FILE).is_file():
         entries[COMMON_OBJECT] = Entry(COMMON_OBJECT, COMMON_FILE, 0, folder.size(COMMON_FILE))
     return entries
-
-
-@dataclass
-class _Found:
-    """Stored tensors, and what their names told."""
-
-    stored: dict[str, Stored] = field(default_factory=dict)
-    logical: dict[str, Logical] = field(default_factory=dict)
-    family: str | None = None
-    absent: tuple[Logical, ...] = ()
-    problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def add(self, stored: Stored) -> None:
-        if stored.name in self.stored:
-            raise FamilyError(f"`{self.stored[stored.name].key}` and `{stored.key}` are the same")
-        self.stored[stored.name] = stored
-
-
-def _named(
-    metadata: Metadata, config: Mapping[str, Any] | None, args: Mapping[str, Any], where: str
-) -> _Found:
-    centered = args.get("layernorm_zero_centered_gamma")
-    table = table_for(config, zero_centered=centered if isinstance(centered, bool) else None)
-    found = _Found()
-    if table is None:
-        for record in metadata.tensors.values():
-            found.add(stored_of(record))
-        for s in found.stored.values():
-            found.logical[s.name] = Logical(s.name, s.shape, s.dtype)
-        why = "no config.json, and the stored arguments do not tell the family"
-        if config is not None:
-            why = f"model_type {config.get('model_type')!r} has no table"
-        found.notes = (f"{why}: each stored tensor is carried name by name; --config gives one",)
-        return found
-    _with_table(found, metadata, table, where)
-    return found
-
-
-def _with_table(found: _Found, metadata: Metadata, table: Table, where: str) -> None:
-    rows = MegatronRows(table)
-    unknown: list[str] = []
-    carried: list[str] = []
-    for record in metadata.tensors.values():
-        if is_bucket(record.name):
-            continue
-        parts = list(_read(record, rows, metadata.extra))
-        if not parts:
-            foreign = not is_megatron_name(record.name)
-            (carried if foreign else unknown).append(record.name)
-            parts = [stored_of(record)]
-        for stored in parts:
-            found.add(stored)
-    if carried:
-        found.notes += (
-            f"not of the language model, carried name by name: {', '.join(carried[:4])}"
-            + (f", … ({len(carried)} in all)" if len(carried) > 4 else ""),
-        )
-    if unknown:
-        raise FamilyError(
-            f"{len(unknown)} tensors are not in the Megatron table of {table.family}:"
-            f" {', '.join(unknown[:4])} - at {where}",
-            hint="the configuration is another model's, or the family's table lacks them",
-        )
-    _add_buckets(found, [r for r in metadata.tensors.values() if is_bucket(r.name)], where)
-    found.family = table.family
-    found.logical = _logical(found.stored.values(), table.logical)
-    floating = next((s.dtype for s in found.stored.values() if s.dtype.floating), None)
-    found.absent = tuple(
-        Logical(name, shape, floating)
-        for name, shape in table.logical.items()
-        if floating and name not in found.logical and name not in table.optional
-    )
-    found.problems += tuple(f"`{x.name}` {list(x.shape)} is absent" for x in found.absent)
-
-
-def _add_buckets(found: _Found, buckets: list[TensorRecord], where: str) -> None:
-    """Optimizer state out of buckets; where it cannot be found in them, the rest is still read."""
-    if not buckets:
-        return
-    try:
-        for stored in read_buckets(buckets, list(found.stored.values()), where):
-            found.add(stored)
-        found.notes += ("optimizer state is read out of Megatron's buckets, where it fits exactly",)
-    except FormatError as error:
-        for record in buckets:
-            found.add(stored_of(record))
-        found.problems += (f"optimizer state stays in Megatron's buckets: {error}",)
-        found.notes += (f"{len(buckets)} buckets of optimizer state are carried as they are",)
-
-
-def _logical(stored: Iterable[Stored], shapes: Mapping[str, Shape]) -> dict[str, Logical]:
-    found: dict[str, Logical] = {}
-    for s in stored:
-        for name in s.layout.tensors:
-            if name not in found:
-                of = name.split(".", 2)[2] if name.startswith("optimizer.") else name
-                found[name] = Logical(name, shapes.get(of, s.shape), s.dtype)
-    return found
-
-
-def _read(record: TensorRecord, rows: MegatronRows, extra: Mapping[str, Any]) -> Iterator[Stored]:
-    """The stored tensors that a tensor on disk is; none where the table does not know it."""
-    state = state_of(record.name)
-    name = rows.bare(state[1] if state else record.name)
-    for key, shape, chunks in _parts(record, Key.parse(name)):
-        flat = (
-            flattened_shape(extra, record.name, len(record.shape) - len(shape)) if state else None
-        )
-        row = rows.find(key, flat or shape)
-        if row is None:
-            return
-        row = Param(str(key), row.layout, row.rule, row.shift)
-        if flat is not None:
-            row = flatten_shards(row, shape, record.name)
-        if state is not None:
-            row = state_row(row, state[0])
-        yield Stored(row.name, record.dtype, row.layout, chunks, row.rule, record.name, row.shift)
-
-
-def _parts(record: TensorRecord, key: Key) -> Iterator[tuple[Key, Shape, tuple[Chunk, ...]]]:
-    """A tensor cut by its layers and experts, as far as no chunk spans two of them."""
-    leading = 0
-    for axis_is in (key.stacked, key.of_experts):
-        if not axis_is:
-            continue
-        if any(c.shape[leading] != 1 for c in record.chunks):
-            break
-        leading += 1
-    held: dict[Shape, list[Chunk]] = {}
-    for c in record.chunks:
-        box = Box(c.offsets[leading:], c.shape[leading:])
-        chunk = Chunk(box, c.file, c.start_bytes, c.length_bytes)
-        held.setdefault(c.offsets[:leading], []).append(chunk)
-    for index in product(*map(range, record.shape[:leading])):
-        places = iter(index)
-        layer = next(places) if key.stacked and leading else key.layer
-        expert = next(places, key.expert)
-        part = Key(key.rest, key.head, layer, expert, key.half)
-        yield part, record.shape[leading:], tuple(held.get(index, ()))

@@ -100,6 +100,18 @@ def read_crc(read: Read, length: int, payload: Payload, where: str) -> int | Non
     return crc if crc or not payload.length_bytes else None
 
 
+def check_directory(read: Read, length: int, payload: Payload, where: str) -> None:
+    """Raise where the directory by which torch finds the tensor is damaged, or a small member is."""
+    members = _directory(read, length, where)
+    if sum(m.size or 0 for m in members.values()) > length:
+        raise FormatError(f"members of the archive lie on one another - at {where}")
+    if payload.length_bytes and payload.start_bytes not in {m.start for m in members.values()}:
+        raise FormatError(f"the directory does not lead to the tensor's bytes - at {where}")
+    for name, member in members.items():
+        if member.start != payload.start_bytes:
+            _content(read, members, name, where)
+
+
 def read_object(data: bytes, where: str) -> Any:
     """The object of a `torch.save` archive or of a bare pickle, as inert values."""
     if data.startswith(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."):

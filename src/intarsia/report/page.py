@@ -184,6 +184,8 @@ def _fault(k: int, fault: Fault, numbers: Mapping[str, int]) -> str:
     lines.append(f"<p>{html(fault.text)}</p>")
     if fault.where:
         lines.append(f"<p>Where: {html(fault.where)}</p>")
+    if fault.next:
+        lines.append(f"<p>Next: {html(fault.next)}</p>")
     if fault.tensors:
         items = "".join(f"<li>{_tensor(name, numbers)}</li>" for name in fault.tensors[:NAMED])
         named = f'<ul class="names">{items}</ul>{_rest(len(fault.tensors), NAMED)}'

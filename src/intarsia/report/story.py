@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from intarsia.checking.fault import SHOWN
 from intarsia.planning.manifest import Manifest
 from intarsia.quantity import human
 
@@ -90,7 +89,7 @@ def of_soundness(found: Soundness, manifest: Manifest | None) -> Story:
         fine="no fault names it",
         states=_states(sides, found.faults),
         faults=found.faults,
-        notes=(*found.notes, *_unnamed(found.faults)),
+        notes=found.notes,
     )
 
 
@@ -120,14 +119,6 @@ def of_comparison(found: Comparison, a: Manifest, b: Manifest) -> Story:
         different=found.different,
         notes=found.notes,
     )
-
-
-def _unnamed(faults: Iterable[Fault]) -> Iterable[str]:
-    if any(len(fault.tensors) == SHOWN for fault in faults):
-        yield (
-            f"a fault names its first {SHOWN} tensors and counts the others,"
-            " which the map cannot mark"
-        )
 
 
 def _count(n: int, noun: str) -> str:

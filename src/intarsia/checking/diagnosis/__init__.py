@@ -26,6 +26,7 @@ from intarsia.checking.pairs import Matched, Pair
 from intarsia.checkpoint import Checkpoint
 from intarsia.family import table_for
 from intarsia.run.budget import Budget
+from intarsia.run.progress import Progress, counting
 
 PATIENCE = 2
 """Tensors of one pattern that may stay unexplained before the others are left unsearched."""
@@ -55,7 +56,12 @@ class Diagnosis:
 
 
 def diagnose(
-    a: Checkpoint, b: Checkpoint, matched: Matched, unequal: Sequence[Unequal], budget: Budget
+    a: Checkpoint,
+    b: Checkpoint,
+    matched: Matched,
+    unequal: Sequence[Unequal],
+    budget: Budget,
+    progress: Progress | None = None,
 ) -> Diagnosis:
     """Explain every pair that differs, and sum the explanations up."""
     found: dict[Pair, Finding] = {}
@@ -79,7 +85,8 @@ def diagnose(
         )  # fmt: skip
     table = table_for(a.config) or table_for(b.config)
     kin, other = Kin(a.manifest.logical, table), Kin(b.manifest.logical, table)
-    found |= _searched([u for u in unequal if u.pair not in found], open_, kin, other, budget)
+    left = [u for u in unequal if u.pair not in found]
+    found |= _searched(left, open_, kin, other, budget, progress)
     findings = tuple(found[u.pair] for u in unequal)
     faults = (
         *missing("B", matched.only_in_a, b.manifest.logical),
@@ -90,7 +97,12 @@ def diagnose(
 
 
 def _searched(
-    unequal: Sequence[Unequal], open_: Mapping[Pair, Evidence], kin: Kin, other: Kin, budget: Budget
+    unequal: Sequence[Unequal],
+    open_: Mapping[Pair, Evidence],
+    kin: Kin,
+    other: Kin,
+    budget: Budget,
+    progress: Progress | None,
 ) -> dict[Pair, Finding]:
     """Each tensor explained, on the budget's threads: some of every name, then twice as many."""
     found: dict[Pair, Finding] = {}
@@ -99,6 +111,7 @@ def _searched(
     for u in unequal:
         queues.setdefault(pattern(u.pair.a.name), []).append(u)
     count = PATIENCE
+    tell = counting(progress, sum(_bytes(u) for u in unequal))
     with ThreadPoolExecutor(budget.workers, "intarsia") as pool:
         while any(queues.values()):
             batch = [u for queue in queues.values() for u in queue[:count]]
@@ -106,14 +119,20 @@ def _searched(
                 batch, pool.map(lambda u: explain(open_[u.pair], kin, other), batch), strict=True
             ):
                 found[u.pair] = told
+                tell(_bytes(u))
                 failed[pattern(u.pair.a.name)] += told.kind == UNEXPLAINED
             queues = {name: queue[count:] for name, queue in queues.items()}
             left = [n for n in queues if failed[n] >= PATIENCE]
             skipped = [u for name in left for u in queues.pop(name)]
             looked = pool.map(lambda u: _unsearched(u, open_[u.pair]), skipped)
             found |= dict(zip((u.pair for u in skipped), looked, strict=True))
+            tell(sum(_bytes(u) for u in skipped))
             count *= 2
     return found
+
+
+def _bytes(u: Unequal) -> int:
+    return u.pair.a.size * u.pair.a.dtype.itemsize
 
 
 def _unsearched(u: Unequal, e: Evidence) -> Finding:

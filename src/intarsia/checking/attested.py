@@ -1,0 +1,82 @@
+"""A checkpoint held against the digests that lie in it, by the sums that were taken on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from intarsia.checking.digest import digest_of, digests_of, mismatches, stored_digests
+from intarsia.checking.fault import Fault, few
+from intarsia.checking.seen import Seen
+from intarsia.checking.survey import Progress
+from intarsia.checkpoint import Checkpoint
+from intarsia.errors import IntarsiaError
+from intarsia.format.hf_files import INDEX
+from intarsia.format.sides import DIGESTS
+from intarsia.planning.manifest import Manifest
+from intarsia.run.budget import Budget
+from intarsia.run.hashing import Sum, merged
+
+
+def digests_in(manifest: Manifest) -> Mapping[str, str]:
+    """The digests that were stored of a checkpoint's tensors; none where there are none.
+
+    One file that is named alone has those of its folder, where it is the folder's only one.
+    """
+    path = Path(manifest.path)
+    if path.is_dir():
+        found = stored_digests(manifest)
+        return found.digests.tensors if found else {}
+    home = path.parent
+    if (home / INDEX).exists() or [p.name for p in home.glob("*.safetensors")] != [path.name]:
+        return {}
+    found = stored_digests(replace(manifest, path=str(home)))
+    tensors = found.digests.tensors if found else {}
+    # The state of the optimizer lies in a folder of its own, which is not asked about.
+    return {n: d for n, d in tensors.items() if n in manifest.logical or n[:10] != "optimizer."}
+
+
+def digest_faults(
+    manifest: Manifest,
+    found: Sequence[Seen],
+    expected: Mapping[str, str],
+    known: Collection[str],
+    budget: Budget,
+    progress: Progress | None = None,
+) -> Iterator[Fault]:
+    """Tensors that are not those whose digests were stored; of those `known` to be faulty it is told."""
+    if not expected:
+        return
+    totals = merged(seen.sums for seen in found)
+    told: dict[str, str] = {}
+    rest: list[str] = []
+    for name, x in manifest.logical.items():
+        total = totals.get(name, Sum())
+        if name in known:
+            continue
+        if total.count_bytes == x.size * x.dtype.itemsize:
+            told[name] = digest_of(x, total)
+        else:
+            rest.append(name)
+    if rest:
+        try:
+            with Checkpoint(manifest) as checkpoint:
+                told |= digests_of(checkpoint, budget, progress, names=rest).tensors
+        except IntarsiaError as error:
+            text = f"the digests of {few(rest)} cannot be taken: {str(error).partition(chr(10))[0]}"
+            yield Fault(error.kind, tuple(rest), DIGESTS, text)
+            known = {*known, *rest}
+    asked = {n: d for n, d in expected.items() if n not in known}
+    wrong = mismatches(asked, told)
+    if not wrong:
+        return
+    names = tuple(each.name for each in wrong)
+    first = wrong[0]
+    text = (
+        f"{len(names):,} tensors are not those whose digests were stored: {few(names)};"
+        f" {first.expected or 'nothing'} was stored of {first.name}, {first.found or 'nothing'} found"
+    )
+    held = {c.file for n in names for s in manifest.sources.get(n, ()) for c in s.chunks}
+    elements = sum(manifest.logical[n].size for n in names if n in manifest.logical)
+    yield Fault("digest-differs", names, few(sorted(held)) or DIGESTS, text, elements)

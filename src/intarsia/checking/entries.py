@@ -1,0 +1,80 @@
+"""The objects beside a checkpoint's tensors, held against the sums that were recorded of them."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from zipfile import ZipFile
+from zlib import crc32
+
+from intarsia.checking.fault import Fault
+from intarsia.errors import IntarsiaError
+from intarsia.format.megatron_common import COMMON_FILE, COMMON_OBJECT
+from intarsia.format.torch_zip import BROKEN_ZIP, read_object
+from intarsia.formats import folder_of
+from intarsia.planning.manifest import Manifest
+
+
+def damaged_entries(manifest: Manifest) -> Iterator[Fault]:
+    """Objects that are archives whose members have another CRC-32; absent files are told elsewhere."""
+    if manifest.format == "hf":
+        return
+    with folder_of(manifest) as folder:
+        for entry in manifest.entries.values():
+            if not folder.has(entry.file):
+                continue
+            where = f"{entry.file} byte {entry.start_bytes:,}"
+            try:
+                place = entry.file, entry.start_bytes
+                if entry.length_bytes < 2 or folder.read(*place, 2) != b"PK":
+                    continue
+                wrong = _wrong_member(folder.read_small(*place, entry.length_bytes))
+            except (IntarsiaError, *BROKEN_ZIP) as error:
+                wrong = str(error).partition("\n")[0]
+            if wrong is not None:
+                text = f"the object `{entry.name}` is damaged: {wrong}"
+                yield Fault("entry-damaged", (entry.name,), where, text)
+
+
+def misplaced_iteration(manifest: Manifest) -> Iterator[Fault]:
+    """Common states of Megatron's, in either of their homes, that are not of their folder's iteration."""
+    home = Path(manifest.path).name
+    named = re.fullmatch(r"iter_(\d+)", home)
+    if manifest.format != "torch_dist" or named is None:
+        return
+    for where, data in _common_states(manifest):
+        try:
+            state = read_object(data, where)
+        except IntarsiaError:
+            continue  # told as a damaged entry
+        state = state[0] if isinstance(state, list) and len(state) == 1 else state
+        counted = state.get("iteration") if isinstance(state, dict) else None
+        if type(counted) is int and counted != int(named[1]):
+            text = f"the common state is of iteration {counted:,}, and lies in {home}"
+            yield Fault("steps-disagree", (COMMON_OBJECT,), where, text)
+
+
+def _common_states(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
+    entry = manifest.entries.get(COMMON_OBJECT)
+    with folder_of(manifest) as folder, suppress(IntarsiaError):
+        if folder.has(COMMON_FILE):
+            yield COMMON_FILE, folder.read_all(COMMON_FILE)
+        if entry is not None and entry.file != COMMON_FILE:
+            data = folder.read_small(entry.file, entry.start_bytes, entry.length_bytes)
+            yield entry.file, data
+
+
+def _wrong_member(data: bytes) -> str | None:
+    with ZipFile(io.BytesIO(data)) as archive:
+        for info in archive.infolist():
+            start = info.header_offset + 30
+            named = int.from_bytes(data[start - 4 : start - 2], "little")
+            extra = int.from_bytes(data[start - 2 : start], "little")
+            start += named + extra
+            found = crc32(data[start : start + info.file_size])
+            if info.CRC and found != info.CRC:
+                return f"{info.filename} has CRC-32 {found:08x}, recorded {info.CRC:08x}"
+    return None

@@ -1,0 +1,58 @@
+"""Sums for digests, taken from the same blocks that are surveyed: every byte is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from intarsia.checking.items import Item
+from intarsia.layout import Layout
+from intarsia.planning.copy import layout_of_box
+from intarsia.planning.manifest import Chunk, Logical, Stored
+from intarsia.run.hashing import Sum, merged, sum_layout
+from intarsia.run.values import Bits, cast
+
+
+@dataclass
+class Summing:
+    """The sums of what one item holds of the logical tensors that are wanted, while its blocks come in."""
+
+    item: Item
+    wanted: Mapping[str, Logical]
+    sums: dict[str, Sum] = field(default_factory=dict)
+    _layouts: dict[str, Layout] = field(default_factory=dict)
+
+    def start(self, chunk: Chunk) -> None:
+        """Blocks of this chunk come next."""
+        self._layouts = {}
+        for stored in self.item.names:
+            # Of a tensor whose parts have several element types, the digest is of one type.
+            held = {
+                name
+                for name in stored.layout.tensors
+                if name in self.wanted and self.wanted[name].dtype == stored.dtype
+            }
+            if held:
+                whole = layout_of_box(stored.layout, chunk.box).reshape(-1)
+                pieces = tuple(p for p in whole.pieces if p.tensor in held)
+                self._layouts[stored.name] = Layout(whole.shape, pieces)
+
+    def add(self, block: Bits, at: int) -> None:
+        """Add elements of the chunk, of which the first is number `at` in row-major order."""
+        for stored in self.item.names:
+            whole = self._layouts.get(stored.name)
+            if whole is None:
+                continue
+            part = whole if block.size == whole.size else whole.narrow(0, at, at + block.size)
+            sizes = {name: self.wanted[name].size for name in part.tensors}
+            found = sum_layout(part, _as_logical(stored, block), stored.dtype.itemsize, sizes)
+            self.sums = merged((self.sums, found))
+
+
+def _as_logical(stored: Stored, block: Bits) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    flat = block.reshape(-1)
+    if stored.shift:
+        flat = cast(flat, stored.dtype, stored.dtype, -stored.shift)
+    return flat.view(np.uint8)

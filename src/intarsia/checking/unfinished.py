@@ -1,0 +1,40 @@
+"""Folders that should hold a checkpoint and do not: what was never finished, or was lost since."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from intarsia.checking.fault import Fault, few
+from intarsia.errors import IntarsiaError
+from intarsia.format.megatron_common import TRACKER, tracked_folder
+from intarsia.store.local import Folder
+
+
+def garbled_tracker(path: Path) -> Iterator[Fault]:
+    """A tracker that names no iteration, though Megatron goes by it."""
+    try:
+        with Folder(path) as folder:
+            word = folder.read_all(TRACKER).decode("utf-8", "replace").strip()
+    except IntarsiaError:
+        return
+    if not re.fullmatch(r"\d{1,18}|release", word):
+        text = f"{TRACKER} holds {word[:40]!r}, which is no iteration"
+        yield Fault("malformed", (), TRACKER, text, hint="write the iteration's number into it")
+
+
+def unfinished(path: Path) -> Fault | None:
+    """Data files of DCP that lack their metadata, or a tracker's iteration that is not there."""
+    folders: Iterable[Path] = (path, *sorted(path.glob("iter_*"))) if path.is_dir() else ()
+    for folder in folders:
+        files = sorted(p.name for p in folder.glob("*.distcp"))
+        if files and not (folder / ".metadata").exists():
+            text = f"{len(files)} data files and no .metadata, which is written last"
+            return Fault("metadata-missing", (), str(folder), text)
+    tracked = tracked_folder(path) if path.is_dir() else None
+    if tracked is not None and not tracked.is_dir():
+        held = few(sorted(p.name for p in path.glob("iter_*")), 4)
+        text = f"{TRACKER} names {tracked.name}, which is absent; there is {held or 'none'}"
+        return Fault("file-missing", (), str(path / TRACKER), text)
+    return None

@@ -1,0 +1,39 @@
+"""What a reader does about an error in one file: it stops, or keeps it and goes on with the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from intarsia.errors import IntarsiaError
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """An error that need not end the reading of a checkpoint.
+
+    `files` are those that it is about, `names` the tensors that it puts out of reach, by their
+    names on disk or their logical ones, as far as they are known.
+    """
+
+    error: IntarsiaError
+    files: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+Complain = Callable[[Complaint], None]
+
+
+def refuse(complaint: Complaint) -> None:
+    """Stop: what a reader does unless it is told to look for every fault."""
+    raise complaint.error
+
+
+@contextmanager
+def going_on(complain: Complain, *files: str) -> Iterator[None]:
+    """Hand an error that is raised inside to `complain`; where that keeps it, the rest goes on."""
+    try:
+        yield
+    except IntarsiaError as error:
+        complain(Complaint(error, files))

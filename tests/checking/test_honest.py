@@ -1,0 +1,126 @@
+"""What looks odd and is honest is no fault; what differs from it by little is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import intarsia
+from intarsia.checking.soundness import Soundness
+from tests.checkpoints import llama_config, model, normal_tensor, write_hf
+from tests.faults.sound import trained, weights, write
+
+CONFIG = llama_config()
+VOCABULARIES = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+def small(**changes: int) -> dict[str, torch.Tensor]:
+    return {name: x * 0.05 for name, x in model(CONFIG | changes).items()}
+
+
+def alone(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> Soundness:
+    tmp_path.mkdir(parents=True, exist_ok=True)
+    save_file({n: x.contiguous() for n, x in tensors.items()}, tmp_path / "model.safetensors")
+    return intarsia.verify(tmp_path)
+
+
+def kinds(report: Soundness) -> list[str]:
+    return sorted({fault.kind for fault in report.faults})
+
+
+def test_zero_rows_that_pad_a_small_vocabulary_are_no_fault(tmp_path: Path) -> None:
+    tensors = small(vocab_size=128)
+    for name in VOCABULARIES:
+        tensors[name][100:] = 0
+    report = intarsia.verify(write_hf(tmp_path, tensors, CONFIG | {"vocab_size": 128}))
+    assert report.sound, report
+    assert "`lm_head.weight` ends with 28 zero rows, as padding does" in report.notes
+
+
+@pytest.mark.parametrize(("rows", "lost"), [(128, 64), (128, 32), (96, 32), (4096, 1024)])
+def test_zero_rows_that_are_a_rank_s_share_are_a_fault(
+    rows: int, lost: int, tmp_path: Path
+) -> None:
+    tensors = small(vocab_size=rows)
+    tensors["lm_head.weight"][rows - lost :] = 0
+    report = intarsia.verify(write_hf(tmp_path, tensors, CONFIG | {"vocab_size": rows}))
+    assert kinds(report) == ["zero-block"]
+
+
+def test_equal_rows_at_the_end_of_a_vocabulary_are_noted(tmp_path: Path) -> None:
+    tensors = small()
+    tensors["lm_head.weight"][40:] = 0.125
+    report = intarsia.verify(write_hf(tmp_path, tensors, CONFIG))
+    assert report.sound, report
+    assert any("`lm_head.weight` ends with 7 equal rows" in note for note in report.notes)
+
+
+def test_positions_that_were_never_reached_have_no_moments(tmp_path: Path) -> None:
+    table = normal_tensor((64, 24), torch.float32)
+    moments = table.square()
+    moments[32:] = 0
+    state = {
+        f"optimizer.{k}.transformer.wpe.weight": moments.clone() for k in ("exp_avg", "exp_avg_sq")
+    }
+    report = alone(tmp_path, {"transformer.wpe.weight": table} | state)
+    assert report.sound, report
+
+
+def test_a_part_that_was_unfrozen_later_may_be_steps_behind(tmp_path: Path) -> None:
+    steps = {f"optimizer.step.visual.blocks.{k}.w": torch.tensor(3.0) for k in range(3)}
+    steps |= {f"optimizer.step.model.layers.{k}.w": torch.tensor(9.0) for k in range(3)}
+    report = alone(tmp_path / "sound", steps)
+    assert report.sound, report
+    assert any("visual.blocks" in note and "step 3" in note for note in report.notes)
+    steps["optimizer.step.visual.blocks.1.w"] = torch.tensor(4.0)
+    assert kinds(alone(tmp_path / "faulty", steps)) == ["steps-disagree"]
+
+
+def test_main_weights_of_a_run_that_did_not_move_them_are_bf16_numbers(tmp_path: Path) -> None:
+    """The first step of a warm-up has a learning rate of zero, and moments."""
+    tensors = trained(weights(8))
+    for name in tensors:
+        if name.startswith("optimizer.master."):
+            tensors[name] = tensors[name].bfloat16().float()
+        if name.startswith("optimizer.step."):
+            tensors[name] = torch.tensor(1.0)
+    report = intarsia.verify(write(tensors, tmp_path / "first"))
+    assert report.sound, report
+    for name in tensors:
+        if name.startswith("optimizer.step."):
+            tensors[name] = torch.tensor(2.0)
+    assert kinds(intarsia.verify(write(tensors, tmp_path / "second"))) == ["masters-rounded"]
+
+
+def test_main_weights_that_went_through_fp16_are_told_as_such(tmp_path: Path) -> None:
+    tensors = trained(weights(8))
+    for name in list(tensors):
+        if name.startswith("optimizer.master."):
+            tensors[name] = (tensors[name] * (1 + 2**-9)).half().float()
+            weight = name.removeprefix("optimizer.master.")
+            tensors[weight] = tensors[name].half()
+    (fault,) = intarsia.verify(write(tensors, tmp_path / "out")).faults
+    assert fault.kind == "masters-rounded"
+    assert "fp16 numbers only" in fault.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_that_was_never_written_is_told_by_its_numbers(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    tensors = small()
+    tensors = {n: x.to(dtype) for n, x in tensors.items()}
+    tensors["model.layers.1.mlp.up_proj.weight"][5, 3:7] = 3e23
+    (fault,) = intarsia.verify(write_hf(tmp_path, tensors, CONFIG)).faults
+    assert fault.kind == "value-implausible"
+    assert fault.tensors == ("model.layers.1.mlp.up_proj.weight",)
+    assert (fault.where, fault.elements) == ("[5, 3] first", 4)
+
+
+def test_a_mask_s_large_numbers_are_no_weights(tmp_path: Path) -> None:
+    mask = torch.full((8, 8), -3.4e38).triu(1)
+    report = alone(tmp_path, {f"h.{k}.attn.mask": mask.clone() for k in range(3)})
+    assert report.sound, report

@@ -1,0 +1,82 @@
+"""Copies among experts and layers, of weights and of their optimizer state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import intarsia
+from tests.faults.sound import FORMATS, Tensors, convert, trained, weights, write
+
+MOMENTS = ("optimizer.exp_avg.", "optimizer.exp_avg_sq.")
+
+
+def made(tensors: Tensors, format: str, tmp_path: Path) -> Path:
+    return convert(write(tensors, tmp_path / "hub"), format, tmp_path / "out")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_moments_of_one_rank_s_experts_saved_for_all_are_found(format: str, tmp_path: Path) -> None:
+    tensors = trained(weights(2))
+    for name in tensors:
+        for e, source in ((2, 0), (3, 1)):
+            if name.startswith(MOMENTS) and f".experts.{e}." in name:
+                tensors[name] = tensors[name.replace(f".experts.{e}.", f".experts.{source}.")]
+    (fault,) = intarsia.verify(made(clones(tensors), format, tmp_path)).faults
+    assert fault.kind == "expert-blocks-repeated"
+    assert all(name.startswith(MOMENTS) for name in fault.tensors)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_moments_of_a_layer_saved_for_another_are_found(format: str, tmp_path: Path) -> None:
+    tensors = trained(weights(2))
+    for name in tensors:
+        if name.startswith(MOMENTS) and "layers.3." in name:
+            tensors[name] = tensors[name.replace("layers.3.", "layers.1.")]
+    faults = intarsia.verify(made(clones(tensors), format, tmp_path)).faults
+    assert [fault.kind for fault in faults] == ["layers-repeated"]
+    assert "layer 3 equals layer 1" in faults[0].text
+    assert all(name.startswith(MOMENTS) for name in faults[0].tensors)
+
+
+def test_experts_that_were_copied_with_their_state_are_one_fault(tmp_path: Path) -> None:
+    tensors = trained(weights(2))
+    for name in tensors:
+        if ".experts.3." in name:
+            tensors[name] = tensors[name.replace(".experts.3.", ".experts.0.")]
+    (fault,) = intarsia.verify(made(clones(tensors), "hf", tmp_path)).faults
+    assert (fault.kind, fault.where) == ("experts-repeated", "layers 0, 1, 2, 3")
+    assert "experts 0 = 3 of a layer are equal" in fault.text
+
+
+def clones(tensors: Tensors) -> Tensors:
+    return {name: x.clone() for name, x in tensors.items()}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_number_that_is_none_is_named_by_its_expert(format: str, tmp_path: Path) -> None:
+    """Though several experts, or q, k and v, lie in one stored tensor."""
+    tensors = trained(weights(2))
+    hurt = [f"model.layers.2.{x}.weight" for x in ("mlp.experts.3.up_proj", "self_attn.k_proj")]
+    for name in hurt:
+        tensors[name][1, 2] = tensors[f"optimizer.master.{name}"][1, 2] = float("inf")
+    hub = write(tensors, tmp_path / "hub")
+    report = intarsia.verify(convert(hub, format, tmp_path / "out", mesh=""))
+    named = {name for fault in report.faults for name in fault.tensors}
+    assert {fault.kind for fault in report.faults} == {"not-finite"}
+    assert named - {f"optimizer.master.{name}" for name in hurt} == set(hurt)
+
+
+def test_a_stack_of_experts_is_told_by_the_ones_that_are_hurt(tmp_path: Path) -> None:
+    stack = torch.randn(6, 8, 8, generator=torch.Generator().manual_seed(0))
+    stack[4, 2, 2] = float("nan")
+    save_file({"layers.0.experts.down_proj": stack}, tmp_path / "model.safetensors")
+    (fault,) = intarsia.verify(tmp_path).faults
+    assert "model.safetensors" in fault.text
+    stack[4] = stack[1]
+    save_file({"layers.0.experts.down_proj": stack}, tmp_path / "model.safetensors")
+    (fault,) = intarsia.verify(tmp_path).faults
+    assert fault.text == "experts 1 = 4 of a layer are equal: layers.0.experts.down_proj"
