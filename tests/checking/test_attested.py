@@ -53,6 +53,6 @@ def test_a_tensor_that_the_digests_do_not_know_is_told(tmp_path: Path) -> None:
 def test_digests_that_contradict_themselves_are_one_fault(tmp_path: Path) -> None:
     folder = converted(tmp_path)
     where = folder / "intarsia-digests.json"
-    where.write_text(where.read_text().replace("sums:", "sums:0", 3))
+    where.write_text(where.read_text().replace("pages:", "pages:0", 3))
     (fault,) = intarsia.verify(folder).faults
     assert (fault.kind, fault.where) == ("malformed", "intarsia-digests.json")
