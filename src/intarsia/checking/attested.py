@@ -9,7 +9,6 @@ from pathlib import Path
 from intarsia.checking.digest import digest_of, digests_of, mismatches, stored_digests
 from intarsia.checking.fault import Fault, few
 from intarsia.checking.seen import Seen
-from intarsia.checking.survey import Progress
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import IntarsiaError
 from intarsia.format.hf_files import INDEX
@@ -17,6 +16,7 @@ from intarsia.format.sides import DIGESTS
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.hashing import Sum, merged
+from intarsia.run.progress import Progress
 
 
 def digests_in(manifest: Manifest) -> Mapping[str, str]:

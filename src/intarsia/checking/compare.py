@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, TypeVar
@@ -18,9 +16,10 @@ from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import DType
 from intarsia.layout import unravel
 from intarsia.run.budget import Budget
+from intarsia.run.progress import Progress
+from intarsia.run.sharing import share_out
 from intarsia.run.values import as_float64, bits_dtype, cast
 
-Progress = Callable[[int, int], None]
 T = TypeVar("T")
 
 
@@ -108,7 +107,7 @@ def compare(
     pairs = matched.pairs
     found = _over(pairs, budget, progress, lambda p: _differ(a, b, p, budget))
     unequal = [x for x in found if x is not None]
-    read = sum(p.a.size * p.a.dtype.itemsize for p in pairs)
+    read = sum(map(_bytes, pairs))
     more = progress and (lambda done, total: progress(read + done, read + total))
     diagnosis = diagnose(a, b, matched, unequal, budget, more)
     return Comparison(
@@ -135,20 +134,11 @@ def changes(
 def _over(
     pairs: Sequence[Pair], budget: Budget, progress: Progress | None, work: Callable[[Pair], T]
 ) -> list[T]:
-    """The work on every pair, in order, on the budget's threads."""
-    total, done, lock = sum(p.a.size * p.a.dtype.itemsize for p in pairs), 0, threading.Lock()
+    return share_out(pairs, budget.workers, work, progress=progress, nbytes=_bytes)
 
-    def one(pair: Pair) -> T:
-        nonlocal done
-        result = work(pair)
-        with lock:
-            done += pair.a.size * pair.a.dtype.itemsize
-            if progress is not None:
-                progress(done, total)
-        return result
 
-    with ThreadPoolExecutor(budget.workers, "intarsia") as pool:
-        return list(pool.map(one, pairs))
+def _bytes(pair: Pair) -> int:
+    return pair.a.size * pair.a.dtype.itemsize
 
 
 def _told(x: Unequal, found: Finding) -> Difference:

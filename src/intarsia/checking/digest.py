@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from intarsia.checking.digest_steps import steps_over
 from intarsia.checkpoint import Checkpoint
@@ -27,11 +25,10 @@ from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew, crew
 from intarsia.run.hashing import Sum, merged
+from intarsia.run.progress import Progress
+from intarsia.run.sharing import share_out
 from intarsia.store.local import Folder
 
-Progress = Callable[[int, int], None]
-T = TypeVar("T")
-U = TypeVar("U")
 QUICK, SECURE = "pages", "sha256"
 _REMOVE = f"restore the file, or remove {DIGESTS} to go without"
 
@@ -89,13 +86,23 @@ def digests_of(
     with team.together() as shared:
         if secure:
             tensors = list(wanted.values())[team.rank :: team.size]
-            sizes = [x.size * x.dtype.itemsize for x in tensors]
-            hashes = _over(tensors, sizes, budget, progress, lambda x: _hash(checkpoint, x, budget))
+            hashes = share_out(
+                tensors,
+                budget.workers,
+                lambda x: _hash(checkpoint, x, budget),
+                progress=progress,
+                nbytes=lambda x: x.size * x.dtype.itemsize,
+            )
             shared.value = dict(zip((x.name for x in tensors), hashes, strict=True))
         else:
             steps = list(steps_over(checkpoint, wanted, budget))[team.rank :: team.size]
-            sizes = [step.nbytes for step in steps]
-            sums = _over(steps, sizes, budget, progress, lambda s: s.sums(checkpoint, wanted))
+            sums = share_out(
+                steps,
+                budget.workers,
+                lambda step: step.sums(checkpoint, wanted),
+                progress=progress,
+                nbytes=lambda step: step.nbytes,
+            )
             shared.value = merged(sums)
     if secure:
         found = {name: digest for part in shared.values for name, digest in part.items()}
@@ -110,29 +117,6 @@ def _hash(checkpoint: Checkpoint, x: Logical, budget: Budget) -> str:
     for box in windows(x.shape, x.dtype.itemsize, budget.window_bytes):
         found.update(checkpoint.read_box(Layout.of(x.name, x.shape), box, x.dtype).data)
     return f"{SECURE}:{found.hexdigest()}"
-
-
-def _over(
-    steps: Sequence[T],
-    sizes: Sequence[int],
-    budget: Budget,
-    progress: Progress | None,
-    work: Callable[[T], U],
-) -> list[U]:
-    """The work on every step, in order, on the budget's threads; `sizes` are the steps' bytes."""
-    total, done, lock = sum(sizes), 0, threading.Lock()
-
-    def one(step: T, size: int) -> U:
-        nonlocal done
-        result = work(step)
-        with lock:
-            done += size
-            if progress is not None:
-                progress(done, total)
-        return result
-
-    with ThreadPoolExecutor(budget.workers, "intarsia") as pool:
-        return list(pool.map(one, steps, sizes))
 
 
 @dataclass(frozen=True)

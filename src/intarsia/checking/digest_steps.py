@@ -16,6 +16,8 @@ from intarsia.run.budget import Budget
 from intarsia.run.hashing import LONG_BYTES, Sum, sum_layout, sum_run
 
 Sums = dict[str, Sum]
+VIEWED = 4
+"""How many windows are viewed at once: mapped pages are not ours to hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Read:
 
     def sums(self, checkpoint: Checkpoint, logical: Mapping[str, Logical]) -> Sums:
         x, itemsize = self.logical, self.logical.dtype.itemsize
-        held = checkpoint.read_box(Layout.of(x.name, x.shape), self.box, x.dtype)
+        held = checkpoint.read_box(Layout.of(x.name, x.shape), self.box, x.dtype, mapped=True)
         start = flat_start(self.box, Box.whole(x.shape)) * itemsize
         return {x.name: sum_run(held, start, x.size * itemsize)}
 
@@ -68,7 +70,7 @@ def steps_over(
     in_place = {name for name, x in wanted.items() if x.size and _is_plain(checkpoint, x)}
     for stored in checkpoint.manifest.stored.values():
         names = in_place.intersection(stored.layout.tensors)
-        step = max(1, budget.window_bytes // stored.dtype.itemsize)
+        step = max(1, VIEWED * budget.window_bytes // stored.dtype.itemsize)
         for chunk in stored.chunks if names else ():
             for lo in range(0, chunk.box.size, step):
                 hi = min(lo + step, chunk.box.size)

@@ -15,7 +15,7 @@ from intarsia.checking.headers import NO_FAMILY, read_headers
 from intarsia.checking.repeats import repeat_faults
 from intarsia.checking.seen import Seen
 from intarsia.checking.structure import left_out, structure_faults
-from intarsia.checking.survey import Progress, survey, surveyed
+from intarsia.checking.survey import survey, surveyed
 from intarsia.checking.training import (
     masters_that_differ,
     missing_state,
@@ -30,6 +30,7 @@ from intarsia.format.sides import DIGESTS, read_config
 from intarsia.formats import format_of
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
+from intarsia.run.progress import Progress
 
 ConfigLike = str | Path | Mapping[str, Any] | None
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -28,10 +26,10 @@ from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
 from intarsia.run.budget import Budget
 from intarsia.run.checksum import crc32
+from intarsia.run.progress import Progress
+from intarsia.run.sharing import share_out
 from intarsia.run.values import Bits, as_float64, bits_dtype
 from intarsia.store.local import Folder
-
-Progress = Callable[[int, int], None]
 
 _SEALED = ("dcp", "torch_dist", "fsdp_dtensor")
 """Formats whose chunks are archives of torch, with a checksum each."""
@@ -48,21 +46,16 @@ def survey(
     Of the logical tensors that are `wanted`, the sums for their digests are taken too.
     """
     items = items_of(manifest)
-    total, done, lock = sum(item.nbytes for item in items), 0, threading.Lock()
     # A block is cast and summed in wider types: its temporaries take several times its bytes.
     window = max(1 << 16, budget.window_bytes // 8)
-
-    def one(item: Item) -> Seen:
-        nonlocal done
-        seen = _Reader(manifest, folder, window, wanted or {}).see(item)
-        with lock:
-            done += item.nbytes
-            if progress is not None:
-                progress(done, total)
-        return seen
-
-    with folder_of(manifest) as folder, ThreadPoolExecutor(budget.workers, "intarsia") as pool:
-        return list(pool.map(one, items))
+    with folder_of(manifest) as folder:
+        return share_out(
+            items,
+            budget.workers,
+            lambda item: _Reader(manifest, folder, window, wanted or {}).see(item),
+            progress=progress,
+            nbytes=lambda item: item.nbytes,
+        )
 
 
 @dataclass

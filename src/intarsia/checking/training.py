@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import place_of, state_of
 from intarsia.checking.seen import Seen
-from intarsia.checking.survey import Progress
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
 from intarsia.layout import Layout
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
+from intarsia.run.progress import Progress
 from intarsia.run.values import Bits, as_float64, bits_dtype, cast
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")

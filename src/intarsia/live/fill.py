@@ -7,9 +7,7 @@ gaps) goes through a window of the budget.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +23,7 @@ from intarsia.planning.manifest import Manifest
 from intarsia.planning.window import flat_start, windows
 from intarsia.run.budget import Budget
 from intarsia.run.gather import Bytes, Fill, gather
+from intarsia.run.sharing import share_out
 from intarsia.run.source import Source
 
 if TYPE_CHECKING:
@@ -80,25 +79,8 @@ def fill(
     progress: Progress = lambda count: None,
 ) -> None:
     """Read every holding's elements; the first failure stops all threads and is raised."""
-    todo = iter(_steps(fillings, budget.window_bytes))
-    lock, stop = threading.Lock(), threading.Event()
-
-    def work() -> None:
-        while not stop.is_set():
-            with lock:
-                step = next(todo, None)
-            if step is None:
-                return
-            progress(_carry_out(source, step))
-
-    with ThreadPoolExecutor(budget.workers, "intarsia-load") as pool:
-        futures = [pool.submit(work) for _ in range(budget.workers)]
-        try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-        finally:
-            stop.set()
-        for future in futures:
-            future.result()
+    steps = list(_steps(fillings, budget.window_bytes))
+    share_out(steps, budget.workers, lambda step: progress(_carry_out(source, step)))
 
 
 def _steps(fillings: Iterable[Filling], window_bytes: int) -> Iterable[Step]:

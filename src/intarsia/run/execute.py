@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -26,6 +25,7 @@ from intarsia.run.budget import Budget
 from intarsia.run.checksum import join
 from intarsia.run.gather import Bytes, Fill, gather
 from intarsia.run.hashing import Sum, add_to, merged
+from intarsia.run.sharing import share_out
 from intarsia.run.source import Source, fill_box
 from intarsia.run.tally import Sums, Tally
 from intarsia.store.staging import Staging
@@ -135,30 +135,7 @@ class Execution:
 
     def run(self, steps: Sequence[Step]) -> list[Part]:
         """Carry out steps on the budget's threads; the first failure stops all of them."""
-        parts: list[Part] = []
-        stop = threading.Event()
-        todo = iter(steps)
-        lock = threading.Lock()
-
-        def work() -> list[Part]:
-            done: list[Part] = []
-            while not stop.is_set():
-                with lock:
-                    step = next(todo, None)
-                if step is None:
-                    break
-                done += self.step(step)
-            return done
-
-        with ThreadPoolExecutor(self.budget.workers, "intarsia") as pool:
-            futures = [pool.submit(work) for _ in range(min(self.budget.workers, len(steps)))]
-            try:
-                wait(futures, return_when=FIRST_EXCEPTION)
-            finally:
-                stop.set()
-            for future in futures:
-                parts += future.result()
-        return parts
+        return list(chain(*share_out(steps, self.budget.workers, self.step)))
 
     def step(self, step: Step) -> list[Part]:
         """Fill the windows of one step and write them; the parts whose slots await other steps."""

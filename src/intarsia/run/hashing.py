@@ -34,8 +34,8 @@ PAGE = 512
 
 PAGE_BYTES = 8 * PAGE
 
-STRETCH_BYTES = 512 << 10
-"""What is summed twice while it lies in the processor's cache: whole pages."""
+STRETCH = 128
+"""Pages that are summed twice while they lie in the processor's cache."""
 
 LONG_BYTES = 32 << 10
 """Runs at least this long are summed one by one, shorter ones together."""
@@ -150,27 +150,25 @@ class _Scan:
 def _scan(data: Bytes, start_bytes: int) -> _Scan:
     end_bytes = start_bytes + len(data)
     first = start_bytes // PAGE_BYTES
-    sums = np.empty(-(-end_bytes // PAGE_BYTES) - first, np.uint64)
-    crc = 0
-    at = start_bytes
-    while at < end_bytes:
-        to = min(end_bytes, (at // STRETCH_BYTES + 1) * STRETCH_BYTES)
-        held = data[at - start_bytes : to - start_bytes]
+    sums = np.zeros(-(-end_bytes // PAGE_BYTES) - first, np.uint64)
+    lead = min(-start_bytes % PAGE_BYTES, len(data))
+    rest = (len(data) - lead) % PAGE_BYTES
+    crc = remainder(data[:lead])
+    if lead:
+        sums[0] = np.add.reduce(_words(data[:lead], start_bytes % 8))
+    # Little is done between the calls that release the interpreter: threads wait for each other there.
+    body = _aligned(data[lead : len(data) - rest])
+    rows = body.view("<u8").reshape(len(body) // PAGE_BYTES, PAGE)
+    out = sums[1:] if lead else sums
+    for at in range(0, len(rows), STRETCH):
+        held = rows[at : at + STRETCH]
         crc = remainder(held, crc)
-        _sum_pages(_words(held, at % 8), at // 8, sums[at // PAGE_BYTES - first :])
-        at = to
+        np.add.reduce(held, axis=1, out=out[at : at + len(held)])
+    if rest:
+        crc = remainder(data[-rest:], crc)
+        sums[-1] = np.add.reduce(_words(data[-rest:], 0))
     pages = _dot(sums, _keys(np.arange(first, first + len(sums))))
     return _Scan(pages, crc, end_bytes, len(data))
-
-
-def _sum_pages(words: Words, first: int, out: Words) -> None:
-    """Σ words of each page, of words from number `first` on."""
-    if first % PAGE == 0 and len(words) % PAGE == 0:
-        np.add.reduce(words.reshape(-1, PAGE), axis=1, out=out[: len(words) // PAGE])
-        return
-    begins = np.arange(-(first % PAGE), len(words), PAGE)
-    begins[0] = 0
-    out[: len(begins)] = np.add.reduceat(words, begins)
 
 
 def _dot(sums: Words, keys: Words) -> int:
@@ -179,11 +177,14 @@ def _dot(sums: Words, keys: Words) -> int:
 
 def _words(data: Bytes, skipped: int) -> Words:
     """Bytes as words, the first `skipped` bytes of the first and the end of the last being zero."""
-    if not skipped and len(data) % 8 == 0 and data.ctypes.data % 8 == 0:
-        return data.view("<u8")
     room = np.zeros(-(-(skipped + len(data)) // 8) * 8, np.uint8)
     room[skipped : skipped + len(data)] = data
     return room.view("<u8")
+
+
+def _aligned(data: Bytes) -> Bytes:
+    """The same bytes where a processor reads words of them."""
+    return data if data.ctypes.data % 8 == 0 else data.copy()
 
 
 def _parts(piece: Piece, itemsize: int) -> Iterator[Piece]:

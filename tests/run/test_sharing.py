@@ -1,0 +1,45 @@
+"""Work that is shared out to threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from intarsia.run.sharing import share_out
+
+
+def test_results_come_in_the_order_of_the_things() -> None:
+    found = share_out(range(20), 4, lambda n: (time.sleep(0.001 * (n % 3)), n)[1])
+    assert found == list(range(20))
+
+
+def test_nothing_to_do_gives_nothing() -> None:
+    assert share_out([], 4, str) == []
+
+
+def test_every_thread_has_a_part() -> None:
+    together = threading.Barrier(3, timeout=20)
+    share_out(range(3), 3, lambda _: together.wait())
+
+
+def test_the_first_failure_is_raised_and_stops_the_others() -> None:
+    begun: list[int] = []
+
+    def work(n: int) -> None:
+        begun.append(n)
+        if n == 2:
+            raise OSError("the disk is gone")
+        time.sleep(0.01)
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        share_out(range(1000), 2, work)
+    assert len(begun) < 20
+
+
+def test_progress_hears_of_every_byte() -> None:
+    heard: list[tuple[int, int]] = []
+    share_out([5, 7], 2, str, progress=lambda *told: heard.append(told), nbytes=lambda n: n)
+    assert heard[-1] == (12, 12)
+    assert len(heard) == 2
