@@ -39,7 +39,7 @@ class Fields:
         for name in names:
             value = self.text.get(name)
             if isinstance(value, int) and not isinstance(value, bool):
-                most = MAX_LAYERS if name == LAYERS else MAX_NUMBER
+                most = MAX_LAYERS if name.endswith("_layers") else MAX_NUMBER
                 if not 0 <= value <= most:
                     why = "which is negative" if value < 0 else f"no model has more than {most:,}"
                     raise FamilyError(f"config.json: {name} is {_shown(value)}, {why}")

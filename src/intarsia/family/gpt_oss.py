@@ -35,7 +35,7 @@ def _experts(at: Layer, count: int) -> None:
     hidden, inner = t.number("hidden_size"), t.number("intermediate_size")
 
     def declare(parts: tuple[str, ...], *shape: int) -> list[str]:
-        names = [f"{at.hf}mlp.experts.{e}.{part}" for e in range(count) for part in parts]
+        names = (f"{at.hf}mlp.experts.{e}.{part}" for e in range(count) for part in parts)
         return [t.tensor(name, *shape) for name in names]
 
     both = declare(("gate_proj.weight", "up_proj.weight"), inner, hidden)

@@ -112,7 +112,7 @@ def _cuts(model: Sequence[Stored]) -> int:
     counts = Counter(
         len({c.box.offsets[s.rule.tp] for c in s.chunks})
         for s in model
-        if s.rule.tp is not None and "linear_fc1." not in s.name
+        if s.rule.tp is not None and s.chunks and "linear_fc1." not in s.name
     )
     return counts.most_common(1)[0][0] if counts else 1
 
