@@ -71,12 +71,12 @@ class Checkpoint(Mapping[str, "Tensor"]):
                 )
         return found
 
-    def read_box(self, layout: Layout, box: Box, dtype: DType, *, mapped: bool = False) -> Bytes:
+    def read_box(self, layout: Layout, box: Box, dtype: DType) -> Bytes:
         """The bytes of a box of a tensor with any layout over the logical tensors."""
         buffer = np.empty(box.size * dtype.itemsize, np.uint8)
         if box.size:
             target = Target("", dtype, layout, (box,))
-            gather(self._folder, fill_box(self._source, target, box, buffer), mapped=mapped)
+            gather(self._folder, fill_box(self._source, target, box, buffer))
         return buffer
 
     def start_of(self, stored: Stored, chunk: Chunk) -> int | None:

@@ -58,7 +58,7 @@ class Read:
 
     def sums(self, checkpoint: Checkpoint, logical: Mapping[str, Logical]) -> Sums:
         x, itemsize = self.logical, self.logical.dtype.itemsize
-        held = checkpoint.read_box(Layout.of(x.name, x.shape), self.box, x.dtype, mapped=True)
+        held = checkpoint.read_box(Layout.of(x.name, x.shape), self.box, x.dtype)
         start = flat_start(self.box, Box.whole(x.shape)) * itemsize
         return {x.name: sum_run(held, start, x.size * itemsize)}
 

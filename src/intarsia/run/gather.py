@@ -18,9 +18,6 @@ from intarsia.store.local import Folder
 DIRECT_BYTES = 64 << 10
 """A run at least this long is read straight into its destination."""
 
-MAPPED_BYTES = 256 << 10
-"""Fewer bytes are read sooner than mapped."""
-
 Bytes = NDArray[np.uint8]
 
 
@@ -41,19 +38,15 @@ class Fill:
     rounded: Callable[[int], None] | None = None
 
 
-def gather(folder: Folder, fills: Iterable[Fill], *, mapped: bool = False) -> int:
-    """Carry out copies from the files of a folder; the bytes that were read.
-
-    With `mapped`, what is scattered is scattered from mapped pages, which saves a copy, and a file
-    that is cut short under way may end the process.
-    """
+def gather(folder: Folder, fills: Iterable[Fill]) -> int:
+    """Carry out copies from the files of a folder; the bytes that were read."""
     by_file: dict[str, list[Fill]] = {}
     for fill in fills:
         by_file.setdefault(fill.file, []).append(fill)
-    return sum(_gather_file(folder, file, group, mapped) for file, group in by_file.items())
+    return sum(_gather_file(folder, file, group) for file, group in by_file.items())
 
 
-def _gather_file(folder: Folder, file: str, fills: Sequence[Fill], mapped: bool) -> int:
+def _gather_file(folder: Folder, file: str, fills: Sequence[Fill]) -> int:
     runs = [runs_of(f.piece, f.src.itemsize, f.base_bytes) for f in fills]
     starts = np.concatenate([r.starts for r in runs])
     lengths = np.repeat([r.length for r in runs], [len(r.starts) for r in runs]).astype(np.int64)
@@ -70,11 +63,8 @@ def _gather_file(folder: Folder, file: str, fills: Sequence[Fill], mapped: bool)
             read += _read_runs(folder, file, fill, run)
     for i, group in shared.items():
         start, length = int(lo[i]), int(hi[i] - lo[i])
-        if mapped and length >= MAPPED_BYTES:
-            scratch = np.frombuffer(folder.view(file, start, length), np.uint8)
-        else:
-            scratch = np.empty(length, np.uint8)
-            folder.read_into(file, start, scratch.data)
+        scratch = np.empty(length, np.uint8)
+        folder.read_into(file, start, scratch.data)
         read += length
         for fill in group:
             scatter(fill, scratch, fill.base_bytes + fill.piece.at * fill.src.itemsize - start)

@@ -108,9 +108,12 @@ class Folder:
         if file in self._told:
             return memoryview(self._told[file])[start_bytes : start_bytes + length_bytes]
         lead = start_bytes % mmap.ALLOCATIONGRANULARITY
+        fd = self._fd(file)
         try:
+            # All of it is asked for at once: faults would ask for a little at a time.
+            os.posix_fadvise(fd, start_bytes, length_bytes, os.POSIX_FADV_WILLNEED)
             mapped = mmap.mmap(
-                self._fd(file), lead + length_bytes, prot=mmap.PROT_READ, offset=start_bytes - lead
+                fd, lead + length_bytes, prot=mmap.PROT_READ, offset=start_bytes - lead
             )
             mapped.madvise(_POPULATE_READ)
         except (OSError, ValueError):
