@@ -140,6 +140,23 @@ def test_verify_says_equal_or_which_elements_differ(root: Path) -> None:
     assert {"elements", "max_abs", "diagnosis"} <= difference.keys()
 
 
+def test_verify_tells_of_layers_alike_once_and_of_the_faults_last(
+    root: Path, tmp_path: Path
+) -> None:
+    swapped = model(CONFIG)
+    gates = [name for name in swapped if "gate_proj" in name]
+    for gate in gates:
+        up = gate.replace("gate", "up")
+        swapped[gate], swapped[up] = swapped[up], swapped[gate]
+    other = write_hf(tmp_path / "other", swapped, CONFIG)
+    lines = intarsia("verify", root / "hf", other).out.splitlines()
+    assert len(gates) > 1
+    assert lines[0].startswith(f"different: {2 * len(gates)} of ")
+    assert sum(line.startswith("│ model") for line in lines) == 2
+    assert f"--json tells of all {2 * len(gates)}" in lines
+    assert lines[-2].startswith("gate-up-swapped: ")
+
+
 def test_verify_names_tensors_of_one_side(root: Path, tmp_path: Path) -> None:
     other = write_hf(tmp_path / "other", {"extra": torch.ones(2)})
     answer = intarsia("verify", root / "hf", other)

@@ -11,13 +11,15 @@ from intarsia.cli import options
 from intarsia.cli.output import OUTPUT, answer, progress, say, table
 
 if TYPE_CHECKING:
-    from intarsia.checking.compare import Comparison
+    from intarsia.checking.compare import Comparison, Difference
     from intarsia.checking.soundness import Soundness
     from intarsia.report.story import Story
 
 NAME = "verify"
 SHOWN = 3
 """How many of its tensors a fault names in its text."""
+ROWS = 20
+"""How many differences, and how many names of tensors in one checkpoint only, are shown."""
 
 
 def run(
@@ -94,19 +96,33 @@ def _tell_pair(found: Comparison) -> None:
     if found.equal:
         say(f"equal: {found.compared:,} tensors, {found.elements:,} elements, bit by bit")
     else:
+        _tell_differences(found)
+        for side, names in (("A", found.only_in_a), ("B", found.only_in_b)):
+            for name in names[:ROWS]:
+                say(f"only in {side}: {name}")
+            if len(names) > ROWS:
+                say(f"only in {side}: … and {len(names) - ROWS} more")
         for fault in found.faults:
             say(f"{fault.kind}: {fault.text}\n  in {fault.where}")
-        rows = [
-            (d.tensor, d.elements, str(list(d.first)), d.max_abs, d.diagnosis)
-            for d in found.different
-        ]
-        if rows:
-            columns = ("tensor", "elements", "first", "max abs", "diagnosis")
-            table(f"different: {len(rows)} of {found.compared} tensors", columns, rows, most=40)
-        for side, names in (("A", found.only_in_a), ("B", found.only_in_b)):
-            for name in names[:20]:
-                say(f"only in {side}: {name}")
-            if len(names) > 20:
-                say(f"only in {side}: … and {len(names) - 20} more")
     for note in found.notes:
         say(f"note: {note}")
+
+
+def _tell_differences(found: Comparison) -> None:
+    """One tensor for all of the same name in other layers that have the same fault."""
+    from intarsia.checking.diagnosis.moves import pattern
+
+    alike: dict[tuple[str, str], list[Difference]] = {}
+    for each in found.different:
+        alike.setdefault((pattern(each.tensor), each.kind), []).append(each)
+    rows = [
+        (d.tensor, len(same), d.elements, str(list(d.first)), d.max_abs, d.diagnosis)
+        for same in alike.values()
+        for d in same[:1]
+    ]
+    if rows:
+        columns = ("tensor", "alike", "elements", "first", "max abs", "diagnosis")
+        count = len(found.different)
+        table(f"different: {count:,} of {found.compared:,} tensors", columns, rows, most=ROWS)
+        if len(rows) < count:
+            say(f"--json tells of all {count:,}")
