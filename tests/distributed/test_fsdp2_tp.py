@@ -82,6 +82,7 @@ def test_megatron_gets_moments_groups_and_step(trained: Path) -> None:
         assert_same({name: arrived[name][...] for name in state}, state)
 
 
+@pytest.mark.slow
 def test_training_goes_on_with_the_same_losses_through_two_other_formats(tmp_path: Path) -> None:
     torchrun("run", tmp_path)
     intarsia.convert(tmp_path / "saved", tmp_path / "hf", to="hf", config=CONFIG)
