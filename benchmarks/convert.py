@@ -1,9 +1,9 @@
 """Converting a 2 GB model, beside `cp -r` of the same files in the same run.
 
 For each round: `cp -r` of the source, the same with its bytes on disk at the end, Hugging Face to
-DCP on tp=2,fsdp=3, and back (synced, as every commit of ours is), each in a process of its own,
-with `--memory 512MiB`.  Prints medians, ratios to both kinds of copy, peak memory, and the bytes
-that each process handed to the kernel for writing.
+DCP on tp=2,fsdp=3 with and without digests, and back (synced, as every commit of ours is), each in a
+process of its own, with `--memory 512MiB`.  Prints medians, ratios to both kinds of copy, peak
+memory, and the bytes that each process handed to the kernel for writing.
 
     python benchmarks/convert.py [--rounds 5] [--gigabytes 2] [--folder DIR]
 """
@@ -67,6 +67,7 @@ def main() -> None:
         jobs = {
             "hf -> dcp": (*CONVERT, hf, out, *there),
             "dcp -> hf": (*CONVERT, dcp, out, "--to", "hf"),
+            "hf -> dcp, no digests": (*CONVERT, hf, out, *there, "--no-digests"),
         }
         compare(at, at.root / "hf", size, jobs, "1.5 x cp, 512 + 300 MiB, each byte written once")
 
