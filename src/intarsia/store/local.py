@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
+AHEAD_BYTES = 8 << 20
+"""How much the disk brings, beyond what is viewed, while that is worked on."""
+
 _POPULATE_READ = 22
 """Linux's MADV_POPULATE_READ, which reads mapped pages now."""
 
@@ -110,8 +113,9 @@ class Folder:
         lead = start_bytes % mmap.ALLOCATIONGRANULARITY
         fd = self._fd(file)
         try:
-            # All of it is asked for at once: faults would ask for a little at a time.
-            os.posix_fadvise(fd, start_bytes, length_bytes, os.POSIX_FADV_WILLNEED)
+            # All of it is asked for at once, and some of what follows: faults would ask for little.
+            ahead_bytes = length_bytes + min(length_bytes, AHEAD_BYTES)
+            os.posix_fadvise(fd, start_bytes, ahead_bytes, os.POSIX_FADV_WILLNEED)
             mapped = mmap.mmap(
                 fd, lead + length_bytes, prot=mmap.PROT_READ, offset=start_bytes - lead
             )
