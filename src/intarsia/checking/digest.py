@@ -95,7 +95,7 @@ def digests_of(
             )
             shared.value = dict(zip((x.name for x in tensors), hashes, strict=True))
         else:
-            steps = list(steps_over(checkpoint, wanted, budget))[team.rank :: team.size]
+            steps = steps_over(checkpoint, wanted, budget)[team.rank :: team.size]
             sums = share_out(
                 steps,
                 budget.workers,

@@ -34,6 +34,11 @@ class InPlace:
     def nbytes(self) -> int:
         return (self.hi - self.lo) * self.stored.dtype.itemsize
 
+    @property
+    def start_bytes(self) -> int:
+        """Where in its file this begins."""
+        return self.chunk.start_bytes + self.lo * self.stored.dtype.itemsize
+
     def sums(self, checkpoint: Checkpoint, logical: Mapping[str, Logical]) -> Sums:
         flat = layout_of_box(self.stored.layout, self.chunk.box).reshape(-1)
         layout = flat.narrow(0, self.lo, self.hi)
@@ -51,6 +56,8 @@ class Read:
 
     logical: Logical
     box: Box
+    start_bytes: int
+    """About where in their files its chunks begin."""
 
     @property
     def nbytes(self) -> int:
@@ -65,8 +72,15 @@ class Read:
 
 def steps_over(
     checkpoint: Checkpoint, wanted: Mapping[str, Logical], budget: Budget
+) -> list[InPlace | Read]:
+    """The work on a checkpoint, in the order of its bytes, so that a disk reads on and on."""
+    return sorted(_steps(checkpoint, wanted, budget), key=lambda step: step.start_bytes)
+
+
+def _steps(
+    checkpoint: Checkpoint, wanted: Mapping[str, Logical], budget: Budget
 ) -> Iterator[InPlace | Read]:
-    """The work on a checkpoint: chunks as they lie in their files where they can be summed so."""
+    """Chunks as they lie in their files where they can be summed so, windows of the other tensors."""
     in_place = {name for name, x in wanted.items() if x.size and _is_plain(checkpoint, x)}
     for stored in checkpoint.manifest.stored.values():
         names = in_place.intersection(stored.layout.tensors)
@@ -77,8 +91,13 @@ def steps_over(
                 yield InPlace(stored, chunk, lo, hi, frozenset(names))
     for x in wanted.values():
         if x.size and x.name not in in_place:
+            sources = checkpoint.manifest.sources.get(x.name, ())
+            chunks = [chunk for stored in sources for chunk in stored.chunks]
+            start = min((chunk.start_bytes for chunk in chunks), default=0)
+            held = max((chunk.length_bytes for chunk in chunks), default=0)
             for box in windows(x.shape, x.dtype.itemsize, budget.window_bytes):
-                yield Read(x, box)
+                done = flat_start(box, Box.whole(x.shape)) / x.size
+                yield Read(x, box, start + int(done * held))
 
 
 def _is_plain(checkpoint: Checkpoint, x: Logical) -> bool:
