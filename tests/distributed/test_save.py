@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import intarsia
+from intarsia.live import background
 from tests.distributed.ranks import on_ranks, outcomes
 from tests.distributed.small_model import build, everything, optimizer_of, step
 
@@ -260,6 +263,48 @@ def test_a_background_save_holds_what_was_there_when_it_was_called(tmp_path: Pat
     for _, good in on_ranks(2, in_background, tmp_path):
         assert good == [True, True, True]
     assert intarsia.verify(tmp_path / "step-2", tmp_path / "step-2")
+
+
+def threads_of_groups() -> int:
+    """Threads of this process that work for a gloo group."""
+    names = []
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            names.append((thread / "comm").read_text())
+    return sum("gloo_runloop" in name for name in names)
+
+
+def ended_after_background_saves(folder: Path) -> tuple[bool, int]:
+    found = []
+    for k in range(2):
+        intarsia.save(folder / f"step-{k}", {"w": torch.ones(2)}, background=True).wait()
+        found.append(background._groups[dist.group.WORLD])
+    dist.destroy_process_group()
+    return found[0] is found[1], threads_of_groups()
+
+
+def test_the_group_of_background_saves_ends_with_the_others(tmp_path: Path) -> None:
+    """A thread of a group that outlives the interpreter ends the process with an abort."""
+    for one_for_all, threads in on_ranks(2, ended_after_background_saves, tmp_path):
+        assert one_for_all
+        assert threads == 0
+
+
+def left_open_after_a_background_save(folder: Path) -> tuple[bool, bool]:
+    intarsia.save(folder / "step-0", {"w": torch.ones(2)}, background=True).wait()
+    group = background._groups[dist.group.WORLD]
+    before = group() is not None
+    dist.barrier()
+    atexit._run_exitfuncs()
+    return before, group() is not None
+
+
+def test_a_script_that_ends_no_group_ends_that_of_background_saves_all_the_same(
+    tmp_path: Path,
+) -> None:
+    for before, after in on_ranks(2, left_open_after_a_background_save, tmp_path):
+        assert before
+        assert not after
 
 
 def failing_in_background(folder: Path) -> list[str]:

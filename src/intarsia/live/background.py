@@ -6,12 +6,15 @@ meet on a process group of their own, which no collective of the training distur
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from intarsia.live.save import Saved, Snapshot, snapshot, write
 from intarsia.run.budget import Budget
@@ -25,7 +28,8 @@ _memory: dict[str, torch.Tensor] = {}
 """Where copies are kept, by tensor; used by one save at a time."""
 
 _running: Saving | None = None
-_groups: dict[Any, Any] = {}
+_groups: WeakKeyDictionary[Any, ReferenceType[Any]] = WeakKeyDictionary()
+"""The group that stands aside each default group; torch alone keeps them, and so can end them."""
 
 
 class Saving:
@@ -140,7 +144,20 @@ def _aside(team: Crew) -> Crew:
     import torch.distributed as dist
 
     world = dist.group.WORLD
-    if world not in _groups:
-        _groups.clear()
-        _groups[world] = dist.new_group(backend="gloo")
-    return replace(team, group=_groups[world])
+    known = _groups.get(world)
+    group = known() if known else None
+    if group is None:
+        group = dist.new_group(backend="gloo")
+        _groups[world] = ref(group)
+        atexit.register(_leave, ref(group))
+    return replace(team, group=group)
+
+
+def _leave(known: ReferenceType[Any]) -> None:
+    """End a group that the script left open, while its threads can still give back what they hold."""
+    import torch.distributed as dist
+
+    group = known()
+    if group is not None:
+        with suppress(ValueError):  # torch has ended it
+            dist.destroy_process_group(group)
