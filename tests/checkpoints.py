@@ -291,3 +291,17 @@ Budget.window_bytes = property(lambda self: 1024)
 main(sys.argv[1:])
 """
 """A conversion that says when it is half way, and is slow from there on."""
+
+
+def half_way(*words: object) -> subprocess.Popen[str]:
+    """A conversion in another process, which has written some of its bytes."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", SLOWLY, *(str(word) for word in words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "half way\n"
+    return child

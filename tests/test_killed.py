@@ -15,10 +15,10 @@ import torch
 
 import intarsia
 from tests.checkpoints import (
-    SLOWLY,
     assert_same,
     environment,
     files_of,
+    half_way,
     leftovers,
     llama_config,
     model,
@@ -30,20 +30,6 @@ from tests.checkpoints import (
 from tests.checkpoints import intarsia as cli
 
 CONFIG = llama_config()
-
-
-def half_way(*words: object) -> subprocess.Popen[str]:
-    """A conversion in another process, which has written some of its bytes."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", SLOWLY, *(str(word) for word in words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "half way\n"
-    return child
 
 
 @pytest.fixture

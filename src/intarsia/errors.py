@@ -24,6 +24,11 @@ class IntarsiaError(Exception):
         self.hint = hint
         self.kind = kind or self.kind
 
+    @property
+    def brief(self) -> str:
+        """The first line of the message."""
+        return super().__str__().partition("\n")[0]
+
     def __str__(self) -> str:
         message = super().__str__()
         return f"{message}\n  hint: {self.hint}" if self.hint else message

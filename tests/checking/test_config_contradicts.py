@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import intarsia
 from intarsia.errors import FamilyError
-from intarsia.family import table_for
-from tests.checkpoints import llama_config, model, normal_tensor, write_hf
+from tests.checking.tabled import tabled
+from tests.checkpoints import llama_config, model, write_hf
 from tests.family.configs import CASES
 from tests.faults.sound import FORMATS, convert, weights, write
 
@@ -51,13 +50,7 @@ def test_wrong_shapes_of_one_kind_are_one_fault(tmp_path: Path) -> None:
 
 def test_a_layer_that_predicts_further_tokens_may_go_uncounted(tmp_path: Path) -> None:
     config = CASES["deepseek_v3"] | {"num_nextn_predict_layers": 1}
-    table = table_for(config)
-    assert table is not None
-    tensors = {
-        name: normal_tensor(shape, torch.bfloat16, k) * 0.05
-        for k, (name, shape) in enumerate(table.logical.items())
-        if name not in table.tied
-    }
+    tensors = tabled(config)
     report = intarsia.verify(write_hf(tmp_path, tensors, config | {"num_nextn_predict_layers": 0}))
     assert report.sound, report
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import intarsia
 from intarsia.checking.fault import KINDS
 from intarsia.errors import FormatError
-from intarsia.family import table_for
+from tests.checking.tabled import tabled
 from tests.checkpoints import FIXTURES, llama_config, model, normal_tensor, write_dcp, write_hf
 from tests.checkpoints import intarsia as command
 from tests.family.configs import CASES
@@ -178,13 +178,7 @@ def test_state_that_outlived_its_weights_does_not_name_them(tmp_path: Path) -> N
 
 def test_half_of_a_layer_that_may_be_left_out_is_a_fault(tmp_path: Path) -> None:
     config = CASES["deepseek_v3"] | {"num_nextn_predict_layers": 1}
-    table = table_for(config)
-    assert table is not None
-    tensors = {
-        name: normal_tensor(shape, torch.bfloat16, k) * 0.05
-        for k, (name, shape) in enumerate(table.logical.items())
-        if name not in table.tied
-    }
+    tensors = tabled(config)
     ahead = f"model.layers.{config['num_hidden_layers']}."
     assert intarsia.verify(write_hf(tmp_path / "whole", tensors, config)).sound
     lost = {n: x for n, x in tensors.items() if n != f"{ahead}eh_proj.weight"}

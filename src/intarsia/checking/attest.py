@@ -75,7 +75,7 @@ def attest(written: Manifest, work: Work, src: Manifest, budget: Budget) -> Atte
     found: dict[str, str] = {}
     for name, x in written.logical.items():
         for total in (s.get(name, Sum()) for s in sums):
-            if total.count_bytes == x.size * x.dtype.itemsize:
+            if total.count_bytes == x.nbytes:
                 found[name] = digest_of(x, total)
     rest = [name for name in written.logical if name not in found]
     with Checkpoint(written) as checkpoint:

@@ -55,7 +55,7 @@ def digest_faults(
         total = totals.get(name, Sum())
         if name in known:
             continue
-        if total.count_bytes == x.size * x.dtype.itemsize:
+        if total.count_bytes == x.nbytes:
             told[name] = digest_of(x, total)
         else:
             rest.append(name)
@@ -64,7 +64,7 @@ def digest_faults(
             with Checkpoint(manifest) as checkpoint:
                 told |= digests_of(checkpoint, budget, progress, names=rest).tensors
         except IntarsiaError as error:
-            text = f"the digests of {few(rest)} cannot be taken: {str(error).partition(chr(10))[0]}"
+            text = f"the digests of {few(rest)} cannot be taken: {error.brief}"
             yield Fault(error.kind, tuple(rest), DIGESTS, text)
             known = {*known, *rest}
     asked = {n: d for n, d in expected.items() if n not in known}

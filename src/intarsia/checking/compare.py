@@ -16,7 +16,7 @@ from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import DType
 from intarsia.layout import unravel
 from intarsia.run.budget import Budget
-from intarsia.run.progress import Progress
+from intarsia.run.progress import Progress, after
 from intarsia.run.sharing import share_out
 from intarsia.run.values import as_float64, bits_dtype, cast
 
@@ -107,8 +107,7 @@ def compare(
     pairs = matched.pairs
     found = _over(pairs, budget, progress, lambda p: _differ(a, b, p, budget))
     unequal = [x for x in found if x is not None]
-    read = sum(map(_bytes, pairs))
-    more = progress and (lambda done, total: progress(read + done, read + total))
+    more = after(progress, sum(p.a.nbytes for p in pairs))
     diagnosis = diagnose(a, b, matched, unequal, budget, more)
     return Comparison(
         a=a.manifest.path,
@@ -134,11 +133,7 @@ def changes(
 def _over(
     pairs: Sequence[Pair], budget: Budget, progress: Progress | None, work: Callable[[Pair], T]
 ) -> list[T]:
-    return share_out(pairs, budget.workers, work, progress=progress, nbytes=_bytes)
-
-
-def _bytes(pair: Pair) -> int:
-    return pair.a.size * pair.a.dtype.itemsize
+    return share_out(pairs, budget.workers, work, progress=progress, nbytes=lambda p: p.a.nbytes)
 
 
 def _told(x: Unequal, found: Finding) -> Difference:

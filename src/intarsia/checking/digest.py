@@ -56,10 +56,9 @@ class Digests:
 
 def digest_of(x: Logical, total: Sum) -> str:
     """The quick digest of a tensor, from the sum of all of its bytes."""
-    whole_bytes = x.size * x.dtype.itemsize
-    if total.count_bytes != whole_bytes:
+    if total.count_bytes != x.nbytes:
         raise CoverageError(
-            f"{total.count_bytes:,} of {whole_bytes:,} bytes of `{x.name}` were summed"
+            f"{total.count_bytes:,} of {x.nbytes:,} bytes of `{x.name}` were summed"
         )
     text = f"{_kind_of(x)}{total.pages:016x}{total.crc:08x}"
     return f"{QUICK}:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
@@ -91,7 +90,7 @@ def digests_of(
                 budget.workers,
                 lambda x: _hash(checkpoint, x, budget),
                 progress=progress,
-                nbytes=lambda x: x.size * x.dtype.itemsize,
+                nbytes=lambda x: x.nbytes,
             )
             shared.value = dict(zip((x.name for x in tensors), hashes, strict=True))
         else:
@@ -172,16 +171,6 @@ def stored_digests(manifest: Manifest) -> Attested | None:
             hint=_REMOVE,
         )
     return found
-
-
-def check_digests(
-    checkpoint: Checkpoint, budget: Budget, progress: Progress | None = None
-) -> list[Mismatch]:
-    """Every tensor that is not what the checkpoint's own digests say; none where it has no digests."""
-    stored = stored_digests(checkpoint.manifest)
-    if stored is None:
-        return []
-    return mismatches(stored.digests.tensors, digests_of(checkpoint, budget, progress).tensors)
 
 
 def mismatches(expected: Mapping[str, str], found: Mapping[str, str]) -> list[Mismatch]:

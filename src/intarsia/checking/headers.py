@@ -54,7 +54,7 @@ class Headers:
         for group in groups.values():
             error = group[0].error
             names = tuple(dict.fromkeys(name for c in group for name in self._tensors(c)))
-            text = str(error).partition("\n")[0]
+            text = error.brief
             if names and not any(name in text for name in names):
                 about = "it holds" if isinstance(error, FamilyError) else "out of reach:"
                 text += f"; {about} {few(names)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from intarsia.checking.entries import damaged_entries, misplaced_iteration
 from intarsia.checking.fault import Fault
 from intarsia.checking.headers import NO_FAMILY, read_headers
 from intarsia.checking.repeats import repeat_faults
-from intarsia.checking.seen import Seen
 from intarsia.checking.structure import left_out, structure_faults
 from intarsia.checking.survey import survey, surveyed
 from intarsia.checking.training import (
@@ -30,7 +29,7 @@ from intarsia.format.sides import DIGESTS, read_config
 from intarsia.formats import format_of
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
-from intarsia.run.progress import Progress
+from intarsia.run.progress import Progress, after
 
 ConfigLike = str | Path | Mapping[str, Any] | None
 
@@ -108,18 +107,19 @@ def examine(
     faults += refused
     wanted = {n: x for n, x in manifest.logical.items() if expected and n not in known}
     found = survey(manifest, budget, progress, wanted)
+    more = after(progress, sum(seen.item.nbytes for seen in found))
     table = table_for(manifest.config)
     padded = manifest.format in ("torch_dist", "fsdp_dtensor")
     faults += content_faults(found, padded)
     faults += repeat_faults(found, table.tied if table else _ties(manifest))
     faults += steps_that_disagree(found)
     faults += rounded_masters(found)
-    faults += masters_that_differ(manifest, found, budget, after(progress, found))
+    faults += masters_that_differ(manifest, found, budget, more)
     faults += damaged_entries(manifest)
     faults += misplaced_iteration(manifest)
     faults += garbled_tracker(where if where.is_dir() else where.parent)
     known |= {n for seen in found if seen.unread for s in seen.item.names for n in s.layout.tensors}
-    faults += digest_faults(manifest, found, expected, known, budget, after(progress, found))
+    faults += digest_faults(manifest, found, expected, known, budget, more)
     compared, elements = surveyed(found)
     notes = (
         *manifest.notes,
@@ -139,14 +139,6 @@ def examine(
     )
 
 
-def after(progress: Progress | None, found: Sequence[Seen]) -> Progress | None:
-    """The progress of what is read again after the survey: its bytes come on top."""
-    if progress is None:
-        return None
-    read = sum(seen.item.nbytes for seen in found)
-    return lambda done, total: progress(read + done, read + total)
-
-
 def _expected(manifest: Manifest) -> tuple[Mapping[str, str], list[Fault]]:
     """The digests that were stored, or why they cannot be used."""
     if manifest.config == NO_FAMILY:
@@ -154,8 +146,7 @@ def _expected(manifest: Manifest) -> tuple[Mapping[str, str], list[Fault]]:
     try:
         return digests_in(manifest), []
     except IntarsiaError as error:
-        text = str(error).partition("\n")[0]
-        return {}, [Fault(error.kind, (), DIGESTS, text, hint=error.hint or "")]
+        return {}, [Fault(error.kind, (), DIGESTS, error.brief, hint=error.hint or "")]
 
 
 def _ties(manifest: Manifest) -> dict[str, str]:

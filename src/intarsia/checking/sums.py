@@ -11,7 +11,7 @@ from intarsia.checking.items import Item
 from intarsia.layout import Layout
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Chunk, Logical, Stored
-from intarsia.run.hashing import Sum, merged, sum_layout
+from intarsia.run.hashing import Sum, add_to, sum_buffer
 from intarsia.run.values import Bits, cast
 
 
@@ -39,16 +39,23 @@ class Summing:
                 pieces = tuple(p for p in whole.pieces if p.tensor in held)
                 self._layouts[stored.name] = Layout(whole.shape, pieces)
 
-    def add(self, block: Bits, at: int) -> None:
-        """Add elements of the chunk, of which the first is number `at` in row-major order."""
+    def add(self, block: Bits, at: int) -> int | None:
+        """Add elements of the chunk, of which the first is number `at` in row-major order.
+
+        The CRC-32 of their bytes comes with their sums, where any are taken of them.
+        """
+        crc = None
         for stored in self.item.names:
             whole = self._layouts.get(stored.name)
             if whole is None:
                 continue
             part = whole if block.size == whole.size else whole.narrow(0, at, at + block.size)
             sizes = {name: self.wanted[name].size for name in part.tensors}
-            found = sum_layout(part, _as_logical(stored, block), stored.dtype.itemsize, sizes)
-            self.sums = merged((self.sums, found))
+            held = _as_logical(stored, block)
+            found, summed = sum_buffer(part, held, stored.dtype.itemsize, sizes)
+            add_to(self.sums, found)
+            crc = crc if stored.shift else summed
+        return crc
 
 
 def _as_logical(stored: Stored, block: Bits) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

@@ -25,7 +25,7 @@ from intarsia.formats import folder_of, format_named
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
 from intarsia.run.budget import Budget
-from intarsia.run.checksum import crc32
+from intarsia.run.checksum import crc32, join
 from intarsia.run.progress import Progress
 from intarsia.run.sharing import share_out
 from intarsia.run.values import Bits, as_float64, bits_dtype
@@ -83,7 +83,7 @@ class _Reader:
                 self._chunk(seen, sketch, rounding, format, chunk, summing)
             except IntarsiaError as error:
                 where = f"{chunk.file} byte {chunk.start_bytes:,}"
-                text = str(error).partition("\n")[0]
+                text = error.brief
                 seen.faults.append(Fault(error.kind, _names(stored), where, text, chunk.box.size))
         whole = sum(unit.rows * unit.columns for unit in item.units)
         seen.sums = summing.sums
@@ -121,8 +121,8 @@ class _Reader:
         found, before = 0, seen.total
         if together:
             for block, rows, column, at in self._blocks(chunk, stored, start):
-                found = crc32(block, found)
-                summing.add(block, at)
+                summed = summing.add(block, at)
+                found = crc32(block, found) if summed is None else join(found, summed, block.nbytes)
                 look(seen, sketch, rounding, block, rows, column)
         else:
             found = self._sum(chunk.file, start, length)

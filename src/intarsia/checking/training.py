@@ -18,7 +18,7 @@ from intarsia.layout import Layout
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
-from intarsia.run.progress import Progress
+from intarsia.run.progress import Progress, counting
 from intarsia.run.values import Bits, as_float64, bits_dtype, cast
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -176,15 +176,13 @@ def masters_that_differ(
     ]
     if not suspects:
         return
-    done, total = 0, sum(manifest.logical[name].size for name in suspects)
+    advance = counting(progress, sum(manifest.logical[name].nbytes for name in suspects))
     with Checkpoint(manifest) as checkpoint:
         for name in suspects:
             # Elements that no chunk holds are a fault of their own.
             with suppress(CoverageError):
                 yield from _compare(checkpoint, manifest.logical[name], budget)
-            done += manifest.logical[name].size
-            if progress is not None:
-                progress(done, total)
+            advance(manifest.logical[name].nbytes)
 
 
 def _add(sums: dict[tuple[str, ...], list[int]], names: tuple[str, ...], n: int, size: int) -> None:

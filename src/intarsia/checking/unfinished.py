@@ -8,6 +8,7 @@ from pathlib import Path
 
 from intarsia.checking.fault import Fault, few
 from intarsia.errors import IntarsiaError
+from intarsia.format.dcp_metadata import METADATA
 from intarsia.format.megatron_common import TRACKER, tracked_folder
 from intarsia.store.local import Folder
 
@@ -29,8 +30,8 @@ def unfinished(path: Path) -> Fault | None:
     folders: Iterable[Path] = (path, *sorted(path.glob("iter_*"))) if path.is_dir() else ()
     for folder in folders:
         files = sorted(p.name for p in folder.glob("*.distcp"))
-        if files and not (folder / ".metadata").exists():
-            text = f"{len(files)} data files and no .metadata, which is written last"
+        if files and not (folder / METADATA).exists():
+            text = f"{len(files)} data files and no {METADATA}, which is written last"
             return Fault("metadata-missing", (), str(folder), text)
     tracked = tracked_folder(path) if path.is_dir() else None
     if tracked is not None and not tracked.is_dir():

@@ -110,7 +110,7 @@ def _tell_pair(found: Comparison) -> None:
 
 def _tell_differences(found: Comparison) -> None:
     """One tensor for all of the same name in other layers that have the same fault."""
-    from intarsia.checking.diagnosis.moves import pattern
+    from intarsia.checking.diagnosis.names import pattern
 
     alike: dict[tuple[str, str], list[Difference]] = {}
     for each in found.different:

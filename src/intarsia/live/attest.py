@@ -15,7 +15,7 @@ from intarsia.mesh import Box, Shape
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Logical, Stored
 from intarsia.run.gather import Bytes
-from intarsia.run.hashing import Sum, merged, sum_layout
+from intarsia.run.hashing import Sum, merged, sum_buffer
 
 Sums = Mapping[str, Sum]
 
@@ -42,17 +42,18 @@ class Witness:
             layouts[s.key] = (*layouts.get(s.key, ()), s.layout)
         return Witness(layouts, named.logical)
 
-    def sums(self, name: str, box: Box, data: Bytes, dtype: DType) -> Sums:
-        """The sums of a box of a tensor, by the logical tensors in it."""
-        return merged(
-            sum_layout(
+    def sums(self, name: str, box: Box, data: Bytes, dtype: DType) -> tuple[Sums, int]:
+        """The sums of a box of a tensor, by the logical tensors in it, and its CRC-32."""
+        found = [
+            sum_buffer(
                 layout_of_box(layout, box),
                 data,
                 dtype.itemsize,
                 {n: self.logical[n].size for n in layout.tensors},
             )
             for layout in self.layouts[name]
-        )
+        ]
+        return merged(sums for sums, _ in found), found[0][1]
 
     def attested(self, sums: Iterable[Sums]) -> Attested:
         """The digests of everything, from what all ranks summed."""

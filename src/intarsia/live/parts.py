@@ -34,6 +34,10 @@ class Part:
     proof: tuple[int, ...]
     memory: torch.Tensor
 
+    @property
+    def nbytes(self) -> int:
+        return self.box.size * self.dtype.itemsize
+
 
 def parts_of(tensors: Mapping[str, Any], memory: Mapping[str, torch.Tensor]) -> Iterator[Part]:
     """The boxes that this process holds of each tensor; of an empty tensor, the empty box.

@@ -11,9 +11,9 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,8 @@ from intarsia.live.replicas import (
 from intarsia.run.checksum import crc32
 from intarsia.run.crew import Crew
 from intarsia.run.hashing import merged
-from intarsia.run.progress import Progress, counting
+from intarsia.run.progress import Progress
+from intarsia.run.sharing import share_out
 from intarsia.store.staging import Staging, check_destination
 
 if TYPE_CHECKING:
@@ -65,10 +66,6 @@ class Snapshot:
     def parts(self) -> list[Part]:
         """The boxes of all tensors; worked out when they are asked for, not while training waits."""
         return list(self.cut(self.memory))
-
-    @property
-    def nbytes(self) -> int:
-        return sum(p.box.size * p.dtype.itemsize for p in self.parts)
 
 
 @dataclass
@@ -201,17 +198,11 @@ class _Pen:
         self, what: Snapshot, workers: int, progress: Progress | None
     ) -> tuple[dict[Key, int], Sums]:
         """Write what is this rank's to write: checksums of boxes whose replicas are to be compared, sums."""
-        advance = counting(progress, what.nbytes)
-
-        def carry_out(part: Part) -> tuple[int | None, Sums]:
-            found = self._write(part)
-            advance(part.box.size * part.dtype.itemsize)
-            return found
-
-        with ThreadPoolExecutor(workers, "intarsia-save") as pool:
-            done = list(zip(what.parts, pool.map(carry_out, what.parts), strict=True))
-        crcs = {(part.name, part.box): crc for part, (crc, _) in done if crc is not None}
-        return crcs, merged(sums for _, (_, sums) in done)
+        nbytes = attrgetter("nbytes")
+        done = share_out(what.parts, workers, self._write, progress=progress, nbytes=nbytes)
+        both = zip(what.parts, done, strict=True)
+        crcs = {(part.name, part.box): crc for part, (crc, _) in both if crc is not None}
+        return crcs, merged(sums for _, sums in done)
 
     def _write(self, part: Part) -> tuple[int | None, Sums]:
         slot = self.slots[part.name, part.box]
@@ -220,12 +211,13 @@ class _Pen:
         if not mine and not unproven:
             return None, {}
         data = as_bytes(part.memory.contiguous().cpu())
-        crc = crc32(data)
         found: Sums = {}
+        if mine and self.witness is not None:
+            found, crc = self.witness.sums(part.name, part.box, data, part.dtype)
+        else:
+            crc = crc32(data)
         if mine:
             _write_slot(self.staging, slot, data, crc)
-            if self.witness is not None:
-                found = self.witness.sums(part.name, part.box, data, part.dtype)
         return crc if unproven else None, found
 
 

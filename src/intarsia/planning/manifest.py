@@ -65,6 +65,10 @@ class Logical:
     def size(self) -> int:
         return prod(self.shape)
 
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:

@@ -28,3 +28,10 @@ def counting(progress: Progress | None, total_bytes: int) -> Callable[[int], Non
                 progress(done, total_bytes)
 
     return advance
+
+
+def after(progress: Progress | None, done_bytes: int) -> Progress | None:
+    """The progress of what comes after so many bytes: its own are added to them."""
+    if progress is None:
+        return None
+    return lambda done, total: progress(done_bytes + done, done_bytes + total)

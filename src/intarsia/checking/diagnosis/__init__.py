@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 from intarsia.checking.diagnosis.chunks import wrong_chunks
 from intarsia.checking.diagnosis.compound import told_besides
@@ -17,7 +17,8 @@ from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import NOTHING, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.groups import Kin
 from intarsia.checking.diagnosis.moved import kind_of, told
-from intarsia.checking.diagnosis.moves import find_moves, pattern
+from intarsia.checking.diagnosis.moves import find_moves
+from intarsia.checking.diagnosis.names import pattern
 from intarsia.checking.diagnosis.search import explain
 from intarsia.checking.diagnosis.shapes import find_reshaped
 from intarsia.checking.diagnosis.summary import missing, summarise
@@ -27,6 +28,7 @@ from intarsia.checkpoint import Checkpoint
 from intarsia.family import table_for
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, counting
+from intarsia.run.sharing import share_out
 
 PATIENCE = 2
 """Tensors of one pattern that may stay unexplained before the others are left unsearched."""
@@ -111,28 +113,23 @@ def _searched(
     for u in unequal:
         queues.setdefault(pattern(u.pair.a.name), []).append(u)
     count = PATIENCE
-    tell = counting(progress, sum(_bytes(u) for u in unequal))
-    with ThreadPoolExecutor(budget.workers, "intarsia") as pool:
-        while any(queues.values()):
-            batch = [u for queue in queues.values() for u in queue[:count]]
-            for u, told in zip(
-                batch, pool.map(lambda u: explain(open_[u.pair], kin, other), batch), strict=True
-            ):
-                found[u.pair] = told
-                tell(_bytes(u))
-                failed[pattern(u.pair.a.name)] += told.kind == UNEXPLAINED
-            queues = {name: queue[count:] for name, queue in queues.items()}
-            left = [n for n in queues if failed[n] >= PATIENCE]
-            skipped = [u for name in left for u in queues.pop(name)]
-            looked = pool.map(lambda u: _unsearched(u, open_[u.pair]), skipped)
-            found |= dict(zip((u.pair for u in skipped), looked, strict=True))
-            tell(sum(_bytes(u) for u in skipped))
-            count *= 2
+    advance = counting(progress, sum(u.pair.a.nbytes for u in unequal))
+
+    def look(u: Unequal, thoroughly: bool = True) -> None:
+        e = open_[u.pair]
+        found[u.pair] = explain(e, kin, other) if thoroughly else _unsearched(u, e)
+        advance(u.pair.a.nbytes)
+
+    while any(queues.values()):
+        batch = [u for queue in queues.values() for u in queue[:count]]
+        share_out(batch, budget.workers, look)
+        failed.update(pattern(u.pair.a.name) for u in batch if found[u.pair].kind == UNEXPLAINED)
+        queues = {name: queue[count:] for name, queue in queues.items()}
+        left = [n for n in queues if failed[n] >= PATIENCE]
+        skipped = [u for name in left for u in queues.pop(name)]
+        share_out(skipped, budget.workers, partial(look, thoroughly=False))
+        count *= 2
     return found
-
-
-def _bytes(u: Unequal) -> int:
-    return u.pair.a.size * u.pair.a.dtype.itemsize
 
 
 def _unsearched(u: Unequal, e: Evidence) -> Finding:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,13 +11,14 @@ import numpy as np
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypothesis import Hypothesis, Score
 from intarsia.checking.diagnosis.keys import FEWEST_SIGNS, negative
-from intarsia.checking.diagnosis.names import other_side
+from intarsia.checking.diagnosis.names import numbers_in, other_side, pattern
 from intarsia.checking.diagnosis.values import changed_after
 from intarsia.checking.pairs import Pair
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout, concat
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Logical
+from intarsia.run.sharing import share_out
 from intarsia.run.values import bits_dtype
 
 PROBE = 32
@@ -75,8 +74,7 @@ def find_moves(evidence: Sequence[Evidence]) -> dict[Pair, Move]:
 def _confirmed(side: str, guessed: list[tuple[Evidence, str]]) -> Iterator[tuple[Pair, Move]]:
     if not guessed:
         return
-    with ThreadPoolExecutor(guessed[0][0].budget.workers, "intarsia") as pool:
-        moves = list(pool.map(lambda x: _confirm(side, *x), guessed))
+    moves = share_out(guessed, guessed[0][0].budget.workers, lambda x: _confirm(side, *x))
     for (e, _), move in zip(guessed, moves, strict=True):
         if move is not None:
             yield (e.pair if side == "B" else e.pair.flipped), move
@@ -162,13 +160,3 @@ def _distance(name: str, other: str) -> tuple[bool, int]:
     mine, theirs = numbers_in(name), numbers_in(other)
     gap = sum(abs(x - y) for x, y in zip(mine, theirs, strict=False))
     return far, gap
-
-
-def pattern(name: str) -> str:
-    """A name without its numbers: `model.layers.*.mlp.up_proj.weight`."""
-    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
-
-
-def numbers_in(name: str) -> tuple[int, ...]:
-    """The numbers of a name: layer, then expert."""
-    return tuple(int(n) for n in re.findall(r"(?<=\.)\d+(?=\.)", name))

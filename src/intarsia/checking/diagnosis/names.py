@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 LAYER = re.compile(r"\b(?:layers|blocks|h)\.(\d+)\.")
 EXPERT = re.compile(r"\bexperts\.(\d+)\.")
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def layer_of(name: str) -> int | None:
@@ -25,6 +26,16 @@ def without_layer(name: str) -> str:
 
 def without_expert(name: str) -> str:
     return EXPERT.sub("experts.*.", name)
+
+
+def pattern(name: str) -> str:
+    """A name without its numbers: `model.layers.*.mlp.up_proj.weight`."""
+    return NUMBER.sub("*", name)
+
+
+def numbers_in(name: str) -> tuple[int, ...]:
+    """The numbers of a name: layer, then expert."""
+    return tuple(int(n) for n in NUMBER.findall(name))
 
 
 def listed(numbers: Iterable[int]) -> str:
