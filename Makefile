@@ -37,7 +37,7 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow" -n 2 --durations=10 --hypothesis-profile=same
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal --durations=10 --hypothesis-profile=same
 
 test-all: lint
 	$(BIN)/python -m pytest --durations=20 --hypothesis-profile=new

@@ -67,6 +67,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_ranks_generate_the_text_of_one_process(checkpoint: Path) -> None:
     alone = run("load_and_generate.py", checkpoint / "hf", "--prompt", "5 9 2")
     text = alone.split("generated:")[1]

@@ -1,4 +1,6 @@
-"""Run the exploits of one theme against every command, with little memory and time: `run THEME`.
+"""Run the exploits of one theme against the commands, with little memory and time: `run THEME [--all]`.
+
+Without `--all` against one command of each kind: what opens, what writes, what reads it all.
 
 One line of JSON per exploit: the command, its status, its message, and what went wrong.
 """
@@ -38,21 +40,22 @@ def exploits(theme: str) -> dict[str, Any]:
     }
 
 
-def commands(src: Path, out: Path) -> Iterator[list[object]]:
+def commands(src: Path, out: Path, every: bool) -> Iterator[list[object]]:
     yield ["inspect", src, "--tensors", "--html", src.parent / "page.html"]
-    yield ["plan", src, "--to", "dcp", "--mesh", "tp=2"]
-    yield ["plan", src, "--to", "dcp", "--dialect", "hf-module"]
     if (src.parent / ".out.intarsia-journal").exists():
         yield ["convert", src, out, "--to", "hf", "--resume"]
     yield ["convert", src, out, "--to", "hf"]
-    yield ["convert", src, out, "--to", "dcp"]
-    yield ["convert", src, out, "--to", "torch_dist"]
-    yield ["verify", src, src]
     yield ["verify", src]
-    yield ["digest", src]
+    if every:
+        yield ["plan", src, "--to", "dcp", "--mesh", "tp=2"]
+        yield ["plan", src, "--to", "dcp", "--dialect", "hf-module"]
+        yield ["convert", src, out, "--to", "dcp"]
+        yield ["convert", src, out, "--to", "torch_dist"]
+        yield ["verify", src, src]
+        yield ["digest", src]
 
 
-def run(theme: str, limited: bool = True) -> Iterator[dict[str, Any]]:
+def run(theme: str, every: bool = True, limited: bool = True) -> Iterator[dict[str, Any]]:
     """What became of every exploit of a theme."""
     intarsia("inspect", os.devnull)  # so that what is imported is not charged to an exploit
     import torch  # noqa: F401
@@ -74,7 +77,7 @@ def run(theme: str, limited: bool = True) -> Iterator[dict[str, Any]]:
             make(src, canary)
             before = {p.name for p in home.iterdir()}
             wrong, messages = [], []
-            for k, words in enumerate(commands(src, home / "out")):
+            for k, words in enumerate(commands(src, home / "out", every)):
                 answer = intarsia(*words)
                 said = answer.err.strip()
                 messages.append(
@@ -92,7 +95,7 @@ def run(theme: str, limited: bool = True) -> Iterator[dict[str, Any]]:
                     wrong.append(f"{words}: a page that runs what a name says")
                 if len(said) > 5000 or STEERING.search(said + answer.out + page):
                     wrong.append(f"{words}: a message that steers the terminal or never ends")
-                if k > 2 and (home / "out").exists() and answer.status == 0:
+                if (home / "out").exists() and answer.status == 0:
                     leaked = [p for p in (home / "out").rglob("*") if p.is_symlink()]
                     secret = Path("/etc/passwd").read_bytes()
                     leaked += [
@@ -111,5 +114,5 @@ def run(theme: str, limited: bool = True) -> Iterator[dict[str, Any]]:
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS,) * 2)
-    for row in run(sys.argv[1]):
+    for row in run(sys.argv[1], every="--all" in sys.argv):
         print(json.dumps(row), flush=True)

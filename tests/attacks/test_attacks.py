@@ -10,9 +10,10 @@ from tests.attacks.run import THEMES, exploits
 from tests.checkpoints import python
 
 
+@pytest.mark.parametrize("which", ["of each kind", pytest.param("--all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("theme", THEMES)
-def test_no_exploit_does_more_than_end_in_an_error(theme: str) -> None:
-    done = python("-m", "tests.attacks.run", theme)
+def test_no_exploit_does_more_than_end_in_an_error(theme: str, which: str) -> None:
+    done = python("-m", "tests.attacks.run", theme, which)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     wrong = {row["exploit"]: row["wrong"] for row in rows if row["wrong"]}
     assert not wrong

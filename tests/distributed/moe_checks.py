@@ -1,13 +1,9 @@
-"""What ranks find on models that are not trained; started by `torchrun` on four processes.
-
-moe_checks.py FOLDER WORD...    a check, by its name: writes what every rank found; a case: trains
-"""
+"""What four ranks find on models that are not trained."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -162,8 +158,8 @@ def error_of(call: Callable[[], Any]) -> str:
     return "nothing was refused"
 
 
-def main(folder: Path, *names: str) -> None:
-    dist.init_process_group("gloo")
+def check(folder: Path, *names: str) -> None:
+    """Write what every rank found in a check; a case is trained."""
     for name in names:
         if name in CASES:
             train_case(folder, name)
@@ -173,8 +169,3 @@ def main(folder: Path, *names: str) -> None:
         dist.all_gather_object(found, mine)
         if dist.get_rank() == 0:
             (folder / f"{name}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])

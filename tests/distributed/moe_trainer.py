@@ -1,12 +1,8 @@
-"""A small mixture of experts trained on several meshes; started by `torchrun`, not by pytest.
-
-moe_trainer.py FOLDER CASE...    trains each case, and writes its losses, norms and whole tensors
-"""
+"""A small mixture of experts trained on several meshes."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,6 +171,7 @@ def mesh_of(sizes: dict[str, int]) -> DeviceMesh:
 
 
 def train_case(folder: Path, name: str) -> None:
+    """Train a case on these ranks, and write its losses, norms and whole tensors."""
     case = CASES[name]
     mesh = mesh_of(case.mesh)
     made = intarsia.parallelize(model(**case.model), mesh, **case.asked)
@@ -192,12 +189,6 @@ def train_case(folder: Path, name: str) -> None:
         (folder / f"{name}.json").write_text(json.dumps([told.losses, told.norms]))
 
 
-def main(folder: Path, *names: str) -> None:
-    dist.init_process_group("gloo")
+def train_cases(folder: Path, *names: str) -> None:
     for name in names:
         train_case(folder, name)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -57,10 +57,12 @@ def outcomes(
             pipes.append(mine)
             processes.append(process)
         found = [_answer(pipe, seconds) for pipe in pipes]
-        for process in processes:
+        for rank, process in enumerate(processes):
             process.join(10)
             if process.is_alive():
                 process.kill()
+            elif process.exitcode and found[rank][0]:
+                found[rank] = False, f"it ended with {process.exitcode} after its answer"
         return found
 
 

@@ -10,24 +10,16 @@ from safetensors.torch import load_file
 
 import intarsia
 from intarsia.format.torch_zip import read_object
-from tests.checkpoints import assert_same, python, read_hf
-from tests.distributed.trainer import CONFIG
-
-TRAINER = Path(__file__).with_name("trainer.py")
-
-
-def torchrun(*words: object) -> None:
-    done = python(
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 4, TRAINER, *words
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+from tests.checkpoints import assert_same, read_hf
+from tests.distributed.ranks import on_ranks
+from tests.distributed.trainer import CONFIG, load, resume, run, save
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What four ranks saved (`saved`), and the whole tensors that it should hold (`truth`)."""
     folder = tmp_path_factory.mktemp("trained")
-    torchrun("save", folder)
+    on_ranks(4, save, folder)
     return folder
 
 
@@ -61,7 +53,7 @@ def test_one_rank_of_another_mesh_reads_its_shard(trained: Path) -> None:
 @pytest.mark.parametrize("mesh", ["tp=2,fsdp=3"])
 def test_what_we_wrote_loads_into_such_ranks(trained: Path, mesh: str) -> None:
     intarsia.convert(trained / "saved", trained / "written", to="dcp", mesh=mesh, config=CONFIG)
-    torchrun("load", trained)
+    on_ranks(4, load, trained)
     truth = load_file(trained / "truth.safetensors")
     assert_same(load_file(trained / "loaded.safetensors"), truth)
 
@@ -84,11 +76,11 @@ def test_megatron_gets_moments_groups_and_step(trained: Path) -> None:
 
 @pytest.mark.slow
 def test_training_goes_on_with_the_same_losses_through_two_other_formats(tmp_path: Path) -> None:
-    torchrun("run", tmp_path)
+    on_ranks(4, run, tmp_path)
     intarsia.convert(tmp_path / "saved", tmp_path / "hf", to="hf", config=CONFIG)
     intarsia.convert(tmp_path / "hf", tmp_path / "fd", to="fsdp_dtensor", mesh="fsdp=2,tp=2")
     intarsia.convert(tmp_path / "fd", tmp_path / "resumable", to="dcp", mesh="fsdp=3")
-    torchrun("resume", tmp_path)
+    on_ranks(4, resume, tmp_path)
     losses = json.loads((tmp_path / "losses.json").read_text())
     resumed = json.loads((tmp_path / "resumed.json").read_text())
     assert losses[0] - losses[-1] > 0.05, "the model does not learn, so the test tells nothing"

@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from tests.checkpoints import ROOT, python
-from tests.distributed.moe_trainer import CASES, STEPS, Trained, model, train
+from tests.distributed.moe_checks import check
+from tests.distributed.moe_trainer import CASES, STEPS, Trained, model, train, train_cases
+from tests.distributed.ranks import on_ranks
 
-HERE = Path(__file__).parent
 EXPERTS = "model.layers.0.mlp.experts"
 
 QUICK = ("dp2", "ep2", "dp2_ep2", "dp2_tp2", "ep4")
@@ -52,7 +53,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What four ranks wrote: one start for all the quick tests."""
     folder = tmp_path_factory.mktemp("ranks")
     model().save_pretrained(folder / "hf")
-    torchrun(4, HERE / "moe_checks.py", folder, *QUICK, *CHECKS)
+    on_ranks(4, check, folder, *QUICK, *CHECKS)
     return folder
 
 
@@ -70,14 +71,14 @@ def checked(ranks: Path) -> dict[str, list[Any]]:
 @pytest.fixture(scope="module")
 def on_four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
     folder = tmp_path_factory.mktemp("four")
-    torchrun(4, HERE / "moe_trainer.py", folder, *ON_FOUR)
+    on_ranks(4, train_cases, folder, *ON_FOUR, seconds=280)
     return told(folder, ON_FOUR)
 
 
 @pytest.fixture(scope="module")
 def on_eight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
     folder = tmp_path_factory.mktemp("eight")
-    torchrun(8, HERE / "moe_trainer.py", folder, *ON_EIGHT)
+    on_ranks(8, train_cases, folder, *ON_EIGHT, seconds=280)
     return told(folder, ON_EIGHT)
 
 
@@ -169,6 +170,7 @@ def test_weights_left_for_a_broadcast_are_not_trained_on(checked: dict[str, list
         assert rank["ours"] == []
 
 
+@pytest.mark.slow
 def test_the_example_trains() -> None:
     said = torchrun(2, ROOT / "examples" / "ep_fsdp_train.py", "--steps", 8)
     losses = [float(line.split()[3]) for line in said.splitlines() if line.startswith("step")]

@@ -9,20 +9,15 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from tests.checkpoints import python
+from tests.distributed.ranks import on_ranks
+from tests.distributed.transformer_engine_trainer import train_and_move
 from tests.live.transformer_engine_stand_in import SEED, StandInModel, train
-
-TRAINER = "tests.distributed.transformer_engine_trainer"
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
-    done = python(
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 4, "-m", TRAINER, folder,
-        OMP_NUM_THREADS="1",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-6000:]
+    on_ranks(4, train_and_move, folder)
     return folder
 
 

@@ -1,15 +1,8 @@
-"""A small Llama trained on FSDP2 x tensor parallel ranks; started by `torchrun`, not by pytest.
-
-trainer.py save FOLDER     trains two steps, saves with torch, and writes the whole tensors
-trainer.py load FOLDER     loads FOLDER/written with torch, and writes the whole tensors again
-trainer.py run FOLDER      trains ten steps, saves after the fifth, and writes every loss
-trainer.py resume FOLDER   loads FOLDER/resumable on FSDP alone, trains on, and writes every loss
-"""
+"""A small Llama trained on FSDP2 x tensor parallel: what each of four ranks does."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -137,7 +130,24 @@ def step(made: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> floa
     return loss.item()
 
 
+def save(folder: Path) -> None:
+    """Train two steps, save with torch, and write the whole tensors."""
+    made, optimizer = parallel(seed=1)
+    train(made, optimizer)
+    model, state = get_state_dict(made, optimizer)
+    dcp.save({"model": model, "optim": state}, checkpoint_id=folder / "saved")
+    write_truth(model, state, folder, "truth.safetensors")
+
+
+def load(folder: Path) -> None:
+    """Load `written` with torch, and write the whole tensors again."""
+    made, optimizer = parallel(seed=2)
+    restore(made, optimizer, folder / "written")
+    write_truth(*get_state_dict(made, optimizer), folder, "loaded.safetensors")
+
+
 def run(folder: Path) -> None:
+    """Train ten steps, save after the fifth, and write every loss."""
     made, optimizer = parallel(seed=3)
     losses = []
     for number in range(10):
@@ -150,6 +160,7 @@ def run(folder: Path) -> None:
 
 
 def resume(folder: Path) -> None:
+    """Load `resumable` on FSDP alone, train on, and write every loss."""
     made, optimizer = parallel(seed=4, shape=(4, 1))
     restore(made, optimizer, folder / "resumable")
     losses = [step(made, optimizer, number) for number in range(5, 10)]
@@ -183,25 +194,3 @@ def write_truth(model: dict, optimizer: dict, folder: Path, name: str) -> None:
     found = whole(model | state)
     if dist.get_rank() == 0:
         save_file(found, folder / name)
-
-
-def main(what: str, folder: Path) -> None:
-    dist.init_process_group("gloo")
-    if what in ("run", "resume"):
-        (run if what == "run" else resume)(folder)
-        dist.destroy_process_group()
-        return
-    made, optimizer = parallel(seed=1 if what == "save" else 2)
-    if what == "save":
-        train(made, optimizer)
-        model, state = get_state_dict(made, optimizer)
-        dcp.save({"model": model, "optim": state}, checkpoint_id=folder / "saved")
-        write_truth(model, state, folder, "truth.safetensors")
-    else:
-        restore(made, optimizer, folder / "written")
-        write_truth(*get_state_dict(made, optimizer), folder, "loaded.safetensors")
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))

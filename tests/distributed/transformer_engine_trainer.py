@@ -1,16 +1,10 @@
-"""TransformerEngine's stand-ins on FSDP2 x tensor parallel; started by `torchrun`, not by pytest.
-
-transformer_engine_trainer.py FOLDER   trains on 2x2 and saves `saved`; loads it on every other
-                                       mesh, and saves what arrived there as `at-FSDPxTP`
-"""
+"""TransformerEngine's stand-ins trained on FSDP2 x tensor parallel: what each of four ranks does."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -45,8 +39,8 @@ def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> No
     dcp.save(state, checkpoint_id=folder)
 
 
-def main(folder: Path) -> None:
-    dist.init_process_group("gloo")
+def train_and_move(folder: Path) -> None:
+    """Train on 2x2 and save `saved`; load it on every mesh, and save what arrived as `at-FSDPxTP`."""
     model, optimizer = parallel(1, (2, 2))
     train(model, optimizer)
     save(model, optimizer, folder / "saved")
@@ -70,8 +64,3 @@ def main(folder: Path) -> None:
     SEED[0] = 1  # the batches of the first model
     train(model, optimizer, 1)
     save(model, optimizer, folder / "trained-on")
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -123,7 +123,7 @@ def test_what_is_written_has_megatrons_own_keys_shapes_and_paths(case: str, tmp_
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mesh", ["tp=2,fsdp=2", "ep=2,fsdp=2"])
-@pytest.mark.parametrize("spec", ["te", "local"])
+@pytest.mark.parametrize("spec", ["te", pytest.param("local", marks=pytest.mark.slow)])
 def test_another_mesh_keeps_every_bit(case: str, mesh: str, spec: str, tmp_path: Path) -> None:
     path = fixture(case)
     to_fsdp(path, tmp_path / "to", mesh, config=config_of(path), spec=spec)
