@@ -53,6 +53,10 @@ class Box:
             shape.append(hi - lo)
         return Box(tuple(offsets), tuple(shape))
 
+    def moved(self, by: Shape) -> Box:
+        """The same box, so much further on each axis."""
+        return Box(tuple(o + d for o, d in zip(self.offsets, by, strict=True)), self.shape)
+
     def __repr__(self) -> str:
         return f"Box({self.offsets}, {self.shape})"
 

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 import intarsia
 from intarsia.checking.digest import mismatches, stored_digests
@@ -26,10 +30,10 @@ from tests.checkpoints import (
     random_tensor,
     read_dcp,
     read_hf,
-    write_dcp,
     write_hf,
 )
 from tests.checkpoints import intarsia as command
+from tests.distributed.ranks import on_ranks
 
 CONFIG = llama_config()
 ROADS = (
@@ -118,11 +122,21 @@ def test_empty_and_scalar_tensors_have_digests(tmp_path: Path) -> None:
     assert one["empty"] == other["empty"] != one["flag"]
 
 
-def test_elements_stored_in_another_order_are_put_in_order_first(tmp_path: Path) -> None:
-    x = normal_tensor((6, 10), torch.float32)
-    a = write_dcp(tmp_path / "a", {"w": x.t().contiguous().t()})
+def save_columns_first(folder: Path, x: torch.Tensor) -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    mine = x.chunk(2)[dist.get_rank()].t().contiguous().t()
+    dcp.save({"w": DTensor.from_local(mine, mesh, [Shard(0)])}, checkpoint_id=folder)
+
+
+@pytest.mark.parametrize("window_bytes", [67, 8 << 20])
+def test_elements_stored_in_another_order_are_put_in_order_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window_bytes: int
+) -> None:
+    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: window_bytes))
+    x = normal_tensor((26, 31), torch.float32)
+    on_ranks(2, save_columns_first, tmp_path / "a", x)
     b = write_hf(tmp_path / "b", {"w": x})
-    assert intarsia.digest(a).tensors == intarsia.digest(b).tensors
+    assert intarsia.digest(tmp_path / "a").tensors == intarsia.digest(b).tensors
 
 
 def test_a_cast_changes_the_digests_and_the_file_tells_those_of_what_was_written(

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout, cover
 from intarsia.mesh import Box
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Chunk, Logical, Stored
 from intarsia.planning.tiling import tiling_fault
-from intarsia.planning.window import flat_start, windows
+from intarsia.planning.window import flat_start, slabs_of, windows
 from intarsia.run.budget import Budget
+from intarsia.run.gather import Bytes
 from intarsia.run.hashing import LONG_BYTES, Sum, sum_layout, sum_run
 
 Sums = dict[str, Sum]
@@ -43,11 +46,24 @@ class InPlace:
         flat = layout_of_box(self.stored.layout, self.chunk.box).reshape(-1)
         layout = flat.narrow(0, self.lo, self.hi)
         pieces = tuple(p for p in layout.pieces if p.tensor in self.names)
-        itemsize, start = self.stored.dtype.itemsize, checkpoint.start_of(self.stored, self.chunk)
-        assert start is not None, "elements in another order are read instead"
-        held = checkpoint.view(self.chunk.file, start + self.lo * itemsize, self.nbytes)
+        itemsize = self.stored.dtype.itemsize
         sizes = {name: logical[name].size for name in self.names}
-        return sum_layout(Layout(layout.shape, pieces), held, itemsize, sizes)
+        return sum_layout(Layout(layout.shape, pieces), self._held(checkpoint), itemsize, sizes)
+
+    def _held(self, checkpoint: Checkpoint) -> Bytes:
+        """The elements in row-major order; where the file has another one, they are read."""
+        stored, chunk = self.stored, self.chunk
+        start = checkpoint.start_of(stored, chunk)
+        if start is not None:
+            start += self.lo * stored.dtype.itemsize
+            return checkpoint.view(chunk.file, start, self.nbytes)
+        slabs = slabs_of(chunk.box.shape, self.lo, self.hi)
+        return np.concatenate(
+            [
+                checkpoint.read_box(stored.layout, slab.moved(chunk.box.offsets), stored.dtype)
+                for slab in slabs
+            ]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +117,13 @@ def _steps(
 
 
 def _is_plain(checkpoint: Checkpoint, x: Logical) -> bool:
-    """Whether a tensor's elements are each stored once, as they are, in row-major chunks."""
+    """Whether a tensor's elements are each stored once, as they are, in long runs."""
     sources = checkpoint.manifest.sources.get(x.name, ())
     for stored in sources:
         if stored.shift or stored.dtype != x.dtype:
             return False
         whole = len(stored.chunks) == 1 and stored.chunks[0].box == Box.whole(stored.shape)
         if not whole and tiling_fault(stored.shape, tuple(c.box for c in stored.chunks)):
-            return False
-        if any(c.box.size and checkpoint.start_of(stored, c) is None for c in stored.chunks):
             return False
     layout = Layout.of(x.name, x.shape)
     alone = len(sources) == 1 and sources[0].layout == layout

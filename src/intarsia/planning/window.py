@@ -54,7 +54,7 @@ def windows_beside(
     for lo, hi in (*done, (prod(shape), prod(shape))):
         for slab in slabs_of(shape, at, lo):
             for window in windows(slab.shape, itemsize, limit_bytes):
-                yield Box(_plus(slab.offsets, window.offsets), window.shape)
+                yield window.moved(slab.offsets)
         at = max(at, hi)
 
 
@@ -85,10 +85,6 @@ def _range(fixed: Shape, shape: Shape, start: int, end: int) -> Iterator[Box]:
         rest = (0,) * (len(shape) - axis - 1)
         yield Box((*fixed, first, *rest), ((1,) * axis + (last - first,) + shape[axis + 1 :]))
     yield from _range((*fixed, last), shape, 0, end - last * row)
-
-
-def _plus(a: Shape, b: Shape) -> Shape:
-    return tuple(x + y for x, y in zip(a, b, strict=True))
 
 
 def flat_start(inner: Box, outer: Box) -> int:

@@ -167,7 +167,7 @@ def _scan(data: Bytes, start_bytes: int) -> _Scan:
     if rest:
         crc = remainder(data[-rest:], crc)
         sums[-1] = np.add.reduce(_words(data[-rest:], 0))
-    pages = _dot(sums, _keys(np.arange(first, first + len(sums))))
+    pages = _dot(sums, _keys_from(first, len(sums)))
     return _Scan(pages, crc, end_bytes, len(data))
 
 
@@ -263,6 +263,13 @@ def _row_words(rows: Bytes, starts: Ints) -> Words:
     return room.view("<u8")
 
 
+def _keys_from(first: int, count: int) -> Words:
+    """The keys of consecutive pages."""
+    if first + count <= len(_FIRST_KEYS):
+        return _FIRST_KEYS[first : first + count]
+    return _keys(np.arange(first, first + count))
+
+
 def _keys(pages: Ints) -> Words:
     """The odd keys of these pages: the outputs of SplitMix64 with the seed 0, the last bit set."""
     state = (pages + 1).astype(np.uint64) * np.uint64(_GOLDEN)
@@ -270,3 +277,7 @@ def _keys(pages: Ints) -> Words:
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     keys: Words = (state ^ (state >> np.uint64(31))) | np.uint64(1)
     return keys
+
+
+_FIRST_KEYS = _keys(np.arange(1 << 14))
+"""The keys of the first 64 MiB of any tensor."""

@@ -118,8 +118,7 @@ def copied_from(e: Evidence, place: Place) -> tuple[str, int] | None:
 def parts_of(e: Evidence, box: Box) -> Iterator[Box]:
     """Windows of a box, small enough for the memory budget."""
     for part in windows(box.shape, e.pair.a.dtype.itemsize, e.budget.window_bytes // 2):
-        offsets = tuple(o + p for o, p in zip(box.offsets, part.offsets, strict=True))
-        yield Box(offsets, part.shape)
+        yield part.moved(box.offsets)
 
 
 def _blocks(e: Evidence, side: Checkpoint, box: Box) -> Iterator[Bits]:
