@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pickle
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.errors import FormatError
+from intarsia.format import pickle_scan
 from intarsia.format.pickle_scan import MAX_KEYS, MAX_WEIGHT, check_pickle
+from tests.checkpoints import write_dcp
 
 keys = (
     st.none()
@@ -42,6 +46,16 @@ def test_the_state_of_a_random_generator_passes(protocol: int) -> None:
 def test_a_value_that_is_shared_passes(protocol: int) -> None:
     shared = ("a", (1, 2))
     check_pickle(pickle.dumps([{shared: shared} for _ in range(1000)], protocol))
+
+
+def test_what_torch_writes_is_walked_in_phrases(tmp_path: Path) -> None:
+    tensors = {
+        f"{k}": torch.zeros(2, 3, dtype=d) for k, d in enumerate([torch.bfloat16, torch.int8])
+    }
+    write_dcp(tmp_path, tensors | {"entry": {"step": 3}})
+    walk = pickle_scan._Walk((tmp_path / ".metadata").read_bytes())
+    walk.run()
+    assert walk.phrase == pickle_scan._FAST.match
 
 
 def doubled(times: int, protocol: int) -> bytes:

@@ -51,6 +51,7 @@ _MEMOIZED = {
 """What each record adds to the memo: itself, its fields, and the three tuples of every size."""
 
 _SIZE = 18  # what a tuple of sixteen integers, wrapped in the arguments of a call, weighs at most
+_LIGHT = 64  # what a key in a phrase may weigh, so that hashing it stays in proportion to its bytes
 _COUNTED = (
     dict.fromkeys(b"UC\x8c\x8a", 1)
     | dict.fromkeys(b"TBX\x8b", 4)
@@ -139,7 +140,7 @@ class _Walk:
 
     def _remember(self, slot: int) -> None:
         weight = self.memo[slot] = self.stack[-1]
-        if weight > _SIZE:
+        if weight > _LIGHT:
             # A record that is matched as a whole uses what it likes as a key.
             self.phrase = _SLOW.match
         if self.numbered and self.kinds:
