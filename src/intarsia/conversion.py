@@ -26,6 +26,7 @@ from intarsia.run.journal import Journal
 from intarsia.run.progress import Progress, counting
 from intarsia.run.source import Source
 from intarsia.run.tally import Sums, Tally
+from intarsia.store.looking import real
 from intarsia.store.staging import Staging, check_destination
 
 
@@ -66,8 +67,8 @@ def carry_out(
     """
     started = time.perf_counter()
     where = Path(destination)
-    source = Path(job.src.path).resolve()
-    if where.resolve() in (source, *source.parents):
+    source = real(Path(job.src.path))
+    if real(where) in (source, *source.parents):
         raise UsageError(f"{where} holds the source", hint="choose another destination")
     job.plan.check()
     check_sides(job.src.sides)

@@ -18,7 +18,7 @@ import pytest
 from tests.checkpoints import environment
 
 SOURCE = Path(__file__).with_name("failing_disk.c")
-CALLS = "orwstanudpm"
+CALLS = "orwstanlfudpmivqbck"
 """Every kind of call that can be made to fail; `failing_disk.c` says what the letters mean."""
 
 
@@ -56,7 +56,19 @@ def library(folder: Path) -> Path:
         pytest.skip("the failing disk stands before system calls of Linux")
     made = folder / "failing_disk.so"
     subprocess.run(
-        [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", made, SOURCE, "-lpthread"],
+        [
+            compiler,
+            "-shared",
+            "-fPIC",
+            "-O1",
+            "-Wall",
+            "-Werror",
+            "-o",
+            made,
+            SOURCE,
+            "-lpthread",
+            "-ldl",
+        ],
         check=True,
     )
     return made

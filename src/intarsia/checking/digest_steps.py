@@ -16,8 +16,8 @@ from intarsia.run.budget import Budget
 from intarsia.run.hashing import LONG_BYTES, Sum, sum_layout, sum_run
 
 Sums = dict[str, Sum]
-VIEWED = 4
-"""How many windows are viewed at once: mapped pages are not ours to hold."""
+VIEWED = 2
+"""How many windows are viewed at once: one is as much as a worker reads into, the other its buffer."""
 
 
 @dataclass(frozen=True, slots=True)
