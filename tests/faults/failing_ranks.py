@@ -94,7 +94,11 @@ def ask(asked: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Serve `Ranks`: one command a line."""
+    """Serve `Ranks`: one command a line.
+
+    What a rank needs is imported here, once; the first DTensor imports `torch._dynamo`.
+    """
+
     import tests.distributed.small_model  # noqa: F401
 
     prepare(int(sys.argv[1]), eager=bool(int(sys.argv[2])))
