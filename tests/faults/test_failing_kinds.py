@@ -118,3 +118,14 @@ def test_a_checkpoint_that_is_replaced_on_a_failing_disk_is_there_or_the_new_one
 def test_every_call_of_a_replacement_may_fail(place: Place, number: int) -> None:
     for at in range(1, calls_of(place, "hf", "dcp") + 10):
         replaced(place, at, number)
+
+
+def test_a_tracker_that_cannot_be_looked_for_is_a_fault(place: Place) -> None:
+    file = str(place.root / "hf" / "latest_checkpointed_iteration.txt")
+    calls = place.process.run("verify", place.root / "hf", trouble=Trouble(under=file)).calls
+    assert calls
+    for at in range(1, calls + 1):
+        trouble = Trouble(under=file, at=at, errno=errno.EIO)
+        ended = place.process.run("verify", place.root / "hf", trouble=trouble)
+        assert ended.status in (1, 2), ended
+        assert "latest_checkpointed_iteration.txt: Input/output error" in ended.out + ended.err

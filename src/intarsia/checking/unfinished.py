@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from intarsia.checking.fault import Fault, few
-from intarsia.errors import IntarsiaError
+from intarsia.errors import FormatError, StoreError
 from intarsia.format.dcp_metadata import METADATA
 from intarsia.format.megatron_common import TRACKER, tracked_folder
 from intarsia.store.local import Folder
@@ -19,7 +19,10 @@ def garbled_tracker(path: Path) -> Iterator[Fault]:
     try:
         with Folder(path) as folder:
             word = folder.read_all(TRACKER).decode("utf-8", "replace").strip()
-    except IntarsiaError:
+    except FormatError:
+        return
+    except StoreError as error:
+        yield Fault(error.kind, (), TRACKER, error.brief)
         return
     if not re.fullmatch(r"\d{1,18}|release", word):
         text = f"{TRACKER} holds {word[:40]!r}, which is no iteration"
