@@ -153,3 +153,17 @@ def test_no_pickle_is_executed() -> None:
                 if path.name == "unpickle.py":
                     forbidden.remove("pickle.Unpickler")  # the one reader, which runs nothing
                 assert called not in forbidden, f"{path}: {called}"
+
+
+ASKING = {"exists", "is_file", "is_dir", "is_symlink", "iterdir", "glob", "rglob"}
+"""Methods of `Path` that answer "no" where the disk gives no answer, from Python 3.13 on."""
+
+
+def test_what_is_there_is_asked_of_the_one_file_that_tells_a_no_from_an_error() -> None:
+    for path in files():
+        if part_of(path) in ("cli", "report"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                where = f"{path.relative_to(SOURCE)}:{node.lineno}"
+                assert node.func.attr not in ASKING, f"{where} asks Path, not store/looking.py"

@@ -16,6 +16,7 @@ from intarsia.mesh import Mesh
 from intarsia.planning.plan import Plan
 from intarsia.quantity import bytes_in
 from intarsia.run.budget import Budget
+from intarsia.run.crew import crew
 from intarsia.run.progress import Progress
 from intarsia.targets import Wish
 
@@ -84,7 +85,8 @@ def convert(
     Options: `mesh`, `dialect`, `dtype`, `memory`, `workers`, `max_shard_size`, `optimizer`,
     `config`, `megatron_spec`, `digests`.
     """
-    planned = job(src, to=to, **options)
+    with crew().together():
+        planned = job(src, to=to, **options)
     return carry_out(planned, dst, overwrite=overwrite, resume=resume, progress=progress)
 
 

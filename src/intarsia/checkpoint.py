@@ -85,7 +85,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
         return found.start_bytes if found.piece is None else None
 
     def view(self, file: str, start_bytes: int, length_bytes: int) -> Bytes:
-        """Bytes of a file as they are, without a copy where that can be had."""
+        """Bytes of a file as they are, until this thread views others."""
         return np.frombuffer(self._folder.view(file, start_bytes, length_bytes), np.uint8)
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ from intarsia.run.journal import Journal
 from intarsia.run.progress import Progress, counting
 from intarsia.run.source import Source
 from intarsia.run.tally import Sums, Tally
+from intarsia.store.looking import real
 from intarsia.store.staging import Staging, check_destination
 
 
@@ -66,15 +67,15 @@ def carry_out(
     """
     started = time.perf_counter()
     where = Path(destination)
-    source = Path(job.src.path).resolve()
-    if where.resolve() in (source, *source.parents):
-        raise UsageError(f"{where} holds the source", hint="choose another destination")
-    job.plan.check()
-    check_sides(job.src.sides)
     team = crew()
     staging = Staging(where, overwrite=overwrite)
     journal = Journal(staging, job.wanted.targets)
     with team.together():
+        source = real(Path(job.src.path))
+        if real(where) in (source, *source.parents):
+            raise UsageError(f"{where} holds the source", hint="choose another destination")
+        job.plan.check()
+        check_sides(job.src.sides)
         if team.rank == 0 and not resume:
             check_destination(staging.destination, overwrite)
     try:
@@ -136,8 +137,9 @@ def _move(
     advance = counting(progress, job.plan.write_bytes)
     with team.together():
         kept = journal.join(team.rank)
+        held = folder_of(job.src)
     advance(kept.nbytes)
-    with folder_of(job.src) as folder:
+    with held as folder:
         source = Source(job.src, format_named(job.src.format), folder)
         sizes = {x.name: x.size for x in job.src.logical.values()}
         tally = Tally(sizes if job.digests else {})

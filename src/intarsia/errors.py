@@ -69,7 +69,8 @@ class CoverageError(IntarsiaError):
 class StoreError(IntarsiaError):
     """The file system refused (full disk, missing rights, an input/output error).
 
-    `path` is the file or folder that it was about, where one is known.
+    `path` is the file or folder that it was about, where one is known; `lost` says that what was
+    written there before may be lost, whatever the file system shows of it.
     """
 
     def __init__(
@@ -79,14 +80,11 @@ class StoreError(IntarsiaError):
         hint: str | None = None,
         kind: str | None = None,
         path: PurePath | None = None,
+        lost: bool = False,
     ) -> None:
         super().__init__(message, hint=hint, kind=kind)
         self.path = path
-
-    @property
-    def errno(self) -> int | None:
-        """The number of the system call's error, where one is behind this."""
-        return getattr(self.__cause__, "errno", None)
+        self.lost = lost
 
 
 class StoppedError(IntarsiaError):

@@ -16,6 +16,7 @@ from intarsia.format.complaint import Complain, refuse
 from intarsia.format.sides import read_config
 from intarsia.planning.manifest import Manifest
 from intarsia.store.local import Folder
+from intarsia.store.looking import exists, is_folder, listed
 from intarsia.store.staging import PARTIAL
 
 _CLASSES = {
@@ -59,7 +60,7 @@ def format_named(name: str) -> Format:
 
 def format_of(path: Path) -> Format:
     """The format of a checkpoint, found from its content."""
-    if not path.exists():
+    if not exists(path):
         raise FormatError(f"{path} does not exist")
     if any(part.endswith(PARTIAL) for part in path.absolute().parts):
         raise FormatError(
@@ -78,7 +79,7 @@ def format_of(path: Path) -> Format:
 def _may_be_sharded(path: Path) -> bool:
     """Whether anything hints at a format other than safetensors, so that its code is worth loading."""
     hints = (".metadata", "latest_checkpointed_iteration.txt", "iter_*", "release", "mp_rank_*")
-    return any(next(path.glob(hint), None) is not None for hint in hints)
+    return any(listed(path, hint) for hint in hints)
 
 
 def read_manifest(
@@ -97,7 +98,7 @@ def read_manifest(
 def folder_of(manifest: Manifest) -> Folder:
     """The folder that a checkpoint's files lie in."""
     path = Path(manifest.path)
-    return Folder(path if path.is_dir() else path.parent, manifest.told)
+    return Folder(path if is_folder(path) else path.parent, manifest.told)
 
 
 def with_rules_of_transformers(manifest: Manifest) -> Manifest:

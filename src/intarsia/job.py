@@ -23,6 +23,7 @@ from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan
 from intarsia.run.budget import Budget
 from intarsia.run.crew import crew_size
+from intarsia.store.looking import is_file
 from intarsia.store.stamp import Stamps
 from intarsia.targets import Wanted, Wish, targets_for
 
@@ -97,7 +98,7 @@ def stamps_of(src: Manifest) -> Stamps:
         dict.fromkeys(
             [
                 *(root / file for file in src.files),
-                *(path for path in headers if path.is_file()),
+                *(path for path in headers if is_file(path)),
                 *(Path(side.path) for side in src.sides),
             ]
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from intarsia.errors import CoverageError, FormatError, IntarsiaError, UsageError
 from intarsia.format.base import Arrangement
@@ -11,7 +12,10 @@ from intarsia.job import Job
 from intarsia.quantity import human
 from intarsia.run.journal import Facts, Found, Journal
 from intarsia.store.local import Folder
+from intarsia.store.looking import everything_in, exists
+from intarsia.store.naming import naming
 from intarsia.store.staging import Staging, check_destination
+from intarsia.store.stamp import Stamp
 
 
 def begin(
@@ -46,7 +50,8 @@ def _go_on(
     """Take up what is proven of an earlier run; what is said of it."""
     staging.check_links()
     done = journal.prove(found, arrangement)
-    held = sum(p.stat().st_blocks * 512 for p in staging.folder.rglob("*") if p.is_file())
+    with naming(staging.folder):
+        held = sum(os.lstat(path).st_blocks * 512 for path in everything_in(staging.folder))
     staging.check_room(max(0, _need(arrangement) - held))
     for file, size in arrangement.files.items():
         staging.create(file, size, keep=True)
@@ -67,8 +72,7 @@ def keep_what_is_proven(job: Job, staging: Staging, error: BaseException) -> Non
         return
     void = isinstance(error, FormatError | CoverageError) or staging.is_broken(error)
     kept = 0 if void else _kept(job, staging)
-    staging.abandon(keep=kept > 0)
-    if not kept:
+    if not staging.abandon(keep=kept > 0):
         return
     _add_hint(
         error,
@@ -103,7 +107,7 @@ def _useless(found: Found | None, staging: Staging) -> list[str]:
         return [
             f"begun anew: the files that the journal of an earlier run speaks of are gone from {staging.folder}"
         ]
-    if staging.journal.exists() or staging.folder.exists():
+    if exists(staging.journal) or exists(staging.folder):
         return ["begun anew: an earlier run left no journal that can be read"]
     return []
 
@@ -133,27 +137,26 @@ def _check_same(found: Found, facts: Facts, staging: Staging) -> None:
 
 def _is_there(found: Found, staging: Staging) -> bool:
     """Whether the folder that a journal speaks of is still the one that is being written."""
-    try:
-        return os.stat(staging.folder).st_ino == found.folder
-    except FileNotFoundError:
-        return False
+    return exists(staging.folder) and _number(staging.folder) == found.folder
 
 
 def _was_committed(found: Found, staging: Staging, arrangement: Arrangement) -> bool:
     """Whether that folder is the destination by now: its number, which may be another's since, and its files."""
-    try:
-        if os.stat(staging.destination).st_ino != found.folder:
-            return False
-        with Folder(staging.destination) as folder:
-            return all(
-                folder.has(file) and folder.size(file) == size
-                for file, size in arrangement.files.items()
-            ) and all(
-                folder.has(file) and folder.read_all(file) == data
-                for file, data in arrangement.closing.items()
-            )
-    except FileNotFoundError:
+    if not exists(staging.destination) or _number(staging.destination) != found.folder:
         return False
+    with Folder(staging.destination) as folder:
+        return all(
+            folder.has(file) and folder.size(file) == size
+            for file, size in arrangement.files.items()
+        ) and all(
+            folder.has(file) and folder.read_all(file) == data
+            for file, data in arrangement.closing.items()
+        )
+
+
+def _number(folder: Path) -> int:
+    """A folder's number in its file system."""
+    return Stamp.of(folder).inode
 
 
 def _need(arrangement: Arrangement) -> int:

@@ -12,13 +12,14 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.checkpoints import environment
 
 SOURCE = Path(__file__).with_name("failing_disk.c")
-CALLS = "orwstanudpm"
+CALLS = "orwstanlfudpmivqbck"
 """Every kind of call that can be made to fail; `failing_disk.c` says what the letters mean."""
 
 
@@ -56,7 +57,19 @@ def library(folder: Path) -> Path:
         pytest.skip("the failing disk stands before system calls of Linux")
     made = folder / "failing_disk.so"
     subprocess.run(
-        [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", made, SOURCE, "-lpthread"],
+        [
+            compiler,
+            "-shared",
+            "-fPIC",
+            "-O1",
+            "-Wall",
+            "-Werror",
+            "-o",
+            made,
+            SOURCE,
+            "-lpthread",
+            "-ldl",
+        ],
         check=True,
     )
     return made
@@ -68,15 +81,11 @@ class Disk:
     `eager` has the journal sync as often as it can, as it does in a run of hours.
     """
 
+    module = "tests.faults.failing_process"
+
     def __init__(self, built: Path, *, window_bytes: int = 2048, eager: bool = False) -> None:
         self.child = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.faults.failing_process",
-                str(window_bytes),
-                str(int(eager)),
-            ],
+            [sys.executable, "-m", self.module, str(window_bytes), str(int(eager))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -85,16 +94,29 @@ class Disk:
 
     def run(self, *words: object, trouble: Trouble | None = None) -> Outcome:
         """Run a command of `intarsia` while the disk is in some trouble."""
+        return Outcome(**self.ask({"words": words, **asdict(trouble or Trouble())}))
+
+    def ask(self, asked: dict[str, Any]) -> Any:
         assert self.child.stdin is not None
         assert self.child.stdout is not None
-        asked = {"words": [str(word) for word in words], **asdict(trouble or Trouble())}
-        self.child.stdin.write(json.dumps(asked) + "\n")
+        self.child.stdin.write(json.dumps(asked, default=str) + "\n")
         self.child.stdin.flush()
         answer = self.child.stdout.readline()
-        assert answer, f"the process died of {words} with {trouble}"
-        return Outcome(**json.loads(answer))
+        assert answer, f"the process died of {asked}"
+        return json.loads(answer)
 
     def close(self) -> None:
         assert self.child.stdin is not None
         self.child.stdin.close()
         self.child.wait(30)
+
+
+class Ranks(Disk):
+    """Two ranks that share every command, of which one has a disk that can be made to fail."""
+
+    module = "tests.faults.failing_ranks"
+
+    def both(self, *words: object, trouble: Trouble | None = None, rank: int = 0) -> list[Outcome]:
+        """How a command ended on each of the two."""
+        told = self.ask({"words": words, "rank": rank, **asdict(trouble or Trouble())})
+        return [Outcome(**each) for each in told]

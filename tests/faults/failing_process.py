@@ -11,48 +11,59 @@ import ctypes
 import io
 import json
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
+
+Command = Callable[[list[str]], object]
+
+
+def prepare(window_bytes: int, *, eager: bool) -> None:
+    """Have a small job take many steps; an eager one syncs and writes back all the time."""
+    from intarsia.run import journal
+    from intarsia.run.budget import Budget
+    from intarsia.store import staging
+
+    Budget.window_bytes = property(lambda _: window_bytes)  # type: ignore[assignment,method-assign]
+    if eager:
+        journal.LEAST_SECONDS, journal.REST = 0.0, 0
+        staging.WRITEBACK_BYTES = 1
+
+
+def answer(asked: dict[str, Any], command: Command) -> dict[str, Any]:
+    """Run one command on a disk in trouble: how it ended."""
+    shim = ctypes.CDLL(None)
+    shim.disk_failed.restype = ctypes.c_char_p
+    words, under, calls, log = (asked[k] for k in ("words", "under", "calls", "log"))
+    numbers = (asked[k] for k in ("at", "errno", "stays", "short_every", "interrupt_every"))
+    at, errno, stays, short, interrupt = map(int, numbers)
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            shim.disk_arm(
+                under.encode(), calls.encode(), ctypes.c_long(at), errno, stays,
+                ctypes.c_long(short), ctypes.c_long(interrupt), log.encode(),
+            )  # fmt: skip
+            command(words)
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        finally:
+            count, failed = shim.disk_calls(), shim.disk_failed().decode()
+            shim.disk_arm(b"", b"", ctypes.c_long(0), 0, 0, ctypes.c_long(0), ctypes.c_long(0), b"")
+    return {
+        "status": status, "out": out.getvalue(), "err": err.getvalue(),
+        "calls": count, "failed": failed,
+    }  # fmt: skip
 
 
 def main() -> None:
     """Serve a `Disk`: one command a line."""
     from intarsia.cli.main import main as command
-    from intarsia.run import journal
-    from intarsia.run.budget import Budget
 
-    window_bytes, eager = int(sys.argv[1]), bool(int(sys.argv[2]))
-    Budget.window_bytes = property(lambda _: window_bytes)  # type: ignore[assignment,method-assign]
-    if eager:
-        journal.LEAST_SECONDS, journal.REST = 0.0, 0
-    shim = ctypes.CDLL(None)
-    shim.disk_failed.restype = ctypes.c_char_p
+    prepare(int(sys.argv[1]), eager=bool(int(sys.argv[2])))
     answers = sys.stdout
     for line in sys.stdin:
-        asked: dict[str, Any] = json.loads(line)
-        words, under, calls, log = (asked[k] for k in ("words", "under", "calls", "log"))
-        numbers = (asked[k] for k in ("at", "errno", "stays", "short_every", "interrupt_every"))
-        at, errno, stays, short, interrupt = map(int, numbers)
-        out, err, status = io.StringIO(), io.StringIO(), 0
-        with redirect_stdout(out), redirect_stderr(err):
-            try:
-                shim.disk_arm(
-                    under.encode(), calls.encode(), ctypes.c_long(at), errno, stays,
-                    ctypes.c_long(short), ctypes.c_long(interrupt), log.encode(),
-                )  # fmt: skip
-                command(words)
-            except SystemExit as stop:
-                status = int(stop.code or 0)
-            finally:
-                count, failed = shim.disk_calls(), shim.disk_failed().decode()
-                shim.disk_arm(
-                    b"", b"", ctypes.c_long(0), 0, 0, ctypes.c_long(0), ctypes.c_long(0), b""
-                )
-        told = {
-            "status": status, "out": out.getvalue(), "err": err.getvalue(),
-            "calls": count, "failed": failed,
-        }  # fmt: skip
-        answers.write(json.dumps(told) + "\n")
+        answers.write(json.dumps(answer(json.loads(line), command)) + "\n")
         answers.flush()
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from intarsia.errors import FormatError, StoreError
-from intarsia.store.local import Folder, unreadable
+from intarsia.store.local import Folder
+from intarsia.store.naming import unreadable
 
 
 def test_exactly_the_bytes_asked_for_are_read_and_counted(tmp_path: Path) -> None:

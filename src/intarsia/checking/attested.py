@@ -17,6 +17,7 @@ from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.hashing import Sum, merged
 from intarsia.run.progress import Progress
+from intarsia.store.looking import exists, is_folder, listed
 
 
 def digests_in(manifest: Manifest) -> Mapping[str, str]:
@@ -25,11 +26,11 @@ def digests_in(manifest: Manifest) -> Mapping[str, str]:
     One file that is named alone has those of its folder, where it is the folder's only one.
     """
     path = Path(manifest.path)
-    if path.is_dir():
+    if is_folder(path):
         found = stored_digests(manifest)
         return found.digests.tensors if found else {}
     home = path.parent
-    if (home / INDEX).exists() or [p.name for p in home.glob("*.safetensors")] != [path.name]:
+    if exists(home / INDEX) or listed(home, "*.safetensors") != [home / path.name]:
         return {}
     found = stored_digests(replace(manifest, path=str(home)))
     tensors = found.digests.tensors if found else {}

@@ -28,6 +28,7 @@ from intarsia.run.hashing import Sum, merged
 from intarsia.run.progress import Progress
 from intarsia.run.sharing import share_out
 from intarsia.store.local import Folder
+from intarsia.store.looking import exists
 
 QUICK, SECURE = "pages", "sha256"
 _REMOVE = f"restore the file, or remove {DIGESTS} to go without"
@@ -150,7 +151,7 @@ class Mismatch:
 def stored_digests(manifest: Manifest) -> Attested | None:
     """The digests that lie in a checkpoint; None where there are none."""
     path = Path(manifest.path) / DIGESTS
-    if not path.exists():
+    if not exists(path):
         return None
     try:
         with Folder(path.parent) as folder:

@@ -19,8 +19,8 @@ from intarsia.run.gather import Bytes
 from intarsia.run.hashing import LONG_BYTES, Sum, sum_layout, sum_run
 
 Sums = dict[str, Sum]
-VIEWED = 4
-"""How many windows are viewed at once: mapped pages are not ours to hold."""
+VIEWED = 2
+"""How many windows are viewed at once: one is as much as a worker reads into, the other its buffer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from intarsia.formats import format_of
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
+from intarsia.store.looking import is_folder
 
 ConfigLike = str | Path | Mapping[str, Any] | None
 
@@ -117,7 +118,7 @@ def examine(
     faults += masters_that_differ(manifest, found, budget, more)
     faults += damaged_entries(manifest)
     faults += misplaced_iteration(manifest)
-    faults += garbled_tracker(where if where.is_dir() else where.parent)
+    faults += garbled_tracker(where if is_folder(where) else where.parent)
     known |= {n for seen in found if seen.unread for s in seen.item.names for n in s.layout.tensors}
     faults += digest_faults(manifest, found, expected, known, budget, more)
     compared, elements = surveyed(found)

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from intarsia.checking.fault import Fault, few
-from intarsia.errors import IntarsiaError
+from intarsia.errors import FormatError, StoreError
 from intarsia.format.dcp_metadata import METADATA
 from intarsia.format.megatron_common import TRACKER, tracked_folder
 from intarsia.store.local import Folder
+from intarsia.store.looking import exists, is_folder, listed
 
 
 def garbled_tracker(path: Path) -> Iterator[Fault]:
@@ -18,7 +19,10 @@ def garbled_tracker(path: Path) -> Iterator[Fault]:
     try:
         with Folder(path) as folder:
             word = folder.read_all(TRACKER).decode("utf-8", "replace").strip()
-    except IntarsiaError:
+    except FormatError:
+        return
+    except StoreError as error:
+        yield Fault(error.kind, (), TRACKER, error.brief)
         return
     if not re.fullmatch(r"\d{1,18}|release", word):
         text = f"{TRACKER} holds {word[:40]!r}, which is no iteration"
@@ -27,15 +31,15 @@ def garbled_tracker(path: Path) -> Iterator[Fault]:
 
 def unfinished(path: Path) -> Fault | None:
     """Data files of DCP that lack their metadata, or a tracker's iteration that is not there."""
-    folders: Iterable[Path] = (path, *sorted(path.glob("iter_*"))) if path.is_dir() else ()
+    folders: Iterable[Path] = (path, *listed(path, "iter_*")) if is_folder(path) else ()
     for folder in folders:
-        files = sorted(p.name for p in folder.glob("*.distcp"))
-        if files and not (folder / METADATA).exists():
+        files = listed(folder, "*.distcp")
+        if files and not exists(folder / METADATA):
             text = f"{len(files)} data files and no {METADATA}, which is written last"
             return Fault("metadata-missing", (), str(folder), text)
-    tracked = tracked_folder(path) if path.is_dir() else None
-    if tracked is not None and not tracked.is_dir():
-        held = few(sorted(p.name for p in path.glob("iter_*")), 4)
+    tracked = tracked_folder(path) if is_folder(path) else None
+    if tracked is not None and not is_folder(tracked):
+        held = few([p.name for p in listed(path, "iter_*")], 4)
         text = f"{TRACKER} names {tracked.name}, which is absent; there is {held or 'none'}"
         return Fault("file-missing", (), str(path / TRACKER), text)
     return None

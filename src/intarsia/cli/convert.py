@@ -48,21 +48,23 @@ def run(
     """
     from intarsia import api
     from intarsia.conversion import carry_out
+    from intarsia.run.crew import Crew, crew
 
-    job = api.job(
-        src,
-        to=to,
-        mesh=mesh,
-        dialect=dialect,
-        megatron_spec=megatron_spec,
-        dtype=dtype,
-        memory=memory,
-        workers=workers,
-        max_shard_size=max_shard_size,
-        optimizer=optimizer,
-        config=config,
-        digests=digests,
-    )
+    with (Crew() if dry_run else crew()).together():
+        job = api.job(
+            src,
+            to=to,
+            mesh=mesh,
+            dialect=dialect,
+            megatron_spec=megatron_spec,
+            dtype=dtype,
+            memory=memory,
+            workers=workers,
+            max_shard_size=max_shard_size,
+            optimizer=optimizer,
+            config=config,
+            digests=digests,
+        )
     if dry_run:
         answer(job.plan.as_json(), lambda: say(job.plan))
         raise typer.Exit(0 if job.plan.proven else 1)

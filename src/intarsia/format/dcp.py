@@ -31,6 +31,7 @@ from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
 from intarsia.quantity import human
 from intarsia.store.local import Folder
+from intarsia.store.looking import is_file
 
 HOLLOW_BYTES = 64 << 20
 """How much of a checkpoint may be claimed without being stored, before it is no checkpoint."""
@@ -45,7 +46,7 @@ class Dcp:
     carries_anything = True
 
     def detect(self, path: Path) -> bool:
-        return (path / METADATA).is_file()
+        return is_file(path / METADATA)
 
     def read(
         self, path: Path, config: Mapping[str, Any] | None, complain: Complain = refuse
@@ -127,7 +128,7 @@ def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse)
         ends[file] = max(ends.get(file, 0), start + length)
         held[file] = held.get(file, 0) + 1
         claimed[file] = claimed.get(file, 0) + length
-    absent = sorted(file for file in ends if not (folder.root / file).is_file())
+    absent = sorted(file for file in ends if not folder.has(file))
     if absent:
         error = FormatError(
             f"{folder.root} lacks {len(absent)} of {len(ends)} data files"

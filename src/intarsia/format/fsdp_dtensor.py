@@ -39,6 +39,7 @@ from intarsia.format.sides import config_of
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.store.local import Folder
+from intarsia.store.looking import is_file, is_folder, listed
 
 _KEYS = re.compile(
     rb"model\.(?:module\.)+(?:\w+\.)?(?:embedding\.word_|decoder\.(?:layers\.\d|final_)|output_layer\.)"
@@ -54,7 +55,7 @@ class FsdpDtensor:
     carries_anything = True
 
     def detect(self, path: Path) -> bool:
-        if not path.is_dir() or looks_like_megatron(path):
+        if not is_folder(path) or looks_like_megatron(path):
             return False
         return any(_has_keys(folder) for folder in _candidates(path))
 
@@ -130,17 +131,17 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def _candidates(path: Path) -> list[Path]:
-    if (path / METADATA).is_file():
+    if is_file(path / METADATA):
         return [path]
     tracked = tracked_folder(path)
     if tracked is not None:
         return [tracked]
-    return sorted(p for p in path.glob("iter_*") if re.fullmatch(r"iter_\d{7,}", p.name))
+    return [p for p in listed(path, "iter_*") if re.fullmatch(r"iter_\d{7,}", p.name)]
 
 
 def _has_keys(folder: Path) -> bool:
     """Whether a folder's keys are Megatron-FSDP's: they stand in the metadata as they are."""
-    if not (folder / METADATA).is_file():
+    if not is_file(folder / METADATA):
         return False
     with Folder(folder) as files:
         return _KEYS.search(files.read_all(METADATA, MAX_METADATA_BYTES)) is not None

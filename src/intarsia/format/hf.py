@@ -32,6 +32,8 @@ from intarsia.format.strict_json import parse_json
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
 from intarsia.store.local import Folder
+from intarsia.store.looking import exists, is_file, is_folder, listed
+from intarsia.store.naming import naming
 
 ENTRIES = "entries.json"
 
@@ -45,24 +47,25 @@ class Hf:
     carries_anything = True
 
     def detect(self, path: Path) -> bool:
-        if path.is_file():
+        if is_file(path):
             return path.suffix == ".safetensors" or _starts_like_safetensors(path)
-        return path.is_dir() and any(path.glob("*.safetensors*"))
+        return bool(listed(path, "*.safetensors*"))
 
     def read(
         self, path: Path, config: Mapping[str, Any] | None, complain: Complain = refuse
     ) -> Manifest:
-        root = path if path.is_dir() else path.parent
+        a_folder = is_folder(path)
+        root = path if a_folder else path.parent
         folder = Folder(root)
-        sides = side_files(root) if path.is_dir() else ()
+        sides = side_files(root) if a_folder else ()
         with folder:
-            files = files_of(folder, complain) if path.is_dir() else {path.name: None}
-            if path.is_dir() and (root / OPTIMIZER).is_dir():
+            files = files_of(folder, complain) if a_folder else {path.name: None}
+            if a_folder and is_folder(root / OPTIMIZER):
                 files |= extra_files(root / OPTIMIZER, complain)
             found = read_files(folder, files, complain)
             sizes = {file: folder.size(file) for file in files}
             entries: dict[str, Entry] = {}
-            if path.is_dir():
+            if a_folder:
                 with going_on(complain, f"{OPTIMIZER}/{ENTRIES}"):
                     entries = _entries_of(folder)
             with going_on(complain, "config.json"):
@@ -80,7 +83,7 @@ class Hf:
             sides=sides,
             absent=named.absent,
             problems=named.problems,
-            notes=(*named.notes, *(beside(root, files) if path.is_dir() else ())),
+            notes=(*named.notes, *(beside(root, files) if a_folder else ())),
         )
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
@@ -114,14 +117,14 @@ def is_training_state(name: str) -> bool:
 
 
 def _starts_like_safetensors(path: Path) -> bool:
-    with path.open("rb") as file:
+    with naming(path), path.open("rb") as file:
         head = file.read(9)
     return len(head) == 9 and head[8:9] == b"{"
 
 
 def _entries_of(folder: Folder) -> dict[str, Entry]:
     file = f"{OPTIMIZER}/{ENTRIES}"
-    if not (folder.root / file).exists():
+    if not exists(folder.root / file):
         return {}
     found = read_entries(folder)
     return {name: Entry(name, file, 0, len(data)) for name, data in found.items()}

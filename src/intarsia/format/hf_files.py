@@ -16,6 +16,7 @@ from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Stored
 from intarsia.store.local import Folder, check_name
+from intarsia.store.looking import exists, listed
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -26,10 +27,10 @@ _NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<k>\d{5})-of-(?P<n>\d{5})\.safetensors
 def files_of(folder: Folder, complain: Complain) -> dict[str, list[str] | None]:
     """The checkpoint's files; with an index, the tensors that each must hold."""
     root = folder.root
-    if (root / INDEX).exists():
+    if exists(root / INDEX):
         with going_on(complain, INDEX):
             held = dict(_indexed(folder, complain))
-            if (root / SINGLE).exists() and SINGLE not in held:
+            if exists(root / SINGLE) and SINGLE not in held:
                 error = FormatError(
                     f"{root} holds both {SINGLE} and an index of {len(held)} other files",
                     hint="they may be different weights: remove the one that is stale",
@@ -37,10 +38,10 @@ def files_of(folder: Folder, complain: Complain) -> dict[str, list[str] | None]:
                 )
                 complain(Complaint(error, (SINGLE,)))
             return dict(held)
-        return dict.fromkeys(sorted(p.name for p in root.glob("*.safetensors")))
-    if (root / SINGLE).exists():
+        return dict.fromkeys(p.name for p in listed(root, "*.safetensors"))
+    if exists(root / SINGLE):
         return {SINGLE: None}
-    names = sorted(p.name for p in root.glob("*.safetensors"))
+    names = [p.name for p in listed(root, "*.safetensors")]
     numbered = [m for m in map(_NUMBERED.match, names) if m]
     sets = sorted({(m["stem"], m["n"]) for m in numbered})
     if numbered and len(sets) == 1:
@@ -69,8 +70,8 @@ def files_of(folder: Folder, complain: Complain) -> dict[str, list[str] | None]:
 
 def beside(root: Path, files: Mapping[str, Any]) -> Iterator[str]:
     """Notes of files with weights that are no part of the checkpoint."""
-    others = sorted(p.name for p in root.glob("*.safetensors") if p.name not in files)
-    if others and (root / INDEX).exists():
+    others = [p.name for p in listed(root, "*.safetensors") if p.name not in files]
+    if others and exists(root / INDEX):
         verb = "lies" if len(others) == 1 else "lie"
         read = "is" if len(others) == 1 else "are"
         shown = ", ".join(others[:4]) + (f", … ({len(others)} in all)" if len(others) > 4 else "")
@@ -79,7 +80,7 @@ def beside(root: Path, files: Mapping[str, Any]) -> Iterator[str]:
 
 def extra_files(root: Path, complain: Complain) -> dict[str, list[str] | None]:
     """The files of the side folder, which may hold entries alone."""
-    if not any(root.glob("*.safetensors*")):
+    if not listed(root, "*.safetensors*"):
         return {}
 
     def here(complaint: Complaint) -> None:
@@ -100,7 +101,7 @@ def _indexed(folder: Folder, complain: Complain) -> Iterable[tuple[str, list[str
     held: dict[str, list[str]] = {}
     for name, file in weight_map.items():
         held.setdefault(check_name(file, str(where)), []).append(name)
-    absent = [file for file in held if not (folder.root / file).is_file()]
+    absent = [file for file in held if not folder.has(file)]
     if absent:
         lost = sum(len(held[file]) for file in absent)
         error = FormatError(

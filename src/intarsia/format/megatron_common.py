@@ -30,6 +30,7 @@ from intarsia.format.torch_frame import write_object
 from intarsia.format.torch_zip import read_object
 from intarsia.planning.manifest import Side
 from intarsia.store.local import Folder
+from intarsia.store.looking import is_file, is_folder, listed
 
 TRACKER = "latest_checkpointed_iteration.txt"
 BACKEND = "metadata.json"
@@ -45,7 +46,7 @@ _OWN_FILES = re.compile(r"^(metadata\.json|latest_.*|run_config\.yaml|.*\.sha256
 
 def looks_like_megatron(path: Path) -> bool:
     """Whether a folder is, or leads to, a checkpoint of Megatron's own formats."""
-    return path.is_dir() and any(_is_torch_dist(p) or _is_legacy(p) for p in _candidates(path))
+    return is_folder(path) and any(_is_torch_dist(p) or _is_legacy(p) for p in _candidates(path))
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -75,7 +76,7 @@ def the_one(found: Sequence[Path], path: Path) -> Path:
 
 def home_of(root: Path) -> Path | None:
     """Where the model configuration lies: with the tensors, or beside the iterations."""
-    return next((p for p in (root, root.parent) if (p / "config.json").is_file()), None)
+    return next((p for p in (root, root.parent) if is_file(p / "config.json")), None)
 
 
 def sides_at(home: Path | None) -> tuple[Side, ...]:
@@ -87,18 +88,18 @@ def sides_at(home: Path | None) -> tuple[Side, ...]:
 
 def _candidates(path: Path) -> list[Path]:
     """The folders that may hold the tensors: the path, else the tracked one, else all."""
-    if (path / METADATA).is_file() or _is_legacy(path):
+    if is_file(path / METADATA) or _is_legacy(path):
         return [path]
     tracked = tracked_folder(path)
     return [tracked] if tracked is not None else _iterations(path)
 
 
 def _is_legacy(folder: Path) -> bool:
-    return any(folder.glob("mp_rank_0*"))
+    return bool(listed(folder, "mp_rank_0*"))
 
 
 def _is_torch_dist(folder: Path) -> bool:
-    return (folder / METADATA).is_file() and _backend(folder) == "torch_dist"
+    return is_file(folder / METADATA) and _backend(folder) == "torch_dist"
 
 
 def _backend(folder: Path) -> str | None:
@@ -123,12 +124,12 @@ def tracked_folder(path: Path) -> Path | None:
 
 
 def _iterations(path: Path) -> list[Path]:
-    return [p for p in sorted(path.iterdir()) if p.is_dir() and _ITERATION.match(p.name)]
+    return [p for p in listed(path) if is_folder(p) and _ITERATION.match(p.name)]
 
 
 def read_common(folder: Folder, metadata: Metadata) -> dict[str, Any]:
     """The state that is not sharded, as inert values; empty where a checkpoint has none."""
-    if (folder.root / COMMON_FILE).is_file():
+    if folder.has(COMMON_FILE):
         data, where = folder.read_all(COMMON_FILE), f"{folder.root / COMMON_FILE}"
     elif COMMON_OBJECT in metadata.objects:
         found = metadata.objects[COMMON_OBJECT]
@@ -152,7 +153,7 @@ def arguments_of(common: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def read_run_config(folder: Folder) -> dict[str, Any]:
     """The model's plain settings in the `run_config.yaml` that Megatron-Bridge leaves behind."""
-    if not (folder.root / RUN_CONFIG).is_file():
+    if not folder.has(RUN_CONFIG):
         return {}
     text = folder.read_all(RUN_CONFIG).decode("utf-8", "replace")
     section = re.search(r"^model:\n((?:[ -].*\n?|\n)*)", text, re.MULTILINE)

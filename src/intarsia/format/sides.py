@@ -9,6 +9,9 @@ from typing import Any
 from intarsia.errors import FormatError, UnsafeError
 from intarsia.format.strict_json import parse_json
 from intarsia.planning.manifest import Side
+from intarsia.store.looking import is_file, is_link, listed, real
+from intarsia.store.naming import unreadable
+from intarsia.store.stamp import Stamp
 
 DIGESTS = "intarsia-digests.json"
 """What the tensors of a checkpoint amount to; it is of this checkpoint alone and travels nowhere."""
@@ -24,12 +27,12 @@ _WEIGHTS = (
 def side_files(root: Path) -> tuple[Side, ...]:
     """The files of a folder that are no weights, in order of their names."""
     found = []
-    for path in sorted(root.iterdir()):
-        if not path.is_file() or path.name.endswith(_WEIGHTS) or path.name[0] == ".":
+    for path in listed(root):
+        if not is_file(path) or path.name.endswith(_WEIGHTS) or path.name[0] == ".":
             continue
         if path.name == DIGESTS:
             continue
-        if path.stat().st_size <= MAX_SIDE_BYTES:
+        if Stamp.of(path).size_bytes <= MAX_SIDE_BYTES:
             found.append(Side(path.name, str(path)))
     return tuple(found)
 
@@ -41,11 +44,11 @@ def check_sides(sides: Sequence[Side]) -> None:
     """
     for side in sides:
         path = Path(side.path)
-        if not path.is_symlink():
+        if not is_link(path):
             continue
-        home = path.parent.resolve()
+        home = real(path.parent)
         homes = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
-        to = path.resolve()
+        to = real(path)
         if not any(to.is_relative_to(each) for each in homes):
             raise UnsafeError(
                 f"{path} is a link to {to}, outside of its checkpoint; it is not copied",
@@ -56,7 +59,7 @@ def check_sides(sides: Sequence[Side]) -> None:
 def config_of(root: Path) -> Mapping[str, Any] | None:
     """The model configuration that lies in a folder, if one does."""
     path = root / "config.json"
-    return read_config(path) if path.is_file() else None
+    return read_config(path) if is_file(path) else None
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
@@ -65,7 +68,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
         with path.open("rb") as file:
             data = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
-        raise FormatError(f"{path}: {error.strerror or error}") from error
+        raise unreadable(path, error) from error
     if len(data) > MAX_CONFIG_BYTES:
         raise FormatError(f"{path} has more than {MAX_CONFIG_BYTES:,} bytes, no configuration has")
     config = parse_json(data, str(path), unique=False)

@@ -155,6 +155,6 @@ def _entries(folder: Folder, metadata: Metadata) -> dict[str, Entry]:
         for o in metadata.objects.values()
         if "._extra_state/" not in o.name or o.length_bytes != _EMPTY_STATE_BYTES
     }
-    if COMMON_OBJECT not in entries and (folder.root / COMMON_FILE).is_file():
+    if COMMON_OBJECT not in entries and folder.has(COMMON_FILE):
         entries[COMMON_OBJECT] = Entry(COMMON_OBJECT, COMMON_FILE, 0, folder.size(COMMON_FILE))
     return entries

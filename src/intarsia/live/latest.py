@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
-from intarsia.errors import FormatError
+from intarsia.errors import FormatError, StoreError
+from intarsia.store.local import Folder
+from intarsia.store.looking import exists, is_file
 from intarsia.store.naming import naming
 from intarsia.store.swap import sync_path
 
 LATEST = "latest"
+_NAME_BYTES = 4096
 _STEP = re.compile(r"\d+$")
 
 
@@ -27,25 +31,32 @@ def point(path: Path) -> None:
     """Make `path` the last checkpoint of its folder; a reader finds the old one or the new one."""
     file = path.parent / LATEST
     fresh = file.with_name(f".{LATEST}.{os.getpid()}")
-    with naming(file):
-        if file.exists() and not file.is_file():
-            raise FormatError(f"{file} is no file, so it cannot name the last checkpoint")
-        with open(fresh, "w") as out:
-            out.write(path.name + "\n")
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(fresh, file)
+    if exists(file) and not is_file(file):
+        raise FormatError(f"{file} is no file, so it cannot name the last checkpoint")
+    try:
+        with naming(file, lasting=True):
+            with open(fresh, "w") as out:
+                out.write(path.name + "\n")
+                out.flush()
+                os.fsync(out.fileno())
+            os.replace(fresh, file)
         sync_path(path.parent)
+    except StoreError as error:
+        with suppress(OSError):
+            fresh.unlink()
+        error.hint = f"{path} is whole and in its place; write its name into {file}"
+        raise
 
 
 def resolve(path: str | Path) -> Path:
     """The checkpoint that a path means: itself, or the last one of a folder that names it."""
     where = Path(path)
     file = where / LATEST
-    if not file.is_file():
+    if not is_file(file):
         return where
-    name = file.read_text(errors="replace").strip()
-    if not name or "/" in name or name in (".", "..") or not (where / name).exists():
+    with Folder(where) as folder:
+        name = folder.read_all(LATEST, _NAME_BYTES).decode("utf-8", "replace").strip()
+    if not name or "/" in name or name in (".", "..") or not exists(where / name):
         raise FormatError(
             f"{file} names {name!r}, which is not in {where}",
             hint="give the folder of the checkpoint itself",

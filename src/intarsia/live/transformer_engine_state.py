@@ -32,8 +32,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from intarsia.errors import CoverageError, LayoutError
-from intarsia.format.dcp_metadata import read_metadata
+from intarsia.format.dcp_metadata import MAX_METADATA_BYTES, METADATA, read_metadata
 from intarsia.placement import Strided, boxes, from_torch
+from intarsia.store.local import Folder
 
 EXTRA = "_extra_state"
 
@@ -99,8 +100,9 @@ def _ends(key: str, name: str) -> bool:
 
 
 def _keys(folder: Path) -> set[str]:
-    path = folder / ".metadata"
-    found = read_metadata(path.read_bytes(), str(path))
+    with Folder(folder) as files:
+        data = files.read_all(METADATA, MAX_METADATA_BYTES)
+    found = read_metadata(data, str(folder / METADATA))
     return {*found.tensors, *found.objects}
 
 

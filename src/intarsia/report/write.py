@@ -17,13 +17,15 @@ _OPENING = b"<!DOCTYPE html>"
 def check_page(path: str | Path) -> None:
     """Refuse a path that no page may be written to, before any work is done for it."""
     where = Path(path)
-    if not where.parent.is_dir():
-        raise UsageError(f"{where.parent} is no folder", hint="make it, or name another --html")
-    if not where.exists():
-        return
-    if not where.is_file():
-        raise UsageError(f"{where} is no file", hint="name a file to write, such as report.html")
     try:
+        if not where.parent.is_dir():
+            raise UsageError(f"{where.parent} is no folder", hint="make it, or name another --html")
+        if not where.exists():
+            return
+        if not where.is_file():
+            raise UsageError(
+                f"{where} is no file", hint="name a file to write, such as report.html"
+            )
         with where.open("rb") as file:
             opening = file.read(len(_OPENING))
     except OSError as error:

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-from intarsia.errors import IntarsiaError
+from intarsia.errors import IntarsiaError, StoreError
 
 PATIENCE = timedelta(hours=12)
 
@@ -24,6 +25,26 @@ class Shared:
 
     value: Any = None
     values: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a rank says of its failure, so that the others know what it cost."""
+
+    text: str
+    path: Path | None
+    lost: bool
+
+    @staticmethod
+    def of(failure: BaseException) -> _Told:
+        text = f"{type(failure).__name__}: {failure}"
+        if not isinstance(failure, StoreError):
+            return _Told(text, None, False)
+        return _Told(text, Path(failure.path) if failure.path else None, failure.lost)
+
+    def on(self, rank: int, here: int) -> IntarsiaError:
+        text = f"rank {rank} failed, so rank {here} stops too: {self.text}"
+        return StoreError(text, path=self.path, lost=True) if self.lost else IntarsiaError(text)
 
 
 @dataclass(frozen=True)
@@ -53,7 +74,7 @@ class Crew:
     def _meet(self, shared: Shared, failure: BaseException | None) -> None:
         import torch.distributed as dist
 
-        told = None if failure is None else f"{type(failure).__name__}: {failure}"
+        told = None if failure is None else _Told.of(failure)
         answers: list[Any] = [None] * self.size
         try:
             dist.all_gather_object(answers, (told, shared.value), group=self.group)
@@ -66,9 +87,9 @@ class Crew:
             ) from error
         if failure is not None:
             raise failure
-        for rank, (text, _) in enumerate(answers):
-            if text is not None:
-                raise IntarsiaError(f"rank {rank} failed, so rank {self.rank} stops too: {text}")
+        for rank, (said, _) in enumerate(answers):
+            if said is not None:
+                raise said.on(rank, self.rank)
         shared.values = [value for _, value in answers]
 
 

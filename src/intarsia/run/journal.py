@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from intarsia.errors import StoreError
 from intarsia.format.base import Arrangement
 from intarsia.planning.manifest import Target
 from intarsia.run.checksum import crc32
@@ -30,6 +31,7 @@ from intarsia.run.done import NOTHING, Done, is_whole
 from intarsia.run.execute import Part, Written
 from intarsia.run.records import line_of, read_lines, to_line, written_in
 from intarsia.store.local import Folder
+from intarsia.store.looking import listed
 from intarsia.store.naming import naming
 from intarsia.store.staging import Staging
 from intarsia.store.swap import sync_path
@@ -92,9 +94,10 @@ class Journal:
 
     def begin(self, facts: Facts, done: Done = NOTHING, generation: int = 0) -> None:
         """Say in one step whose journal this is, and which of the job's bytes are on disk."""
-        folder = os.stat(self.staging.folder).st_ino
+        with naming(self.staging.folder):
+            folder = os.stat(self.staging.folder).st_ino
         head = {"facts": dict(facts), "folder": folder, "generation": generation}
-        with naming(self.folder):
+        with naming(self.folder, lasting=bool(done.records)):
             self.folder.mkdir(exist_ok=True)
             fresh = self.folder / f"{JOB}.new"
             with fresh.open("wb") as file:
@@ -106,7 +109,7 @@ class Journal:
             fresh.rename(self.folder / JOB)
             if done.records:
                 sync_path(self.folder)
-            for path in self.folder.iterdir():
+            for path in listed(self.folder):
                 if path.name != JOB:
                     path.unlink()
 
@@ -115,7 +118,7 @@ class Journal:
         lines = (line for line in read_lines(self.folder / JOB) if "facts" not in line)
         sure, _ = self._believed(lines)
         maybe: list[Written] = []
-        for path in sorted(self.folder.glob(f"{found.generation}-*")):
+        for path in listed(self.folder, f"{found.generation}-*"):
             records, marked = self._believed(read_lines(path))
             sure += records[:marked]
             maybe += records[marked:]
@@ -193,9 +196,13 @@ class Journal:
         self.staging.settle()
         if self._path is None or self._fd is None:
             return
-        os.close(self._fd)
-        self._fd = None
-        if self.staging.is_broken(error) or self.staging.is_broken(self._failure):
+        fd, self._fd = self._fd, None
+        try:
+            with naming(self._path, lasting=True):
+                os.close(fd)
+        except StoreError as failure:
+            self._failure = self._failure or failure
+        if any(map(self.staging.is_broken, (error, self._failure, self.staging.failure))):
             for path in (self.folder / JOB, self._path):
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
@@ -210,11 +217,10 @@ class Journal:
                 count = self._count
             self.staging.sync_data()
             self.staging.sync_names()
-            with naming(self.folder.parent):
-                sync_path(self.folder.parent)
+            sync_path(self.folder.parent)
             with self._lock, naming(self.folder):
                 self._append(to_line({"synced": count}))
-                for path in self.folder.iterdir():
+                for path in listed(self.folder):
                     sync_path(path)
                 sync_path(self.folder)
                 now = time.monotonic()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from intarsia.errors import FormatError, StoreError, UnsafeError
+from intarsia.errors import FormatError, UnsafeError
 from intarsia.quantity import human
+from intarsia.store.looking import is_file
+from intarsia.store.naming import unreadable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -19,9 +21,6 @@ if TYPE_CHECKING:
 
 AHEAD_BYTES = 8 << 20
 """How much the disk brings, beyond what is viewed, while that is worked on."""
-
-_POPULATE_READ = 22
-"""Linux's MADV_POPULATE_READ, which reads mapped pages now."""
 
 MAX_SMALL_BYTES = 256 << 20
 """The largest file that is read as a whole, where its reader states no other."""
@@ -38,6 +37,7 @@ class Folder:
         self._told = told or {}
         self._open: dict[str, int] = {}
         self._lock = threading.Lock()
+        self._rooms = threading.local()
         self._read_bytes = 0
 
     @property
@@ -47,7 +47,7 @@ class Folder:
 
     def has(self, file: str) -> bool:
         """Whether there is such a file."""
-        return (self.root / file).is_file()
+        return is_file(self.root / file)
 
     def size(self, file: str) -> int:
         """The length of a file in bytes."""
@@ -94,7 +94,7 @@ class Folder:
                 raise unreadable(self.root / file, error) from error
             if count == 0:
                 raise FormatError(
-                    f"{self.root / file} ends at byte {os.fstat(fd).st_size:,};"
+                    f"{self.root / file} ends at byte {self.size(file):,};"
                     f" bytes [{start_bytes:,}:{start_bytes + len(view):,}) were expected",
                     hint="the file is truncated: copy it again from its source",
                     kind="file-too-short",
@@ -103,27 +103,22 @@ class Folder:
         self._read_bytes += len(view)
 
     def view(self, file: str, start_bytes: int, length_bytes: int) -> memoryview:
-        """Exactly these bytes of a file, mapped where the kernel can, which saves a copy.
+        """Exactly these bytes of a file, until this thread views others: they lie where those will.
 
-        The pages are read here: a page that cannot be read is an error of this call, where it
-        would be a signal later.
+        A mapping would save a copy, and a file that is cut off meanwhile would end the process.
         """
         if file in self._told:
             return memoryview(self._told[file])[start_bytes : start_bytes + length_bytes]
-        lead = start_bytes % mmap.ALLOCATIONGRANULARITY
         fd = self._fd(file)
-        try:
-            # All of it is asked for at once, and some of what follows: faults would ask for little.
+        if hasattr(os, "posix_fadvise"):
             ahead_bytes = length_bytes + min(length_bytes, AHEAD_BYTES)
-            os.posix_fadvise(fd, start_bytes, ahead_bytes, os.POSIX_FADV_WILLNEED)
-            mapped = mmap.mmap(
-                fd, lead + length_bytes, prot=mmap.PROT_READ, offset=start_bytes - lead
-            )
-            mapped.madvise(_POPULATE_READ)
-        except (OSError, ValueError):
-            return memoryview(self.read(file, start_bytes, length_bytes))
-        self._read_bytes += length_bytes
-        return memoryview(mapped)[lead:]
+            with suppress(OSError):  # advice that is not taken
+                os.posix_fadvise(fd, start_bytes, ahead_bytes, os.POSIX_FADV_WILLNEED)
+        if len(getattr(self._rooms, "room", b"")) < length_bytes:
+            self._rooms.room = bytearray(length_bytes)
+        found = memoryview(self._rooms.room)[:length_bytes]
+        self.read_into(file, start_bytes, found)
+        return found
 
     def _fd(self, file: str) -> int:
         fd = self._open.get(file)
@@ -142,7 +137,8 @@ class Folder:
         """Close every file."""
         with self._lock:
             for fd in self._open.values():
-                os.close(fd)
+                with suppress(OSError):  # what was read is read
+                    os.close(fd)
             self._open.clear()
 
     def __enter__(self) -> Folder:
@@ -155,10 +151,13 @@ class Folder:
 def open_plain(path: Path) -> int:
     """A descriptor of a file on disk; a pipe or a device could keep a reader forever."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
+    try:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
         raise FormatError(f"{path} is no file on disk", hint="remove it, or restore the file")
-    return fd
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def check_name(name: object, where: str) -> str:
@@ -175,14 +174,3 @@ def check_name(name: object, where: str) -> str:
     if not fits:
         raise FormatError(f"{name[:80]!r} is no file name - at {where}")
     return name
-
-
-def unreadable(path: Path, error: OSError) -> StoreError | FormatError:
-    """What a failing system call on `path` means."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return FormatError(
-            f"{path} is absent",
-            hint="restore the file, or use a complete checkpoint",
-            kind="file-missing",
-        )
-    return StoreError(f"{path}: {error.strerror or error}", path=path)

@@ -5,14 +5,22 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from intarsia.errors import StoreError
+from intarsia.errors import FormatError, StoreError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class naming:
-    """A guard that turns a failing system call into an error that names the file and the reason."""
+    """A guard that turns a failing system call into an error that names the file and the reason.
 
-    def __init__(self, path: Path) -> None:
+    `lasting`: what fails inside is to make bytes last, so they may be lost whatever is shown of them.
+    """
+
+    def __init__(self, path: Path, *, lasting: bool = False) -> None:
         self.path = path
+        self.lasting = lasting
 
     def __enter__(self) -> None:
         pass
@@ -21,10 +29,38 @@ class naming:
         if not isinstance(error, OSError):
             return
         hint = None
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in _FULL:
             hint = "free some space or choose another destination; nothing was committed"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        elif error.errno in _FORBIDDEN:
             hint = "choose a destination that you may write to"
         raise StoreError(
-            f"{self.path}: {error.strerror or error}", hint=hint, path=self.path
+            f"{self.path}: {error.strerror or error}",
+            hint=hint,
+            path=self.path,
+            lost=self.lasting or error.errno in (errno.EIO, errno.ESTALE),
         ) from error
+
+
+def unlockable(path: Path, error: OSError) -> StoreError:
+    """What it means that a file cannot be locked, though no other process holds it."""
+    hint = "choose a destination on a file system with locks: without one, two runs could mix there"
+    return StoreError(
+        f"{path} cannot be locked: {error.strerror or error}",
+        hint=hint if error.errno in _WITHOUT_LOCKS else None,
+        path=path,
+    )
+
+
+def unreadable(path: Path, error: OSError) -> StoreError | FormatError:
+    """What a failing system call on a `path` that is read means."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return FormatError(
+            f"{path} is absent",
+            hint="restore the file, or use a complete checkpoint",
+            kind="file-missing",
+        )
+    return StoreError(
+        f"{path}: {error.strerror or error}",
+        path=path,
+        lost=error.errno in (errno.EIO, errno.ESTALE),
+    )

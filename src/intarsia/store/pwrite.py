@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ WRITE_BYTES = 2 << 20
 """How much goes to the kernel in one call: beyond a few MiB it looks for larger pages, slowly."""
 VECTORS = min(1024, os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16)
 _WRITE = 2
+_NOT_TAKEN = (errno.EINTR, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESPIPE)
+"""What a kernel says that did not begin; the final sync does it all then."""
 
 
 def write_all(fd: int, start_bytes: int, buffers: Sequence[Buffer]) -> int:
@@ -35,8 +38,11 @@ def write_all(fd: int, start_bytes: int, buffers: Sequence[Buffer]) -> int:
 
 def start_write_back(fd: int, start_bytes: int, length_bytes: int) -> None:
     """Have these bytes go to disk now, where the kernel can be told; nothing waits for them."""
-    if _sync_file_range is not None:
-        _sync_file_range(fd, start_bytes, length_bytes, _WRITE)
+    if _sync_file_range is None or not _sync_file_range(fd, start_bytes, length_bytes, _WRITE):
+        return
+    number = ctypes.get_errno()
+    if number not in _NOT_TAKEN:
+        raise OSError(number, os.strerror(number))
 
 
 def _batch(views: Sequence[memoryview]) -> list[memoryview]:
@@ -51,7 +57,7 @@ def _batch(views: Sequence[memoryview]) -> list[memoryview]:
 
 
 def _find_sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    call = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    call = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
     if call is not None:
         call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
     return call

@@ -7,7 +7,6 @@ the next run, or continued.  A lock keeps two runs from writing one destination.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -15,13 +14,15 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from intarsia.errors import StoreError, UnsafeError, UsageError
 from intarsia.quantity import human
 from intarsia.store.local import open_plain
-from intarsia.store.naming import naming
+from intarsia.store.looking import everything_in, exists, is_folder, is_link, listed
+from intarsia.store.naming import naming, unlockable
 from intarsia.store.pwrite import WRITEBACK_BYTES, start_write_back, write_all
 from intarsia.store.swap import put_in_place, remove, restore, sync_path
 
@@ -51,6 +52,7 @@ class Staging:
         self._lock = threading.Lock()
         self._lock_fd: int | None = None
         self._flusher: ThreadPoolExecutor | None = None
+        self.failure: BaseException | None = None
 
     @property
     def owned(self) -> bool:
@@ -77,14 +79,14 @@ class Staging:
             self._claim()
             restore(self.folder, self.destination)
         for mine in (self.folder, self.journal):
-            if mine.is_symlink():
+            if is_link(mine):
                 raise StoreError(f"{mine} is a symbolic link", hint="remove it")
 
     def check_links(self) -> None:
         """Raise where what an earlier run left holds a link, through which others' files would be written."""
         for mine in (self.folder, self.journal):
-            for path in mine.rglob("*"):
-                if path.is_symlink():
+            for path in everything_in(mine):
+                if is_link(path):
                     raise StoreError(
                         f"{path} is a symbolic link, which no run of Intarsia has made",
                         hint=f"remove {mine} and start anew without --resume",
@@ -100,7 +102,8 @@ class Staging:
 
     def check_room(self, need_bytes: int) -> None:
         """Raise where fewer bytes are free than are still to be written."""
-        free = shutil.disk_usage(self.destination.parent).free
+        with naming(self.destination.parent):
+            free = shutil.disk_usage(self.destination.parent).free
         if need_bytes > free:
             raise StoreError(
                 f"{human(need_bytes)} are to be written, {human(free)} are free"
@@ -110,22 +113,27 @@ class Staging:
 
     def _claim(self) -> None:
         """Lock the destination; the lock lies beside it, so that no rename moves it away."""
-        while True:
+        while self._lock_fd is None:
             fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                os.close(fd)
-                if not isinstance(error, BlockingIOError):
-                    raise
-                raise UsageError(
-                    f"another process is writing {self.destination}",
-                    hint="wait for it, or choose another destination",
-                ) from error
-            if self.lock.exists() and os.path.samestat(os.stat(self.lock), os.fstat(fd)):
-                self._lock_fd = fd
-                return
-            os.close(fd)  # its last owner removed it in between
+                self._lock_file(fd)
+                # Its last owner may have removed it in between.
+                if exists(self.lock) and os.path.samestat(os.stat(self.lock), os.fstat(fd)):
+                    self._lock_fd = fd
+            finally:
+                if self._lock_fd is None:
+                    os.close(fd)
+
+    def _lock_file(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another process is writing {self.destination}",
+                hint="wait for it, or choose another destination",
+            ) from error
+        except OSError as error:
+            raise unlockable(self.lock, error) from error
 
     def create(self, file: str, size_bytes: int, *, keep: bool = False) -> None:
         """Make a file of a known length; what it holds already may be kept."""
@@ -136,10 +144,10 @@ class Staging:
             with naming(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 fd = os.open(path, _OPEN | (0 if keep else os.O_TRUNC), 0o644)
+                self._open[file] = fd
                 os.truncate(fd, size_bytes)
         except ValueError as error:  # a NUL, or half a character
             raise UnsafeError(f"{file!r} is no name of a file") from error
-        self._open[file] = fd
 
     def write(self, file: str, start_bytes: int, buffers: Sequence[Buffer]) -> None:
         """Write buffers one after another at a position of a file, from any thread.
@@ -152,7 +160,14 @@ class Staging:
             with naming(self.folder / file):
                 count = write_all(fd, start_bytes, buffers)
         if count >= WRITEBACK_BYTES:  # so that the final sync finds little to do
-            self.aside(start_write_back, fd, start_bytes, count)
+            self.aside(self._start_write_back, file, fd, start_bytes, count)
+
+    def _start_write_back(self, file: str, fd: int, start_bytes: int, length_bytes: int) -> None:
+        try:
+            with naming(self.folder / file, lasting=True):
+                start_write_back(fd, start_bytes, length_bytes)
+        except StoreError as error:
+            self.failure = self.failure or error
 
     def aside(self, work: Callable[..., object], *arguments: object) -> None:
         """Have something done on the thread that waits for the disk."""
@@ -173,28 +188,36 @@ class Staging:
         self.write_small(file, data)
 
     def sync(self) -> None:
-        """Make every file written by this process durable, and close it."""
+        """Make every file written by this process durable, and close it.
+
+        A sync that failed is not tried again: the kernel has dropped what it could not write.
+        """
         self.settle()
+        if self.failure is not None:
+            raise self.failure
         with self._lock:
             while self._open:
                 file, fd = next(iter(self._open.items()))
-                with naming(self.folder / file):
-                    os.fsync(fd)
-                os.close(self._open.pop(file))
+                try:
+                    with naming(self.folder / file, lasting=True):
+                        os.fsync(fd)
+                        os.close(self._open.pop(file))
+                except StoreError as error:
+                    self.failure = error
+                    raise
 
     def sync_data(self) -> None:
         """Make durable what was written so far; the files stay open."""
         with self._lock:
             held = list(self._open.items())
         for file, fd in held:
-            with naming(self.folder / file):
+            with naming(self.folder / file, lasting=True):
                 os.fdatasync(fd)
 
     def sync_names(self) -> None:
         """Make the names of the files durable."""
-        for folder in {p.parent for p in self.folder.rglob("*")} | {self.folder}:
-            with naming(folder):
-                sync_path(folder)
+        for folder in {p.parent for p in everything_in(self.folder)} | {self.folder}:
+            sync_path(folder)
 
     def commit(self) -> list[str]:
         """Put the finished folder in the place of the destination; what is to be said of it."""
@@ -211,8 +234,7 @@ class Staging:
         What cannot be removed takes nothing from the destination, and the next run tries again.
         """
         try:
-            with naming(self.destination.parent):
-                sync_path(self.destination.parent)
+            sync_path(self.destination.parent)
         except StoreError as error:
             error.hint = f"{self.destination} is whole and in its place; whether that is on disk is not known"
             raise
@@ -234,7 +256,7 @@ class Staging:
 
     def is_broken(self, error: object) -> bool:
         """Whether an error says that the disk which is written to has lost something."""
-        if not isinstance(error, StoreError) or error.errno != errno.EIO:
+        if not isinstance(error, StoreError) or not error.lost:
             return False
         mine = (self.folder, self.journal, self.destination)
         return (
@@ -243,18 +265,27 @@ class Staging:
             or any(error.path.is_relative_to(path) for path in mine)
         )
 
-    def abandon(self, *, keep: bool = False) -> None:
-        """Stop; the destination stays as it was, and what was written is removed or kept for later."""
+    def abandon(self, *, keep: bool = False) -> bool:
+        """Stop; the destination stays as it was, and what was written is removed or kept for later.
+
+        Returns whether it is kept: what a file system would not close it may not have.
+        """
         self.settle()
         with self._lock:
             for fd in self._open.values():
-                os.close(fd)
+                try:
+                    os.close(fd)
+                except OSError:
+                    keep = False
             self._open.clear()
+        keep = keep and self.failure is None
         if self._lock_fd is not None:
             if not keep and not self.committed:
                 shutil.rmtree(self.journal, ignore_errors=True)
                 shutil.rmtree(self.folder, ignore_errors=True)
-            self._unlock()
+            with suppress(StoreError):  # something worse is being told
+                self._unlock()
+        return keep
 
     def settle(self) -> None:
         """Wait for what is being done aside."""
@@ -264,12 +295,12 @@ class Staging:
 
     def _unlock(self) -> None:
         if self._lock_fd is not None:
-            try:
-                with naming(self.lock):
+            fd, self._lock_fd = self._lock_fd, None
+            with naming(self.lock):
+                try:
                     self.lock.unlink(missing_ok=True)
-            finally:
-                os.close(self._lock_fd)
-                self._lock_fd = None
+                finally:
+                    os.close(fd)
 
     def _fd(self, file: str) -> int:
         fd = self._open.get(file)
@@ -288,11 +319,11 @@ def check_destination(destination: Path, overwrite: bool, *, resume: bool = Fals
 
     `resume`: it was to be continued, and nothing is there to continue.
     """
-    if destination.is_symlink():
+    if is_link(destination):
         raise UsageError(f"{destination} is a symbolic link", hint="give the folder it leads to")
-    if not destination.exists() or overwrite:
+    if not exists(destination) or overwrite:
         return
-    if not destination.is_dir() or any(destination.iterdir()):
+    if not is_folder(destination) or listed(destination):
         if resume:
             raise UsageError(
                 f"{destination} exists, and nothing was left to resume",

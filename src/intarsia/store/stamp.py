@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from intarsia.errors import FormatError
-from intarsia.store.local import unreadable
+from intarsia.store.naming import unreadable
 
 
 @dataclass(frozen=True, slots=True)

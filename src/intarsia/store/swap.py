@@ -7,6 +7,9 @@ import os
 import shutil
 from pathlib import Path
 
+from intarsia.store.looking import exists, is_folder, is_link
+from intarsia.store.naming import naming
+
 _HERE, _EXCHANGE = -100, 2
 
 
@@ -15,7 +18,7 @@ def put_in_place(folder: Path, destination: Path) -> None:
 
     The two change places in one step where the kernel can do that.
     """
-    if not destination.exists():
+    if not exists(destination):
         folder.rename(destination)
     elif not _exchange(folder, destination):
         old = _replaced(folder)
@@ -32,7 +35,7 @@ def put_in_place(folder: Path, destination: Path) -> None:
 def restore(folder: Path, destination: Path) -> None:
     """Undo what a run left that was killed while it put `folder` in place in two steps."""
     old = _replaced(folder)
-    if old.exists() and not old.is_symlink() and not destination.exists():
+    if exists(old) and not is_link(old) and not exists(destination):
         old.rename(destination)
     else:
         remove(old)
@@ -40,7 +43,7 @@ def restore(folder: Path, destination: Path) -> None:
 
 def remove(path: Path) -> None:
     """Remove a file or a folder, if there is one."""
-    if path.is_dir() and not path.is_symlink():
+    if is_folder(path) and not is_link(path):
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
@@ -58,8 +61,9 @@ def _exchange(a: Path, b: Path) -> bool:
 
 def sync_path(path: Path) -> None:
     """Make a file durable, or a folder's names."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with naming(path, lasting=True):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

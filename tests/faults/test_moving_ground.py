@@ -1,0 +1,101 @@
+"""Files and folders that others cut off, replace or remove while a run goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import intarsia
+from intarsia.errors import IntarsiaError
+from intarsia.run.budget import Budget
+from intarsia.store.staging import Staging
+from tests.checkpoints import leftovers, llama_config, model, python, write_hf
+
+CONFIG = llama_config(num_hidden_layers=1)
+OPTIONS = {"to": "dcp", "mesh": "fsdp=2"}
+
+CUT_OFF = """
+import os, sys
+from intarsia.cli.main import main
+from intarsia.store.local import Folder
+
+honest = Folder.view
+
+def view(self, file, *where):
+    found = honest(self, file, *where)
+    os.truncate(self.root / file, 0)
+    return found
+
+Folder.view = view
+main(sys.argv[1:])
+"""
+"""A source that is cut off between its being read and its being summed."""
+
+
+@pytest.fixture
+def src(tmp_path: Path) -> Path:
+    return write_hf(tmp_path / "hf", model(CONFIG), CONFIG, files=2)
+
+
+def test_a_file_that_is_cut_off_while_it_is_summed_is_no_end_by_a_signal(src: Path) -> None:
+    ended = python("-c", CUT_OFF, "digest", src)
+    assert ended.returncode == 2, (ended.returncode, ended.stderr)
+    assert "safetensors ends at byte 0" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("at", [1, 4])
+@pytest.mark.parametrize("what", ["parent", "partial", "journal"])
+def test_a_folder_that_somebody_removes_ends_the_run_with_its_name(
+    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, at: int
+) -> None:
+    out = tmp_path / "disk" / "out"
+    honest, count = Staging.write, [0]
+
+    def write(self: Staging, *arguments: object) -> None:
+        count[0] += 1
+        if count[0] == at:
+            gone = {"parent": out.parent, "partial": self.folder, "journal": self.journal}[what]
+            shutil.rmtree(gone)
+        honest(self, *arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Budget, "window_bytes", property(lambda _: 2048))
+        patch.setattr(Staging, "write", write)
+        if what == "journal":  # a run that is killed needs it, and no other
+            intarsia.convert(src, out, workers=1, **OPTIONS)
+        else:
+            with pytest.raises(IntarsiaError, match=str(out.parent)):
+                intarsia.convert(src, out, workers=1, **OPTIONS)
+            assert not out.exists()
+    if not out.exists():
+        intarsia.convert(src, out, **OPTIONS)
+    assert intarsia.verify(src, out)
+    assert not leftovers(out.parent)
+
+
+@pytest.mark.parametrize(
+    "file", ["intarsia-digests.json", "config.json", ".metadata", "__0_0.distcp"]
+)
+def test_a_disk_that_fills_at_any_of_the_files_is_told_and_resumed(
+    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    out = tmp_path / "out"
+    honest = os.pwritev
+
+    def full(fd: int, *arguments: object) -> int:
+        if Path(os.readlink(f"/proc/self/fd/{fd}")).name == file:
+            raise OSError(28, os.strerror(28))
+        return honest(fd, *arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", full)
+        with pytest.raises(IntarsiaError, match=f"{file}: No space left on device"):
+            intarsia.convert(src, out, **OPTIONS)
+    assert not out.exists()
+    intarsia.convert(src, out, resume=True, **OPTIONS)
+    assert intarsia.verify(src, out)
+    assert not leftovers(tmp_path)
