@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,6 +83,11 @@ class Checkpoint(Mapping[str, "Tensor"]):
         """The byte at which a chunk's elements begin; None where they are not in row-major order."""
         found = self._source.locate(Copy(stored, chunk, Piece("", 0, 0)))
         return found.start_bytes if found.piece is None else None
+
+    def stream(self, file: str, start_bytes: int, length_bytes: int) -> Callable[[int, int], Bytes]:
+        """What brings bytes of a part of a file, each time over those that it brought before."""
+        self._folder.foretell(file, start_bytes, length_bytes)
+        return lambda lo, hi: self.view(file, start_bytes + lo, hi - lo)
 
     def view(self, file: str, start_bytes: int, length_bytes: int) -> Bytes:
         """Bytes of a file as they are, until this thread views others."""

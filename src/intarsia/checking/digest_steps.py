@@ -16,7 +16,7 @@ from intarsia.planning.tiling import tiling_fault
 from intarsia.planning.window import flat_start, slabs_of, windows
 from intarsia.run.budget import Budget
 from intarsia.run.gather import Bytes
-from intarsia.run.hashing import LONG_BYTES, Sum, sum_layout, sum_run
+from intarsia.run.hashing import LONG_BYTES, Reader, Sum, sum_layout, sum_run
 
 Sums = dict[str, Sum]
 VIEWED = 2
@@ -50,13 +50,13 @@ class InPlace:
         sizes = {name: logical[name].size for name in self.names}
         return sum_layout(Layout(layout.shape, pieces), self._held(checkpoint), itemsize, sizes)
 
-    def _held(self, checkpoint: Checkpoint) -> Bytes:
+    def _held(self, checkpoint: Checkpoint) -> Bytes | Reader:
         """The elements in row-major order; where the file has another one, they are read."""
         stored, chunk = self.stored, self.chunk
         start = checkpoint.start_of(stored, chunk)
         if start is not None:
             start += self.lo * stored.dtype.itemsize
-            return checkpoint.view(chunk.file, start, self.nbytes)
+            return checkpoint.stream(chunk.file, start, self.nbytes)
         slabs = slabs_of(chunk.box.shape, self.lo, self.hi)
         return np.concatenate(
             [

@@ -13,7 +13,7 @@ one or one that cuts a word in two, has a sum of its own, and the sum of the par
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeVar
@@ -27,6 +27,9 @@ from intarsia.run.checksum import crc32, fold, full, remainder, shift
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
+Reader = Callable[[int, int], Bytes]
+"""Brings bytes `lo` to `hi` of something, to be used before the next are asked for."""
+
 K = TypeVar("K", bound=Hashable)
 
 PAGE = 512
@@ -34,8 +37,8 @@ PAGE = 512
 
 PAGE_BYTES = 8 * PAGE
 
-STRETCH = 128
-"""Pages that are summed twice while they lie in the processor's cache."""
+STRETCH_BYTES = 128 * PAGE_BYTES
+"""What is read, and summed twice while it lies in the processor's cache."""
 
 LONG_BYTES = 32 << 10
 """Runs at least this long are summed one by one, shorter ones together."""
@@ -78,7 +81,7 @@ def add_to(total: dict[K, Sum], part: Mapping[K, Sum]) -> None:
 
 
 def sum_layout(
-    layout: Layout, buffer: Bytes, itemsize: int, sizes: Mapping[str, int]
+    layout: Layout, buffer: Bytes | Reader, itemsize: int, sizes: Mapping[str, int]
 ) -> dict[str, Sum]:
     """The sums of what a buffer holds of each logical tensor; `sizes` are the tensors' elements.
 
@@ -89,21 +92,22 @@ def sum_layout(
     >>> one + two == sum_run(whole, 0, 12)
     True
     """
-    return merged(
-        {p.tensor: sum_piece(p, buffer, itemsize, sizes[p.tensor])} for p in layout.pieces
-    )
+    read = _reader(buffer) if isinstance(buffer, np.ndarray) else buffer
+    return merged({p.tensor: _sum_piece(p, read, itemsize, sizes[p.tensor])} for p in layout.pieces)
 
 
-def sum_piece(piece: Piece, buffer: Bytes, itemsize: int, size: int) -> Sum:
+def _sum_piece(piece: Piece, read: Reader, itemsize: int, size: int) -> Sum:
     """The sum of the elements that one piece takes from a buffer, of a tensor of `size` elements."""
     moving = tuple(loop for loop in piece.loops if loop.to)  # of repeated elements one counts
     total = Sum()
     for part in _parts(Piece(piece.tensor, piece.at, piece.to, moving).canonical(), itemsize):
-        if n := part.run:
-            held = buffer[part.at * itemsize : (part.at + n) * itemsize]
-            total += sum_run(held, part.to * itemsize, size * itemsize)
+        start, length = part.at * itemsize, (part.span + 1) * itemsize
+        if part.run:
+            found = _scan(_after(read, start), length, part.to * itemsize)
+            total += found.within(size * itemsize)
         else:
-            total += _sum_strided(part, buffer, itemsize, size * itemsize)
+            held = read(start, start + length)
+            total += _sum_strided(replace(part, at=0), held, itemsize, size * itemsize)
     return total
 
 
@@ -115,9 +119,8 @@ def sum_buffer(
     ends = [0, *(piece.at + piece.run for piece in pieces)]
     if [piece.at for piece in pieces] + [layout.size] != ends:
         return sum_layout(layout, buffer, itemsize, sizes), crc32(buffer)
-    runs = [
-        _scan(buffer[p.at * itemsize : (p.at + p.run) * itemsize], p.to * itemsize) for p in pieces
-    ]
+    read = _reader(buffer)
+    runs = [_scan(_after(read, p.at * itemsize), p.run * itemsize, p.to * itemsize) for p in pieces]
     crc = 0
     for run in runs:
         crc = shift(crc, run.length_bytes) ^ run.crc
@@ -130,7 +133,15 @@ def sum_buffer(
 
 def sum_run(data: Bytes, start_bytes: int, whole_bytes: int) -> Sum:
     """The sum of consecutive bytes of a tensor of `whole_bytes`, the first being `start_bytes`."""
-    return _scan(data, start_bytes).within(whole_bytes)
+    return _scan(_reader(data), len(data), start_bytes).within(whole_bytes)
+
+
+def _reader(buffer: Bytes) -> Reader:
+    return lambda lo, hi: buffer[lo:hi]
+
+
+def _after(read: Reader, start_bytes: int) -> Reader:
+    return lambda lo, hi: read(start_bytes + lo, start_bytes + hi)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,28 +158,32 @@ class _Scan:
         return Sum(self.pages, shift(self.crc, whole_bytes - self.end_bytes), self.length_bytes)
 
 
-def _scan(data: Bytes, start_bytes: int) -> _Scan:
-    end_bytes = start_bytes + len(data)
+def _scan(read: Reader, length_bytes: int, start_bytes: int) -> _Scan:
+    """Both sums of bytes that are read a stretch at a time, the first being the tensor's `start_bytes`."""
+    end_bytes = start_bytes + length_bytes
     first = start_bytes // PAGE_BYTES
     sums = np.zeros(-(-end_bytes // PAGE_BYTES) - first, np.uint64)
-    lead = min(-start_bytes % PAGE_BYTES, len(data))
-    rest = (len(data) - lead) % PAGE_BYTES
-    crc = remainder(data[:lead])
+    lead = min(-start_bytes % PAGE_BYTES, length_bytes)
+    rest = (length_bytes - lead) % PAGE_BYTES
+    crc = 0
     if lead:
-        sums[0] = np.add.reduce(_words(data[:lead], start_bytes % 8))
+        data = read(0, lead)
+        crc = remainder(data)
+        sums[0] = np.add.reduce(_words(data, start_bytes % 8))
     # Little is done between the calls that release the interpreter: threads wait for each other there.
-    body = _aligned(data[lead : len(data) - rest])
-    rows = body.view("<u8").reshape(len(body) // PAGE_BYTES, PAGE)
-    out = sums[1:] if lead else sums
-    for at in range(0, len(rows), STRETCH):
-        held = rows[at : at + STRETCH]
-        crc = remainder(held, crc)
-        np.add.reduce(held, axis=1, out=out[at : at + len(held)])
+    page = 1 if lead else 0
+    for at in range(lead, length_bytes - rest, STRETCH_BYTES):
+        data = read(at, min(at + STRETCH_BYTES, length_bytes - rest))
+        crc = remainder(data, crc)
+        held = _aligned_words(data).reshape(-1, PAGE)
+        np.add.reduce(held, axis=1, out=sums[page : page + len(held)])
+        page += len(held)
     if rest:
-        crc = remainder(data[-rest:], crc)
-        sums[-1] = np.add.reduce(_words(data[-rest:], 0))
+        data = read(length_bytes - rest, length_bytes)
+        crc = remainder(data, crc)
+        sums[-1] = np.add.reduce(_words(data, 0))
     pages = _dot(sums, _keys_from(first, len(sums)))
-    return _Scan(pages, crc, end_bytes, len(data))
+    return _Scan(pages, crc, end_bytes, length_bytes)
 
 
 def _dot(sums: Words, keys: Words) -> int:
@@ -182,9 +197,10 @@ def _words(data: Bytes, skipped: int) -> Words:
     return room.view("<u8")
 
 
-def _aligned(data: Bytes) -> Bytes:
-    """The same bytes where a processor reads words of them."""
-    return data if data.ctypes.data % 8 == 0 else data.copy()
+def _aligned_words(data: Bytes) -> Words:
+    """Bytes as words, where a processor reads words."""
+    words: Words = data.view("<u8")
+    return words if words.flags.aligned else data.copy().view("<u8")
 
 
 def _parts(piece: Piece, itemsize: int) -> Iterator[Piece]:

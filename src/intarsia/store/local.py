@@ -109,16 +109,18 @@ class Folder:
         """
         if file in self._told:
             return memoryview(self._told[file])[start_bytes : start_bytes + length_bytes]
-        fd = self._fd(file)
-        if hasattr(os, "posix_fadvise"):
-            ahead_bytes = length_bytes + min(length_bytes, AHEAD_BYTES)
-            with suppress(OSError):  # advice that is not taken
-                os.posix_fadvise(fd, start_bytes, ahead_bytes, os.POSIX_FADV_WILLNEED)
         if len(getattr(self._rooms, "room", b"")) < length_bytes:
             self._rooms.room = bytearray(length_bytes)
         found = memoryview(self._rooms.room)[:length_bytes]
         self.read_into(file, start_bytes, found)
         return found
+
+    def foretell(self, file: str, start_bytes: int, length_bytes: int) -> None:
+        """Have the disk bring these bytes, and some that follow, while others are worked on."""
+        if file not in self._told and hasattr(os, "posix_fadvise"):
+            ahead_bytes = length_bytes + min(length_bytes, AHEAD_BYTES)
+            with suppress(OSError):  # advice that is not taken
+                os.posix_fadvise(self._fd(file), start_bytes, ahead_bytes, os.POSIX_FADV_WILLNEED)
 
     def _fd(self, file: str) -> int:
         fd = self._open.get(file)
