@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from intarsia.checking.diagnosis import Finding, Unequal, diagnose
+from intarsia.checking.diagnosis.whereabouts import Whereabouts
 from intarsia.checking.fault import Fault
 from intarsia.checking.pairs import Pair, match, read_windows
 from intarsia.checkpoint import Checkpoint
@@ -25,7 +26,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A tensor whose elements are not the same bits in both checkpoints."""
+    """A tensor whose elements are not the same bits in both checkpoints.
+
+    `where` says which rows, ranks, files and bytes, unless the kind of the difference tells it.
+    """
 
     tensor: str
     elements: int
@@ -33,6 +37,7 @@ class Difference:
     max_abs: float
     diagnosis: str
     kind: str = ""
+    where: Whereabouts | None = None
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -42,6 +47,7 @@ class Difference:
             "max_abs": self.max_abs if np.isfinite(self.max_abs) else str(self.max_abs),
             "diagnosis": self.diagnosis,
             "kind": self.kind,
+            "where": self.where.as_json() if self.where else None,
         }
 
 
@@ -138,7 +144,7 @@ def _over(
 
 def _told(x: Unequal, found: Finding) -> Difference:
     text = f"{x.text}; {found.text}" if x.text and not x.kind else found.text
-    return Difference(x.pair.a.name, x.elements, x.first, x.max_abs, text, found.kind)
+    return Difference(x.pair.a.name, x.elements, x.first, x.max_abs, text, found.kind, found.where)
 
 
 def _differ(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Unequal | None:

@@ -9,9 +9,11 @@ from math import prod
 import numpy as np
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.hypothesis import ENOUGH, Bits
+from intarsia.checking.diagnosis.hypothesis import ENOUGH, Bits, Mask
+from intarsia.checking.diagnosis.stretches import Runs
+from intarsia.checking.diagnosis.whereabouts import Cut, Span
 from intarsia.checkpoint import Checkpoint
-from intarsia.layout import Layout
+from intarsia.layout import Layout, unravel
 from intarsia.mesh import Box, share
 from intarsia.planning.window import windows
 
@@ -23,25 +25,19 @@ TRIM = 0.05
 """How far a block's edge may be missed: an element can be right by accident."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Block `rank` of `parts` on one axis."""
-
-    axis: int
-    parts: int
-    rank: int
-
-    def __str__(self) -> str:
-        return f"block {self.rank} of {self.parts} on axis {self.axis}"
-
-
 @dataclass(frozen=True)
 class Place:
-    """The smallest box that holds every difference, and how full of them it is."""
+    """The smallest box that holds every difference, and how full of them it is.
+
+    `axes` are the indices with a difference, `first` and `last` the outermost differences.
+    """
 
     box: Box
     differing: int
     shape: tuple[int, ...]
+    axes: tuple[Span, ...]
+    first: tuple[int, ...]
+    last: tuple[int, ...]
 
     @property
     def dense(self) -> bool:
@@ -92,17 +88,39 @@ def block_around(axis: int, lo: int, n: int, size: int) -> Cut | None:
 
 def place_of(e: Evidence) -> Place:
     """Where the differences of a tensor lie."""
-    held = [np.zeros(n, bool) for n in e.shape]
-    differing = 0
+    # One byte for every index of an axis, where that is little beside a window.
+    kept = [np.zeros(n if n <= e.budget.window_bytes else 0, bool) for n in e.shape]
+    reach = [[n, 0] for n in e.shape]
+    flat = Runs()
+    at = 0
     for w in e.windows():
+        flat.add(at, w.unequal)
+        at += w.box.size
+        if not w.unequal.any():
+            continue
         grid = w.unequal.reshape(w.box.shape)
-        differing += int(np.count_nonzero(grid))
         for axis, (lo, n) in enumerate(zip(w.box.offsets, w.box.shape, strict=True)):
             others = tuple(k for k in range(grid.ndim) if k != axis)
-            held[axis][lo : lo + n] |= grid.any(axis=others)
-    first = tuple(int(h.argmax()) for h in held)
-    sizes = tuple(len(h) - int(h[::-1].argmax()) - lo for h, lo in zip(held, first, strict=True))
-    return Place(Box(first, sizes), differing, e.shape)
+            marks = np.asarray(grid.any(axis=others))
+            ends = lo + int(marks.argmax()), lo + n - int(marks[::-1].argmax())
+            reach[axis] = [min(reach[axis][0], ends[0]), max(reach[axis][1], ends[1])]
+            if len(kept[axis]):
+                kept[axis][lo : lo + n] |= marks
+    axes = tuple(
+        _span(flat if len(e.shape) == 1 else None, m, lo, hi)
+        for m, (lo, hi) in zip(kept, reach, strict=True)
+    )
+    first, last = (unravel(k, e.shape) if flat.count else () for k in (flat.first, flat.end - 1))
+    box = Box(tuple(s.first for s in axes), tuple(s.end - s.first for s in axes))
+    return Place(box, flat.marks, e.shape, axes, first, last)
+
+
+def _span(runs: Runs | None, marks: Mask, first: int, end: int) -> Span:
+    """The indices of an axis: runs of them where it is the only axis, otherwise what is marked."""
+    if runs is None:
+        runs = Runs()
+        runs.add(0, marks)
+    return Span(first, end, runs.marks or None, runs.few)
 
 
 def copied_from(e: Evidence, place: Place) -> tuple[str, int] | None:

@@ -79,6 +79,7 @@ def _fault(kind: str, group: list[Finding], names: list[str]) -> Fault:
         text += f" ({differing:,} elements)"
         first = group[0].text.partition("; nothing known")[0]
         text += f"; in {group[0].tensor}: {first}" if first else ""
+        text += f"; {group[0].where}" if group[0].where else ""
     elif differing:
         text += f": explains {explained:,} of {differing:,} differing elements"
     return Fault(kind, tensors, where(tensors), text)
