@@ -122,10 +122,12 @@ def test_rows_and_columns_are_ranges_where_they_are_few(sound, tmp_path: Path) -
     spot = copied(sound["hf"], tmp_path / "b")
     for row in (3, 4, 90):
         spot.overwrite(spot.byte(row * 640 + 100), numbers(10))
-    where = told(intarsia.verify(sound["hf"], tmp_path / "b"))["where"]
+    found = intarsia.verify(sound["hf"], tmp_path / "b")
+    where = told(found)["where"]
     rows, columns = where["axes"]
     assert rows == {"first": 3, "last": 90, "count": 3, "ranges": [[3, 5], [90, 91]]}
     assert columns == {"first": 100, "last": 109, "count": 10, "ranges": [[100, 110]]}
+    assert "rows 3 to 4 and 90, columns 100 to 109" in found.different[0].diagnosis
     assert where["first"] == [3, 100]
     assert where["last"] == [90, 109]
 
@@ -142,6 +144,7 @@ def test_scattered_elements_are_counted_within_bounds(sound, tmp_path: Path) -> 
     rows, _ = told(found)["where"]["axes"]
     assert rows["ranges"] == []
     assert (rows["first"], rows["last"], rows["count"]) == (0, 2003 * 39 // 640, 40)
+    assert "40 of rows 0 to 122" in found.different[0].diagnosis
     assert "40 runs within bytes" in found.different[0].diagnosis
 
 

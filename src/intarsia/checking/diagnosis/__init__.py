@@ -19,8 +19,9 @@ from intarsia.checking.diagnosis.groups import Kin
 from intarsia.checking.diagnosis.moved import kind_of, told
 from intarsia.checking.diagnosis.moves import find_moves
 from intarsia.checking.diagnosis.names import pattern
+from intarsia.checking.diagnosis.pages import damaged_pages
 from intarsia.checking.diagnosis.places import place_of
-from intarsia.checking.diagnosis.search import explain, unexplained
+from intarsia.checking.diagnosis.search import explain, unexplained, with_place
 from intarsia.checking.diagnosis.shapes import find_reshaped
 from intarsia.checking.diagnosis.summary import missing, summarise
 from intarsia.checking.fault import Fault
@@ -136,7 +137,8 @@ def _searched(
 def _unsearched(e: Evidence) -> Finding:
     place = place_of(e)
     why = f"not searched, as {PATIENCE} tensors of this name stayed unexplained"
-    return unexplained(e, place, wrong_chunks(e, place), why)
+    chunks = wrong_chunks(e, place)
+    return with_place(damaged_pages(e, place, chunks) or unexplained(e, place, chunks, why))
 
 
 __all__ = ["Diagnosis", "Finding", "Unequal", "diagnose"]

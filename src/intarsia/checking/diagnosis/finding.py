@@ -11,6 +11,7 @@ from intarsia.checking.diagnosis.whereabouts import Whereabouts
 
 UNEXPLAINED = "unexplained"
 NOTHING = "nothing known explains the differences"
+NOT_KNOWN = "nothing known explains them"
 
 
 @dataclass(frozen=True)

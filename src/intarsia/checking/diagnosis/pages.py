@@ -39,8 +39,8 @@ def damaged_pages(e: Evidence, place: Place, chunks: Chunks) -> Finding | None:
     else:
         fault += f" of {side} differ" if len(filled) == 1 else " differ, of A or of B"
     n, where = place.differing, whereabouts(place, chunks)
-    text = f"{fault} ({n:,} elements); {where}"
-    return Finding(e.name, DAMAGED, text, fault, fault, n, n, files=files)
+    text = f"{fault} ({n:,} elements)"
+    return Finding(e.name, DAMAGED, text, fault, fault, n, n, files=files, where=where)
 
 
 def _in_pages(found: Spots) -> bool:

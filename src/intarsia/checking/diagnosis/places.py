@@ -11,7 +11,7 @@ import numpy as np
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypothesis import ENOUGH, Bits, Mask
 from intarsia.checking.diagnosis.stretches import Runs
-from intarsia.checking.diagnosis.whereabouts import Cut, Span
+from intarsia.checking.diagnosis.whereabouts import TOLD, Cut, Span
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout, unravel
 from intarsia.mesh import Box, share
@@ -64,15 +64,24 @@ class Place:
     def __str__(self) -> str:
         if self.everywhere:
             return "all over the tensor"
-        ranges = []
-        for axis, (lo, n, size) in enumerate(
-            zip(self.box.offsets, self.box.shape, self.shape, strict=True)
-        ):
-            if n < size:
-                noun = ("row", "column")[axis] if len(self.shape) == 2 else f"axis {axis} index"
-                ranges.append(f"{noun} {lo}" if n == 1 else f"{noun}s {lo} to {lo + n - 1}")
-        part = f"{self.differing / max(self.box.size, 1):.1%} of "
-        return part + (", ".join(ranges) or "the tensor")
+        named = [_named(axis, s, self.shape) for axis, s in enumerate(self.axes)]
+        grid = prod(s.count or s.end - s.first for s in self.axes)
+        share = self.differing / max(grid, 1)
+        part = f"{share:.1%}" if share >= 0.0005 else "less than 0.1%"
+        return f"{part} of " + (", ".join(x for x in named if x) or "the tensor")
+
+
+def _named(axis: int, span: Span, shape: tuple[int, ...]) -> str:
+    """The indices of an axis in words, and nothing where they are all of them."""
+    count = span.count or span.end - span.first
+    if count == shape[axis]:
+        return ""
+    noun = ("row", "column")[axis] if len(shape) == 2 else f"axis {axis} index"
+    few = span.ranges if len(span.ranges) <= TOLD else ()
+    ranges = few or ((span.first, span.end),)
+    told = " and ".join(str(lo) if hi - lo == 1 else f"{lo} to {hi - 1}" for lo, hi in ranges)
+    some = f"{count:,} of " if not few and count < span.end - span.first else ""
+    return f"{some}{noun}{'' if count == 1 else 's'} {told}"
 
 
 def block_around(axis: int, lo: int, n: int, size: int) -> Cut | None:
