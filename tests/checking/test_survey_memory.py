@@ -18,6 +18,7 @@ SLACK_MIB = 16
 
 CODE = """
 import sys
+import torch  # which casts to types of eight bits
 import intarsia
 import intarsia.checking.compare, intarsia.checking.soundness
 

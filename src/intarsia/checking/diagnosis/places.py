@@ -76,12 +76,15 @@ def _named(axis: int, span: Span, shape: tuple[int, ...]) -> str:
     count = span.count or span.end - span.first
     if count == shape[axis]:
         return ""
-    noun = ("row", "column")[axis] if len(shape) == 2 else f"axis {axis} index"
+    if len(shape) == 2:
+        noun = f"{('row', 'column')[axis]}{'' if count == 1 else 's'}"
+    else:
+        noun = f"axis {axis} {'index' if count == 1 else 'indices'}"
     few = span.ranges if len(span.ranges) <= TOLD else ()
     ranges = few or ((span.first, span.end),)
     told = " and ".join(str(lo) if hi - lo == 1 else f"{lo} to {hi - 1}" for lo, hi in ranges)
     some = f"{count:,} of " if not few and count < span.end - span.first else ""
-    return f"{some}{noun}{'' if count == 1 else 's'} {told}"
+    return f"{some}{noun} {told}"
 
 
 def block_around(axis: int, lo: int, n: int, size: int) -> Cut | None:
