@@ -18,7 +18,8 @@ SLACK_MIB = 16
 
 CODE = """
 import sys
-import torch  # which casts to types of eight bits
+if len(sys.argv) > 3:
+    import torch  # which casts to types of eight bits
 import intarsia
 import intarsia.checking.compare, intarsia.checking.soundness
 
@@ -54,13 +55,21 @@ def grown(*paths: Path) -> tuple[bool, int]:
     return said[0] == "True", int(said[1])
 
 
-@pytest.mark.parametrize("shape", [(40_000_000,), (4, 10_000_000), (10_000_000, 1)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (40_000_000,),
+        pytest.param((4, 10_000_000), marks=pytest.mark.slow),
+        pytest.param((10_000_000, 1), marks=pytest.mark.slow),
+    ],
+)
 def test_one_checkpoint_with_a_long_axis_stays_within_its_memory(shape, tmp_path: Path) -> None:
     sound, mib = grown(write(tmp_path / "a", shape))
     assert sound
     assert mib <= MEMORY_MIB + SLACK_MIB
 
 
+@pytest.mark.slow
 def test_two_checkpoints_with_a_long_axis_stay_within_their_memory(tmp_path: Path) -> None:
     a = write(tmp_path / "a", (40_000_000,))
     b = shutil.copytree(a, tmp_path / "b")

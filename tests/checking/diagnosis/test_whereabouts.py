@@ -244,7 +244,7 @@ def test_small_windows_tell_the_same(sound, tmp_path: Path, monkeypatch) -> None
     spot = copied(sound["hf"], tmp_path / "b")
     spot.overwrite(spot.page(), noise(8192))
     whole = intarsia.verify(sound["hf"], tmp_path / "b").as_json()
-    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: 700))
+    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: 5000))
     assert intarsia.verify(sound["hf"], tmp_path / "b").as_json() == whole
 
 
