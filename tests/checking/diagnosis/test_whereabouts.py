@@ -281,3 +281,17 @@ def test_tensors_that_are_not_searched_are_located_too(tmp_path: Path) -> None:
         assert len(chunks) == 2
         assert all(c["bytes"][1] - c["bytes"][0] == 9 * 7 * 4 for c in chunks)
         assert all(c["page"] == 0 for c in chunks)
+
+
+def test_a_chunk_in_another_order_is_told_by_the_bytes_around(tmp_path: Path) -> None:
+    w = normal_tensor((30, 20), torch.bfloat16)
+    other = w.clone()
+    other[7, 5:19] = normal_tensor((14,), torch.bfloat16, 3)
+    a, b = (write_dcp(tmp_path / n, {"w": x.T}) for n, x in (("a", w), ("b", other)))
+    (chunk,) = of_b(intarsia.verify(a, b))
+    files = [(x / chunk["file"]).read_bytes() for x in (a, b)]
+    differ = np.flatnonzero(np.frombuffer(files[0], np.uint8) != np.frombuffer(files[1], np.uint8))
+    lo, hi = chunk["bytes"]
+    assert hi - lo == 2 * 14
+    assert {lo, lo + 1} & {*differ.tolist()}
+    assert chunk["run_count"] is None

@@ -15,7 +15,7 @@ from intarsia.checking.diagnosis.places import DENSE, Place, parts_of
 from intarsia.checking.diagnosis.stretches import Runs, Sectors
 from intarsia.checking.diagnosis.whereabouts import Cut, Spot, Spots
 from intarsia.checkpoint import Checkpoint
-from intarsia.layout import Layout, ravel
+from intarsia.layout import Layout, Piece, ravel
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Stored
 from intarsia.planning.window import flat_start
@@ -54,6 +54,7 @@ class _Seen:
     content: list[int] = field(default_factory=list)
     runs: Runs = field(default_factory=Runs)
     page: int = 0
+    reach: tuple[int, int] | None = None
 
 
 def wrong_chunks(e: Evidence, place: Place) -> Chunks:
@@ -102,7 +103,8 @@ def _see(e: Evidence, side: Checkpoint, stored: Stored, chunk: Chunk) -> _Seen:
     if not held:
         return seen
     left, right = (mine.rename({logical.name: x.name}) for x in (e.pair.a, e.pair.b))
-    start = None if chunk.file in side.manifest.told else side.start_of(stored, chunk)
+    located = None if chunk.file in side.manifest.told else side.locate(stored, chunk)
+    start = located.start_bytes if located and located.piece is None else None
     sectors, size = Sectors(), stored.dtype.itemsize
     for box in parts_of(e, chunk.box):
         x, y = e.read(left, box), e.read(right, box, e.b)
@@ -111,13 +113,26 @@ def _see(e: Evidence, side: Checkpoint, stored: Stored, chunk: Chunk) -> _Seen:
         seen.content.append(crc32(own.data))
         seen.differing += int(np.count_nonzero(unequal))
         seen.zero = seen.zero and not own[unequal].any()
+        at = flat_start(box, chunk.box)
+        if located and located.piece is not None:
+            seen.reach = _reach(located.piece, np.flatnonzero(unequal) + at, seen.reach)
         if start is not None:
-            at = flat_start(box, chunk.box)
             seen.runs.add(at, unequal)
             layout = mine.box(box.offsets, box.shape) if held < chunk.box.size else None
             sectors.add(start + at * size, size, unequal, _marked(layout) if layout else None)
     seen.page = sectors.close() if start is not None and seen.differing else 0
     return seen
+
+
+def _reach(
+    piece: Piece, elements: NDArray[np.int64], before: tuple[int, int] | None
+) -> tuple[int, int] | None:
+    """The first and last places that a chunk in another order has for row-major elements."""
+    if not len(elements):
+        return before
+    places = sum((elements // x.to % x.n * x.at for x in piece.loops), np.full(1, piece.at))
+    ends = int(places.min()), int(places.max())
+    return (min(before[0], ends[0]), max(before[1], ends[1])) if before else ends
 
 
 def _marked(layout: Layout) -> Mask | None:
@@ -136,18 +151,17 @@ def _spot(side: Checkpoint, x: _Seen) -> Spot:
     """Where one chunk differs, in the bytes of its file."""
     chunk, file = x.chunk, x.chunk.file
     saved = SAVED_BY.fullmatch(file.rpartition("/")[2])
-    start = None if file in side.manifest.told else side.start_of(x.stored, chunk)
     spot = Spot(
         file, int(saved[1]) if saved else None, x.stored.key or x.stored.name, chunk.box,
         _blocks(chunk.box, x.stored.chunks), x.elements, x.differing, zero=x.zero,
     )  # fmt: skip
     if file in side.manifest.told:
         return spot
-    if start is None:
-        # Its elements lie in another order than the tensor's: somewhere among these bytes.
-        end = chunk.start_bytes + chunk.length_bytes
-        return replace(spot, start_bytes=chunk.start_bytes, end_bytes=end)
-    size = x.stored.dtype.itemsize
+    start, size = side.locate(x.stored, chunk).start_bytes, x.stored.dtype.itemsize
+    if x.reach is not None:
+        first, last = x.reach
+        end = start + (last + 1) * size
+        return replace(spot, start_bytes=start + first * size, end_bytes=end)
     return replace(
         spot,
         start_bytes=start + x.runs.first * size,
