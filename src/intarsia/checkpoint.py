@@ -9,6 +9,7 @@ import numpy as np
 
 from intarsia.dtypes import DType
 from intarsia.errors import UsageError
+from intarsia.format.base import Located
 from intarsia.formats import folder_of, format_named
 from intarsia.layout import Layout, Piece
 from intarsia.mesh import Box, Mesh, Shape
@@ -81,13 +82,17 @@ class Checkpoint(Mapping[str, "Tensor"]):
 
     def start_of(self, stored: Stored, chunk: Chunk) -> int | None:
         """The byte at which a chunk's elements begin; None where they are not in row-major order."""
-        found = self._source.locate(Copy(stored, chunk, Piece("", 0, 0)))
+        found = self.locate(stored, chunk)
         return found.start_bytes if found.piece is None else None
 
     def stream(self, file: str, start_bytes: int, length_bytes: int) -> Callable[[int, int], Bytes]:
         """What brings bytes of a part of a file, each time over those that it brought before."""
         self._folder.foretell(file, start_bytes, length_bytes)
         return lambda lo, hi: self.view(file, start_bytes + lo, hi - lo)
+
+    def locate(self, stored: Stored, chunk: Chunk) -> Located:
+        """Where a chunk's elements are in its file, in whatever order."""
+        return self._source.locate(Copy(stored, chunk, Piece("", 0, 0)))
 
     def view(self, file: str, start_bytes: int, length_bytes: int) -> Bytes:
         """Bytes of a file as they are, until this thread views others."""

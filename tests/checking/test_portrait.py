@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.checking.naming import Place, Unit
-from intarsia.checking.portrait import Portrait, Repeat, Sketch, repeat_in, runs
+from intarsia.checking.portrait import Portrait, Repeat, repeat_in, runs
+from intarsia.checking.sketch import Sketch
 from intarsia.dtypes import BY_NAME
 
 BF16 = BY_NAME["BF16"]
@@ -95,3 +97,68 @@ def test_rows_that_are_all_alike_are_no_repeat() -> None:
 
 def test_the_longest_run_comes_first() -> None:
     assert runs(np.array([1, 0, 1, 1, 0, 1, 1, 1], bool)) == ((5, 8), (2, 4), (0, 1))
+
+
+LONG = 960
+
+
+def coarse(bits: np.ndarray, cuts: list[tuple[int, int, int, int]] | None = None) -> Portrait:
+    """The portrait of a matrix by few sums."""
+    rows, columns = bits.shape
+    sketch = Sketch([Unit(Place("w"), 0, rows, columns)], BF16, most=200)
+    assert sketch.rows.size + sketch.columns.size <= 200
+    for a, b, c, d in cuts or [(0, rows, 0, columns)]:
+        sketch.add(bits[a:b, c:d], np.arange(a, b), c)
+    return sketch.portraits()[0]
+
+
+@given(st.integers(0, LONG), st.integers(0, 8), st.booleans(), st.integers(0, 5))
+def test_few_sums_are_the_same_for_any_cut(row: int, column: int, turn: bool, seed: int) -> None:
+    bits = matrix(LONG, seed=seed)
+    cuts = [(0, row, 0, 8), (row, LONG, 0, column), (row, LONG, column, 8)]
+    if turn:
+        bits = bits.T
+        cuts = [(c, d, a, b) for a, b, c, d in cuts]
+    assert coarse(bits, [c for c in cuts if c[0] < c[1] and c[2] < c[3]]) == coarse(bits)
+
+
+@given(st.integers(0, LONG - 120), st.integers(60, 120), st.booleans())
+def test_few_sums_find_most_of_a_zero_block(lo: int, n: int, turn: bool) -> None:
+    bits = matrix(LONG)
+    bits[lo : lo + n] = 0
+    found = coarse(bits.T).zero_columns if turn else coarse(bits).zero_rows
+    ((first, end),) = found
+    assert lo <= first < lo + 20
+    assert lo + n - 20 < end <= lo + n
+
+
+def test_few_sums_find_equal_blocks() -> None:
+    bits = matrix(LONG)
+    bits[LONG // 2 :] = bits[: LONG // 2]
+    assert coarse(bits).repeated_rows == Repeat(2, 0, 1, every=True)
+    assert coarse(bits.T).repeated_columns == Repeat(2, 0, 1, every=True)
+
+
+def test_few_sums_tell_rows_in_another_order_apart() -> None:
+    bits = matrix(LONG)
+    assert coarse(bits[np.arange(LONG) ^ 1]).digest != coarse(bits).digest
+
+
+@pytest.mark.parametrize("length", [LONG, 953])
+def test_few_sums_know_constants_and_zeros(length: int) -> None:
+    for shape in ((length, 8), (8, length), (1, length)):
+        ones = coarse(np.ones(shape, np.uint16))
+        assert (ones.constant, ones.zero) == (True, False)
+        assert coarse(np.zeros(shape, np.uint16)).zero
+        assert not coarse(matrix(*shape)).constant
+
+
+def test_few_sums_part_the_matrices_of_a_stack() -> None:
+    bits = matrix(LONG)
+    units = [Unit(Place("w", expert=e), e * LONG // 2, LONG // 2, 8) for e in (0, 1)]
+    bits[LONG // 2 :] = bits[: LONG // 2]
+    sketch = Sketch(units, BF16, most=200)
+    sketch.add(bits[:700], np.arange(700), 0)
+    sketch.add(bits[700:], np.arange(700, LONG), 0)
+    a, b = sketch.portraits()
+    assert a.digest == b.digest

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from intarsia.checking.diagnosis import Finding, Unequal, diagnose
+from intarsia.checking.diagnosis.whereabouts import Whereabouts
 from intarsia.checking.fault import Fault
 from intarsia.checking.pairs import Pair, match, read_windows
 from intarsia.checkpoint import Checkpoint
@@ -18,14 +20,20 @@ from intarsia.layout import unravel
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
 from intarsia.run.sharing import share_out
-from intarsia.run.values import as_float64, bits_dtype, cast
+from intarsia.run.values import Bits, as_float64, bits_dtype, cast
 
 T = TypeVar("T")
+
+AT_ONCE = 1 << 18
+"""Elements that are numbers of double precision at one time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A tensor whose elements are not the same bits in both checkpoints."""
+    """A tensor whose elements are not the same bits in both checkpoints.
+
+    `where` says which rows, ranks, files and bytes, unless the kind of the difference tells it.
+    """
 
     tensor: str
     elements: int
@@ -33,6 +41,7 @@ class Difference:
     max_abs: float
     diagnosis: str
     kind: str = ""
+    where: Whereabouts | None = None
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -42,6 +51,7 @@ class Difference:
             "max_abs": self.max_abs if np.isfinite(self.max_abs) else str(self.max_abs),
             "diagnosis": self.diagnosis,
             "kind": self.kind,
+            "where": self.where.as_json() if self.where else None,
         }
 
 
@@ -138,7 +148,7 @@ def _over(
 
 def _told(x: Unequal, found: Finding) -> Difference:
     text = f"{x.text}; {found.text}" if x.text and not x.kind else found.text
-    return Difference(x.pair.a.name, x.elements, x.first, x.max_abs, text, found.kind)
+    return Difference(x.pair.a.name, x.elements, x.first, x.max_abs, text, found.kind, found.where)
 
 
 def _differ(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Unequal | None:
@@ -149,11 +159,8 @@ def _differ(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Unequal
         if pair.a.dtype == pair.b.dtype and np.array_equal(left, right):
             continue
         x, y = left.view(bits_dtype(pair.a.dtype)), right.view(bits_dtype(pair.b.dtype))
-        u, v = as_float64(x, pair.a.dtype), as_float64(y, pair.b.dtype)
-        if pair.a.dtype == pair.b.dtype:
-            unequal = x != y
-        else:
-            unequal = ~((u == v) | (np.isnan(u) & np.isnan(v)))
+        unequal = _unequal(x, y, pair)
+        if pair.a.dtype != pair.b.dtype:
             rounded = rounded and _is_rounding(x, y, pair.a.dtype, pair.b.dtype)
         if not unequal.any():
             continue
@@ -161,14 +168,38 @@ def _differ(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Unequal
         if first is None:
             inside = unravel(int(unequal.argmax()), box.shape)
             first = tuple(o + i for o, i in zip(box.offsets, inside, strict=True))
-        with np.errstate(invalid="ignore"):
-            gap = np.abs(u - v)[unequal]
-        most = max(most, float("nan") if np.isnan(gap).any() else float(gap.max()), key=_nan_first)
+        most = max(most, _widest(x[unequal], y[unequal], pair), key=_nan_first)
     if pair.a.dtype != pair.b.dtype:
         kind, story = _dtype_story(count, rounded)
         text = f"{pair.a.dtype} in A, {pair.b.dtype} in B; {story}"
         return Unequal(pair, count, first or (), most, kind, text)
     return None if first is None else Unequal(pair, count, first, most)
+
+
+def _unequal(x: Bits, y: Bits, pair: Pair) -> NDArray[np.bool_]:
+    """Where elements are not the same bits or, of unlike types, not the same numbers."""
+    if pair.a.dtype == pair.b.dtype:
+        return np.asarray(x != y)
+    found = np.empty(len(x), np.bool_)
+    for lo, u, v in _as_numbers(x, y, pair):
+        found[lo : lo + len(u)] = ~((u == v) | (np.isnan(u) & np.isnan(v)))
+    return found
+
+
+def _widest(x: Bits, y: Bits, pair: Pair) -> float:
+    """The largest distance between elements; NaN where one is."""
+    most = 0.0
+    for _, u, v in _as_numbers(x, y, pair):
+        with np.errstate(invalid="ignore"):
+            most = max(most, float(np.abs(u - v).max()), key=_nan_first)
+    return most
+
+
+def _as_numbers(x: Bits, y: Bits, pair: Pair) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
+    """Elements as numbers, which are wider than they, some at a time."""
+    for lo in range(0, len(x), AT_ONCE):
+        part = slice(lo, lo + AT_ONCE)
+        yield lo, as_float64(x[part], pair.a.dtype), as_float64(y[part], pair.b.dtype)
 
 
 def _dtype_story(count: int, rounded: bool) -> tuple[str, str]:

@@ -7,8 +7,7 @@ so they come out alike however a matrix was cut into chunks and blocks, and one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -17,12 +16,11 @@ from numpy.typing import NDArray
 
 from intarsia.checking.naming import Unit
 from intarsia.dtypes import DType
-from intarsia.run.values import Bits
 
 Sums = NDArray[np.uint64]
 Run = tuple[int, int]
 
-_CUTS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
+CUTS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 """How many equal parts ranks cut a matrix into."""
 
 _FEWEST_ROWS = 3
@@ -65,81 +63,56 @@ class Portrait:
         return not self.constant and self.unit.rows > 1 and self.unit.columns > 1
 
 
-@dataclass
-class Sketch:
-    """The sums of the matrices of a stored tensor while its blocks come in."""
-
-    units: Sequence[Unit]
-    dtype: DType
-    rows: Sums = field(init=False)
-    columns: Sums = field(init=False)
-
-    def __post_init__(self) -> None:
-        first, last = self.units[0], self.units[-1]
-        self.rows = np.zeros(last.first_row + last.rows - first.first_row, np.uint64)
-        self.columns = np.zeros((len(self.units), first.columns), np.uint64)
-
-    def add(self, bits: Bits, rows: NDArray[np.int64], first_column: int) -> int:
-        """Add a block: its elements' bits, and the rows of the stored tensor that they lie in.
-
-        Returns the sum of the block.
-        """
-        unit = self.units[0]
-        at = rows - unit.first_row
-        along = bits.sum(axis=1, dtype=np.uint64)
-        self.rows[at] += along
-        owners = at // max(unit.rows, 1)
-        to = slice(first_column, first_column + bits.shape[1])
-        starts = np.flatnonzero(np.diff(owners, prepend=-1))
-        if len(starts) == 1:
-            self.columns[owners[0], to] += bits.sum(axis=0, dtype=np.uint64)
-        else:
-            parts = np.add.reduceat(bits, starts, axis=0, dtype=np.uint64)
-            for owner, part in zip(owners[starts].tolist(), parts, strict=True):
-                self.columns[owner, to] += part
-        return int(along.sum())
-
-    def portraits(self, padded: NDArray[np.bool_] | None = None) -> list[Portrait]:
-        """What the sums tell of each matrix; `padded` marks rows that are padding."""
-        found = []
-        for k, unit in enumerate(self.units):
-            lo = unit.first_row - self.units[0].first_row
-            rows, columns = self.rows[lo : lo + unit.rows], self.columns[k]
-            own = None if padded is None else padded[unit.first_row : unit.first_row + unit.rows]
-            found.append(portrait(unit, self.dtype, rows, columns, own))
-        return found
-
-
 def portrait(
-    unit: Unit, dtype: DType, rows: Sums, columns: Sums, padded: NDArray[np.bool_] | None = None
+    unit: Unit,
+    dtype: DType,
+    rows: Sums,
+    columns: Sums,
+    padded: NDArray[np.bool_] | None = None,
+    constant: bool | None = None,
+    widths: tuple[int, int] = (1, 1),
 ) -> Portrait:
-    """The portrait of a matrix whose rows and columns have these sums."""
-    text = f"{dtype} {unit.rows} {unit.columns}".encode()
-    digest = blake2b(text + rows.tobytes() + columns.tobytes(), digest_size=16).digest()
-    constant = _alike(rows) and _alike(columns)
+    """The portrait of a matrix whose rows and columns have these sums.
+
+    `widths` says how many neighbours share one; then whether it is `constant` is known.
+    """
+    digest = blake2b(f"{dtype} {unit.rows} {unit.columns}".encode(), digest_size=16)
+    digest.update(rows.data)
+    digest.update(columns.data)
+    if constant is None:
+        constant = _alike(rows) and _alike(columns)
     if constant:
-        return Portrait(unit, digest, True, not rows.any())
+        return Portrait(unit, digest.digest(), True, not rows.any())
     empty = rows == 0
     if padded is not None:
         empty &= ~padded
     wide = unit.rows > _FEWEST_ROWS and unit.columns > _FEWEST_ROWS and dtype.floating
+    by_row, by_column = widths
+    exact = by_row == 1
     return Portrait(
         unit,
-        digest,
+        digest.digest(),
         False,
         False,
-        runs(empty),
-        runs(columns == 0),
-        repeat_in(rows) if wide else None,
-        repeat_in(columns) if wide else None,
-        _alike_at_end(rows if padded is None else rows[~padded]),
+        _spread(runs(empty), by_row, unit.rows),
+        _spread(runs(columns == 0), by_column, unit.columns),
+        repeat_in(rows) if wide and not unit.rows % by_row else None,
+        repeat_in(columns) if wide and not unit.columns % by_column else None,
+        _alike_at_end(rows if padded is None else rows[~padded]) if exact else 0,
     )
+
+
+def _spread(found: tuple[Run, ...], width: int, length: int) -> tuple[Run, ...]:
+    """Runs of sums as runs of the rows or columns that they are of."""
+    return tuple((lo * width, min(hi * width, length)) for lo, hi in found)
 
 
 def _alike_at_end(rows: Sums) -> int:
     """How many of the last rows have the same sum."""
-    others = np.flatnonzero(rows != rows[-1]) if len(rows) else rows
-    return len(rows) - 1 - int(others[-1]) if len(others) else len(rows)
+    if not len(rows):
+        return 0
+    others = rows[::-1] != rows[-1]
+    return int(others.argmax()) if others.any() else len(rows)
 
 
 def _alike(values: NDArray[Any]) -> bool:
@@ -155,8 +128,9 @@ def runs(marks: NDArray[np.bool_], most: int = 4) -> tuple[Run, ...]:
     if not marks.any():
         return ()
     edges = np.flatnonzero(np.diff(marks.astype(np.int8), prepend=0, append=0))
-    pairs = edges.reshape(-1, 2).tolist()
-    return tuple((lo, hi) for lo, hi in sorted(pairs, key=lambda p: p[0] - p[1])[:most])
+    pairs = edges.reshape(-1, 2)
+    longest = np.argsort(pairs[:, 0] - pairs[:, 1], kind="stable")[:most]
+    return tuple((int(lo), int(hi)) for lo, hi in pairs[longest])
 
 
 def repeat_in(sums: Sums) -> Repeat | None:
@@ -165,13 +139,13 @@ def repeat_in(sums: Sums) -> Repeat | None:
     A part says something where most of its sums differ from each other: rows that are alike
     (of tokens never trained) make equal blocks in a sound checkpoint.
     """
-    for n in _CUTS:
+    for n in CUTS:
         if len(sums) % n or len(sums) // n < _FEWEST_ROWS:
             continue
         parts = sums.reshape(n, -1)
         seen: dict[bytes, int] = {}
         for k, part in enumerate(parts):
-            first = seen.setdefault(part.tobytes(), k)
+            first = seen.setdefault(blake2b(part.data, digest_size=16).digest(), k)
             if first != k and 2 * len(np.unique(part)) > len(part):
                 return Repeat(n, first, k, every=bool((parts == parts[0]).all()))
     return None

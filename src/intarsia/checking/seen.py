@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from intarsia.checking.fault import Fault
 from intarsia.checking.items import Item
-from intarsia.checking.portrait import Portrait, Sketch
+from intarsia.checking.portrait import Portrait
+from intarsia.checking.sketch import Sketch
 from intarsia.dtypes import DType
 from intarsia.layout import unravel
 from intarsia.planning.manifest import Chunk, Stored

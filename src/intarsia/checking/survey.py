@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +13,20 @@ from intarsia.checking.fault import Fault
 from intarsia.checking.headers import is_there
 from intarsia.checking.items import Item, items_of
 from intarsia.checking.naming import state_of
-from intarsia.checking.portrait import Sketch
 from intarsia.checking.seen import Seen, look
+from intarsia.checking.sketch import Sketch
 from intarsia.checking.sums import Summing
 from intarsia.dtypes import DType
 from intarsia.errors import IntarsiaError
-from intarsia.format.base import Format
+from intarsia.format.base import Format, Located
 from intarsia.format.dcp import sealed
 from intarsia.formats import folder_of, format_named
+from intarsia.layout import clip
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
 from intarsia.run.budget import Budget
 from intarsia.run.checksum import crc32, join
+from intarsia.run.gather import Fill, gather
 from intarsia.run.progress import Progress
 from intarsia.run.sharing import share_out
 from intarsia.run.values import Bits, as_float64, bits_dtype
@@ -33,6 +34,8 @@ from intarsia.store.local import Folder
 
 _SEALED = ("dcp", "torch_dist", "fsdp_dtensor")
 """Formats whose chunks are archives of torch, with a checksum each."""
+
+_ROW_BYTES = 32
 
 
 def survey(
@@ -48,11 +51,13 @@ def survey(
     items = items_of(manifest)
     # A block is cast and summed in wider types: its temporaries take several times its bytes.
     window = max(1 << 16, budget.window_bytes // 8)
+    # As much again is left for what the sums tell.
+    sums = budget.memory_bytes // (2 * 8 * budget.workers)
     with folder_of(manifest) as folder:
         return share_out(
             items,
             budget.workers,
-            lambda item: _Reader(manifest, folder, window, wanted or {}).see(item),
+            lambda item: _Reader(manifest, folder, window, sums, wanted or {}).see(item),
             progress=progress,
             nbytes=lambda item: item.nbytes,
         )
@@ -63,12 +68,13 @@ class _Reader:
     manifest: Manifest
     folder: Folder
     window_bytes: int
+    most_sums: int
     wanted: Mapping[str, Logical]
 
     def see(self, item: Item) -> Seen:
         seen, stored = Seen(item), item.stored
         summing = Summing(item, self.wanted)
-        sketch = Sketch(item.units, stored.dtype)
+        sketch = Sketch(item.units, stored.dtype, self.most_sums)
         rounding = self._rounding(item)
         seen.rounded = None if rounding is None else 0
         format = format_named(self.manifest.format)
@@ -88,7 +94,7 @@ class _Reader:
         whole = sum(unit.rows * unit.columns for unit in item.units)
         seen.sums = summing.sums
         if not seen.unread and whole == sum(chunk.box.size for chunk in item.chunks):
-            seen.portraits = sketch.portraits(_padded(stored))
+            seen.portraits = sketch.portraits(_padded(stored, sketch))
             if stored.layout.size == 1 and seen.value is None:
                 bits = np.array([seen.total], np.uint64).astype(bits_dtype(stored.dtype))
                 seen.value = float(as_float64(bits, stored.dtype).real[0])
@@ -120,13 +126,15 @@ class _Reader:
         together = (start, length) == (located.start_bytes, size) and located.piece is None
         found, before = 0, seen.total
         if together:
-            for block, rows, column, at in self._blocks(chunk, stored, start):
+            for block, rows, column, at in self._blocks(chunk, stored, located):
                 summed = summing.add(block, at)
                 found = crc32(block, found) if summed is None else join(found, summed, block.nbytes)
                 look(seen, sketch, rounding, block, rows, column)
         else:
             found = self._sum(chunk.file, start, length)
-            self._strided(seen, sketch, rounding, chunk, located, summing)
+            for block, rows, column, at in self._blocks(chunk, stored, located):
+                summing.add(block, at)
+                look(seen, sketch, rounding, block, rows, column)
         if crc is not None and found != crc:
             text = f"CRC-32 {found:08x}, recorded {crc:08x} when it was saved"
             where = f"{chunk.file} bytes [{start:,}:{start + length:,})"
@@ -135,25 +143,39 @@ class _Reader:
         seen.marks[chunk] = (found, seen.total == before)
 
     def _blocks(
-        self, chunk: Chunk, stored: Stored, start_bytes: int
+        self, chunk: Chunk, stored: Stored, located: Located
     ) -> Iterator[tuple[Bits, NDArray[np.int64], int, int]]:
         """The elements of a chunk in row-major order, in blocks of whole rows or parts of one.
 
         With each come its rows and first column in the tensor, and its first place in the chunk.
         """
-        itemsize = stored.dtype.itemsize
-        ids, width, first = _rows_of(chunk.box, stored.shape)
-        rows_at_once = max(1, self.window_bytes // (width * itemsize))
+        itemsize, box = stored.dtype.itemsize, chunk.box
+        width = box.shape[-1] if box.shape else 1
+        first = box.offsets[-1] if box.shape else 0
+        count = box.size // width
+        # Beside its elements a row has a number, an owner and sums.
+        rows_at_once = max(1, self.window_bytes // (width * itemsize + _ROW_BYTES))
         columns_at_once = max(1, min(width, self.window_bytes // itemsize))
-        for lo in range(0, len(ids), rows_at_once):
-            rows = ids[lo : lo + rows_at_once]
+        for lo in range(0, count, rows_at_once):
+            rows = _rows_of(box, stored.shape, lo, min(lo + rows_at_once, count))
             for column in range(0, width, columns_at_once):
                 n = min(columns_at_once, width - column) if len(rows) == 1 else width
                 block = np.empty(len(rows) * n, bits_dtype(stored.dtype))
                 at = lo * width + column
-                where = start_bytes + at * itemsize
-                self.folder.read_into(chunk.file, where, block.view(np.uint8).data)
+                self._read(chunk.file, stored.dtype, located, at, block)
                 yield block.reshape(len(rows), n), rows, first + column, at
+
+    def _read(self, file: str, dtype: DType, located: Located, at: int, block: Bits) -> None:
+        """Fill a block with elements of a chunk, in row-major order from number `at` on."""
+        buffer = block.view(np.uint8)
+        if located.piece is None:
+            start = located.start_bytes + at * dtype.itemsize
+            self.folder.read_into(file, start, buffer.data)
+            return
+        held = clip(located.piece.flip(), at, at + block.size)
+        pieces = (replace(p, at=p.at - at).flip() for p in held)
+        start = located.start_bytes
+        gather(self.folder, [Fill(file, start, p, dtype, dtype, buffer) for p in pieces])
 
     def _sum(self, file: str, start_bytes: int, length_bytes: int) -> int:
         found = 0
@@ -162,58 +184,28 @@ class _Reader:
             found = crc32(self.folder.read(file, start_bytes + at, size), found)
         return found
 
-    def _strided(
-        self,
-        seen: Seen,
-        sketch: Sketch,
-        rounding: DType | None,
-        chunk: Chunk,
-        located: Any,
-        summing: Summing,
-    ) -> None:
-        """A chunk that is not stored row by row, or is a part of what is."""
-        stored, kind = seen.item.stored, bits_dtype(seen.item.stored.dtype)
-        loops = located.piece.loops if located.piece is not None else ()
-        span = 1 + sum((loop.n - 1) * loop.at for loop in loops)
-        count = span if loops else chunk.box.size
-        raw = np.empty(count, kind)
-        self.folder.read_into(chunk.file, located.start_bytes, raw.view(np.uint8).data)
-        flat = np.empty(chunk.box.size, kind)
-        if loops:
-            shape = tuple(loop.n for loop in loops)
-            size = kind.itemsize
-            src: NDArray[Any] = np.ndarray(
-                shape, kind, raw.data, 0, tuple(x.at * size for x in loops)
-            )
-            dst: NDArray[Any] = np.ndarray(
-                shape, kind, flat.data, 0, tuple(x.to * size for x in loops)
-            )
-            dst[...] = src
-        else:
-            flat[...] = raw
-        rows, width, first = _rows_of(chunk.box, stored.shape)
-        summing.add(flat, 0)
-        look(seen, sketch, rounding, flat.reshape(len(rows), width), rows, first)
+
+def _rows_of(box: Box, shape: tuple[int, ...], lo: int, hi: int) -> NDArray[np.int64]:
+    """The rows of a tensor that rows `[lo, hi)` of a box of it are."""
+    rest, ids, stride = np.arange(lo, hi, dtype=np.int64), np.zeros(hi - lo, np.int64), 1
+    for o, n, size in zip(box.offsets[-2::-1], box.shape[-2::-1], shape[-2::-1], strict=True):
+        rest, inside = np.divmod(rest, n)
+        ids += (o + inside) * stride
+        stride *= size
+    return ids
 
 
-def _rows_of(box: Box, shape: tuple[int, ...]) -> tuple[NDArray[np.int64], int, int]:
-    """The rows of a tensor that a box lies in, the box's width, and its first column."""
-    if not shape:
-        return np.zeros(1, np.int64), 1, 0
-    ids = np.zeros(1, np.int64)
-    for o, n, size in zip(box.offsets[:-1], box.shape[:-1], shape[:-1], strict=True):
-        ids = (ids[:, None] * size + (o + np.arange(n, dtype=np.int64))).reshape(-1)
-    return ids, box.shape[-1], box.offsets[-1]
-
-
-def _padded(stored: Stored) -> NDArray[np.bool_] | None:
-    """The rows of a stored tensor that hold no element of any logical tensor."""
+def _padded(stored: Stored, sketch: Sketch) -> NDArray[np.bool_] | None:
+    """The sums of rows of a stored tensor that hold no element of any logical tensor."""
     if stored.layout.mapped == stored.layout.size or not stored.shape:
         return None
     width = max(stored.shape[-1], 1)
-    marks = np.ones(prod(stored.shape[:-1]), np.bool_)
-    for piece in stored.layout.pieces:
-        marks[piece.at // width : (piece.at + piece.span) // width + 1] = False
+    pieces = stored.layout.pieces
+    edges = np.array([(p.at // width, (p.at + p.span) // width) for p in pieces], np.int64)
+    last = np.array([prod(stored.shape[:-1]) - 1], np.int64)
+    marks = np.ones(int(sketch.row_sums(last)[0]) + 1, np.bool_)
+    for lo, hi in sketch.row_sums(edges).tolist():
+        marks[lo : hi + 1] = False
     return marks
 
 

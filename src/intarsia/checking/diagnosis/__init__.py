@@ -14,12 +14,14 @@ from functools import partial
 from intarsia.checking.diagnosis.chunks import wrong_chunks
 from intarsia.checking.diagnosis.compound import told_besides
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.finding import NOTHING, UNEXPLAINED, Finding
+from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.groups import Kin
 from intarsia.checking.diagnosis.moved import kind_of, told
 from intarsia.checking.diagnosis.moves import find_moves
 from intarsia.checking.diagnosis.names import pattern
-from intarsia.checking.diagnosis.search import explain
+from intarsia.checking.diagnosis.pages import damaged_pages
+from intarsia.checking.diagnosis.places import place_of
+from intarsia.checking.diagnosis.search import explain, unexplained, with_place
 from intarsia.checking.diagnosis.shapes import find_reshaped
 from intarsia.checking.diagnosis.summary import missing, summarise
 from intarsia.checking.fault import Fault
@@ -117,7 +119,7 @@ def _searched(
 
     def look(u: Unequal, thoroughly: bool = True) -> None:
         e = open_[u.pair]
-        found[u.pair] = explain(e, kin, other) if thoroughly else _unsearched(u, e)
+        found[u.pair] = explain(e, kin, other) if thoroughly else _unsearched(e)
         advance(u.pair.a.nbytes)
 
     while any(queues.values()):
@@ -132,14 +134,11 @@ def _searched(
     return found
 
 
-def _unsearched(u: Unequal, e: Evidence) -> Finding:
-    share = u.elements / u.pair.a.size
-    text = f"{share:.1%} of the elements differ"
-    text += f"; not searched, as {PATIENCE} tensors of this name stayed unexplained"
-    return Finding(
-        u.pair.a.name, UNEXPLAINED, text, NOTHING,
-        differing=u.elements, whole=share >= 0.8, files=wrong_chunks(e).files,
-    )  # fmt: skip
+def _unsearched(e: Evidence) -> Finding:
+    place = place_of(e)
+    why = f"not searched, as {PATIENCE} tensors of this name stayed unexplained"
+    chunks = wrong_chunks(e, place)
+    return with_place(damaged_pages(e, place, chunks) or unexplained(e, place, chunks, why))
 
 
 __all__ = ["Diagnosis", "Finding", "Unequal", "diagnose"]

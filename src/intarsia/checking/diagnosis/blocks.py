@@ -9,7 +9,8 @@ from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import Finding
 from intarsia.checking.diagnosis.groups import Kin
 from intarsia.checking.diagnosis.hypothesis import ENOUGH, NEARLY_ALL, Hypothesis, Score
-from intarsia.checking.diagnosis.places import Cut, Place, copied_from
+from intarsia.checking.diagnosis.places import Place, copied_from
+from intarsia.checking.diagnosis.whereabouts import Cut
 
 OF_PLACES = ("zero", "nan")
 """Values that tell what a wrong block holds; alone they explain only a whole tensor."""

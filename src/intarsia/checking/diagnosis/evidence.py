@@ -8,7 +8,6 @@ from functools import cached_property
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from intarsia.checking.diagnosis.hypothesis import (
     Bits,
@@ -20,6 +19,7 @@ from intarsia.checking.diagnosis.hypothesis import (
     score,
 )
 from intarsia.checking.diagnosis.rearrange import along, of_runs
+from intarsia.checking.mixing import odd_numbers
 from intarsia.checking.pairs import Pair, read
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout, unravel
@@ -138,7 +138,7 @@ class Evidence:
         for w in self.windows():
             at = np.arange(w.box.shape[0]) + w.box.offsets[0]
             inner = w.box.size // len(at)
-            weights = _weights(_flat(w.box.offsets[1:], self.shape[1:]), inner)
+            weights = odd_numbers(_flat(w.box.offsets[1:], self.shape[1:]), inner)
             for hashes, bits in ((left, w.x), (right, w.y)):
                 hashes[at] += (bits.reshape(-1, inner) * weights).sum(1, dtype=np.uint64)
             unequal[at] += w.unequal.reshape(-1, inner).sum(1)
@@ -163,14 +163,6 @@ def _flat(place: tuple[int, ...], shape: tuple[int, ...]) -> int:
     for i, size in zip(place, shape, strict=True):
         at = at * size + i
     return at
-
-
-def _weights(start: int, n: int) -> NDArray[np.uint64]:
-    """An odd number for each of `n` places, unlike its neighbours' (the mix of SplitMix64)."""
-    x = np.arange(start + 1, start + 1 + n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (x ^ (x >> np.uint64(31))) | np.uint64(1)
 
 
 def sample_boxes(shape: Shape, first: tuple[int, ...]) -> list[Box]:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from intarsia.checking.diagnosis.hypothesis import NEARLY_ALL
 from intarsia.checking.diagnosis.moves import Move
+from intarsia.checking.diagnosis.whereabouts import Whereabouts
 
 UNEXPLAINED = "unexplained"
 NOTHING = "nothing known explains the differences"
+NOT_KNOWN = "nothing known explains them"
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,8 @@ class Finding:
 
     `key` is equal for tensors that show the same fault; `fault` is the sentence without this
     tensor's numbers.  `whole` says that nearly every element of the tensor differs.  `second` is
-    what happened to the tensor besides.
+    what happened to the tensor besides.  `where` tells the rows, ranks, files and bytes where they tell more
+    than the kind does.
     """
 
     tensor: str
@@ -32,6 +35,7 @@ class Finding:
     files: tuple[str, ...] = ()
     move: Move | None = None
     second: Finding | None = None
+    where: Whereabouts | None = None
 
     @property
     def complete(self) -> bool:

@@ -9,9 +9,11 @@ from math import prod
 import numpy as np
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.hypothesis import ENOUGH, Bits
+from intarsia.checking.diagnosis.hypothesis import ENOUGH, Bits, Mask
+from intarsia.checking.diagnosis.stretches import Runs
+from intarsia.checking.diagnosis.whereabouts import TOLD, Cut, Span
 from intarsia.checkpoint import Checkpoint
-from intarsia.layout import Layout
+from intarsia.layout import Layout, unravel
 from intarsia.mesh import Box, share
 from intarsia.planning.window import windows
 
@@ -23,25 +25,19 @@ TRIM = 0.05
 """How far a block's edge may be missed: an element can be right by accident."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Block `rank` of `parts` on one axis."""
-
-    axis: int
-    parts: int
-    rank: int
-
-    def __str__(self) -> str:
-        return f"block {self.rank} of {self.parts} on axis {self.axis}"
-
-
 @dataclass(frozen=True)
 class Place:
-    """The smallest box that holds every difference, and how full of them it is."""
+    """The smallest box that holds every difference, and how full of them it is.
+
+    `axes` are the indices with a difference, `first` and `last` the outermost differences.
+    """
 
     box: Box
     differing: int
     shape: tuple[int, ...]
+    axes: tuple[Span, ...]
+    first: tuple[int, ...]
+    last: tuple[int, ...]
 
     @property
     def dense(self) -> bool:
@@ -68,15 +64,27 @@ class Place:
     def __str__(self) -> str:
         if self.everywhere:
             return "all over the tensor"
-        ranges = []
-        for axis, (lo, n, size) in enumerate(
-            zip(self.box.offsets, self.box.shape, self.shape, strict=True)
-        ):
-            if n < size:
-                noun = ("row", "column")[axis] if len(self.shape) == 2 else f"axis {axis} index"
-                ranges.append(f"{noun} {lo}" if n == 1 else f"{noun}s {lo} to {lo + n - 1}")
-        part = f"{self.differing / max(self.box.size, 1):.1%} of "
-        return part + (", ".join(ranges) or "the tensor")
+        named = [_named(axis, s, self.shape) for axis, s in enumerate(self.axes)]
+        grid = prod(s.count or s.end - s.first for s in self.axes)
+        share = self.differing / max(grid, 1)
+        part = f"{share:.1%}" if share >= 0.0005 else "less than 0.1%"
+        return f"{part} of " + (", ".join(x for x in named if x) or "the tensor")
+
+
+def _named(axis: int, span: Span, shape: tuple[int, ...]) -> str:
+    """The indices of an axis in words, and nothing where they are all of them."""
+    count = span.count or span.end - span.first
+    if count == shape[axis]:
+        return ""
+    if len(shape) == 2:
+        noun = f"{('row', 'column')[axis]}{'' if count == 1 else 's'}"
+    else:
+        noun = f"axis {axis} {'index' if count == 1 else 'indices'}"
+    few = span.ranges if len(span.ranges) <= TOLD else ()
+    ranges = few or ((span.first, span.end),)
+    told = " and ".join(str(lo) if hi - lo == 1 else f"{lo} to {hi - 1}" for lo, hi in ranges)
+    some = f"{count:,} of " if not few and count < span.end - span.first else ""
+    return f"{some}{noun} {told}"
 
 
 def block_around(axis: int, lo: int, n: int, size: int) -> Cut | None:
@@ -92,17 +100,39 @@ def block_around(axis: int, lo: int, n: int, size: int) -> Cut | None:
 
 def place_of(e: Evidence) -> Place:
     """Where the differences of a tensor lie."""
-    held = [np.zeros(n, bool) for n in e.shape]
-    differing = 0
+    # One byte for every index of an axis, where that is little beside a window.
+    kept = [np.zeros(n if n <= e.budget.window_bytes else 0, bool) for n in e.shape]
+    reach = [[n, 0] for n in e.shape]
+    flat = Runs()
+    at = 0
     for w in e.windows():
+        flat.add(at, w.unequal)
+        at += w.box.size
+        if not w.unequal.any():
+            continue
         grid = w.unequal.reshape(w.box.shape)
-        differing += int(np.count_nonzero(grid))
         for axis, (lo, n) in enumerate(zip(w.box.offsets, w.box.shape, strict=True)):
             others = tuple(k for k in range(grid.ndim) if k != axis)
-            held[axis][lo : lo + n] |= grid.any(axis=others)
-    first = tuple(int(h.argmax()) for h in held)
-    sizes = tuple(len(h) - int(h[::-1].argmax()) - lo for h, lo in zip(held, first, strict=True))
-    return Place(Box(first, sizes), differing, e.shape)
+            marks = np.asarray(grid.any(axis=others))
+            ends = lo + int(marks.argmax()), lo + n - int(marks[::-1].argmax())
+            reach[axis] = [min(reach[axis][0], ends[0]), max(reach[axis][1], ends[1])]
+            if len(kept[axis]):
+                kept[axis][lo : lo + n] |= marks
+    axes = tuple(
+        _span(flat if len(e.shape) == 1 else None, m, lo, hi)
+        for m, (lo, hi) in zip(kept, reach, strict=True)
+    )
+    first, last = (unravel(k, e.shape) if flat.count else () for k in (flat.first, flat.end - 1))
+    box = Box(tuple(s.first for s in axes), tuple(s.end - s.first for s in axes))
+    return Place(box, flat.marks, e.shape, axes, first, last)
+
+
+def _span(runs: Runs | None, marks: Mask, first: int, end: int) -> Span:
+    """The indices of an axis: runs of them where it is the only axis, otherwise what is marked."""
+    if runs is None:
+        runs = Runs()
+        runs.add(0, marks)
+    return Span(first, end, runs.marks or None, runs.few)
 
 
 def copied_from(e: Evidence, place: Place) -> tuple[str, int] | None:

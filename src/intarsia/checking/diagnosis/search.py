@@ -7,16 +7,17 @@ from itertools import chain
 from math import prod
 
 from intarsia.checking.diagnosis.blocks import OF_PLACES, Tried, wrong_block
-from intarsia.checking.diagnosis.chunks import wrong_chunks
+from intarsia.checking.diagnosis.chunks import Chunks, wrong_chunks
 from intarsia.checking.diagnosis.compound import in_two_steps, resembles
 from intarsia.checking.diagnosis.evidence import SMALL, Evidence
-from intarsia.checking.diagnosis.finding import NOTHING, UNEXPLAINED, Finding
+from intarsia.checking.diagnosis.finding import NOT_KNOWN, NOTHING, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.groups import Kin
 from intarsia.checking.diagnosis.hypothesis import ENOUGH, NEARLY_ALL, Hypothesis, Score, Shuffle
 from intarsia.checking.diagnosis.matching import ANY_ORDER, row_hypotheses
 from intarsia.checking.diagnosis.names import other_side
 from intarsia.checking.diagnosis.orders import order_hypotheses
-from intarsia.checking.diagnosis.places import place_of
+from intarsia.checking.diagnosis.pages import DAMAGED, damaged_pages, whereabouts
+from intarsia.checking.diagnosis.places import Place, place_of
 from intarsia.checking.diagnosis.values import CONSTANT, value_hypotheses
 from intarsia.layout import Layout
 
@@ -31,10 +32,10 @@ def explain(e: Evidence, kin: Kin, other: Kin) -> Finding:
     """
     found = _search(e, kin)
     if found.complete:
-        return found
+        return with_place(found)
     turned = _search(e.flipped, other)
     better = turned.kind != UNEXPLAINED and turned.explained > found.explained
-    return _turned(turned, found.tensor) if better else found
+    return with_place(_turned(turned, found.tensor) if better else found)
 
 
 def _search(e: Evidence, kin: Kin) -> Finding:
@@ -71,10 +72,12 @@ def _weighed(e: Evidence, kin: Kin, tried: Tried, likely: list[Hypothesis]) -> F
     part = min([x for x in moved if x[0].holds_in_part], key=_preference, default=None)
     if part:
         return _found(e, part[1], part[0], "" if part[0].holds else " in part")
-    place, chunks = place_of(e), wrong_chunks(e)
-    found = wrong_block(e, kin, place, chunks, tried)
+    place = place_of(e)
+    chunks = wrong_chunks(e, place)
+    where = whereabouts(place, chunks)
+    found = damaged_pages(e, place, chunks) or wrong_block(e, kin, place, chunks, tried)
     if found is not None:
-        return found
+        return replace(found, where=where)
     placed = [x for x in moved if isinstance(x[1].predict, Layout | Shuffle)]
     likely = [h for _, h in sorted(placed, key=lambda x: -x[0].explained)] + likely
     both = in_two_steps(e, kin, likely)
@@ -83,12 +86,24 @@ def _weighed(e: Evidence, kin: Kin, tried: Tried, likely: list[Hypothesis]) -> F
     best = max(placed, key=lambda x: x[0].explained - x[0].denied, default=None)
     if best and best[0].explained - best[0].denied >= max(ENOUGH, best[0].differing // 2):
         return _found(e, best[1], best[0], "; the rest is unexplained")
-    text = f"{place.differing / prod(e.shape):.1%} of the elements differ, {place}"
-    text += "; nothing known explains them"
+    return unexplained(e, place, chunks, NOT_KNOWN)
+
+
+def unexplained(e: Evidence, place: Place, chunks: Chunks, why: str) -> Finding:
+    """A finding that says where a tensor differs, for want of a reason."""
+    text = f"{place.differing:,} of {prod(e.shape):,} elements differ, {place}; {why}"
     return Finding(
         e.name, UNEXPLAINED, text, NOTHING,
         differing=place.differing, whole=place.everywhere, files=chunks.files,
+        where=whereabouts(place, chunks),
     )  # fmt: skip
+
+
+def with_place(found: Finding) -> Finding:
+    """A finding whose sentence ends with the place, where its kind does not tell it."""
+    if found.where is None or found.kind not in (UNEXPLAINED, DAMAGED, *OF_PLACES):
+        return found
+    return replace(found, text=f"{found.text}; {found.where}")
 
 
 def _preference(tried: tuple[Score, Hypothesis]) -> tuple[bool, int]:
@@ -112,4 +127,5 @@ def _turned(found: Finding, tensor: str) -> Finding:
         fault=other_side(found.fault),
         key=other_side(found.key) if isinstance(found.key, str) else ("turned", found.key),
         second=_turned(second, tensor) if second else None,
+        where=found.where.turned if found.where else None,
     )

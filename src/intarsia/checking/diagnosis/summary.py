@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from intarsia.checking.diagnosis.files import wrong_files
-from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
+from intarsia.checking.diagnosis.finding import NOT_KNOWN, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.moved import faults_of_moves, half_swapped
 from intarsia.checking.diagnosis.names import (
     expert_of,
@@ -77,7 +77,7 @@ def _fault(kind: str, group: list[Finding], names: list[str]) -> Fault:
         text += f"; all of it in {', '.join(files)}"
     if kind == UNEXPLAINED:
         text += f" ({differing:,} elements)"
-        first = group[0].text.partition("; nothing known")[0]
+        first = group[0].text.replace(f"; {NOT_KNOWN}", "")
         text += f"; in {group[0].tensor}: {first}" if first else ""
     elif differing:
         text += f": explains {explained:,} of {differing:,} differing elements"
