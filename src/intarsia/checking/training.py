@@ -224,7 +224,7 @@ def _agree(a: Bits, b: Bits, weight: Logical) -> NDArray[np.bool_]:
     sign = 1 << (8 * weight.dtype.itemsize - 1)
     near: NDArray[np.bool_] = np.abs(_ordered(a, sign) - _ordered(b, sign)) <= 1
     x, y = as_float64(a, weight.dtype), as_float64(b, weight.dtype)
-    near |= np.isnan(x) & np.isnan(y)
+    near |= ~np.isfinite(x) | ~np.isfinite(y)  # a fault of its own
     if "norm" in weight.name and weight.dtype.name in _LAST_BIT:
         near |= np.abs(x - y) <= _LAST_BIT[weight.dtype.name] * (1 + np.abs(x))
     return near

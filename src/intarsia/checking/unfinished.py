@@ -30,8 +30,12 @@ def unfinished(path: Path) -> Fault | None:
     folders: Iterable[Path] = (path, *sorted(path.glob("iter_*"))) if path.is_dir() else ()
     for folder in folders:
         files = sorted(p.name for p in folder.glob("*.distcp"))
-        if files and not (folder / METADATA).exists():
+        metadata = folder / METADATA
+        if files and not metadata.exists():
             text = f"{len(files)} data files and no {METADATA}, which is written last"
+            return Fault("metadata-missing", (), str(folder), text)
+        if files and not metadata.stat().st_size:
+            text = f"{len(files)} data files, and {METADATA}, which is written last, is empty"
             return Fault("metadata-missing", (), str(folder), text)
     tracked = tracked_folder(path) if path.is_dir() else None
     if tracked is not None and not tracked.is_dir():

@@ -98,6 +98,7 @@ class Folder:
                     f" bytes [{start_bytes:,}:{start_bytes + len(view):,}) were expected",
                     hint="the file is truncated: copy it again from its source",
                     kind="file-too-short",
+                    path=self.root / file,
                 )
             at += count
         self._read_bytes += len(view)
@@ -184,5 +185,6 @@ def unreadable(path: Path, error: OSError) -> StoreError | FormatError:
             f"{path} is absent",
             hint="restore the file, or use a complete checkpoint",
             kind="file-missing",
+            path=path,
         )
     return StoreError(f"{path}: {error.strerror or error}", path=path)
