@@ -13,11 +13,11 @@ from intarsia.checking.entries import damaged_entries, misplaced_iteration
 from intarsia.checking.fault import Fault, gathered
 from intarsia.checking.headers import NO_FAMILY, read_headers
 from intarsia.checking.repeats import repeat_faults
+from intarsia.checking.state import misshapen_state, missing_state
 from intarsia.checking.structure import left_out, structure_faults
 from intarsia.checking.survey import survey, surveyed
 from intarsia.checking.training import (
     masters_that_differ,
-    missing_state,
     notes_on_steps,
     rounded_masters,
     steps_that_disagree,
@@ -105,6 +105,7 @@ def examine(
         return Soundness(str(path), 0, 0, gathered(faults), notes, format)
     faults += structure_faults(manifest, headers.lost, headers.files)
     faults += missing_state(manifest, headers.lost)
+    faults += misshapen_state(manifest, headers.lost)
     known = {name for fault in faults for name in fault.tensors} | headers.lost
     expected, refused = _expected(manifest)
     faults += refused
