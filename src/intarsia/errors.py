@@ -2,7 +2,8 @@
 
 Every message says what, where, expected and found; `hint` says what to do next.
 `exit_status` is what the command line returns: 1 where a check found a fault, 2 where
-the input or the call cannot be used.  `kind` is what `verify` calls the fault in its report.
+the input or the call cannot be used.  `kind` is what `verify` calls the fault in its report,
+`path` the file or folder that it is about, where one is known.
 """
 
 from __future__ import annotations
@@ -19,10 +20,18 @@ class IntarsiaError(Exception):
     exit_status = 2
     kind = "unreadable"
 
-    def __init__(self, message: str, *, hint: str | None = None, kind: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        kind: str | None = None,
+        path: PurePath | None = None,
+    ) -> None:
         super().__init__(message)
         self.hint = hint
         self.kind = kind or self.kind
+        self.path = path
 
     @property
     def brief(self) -> str:
@@ -69,8 +78,7 @@ class CoverageError(IntarsiaError):
 class StoreError(IntarsiaError):
     """The file system refused (full disk, missing rights, an input/output error).
 
-    `path` is the file or folder that it was about, where one is known; `lost` says that what was
-    written there before may be lost, whatever the file system shows of it.
+    `lost` says that what was written there before may be lost, whatever the file system shows of it.
     """
 
     def __init__(
@@ -82,8 +90,7 @@ class StoreError(IntarsiaError):
         path: PurePath | None = None,
         lost: bool = False,
     ) -> None:
-        super().__init__(message, hint=hint, kind=kind)
-        self.path = path
+        super().__init__(message, hint=hint, kind=kind, path=path)
         self.lost = lost
 
 

@@ -124,3 +124,36 @@ def test_a_mask_s_large_numbers_are_no_weights(tmp_path: Path) -> None:
     mask = torch.full((8, 8), -3.4e38).triu(1)
     report = alone(tmp_path, {f"h.{k}.attn.mask": mask.clone() for k in range(3)})
     assert report.sound, report
+
+
+def test_a_mask_of_infinities_is_no_weight(tmp_path: Path) -> None:
+    mask = torch.triu(torch.full((16, 16), float("-inf")), 1)
+    tensors = {"attn_mask": mask, "proj.weight": normal_tensor((16, 16), torch.float32)}
+    assert alone(tmp_path, tensors).sound
+
+
+def test_a_few_positions_that_no_token_has_are_no_fault(tmp_path: Path) -> None:
+    table = normal_tensor((66, 16), torch.float32)
+    table[:2] = 0
+    assert alone(tmp_path / "two", {"decoder.embed_positions.weight": table}).sound
+    table[:33] = 0
+    report = alone(tmp_path / "half", {"decoder.embed_positions.weight": table})
+    assert kinds(report) == ["zero-block"]
+
+
+def test_a_last_norm_of_zeros_is_a_fault_where_no_other_norm_is_zero(tmp_path: Path) -> None:
+    tensors = small()
+    tensors["model.norm.weight"] = torch.zeros_like(tensors["model.norm.weight"])
+    report = intarsia.verify(write_hf(tmp_path / "lost", tensors, CONFIG))
+    assert [(f.kind, f.tensors) for f in report.faults] == [("zero-tensor", ("model.norm.weight",))]
+    for name in tensors:
+        if "norm" in name:
+            tensors[name] = torch.zeros_like(tensors[name])
+    assert intarsia.verify(write_hf(tmp_path / "fresh", tensors, CONFIG)).sound
+
+
+def test_a_norm_beyond_all_norms_is_told(tmp_path: Path) -> None:
+    tensors = small()
+    tensors["model.layers.1.input_layernorm.weight"][3] = 3e30
+    report = intarsia.verify(write_hf(tmp_path, tensors, CONFIG))
+    assert kinds(report) == ["value-implausible"]

@@ -6,19 +6,16 @@ of zeros where every layer has them so.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import Place, tensors_in
 from intarsia.checking.portrait import Portrait, Run
 from intarsia.checking.seen import Odd, Seen
+from intarsia.format.megatron_buckets import is_bucket
 
 _MEGATRON_PADS_TO = 1024
 """Megatron pads a vocabulary to a multiple of 128 for every tensor-parallel rank."""
-
-_RARE = re.compile(r"expert|position|wpe|embed")
-"""Parts of which only some rows take part in a step."""
 
 _PADS_TO = 128
 """What vocabularies are padded to a multiple of elsewhere, at most."""
@@ -44,14 +41,15 @@ def content_faults(found: Sequence[Seen], padded: bool) -> Iterator[Fault]:
 
 
 def not_finite(seen: Seen) -> Iterator[Fault]:
-    """NaN or infinity."""
-    if seen.not_finite.count:
+    """NaN or infinity; a mask may hold them, and so may what lies between tensors in a bucket."""
+    name = seen.item.stored.name
+    if seen.not_finite.count and "mask" not in name.rpartition(".")[2] and not is_bucket(name):
         yield _odd("not-finite", seen, seen.not_finite, "NaN or infinite")
 
 
 def negative_variance(seen: Seen) -> Iterator[Fault]:
     """A second moment below zero."""
-    if seen.negative.count:
+    if seen.negative.count and not is_bucket(seen.item.stored.name):
         yield _odd("negative-variance", seen, seen.negative, "negative")
 
 
@@ -91,7 +89,7 @@ def value_implausible(seen: Seen) -> Iterator[Fault]:
     stored = seen.item.stored
     if not stored.name.endswith("weight") or seen.item.kinds - {"", "master"}:
         return
-    if seen.absurd.count and len(stored.shape) > 1:
+    if seen.absurd.count:
         most = seen.magnitude(seen.most)
         yield _odd("value-implausible", seen, seen.absurd, f"beyond 1e8, up to {most:.2g}")
 
@@ -101,11 +99,10 @@ def zero_block(seen: Seen, portrait: Portrait, padded: bool) -> Iterator[Fault]:
     unit, place = portrait.unit, portrait.unit.place
     if min(unit.rows, unit.columns) < 2 or not seen.item.stored.dtype.floating:
         return
-    if place.is_moment and (
-        place.expert is not None or place.is_vocabulary or _RARE.search(place.template)
-    ):
+    if place.is_moment and place.is_rare:
         return  # tokens that never came and experts that were never chosen have none
-    share = 16 if place.is_vocabulary or place.is_moment else 64
+    rare = place.is_rare and place.expert is None and "expert" not in place.template
+    share = 16 if rare or place.is_moment else 64
     for word, runs, length, across in (
         ("rows", portrait.zero_rows, unit.rows, unit.columns),
         ("columns", portrait.zero_columns, unit.columns, unit.rows),
@@ -150,19 +147,31 @@ def _is_a_chunk(seen: Seen, run: Run) -> bool:
 def zero_tensors(found: Sequence[Seen]) -> Iterator[Fault]:
     """Tensors that are zero where their like in other layers and experts are not.
 
-    One that has no like may be zero from the start, unless it is a vocabulary's.
+    One that has no like may be zero from the start, unless it is a vocabulary's; the like of a
+    norm that stands alone are those of its size.  A layer that stands still has no moments.
     """
     alike: dict[tuple[str, str], list[tuple[Seen, Portrait]]] = {}
+    moving: set[tuple[str, str, int | None]] = set()
+    norms: dict[int, list[bool]] = {}
     for seen in found:
         for p in seen.portraits:
             place = p.unit.place
             matrix = min(p.unit.rows, p.unit.columns) > 1
             norm = "norm" in place.template and not place.template.endswith("bias")
-            if seen.item.stored.dtype.floating and not place.is_moment and (matrix or norm):
+            told = matrix and not place.is_rare if place.is_moment else matrix or norm
+            if seen.item.stored.dtype.floating and told:
                 alike.setdefault((place.kind, place.template), []).append((seen, p))
+                if not p.zero:
+                    moving.add(_at(place))
+                if norm and not matrix and not place.kind:
+                    norms.setdefault(p.unit.columns, []).append(p.zero)
     for (_, template), group in alike.items():
-        zero = [(seen, p) for seen, p in group if p.zero]
-        if not zero or (len(zero) == len(group) and not zero[0][1].unit.place.is_vocabulary):
+        zero = [
+            (seen, p)
+            for seen, p in group
+            if p.zero and (not p.unit.place.is_moment or _at(p.unit.place) in moving)
+        ]
+        if not zero or (len(zero) == len(group) and not _is_needed(zero[0][1], norms)):
             continue
         names = [name for seen, p in zero for name in tensors_in(seen.item.stored, p.unit)]
         rest = len(group) - len(zero)
@@ -170,6 +179,18 @@ def zero_tensors(found: Sequence[Seen]) -> Iterator[Fault]:
         text += f", the other {rest} of `{template}` are not" if rest else ""
         elements = sum(p.unit.rows * p.unit.columns for _, p in zero)
         yield Fault("zero-tensor", tuple(names), _files(zero[0][0]), text, elements)
+
+
+def _at(place: Place) -> tuple[str, str, int | None]:
+    """The layer that state is of, and the kind that it is."""
+    return place.kind, place.template.partition("*")[0], place.layer
+
+
+def _is_needed(portrait: Portrait, norms: Mapping[int, Sequence[bool]]) -> bool:
+    """Whether no model has this all zero: a vocabulary, or a norm whose like are all but it not."""
+    place, like = portrait.unit.place, norms.get(portrait.unit.columns, ())
+    alone = place.layer is None and "norm" in place.template and portrait.unit.rows == 1
+    return place.is_vocabulary or (alone and sum(like) == 1 and len(like) > 1)
 
 
 def zero_scalars(found: Sequence[Seen]) -> Iterator[Fault]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from zipfile import ZipFile
@@ -15,11 +15,21 @@ from intarsia.errors import IntarsiaError
 from intarsia.format.megatron_common import COMMON_FILE, COMMON_OBJECT
 from intarsia.format.torch_zip import BROKEN_ZIP, read_object
 from intarsia.formats import folder_of
-from intarsia.planning.manifest import Manifest
+from intarsia.planning.manifest import Entry, Manifest
+from intarsia.store.local import MAX_SMALL_BYTES, Folder
+
+_END = b"PK\x05\x06"
+"""What the last record of an archive begins with."""
+
+_LEAST_BYTES = 22
+"""The bytes of that record: no archive has fewer."""
 
 
-def damaged_entries(manifest: Manifest) -> Iterator[Fault]:
-    """Objects that are archives whose members have another CRC-32; absent files are told elsewhere."""
+def damaged_entries(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
+    """Objects that are archives whose members have another CRC-32, or that are archives no longer.
+
+    Of the files that are `known` to be absent or short it is told elsewhere.
+    """
     if manifest.format == "hf":
         return
     with folder_of(manifest) as folder:
@@ -28,11 +38,10 @@ def damaged_entries(manifest: Manifest) -> Iterator[Fault]:
                 continue
             where = f"{entry.file} byte {entry.start_bytes:,}"
             try:
-                place = entry.file, entry.start_bytes
-                if entry.length_bytes < 2 or folder.read(*place, 2) != b"PK":
-                    continue
-                wrong = _wrong_member(folder.read_small(*place, entry.length_bytes))
+                wrong = _wrong_in(folder, entry)
             except (IntarsiaError, *BROKEN_ZIP) as error:
+                if entry.file in known and getattr(error, "kind", "") == "file-too-short":
+                    continue
                 wrong = str(error).partition("\n")[0]
             if wrong is not None:
                 text = f"the object `{entry.name}` is damaged: {wrong}"
@@ -63,8 +72,29 @@ def _common_states(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
         if folder.has(COMMON_FILE):
             yield COMMON_FILE, folder.read_all(COMMON_FILE)
         if entry is not None and entry.file != COMMON_FILE:
-            data = folder.read_small(entry.file, entry.start_bytes, entry.length_bytes)
+            data = folder.read_small(*_place(entry))
             yield entry.file, data
+
+
+def _place(entry: Entry) -> tuple[str, int, int]:
+    return entry.file, entry.start_bytes, entry.length_bytes
+
+
+def _wrong_in(folder: Folder, entry: Entry) -> str | None:
+    """What is wrong with an object's bytes; those that a program saved as they are may be any."""
+    file, start, length = _place(entry)
+    if length < _LEAST_BYTES:
+        return None
+    head = folder.read(file, start, _LEAST_BYTES)
+    tail = folder.read(file, start + length - _LEAST_BYTES, _LEAST_BYTES)
+    if head.startswith(b"PK"):
+        return _wrong_member(folder.read_small(file, start, length))
+    if _END in tail:
+        return "it ends as an archive, and does not begin as one"
+    lost = not any(head + tail) and length <= MAX_SMALL_BYTES
+    if lost and not any(folder.read(file, start, length)):
+        return f"all its {length:,} bytes are zero"
+    return None
 
 
 def _wrong_member(data: bytes) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,6 +131,50 @@ class Fault:
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}" + (f" - at {self.where}" if self.where else "")
+
+
+_IN_ONE_FILE = (
+    "bytes-overlap", "checksum-wrong", "chunk-mismatch", "entry-damaged", "index-wrong", "malformed",
+)  # fmt: skip
+"""Kinds that one accident gives to everything in a file."""
+
+_EACH = 3
+"""So many of a kind in a file are told one by one."""
+
+
+def gathered(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    """Each fault once; those that befell one file, and weights that are stale together, as one."""
+    groups: dict[object, list[Fault]] = {}
+    for fault in dict.fromkeys(faults):
+        key: object = fault
+        if fault.kind in _IN_ONE_FILE:
+            key = fault.kind, _file_of(fault)
+        elif fault.kind == "master-differs":
+            key = fault.kind
+        groups.setdefault(key, []).append(fault)
+    return tuple(x for group in groups.values() for x in _as_one(group))
+
+
+def _as_one(group: list[Fault]) -> list[Fault]:
+    if len(group) <= _EACH:
+        return group
+    first, file = group[0], _file_of(group[0])
+    at = f" in {file}" if first.kind in _IN_ONE_FILE else ""
+    return [
+        Fault(
+            first.kind,
+            tuple(dict.fromkeys(name for fault in group for name in fault.tensors)),
+            file,
+            f"{first.text}; and {len(group) - 1:,} more like it{at}",
+            sum(fault.elements for fault in group),
+            first.hint,
+        )
+    ]
+
+
+def _file_of(fault: Fault) -> str:
+    """The file of a place such as `__0_0.distcp byte 1,024`."""
+    return re.split(r" bytes? (?=[\[\d])", fault.where)[0]
 
 
 def few(names: Sequence[str], most: int = 3) -> str:

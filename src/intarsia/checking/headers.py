@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,8 @@ from intarsia.planning.manifest import Chunk, Manifest
 
 NO_FAMILY = {"model_type": ""}
 """A configuration that no table answers to: tensors are read name by name."""
+
+_LOST = ("file-missing", "file-too-short")
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Headers:
         """Each complaint as a fault with the tensors that it is about, those of like tensors as one."""
         groups: dict[object, list[Complaint]] = {}
         for complaint in self.complaints:
+            if self._is_told(complaint):
+                continue
             like = next((place_of(name).template for name in self._tensors(complaint)), None)
             shaped = like is not None and isinstance(complaint.error, FamilyError)
             key = (complaint.error.kind, like) if shaped else id(complaint)
@@ -116,6 +120,17 @@ class Headers:
         stored = self.manifest.stored.values() if self.manifest else ()
         return frozenset(chunk.file for s in stored for chunk in s.chunks)
 
+    def _is_told(self, complaint: Complaint) -> bool:
+        """Whether it finds that a file is absent or short of which another complaint says so."""
+        if complaint.error.kind not in _LOST or complaint.names or len(complaint.files) != 1:
+            return False
+        first = next(
+            c
+            for c in self.complaints
+            if c.error.kind in _LOST and set(complaint.files) <= set(c.files)
+        )
+        return first is not complaint
+
     def _is_opaque(self, complaint: Complaint) -> bool:
         """Whether files are not there, or not readable, of which nobody says what they held."""
         held = [file for file in complaint.files if file.endswith(".safetensors")]
@@ -138,10 +153,16 @@ def read_headers(where: Path, config: Mapping[str, Any] | None) -> Headers:
     except FamilyError as error:
         first = Complaint(error)
     except IntarsiaError as error:
-        return Headers(str(where), None, (*kept, Complaint(error)))
+        return Headers(str(where), None, _with(kept, error))
     kept.clear()
     try:
         manifest = read_manifest(where, NO_FAMILY, kept.append)
     except IntarsiaError as error:
-        return Headers(str(where), None, (*kept, first, Complaint(error)))
+        return Headers(str(where), None, _with([*kept, first], error))
     return Headers(str(where), manifest, (first, *kept))
+
+
+def _with(kept: Sequence[Complaint], last: IntarsiaError) -> tuple[Complaint, ...]:
+    """The complaints and the error that ended the reading, which may be one of theirs."""
+    told = any(complaint.error is last for complaint in kept)
+    return tuple(kept) if told else (*kept, Complaint(last))

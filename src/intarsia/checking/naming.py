@@ -15,6 +15,7 @@ _STATE = re.compile(
     r"^optimizer\.(?P<kind>exp_avg_sq|exp_avg|master|step|[A-Za-z_0-9]+)\.(?P<of>.+)$"
 )
 _STACK = re.compile(r"(?:^|\.)layers\.(?!\d)")
+_RARE = re.compile(r"expert|position|wpe|embed")
 _VOCABULARY = re.compile(
     r"(embed_tokens|word_embeddings|lm_head|output_layer|wte|embed_out|tok_embeddings)\.weight$"
 )
@@ -33,6 +34,12 @@ class Place:
     def is_vocabulary(self) -> bool:
         """Whether its rows are tokens."""
         return _VOCABULARY.search(self.template) is not None
+
+    @property
+    def is_rare(self) -> bool:
+        """Whether a step may leave rows of it out: tokens, positions, experts that did not come."""
+        rare = self.expert is not None or self.is_vocabulary
+        return rare or _RARE.search(self.template) is not None
 
     @property
     def is_moment(self) -> bool:

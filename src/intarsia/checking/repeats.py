@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from intarsia.checking.fault import Fault, few
-from intarsia.checking.naming import place_of, tensors_in
+from intarsia.checking.naming import place_of, state_of, tensors_in
 from intarsia.checking.portrait import Portrait
 from intarsia.checking.seen import Seen
 from intarsia.planning.manifest import Stored
@@ -29,8 +29,14 @@ def repeat_faults(found: Sequence[Seen], tied: Mapping[str, str]) -> Iterator[Fa
     for repeated in (repeated_experts, repeated_layers):
         # What was copied with its state is told once, of the weights.
         yield from next((faults for part in parts if (faults := list(repeated(part)))), ())
-    for seen in found:
-        yield from repeated_shards(seen)
+    shards = [fault for seen in found for fault in repeated_shards(seen)]
+    told = {name for fault in shards for name in fault.tensors}
+    # As above: state that repeats where its parameter does adds nothing.
+    yield from (
+        fault
+        for fault in shards
+        if not all(state_of(name)[0] and state_of(name)[1] in told for name in fault.tensors)
+    )
     yield from tied_that_differ(found, tied)
 
 
@@ -158,10 +164,10 @@ def _shared_by_all(templates: Mapping[Any, Mapping[int, Drawn]]) -> set[str]:
 
 
 def repeated_shards(seen: Seen) -> Iterator[Fault]:
-    """Blocks of one matrix that are equal."""
+    """Blocks of one matrix that are equal; what a step may leave out has moments that say nothing."""
     stored = seen.item.stored
     for p in seen.portraits:
-        if p.unit.place.is_moment:
+        if p.unit.place.is_moment and p.unit.place.is_rare:
             continue
         for word, repeat, length, across in (
             ("rows", p.repeated_rows, p.unit.rows, p.unit.columns),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,14 @@ from typing import Any
 from intarsia.checking.attested import digest_faults, digests_in
 from intarsia.checking.content import content_faults, notes_of
 from intarsia.checking.entries import damaged_entries, misplaced_iteration
-from intarsia.checking.fault import Fault
+from intarsia.checking.fault import Fault, gathered
 from intarsia.checking.headers import NO_FAMILY, read_headers
 from intarsia.checking.repeats import repeat_faults
+from intarsia.checking.state import misshapen_state, missing_state
 from intarsia.checking.structure import left_out, structure_faults
 from intarsia.checking.survey import survey, surveyed
 from intarsia.checking.training import (
     masters_that_differ,
-    missing_state,
     notes_on_steps,
     rounded_masters,
     steps_that_disagree,
@@ -31,6 +31,8 @@ from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
 from intarsia.store.looking import is_folder
+
+_NOT_JUDGED = "too little can be read: the content of no tensor was judged"
 
 ConfigLike = str | Path | Mapping[str, Any] | None
 
@@ -100,9 +102,11 @@ def examine(
     headers = read_headers(where, config)
     manifest, faults = headers.manifest, list(headers.faults())
     if manifest is None:
-        return Soundness(str(path), 0, 0, tuple(faults), format=format)
+        notes: tuple[str, ...] = (_NOT_JUDGED,)
+        return Soundness(str(path), 0, 0, gathered(faults), notes, format)
     faults += structure_faults(manifest, headers.lost, headers.files)
     faults += missing_state(manifest, headers.lost)
+    faults += misshapen_state(manifest, headers.lost)
     known = {name for fault in faults for name in fault.tensors} | headers.lost
     expected, refused = _expected(manifest)
     faults += refused
@@ -116,7 +120,7 @@ def examine(
     faults += steps_that_disagree(found)
     faults += rounded_masters(found)
     faults += masters_that_differ(manifest, found, budget, more)
-    faults += damaged_entries(manifest)
+    faults += damaged_entries(manifest, headers.files)
     faults += misplaced_iteration(manifest)
     faults += garbled_tracker(where if is_folder(where) else where.parent)
     known |= {n for seen in found if seen.unread for s in seen.item.names for n in s.layout.tensors}
@@ -133,7 +137,7 @@ def examine(
         manifest.path,
         compared,
         elements,
-        _once(faults),
+        gathered(faults),
         notes,
         manifest.format,
         manifest.family,
@@ -157,8 +161,3 @@ def _ties(manifest: Manifest) -> dict[str, str]:
     heads = [name for name in manifest.logical if name.endswith("lm_head.weight")]
     tables = [name for name in manifest.logical if name.endswith("embed_tokens.weight")]
     return {heads[0]: tables[0]} if len(heads) == len(tables) == 1 else {}
-
-
-def _once(faults: Iterable[Fault]) -> tuple[Fault, ...]:
-    """Each fault once, in the order in which they were found."""
-    return tuple(dict.fromkeys(faults))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -21,42 +21,11 @@ from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, counting
 from intarsia.run.values import Bits, as_float64, bits_dtype, cast
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 _FP16_LACKS, _BF16_LACKS = 0x1FFF, 0xFFFF
 """The bits of fp32 that are zero in numbers of 16 bits."""
 
 _LAST_BIT = {"BF16": 2.0**-7, "F16": 2.0**-10}
 """What the last bit of a number between one and two is worth."""
-
-
-def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
-    """Parameters with one moment and not the other, and experts whose siblings alone have any.
-
-    What is `known` to be out of reach is not told again.
-    """
-    held: dict[str, set[str]] = {}
-    for name in manifest.logical:
-        kind, of = state_of(name)
-        if kind in _MOMENTS:
-            held.setdefault(of, set()).add(kind)
-    if not held:
-        return
-    lost = [
-        f"optimizer.{kind}.{of}"
-        for of, kinds in held.items()
-        for kind in _MOMENTS
-        if kind not in kinds
-    ]
-    stateful = {(p.template, p.layer) for p in map(place_of, held) if p.expert is not None}
-    for name in manifest.logical:
-        place = place_of(name)
-        bare = not place.kind and place.expert is not None and name not in held
-        if bare and (place.template, place.layer) in stateful:
-            lost.append(f"optimizer.exp_avg.{name}")
-    lost = [name for name in lost if name not in known and state_of(name)[1] not in known]
-    if lost:
-        text = f"{len(lost):,} optimizer tensors are absent: {few(lost)}"
-        yield Fault("state-missing", tuple(lost), manifest.path, text)
 
 
 def _steps(found: Sequence[Seen]) -> dict[str, float]:
@@ -224,7 +193,7 @@ def _agree(a: Bits, b: Bits, weight: Logical) -> NDArray[np.bool_]:
     sign = 1 << (8 * weight.dtype.itemsize - 1)
     near: NDArray[np.bool_] = np.abs(_ordered(a, sign) - _ordered(b, sign)) <= 1
     x, y = as_float64(a, weight.dtype), as_float64(b, weight.dtype)
-    near |= np.isnan(x) & np.isnan(y)
+    near |= ~np.isfinite(x) | ~np.isfinite(y)  # a fault of its own
     if "norm" in weight.name and weight.dtype.name in _LAST_BIT:
         near |= np.abs(x - y) <= _LAST_BIT[weight.dtype.name] * (1 + np.abs(x))
     return near

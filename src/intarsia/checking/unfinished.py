@@ -11,7 +11,7 @@ from intarsia.errors import FormatError, StoreError
 from intarsia.format.dcp_metadata import METADATA
 from intarsia.format.megatron_common import TRACKER, tracked_folder
 from intarsia.store.local import Folder
-from intarsia.store.looking import exists, is_folder, listed
+from intarsia.store.looking import exists, is_folder, listed, size_of
 
 
 def garbled_tracker(path: Path) -> Iterator[Fault]:
@@ -34,8 +34,12 @@ def unfinished(path: Path) -> Fault | None:
     folders: Iterable[Path] = (path, *listed(path, "iter_*")) if is_folder(path) else ()
     for folder in folders:
         files = listed(folder, "*.distcp")
-        if files and not exists(folder / METADATA):
+        metadata = folder / METADATA
+        if files and not exists(metadata):
             text = f"{len(files)} data files and no {METADATA}, which is written last"
+            return Fault("metadata-missing", (), str(folder), text)
+        if files and not size_of(metadata):
+            text = f"{len(files)} data files, and {METADATA}, which is written last, is empty"
             return Fault("metadata-missing", (), str(folder), text)
     tracked = tracked_folder(path) if is_folder(path) else None
     if tracked is not None and not is_folder(tracked):

@@ -36,4 +36,5 @@ def going_on(complain: Complain, *files: str) -> Iterator[None]:
     try:
         yield
     except IntarsiaError as error:
-        complain(Complaint(error, files))
+        found = (error.path.name,) if error.path is not None else ()
+        complain(Complaint(error, files or found))

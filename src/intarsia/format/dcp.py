@@ -128,6 +128,12 @@ def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse)
         ends[file] = max(ends.get(file, 0), start + length)
         held[file] = held.get(file, 0) + 1
         claimed[file] = claimed.get(file, 0) + length
+    told: list[FormatError] = []
+
+    def tell(error: FormatError, *files: str) -> None:
+        told.append(error)
+        complain(Complaint(error, files))
+
     absent = sorted(file for file in ends if not folder.has(file))
     if absent:
         error = FormatError(
@@ -136,7 +142,7 @@ def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse)
             hint="restore the files, or use a complete checkpoint",
             kind="file-missing",
         )
-        complain(Complaint(error, tuple(absent)))
+        tell(error, *absent)
     sizes = {file: folder.size(file) for file in sorted(ends) if file not in absent}
     for file, size in sizes.items():
         if size < ends[file]:
@@ -145,7 +151,7 @@ def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse)
                 hint="the file is truncated: copy it again from its source",
                 kind="file-too-short",
             )
-            complain(Complaint(error, (file,)))
+            tell(error, file)
         elif size < claimed[file]:
             error = FormatError(
                 f"{folder.root / file} has {size:,} bytes, its {held[file]:,} chunks have"
@@ -153,23 +159,27 @@ def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse)
                 hint="the metadata is another checkpoint's, or damaged",
                 kind="bytes-overlap",
             )
-            complain(Complaint(error, (file,)))
-    _check_hollow(folder, metadata, sum(sizes.values()))
+            tell(error, file)
+    hollow = _hollow(folder, metadata, sum(sizes.values()))
+    if hollow is not None:
+        # Where files are lost it is for their lack that too little is stored, and that is said.
+        raise told[0] if told else hollow
     return sizes
 
 
-def _check_hollow(folder: Folder, metadata: Metadata, held_bytes: int) -> None:
-    """Raise where tensors claim far more than is stored: whoever goes over them would never end."""
+def _hollow(folder: Folder, metadata: Metadata, held_bytes: int) -> FormatError | None:
+    """What is wrong where tensors claim far more than is stored: to go over them would never end."""
     claims = {t.name: prod(t.shape) * t.dtype.itemsize for t in metadata.tensors.values()}
     claimed = sum(claims.values())
     if claimed > 4 * held_bytes + HOLLOW_BYTES:
         largest = max(claims, key=claims.__getitem__)
-        raise FormatError(
+        return FormatError(
             f"{folder.root} claims {human(claimed)} of tensors, its files have {human(held_bytes)};"
             f" `{largest}` claims {human(claims[largest])}",
             hint="the metadata is another checkpoint's, or damaged",
             kind="elements-missing",
         )
+    return None
 
 
 def _extents(metadata: Metadata) -> Iterator[tuple[str, int, int]]:
@@ -218,8 +228,8 @@ def sealed(folder: Folder, chunk: Chunk) -> tuple[int, int, int | None]:
         return folder.read(chunk.file, chunk.start_bytes + start_bytes, length_bytes)
 
     payload = read_payload(read, chunk.length_bytes, where)
-    check_directory(read, chunk.length_bytes, payload, where)
     crc = read_crc(read, chunk.length_bytes, payload, where)
+    check_directory(read, chunk.length_bytes, payload, crc, where)
     return chunk.start_bytes + payload.start_bytes, payload.length_bytes, crc
 
 

@@ -100,13 +100,22 @@ def read_crc(read: Read, length: int, payload: Payload, where: str) -> int | Non
     return crc if crc or not payload.length_bytes else None
 
 
-def check_directory(read: Read, length: int, payload: Payload, where: str) -> None:
-    """Raise where the directory by which torch finds the tensor is damaged, or a small member is."""
+def check_directory(read: Read, length: int, payload: Payload, crc: int | None, where: str) -> None:
+    """Raise where the directory by which torch finds the tensor is damaged, or a small member is.
+
+    `crc` is what stands beside the tensor's bytes.
+    """
     members = _directory(read, length, where)
     if sum(m.size or 0 for m in members.values()) > length:
         raise FormatError(f"members of the archive lie on one another - at {where}")
-    if payload.length_bytes and payload.start_bytes not in {m.start for m in members.values()}:
+    own = {m.crc for m in members.values() if m.start == payload.start_bytes and m.size}
+    if payload.length_bytes and not own:
         raise FormatError(f"the directory does not lead to the tensor's bytes - at {where}")
+    if crc is not None and own - {crc}:
+        raise FormatError(
+            f"the directory says CRC-32 {max(own):08x} of the tensor's bytes,"
+            f" {crc:08x} stands beside them - at {where}"
+        )
     for name, member in members.items():
         if member.start != payload.start_bytes:
             _content(read, members, name, where)

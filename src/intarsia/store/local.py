@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from intarsia.errors import FormatError, UnsafeError
 from intarsia.quantity import human
-from intarsia.store.looking import is_file
+from intarsia.store.looking import is_file, size_of
 from intarsia.store.naming import unreadable
 
 if TYPE_CHECKING:
@@ -51,10 +51,7 @@ class Folder:
 
     def size(self, file: str) -> int:
         """The length of a file in bytes."""
-        try:
-            return os.stat(self.root / file).st_size
-        except OSError as error:
-            raise unreadable(self.root / file, error) from error
+        return size_of(self.root / file)
 
     def read(self, file: str, start_bytes: int, length_bytes: int) -> bytes:
         """Exactly these bytes of a file."""
@@ -98,6 +95,7 @@ class Folder:
                     f" bytes [{start_bytes:,}:{start_bytes + len(view):,}) were expected",
                     hint="the file is truncated: copy it again from its source",
                     kind="file-too-short",
+                    path=self.root / file,
                 )
             at += count
         self._read_bytes += len(view)

@@ -36,6 +36,14 @@ def is_link(path: Path) -> bool:
     return stat.S_ISLNK(_mode(path, follow=False))
 
 
+def size_of(path: Path) -> int:
+    """The length in bytes of a file that is there."""
+    try:
+        return os.stat(path).st_size
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
     """What lies in a folder under names of a pattern, in their order; nothing where there is no folder."""
     try:

@@ -58,6 +58,7 @@ def unreadable(path: Path, error: OSError) -> StoreError | FormatError:
             f"{path} is absent",
             hint="restore the file, or use a complete checkpoint",
             kind="file-missing",
+            path=path,
         )
     return StoreError(
         f"{path}: {error.strerror or error}",

@@ -1,0 +1,103 @@
+"""Optimizer state that should be there and is not, or is of another shape than its parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from intarsia.checking.fault import Fault, few
+from intarsia.checking.naming import place_of, state_of
+from intarsia.planning.manifest import Manifest
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_SHAPED = (*_MOMENTS, "master")
+_KINDS = (*_SHAPED, "step")
+
+_FEW = 10
+"""Of ten parameters that are alike at most one is lost; more were left out on purpose."""
+
+Held = dict[str, set[str]]
+"""The kinds of state that each parameter has."""
+
+
+def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
+    """Parameters that have some of the state that their like have, or none amid others that do.
+
+    What is `known` to be out of reach is not told again.
+    """
+    held: Held = {}
+    for name in manifest.logical:
+        kind, of = state_of(name)
+        if kind in _KINDS:
+            held.setdefault(of, set()).add(kind)
+    moving = {of: kinds for of, kinds in held.items() if not kinds.isdisjoint(_MOMENTS)}
+    if not moving:
+        return
+    lost = [
+        *(f"optimizer.{kind}.{of}" for of, kinds in moving.items() for kind in _MOMENTS
+          if kind not in kinds),
+        *_without_a_part(manifest, moving),
+        *_bare_experts(manifest, moving),
+        *_bare_parameters(manifest, moving),
+    ]  # fmt: skip
+    lost = [name for name in lost if name not in known and state_of(name)[1] not in known]
+    if lost:
+        text = f"{len(lost):,} optimizer tensors are absent: {few(lost)}"
+        yield Fault("state-missing", tuple(lost), manifest.path, text)
+
+
+def _without_a_part(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterator[str]:
+    """Main weights and counters that a parameter lacks, and its like of one element type have."""
+    for kind in ("master", "step"):
+        alike = {
+            (place_of(of).template, manifest.logical[of].dtype)
+            for of, kinds in held.items()
+            if kind in kinds and of in manifest.logical
+        }
+        for of, kinds in held.items():
+            weight = manifest.logical.get(of)
+            if kind in kinds or weight is None:
+                continue
+            if (place_of(of).template, weight.dtype) in alike:
+                yield f"optimizer.{kind}.{of}"
+
+
+def _bare_experts(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterator[str]:
+    """Experts without moments whose siblings have them."""
+    stateful = {(p.template, p.layer) for p in map(place_of, held) if p.expert is not None}
+    for name in manifest.logical:
+        place = place_of(name)
+        bare = not place.kind and place.expert is not None and name not in held
+        if bare and (place.template, place.layer) in stateful:
+            yield f"optimizer.exp_avg.{name}"
+
+
+def _bare_parameters(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterator[str]:
+    """Few parameters without moments, in layers that are trained, of a kind that is trained."""
+    places = [place_of(of) for of in held]
+    templates = {p.template for p in places}
+    layers = {(p.template.partition("*")[0], p.layer) for p in places}
+    dense = [
+        (name, place)
+        for name in manifest.logical
+        if not (place := place_of(name)).kind
+        and place.layer is not None
+        and place.expert is None
+        and place.template in templates
+        and (place.template.partition("*")[0], place.layer) in layers
+    ]
+    bare = [name for name, _ in dense if name not in held]
+    if bare and _FEW * len(bare) <= len(dense):
+        yield from (f"optimizer.exp_avg.{name}" for name in bare)
+
+
+def misshapen_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
+    """State that does not have the shape of its parameter."""
+    for name, logical in manifest.logical.items():
+        kind, of = state_of(name)
+        weight = manifest.logical.get(of)
+        if kind not in _SHAPED or weight is None or {name, of} & {*known}:
+            continue
+        if logical.shape != weight.shape:
+            text = f"`{name}` has shape {list(logical.shape)}, its parameter {list(weight.shape)}"
+            held = {c.file for s in manifest.sources.get(name, ()) for c in s.chunks}
+            yield Fault("shape-wrong", (name,), few(sorted(held)), text, logical.size)

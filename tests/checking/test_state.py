@@ -1,0 +1,101 @@
+"""Optimizer state that is not there, or was never written, beside state that is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import intarsia
+from intarsia.checking.fault import Fault
+from tests.faults.sound import Tensors, convert, trained, weights, write
+
+Q = "model.layers.1.self_attn.o_proj.weight"
+FORMATS = ("hf", "dcp", "torch_dist", "fsdp_dtensor")
+
+
+def faults(tmp_path: Path, tensors: Tensors, format: str = "hf") -> tuple[Fault, ...]:
+    src = write({name: x.clone() for name, x in tensors.items()}, tmp_path / "hub")
+    if format != "hf":
+        src = convert(src, format, tmp_path / "out")
+    return intarsia.verify(src).faults
+
+
+def without(tensors: Tensors, *ends: str) -> Tensors:
+    return {n: x for n, x in tensors.items() if n[:10] != "optimizer." or not n.endswith(ends)}
+
+
+def test_a_parameter_without_state_amid_others_that_have_it_is_a_fault(tmp_path: Path) -> None:
+    (fault,) = faults(tmp_path, without(trained(weights(1)), Q))
+    assert fault.kind == "state-missing"
+    assert fault.tensors == (f"optimizer.exp_avg.{Q}",)
+
+
+@pytest.mark.parametrize("kind", ["master", "step"])
+def test_one_part_of_a_parameter_s_state_that_its_like_have_is_missed(
+    kind: str, tmp_path: Path
+) -> None:
+    tensors = trained(weights(1))
+    del tensors[f"optimizer.{kind}.{Q}"]
+    (fault,) = faults(tmp_path, tensors)
+    assert (fault.kind, fault.tensors) == ("state-missing", (f"optimizer.{kind}.{Q}",))
+
+
+def test_layers_and_parts_that_were_frozen_need_no_state(tmp_path: Path) -> None:
+    tensors = trained(weights(1))
+    frozen = [n for n in tensors if ".layers.0." in n or n.endswith("k_proj.weight")]
+    assert not faults(tmp_path / "layer", without(tensors, *frozen))
+    half = [n for n in tensors if ("layers.1." in n) == n.endswith("o_proj.weight")]
+    assert not faults(tmp_path / "chosen", without(tensors, *half)), "matrices chosen one by one"
+
+
+@pytest.mark.parametrize("kind", ["exp_avg", "exp_avg_sq", "master"])
+def test_state_of_another_shape_than_its_parameter_is_a_fault(kind: str, tmp_path: Path) -> None:
+    tensors = trained(weights(1))
+    name = f"optimizer.{kind}.{next(n for n in tensors if n.endswith('1.self_attn.k_proj.weight'))}"
+    tensors[name] = tensors[name].T.contiguous()
+    (fault,) = faults(tmp_path, tensors)
+    assert (fault.kind, fault.tensors) == ("shape-wrong", (name,))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("kind", ["exp_avg", "exp_avg_sq"])
+def test_a_moment_of_zeros_in_a_layer_that_was_trained_is_a_fault(
+    kind: str, format: str, tmp_path: Path
+) -> None:
+    tensors = trained(weights(1))
+    name = f"optimizer.{kind}.{Q}"
+    tensors[name] = torch.zeros_like(tensors[name])
+    (fault,) = faults(tmp_path, tensors, format)
+    assert (fault.kind, fault.tensors) == ("zero-tensor", (name,))
+
+
+def test_a_layer_without_gradients_and_experts_never_chosen_have_moments_of_zero(
+    tmp_path: Path,
+) -> None:
+    tensors = trained(weights(1))
+    for name in tensors:
+        still = ".layers.0." in name or ".experts.2." in name or "embed_tokens" in name
+        if still and name.startswith("optimizer.exp_avg"):
+            tensors[name] = torch.zeros_like(tensors[name])
+    assert not faults(tmp_path, tensors)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_rank_s_moments_saved_for_another_are_found(format: str, tmp_path: Path) -> None:
+    tensors = trained(weights(1))
+    name = f"optimizer.exp_avg.{Q}"
+    half = tensors[name].shape[0] // 2
+    tensors[name][half:] = tensors[name][:half]
+    (fault,) = faults(tmp_path, tensors, format)
+    assert (fault.kind, fault.tensors) == ("shards-repeated", (name,))
+
+
+def test_shards_that_were_repeated_with_their_state_are_told_of_the_weight(tmp_path: Path) -> None:
+    tensors = trained(weights(1))
+    for name in tensors:
+        if name.endswith(Q) and tensors[name].ndim > 1:
+            half = tensors[name].shape[0] // 2
+            tensors[name][half:] = tensors[name][:half].clone()
+    assert [f.tensors for f in faults(tmp_path, tensors) if f.kind == "shards-repeated"] == [(Q,)]

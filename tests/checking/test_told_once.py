@@ -1,0 +1,147 @@
+"""What befell one file is told once, however many tensors lay in it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import intarsia
+from intarsia.checking.soundness import Soundness
+from intarsia.format import dcp
+from tests.checkpoints import intarsia as command
+from tests.checkpoints import llama_config, model, write_dcp, write_hf
+from tests.faults.sound import convert, trained, weights, write
+
+CONFIG = llama_config()
+MESHES = [("dcp", "fsdp=8"), ("torch_dist", "tp=2,pp=2"), ("fsdp_dtensor", "tp=2,fsdp=4")]
+
+
+def kinds(report: Soundness) -> list[str]:
+    return [fault.kind for fault in report.faults]
+
+
+def converted(tmp_path: Path, to: str, mesh: str | None = None) -> Path:
+    return convert(write(trained(weights(1)), tmp_path / "hub"), to, tmp_path / "out", mesh)
+
+
+@pytest.mark.parametrize(("to", "mesh"), MESHES)
+@pytest.mark.parametrize("cut", ["absent", "empty"])
+def test_where_most_files_are_gone_that_alone_is_said(
+    to: str, mesh: str, cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src = converted(tmp_path, to, mesh)
+    monkeypatch.setattr(dcp, "HOLLOW_BYTES", -(1 << 30))  # as for many gigabytes
+    files = sorted(src.rglob("*.distcp"))
+    for file in files[:-1]:
+        file.unlink() if cut == "absent" else os.truncate(file, 0)
+    report = intarsia.verify(src)
+    kind = "file-missing" if cut == "absent" else "file-too-short"
+    assert kinds(report) == [kind] * (1 if cut == "absent" else len(files) - 1), str(report)
+    if cut == "absent":
+        assert f"lacks {len(files) - 1} of {len(files)} data files" in report.faults[0].text
+        assert report.faults[0].where.startswith("__0_0.distcp, ")
+    assert report.notes == ("too little can be read: the content of no tensor was judged",)
+    assert command("verify", src).status == 1
+
+
+@pytest.mark.parametrize(("to", "mesh"), MESHES)
+def test_objects_in_a_lost_file_are_not_missed_again(to: str, mesh: str, tmp_path: Path) -> None:
+    src = converted(tmp_path, to, mesh)
+    next(src.rglob("__0_0.distcp")).unlink()
+    assert kinds(intarsia.verify(src)) == ["file-missing"]
+
+
+@pytest.mark.parametrize(("to", "mesh"), MESHES)
+def test_a_file_of_zeros_is_one_fault_with_all_that_it_held(
+    to: str, mesh: str, tmp_path: Path
+) -> None:
+    src = converted(tmp_path, to, mesh)
+    file = next(src.rglob("__1_0.distcp"))
+    file.write_bytes(bytes(file.stat().st_size))
+    report = intarsia.verify(src)
+    (fault,) = [fault for fault in report.faults if fault.kind == "malformed"]
+    assert len(report.faults) <= 2
+    assert fault.where == file.name
+    assert len(fault.tensors) > 3
+    assert re.search(r"and [\d,]+ more like it in __1_0.distcp", fault.text)
+
+
+def test_a_few_wrong_chunks_keep_their_places(tmp_path: Path) -> None:
+    tensors = {name: x * 0.05 for name, x in model(CONFIG).items()}
+    src = write_dcp(tmp_path / "src", tensors)
+    data = bytearray((src / "__0_0.distcp").read_bytes())
+    for name in ("model.norm.weight", "lm_head.weight"):
+        at = data.find(tensors[name].view(torch.uint8).numpy().tobytes())
+        data[at] ^= 1
+    (src / "__0_0.distcp").write_bytes(data)
+    report = intarsia.verify(src)
+    assert kinds(report) == ["checksum-wrong"] * 2
+    assert all(" bytes [" in fault.where for fault in report.faults)
+
+
+def test_a_weight_that_is_no_number_is_not_called_stale_too(tmp_path: Path) -> None:
+    tensors = trained(weights(1))
+    name = next(n for n in tensors if n.endswith("q_proj.weight") and n.startswith("model."))
+    tensors[name][0, 0] = float("nan")
+    assert kinds(intarsia.verify(write(tensors, tmp_path / "src"))) == ["not-finite"]
+
+
+def test_many_stale_weights_are_one_fault(tmp_path: Path) -> None:
+    tensors = trained(weights(1))
+    stale = [n for n in tensors if n.endswith("_proj.weight") and n.startswith("model.")]
+    for name in stale:
+        tensors[name] = tensors[name] * 2
+    (fault,) = intarsia.verify(write(tensors, tmp_path / "src")).faults
+    assert fault.kind == "master-differs"
+    assert set(stale) < set(fault.tensors)
+    assert f"and {len(stale) - 1} more like it" in fault.text
+
+
+def test_a_tensor_in_two_files_is_told_by_the_files(tmp_path: Path) -> None:
+    src = write_hf(tmp_path / "src", model(CONFIG), CONFIG, files=3)
+    first, second, _ = sorted(src.glob("*.safetensors"))
+    second.write_bytes(first.read_bytes())
+    told = [f for f in intarsia.verify(src).faults if f.where == second.name]
+    assert len(told) == 1, told
+
+
+@pytest.mark.parametrize("damage", ["head", "zeros"])
+def test_an_object_that_no_longer_begins_as_an_archive_is_damaged(
+    damage: str, tmp_path: Path
+) -> None:
+    src = write_dcp(tmp_path / "src", {"a.weight": torch.randn(8, 8), "rng": {"seed": [1, 2, 3]}})
+    manifest = intarsia.open(src).manifest
+    entry = next(e for e in manifest.entries.values() if e.name.startswith("rng"))
+    with (src / entry.file).open("r+b") as file:
+        file.seek(entry.start_bytes)
+        file.write(bytes(40 if damage == "head" else entry.length_bytes))
+    (fault,) = intarsia.verify(src).faults
+    assert (fault.kind, fault.tensors) == ("entry-damaged", (entry.name,))
+
+
+def test_a_sum_in_the_archive_s_directory_that_is_another_is_a_fault(tmp_path: Path) -> None:
+    src = write_dcp(tmp_path / "src", {"a.weight": torch.randn(8, 8)})
+    data = bytearray((src / "__0_0.distcp").read_bytes())
+    at = data.find(b"PK\x01\x02")
+    while b"data/0" not in data[at + 46 : at + 46 + 30]:
+        at = data.find(b"PK\x01\x02", at + 1)
+    data[at + 16] ^= 0xFF
+    (src / "__0_0.distcp").write_bytes(data)
+    (fault,) = intarsia.verify(src).faults
+    assert (fault.kind, fault.tensors) == ("malformed", ("a.weight",))
+    assert "CRC-32" in fault.text
+
+
+def test_metadata_without_a_byte_is_a_fault_of_the_iteration_that_is_tracked(
+    tmp_path: Path,
+) -> None:
+    src = converted(tmp_path, "fsdp_dtensor", "tp=2,fsdp=2")
+    metadata = next(src.rglob(".metadata"))
+    metadata.write_bytes(b"")
+    (fault,) = intarsia.verify(src).faults
+    assert fault.kind == "metadata-missing"
+    assert "is empty" in fault.text
