@@ -11,7 +11,7 @@ import numpy as np
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypothesis import ENOUGH, Bits
 from intarsia.checkpoint import Checkpoint
-from intarsia.layout import Layout
+from intarsia.layout import Layout, unravel
 from intarsia.mesh import Box, share
 from intarsia.planning.window import windows
 
@@ -35,13 +35,33 @@ class Cut:
         return f"block {self.rank} of {self.parts} on axis {self.axis}"
 
 
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """The elements `[first, last]` of a flattened tensor: block `rank` of `parts`, if it is one."""
+
+    first: int
+    last: int
+    parts: int = 0
+    rank: int = 0
+
+    def __str__(self) -> str:
+        if self.parts:
+            return f"flat block {self.rank} of {self.parts}"
+        return f"the flat range of elements {self.first:,} to {self.last:,}"
+
+
 @dataclass(frozen=True)
 class Place:
-    """The smallest box that holds every difference, and how full of them it is."""
+    """The smallest box that holds every difference, and how full of them it is.
+
+    `first` and `last` are the flat indices of the first and the last one.
+    """
 
     box: Box
     differing: int
     shape: tuple[int, ...]
+    first: int
+    last: int
 
     @property
     def dense(self) -> bool:
@@ -64,6 +84,22 @@ class Place:
                     return None
                 found.append(cut)
         return tuple(found)
+
+    @property
+    def flat(self) -> Flat | None:
+        """The flat range that the differences fill, where a rank may hold it: it cuts a row."""
+        n, size = self.last + 1 - self.first, prod(self.shape)
+        if len(self.shape) < 2 or self.everywhere or self.differing < DENSE * n or n < ENOUGH:
+            return None
+        for parts in range(2, min(RANKS, size) + 1):
+            step = -(-size // parts)
+            rank = self.first // step
+            room, end = step // 100 + 1, min((rank + 1) * step, size)
+            if self.first - rank * step <= room and 0 <= end - self.last - 1 <= room:
+                return Flat(self.first, self.last, parts, rank)
+        width = self.shape[-1]
+        cuts = self.first % width or (self.last + 1) % width
+        return Flat(self.first, self.last) if cuts and n >= 2 * width else None
 
     def __str__(self) -> str:
         if self.everywhere:
@@ -93,16 +129,30 @@ def block_around(axis: int, lo: int, n: int, size: int) -> Cut | None:
 def place_of(e: Evidence) -> Place:
     """Where the differences of a tensor lie."""
     held = [np.zeros(n, bool) for n in e.shape]
-    differing = 0
+    differing, lowest, highest = 0, prod(e.shape), 0
     for w in e.windows():
         grid = w.unequal.reshape(w.box.shape)
         differing += int(np.count_nonzero(grid))
+        if grid.any():
+            flat = grid.reshape(-1)
+            ends = (int(flat.argmax()), flat.size - 1 - int(flat[::-1].argmax()))
+            near, far = (_index(e.shape, w.box, k) for k in ends)
+            lowest, highest = min(lowest, near), max(highest, far)
         for axis, (lo, n) in enumerate(zip(w.box.offsets, w.box.shape, strict=True)):
             others = tuple(k for k in range(grid.ndim) if k != axis)
             held[axis][lo : lo + n] |= grid.any(axis=others)
     first = tuple(int(h.argmax()) for h in held)
     sizes = tuple(len(h) - int(h[::-1].argmax()) - lo for h, lo in zip(held, first, strict=True))
-    return Place(Box(first, sizes), differing, e.shape)
+    return Place(Box(first, sizes), differing, e.shape, lowest, highest)
+
+
+def _index(shape: tuple[int, ...], box: Box, k: int) -> int:
+    """The flat index in a tensor of element `k` of a box of it."""
+    at = 0
+    inside = unravel(k, box.shape)
+    for size, offset, i in zip(shape, box.offsets, inside, strict=True):
+        at = at * size + offset + i
+    return at
 
 
 def copied_from(e: Evidence, place: Place) -> tuple[str, int] | None:
