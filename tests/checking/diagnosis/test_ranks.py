@@ -88,3 +88,17 @@ def test_a_pipeline_stage_is_named_whether_or_not_its_norms_differ(
     (fault,) = held(tmp_path, a, a | {n: other[n] for n in names}, DENSE).faults
     assert fault.kind == "rank-stale"
     assert "pp rank 3 of 4" in fault.text
+
+
+@pytest.mark.parametrize(("parts", "rank"), [(2, 1), (4, 2)])
+def test_a_few_elements_of_a_rank_are_told_as_many_others_are(
+    tmp_path: Path, parts: int, rank: int
+) -> None:
+    a, other = weights(DENSE), weights(DENSE, seed=1)
+    b = {n: x.clone() for n, x in a.items()}
+    for name, x in b.items():
+        x.chunk(parts)[rank].copy_(other[name].chunk(parts)[rank] + 1)
+    (fault,) = held(tmp_path, a, b, DENSE).faults
+    assert fault.kind == "rank-stale"
+    assert f"block {rank} of {parts}" in fault.text
+    assert len(fault.tensors) == len(a)

@@ -13,12 +13,13 @@ from functools import partial
 
 from intarsia.checking.diagnosis.chunks import wrong_chunks
 from intarsia.checking.diagnosis.compound import told_besides
-from intarsia.checking.diagnosis.evidence import Evidence
+from intarsia.checking.diagnosis.evidence import SMALL, Evidence
 from intarsia.checking.diagnosis.finding import NOTHING, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.groups import Kin
 from intarsia.checking.diagnosis.moved import kind_of, told
 from intarsia.checking.diagnosis.moves import find_moves
 from intarsia.checking.diagnosis.names import pattern
+from intarsia.checking.diagnosis.places import place_of
 from intarsia.checking.diagnosis.search import explain
 from intarsia.checking.diagnosis.shapes import find_reshaped
 from intarsia.checking.diagnosis.summary import missing, summarise
@@ -142,6 +143,7 @@ def _unsearched(u: Unequal, e: Evidence) -> Finding:
     return Finding(
         u.pair.a.name, UNEXPLAINED, text, NOTHING,
         differing=u.elements, whole=share >= 0.8, files=wrong_chunks(e).files,
+        place=place_of(e) if u.pair.a.size <= SMALL else None,
     )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def wrong_block(
     key: tuple[object, ...] = tuple((c.parts, c.rank) for c in cuts or ()) or chunks.files
     if flat:
         key = ("flat", flat.parts, flat.rank) if flat.parts else ("flat", flat.first, flat.last)
-    return _placed(e, kind, text, key, place, chunks.files)
+    return replace(_placed(e, kind, text, key, place, chunks.files), place=place)
 
 
 def _lost_somewhere(e: Evidence, content: str, side: str, place: Place) -> Finding:

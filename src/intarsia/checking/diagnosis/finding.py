@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from intarsia.checking.diagnosis.hypothesis import NEARLY_ALL
 from intarsia.checking.diagnosis.moves import Move
+from intarsia.checking.diagnosis.places import Place
 
 UNEXPLAINED = "unexplained"
 NOTHING = "nothing known explains the differences"
@@ -18,7 +19,7 @@ class Finding:
 
     `key` is equal for tensors that show the same fault; `fault` is the sentence without this
     tensor's numbers.  `whole` says that nearly every element of the tensor differs.  `second` is
-    what happened to the tensor besides.
+    what happened to the tensor besides; `place` is where it differs, if that is all that tells.
     """
 
     tensor: str
@@ -32,6 +33,7 @@ class Finding:
     files: tuple[str, ...] = ()
     move: Move | None = None
     second: Finding | None = None
+    place: Place | None = None
 
     @property
     def complete(self) -> bool:

@@ -83,7 +83,7 @@ def _weighed(e: Evidence, kin: Kin, tried: Tried, likely: list[Hypothesis]) -> F
     text += "; nothing known explains them"
     return Finding(
         e.name, UNEXPLAINED, text, NOTHING,
-        differing=place.differing, whole=place.everywhere, files=chunks.files,
+        differing=place.differing, whole=place.everywhere, files=chunks.files, place=place,
     )  # fmt: skip
 
 

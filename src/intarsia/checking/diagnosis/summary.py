@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from intarsia.checking.diagnosis.company import in_company
 from intarsia.checking.diagnosis.files import wrong_files
 from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.moved import faults_of_moves, half_swapped
@@ -33,7 +34,7 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 def summarise(findings: Sequence[Finding], a: Manifest, b: Manifest) -> tuple[Fault, ...]:
     """One fault for each cause, those that touch most tensors first."""
     names = list(a.logical)
-    findings = half_swapped(findings)
+    findings = in_company(half_swapped(findings))
     moved = list(faults_of_moves(findings, names))
     rest = _unified([f for f in findings if f.move is None])
     rest += [f.second for f in findings if f.second is not None]
