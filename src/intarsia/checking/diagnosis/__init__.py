@@ -24,6 +24,7 @@ from intarsia.checking.diagnosis.places import place_of
 from intarsia.checking.diagnosis.search import explain, unexplained, with_place
 from intarsia.checking.diagnosis.shapes import find_reshaped
 from intarsia.checking.diagnosis.summary import missing, summarise
+from intarsia.checking.diagnosis.tied import find_untied
 from intarsia.checking.fault import Fault
 from intarsia.checking.pairs import Matched, Pair
 from intarsia.checkpoint import Checkpoint
@@ -78,6 +79,8 @@ def diagnose(
         elif u.kind:
             n = u.elements
             found[u.pair] = Finding(u.pair.a.name, u.kind, u.text, u.text, u.text, n, n)
+        elif (untied := find_untied(a, b, u.pair, budget)) is not None:
+            found[u.pair] = untied
         else:
             open_[u.pair] = Evidence(a, b, u.pair, u.first, thrifty)
     for pair, move in find_moves(list(open_.values())).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from intarsia.checking.diagnosis.chunks import Chunks
 from intarsia.checking.diagnosis.evidence import Evidence
@@ -20,13 +21,19 @@ VOCABULARY = re.compile(r"embed_tokens|lm_head|word_embeddings|output_layer|wte"
 Tried = list[tuple[Score, Hypothesis]]
 
 
+def lost(score: Score, h: Hypothesis) -> bool:
+    """Whether the differing elements are lost: zeros, unless they are few, or NaN."""
+    enough = h.kind == "nan" or score.explained >= ENOUGH
+    return h.kind in OF_PLACES and score.share >= NEARLY_ALL and enough
+
+
 def wrong_block(
     e: Evidence, kin: Kin, place: Place, chunks: Chunks, tried: Tried
 ) -> Finding | None:
     """A finding about a block that is wrong as a whole."""
     content, side = "stale", ""
     for score, h in tried:
-        if h.kind in OF_PLACES and score.share >= NEARLY_ALL and score.explained >= ENOUGH:
+        if lost(score, h):
             content, side = h.kind, h.text[0]
             break
     if _pads(e, place, content):
@@ -36,12 +43,15 @@ def wrong_block(
     enough = place.dense and not place.everywhere and place.differing >= ENOUGH
     cuts = place.cuts if enough else None
     odd = chunks.dense and not (chunks.most and content == "stale" and not chunks.copied)
-    if not cuts and (not odd or place.differing < ENOUGH):
-        if content == "stale":
-            return None
-        said = "NaN" if content == "nan" else "zero"
-        return _placed(e, content, f"{side} is {said}: {place}", (content,), place)
-    told = " and ".join(_rank(kin, e, c) for c in cuts or ())
+    odd &= place.differing >= ENOUGH
+    flat = None if odd else place.flat
+    if flat and cuts:
+        # A block of rows is a flat range too; one that cuts a row is no block of rows.
+        whole = place.box.size - (flat.last + 1 - flat.first) <= e.shape[-1] // 8
+        cuts, flat = (cuts, None) if whole or not flat.parts else (None, flat)
+    if not cuts and not odd and not flat:
+        return None if content == "stale" else _lost_somewhere(e, content, side, place)
+    told = " and ".join(_rank(kin, e, c) for c in cuts or ()) or (str(flat) if flat else "")
     told = told or f"the part in {', '.join(chunks.files)}"
     copied = copied_from(e, place) if cuts and content == "stale" else None
     if copied:
@@ -56,7 +66,17 @@ def wrong_block(
         text = f"{told} of {side} is {'NaN' if content == 'nan' else 'zero'}"
     kind = "nan" if content == "nan" else f"rank-{content}"
     key: tuple[object, ...] = tuple((c.parts, c.rank) for c in cuts or ()) or chunks.files
-    return _placed(e, kind, text, key, place, chunks.files)
+    if flat:
+        key = ("flat", flat.parts, flat.rank) if flat.parts else ("flat", flat.first, flat.last)
+    return replace(_placed(e, kind, text, key, place, chunks.files), place=place)
+
+
+def _lost_somewhere(e: Evidence, content: str, side: str, place: Place) -> Finding:
+    """Zeros or NaN that no rank's block holds."""
+    said, other = "NaN" if content == "nan" else "zero", "B" if side == "A" else "A"
+    found = _placed(e, content, f"{side} is {said}: {place}", (content, side), place)
+    has = "has a number" if content == "nan" else "is not"
+    return replace(found, fault=f"{side} is {said} where {other} {has}")
 
 
 def _placed(

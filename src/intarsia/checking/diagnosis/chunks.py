@@ -15,7 +15,7 @@ from intarsia.checking.diagnosis.places import DENSE, Place, parts_of
 from intarsia.checking.diagnosis.stretches import Runs, Sectors
 from intarsia.checking.diagnosis.whereabouts import Cut, Spot, Spots
 from intarsia.checkpoint import Checkpoint
-from intarsia.layout import Layout, Piece, ravel
+from intarsia.layout import Layout, Piece
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Stored
 from intarsia.planning.window import flat_start
@@ -88,7 +88,7 @@ def wrong_chunks(e: Evidence, place: Place) -> Chunks:
 
 def _may_differ(stored: Stored, chunk: Chunk, name: str, place: Place) -> bool:
     """Whether a chunk holds elements between the first difference and the last."""
-    lo, hi = (ravel(at, place.shape) for at in (place.first, place.last))
+    lo, hi = place.first, place.last
     held = stored.layout.box(chunk.box.offsets, chunk.box.shape)
     return any(p.tensor == name and p.to <= hi and p.to + p.flip().span >= lo for p in held.pieces)
 

@@ -73,13 +73,13 @@ class Evidence:
     @cached_property
     def sample(self) -> list[Window]:
         """A few rows, the first that differs among them."""
-        return [self._window(box) for box in sample_boxes(self.shape, self.first)]
+        return [self.window(box) for box in sample_boxes(self.shape, self.first)]
 
     def windows(self) -> Iterator[Window]:
         """Everything, one window at a time."""
         widest = max(self.pair.a.dtype.itemsize, self.pair.b.dtype.itemsize)
         for box in windows(self.shape, widest, self.budget.window_bytes // 2):
-            yield self._window(box)
+            yield self.window(box)
 
     def on_sample(self, hypothesis: Hypothesis) -> Score:
         return self._score(hypothesis, self.sample)
@@ -148,7 +148,8 @@ class Evidence:
         denied = int((width - unequal[~right_rows]).sum())
         return Score(differing, explained, denied)
 
-    def _window(self, box: Box) -> Window:
+    def window(self, box: Box) -> Window:
+        """One box of both sides."""
         a, b = self.pair.a.dtype, self.pair.b.dtype
         right = read(self.b, self.pair.b, box).view(bits_dtype(b))
         return Window(box, self.read(self.whole, box), right, a, b)

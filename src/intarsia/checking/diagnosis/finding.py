@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from intarsia.checking.diagnosis.hypothesis import NEARLY_ALL
 from intarsia.checking.diagnosis.moves import Move
+from intarsia.checking.diagnosis.places import Place
 from intarsia.checking.diagnosis.whereabouts import Whereabouts
 
 UNEXPLAINED = "unexplained"
@@ -20,8 +21,8 @@ class Finding:
 
     `key` is equal for tensors that show the same fault; `fault` is the sentence without this
     tensor's numbers.  `whole` says that nearly every element of the tensor differs.  `second` is
-    what happened to the tensor besides.  `where` tells the rows, ranks, files and bytes where they tell more
-    than the kind does.
+    what happened to the tensor besides.  `place` and `where` tell the rows, and besides the ranks, files and
+    bytes, where they tell more than the kind does.
     """
 
     tensor: str
@@ -36,6 +37,7 @@ class Finding:
     move: Move | None = None
     second: Finding | None = None
     where: Whereabouts | None = None
+    place: Place | None = None
 
     @property
     def complete(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from intarsia.checking.diagnosis.rearrange import Order
 from intarsia.family import Table
 from intarsia.layout import Layout, concat
 from intarsia.planning.manifest import Logical
@@ -72,6 +73,14 @@ class Kin:
     def __init__(self, logical: Mapping[str, Logical], table: Table | None) -> None:
         self.logical = logical
         self.table = table
+        self._orders: dict[tuple[str, ...], Order | None] = {}
+
+    def once(self, group: Group, find: Callable[[], Order | None]) -> Order | None:
+        """What is found out about a group, kept for the other tensors of it."""
+        names = group.fused.tensors
+        if names not in self._orders:
+            self._orders[names] = find()
+        return self._orders[names]
 
     def groups(self, name: str) -> Iterator[Group]:
         """The groups that a tensor is part of."""
@@ -113,6 +122,13 @@ class Kin:
             if re.search(r"q_b_proj|q_proj|kv_a_proj", name) and shape[0] % of == 0:
                 width = shape[0] // of
                 yield Rotary(of, width, width - turned, turned)
+            return
+        if re.search(r"\.(q|k)_norm\.", name):  # one head's, or all heads', as the family has it
+            width = text.get("head_dim") or 0
+            if width and shape and shape[0] % width == 0:
+                part = int(width * (text.get("partial_rotary_factor") or 1))
+                for size in dict.fromkeys((part, width)):
+                    yield Rotary(shape[0] // width, width, 0, size)
             return
         found = self.heads(name)
         if found is not None and found.axis == 0:

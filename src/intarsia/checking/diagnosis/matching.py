@@ -18,13 +18,16 @@ from intarsia.checking.diagnosis.keys import (
     mended,
     sign_keys_of,
 )
-from intarsia.checking.diagnosis.rearrange import along, numbers, of_runs, rows
+from intarsia.checking.diagnosis.rearrange import (
+    ANY_ORDER,
+    MOST_RUNS,
+    along,
+    numbers,
+    of_runs,
+    rows,
+)
 from intarsia.checking.diagnosis.shifts import shift_hypotheses
 from intarsia.layout import Layout
-
-ANY_ORDER = "rows-permuted"
-MOST_RUNS = 256
-"""Runs up to which an order is a layout; beyond, it is a shuffle."""
 
 MOST_BLOCKS = 512
 MOST_UNEVEN = 64

@@ -115,7 +115,7 @@ def _guess(evidence: Sequence[Evidence], loose: bool) -> list[str | None]:
         names = known.get(w, []) if w else []
         if loose and e.name in names:
             names = []
-        names = [n for n in names if n != e.name]
+        names = [n for n in names if n not in (e.name, e.pair.b.name)]
         out.append(min(names, key=partial(_distance, e.name)) if names else None)
     return out
 

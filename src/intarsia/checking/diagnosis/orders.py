@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from functools import partial
 
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.groups import Group, Kin
 from intarsia.checking.diagnosis.hypothesis import Hypothesis
-from intarsia.checking.diagnosis.rearrange import along, compose, inverse, rows
+from intarsia.checking.diagnosis.mixed import order_of
+from intarsia.checking.diagnosis.rearrange import Order, along, compose, inverse, rows
 from intarsia.checking.diagnosis.splits import split_hypotheses
 from intarsia.family.verbs import by_group
-from intarsia.layout import Layout, chunk, concat, split
+from intarsia.layout import chunk, concat, split
 
 RETURN = "{}, the other way round"
 SIZES = (2, 4, 8, 16, 32, 64, 3, 6, 12, 24, 5, 10)
@@ -19,16 +20,6 @@ SIZES = (2, 4, 8, 16, 32, 64, 3, 6, 12, 24, 5, 10)
 
 UNEVEN = (2, 3, 4, 8)
 """Of these, the ones that may leave a short last shard."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """An order of rows, and what it would mean."""
-
-    kind: str
-    text: str
-    rows: Layout
-    key: tuple[object, ...]
 
 
 def order_hypotheses(e: Evidence, kin: Kin) -> Iterator[Hypothesis]:
@@ -39,13 +30,14 @@ def order_hypotheses(e: Evidence, kin: Kin) -> Iterator[Hypothesis]:
         mine = group.within(e.name, e.shape)
         if mine is None:
             continue
-        width = group.fused.size // max(sum(group.sizes), 1)
-        for order in (*_group_orders(group, kin), *_both_ways(_interleaved(group))):
+        if not group.fused.size:
+            continue
+        named = (*_group_orders(group, kin), *_both_ways(_interleaved(group)))
+        whole = kin.once(group, partial(order_of, e, group, named))
+        for order in (whole, *named) if whole else named:
             fused = along(group.fused, 0, order.rows)
-            if width:
-                yield Hypothesis(order.kind, order.text, compose(mine, fused), order.key)
-        if width:
-            yield from split_hypotheses(e, group, mine)
+            yield Hypothesis(order.kind, order.text, compose(mine, fused), order.key)
+        yield from split_hypotheses(e, group, mine)
     for order in _both_ways(_rotated(e, kin), RETURN):
         yield Hypothesis(order.kind, order.text, along(e.whole, 0, order.rows), order.key)
     if "gate_up" in e.name:

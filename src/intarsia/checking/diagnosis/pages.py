@@ -10,6 +10,7 @@ from intarsia.checking.diagnosis.finding import Finding
 from intarsia.checking.diagnosis.hypothesis import ENOUGH
 from intarsia.checking.diagnosis.places import Place
 from intarsia.checking.diagnosis.whereabouts import Spots, Whereabouts, unit
+from intarsia.layout import unravel
 from intarsia.mesh import share
 
 DAMAGED = "damaged-pages"
@@ -17,17 +18,23 @@ DAMAGED = "damaged-pages"
 NEARLY_FULL = 0.98
 """The share of a grid of rows and columns from which on the grid is what differs."""
 
+FEW_RANKS = 16
+"""Up to so many ranks, a flat block that fills pages is rather a rank's than a disk's."""
+
 
 def whereabouts(place: Place, chunks: Chunks) -> Whereabouts:
     """The differences of a tensor as indices, and as bytes of both sides."""
-    return Whereabouts(place.first, place.last, place.differing, place.axes, a=chunks.a, b=chunks.b)
+    first, last = (
+        unravel(k, place.shape) if place.differing else () for k in (place.first, place.last)
+    )
+    return Whereabouts(first, last, place.differing, place.axes, a=chunks.a, b=chunks.b)
 
 
 def damaged_pages(e: Evidence, place: Place, chunks: Chunks) -> Finding | None:
     """A finding about pages of a file that differ as wholes, and are no rows, columns or blocks."""
     sides = {"B": chunks.b, "A": chunks.a}
     filled = {name: spots for name, spots in sides.items() if _in_pages(spots)}
-    if place.differing < ENOUGH or not filled or _is_grid(place):
+    if place.differing < ENOUGH or not filled or _is_grid(place) or _is_shard(place):
         return None
     zero = [name for name, spots in filled.items() if all(s.zero for s in spots.spots)]
     side = zero[0] if zero else next(iter(filled))
@@ -62,3 +69,8 @@ def _is_grid(place: Place) -> bool:
         == (place.box.offsets[c.axis], place.box.shape[c.axis])
         for c in place.cuts or ()
     )
+
+
+def _is_shard(place: Place) -> bool:
+    """Whether a flat range differs that one of few ranks holds: it may begin and end with pages."""
+    return place.flat is not None and 0 < place.flat.parts <= FEW_RANKS

@@ -13,7 +13,7 @@ from intarsia.checking.diagnosis.hypothesis import ENOUGH, Bits, Mask
 from intarsia.checking.diagnosis.stretches import Runs
 from intarsia.checking.diagnosis.whereabouts import TOLD, Cut, Span
 from intarsia.checkpoint import Checkpoint
-from intarsia.layout import Layout, unravel
+from intarsia.layout import Layout
 from intarsia.mesh import Box, share
 from intarsia.planning.window import windows
 
@@ -25,19 +25,34 @@ TRIM = 0.05
 """How far a block's edge may be missed: an element can be right by accident."""
 
 
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """The elements `[first, last]` of a flattened tensor: block `rank` of `parts`, if it is one."""
+
+    first: int
+    last: int
+    parts: int = 0
+    rank: int = 0
+
+    def __str__(self) -> str:
+        if self.parts:
+            return f"flat block {self.rank} of {self.parts}"
+        return f"the flat range of elements {self.first:,} to {self.last:,}"
+
+
 @dataclass(frozen=True)
 class Place:
     """The smallest box that holds every difference, and how full of them it is.
 
-    `axes` are the indices with a difference, `first` and `last` the outermost differences.
+    `axes` are the indices with a difference, `first` and `last` the flat indices of the outermost ones.
     """
 
     box: Box
     differing: int
     shape: tuple[int, ...]
     axes: tuple[Span, ...]
-    first: tuple[int, ...]
-    last: tuple[int, ...]
+    first: int
+    last: int
 
     @property
     def dense(self) -> bool:
@@ -60,6 +75,22 @@ class Place:
                     return None
                 found.append(cut)
         return tuple(found)
+
+    @property
+    def flat(self) -> Flat | None:
+        """The flat range that the differences fill, where a rank may hold it: it cuts a row."""
+        n, size = self.last + 1 - self.first, prod(self.shape)
+        if len(self.shape) < 2 or self.everywhere or self.differing < DENSE * n or n < ENOUGH:
+            return None
+        for parts in range(2, min(RANKS, size) + 1):
+            step = -(-size // parts)
+            rank = self.first // step
+            room, end = step // 100 + 1, min((rank + 1) * step, size)
+            if self.first - rank * step <= room and 0 <= end - self.last - 1 <= room:
+                return Flat(self.first, self.last, parts, rank)
+        width = self.shape[-1]
+        cuts = self.first % width or (self.last + 1) % width
+        return Flat(self.first, self.last) if cuts and n >= 2 * width else None
 
     def __str__(self) -> str:
         if self.everywhere:
@@ -122,9 +153,8 @@ def place_of(e: Evidence) -> Place:
         _span(flat if len(e.shape) == 1 else None, m, lo, hi)
         for m, (lo, hi) in zip(kept, reach, strict=True)
     )
-    first, last = (unravel(k, e.shape) if flat.count else () for k in (flat.first, flat.end - 1))
     box = Box(tuple(s.first for s in axes), tuple(s.end - s.first for s in axes))
-    return Place(box, flat.marks, e.shape, axes, first, last)
+    return Place(box, flat.marks, e.shape, axes, flat.first, flat.end - 1)
 
 
 def _span(runs: Runs | None, marks: Mask, first: int, end: int) -> Span:

@@ -8,7 +8,7 @@ Every rearrangement of a checkpoint is an order of rows, carried to the elements
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,19 @@ from numpy.typing import NDArray
 from intarsia.layout import Layout, Loop, Piece, meet
 
 ROWS = "rows"
+ANY_ORDER = "rows-permuted"
+MOST_RUNS = 256
+"""Runs up to which an order is a layout; beyond, it is a shuffle."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order of rows, and what it would mean."""
+
+    kind: str
+    text: str
+    rows: Layout
+    key: tuple[object, ...]
 
 
 def rows(n: int) -> Layout:

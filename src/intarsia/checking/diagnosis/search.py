@@ -6,18 +6,19 @@ from dataclasses import replace
 from itertools import chain
 from math import prod
 
-from intarsia.checking.diagnosis.blocks import OF_PLACES, Tried, wrong_block
+from intarsia.checking.diagnosis.blocks import OF_PLACES, Tried, lost, wrong_block
 from intarsia.checking.diagnosis.chunks import Chunks, wrong_chunks
 from intarsia.checking.diagnosis.compound import in_two_steps, resembles
 from intarsia.checking.diagnosis.evidence import SMALL, Evidence
 from intarsia.checking.diagnosis.finding import NOT_KNOWN, NOTHING, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.groups import Kin
-from intarsia.checking.diagnosis.hypothesis import ENOUGH, NEARLY_ALL, Hypothesis, Score, Shuffle
-from intarsia.checking.diagnosis.matching import ANY_ORDER, row_hypotheses
+from intarsia.checking.diagnosis.hypothesis import ENOUGH, Hypothesis, Score, Shuffle
+from intarsia.checking.diagnosis.matching import row_hypotheses
 from intarsia.checking.diagnosis.names import other_side
 from intarsia.checking.diagnosis.orders import order_hypotheses
 from intarsia.checking.diagnosis.pages import DAMAGED, damaged_pages, whereabouts
 from intarsia.checking.diagnosis.places import Place, place_of
+from intarsia.checking.diagnosis.rearrange import ANY_ORDER
 from intarsia.checking.diagnosis.values import CONSTANT, value_hypotheses
 from intarsia.layout import Layout
 
@@ -43,7 +44,7 @@ def _search(e: Evidence, kin: Kin) -> Finding:
     tried: Tried = []
     likely: list[Hypothesis] = []
     for h in chain(value_hypotheses(e), order_hypotheses(e, kin), row_hypotheses(e, kin)):
-        if isinstance(h.predict, Layout | Shuffle) and any(map(_lost, tried)):
+        if isinstance(h.predict, Layout | Shuffle) and any(lost(*x) for x in tried):
             break  # zeros are found wherever there are others
         if isinstance(h.predict, Layout):
             score, sampled = e.rearranged(h.predict)
@@ -55,15 +56,10 @@ def _search(e: Evidence, kin: Kin) -> Finding:
             continue
         if prod(e.shape) > SMALL:
             score = e.on_all(h)
-        if score.holds and h.kind != ANY_ORDER:
+        if score.holds and h.kind not in (ANY_ORDER, "nan"):
             return _found(e, h, score)
         tried.append((score, h))
     return _weighed(e, kin, tried, likely)
-
-
-def _lost(tried: tuple[Score, Hypothesis]) -> bool:
-    score, h = tried
-    return h.kind in OF_PLACES and score.share >= NEARLY_ALL and score.explained >= ENOUGH
 
 
 def _weighed(e: Evidence, kin: Kin, tried: Tried, likely: list[Hypothesis]) -> Finding:
@@ -94,7 +90,7 @@ def unexplained(e: Evidence, place: Place, chunks: Chunks, why: str) -> Finding:
     text = f"{place.differing:,} of {prod(e.shape):,} elements differ, {place}; {why}"
     return Finding(
         e.name, UNEXPLAINED, text, NOTHING,
-        differing=place.differing, whole=place.everywhere, files=chunks.files,
+        differing=place.differing, whole=place.everywhere, files=chunks.files, place=place,
         where=whereabouts(place, chunks),
     )  # fmt: skip
 

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from intarsia.checking.diagnosis.company import in_company
 from intarsia.checking.diagnosis.files import wrong_files
 from intarsia.checking.diagnosis.finding import NOT_KNOWN, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.moved import faults_of_moves, half_swapped
 from intarsia.checking.diagnosis.names import (
+    EXPERT,
+    LAYER,
     expert_of,
     layer_of,
     listed,
     where,
-    without_expert,
     without_layer,
 )
 from intarsia.checking.fault import Fault
 from intarsia.mesh import share
-from intarsia.planning.manifest import Manifest
+from intarsia.planning.manifest import Logical, Manifest
 
 BLOCKS = ("shards-permuted", "heads-permuted", "strided-shard")
 """Kinds that look alike in a tensor whose heads are as large as its shards."""
@@ -31,12 +34,12 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 def summarise(findings: Sequence[Finding], a: Manifest, b: Manifest) -> tuple[Fault, ...]:
     """One fault for each cause, those that touch most tensors first."""
     names = list(a.logical)
-    findings = half_swapped(findings)
+    findings = in_company(half_swapped(findings))
     moved = list(faults_of_moves(findings, names))
     rest = _unified([f for f in findings if f.move is None])
     rest += [f.second for f in findings if f.second is not None]
     files, rest = wrong_files(rest, (("B", b), ("A", a)))
-    ranks, rest = _lost_ranks(rest, names)
+    ranks, rest = _lost_ranks(rest, a.logical)
     groups: dict[tuple[str, Hashable], list[Finding]] = {}
     for f in rest:
         groups.setdefault((f.kind, f.key), []).append(f)
@@ -108,27 +111,26 @@ def _unified(findings: list[Finding]) -> list[Finding]:
     ]
 
 
-def _lost_ranks(findings: list[Finding], names: list[str]) -> tuple[list[Fault], list[Finding]]:
-    """Whole tensors that an expert-parallel or a pipeline rank holds, and nothing of the others."""
+def _lost_ranks(
+    findings: list[Finding], logical: Mapping[str, Logical]
+) -> tuple[list[Fault], list[Finding]]:
+    """What an expert-parallel or a pipeline rank holds, where every matrix of it is wrong."""
     faults: list[Fault] = []
-    for axis, number, blank in (
-        ("ep", expert_of, without_expert),
-        ("pp", layer_of, without_layer),
-    ):
+    for axis, what, number in (("ep", "experts", EXPERT), ("pp", "layers", LAYER)):
+        numbered = {n: _numbered(number, n) for n in logical}
         for kind in WHOLE:
-            group = [
-                f for f in findings if f.kind == kind and f.whole and number(f.tensor) is not None
-            ]
-            mine = {blank(f.tensor) for f in group}
-            kin = [n for n in names if blank(n) in mine]
-            every = {x for n in kin if (x := number(n)) is not None}
-            held = {x for f in group if (x := number(f.tensor)) is not None}
+            wrong = [f for f in findings if f.kind == kind and numbered[f.tensor]]
+            places = [at for f in wrong if f.whole and (at := numbered[f.tensor])]
+            held, stems = {at[1] for at in places}, {at[0] for at in places}
+            every = {at[1] for at in numbered.values() if at and at[0] in stems}
             rank = _rank_of(held, 1 + max(every, default=0))
-            full = len(group) == sum(1 for n in kin if number(n) in held)
-            if rank is None or not full or (axis == "pp" and len(mine) < 2):
+            inside = {n for n, at in numbered.items() if at and at[0] in stems and at[1] in held}
+            group = [f for f in wrong if f.tensor in inside]
+            matrices = {n for n in inside if len(logical[n].shape) > 1}
+            full = len(matrices) > 1 and matrices <= {f.tensor for f in group}
+            if rank is None or not full:
                 continue
             content = {"zero": "zero", "nan": "NaN"}.get(kind, "stale")
-            what = "experts" if axis == "ep" else "layers"
             text = (
                 f"{what} {listed(held)}, those of {axis} rank {rank[1]} of {rank[0]}, are {content}"
             )
@@ -137,6 +139,12 @@ def _lost_ranks(findings: list[Finding], names: list[str]) -> tuple[list[Fault],
             faults.append(Fault(name, tensors, where(tensors), text))
             findings = [f for f in findings if f not in group]
     return faults, findings
+
+
+def _numbered(number: re.Pattern[str], name: str) -> tuple[str, int] | None:
+    """What stands before the number of an expert or layer, and the number."""
+    found = number.search(name)
+    return (name[: found.start(1)], int(found[1])) if found else None
 
 
 def _rank_of(held: set[int], count: int) -> tuple[int, int] | None:

@@ -19,6 +19,7 @@ from intarsia.checking.diagnosis.hypothesis import (
     Shuffle,
     Window,
 )
+from intarsia.checking.diagnosis.scales import scale_hypotheses
 from intarsia.dtypes import BY_NAME, DType
 from intarsia.layout import Layout
 from intarsia.run.values import cast
@@ -62,7 +63,9 @@ def value_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
     yield from _constant(e)
     yield Hypothesis("signs-flipped", "signs flipped", lambda w: w.v == -w.u)
     yield from _flipped(a == b)
-    yield from _estimated(e, max(STEP.get(a.name, 0.0), STEP.get(b.name, 0.0)) or 0.13)
+    step = max(STEP.get(a.name, 0.0), STEP.get(b.name, 0.0)) or 0.13
+    yield from _estimated(e, step)
+    yield from scale_hypotheses(e, step)
 
 
 def _flipped(alike: bool) -> Iterator[Hypothesis]:

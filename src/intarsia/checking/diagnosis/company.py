@@ -1,0 +1,54 @@
+"""What a small tensor cannot tell alone, told by what many others show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
+from intarsia.checking.diagnosis.places import DENSE, Place
+from intarsia.mesh import share
+
+Told = tuple[str, Hashable]
+
+STALE = "rank-stale"
+MANY = 3
+"""Tensors that must show one rank's block before a few elements of another are held to be of it."""
+
+
+def in_company(findings: Sequence[Finding]) -> list[Finding]:
+    """The same findings, a block that is one of a rank that many tensors lost being told as that."""
+    seen: Counter[Told] = Counter(
+        (f.kind, f.key) for f in findings if f.place is not None and f.kind != UNEXPLAINED
+    )
+    leading = [x for x, count in seen.most_common() if count >= MANY]
+    told = {(f.kind, f.key): f.fault for f in findings}
+    return [_led(f, leading, told) for f in findings]
+
+
+def _led(f: Finding, leading: Sequence[Told], told: Mapping[Told, str]) -> Finding:
+    kind = STALE if f.kind == UNEXPLAINED else f.kind
+    for leader in leading:
+        if f.place is not None and leader[0] == kind and _is_block(f.place, leader[1]):
+            n, fault = f.differing, told[leader]
+            text = f"{fault} ({n:,} elements)"
+            return replace(f, kind=kind, key=leader[1], fault=fault, text=text, explained=n)
+    return f
+
+
+def _is_block(place: Place, key: Hashable) -> bool:
+    """Whether the differences fill the block `((parts, rank),)` on some axis."""
+    match key:
+        case ((int(parts), int(rank)),):
+            pass
+        case _:
+            return False
+    for axis, size in enumerate(place.shape):
+        first, count = share(size, parts, rank)
+        lo, n = place.box.offsets[axis], place.box.shape[axis]
+        block = prod(place.shape) // max(size, 1) * count
+        if 0 < count < size and first <= lo and lo + n <= first + count:
+            return place.differing >= DENSE * block
+    return False

@@ -1,0 +1,86 @@
+"""Parts of a fused tensor in each other's place, in whatever order they were put down."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+import intarsia
+from intarsia.checking.compare import Comparison
+from tests.checkpoints import write_hf
+from tests.faults.reference import DENSE, Config, weights
+
+QKV = ("q_proj", "k_proj", "v_proj")
+GATED = ("gate_proj", "up_proj")
+CONFIG: Config = {**DENSE, "num_attention_heads": 6, "num_key_value_heads": 3}
+
+
+def refused(
+    path: Path, roles: Sequence[str], put_down: Callable[..., torch.Tensor], dtype: torch.dtype
+) -> Comparison:
+    """Two models, in one of which the parts of every layer are fused anew and cut as before."""
+    tensors = {n: x.to(dtype) for n, x in weights(CONFIG).items()}
+    wrong = dict(tensors)
+    for name in tensors:
+        if f".{roles[0]}." in name:
+            names = [name.replace(roles[0], role) for role in roles]
+            parts = [tensors[n] for n in names]
+            fused = put_down(*parts).clone()
+            wrong |= dict(zip(names, fused.split([len(x) for x in parts]), strict=True))
+    wrong = {n: x.clone().contiguous() for n, x in wrong.items()}
+    a, b = write_hf(path / "a", tensors, CONFIG), write_hf(path / "b", wrong, CONFIG)
+    return intarsia.verify(a, b)
+
+
+def by_rank(tp: int, order: Sequence[int]) -> Callable[..., torch.Tensor]:
+    def put_down(*parts: torch.Tensor) -> torch.Tensor:
+        shards = [x.chunk(tp) for x in parts]
+        return torch.cat([shards[k][t] for t in range(tp) for k in order])
+
+    return put_down
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("roles", "tp", "order", "told"),
+    [
+        (QKV, 1, (1, 0, 2), "qkv-permuted: .* in the order k_proj, q_proj, v_proj"),
+        (QKV, 1, (2, 1, 0), "qkv-permuted: .* in the order v_proj, k_proj, q_proj"),
+        (QKV, 1, (1, 2, 0), "qkv-permuted: .* in the order k_proj, v_proj, q_proj"),
+        (QKV, 3, (1, 2, 0), "qkv-permuted: .* in the order k_proj, v_proj, q_proj .*tp=3"),
+        (GATED, 2, (1, 0), "gate-up-swapped: .* in the order up_proj, gate_proj .*tp=2"),
+        (GATED, 3, (1, 0), "gate-up-swapped: .* in the order up_proj, gate_proj .*tp=3"),
+    ],
+)
+def test_parts_put_down_in_another_order_are_one_fault(
+    tmp_path: Path, roles: tuple[str, ...], tp: int, order: tuple[int, ...], told: str, dtype
+) -> None:
+    found = refused(tmp_path, roles, by_rank(tp, order), dtype)
+    (fault,) = found.faults
+    assert re.match(told, str(fault))
+    assert len(fault.tensors) == len(found.different)
+
+
+def test_parts_in_an_order_without_a_name_are_told_as_such(tmp_path: Path) -> None:
+    def shuffled(*parts: torch.Tensor) -> torch.Tensor:
+        fused = torch.cat(parts)
+        return fused[torch.randperm(len(fused), generator=torch.Generator().manual_seed(1))]
+
+    (fault,) = refused(tmp_path, QKV, shuffled, torch.float32).faults
+    assert str(fault).startswith("rows-permuted: rows of query, key and value")
+
+
+@pytest.mark.parametrize("part", [None, 0.5], ids=["whole heads", "half of each head"])
+def test_norms_of_heads_are_turned_as_the_heads_are(tmp_path: Path, part: float | None) -> None:
+    config = {**DENSE, "head_dim": 16} | ({"partial_rotary_factor": part} if part else {})
+    tensors = weights(config)
+    size = int(16 * (part or 1))
+    order = torch.cat([torch.arange(size).reshape(2, -1).T.reshape(-1), torch.arange(size, 16)])
+    wrong = {n: x[order] if "q_norm" in n else x for n, x in tensors.items()}
+    a, b = write_hf(tmp_path / "a", tensors, config), write_hf(tmp_path / "b", wrong, config)
+    (fault,) = intarsia.verify(a, b).faults
+    assert fault.kind == "rope-permuted"

@@ -1,0 +1,62 @@
+"""Numbers multiplied by a factor of their own for each row, column or block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import intarsia
+from tests.checkpoints import normal_tensor, write_hf
+
+
+def factors(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(3)) + 0.5
+
+
+def by_rows(x: torch.Tensor) -> torch.Tensor:
+    return x * factors(x.shape[0])[:, None]
+
+
+def by_columns(x: torch.Tensor) -> torch.Tensor:
+    return x * factors(x.shape[1])
+
+
+def by_blocks(size: int):
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        rows, columns = (-(-n // size) for n in x.shape)
+        each = factors(rows, columns).repeat_interleave(size, 0).repeat_interleave(size, 1)
+        return x * each[: x.shape[0], : x.shape[1]]
+
+    return scaled
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(70, 90), (300, 260)])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (by_rows, "every row"),
+        (by_columns, "every column"),
+        (by_blocks(32), "every block of 32 x 32"),
+        (by_blocks(12), "every block of 12 x 12"),
+    ],
+)
+def test_factors_of_rows_columns_and_blocks_are_told(
+    tmp_path: Path, change, told: str, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    x = normal_tensor(shape, torch.float32, 1)
+    a = write_hf(tmp_path / "a", {"x": x.to(dtype)}, None)
+    b = write_hf(tmp_path / "b", {"x": change(x.to(dtype).float()).to(dtype)}, None)
+    (fault,) = intarsia.verify(a, b).faults
+    assert fault.kind == "scaled"
+    assert told in fault.text
+
+
+def test_noise_is_no_factor_of_each_row(tmp_path: Path) -> None:
+    x, y = (normal_tensor((70, 90), torch.float32, seed) for seed in (1, 2))
+    a = write_hf(tmp_path / "a", {"x": x}, None)
+    b = write_hf(tmp_path / "b", {"x": x * (1 + y / 100)}, None)
+    (fault,) = intarsia.verify(a, b).faults
+    assert fault.kind == "unexplained"
