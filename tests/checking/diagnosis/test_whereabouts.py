@@ -180,7 +180,8 @@ def test_zeros_between_pages_are_not_the_disks(sound, tmp_path: Path) -> None:
     spot = copied(sound["hf"], tmp_path / "b")
     spot.overwrite(spot.page() + 2 * 501, bytes(4096))
     found = intarsia.verify(sound["hf"], tmp_path / "b")
-    assert told(found)["kind"] == "zero"
+    assert told(found)["kind"] == "rank-zero"
+    assert "the flat range of elements" in told(found)["diagnosis"]
     assert of_b(found)[0]["page"] == 0
     assert of_b(found)[0]["bytes"] == [spot.page() + 1002, spot.page() + 1002 + 4096]
 
