@@ -7,7 +7,6 @@ the next run, or continued.  A lock keeps two runs from writing one destination.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import threading
@@ -21,8 +20,9 @@ from typing import TYPE_CHECKING
 from intarsia.errors import StoreError, UnsafeError, UsageError
 from intarsia.quantity import human
 from intarsia.store.local import open_plain
+from intarsia.store.lock import Lock
 from intarsia.store.looking import everything_in, exists, is_folder, is_link, listed
-from intarsia.store.naming import naming, unlockable
+from intarsia.store.naming import naming
 from intarsia.store.pwrite import WRITEBACK_BYTES, start_write_back, write_all
 from intarsia.store.swap import put_in_place, remove, restore, sync_path
 
@@ -44,20 +44,20 @@ class Staging:
         self.destination = Path(os.path.abspath(destination))
         self.folder = self.destination.parent / f".{self.destination.name}{PARTIAL}"
         self.journal = self.folder.with_name(f".{self.destination.name}.intarsia-journal")
-        self.lock = self.folder.with_name(f".{self.destination.name}.intarsia-lock")
+        lock = self.folder.with_name(f".{self.destination.name}.intarsia-lock")
+        self.lock = Lock(lock, self.destination)
         self.overwrite = overwrite
         self.committed = False
         self._open: dict[str, int] = {}
         self._writing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
-        self._lock_fd: int | None = None
         self._flusher: ThreadPoolExecutor | None = None
         self.failure: BaseException | None = None
 
     @property
     def owned(self) -> bool:
         """Whether this process holds the lock."""
-        return self._lock_fd is not None
+        return self.lock.held
 
     def begin(self, need_bytes: int = 0) -> None:
         """Claim the destination: refuse what is in the way, clear what a killed run left."""
@@ -76,7 +76,7 @@ class Staging:
         parent = self.destination.parent
         with naming(parent):
             parent.mkdir(parents=True, exist_ok=True)
-            self._claim()
+            self.lock.take()
             restore(self.folder, self.destination)
         for mine in (self.folder, self.journal):
             if is_link(mine):
@@ -110,30 +110,6 @@ class Staging:
                 f" - at {self.destination.parent}",
                 hint="free some space or choose another destination; nothing was written",
             )
-
-    def _claim(self) -> None:
-        """Lock the destination; the lock lies beside it, so that no rename moves it away."""
-        while self._lock_fd is None:
-            fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-            try:
-                self._lock_file(fd)
-                # Its last owner may have removed it in between.
-                if exists(self.lock) and os.path.samestat(os.stat(self.lock), os.fstat(fd)):
-                    self._lock_fd = fd
-            finally:
-                if self._lock_fd is None:
-                    os.close(fd)
-
-    def _lock_file(self, fd: int) -> None:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(
-                f"another process is writing {self.destination}",
-                hint="wait for it, or choose another destination",
-            ) from error
-        except OSError as error:
-            raise unlockable(self.lock, error) from error
 
     def create(self, file: str, size_bytes: int, *, keep: bool = False) -> None:
         """Make a file of a known length; what it holds already may be kept."""
@@ -252,7 +228,7 @@ class Staging:
             with naming(self.journal):
                 remove(self.journal)
         finally:
-            self._unlock()
+            self.lock.give_back()
 
     def is_broken(self, error: object) -> bool:
         """Whether an error says that the disk which is written to has lost something."""
@@ -261,7 +237,7 @@ class Staging:
         mine = (self.folder, self.journal, self.destination)
         return (
             error.path is None
-            or error.path in (self.lock, self.destination.parent)
+            or error.path in (self.lock.path, self.destination.parent)
             or any(error.path.is_relative_to(path) for path in mine)
         )
 
@@ -279,12 +255,12 @@ class Staging:
                     keep = False
             self._open.clear()
         keep = keep and self.failure is None
-        if self._lock_fd is not None:
+        if self.owned:
             if not keep and not self.committed:
                 shutil.rmtree(self.journal, ignore_errors=True)
                 shutil.rmtree(self.folder, ignore_errors=True)
             with suppress(StoreError):  # something worse is being told
-                self._unlock()
+                self.lock.give_back()
         return keep
 
     def settle(self) -> None:
@@ -292,15 +268,6 @@ class Staging:
         if self._flusher is not None:
             self._flusher.shutdown(cancel_futures=True)
             self._flusher = None
-
-    def _unlock(self) -> None:
-        if self._lock_fd is not None:
-            fd, self._lock_fd = self._lock_fd, None
-            with naming(self.lock):
-                try:
-                    self.lock.unlink(missing_ok=True)
-                finally:
-                    os.close(fd)
 
     def _fd(self, file: str) -> int:
         fd = self._open.get(file)

@@ -34,8 +34,8 @@ def die_half_way(src: Path, out: Path, at: int = 20, **options: object) -> int:
             written[1] += sum(map(len, buffers))
 
         def vanish(self: Staging, *, keep: bool = False) -> None:
-            assert self._lock_fd is not None
-            os.close(self._lock_fd)
+            assert self.lock.fd is not None
+            os.close(self.lock.fd)
 
         patch.setattr(Staging, "write", write)
         patch.setattr(Staging, "abandon", vanish)

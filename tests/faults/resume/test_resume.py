@@ -148,8 +148,8 @@ def test_a_run_killed_after_its_commit_is_done(src, tmp_path, whole, monkeypatch
         raise Death
 
     def vanish(self: Staging, *, keep: bool = False) -> None:
-        assert self._lock_fd is not None
-        os.close(self._lock_fd)
+        assert self.lock.fd is not None
+        os.close(self.lock.fd)
 
     with monkeypatch.context() as patch:
         patch.setattr(Staging, "clear_up", dies)
