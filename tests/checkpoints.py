@@ -282,6 +282,7 @@ def slow(*arguments):
     count[0] += 1
     if count[0] == 12:
         print("half way", flush=True)
+        os.read(0, 1)
     if count[0] >= 12:
         time.sleep(0.01)
     return honest(*arguments)
@@ -290,13 +291,14 @@ os.pwritev = slow
 Budget.window_bytes = property(lambda self: 1024)
 main(sys.argv[1:])
 """
-"""A conversion that says when it is half way, and is slow from there on."""
+"""A conversion that says when it is half way, waits until nobody can write to it, and is slow from there on."""
 
 
 def half_way(*words: object) -> subprocess.Popen[str]:
-    """A conversion in another process, which has written some of its bytes."""
+    """A conversion in another process, which has written some of its bytes; `communicate` lets it go on."""
     child = subprocess.Popen(
         [sys.executable, "-c", SLOWLY, *(str(word) for word in words)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
