@@ -129,6 +129,7 @@ def test_a_save_of_which_one_rank_fails_leaves_the_checkpoint_before_it(place: P
     assert sweep(place, ["save", place.out, 2], 1, 4)
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("what", ["convert", "save"])
 def test_every_call_of_one_rank_that_fails_is_told_by_both(
