@@ -87,16 +87,13 @@ class Checkpoint(Mapping[str, "Tensor"]):
 
     def stream(self, file: str, start_bytes: int, length_bytes: int) -> Callable[[int, int], Bytes]:
         """What brings bytes of a part of a file, each time over those that it brought before."""
+        view = self._folder.view
         self._folder.foretell(file, start_bytes, length_bytes)
-        return lambda lo, hi: self.view(file, start_bytes + lo, hi - lo)
+        return lambda lo, hi: np.frombuffer(view(file, start_bytes + lo, hi - lo), np.uint8)
 
     def locate(self, stored: Stored, chunk: Chunk) -> Located:
         """Where a chunk's elements are in its file, in whatever order."""
         return self._source.locate(Copy(stored, chunk, Piece("", 0, 0)))
-
-    def view(self, file: str, start_bytes: int, length_bytes: int) -> Bytes:
-        """Bytes of a file as they are, until this thread views others."""
-        return np.frombuffer(self._folder.view(file, start_bytes, length_bytes), np.uint8)
 
     def close(self) -> None:
         self._folder.close()

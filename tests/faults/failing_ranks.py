@@ -11,12 +11,11 @@ import json
 import multiprocessing
 import os
 import sys
-import tempfile
-import traceback
-from datetime import timedelta
-from multiprocessing.connection import Connection
 from typing import Any
 
+import torch.distributed as dist
+
+from tests.distributed.ranks import outcomes
 from tests.faults.failing_process import answer, prepare
 
 RANKS = 2
@@ -43,54 +42,17 @@ def command(words: list[str]) -> None:
         raise SystemExit(2) from error
 
 
-def work(pipe: Connection, store: str, rank: int, asked: dict[str, Any]) -> None:
+def work(asked: dict[str, Any]) -> dict[str, Any]:
     """One rank: how the command ended there."""
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "localhost"}
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=RANKS,
-        timeout=timedelta(seconds=60),
-    )
-    try:
-        told = answer(asked if rank == asked["rank"] else asked | QUIET, command)
-    except BaseException:
-        told = {"status": -1, "out": "", "err": traceback.format_exc(), "calls": 0, "failed": ""}
-    pipe.send(told)
-    pipe.close()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    return answer(asked if dist.get_rank() == asked["rank"] else asked | QUIET, command)
 
 
 def ask(asked: dict[str, Any]) -> list[dict[str, Any]]:
     """How a command ended on every rank."""
     context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as folder:
-        started = []
-        for rank in range(RANKS):
-            mine, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=work, args=(theirs, f"{folder}/store", rank, asked))
-            process.start()
-            theirs.close()
-            started.append((mine, process))
-        answers = []
-        for pipe, _ in started:
-            lost = {"status": -2, "out": "", "err": "no answer", "calls": 0, "failed": ""}
-            try:
-                answers.append(pipe.recv() if pipe.poll(30) else lost)
-            except EOFError:
-                answers.append(lost)
-        for _, process in started:
-            process.join(5)
-            if process.is_alive():
-                process.kill()
-                process.join()
-        return answers
+    ended = outcomes(RANKS, work, asked, seconds=30, context=context)
+    lost = {"status": -1, "out": "", "calls": 0, "failed": ""}
+    return [told if good else lost | {"err": told} for good, told in ended]
 
 
 def main() -> None:
@@ -101,6 +63,7 @@ def main() -> None:
 
     import tests.distributed.small_model  # noqa: F401
 
+    os.environ["MASTER_ADDR"] = "localhost"  # by which a command knows that it has ranks beside it
     prepare(int(sys.argv[1]), eager=bool(int(sys.argv[2])))
     for line in sys.stdin:
         sys.stdout.write(json.dumps(ask(json.loads(line))) + "\n")

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intarsia.layout import Layout, chunk, concat
-from intarsia.run import hashing
 from intarsia.run.checksum import fold, remainder, shift
 from intarsia.run.hashing import PAGE, Sum, sum_layout, sum_run
+from intarsia.run.mixing import odd_numbers
 
 some = settings(max_examples=60, deadline=None)
 
@@ -230,4 +230,4 @@ def test_a_remainder_shifts_over_zeros(data: bytes, count: int) -> None:
 
 
 def test_the_keys_are_odd() -> None:
-    assert all(int(key) & 1 for key in hashing._keys(np.arange(1000)))
+    assert all(int(key) & 1 for key in odd_numbers(np.arange(1000)))

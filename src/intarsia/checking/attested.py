@@ -78,6 +78,5 @@ def digest_faults(
         f"{len(names):,} tensors are not those whose digests were stored: {few(names)};"
         f" {first.expected or 'nothing'} was stored of {first.name}, {first.found or 'nothing'} found"
     )
-    held = {c.file for n in names for s in manifest.sources.get(n, ()) for c in s.chunks}
     elements = sum(manifest.logical[n].size for n in names if n in manifest.logical)
-    yield Fault("digest-differs", names, few(sorted(held)) or DIGESTS, text, elements)
+    yield Fault("digest-differs", names, few(manifest.files_of(names)) or DIGESTS, text, elements)

@@ -20,7 +20,7 @@ from intarsia.run.hashing import LONG_BYTES, Reader, Sum, sum_layout, sum_run
 
 Sums = dict[str, Sum]
 VIEWED = 2
-"""How many windows are viewed at once: one is as much as a worker reads into, the other its buffer."""
+"""How many windows one step sums, at most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.checking.mixing import odd_numbers
 from intarsia.checking.naming import Unit
 from intarsia.checking.portrait import CUTS, Portrait, Sums, portrait
 from intarsia.dtypes import DType
+from intarsia.run.mixing import odd_numbers
 from intarsia.run.values import Bits
 
 _TRIED = 4096
@@ -60,7 +61,12 @@ class Groups:
 
     def weights(self, first: int, n: int) -> Sums:
         """The weight of each of `n` indices in its group."""
-        return odd_numbers(0, self.width)[(first + np.arange(n)) % self.width]
+        return self.table[(first + np.arange(n)) % self.width]
+
+    @cached_property
+    def table(self) -> Sums:
+        """The weights within a group."""
+        return odd_numbers(np.arange(self.width))
 
 
 @dataclass
@@ -113,8 +119,7 @@ class Sketch:
         if self.row_groups.width == 1:
             self.rows[at] += along
         else:
-            table = odd_numbers(0, self.row_groups.width)
-            weights = table[at % unit.rows % self.row_groups.width]
+            weights = self.row_groups.table[at % unit.rows % self.row_groups.width]
             np.add.at(self.rows, self.row_sums(at), along * weights)
         owners = at // max(unit.rows, 1)
         starts = np.flatnonzero(np.diff(owners, prepend=-1))

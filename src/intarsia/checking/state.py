@@ -95,9 +95,9 @@ def misshapen_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator
     for name, logical in manifest.logical.items():
         kind, of = state_of(name)
         weight = manifest.logical.get(of)
-        if kind not in _SHAPED or weight is None or {name, of} & {*known}:
+        if kind not in _SHAPED or weight is None or name in known or of in known:
             continue
         if logical.shape != weight.shape:
             text = f"`{name}` has shape {list(logical.shape)}, its parameter {list(weight.shape)}"
-            held = {c.file for s in manifest.sources.get(name, ()) for c in s.chunks}
-            yield Fault("shape-wrong", (name,), few(sorted(held)), text, logical.size)
+            files = few(manifest.files_of([name]))
+            yield Fault("shape-wrong", (name,), files, text, logical.size)

@@ -9,9 +9,8 @@ from typing import Any
 from intarsia.errors import FormatError, UnsafeError
 from intarsia.format.strict_json import parse_json
 from intarsia.planning.manifest import Side
-from intarsia.store.looking import is_file, is_link, listed, real
+from intarsia.store.looking import is_file, is_link, listed, real, size_of
 from intarsia.store.naming import unreadable
-from intarsia.store.stamp import Stamp
 
 DIGESTS = "intarsia-digests.json"
 """What the tensors of a checkpoint amount to; it is of this checkpoint alone and travels nowhere."""
@@ -32,7 +31,7 @@ def side_files(root: Path) -> tuple[Side, ...]:
             continue
         if path.name == DIGESTS:
             continue
-        if Stamp.of(path).size_bytes <= MAX_SIDE_BYTES:
+        if size_of(path) <= MAX_SIDE_BYTES:
             found.append(Side(path.name, str(path)))
     return tuple(found)
 

@@ -7,7 +7,7 @@ or permutes.  A manifest is read from headers alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -120,6 +120,11 @@ class Manifest:
             for name in stored.layout.tensors:
                 found.setdefault(name, []).append(stored)
         return {name: tuple(held) for name, held in found.items()}
+
+    def files_of(self, names: Iterable[str]) -> list[str]:
+        """The files that hold any of these logical tensors."""
+        stored = (s for name in names for s in self.sources.get(name, ()))
+        return sorted({chunk.file for s in stored for chunk in s.chunks})
 
     @property
     def parameters(self) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from intarsia.layout import Layout, Piece
 from intarsia.planning.coalesce import Ints, Runs, runs_of
 from intarsia.run.checksum import crc32, fold, full, remainder, shift
+from intarsia.run.mixing import odd_numbers
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
@@ -46,8 +48,10 @@ LONG_BYTES = 32 << 10
 BATCH_BYTES = 1 << 20
 """… at most so many bytes of them at once."""
 
+FIRST_PAGES = 1 << 14
+"""The pages of the first 64 MiB of a tensor, whose keys are kept."""
+
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +267,7 @@ def _sum_rows(rows: Bytes, starts: Ints) -> int:
     row = np.repeat(np.arange(count), met)
     pages = page[row] + np.arange(len(row)) - np.repeat(np.cumsum(met) - met, met)
     begins = row * width + np.maximum(pages * PAGE - first[row], 0)
-    return _dot(np.add.reduceat(words.reshape(-1), begins), _keys(pages))
+    return _dot(np.add.reduceat(words.reshape(-1), begins), odd_numbers(pages))
 
 
 def _row_words(rows: Bytes, starts: Ints) -> Words:
@@ -281,19 +285,11 @@ def _row_words(rows: Bytes, starts: Ints) -> Words:
 
 def _keys_from(first: int, count: int) -> Words:
     """The keys of consecutive pages."""
-    if first + count <= len(_FIRST_KEYS):
-        return _FIRST_KEYS[first : first + count]
-    return _keys(np.arange(first, first + count))
+    if first + count <= FIRST_PAGES:
+        return _first_keys()[first : first + count]
+    return odd_numbers(np.arange(first, first + count))
 
 
-def _keys(pages: Ints) -> Words:
-    """The odd keys of these pages: the outputs of SplitMix64 with the seed 0, the last bit set."""
-    state = (pages + 1).astype(np.uint64) * np.uint64(_GOLDEN)
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    keys: Words = (state ^ (state >> np.uint64(31))) | np.uint64(1)
-    return keys
-
-
-_FIRST_KEYS = _keys(np.arange(1 << 14))
-"""The keys of the first 64 MiB of any tensor."""
+@cache
+def _first_keys() -> Words:
+    return odd_numbers(np.arange(FIRST_PAGES))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from intarsia.errors import FormatError, StoreError
 
+_LOST = (errno.EIO, errno.ESTALE)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -37,7 +38,7 @@ class naming:
             f"{self.path}: {error.strerror or error}",
             hint=hint,
             path=self.path,
-            lost=self.lasting or error.errno in (errno.EIO, errno.ESTALE),
+            lost=self.lasting or error.errno in _LOST,
         ) from error
 
 
@@ -63,5 +64,5 @@ def unreadable(path: Path, error: OSError) -> StoreError | FormatError:
     return StoreError(
         f"{path}: {error.strerror or error}",
         path=path,
-        lost=error.errno in (errno.EIO, errno.ESTALE),
+        lost=error.errno in _LOST,
     )

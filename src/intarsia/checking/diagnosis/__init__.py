@@ -19,7 +19,7 @@ from intarsia.checking.diagnosis.groups import Kin
 from intarsia.checking.diagnosis.moved import kind_of, told
 from intarsia.checking.diagnosis.moves import find_moves
 from intarsia.checking.diagnosis.names import pattern
-from intarsia.checking.diagnosis.pages import damaged_pages
+from intarsia.checking.diagnosis.pages import damaged_pages, whereabouts
 from intarsia.checking.diagnosis.places import place_of
 from intarsia.checking.diagnosis.search import explain, unexplained, with_place
 from intarsia.checking.diagnosis.shapes import find_reshaped
@@ -141,7 +141,9 @@ def _unsearched(e: Evidence) -> Finding:
     place = place_of(e)
     why = f"not searched, as {PATIENCE} tensors of this name stayed unexplained"
     chunks = wrong_chunks(e, place)
-    return with_place(damaged_pages(e, place, chunks) or unexplained(e, place, chunks, why))
+    where = whereabouts(place, chunks)
+    found = damaged_pages(e, place, where) or unexplained(e, place, chunks, why)
+    return with_place(replace(found, where=where))
 
 
 __all__ = ["Diagnosis", "Finding", "Unequal", "diagnose"]

@@ -19,13 +19,13 @@ from intarsia.checking.diagnosis.hypothesis import (
     score,
 )
 from intarsia.checking.diagnosis.rearrange import along, of_runs
-from intarsia.checking.mixing import odd_numbers
 from intarsia.checking.pairs import Pair, read
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout, unravel
 from intarsia.mesh import Box, Shape
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
+from intarsia.run.mixing import odd_numbers
 from intarsia.run.values import bits_dtype
 
 SAMPLE_ROWS = 12
@@ -138,7 +138,8 @@ class Evidence:
         for w in self.windows():
             at = np.arange(w.box.shape[0]) + w.box.offsets[0]
             inner = w.box.size // len(at)
-            weights = odd_numbers(_flat(w.box.offsets[1:], self.shape[1:]), inner)
+            first = _flat(w.box.offsets[1:], self.shape[1:])
+            weights = odd_numbers(np.arange(first, first + inner))
             for hashes, bits in ((left, w.x), (right, w.y)):
                 hashes[at] += (bits.reshape(-1, inner) * weights).sum(1, dtype=np.uint64)
             unequal[at] += w.unequal.reshape(-1, inner).sum(1)

@@ -30,9 +30,9 @@ def whereabouts(place: Place, chunks: Chunks) -> Whereabouts:
     return Whereabouts(first, last, place.differing, place.axes, a=chunks.a, b=chunks.b)
 
 
-def damaged_pages(e: Evidence, place: Place, chunks: Chunks) -> Finding | None:
+def damaged_pages(e: Evidence, place: Place, where: Whereabouts) -> Finding | None:
     """A finding about pages of a file that differ as wholes, and are no rows, columns or blocks."""
-    sides = {"B": chunks.b, "A": chunks.a}
+    sides = {"B": where.b, "A": where.a}
     filled = {name: spots for name, spots in sides.items() if _in_pages(spots)}
     if place.differing < ENOUGH or not filled or _is_grid(place) or _is_shard(place):
         return None
@@ -45,9 +45,9 @@ def damaged_pages(e: Evidence, place: Place, chunks: Chunks) -> Finding | None:
         fault += f" of {side} are zero"
     else:
         fault += f" of {side} differ" if len(filled) == 1 else " differ, of A or of B"
-    n, where = place.differing, whereabouts(place, chunks)
+    n = place.differing
     text = f"{fault} ({n:,} elements)"
-    return Finding(e.name, DAMAGED, text, fault, fault, n, n, files=files, where=where)
+    return Finding(e.name, DAMAGED, text, fault, fault, n, n, files=files)
 
 
 def _in_pages(found: Spots) -> bool:
@@ -73,4 +73,5 @@ def _is_grid(place: Place) -> bool:
 
 def _is_shard(place: Place) -> bool:
     """Whether a flat range differs that one of few ranks holds: it may begin and end with pages."""
-    return place.flat is not None and 0 < place.flat.parts <= FEW_RANKS
+    flat = place.flat
+    return flat is not None and 0 < flat.parts <= FEW_RANKS

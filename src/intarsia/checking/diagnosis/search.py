@@ -71,7 +71,7 @@ def _weighed(e: Evidence, kin: Kin, tried: Tried, likely: list[Hypothesis]) -> F
     place = place_of(e)
     chunks = wrong_chunks(e, place)
     where = whereabouts(place, chunks)
-    found = damaged_pages(e, place, chunks) or wrong_block(e, kin, place, chunks, tried)
+    found = damaged_pages(e, place, where) or wrong_block(e, kin, place, chunks, tried)
     if found is not None:
         return replace(found, where=where)
     placed = [x for x in moved if isinstance(x[1].predict, Layout | Shuffle)]
@@ -82,7 +82,7 @@ def _weighed(e: Evidence, kin: Kin, tried: Tried, likely: list[Hypothesis]) -> F
     best = max(placed, key=lambda x: x[0].explained - x[0].denied, default=None)
     if best and best[0].explained - best[0].denied >= max(ENOUGH, best[0].differing // 2):
         return _found(e, best[1], best[0], "; the rest is unexplained")
-    return unexplained(e, place, chunks, NOT_KNOWN)
+    return replace(unexplained(e, place, chunks, NOT_KNOWN), where=where)
 
 
 def unexplained(e: Evidence, place: Place, chunks: Chunks, why: str) -> Finding:
@@ -91,7 +91,6 @@ def unexplained(e: Evidence, place: Place, chunks: Chunks, why: str) -> Finding:
     return Finding(
         e.name, UNEXPLAINED, text, NOTHING,
         differing=place.differing, whole=place.everywhere, files=chunks.files, place=place,
-        where=whereabouts(place, chunks),
     )  # fmt: skip
 
 
