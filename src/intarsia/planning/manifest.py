@@ -16,6 +16,7 @@ from typing import Any
 from intarsia.dtypes import DType
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Rule, Shape
+from intarsia.planning.inventory import Item
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class Manifest:
     `config_made` says that the model configuration was put together from a framework's own
     arguments, for want of the model's: it may be wrong in what those do not tell.
     `told` are elements that no file holds as such, by the name that chunks give for a file.
+    `inventory` names every file of the folder and every section, with its role and its fate.
     """
 
     format: str
@@ -108,6 +110,7 @@ class Manifest:
     entries: Mapping[str, Entry] = field(default_factory=dict)
     told: Mapping[str, bytes] = field(default_factory=dict)
     sides: tuple[Side, ...] = ()
+    inventory: tuple[Item, ...] = ()
     absent: tuple[Logical, ...] = ()
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

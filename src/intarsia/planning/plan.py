@@ -10,6 +10,7 @@ from typing import Any
 
 from intarsia.errors import CoverageError
 from intarsia.mesh import Mesh
+from intarsia.planning.inventory import left_out
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.quantity import human
 
@@ -94,6 +95,7 @@ class Plan:
             "left_out": [
                 {"tensor": x.tensor, "elements": x.elements, "why": x.why} for x in self.left_out
             ],
+            "inventory": [item.as_json() for item in self.src.inventory],
             "notes": list(self.notes),
         }
 
@@ -111,5 +113,9 @@ class Plan:
         ]
         rows += [("problem", text) for text in self.problems[:8]]
         rows += [("left out", f"{x.tensor} ({x.elements:,}): {x.why}") for x in self.left_out[:8]]
+        rows += [
+            ("left out", f"{item.kind} {item.name} ({item.role}): {item.why}")
+            for item in left_out(self.src.inventory)
+        ]
         rows += [("note", text) for text in self.notes]
         return "\n".join(f"{name:<9}{text}" for name, text in rows)

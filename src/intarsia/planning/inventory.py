@@ -1,0 +1,58 @@
+"""Every part of a source and what becomes of it: nothing is passed over in silence.
+
+A part is a file of the folder or a section of its state dict.  Its role comes from content that
+only one kind has, or from the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Role(StrEnum):
+    """What a part of a checkpoint is."""
+
+    MODEL = "model"
+    OPTIMIZER = "optimizer"
+    OTHER_MODEL = "other model"
+    TRAINING = "training state"
+    SIDE = "side file"
+    UNKNOWN = "unknown"
+
+
+class Fate(StrEnum):
+    """What becomes of a part: its content is read, its file is copied as it is, or neither."""
+
+    READ = "read"
+    COPIED = "copied"
+    LEFT_OUT = "left out"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One file or one section of a source; `why` is the reason where it is left out."""
+
+    kind: str
+    name: str
+    role: Role
+    fate: Fate
+    why: str = ""
+    nbytes: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "role": str(self.role),
+            "fate": str(self.fate),
+            "why": self.why,
+            "bytes": self.nbytes,
+        }
+
+
+def left_out(items: Iterable[Item]) -> list[Item]:
+    """The parts that the destination does not get."""
+    return [item for item in items if item.fate is Fate.LEFT_OUT]
