@@ -329,6 +329,61 @@ def test_what_went_wrong_in_the_background_is_raised_by_the_next_save(tmp_path: 
     assert (tmp_path / "taken" / "file").read_text() == "in use"
 
 
+def group_ended_first(folder: Path) -> bool:
+    """The script ends its groups while the save is still being written."""
+    import intarsia.live.save as saving
+
+    write = saving._write_slot
+
+    def slowly(*given: Any) -> None:
+        time.sleep(0.3)
+        write(*given)
+
+    saving._write_slot = slowly
+    mesh = init_device_mesh("cpu", (2,))
+    held = DTensor.from_local(torch.full((2, 2), float(dist.get_rank())), mesh, [Shard(0)])
+    under_way = intarsia.save(folder / "step-1", {"w": held}, background=True)
+    dist.destroy_process_group()
+    still = not under_way.done  # type: ignore[union-attr]
+    under_way.wait()  # type: ignore[union-attr]
+    return still
+
+
+def test_a_background_save_outlives_the_groups_of_the_training(tmp_path: Path) -> None:
+    assert all(on_ranks(2, group_ended_first, tmp_path))
+    again = {"w": torch.empty(4, 2)}
+    intarsia.load(tmp_path, into=again)
+    assert again["w"][:, 0].tolist() == [0, 0, 1, 1]
+
+
+def unlike_extras(folder: Path) -> tuple[str, list[Any]]:
+    rank = dist.get_rank()
+    bad: dict[str, Any] = {"open file": object()} if rank == 1 else {}
+    said = ""
+    for background_ in (False, True):
+        try:
+            intarsia.save(folder / "a", {"w": torch.ones(2)}, extra=bad, background=background_)
+        except intarsia.IntarsiaError as error:
+            said += str(error)
+    given: dict[str, Any] = {"some": rank} if rank else {}
+    given |= {"one": 11} if rank == 0 else {}
+    intarsia.save(folder / "b", {"w": torch.ones(2)}, extra=given)
+    found = intarsia.load(folder / "b", into={"w": torch.empty(2)}).extra
+    return said, [found]
+
+
+def test_a_rank_whose_extra_cannot_be_saved_stops_all_at_once(tmp_path: Path) -> None:
+    """And values that only some ranks give come back as they were given."""
+    found = on_ranks(3, unlike_extras, tmp_path, seconds=40)
+    assert all(said.count("extra['open file']") == 2 for said, _ in found)
+    assert not (tmp_path / "a").exists()
+    assert [extra for _, (extra,) in found] == [
+        {"one": 11},
+        {"one": 11, "some": 1},
+        {"one": 11, "some": 2},
+    ]
+
+
 def dying(folder: Path) -> str:
     """Rank 1 is gone when it should write its part."""
     mesh = init_device_mesh("cpu", (3,))

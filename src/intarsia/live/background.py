@@ -1,22 +1,31 @@
 """Saving while training goes on: a copy is taken at once, and written aside.
 
 The copy's memory is kept for the next save, so that taking it costs one pass over memory.  Ranks
-meet on a process group of their own, which no collective of the training disturbs.
+meet on a process group of their own, which no collective of the training disturbs.  A save is
+finished before its process ends, and one that failed unnoticed makes the process fail.
 """
 
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # ends its pools when it hears of the exit, so it must come first
+import logging
+import os
+import signal
+import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
+from intarsia.errors import UsageError
 from intarsia.live.save import Saved, Snapshot, snapshot, write
+from intarsia.run.apart import Apart
 from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew, ranks_of_model
 from intarsia.run.progress import Progress
@@ -27,7 +36,7 @@ if TYPE_CHECKING:
 _memory: dict[str, torch.Tensor] = {}
 """Where copies are kept, by tensor; used by one save at a time."""
 
-_running: Saving | None = None
+_last: Saving | None = None
 _groups: WeakKeyDictionary[Any, ReferenceType[Any]] = WeakKeyDictionary()
 """The group that stands aside each default group; torch alone keeps them, and so can end them."""
 
@@ -40,6 +49,7 @@ class Saving:
         self.pause_seconds = 0.0
         self._result: Saved | None = None
         self._error: BaseException | None = None
+        self._raised = False
         self._thread: threading.Thread | None = None
 
     @property
@@ -47,17 +57,25 @@ class Saving:
         """Whether it ended, well or not."""
         return self._thread is None or not self._thread.is_alive()
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What went wrong, if nobody was told yet."""
+        return self._error if self.done and not self._raised else None
+
     def wait(self) -> Saved:
         """Wait for the end; raise what went wrong."""
-        if self._thread is not None:
-            self._thread.join()
+        self._join()
         if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-        assert self._result is not None, "the error of this save was raised before"
+            self._raised = True
+            raise self._error
+        assert self._result is not None
         return self._result
 
-    def _start(self, work: Any) -> None:
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _start(self, work: Callable[[], Saved]) -> None:
         def run() -> None:
             try:
                 self._result = work()
@@ -84,31 +102,48 @@ def save(
     """Save a model, an optimizer and `extra` values as a sharded DCP checkpoint; collective.
 
     `path` appears when it is whole, or not at all.  Where its name ends in a number, the file
-    `latest` beside it names it then (`latest=False` leaves that alone).  With `background` the
-    call returns when a copy is taken; what went wrong is raised by `wait()` or by the next save.
+    `latest` beside it names it then, unless that names another series (`latest=True` takes it
+    over, `latest=False` leaves it alone).  With `background` the call returns when a copy is
+    taken; one save is under way at a time.  What went wrong is raised by `wait()` or by the next
+    save; the process does not end before its saves, and fails if one failed unnoticed.
     """
-    global _running
-    if _running is not None:
-        before, _running = _running, None
-        before.wait()
+    global _last
+    before, _last = _last, None
+    if before is not None:
+        before._join()
+        if before.failure is not None:
+            before.wait()
     started = time.perf_counter()
     team = ranks_of_model()
-    what = snapshot(model, optimizer, extra, config)
-    options: dict[str, Any] = {
-        "overwrite": overwrite,
-        "latest": latest,
-        "workers": Budget.of(None, workers).workers,
-        "progress": progress,
-    }
+    with team.together():
+        what = snapshot(model, optimizer, extra, config)
+        options: dict[str, Any] = {
+            "overwrite": overwrite,
+            "latest": latest,
+            "workers": Budget.of(None, workers).workers,
+            "progress": progress,
+        }
     if not background:
         return write(path, what, team, **options)
-    saving = Saving(path)
+    _finish_before_the_end()
     aside = _aside(team)
-    copied = copy_of(what)
+    with team.together():
+        copied = copy_of(what)
+    saving = Saving(path)
     saving.pause_seconds = time.perf_counter() - started
-    saving._start(lambda: write(path, copied, aside, **options))
-    _running = saving
+    saving._start(lambda: _write_aside(path, copied, aside, options))
+    _last = saving
     return saving
+
+
+def _write_aside(
+    path: str | Path, what: Snapshot, aside: Crew, options: Mapping[str, Any]
+) -> Saved:
+    try:
+        return write(path, what, aside, **options)
+    finally:
+        if aside.apart is not None:
+            aside.apart.close()
 
 
 def copy_of(what: Snapshot) -> Snapshot:
@@ -134,13 +169,18 @@ def _room(name: str, like: torch.Tensor) -> torch.Tensor:
 
 def release() -> None:
     """Give back the memory that background saves keep for their copies."""
+    if _last is not None and not _last.done:
+        raise UsageError(
+            f"{_last.path} is still being saved from this memory", hint="wait() for it first"
+        )
     _memory.clear()
 
 
 def _aside(team: Crew) -> Crew:
-    """The same ranks on a group of their own, made once."""
+    """The same ranks on a group of their own, made once, and held until the save has ended."""
     if team.size == 1:
         return team
+    import torch
     import torch.distributed as dist
 
     world = dist.group.WORLD
@@ -150,7 +190,7 @@ def _aside(team: Crew) -> Crew:
         group = dist.new_group(backend="gloo")
         _groups[world] = ref(group)
         atexit.register(_leave, ref(group))
-    return replace(team, group=group)
+    return replace(team, apart=Apart(group._get_backend(torch.device("cpu")), team.size))
 
 
 def _leave(known: ReferenceType[Any]) -> None:
@@ -161,3 +201,49 @@ def _leave(known: ReferenceType[Any]) -> None:
     if group is not None:
         with suppress(ValueError):  # torch has ended it
             dist.destroy_process_group(group)
+
+
+@cache
+def _finish_before_the_end() -> None:
+    """Have the end of this process wait for its last save, whatever ends it."""
+    assert concurrent.futures.thread
+    # Later than this no pool takes work any more; `atexit` would be too late.
+    threading._register_atexit(_finish)  # type: ignore[attr-defined]
+    atexit.register(_fail_if_unnoticed)
+    if (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    ):
+        signal.signal(signal.SIGTERM, _end_after_saving)
+
+
+def _finish() -> None:
+    if _last is not None:
+        _last._join()
+
+
+def _fail_if_unnoticed() -> None:
+    """Print the error of a save that nobody waited for, and end with the status of a failure."""
+    failure = _last.failure if _last is not None else None
+    if failure is None:
+        return
+    assert _last is not None
+    print(f"intarsia: {_last.path} was not saved: {failure}", file=sys.stderr)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(1)
+
+
+def _end_after_saving(number: int, frame: Any) -> None:
+    """Let a save come to its end within the grace that a scheduler gives, then end as asked."""
+    if _last is not None and not _last.done:
+        print(f"intarsia: finishing {_last.path} before the end", file=sys.stderr, flush=True)
+        _last._join()
+    failure = _last.failure if _last is not None else None
+    if failure is not None:
+        assert _last is not None
+        print(f"intarsia: {_last.path} was not saved: {failure}", file=sys.stderr, flush=True)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

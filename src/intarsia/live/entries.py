@@ -17,8 +17,19 @@ from intarsia.format.torch_frame import write_object
 from intarsia.format.torch_zip import read_object
 
 EXTRA = "extra."
-_RANK = re.compile(r"^(?P<name>.+)/rank_(?P<rank>\d+)$")
+OF_RANK = "extra_of_rank."
+_RANK = re.compile(r"^(?P<rank>\d+)_of_(?P<size>\d+)\.(?P<name>.*)$", re.S)
 _TENSOR = "intarsia.tensor"
+
+
+def packed(extra: Mapping[str, Any] | None) -> dict[str, bytes]:
+    """What a caller adds, each value as an archive."""
+    for key in extra or {}:
+        if not isinstance(key, str):
+            raise UsageError(
+                f"`extra` has the key {key!r} of type {type(key).__name__}", hint="use text as keys"
+            )
+    return {key: pack(value, f"extra[{key!r}]") for key, value in (extra or {}).items()}
 
 
 def pack(value: Any, where: str) -> bytes:
@@ -90,37 +101,38 @@ def extra_in(
 
     Where there are now more or fewer ranks, such a value is the list of all that were saved.
     """
-    values = {n: unpack(data, f"`{n}`") for n, data in entries.items() if n.startswith(EXTRA)}
     found: dict[str, Any] = {}
     by_rank: dict[str, dict[int, Any]] = {}
-    for name, value in values.items():
-        key = name.removeprefix(EXTRA)
-        if own := _RANK.match(key):
-            by_rank.setdefault(own["name"], {})[int(own["rank"])] = value
-        else:
-            found[key] = value
+    sizes: dict[str, int] = {}
+    for name, data in entries.items():
+        if name.startswith(EXTRA):
+            found[name.removeprefix(EXTRA)] = unpack(data, f"`{name}`")
+        elif own := _RANK.match(name.removeprefix(OF_RANK)) if name.startswith(OF_RANK) else None:
+            by_rank.setdefault(own["name"], {})[int(own["rank"])] = unpack(data, f"`{name}`")
+            sizes[own["name"]] = int(own["size"])
     notes = []
     for key, held in by_rank.items():
-        if len(held) == size:
-            found[key] = held[rank]
+        before = sizes.get(key, len(held))
+        if before == size:
+            if rank in held:
+                found[key] = held[rank]
         else:
             found[key] = [held[k] for k in sorted(held)]
             notes.append(
-                f"extra `{key}` was saved by each of {len(held)} ranks, there are {size} now:"
+                f"extra `{key}` was saved by {len(held)} of {before} ranks, there are {size} now:"
                 " it is the list of all"
             )
     return found, notes
 
 
 def extra_entries(values: Sequence[Mapping[str, bytes]]) -> dict[str, bytes]:
-    """The entries to write, from what every rank gave: once where all agree, else rank by rank."""
+    """The entries to write: once where all ranks that gave a value agree, else rank by rank."""
     found: dict[str, bytes] = {}
     for key in sorted({key for held in values for key in held}):
-        given = [held.get(key) for held in values]
-        if all(x == given[0] for x in given) and given[0] is not None:
-            found[EXTRA + key] = given[0]
+        given = {rank: held[key] for rank, held in enumerate(values) if key in held}
+        if len({*given.values()}) == 1:
+            found[EXTRA + key] = next(iter(given.values()))
             continue
-        for rank, data in enumerate(given):
-            if data is not None:
-                found[f"{EXTRA}{key}/rank_{rank}"] = data
+        for rank, data in given.items():
+            found[f"{OF_RANK}{rank}_of_{len(values)}.{key}"] = data
     return found

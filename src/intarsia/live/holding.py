@@ -102,6 +102,11 @@ def placed(tensor: Any) -> str:
     """
     if not is_dtensor(tensor):
         return f"a plain tensor of {list(tensor.shape)}"
+    return distributed(tensor)
+
+
+def distributed(tensor: Any) -> str:
+    """A DTensor, or what was seen of one, in words for an error."""
     mesh = tensor.device_mesh
     names = mesh.mesh_dim_names or [f"axis {k}" for k in range(mesh.ndim)]
     axes = ", ".join(f"{n}={mesh.size(k)}" for k, n in enumerate(names))

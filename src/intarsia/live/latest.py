@@ -27,6 +27,17 @@ def numbered(path: Path) -> bool:
     return _STEP.search(path.name) is not None
 
 
+def continues(path: Path) -> bool:
+    """Whether a checkpoint is the next of the series that `latest` names, or the first of one.
+
+    A series goes by the text before the number: `ema-4` does not continue `step-4`.
+    """
+    if not numbered(path):
+        return False
+    named = _named(path.parent)
+    return not named or _STEP.sub("", named) == _STEP.sub("", path.name)
+
+
 def point(path: Path) -> None:
     """Make `path` the last checkpoint of its folder; a reader finds the old one or the new one."""
     file = path.parent / LATEST
@@ -54,11 +65,18 @@ def resolve(path: str | Path) -> Path:
     file = where / LATEST
     if not is_file(file):
         return where
-    with Folder(where) as folder:
-        name = folder.read_all(LATEST, _NAME_BYTES).decode("utf-8", "replace").strip()
+    name = _named(where)
     if not name or "/" in name or name in (".", "..") or not exists(where / name):
         raise FormatError(
             f"{file} names {name!r}, which is not in {where}",
             hint="give the folder of the checkpoint itself",
         )
     return where / name
+
+
+def _named(folder: Path) -> str:
+    """What `latest` says in a folder; nothing where there is no such file."""
+    if not is_file(folder / LATEST):
+        return ""
+    with Folder(folder) as held:
+        return held.read_all(LATEST, _NAME_BYTES).decode("utf-8", "replace").strip()

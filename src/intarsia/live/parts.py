@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from intarsia.dtypes import DType
 from intarsia.errors import LayoutError
-from intarsia.live.holding import dtype_of, is_dtensor, is_present, placed
+from intarsia.live.holding import distributed, dtype_of, is_dtensor, is_present
 from intarsia.mesh import Box, Shape
 from intarsia.placement import boxes, from_torch
 
@@ -39,21 +40,39 @@ class Part:
         return self.box.size * self.dtype.itemsize
 
 
-def parts_of(tensors: Mapping[str, Any], memory: Mapping[str, torch.Tensor]) -> Iterator[Part]:
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a tensor was at one moment: a training may change its type and shape in place."""
+
+    dtype: DType
+    shape: Shape
+    present: bool
+    device_mesh: Any = None
+    placements: Any = None
+
+    @staticmethod
+    def of(tensor: Any, name: str) -> Seen:
+        kind, shape = dtype_of(tensor, name), tuple(tensor.shape)
+        if not is_dtensor(tensor):
+            return Seen(kind, shape, True)
+        return Seen(kind, shape, is_present(tensor), tensor.device_mesh, tensor.placements)
+
+
+def parts_of(seen: Mapping[str, Seen], memory: Mapping[str, torch.Tensor]) -> Iterator[Part]:
     """The boxes that this process holds of each tensor; of an empty tensor, the empty box.
 
     `memory` is what it holds of each, or a copy of that.
     """
     places = _Places()
-    for name, tensor in tensors.items():
-        if not is_present(tensor):
+    for name, tensor in seen.items():
+        if not tensor.present:
             continue
-        dtype, shape, held = dtype_of(tensor, name), tuple(tensor.shape), memory[name]
-        if not is_dtensor(tensor):
+        dtype, shape, held = tensor.dtype, tensor.shape, memory[name]
+        if tensor.device_mesh is None:
             yield Part(name, dtype, shape, Box.whole(shape), (), held)
             continue
         proof = places.ranks(tensor.device_mesh)
-        if not tensor.numel():
+        if not prod(shape):
             yield Part(name, dtype, shape, Box.whole(shape), proof, held)
         found = places.boxes(tensor)
         _check_count(name, tensor, sum(to.size for _, to in found), held.numel())
@@ -75,10 +94,10 @@ class _Places:
             self._ranks[id(mesh)] = tuple(mesh.mesh.flatten().tolist())
         return self._ranks[id(mesh)]
 
-    def boxes(self, tensor: Any) -> list[tuple[Box, Box]]:
+    def boxes(self, tensor: Seen) -> list[tuple[Box, Box]]:
         """Where each box lies in this process's memory, and in the whole tensor."""
         mesh = tensor.device_mesh
-        key = tuple(tensor.shape), id(mesh), tensor.placements
+        key = tensor.shape, id(mesh), tensor.placements
         if key not in self._boxes:
             sizes = tuple(mesh.size(axis) for axis in range(mesh.ndim))
             placements = from_torch(tensor.placements)
@@ -86,9 +105,9 @@ class _Places:
         return self._boxes[key]
 
 
-def _check_count(name: str, tensor: Any, count: int, held: int) -> None:
+def _check_count(name: str, tensor: Seen, count: int, held: int) -> None:
     if count != held:
         raise LayoutError(
-            f"`{name}` is {placed(tensor)}, which gives this rank {count:,} elements; it holds {held:,}",
+            f"`{name}` is {distributed(tensor)}, which gives this rank {count:,} elements; it holds {held:,}",
             hint="give `shape=` and `stride=` to `DTensor.from_local`, the same on all ranks",
         )

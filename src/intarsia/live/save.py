@@ -22,15 +22,15 @@ from intarsia.format.dcp_write import file_of, lay_out
 from intarsia.format.sides import DIGESTS
 from intarsia.live import megatron_rows
 from intarsia.live.attest import Sums, Witness
-from intarsia.live.entries import extra_entries, pack
+from intarsia.live.entries import extra_entries, pack, packed
 from intarsia.live.fill import as_bytes
 from intarsia.live.holding import memories_of
-from intarsia.live.latest import numbered, point
+from intarsia.live.latest import continues, point
 from intarsia.live.megatron_model import is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import hub_config
 from intarsia.live.names import bare, config_of, named_tensors
 from intarsia.live.optimizer import groups_of, states
-from intarsia.live.parts import Part, parts_of
+from intarsia.live.parts import Part, Seen, parts_of
 from intarsia.live.replicas import (
     Holders,
     Key,
@@ -86,7 +86,7 @@ def snapshot(
     config: Mapping[str, Any] | None = None,
 ) -> Snapshot:
     """Everything that this process holds, by the names that torch gives it; nothing is copied."""
-    packed = {key: pack(value, f"extra[{key!r}]") for key, value in (extra or {}).items()}
+    given = packed(extra)
     if is_megatron(model):
         refuse_optimizer(optimizer)
         parts = {f"{p.name}{p.box}": p for p in megatron_rows.parts_of(model, config)}
@@ -94,7 +94,7 @@ def snapshot(
             {key: p.memory for key, p in parts.items()},
             lambda memory: (replace(p, memory=memory[key]) for key, p in parts.items()),
             {},
-            packed,
+            given,
             hub_config(config),
         )
     tensors = {bare(name): x for name, x in named_tensors(model).items()}
@@ -106,8 +106,9 @@ def snapshot(
             for key, value in group.items():
                 name = f"optimizer.param_groups.{number}.{key}"
                 entries[name] = pack(value, name)
-    cut = partial(parts_of, tensors)
-    return Snapshot(memories_of(tensors), cut, entries, packed, config or config_of(model))
+    seen = {name: Seen.of(tensor, name) for name, tensor in tensors.items()}
+    cut = partial(parts_of, seen)
+    return Snapshot(memories_of(tensors), cut, entries, given, config or config_of(model))
 
 
 def write(
@@ -153,7 +154,7 @@ def write(
                     staging.write_small(DIGESTS, attested.as_bytes())
                 _close(staging, arrangement, config)
                 where = staging.destination
-                if numbered(where) if latest is None else latest:
+                if continues(where) if latest is None else latest:
                     point(where)
     except BaseException:
         staging.abandon()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.errors import IntarsiaError, StoreError
+from intarsia.run.apart import Apart
 
 PATIENCE = timedelta(hours=12)
 
@@ -49,11 +50,11 @@ class _Told:
 
 @dataclass(frozen=True)
 class Crew:
-    """This process's rank among those that work together."""
+    """This process's rank among those that work together; `apart` where they meet on their own."""
 
     rank: int = 0
     size: int = 1
-    group: Any = None
+    apart: Apart | None = None
 
     @contextmanager
     def together(self) -> Iterator[Shared]:
@@ -77,7 +78,10 @@ class Crew:
         told = None if failure is None else _Told.of(failure)
         answers: list[Any] = [None] * self.size
         try:
-            dist.all_gather_object(answers, (told, shared.value), group=self.group)
+            if self.apart is not None:
+                answers = self.apart.all_gather((told, shared.value))
+            else:
+                dist.all_gather_object(answers, (told, shared.value))
         except RuntimeError as error:
             if failure is not None:
                 raise failure from error

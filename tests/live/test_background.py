@@ -1,0 +1,147 @@
+"""A save in the background is finished, or its failure is loud, however the process ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import intarsia
+from intarsia.live.background import Saving
+from tests.checkpoints import environment
+
+SLOW_DISK = """
+import time
+import intarsia.live.save as saving
+write = saving._write_slot
+def slowly(*given):
+    time.sleep(0.5)
+    write(*given)
+saving._write_slot = slowly
+"""
+SAVE = """
+import torch, intarsia
+intarsia.save("step-1", {"a": torch.arange(6.0), "b": torch.ones(3)}, background=True)
+"""
+
+
+def script(folder: Path, *parts: str) -> subprocess.CompletedProcess[str]:
+    """A training script that runs in a process of its own."""
+    source = "\n".join(textwrap.dedent(part) for part in parts)
+    return subprocess.run(
+        [sys.executable, "-c", source],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def saved(folder: Path) -> bool:
+    held = {"a": torch.empty(6), "b": torch.empty(3)}
+    intarsia.load(folder / "step-1", into=held)
+    return bool((held["a"] == torch.arange(6.0)).all() and (held["b"] == 1).all())
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("", 0), ("raise SystemExit(3)", 3), ("raise RuntimeError('training failed')", 1)],
+)
+def test_a_save_on_the_last_line_is_finished(tmp_path: Path, end: str, status: int) -> None:
+    done = script(tmp_path, SLOW_DISK, SAVE, end)
+    assert done.returncode == status, done.stderr
+    assert saved(tmp_path)
+
+
+def test_a_save_that_fails_unnoticed_makes_the_process_fail(tmp_path: Path) -> None:
+    (tmp_path / "step-1").mkdir()
+    (tmp_path / "step-1" / "notes.txt").write_text("mine")
+    done = script(tmp_path, SAVE, "print('trained')")
+    assert done.returncode == 1
+    assert "step-1 was not saved" in done.stderr
+    assert done.stdout == "trained\n"
+    assert [p.name for p in (tmp_path / "step-1").iterdir()] == ["notes.txt"]
+
+
+def test_a_failure_that_was_handled_is_not_reported_again(tmp_path: Path) -> None:
+    (tmp_path / "step-1").mkdir()
+    (tmp_path / "step-1" / "notes.txt").write_text("mine")
+    held = {"w": torch.ones(2)}
+    saving = intarsia.save(tmp_path / "step-1", held, background=True)
+    assert isinstance(saving, Saving)
+    for _ in range(2):
+        with pytest.raises(intarsia.IntarsiaError, match="exists"):
+            saving.wait()
+    intarsia.save(tmp_path / "step-2", held, background=True).wait()  # type: ignore[union-attr]
+    assert intarsia.open(tmp_path / "step-2").keys() == {"w"}
+
+
+def test_a_signal_that_ends_training_lets_the_save_finish(tmp_path: Path) -> None:
+    wait = "print('saving', flush=True)\nimport time\ntime.sleep(60)"
+    source = "\n".join(map(textwrap.dedent, (SLOW_DISK, SAVE, wait)))
+    process = subprocess.Popen(
+        [sys.executable, "-c", source],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "saving\n"
+    os.kill(process.pid, signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+    assert "finishing step-1" in said
+    assert saved(tmp_path)
+
+
+def test_type_and_shape_are_those_of_the_moment_of_the_call(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 5)
+    before = {n: x.clone() for n, x in model.state_dict().items()}
+    saving = intarsia.save(tmp_path / "a", model, background=True)
+    model.bfloat16()
+    model.weight.data = torch.zeros(2, 2)
+    saving.wait()  # type: ignore[union-attr]
+    again = torch.nn.Linear(3, 5)
+    intarsia.load(tmp_path / "a", into=again)
+    assert all(torch.equal(x, before[n]) for n, x in again.state_dict().items())
+
+
+def test_latest_is_moved_only_by_its_own_series(tmp_path: Path) -> None:
+    held = {"w": torch.ones(2)}
+    named = tmp_path / "latest"
+    for path, latest, found in [
+        ("step-4", None, "step-4"),
+        ("ema-4", None, "step-4"),
+        ("step-12", None, "step-12"),
+        ("final", None, "step-12"),
+        ("ema-8", True, "ema-8"),
+        ("step-16", False, "ema-8"),
+    ]:
+        intarsia.save(tmp_path / path, held, latest=latest)
+        assert named.read_text() == f"{found}\n", path
+
+
+def test_extra_comes_back_under_the_keys_that_were_given(tmp_path: Path) -> None:
+    given = {"x/rank_0": 1, "0_of_1.y": [2, (3, None)], "": {"t": torch.arange(3)}}
+    intarsia.save(tmp_path / "a", {"w": torch.ones(2)}, extra=given)
+    found = intarsia.load(tmp_path / "a", into={"w": torch.empty(2)}).extra
+    assert found.keys() == given.keys()
+    assert found["x/rank_0"] == 1
+    assert found["0_of_1.y"] == [2, (3, None)]
+    assert torch.equal(found[""]["t"], torch.arange(3))
+
+
+def test_extra_with_keys_that_are_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(intarsia.IntarsiaError, match="the key 1 of type int"):
+        intarsia.save(tmp_path / "a", {"w": torch.ones(2)}, extra={1: 2})  # type: ignore[dict-item]
+    assert not (tmp_path / "a").exists()
