@@ -124,11 +124,9 @@ def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse)
     """The sizes of the data files; complain where one is absent or too short."""
     ends: dict[str, int] = {}
     held: dict[str, int] = {}
-    claimed: dict[str, int] = {}
     for file, start, length in _extents(metadata):
         ends[file] = max(ends.get(file, 0), start + length)
         held[file] = held.get(file, 0) + 1
-        claimed[file] = claimed.get(file, 0) + length
     shared = _shared(metadata)
     told: list[FormatError] = []
 
@@ -152,14 +150,6 @@ def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse)
                 f"{folder.root / file} has {size:,} bytes, its chunks end at {ends[file]:,}",
                 hint="the file is truncated: copy it again from its source",
                 kind="file-too-short",
-            )
-            tell(error, file)
-        elif size < claimed[file]:
-            error = FormatError(
-                f"{folder.root / file} has {size:,} bytes, its {held[file]:,} chunks have"
-                f" {claimed[file]:,} together: some lie on one another",
-                hint="the metadata is another checkpoint's, or damaged",
-                kind="bytes-overlap",
             )
             tell(error, file)
         elif both := shared.get(file):
