@@ -27,7 +27,6 @@ from convert import HIDDEN, INNER, VOCAB, WIDTH, write_model
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 import intarsia
-from intarsia.layout import Layout
 from intarsia.planning.manifest import Logical
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
@@ -50,9 +49,9 @@ def read(path: Path, budget: Budget) -> None:
     with intarsia.open(path) as checkpoint:
 
         def one(x: Logical) -> None:
-            whole = Layout.of(x.name, x.shape)
+            proven = checkpoint.prover.tensor(x.name)
             for box in windows(x.shape, x.dtype.itemsize, budget.window_bytes):
-                checkpoint.read_box(whole, box, x.dtype)
+                checkpoint.read_box(proven, box)
 
         with ThreadPoolExecutor(budget.workers) as pool:
             list(pool.map(one, checkpoint.manifest.logical.values()))

@@ -26,9 +26,9 @@ from intarsia.dtypes import BY_NAME
 from intarsia.format.safetensors_header import make_header
 from intarsia.formats import read_manifest
 from intarsia.mesh import Mesh
-from intarsia.planning.copy import copies_into, sources_of
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.planning.planner import make_plan, read_cost
+from intarsia.planning.proof import prover_of
 from intarsia.targets import Wish, targets_for
 
 LAYERS, EXPERTS, HIDDEN, INNER, VOCAB, HEADS = 61, 384, 7168, 2048, 163_840, 64
@@ -112,8 +112,7 @@ def plan_rank(src: Manifest, targets: Sequence[Target], mesh: Mesh, rank: int) -
         box = mesh.box(target.shape, target.rule, rank)
         if box is None or not box.size:
             continue
-        copies = tuple(copies_into(target.layout, box, sources_of(target.layout, src)))
-        assert sum(copy.piece.size for copy in copies) == box.size, (target.name, box)
+        copies = prover_of(src).prove(target).copies(box)
         key = tuple((c.piece.at, c.piece.loops, c.stored.dtype) for c in copies)
         if key not in costs:
             costs[key] = read_cost(copies)[1]

@@ -6,7 +6,7 @@ import json
 import resource
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from intarsia.format.sides import check_sides
 from intarsia.formats import folder_of, format_named
 from intarsia.job import Job
 from intarsia.planning.plan import Plan
+from intarsia.planning.proof import Proven
 from intarsia.resuming import begin, keep_what_is_proven
 from intarsia.run.crew import Crew, crew
 from intarsia.run.execute import Execution, cut_steps
@@ -74,7 +75,7 @@ def carry_out(
         source = real(Path(job.src.path))
         if real(where) in (source, *source.parents):
             raise UsageError(f"{where} holds the source", hint="choose another destination")
-        job.plan.check()
+        proofs = job.plan.check()
         check_sides(job.src.sides)
         if team.rank == 0 and not resume:
             check_destination(staging.destination, overwrite)
@@ -88,7 +89,7 @@ def carry_out(
                 shared.value = begin(job, staging, arrangement, journal, resume=resume)
         whole, notes = shared.values[0]
         if not whole:
-            parts, rounded, sums = _move(job, staging, arrangement, journal, team, progress)
+            parts, rounded, sums = _move(job, proofs, staging, arrangement, journal, team, progress)
             notes += _rounding(rounded)
             with team.together():
                 if team.rank == 0:
@@ -127,6 +128,7 @@ def _check_equal(job: Job) -> None:
 
 def _move(
     job: Job,
+    proofs: Sequence[Proven],
     staging: Staging,
     arrangement: Arrangement,
     journal: Journal,
@@ -144,7 +146,7 @@ def _move(
         sizes = {x.name: x.size for x in job.src.logical.values()}
         tally = Tally(sizes if job.digests else {})
         run = Execution(source, arrangement, staging, job.budget, advance, journal.record, tally)
-        steps = cut_steps(job.wanted.targets, arrangement, job.budget.window_bytes, kept.ranges)
+        steps = cut_steps(proofs, arrangement, job.budget.window_bytes, kept.ranges)
         with team.together() as shared, journal:
             parts = run.run(steps[team.rank :: team.size])
             if team.rank != 0:

@@ -71,7 +71,7 @@ def test_an_unprovable_plan_gives_status_one(tmp_path: Path) -> None:
     assert dry.status == 1
     done = intarsia("convert", src, tmp_path / "out", "--to", "dcp")
     assert done.status == 1
-    assert done.err.startswith("intarsia: the plan is not proven: 1 faults, 20 elements")
+    assert done.err.startswith("intarsia: not proven: 20 of 20 elements of `model.norm.weight`")
     assert "hint:" in done.err
 
 

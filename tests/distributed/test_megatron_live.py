@@ -246,7 +246,8 @@ def refined(folder: Path, tp: int, ep: int) -> list[str]:
             for each in held_tensors(model, hf):
                 assert each.row is not None
                 layout = each.row.layout.rename("optimizer.master.".__add__)
-                raw = stored.read_box(layout, Box.whole(layout.shape), BY_NAME["F32"])
+                proven = stored.prove(each.live.name, layout, BY_NAME["F32"])
+                raw = stored.read_box(proven, Box.whole(layout.shape))
                 if raw.tobytes() != bits(each.memory):
                     wrong.append(each.live.name)
         for group in model.module.param_and_grad_buffer.parameter_groups:

@@ -220,7 +220,7 @@ def test_a_missing_tensor_of_a_known_family_forbids_the_conversion(tmp_path: Pat
 
 def test_a_file_without_any_tensor_lacks_every_tensor_of_its_family(tmp_path: Path) -> None:
     src = write_hf(tmp_path / "hf", {}, CONFIG)
-    with pytest.raises(CoverageError, match="the plan is not proven"):
+    with pytest.raises(CoverageError, match="not proven"):
         intarsia.convert(src, tmp_path / "out", to="dcp")
 
 
@@ -315,7 +315,7 @@ def test_an_index_that_makes_no_sense_is_refused(small) -> None:
     for index in (5, -6, (0, 4)):
         with pytest.raises(IndexError, match="is outside axis"):
             lazy[index]
-    for index in ((0, 0, 0, 0), (..., ...), slice(None, None, 2)):
+    for index in ((0, 0, 0, 0), (..., ...)):
         with pytest.raises(UsageError):
             lazy[index]
 

@@ -75,9 +75,9 @@ def test_missing_elements_are_counted_and_the_first_is_named() -> None:
     found = plan(short, [target("fc1", concat([GATE, UP]))])
     assert not found.proven
     (problem,) = found.problems
-    assert "8 of 48 elements of `fc1` have no source" in problem
+    assert "8 of 24 elements of `up` have no source" in problem
     assert "first missing: up[4, 0]" in problem
-    with pytest.raises(CoverageError, match="8 of 48") as raised:
+    with pytest.raises(CoverageError, match="8 of 24") as raised:
         found.check()
     assert raised.value.exit_status == 1
     assert "nothing was written" in str(raised.value)
@@ -102,7 +102,8 @@ def test_elements_with_two_sources_are_a_fault() -> None:
     twice = manifest(stored("w", W), stored("again", W))
     found = plan(twice, [target("w", W)])
     assert not found.proven
-    assert "24 elements of `w` have more than one source; held by w, again" in found.problems[0]
+    assert "24 elements of `w` have more than one source" in found.problems[0]
+    assert "first: w[0, 0]; held by w, again" in found.problems[0]
 
 
 def test_source_elements_that_nothing_takes_are_named() -> None:
@@ -124,7 +125,7 @@ def test_overlapping_chunks_are_a_fault() -> None:
     boxes = [Box((0, 0), (4, 4)), Box((3, 0), (3, 4))]
     found = plan(manifest(stored("w", W, boxes)), [target("w", W)])
     assert not found.proven
-    assert "the chunks of `w` in /here do not tile it" in found.problems[0]
+    assert "the chunks of `w` do not tile it" in found.problems[0]
     assert "overlap" in found.problems[0]
 
 

@@ -12,15 +12,16 @@ import torch
 
 import intarsia
 from intarsia.dtypes import BY_NAME
-from intarsia.errors import CoverageError, StoreError
+from intarsia.errors import CoverageError, LayoutError, StoreError
 from intarsia.formats import format_named, read_manifest
 from intarsia.layout import Layout, concat, padding
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
+from intarsia.planning.proof import prover_of
 from intarsia.run.budget import Budget
 from intarsia.run.execute import adjoin
 from intarsia.run.gather import gather
-from intarsia.run.source import Source, fill_box
+from intarsia.run.source import Source
 from intarsia.store.local import Folder
 from intarsia.store.staging import Staging
 from tests.checkpoints import (
@@ -130,7 +131,8 @@ def test_padding_is_written_as_zeros(source: Path) -> None:
     buffer = np.full(64, 255, np.uint8)
     with Folder(source) as folder:
         opened = Source(manifest, format_named("hf"), folder)
-        gather(folder, fill_box(opened, target, Box.whole((32,)), buffer))
+        proven = prover_of(manifest).prove(target)
+        gather(folder, opened.fill_box(proven, Box.whole((32,)), buffer))
     assert buffer[:40].tobytes() == bits(model(CONFIG)[name])
     assert not buffer[40:].any()
 
@@ -138,10 +140,21 @@ def test_padding_is_written_as_zeros(source: Path) -> None:
 def test_a_box_that_nothing_fills_is_refused_even_then(source: Path) -> None:
     manifest = read_manifest(source)
     nowhere = Target("x", BY_NAME["BF16"], Layout.of("no.such", (4,)), (Box.whole((4,)),))
+    with pytest.raises(CoverageError, match="4 of 4 elements of `x`"):
+        prover_of(manifest).prove(nowhere)
+
+
+def test_a_proof_is_for_one_checkpoint_and_one_box(source: Path) -> None:
+    manifest, other, whole = read_manifest(source), read_manifest(source), Box.whole((20,))
+    proven = prover_of(manifest).tensor("model.norm.weight")
+    buffer = np.zeros(40, np.uint8)
     with Folder(source) as folder:
-        opened = Source(manifest, format_named("hf"), folder)
-        with pytest.raises(CoverageError, match="4 of 4 elements of `x`"):
-            fill_box(opened, nowhere, Box.whole((4,)), np.zeros(8, np.uint8))
+        with pytest.raises(CoverageError, match="is proven of"):
+            Source(other, format_named("hf"), folder).fill_box(proven, whole, buffer)
+        with pytest.raises(CoverageError, match="39 bytes are to be read"):
+            Source(manifest, format_named("hf"), folder).fill_box(proven, whole, buffer[:39])
+        with pytest.raises(LayoutError, match="leaves axis 0"):
+            Source(manifest, format_named("hf"), folder).fill_box(proven, Box((9,), (20,)), buffer)
 
 
 def test_progress_counts_every_byte_up_to_the_total(source: Path, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from intarsia.errors import StoreError
 from intarsia.format.base import Arrangement, Slot
 from intarsia.layout import Layout
 from intarsia.mesh import Box
-from intarsia.planning.manifest import Target
+from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored, Target
+from intarsia.planning.proof import prover_of
 from intarsia.run import journal as subject
 from intarsia.run.checksum import crc32
 from intarsia.run.execute import Part, Written, cut_steps
@@ -82,8 +83,14 @@ def test_what_is_left_to_do_is_what_was_not_noted(journal: Journal) -> None:
     done = journal.prove(found, WHOLE)
     assert done.nbytes == 16
     assert done.rounded == {"a": 2}
-    steps = cut_steps(TARGETS, WHOLE, 8, done.ranges)
-    left = [(target.name, str(box)) for step in steps for target, box in step]
+    stored = {
+        x.name: Stored(x.name, x.dtype, x.layout, (Chunk(x.boxes[0], "f", 0, x.nbytes),))
+        for x in TARGETS
+    }
+    logical = {x.name: Logical(x.name, x.shape, x.dtype) for x in TARGETS}
+    prover = prover_of(Manifest("hf", "here", stored, logical, {}))
+    steps = cut_steps([prover.prove(x) for x in TARGETS], WHOLE, 8, done.ranges)
+    left = [(proven.target.name, str(box)) for step in steps for proven, box in step]
     assert left == [("a", "[1:2, 0:8]"), ("a", "[3:4, 0:8]"), ("empty", "[0:0, 0:3]")]
 
 

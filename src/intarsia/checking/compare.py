@@ -113,6 +113,8 @@ def compare(
     a: Checkpoint, b: Checkpoint, budget: Budget, progress: Progress | None = None
 ) -> Comparison:
     """Compare every logical tensor of two checkpoints bit by bit, and explain what differs."""
+    a.prover.all()
+    b.prover.all()
     matched = match(a, b)
     pairs = matched.pairs
     found = _over(pairs, budget, progress, lambda p: _differ(a, b, p, budget))
@@ -136,6 +138,8 @@ def changes(
     a: Checkpoint, b: Checkpoint, budget: Budget, progress: Progress | None = None
 ) -> list[Change]:
     """How far every tensor that both checkpoints hold moved."""
+    a.prover.all()
+    b.prover.all()
     same = [p for p in match(a, b).pairs if p.a.shape == p.b.shape]
     return _over(same, budget, progress, lambda p: _change(a, b, p, budget))
 

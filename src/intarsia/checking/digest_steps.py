@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from intarsia.checkpoint import Checkpoint
-from intarsia.layout import Layout, cover
+from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Chunk, Logical, Stored
-from intarsia.planning.tiling import tiling_fault
+from intarsia.planning.proof import Proven
 from intarsia.planning.window import flat_start, slabs_of, windows
 from intarsia.run.budget import Budget
 from intarsia.run.gather import Bytes
@@ -27,6 +27,7 @@ VIEWED = 2
 class InPlace:
     """A stretch of a chunk, summed where it lies in its file, for the tensors that are asked for."""
 
+    proven: Proven
     stored: Stored
     chunk: Chunk
     lo: int
@@ -56,20 +57,17 @@ class InPlace:
         start = checkpoint.start_of(stored, chunk)
         if start is not None:
             start += self.lo * stored.dtype.itemsize
-            return checkpoint.stream(chunk.file, start, self.nbytes)
+            return checkpoint.stream(self.proven, chunk.file, start, self.nbytes)
         slabs = slabs_of(chunk.box.shape, self.lo, self.hi)
-        return np.concatenate(
-            [
-                checkpoint.read_box(stored.layout, slab.moved(chunk.box.offsets), stored.dtype)
-                for slab in slabs
-            ]
-        )
+        boxes = [slab.moved(chunk.box.offsets) for slab in slabs]
+        return np.concatenate([checkpoint.read_box(self.proven, box) for box in boxes])
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
     """A window of a logical tensor, brought into row-major order first."""
 
+    proven: Proven
     logical: Logical
     box: Box
     start_bytes: int
@@ -81,7 +79,7 @@ class Read:
 
     def sums(self, checkpoint: Checkpoint, logical: Mapping[str, Logical]) -> Sums:
         x, itemsize = self.logical, self.logical.dtype.itemsize
-        held = checkpoint.read_box(Layout.of(x.name, x.shape), self.box, x.dtype)
+        held = checkpoint.read_box(self.proven, self.box)
         start = flat_start(self.box, Box.whole(x.shape)) * itemsize
         return {x.name: sum_run(held, start, x.size * itemsize)}
 
@@ -97,14 +95,18 @@ def _steps(
     checkpoint: Checkpoint, wanted: Mapping[str, Logical], budget: Budget
 ) -> Iterator[InPlace | Read]:
     """Chunks as they lie in their files where they can be summed so, windows of the other tensors."""
-    in_place = {name for name, x in wanted.items() if x.size and _is_plain(checkpoint, x)}
+    proofs = {name: checkpoint.prover.tensor(name) for name in wanted}
+    in_place = {name for name, x in wanted.items() if x.size and _is_plain(proofs[name], x)}
     for stored in checkpoint.manifest.stored.values():
         names = in_place.intersection(stored.layout.tensors)
+        if not names:
+            continue
         step = max(1, VIEWED * budget.window_bytes // stored.dtype.itemsize)
-        for chunk in stored.chunks if names else ():
+        proven = checkpoint.prover.stored(stored)
+        for chunk in stored.chunks:
             for lo in range(0, chunk.box.size, step):
                 hi = min(lo + step, chunk.box.size)
-                yield InPlace(stored, chunk, lo, hi, frozenset(names))
+                yield InPlace(proven, stored, chunk, lo, hi, frozenset(names))
     for x in wanted.values():
         if x.size and x.name not in in_place:
             sources = checkpoint.manifest.sources.get(x.name, ())
@@ -113,24 +115,16 @@ def _steps(
             held = max((chunk.length_bytes for chunk in chunks), default=0)
             for box in windows(x.shape, x.dtype.itemsize, budget.window_bytes):
                 done = flat_start(box, Box.whole(x.shape)) / x.size
-                yield Read(x, box, start + int(done * held))
+                yield Read(proofs[x.name], x, box, start + int(done * held))
 
 
-def _is_plain(checkpoint: Checkpoint, x: Logical) -> bool:
-    """Whether a tensor's elements are each stored once, as they are, in long runs."""
-    sources = checkpoint.manifest.sources.get(x.name, ())
-    for stored in sources:
-        if stored.shift or stored.dtype != x.dtype:
-            return False
-        whole = len(stored.chunks) == 1 and stored.chunks[0].box == Box.whole(stored.shape)
-        if not whole and tiling_fault(stored.shape, tuple(c.box for c in stored.chunks)):
-            return False
-    layout = Layout.of(x.name, x.shape)
-    alone = len(sources) == 1 and sources[0].layout == layout
-    if not alone and not cover(layout, [s.layout for s in sources]).exact:
-        return False
+def _is_plain(proven: Proven, x: Logical) -> bool:
+    """Whether a tensor's elements are stored as they are, in long runs."""
     return all(
-        _has_long_runs(stored, chunk, x.name) for stored in sources for chunk in stored.chunks
+        not stored.shift
+        and stored.dtype == x.dtype
+        and all(_has_long_runs(stored, chunk, x.name) for chunk in stored.chunks)
+        for stored in proven.sources
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from intarsia.checkpoint import Checkpoint
 from intarsia.family import table_for
-from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Logical
 from intarsia.planning.window import windows
@@ -61,7 +60,7 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
 
 def read(checkpoint: Checkpoint, x: Logical, box: Box) -> Bytes:
     """The bytes of a box of a logical tensor."""
-    return checkpoint.read_box(Layout.of(x.name, x.shape), box, x.dtype)
+    return checkpoint.read_box(checkpoint.prover.tensor(x.name), box)
 
 
 def read_windows(

@@ -9,7 +9,7 @@ from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import Place, place_of
 from intarsia.family import table_for
 from intarsia.planning.manifest import Chunk, Manifest, Stored
-from intarsia.planning.tiling import tiling_fault
+from intarsia.planning.proof import prover_of
 
 _NUMBERED = re.compile(r"^(?P<stem>.*)-(?P<k>\d{5})-of-(?P<n>\d{5})\.safetensors$")
 _SIXTEEN_BITS = {"F16", "BF16"}
@@ -122,29 +122,19 @@ def bad_tilings(manifest: Manifest) -> Iterator[Fault]:
     for stored in manifest.stored.values():
         if not stored.chunks and not place_of(_first(stored)).kind:
             continue  # named among the missing tensors
-        boxes = tuple(chunk.box for chunk in stored.chunks)
-        fault = tiling_fault(stored.shape, boxes)
-        if fault is None:
-            continue
-        kind = "elements-missing" if "in none of" in fault else "chunks-overlap"
-        where = few(sorted({chunk.file for chunk in stored.chunks}))
-        lost = max(0, stored.layout.size - sum(box.size for box in boxes))
-        text = f"the chunks of `{stored.key or stored.name}` do not tile it: {fault}"
-        yield Fault(kind, stored.layout.tensors or (stored.name,), where, text, lost)
+        gap = prover_of(manifest).stored_fault(stored)
+        if gap is not None:
+            where = few(sorted({chunk.file for chunk in stored.chunks}))
+            names = stored.layout.tensors or (stored.name,)
+            yield Fault(gap.kind, names, where, gap.text, gap.elements)
 
 
 def uncovered(manifest: Manifest) -> Iterator[Fault]:
-    """Logical tensors of which the stored ones together hold too few elements, or too many."""
-    counts: dict[str, int] = {}
-    for stored in manifest.stored.values():
-        for piece in stored.layout.pieces:
-            counts[piece.tensor] = counts.get(piece.tensor, 0) + piece.size
-    for name, logical in manifest.logical.items():
-        held = counts.get(name, 0)
-        if held != logical.size:
-            kind = "elements-missing" if held < logical.size else "chunks-overlap"
-            text = f"{held:,} elements are stored of `{name}`, which has {logical.size:,}"
-            yield Fault(kind, (name,), "", text, abs(logical.size - held))
+    """Logical tensors that the stored ones together do not hold once, each element of them."""
+    prover = prover_of(manifest)
+    for name in manifest.logical:
+        for gap in prover.held_faults(name):
+            yield Fault(gap.kind, (name,), "", gap.text, gap.elements)
 
 
 def shared_bytes(manifest: Manifest) -> Iterator[Fault]:

@@ -14,7 +14,6 @@ from intarsia.checking.naming import place_of, state_of
 from intarsia.checking.seen import Seen
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
-from intarsia.layout import Layout
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
@@ -165,7 +164,7 @@ def _compare(checkpoint: Checkpoint, weight: Logical, budget: Budget) -> Iterato
     count, first, most = 0, "", 0.0
     for box in windows(weight.shape, master.dtype.itemsize, budget.window_bytes // 4):
         narrow, wide = (
-            checkpoint.read_box(Layout.of(x.name, x.shape), box, x.dtype).view(bits_dtype(x.dtype))
+            checkpoint.read_box(checkpoint.prover.tensor(x.name), box).view(bits_dtype(x.dtype))
             for x in (weight, master)
         )
         near = _agree(narrow, cast(wide, master.dtype, weight.dtype), weight)

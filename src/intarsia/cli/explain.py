@@ -26,9 +26,12 @@ def run(
     """Draw where the elements of a tensor lie: stored tensors, files, byte ranges, ranks."""
     from intarsia.formats import read_manifest
     from intarsia.mesh import Mesh
+    from intarsia.planning.proof import prover_of
 
     found = read_manifest(path, config)
     held = stored_of(found, tensor)
+    for s in held:
+        prover_of(found).stored(s)
     where = Mesh.parse(mesh)
     pieces = [row for s in held for row in chunk_rows(found, s, tensor)]
     ranks = rank_rows(held, where) if mesh else []

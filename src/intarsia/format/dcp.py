@@ -7,6 +7,7 @@ are read in place, by their byte offsets; no pickle is executed and torch is not
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -123,11 +124,10 @@ def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse)
     """The sizes of the data files; complain where one is absent or too short."""
     ends: dict[str, int] = {}
     held: dict[str, int] = {}
-    claimed: dict[str, int] = {}
     for file, start, length in _extents(metadata):
         ends[file] = max(ends.get(file, 0), start + length)
         held[file] = held.get(file, 0) + 1
-        claimed[file] = claimed.get(file, 0) + length
+    shared = _shared(metadata)
     told: list[FormatError] = []
 
     def tell(error: FormatError, *files: str) -> None:
@@ -152,10 +152,9 @@ def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse)
                 kind="file-too-short",
             )
             tell(error, file)
-        elif size < claimed[file]:
+        elif both := shared.get(file):
             error = FormatError(
-                f"{folder.root / file} has {size:,} bytes, its {held[file]:,} chunks have"
-                f" {claimed[file]:,} together: some lie on one another",
+                f"{both[0]} and {both[1]} lie on the same bytes of {folder.root / file}",
                 hint="the metadata is another checkpoint's, or damaged",
                 kind="bytes-overlap",
             )
@@ -188,6 +187,30 @@ def _extents(metadata: Metadata) -> Iterator[tuple[str, int, int]]:
             yield c.file, c.start_bytes, c.length_bytes
     for o in metadata.objects.values():
         yield o.file, o.start_bytes, o.length_bytes
+
+
+def _shared(metadata: Metadata) -> dict[str, tuple[str, str]]:
+    """By file, the first two chunks that claim the same bytes of it."""
+    by_file: dict[str, list[tuple[int, int, str, Shape]]] = {}
+    for tensor in metadata.tensors.values():
+        for c in tensor.chunks:
+            if c.length_bytes:
+                at = (c.start_bytes, c.start_bytes + c.length_bytes, tensor.name, c.offsets)
+                by_file.setdefault(c.file, []).append(at)
+    for o in metadata.objects.values():
+        at = (o.start_bytes, o.start_bytes + o.length_bytes, o.name, ())
+        by_file.setdefault(o.file, []).append(at)
+    found: dict[str, tuple[str, str]] = {}
+    for file, claims in by_file.items():
+        claims.sort()
+        for (_, end, a, at_a), (start, _, b, at_b) in pairwise(claims):
+            if start < end:
+                found[file] = (
+                    f"chunk {list(at_a)} of `{a}`",
+                    f"chunk {list(at_b)} of `{b}` (byte {start:,})",
+                )
+                break
+    return found
 
 
 def locate(folder: Folder, stored: Stored, chunk: Chunk) -> Located:

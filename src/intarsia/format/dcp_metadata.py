@@ -134,7 +134,8 @@ def _read(data: bytes, where: str, complain: Complain) -> Metadata:
     except UnsafeError as error:
         raise UnsafeError(f"{error} - at {where}") from None
     except FormatError as error:
-        raise FormatError(f"{error} - at {where}", kind=error.kind) from None
+        hint = error.hint or "the metadata is damaged: restore it, or save the checkpoint again"
+        raise FormatError(f"{error.brief} - at {where}", hint=hint, kind=error.kind) from None
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise FormatError(
@@ -177,7 +178,7 @@ def _places(stored: dict[Any, Any]) -> dict[tuple[str, Any], _Where]:
         if start + length > _LARGEST:
             raise FormatError(f"{brief(key[0])} ends at byte {start + length} of {file}")
         if key in places:
-            raise FormatError(f"{brief(key[0])} is stored twice at offset {key[1]}")
+            raise FormatError(f"`{name}` is stored twice at offset {offset}")
         places[key] = (file, start, length)
     return places
 

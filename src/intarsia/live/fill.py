@@ -1,6 +1,5 @@
 """Filling this process's tensors from a checkpoint: proven first, then its own bytes, window by window.
 
-The copies that prove a holding are those that fill it: a window takes its stretch of them.
 Memory that the processor can address is read into in place; any other (a GPU's, or a view with
 gaps) goes through a window of the budget.
 """
@@ -8,18 +7,16 @@ gaps) goes through a window of the budget.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.checkpoint import as_torch
-from intarsia.errors import CoverageError
-from intarsia.layout import clip
+from intarsia.lazy_tensor import as_torch
 from intarsia.live.holding import Holding
 from intarsia.mesh import Box
-from intarsia.planning.copy import Copy, copies_into, sources_of
 from intarsia.planning.manifest import Manifest
+from intarsia.planning.proof import Gap, Proven, prover_of
 from intarsia.planning.window import flat_start, windows
 from intarsia.run.budget import Budget
 from intarsia.run.gather import Bytes, Fill, gather
@@ -34,20 +31,10 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """A holding, and the copies that fill its memory exactly."""
+    """A holding, and the proof that each element of its memory has exactly one source."""
 
     holding: Holding
-    copies: tuple[Copy, ...]
-
-    def stretch(self, start: int, stop: int) -> list[Copy]:
-        """The copies into elements `[start, stop)` of the memory, counted from `start`."""
-        if start == 0 and stop == self.holding.layout.size:
-            return list(self.copies)
-        return [
-            replace(copy, piece=replace(piece, at=piece.at - start).flip())
-            for copy in self.copies
-            for piece in clip(copy.piece.flip(), start, stop)
-        ]
+    proven: Proven
 
 
 Step = list[tuple[Filling, Box]]
@@ -55,20 +42,16 @@ Step = list[tuple[Filling, Box]]
 
 def prove(holdings: Iterable[Holding], manifest: Manifest) -> list[Filling]:
     """What fills each holding; raise unless every element of it has exactly one source."""
-    found = []
+    prover, found = prover_of(manifest), list[Filling]()
+    faults: list[Gap] = []
     for each in holdings:
-        layout, copies = each.layout, tuple[Copy, ...]()
-        if layout.size:
-            sources = sources_of(layout, manifest)
-            copies = tuple(copies_into(layout, Box.whole(layout.shape), sources))
-        held = sum(copy.piece.size for copy in copies)
-        if held != layout.mapped:
-            raise CoverageError(
-                f"{held:,} of {layout.mapped:,} elements of `{each.name}` on this rank have a source"
-                f" in {manifest.path}",
-                hint="the checkpoint is incomplete, or its chunks overlap",
-            )
-        found.append(Filling(each, copies))
+        proven = prover.attempt(each.target)
+        if isinstance(proven, Proven):
+            found.append(Filling(each, proven))
+        else:
+            faults += proven
+    if faults:
+        prover.refuse(faults)
     return found
 
 
@@ -119,10 +102,7 @@ def _carry_out(source: Source, step: Step) -> int:
             buffer = np.empty(box.size * size, np.uint8)
             index = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.shape, strict=True))
             copies.append((held.tensor[index], as_torch(buffer, held.dtype, box.shape)))
-        found = filling.stretch(start, start + box.size)
-        if sum(copy.piece.size for copy in found) < box.size:
-            buffer[:] = 0  # padding
-        fills += source.fills(found, held.target, buffer)
+        fills += source.fill_stretch(filling.proven, start, start + box.size, buffer)
         total += len(buffer)
     gather(source.folder, fills)
     with torch.no_grad():

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from intarsia.checkpoint import Checkpoint, as_torch
+from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import BY_TORCH
 from intarsia.errors import CoverageError, FamilyError
 from intarsia.family import Param, table_for
 from intarsia.format.megatron_fsdp_keys import FsdpRows, canonical
 from intarsia.layout import Layout
+from intarsia.lazy_tensor import as_torch
 from intarsia.live.holding import memory_of
 from intarsia.live.megatron_item import Item
 from intarsia.mesh import Box
@@ -142,11 +143,12 @@ class _Loader:
             return
         part = layout.reshape(-1).narrow(0, item.start, item.stop)
         dtype = BY_TORCH[str(local.dtype).removeprefix("torch.")]
+        proven = self.checkpoint.prove(name, part, dtype)
 
         def fill() -> None:
             import torch
 
-            raw = self.checkpoint.read_box(part, Box.whole(part.shape), dtype)
+            raw = self.checkpoint.read_box(proven, Box.whole(part.shape))
             found = as_torch(raw, dtype, tuple(local.shape))
             with torch.no_grad():
                 local.copy_(found.float() + shift if shift else found)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from intarsia.dtypes import DType
 from intarsia.errors import CoverageError, LayoutError
 from intarsia.mesh import Box, Shape
-from intarsia.planning.tiling import tiling_fault
+from intarsia.planning.proof import Tiled, prove_tiling
 
 Key = tuple[str, Box]
 
@@ -28,16 +28,34 @@ class Told:
     proof: tuple[int, ...]
 
 
-Holders = dict[str, dict[Box, list[tuple[int, Told]]]]
+Boxes = dict[Box, list[tuple[int, Told]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Who holds each box of a tensor, and the proof that these boxes make all of it."""
+
+    boxes: Boxes
+    tiled: Tiled
+
+
+Holders = dict[str, Held]
 
 
 def holders_of(told: Sequence[Sequence[Told]]) -> Holders:
     """The ranks that hold each box; raise where boxes of one tensor contradict or do not tile it."""
-    found: Holders = {}
+    found: dict[str, Boxes] = {}
     for rank, said in enumerate(told):
         for each in said:
-            found.setdefault(each.name, {}).setdefault(each.box, []).append((rank, each))
-    proven: dict[tuple[Shape, tuple[Box, ...]], str | None] = {}
+            held = found.setdefault(each.name, {}).setdefault(each.box, [])
+            if held and held[-1][0] == rank and each.box.size:
+                raise CoverageError(
+                    f"rank {rank} holds {each.box} of `{each.name}` twice",
+                    hint="give each tensor a name of its own",
+                )
+            held.append((rank, each))
+    proven: dict[tuple[Shape, tuple[Box, ...]], Tiled] = {}
+    holders: Holders = {}
     for name, boxes in found.items():
         everyone = [pair for held in boxes.values() for pair in held]
         first_rank, first = everyone[0]
@@ -51,13 +69,9 @@ def holders_of(told: Sequence[Sequence[Told]]) -> Holders:
                 )
         key = (first.shape, tuple(boxes))
         if key not in proven:
-            proven[key] = tiling_fault(first.shape, tuple(boxes))
-        if (fault := proven[key]) is not None:
-            raise CoverageError(
-                f"what ranks hold of `{name}` does not make all of it: {fault}",
-                hint="every rank of the model's mesh has to call save",
-            )
-    return found
+            proven[key] = prove_tiling(name, *key)
+        holders[name] = Held(boxes, proven[key])
+    return holders
 
 
 def kind_of(boxes: Mapping[Box, Sequence[tuple[int, Told]]]) -> tuple[DType, Shape]:

@@ -17,6 +17,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from intarsia.errors import CoverageError
 from intarsia.format.base import Arrangement, Slot
 from intarsia.format.dcp_write import file_of, lay_out
 from intarsia.format.sides import DIGESTS
@@ -135,7 +136,7 @@ def write(
             for _, held, _, _ in told.values:
                 entries |= held
             entries |= extra_entries([extra for _, _, extra, _ in told.values])
-            held = [(name, *kind_of(boxes), ranks_of(boxes)) for name, boxes in holders.items()]
+            held = [(name, *kind_of(x.boxes), ranks_of(x.boxes)) for name, x in holders.items()]
             arrangement = lay_out(held, entries, team.size)
             config = next((c for _, _, _, c in told.values if c is not None), None)
             witness = Witness.of((row[:3] for row in held), config)
@@ -208,10 +209,15 @@ class _Pen:
     def _write(self, part: Part) -> tuple[int | None, Sums]:
         slot = self.slots[part.name, part.box]
         mine = slot.file == file_of(self.rank)
-        unproven = is_unproven(self.holders[part.name][part.box])
+        unproven = is_unproven(self.holders[part.name].boxes[part.box])
         if not mine and not unproven:
             return None, {}
         data = as_bytes(part.memory.contiguous().cpu())
+        if len(data) != part.nbytes:
+            raise CoverageError(
+                f"{part.box} of `{part.name}` has {part.nbytes:,} bytes, the memory {len(data):,}",
+                hint="give `shape=` and `stride=` to `DTensor.from_local`, the same on all ranks",
+            )
         found: Sums = {}
         if mine and self.witness is not None:
             found, crc = self.witness.sums(part.name, part.box, data, part.dtype)

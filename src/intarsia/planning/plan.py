@@ -8,20 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from intarsia.errors import CoverageError
 from intarsia.mesh import Mesh
 from intarsia.planning.inventory import left_out
 from intarsia.planning.manifest import Manifest, Target
+from intarsia.planning.proof import Gap, Proven, prover_of
 from intarsia.quantity import human
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Elements of a destination tensor that nothing can fill, or a fault that forbids the move."""
-
-    tensor: str
-    elements: int
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +37,7 @@ class Plan:
     needed_bytes: int
     write_bytes: int
     peak_memory_bytes: int
+    proofs: tuple[Proven, ...] = ()
     gaps: tuple[Gap, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     notes: tuple[str, ...] = ()
@@ -64,18 +56,11 @@ class Plan:
     def problems(self) -> tuple[str, ...]:
         return tuple(gap.text for gap in self.gaps)
 
-    def check(self) -> None:
-        """Raise unless the plan is proven."""
-        if self.proven:
-            return
-        lost = sum(gap.elements for gap in self.gaps)
-        shown = "\n".join(f"  {gap.text}" for gap in self.gaps[:8])
-        more = f"\n  … and {len(self.gaps) - 8} more" if len(self.gaps) > 8 else ""
-        raise CoverageError(
-            f"the plan is not proven: {len(self.gaps)} faults, {lost:,} elements"
-            f" - at {self.src.path}\n{shown}{more}",
-            hint="restore what is missing or convert from a complete checkpoint; nothing was written",
-        )
+    def check(self) -> tuple[Proven, ...]:
+        """The proof of each target; raise where the plan is not proven."""
+        if not self.proven:
+            prover_of(self.src).refuse(self.gaps)
+        return self.proofs
 
     def as_json(self) -> dict[str, Any]:
         return {

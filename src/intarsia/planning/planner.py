@@ -10,18 +10,18 @@ thousands of tensors come down to a few dozen proofs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from intarsia.layout import Layout, cover, holes, unravel
-from intarsia.mesh import Box, Mesh
+from intarsia.layout import Layout, holes
+from intarsia.mesh import Mesh
 from intarsia.planning.coalesce import merge, runs_of
-from intarsia.planning.copy import Copy, copies_into, sources_of
+from intarsia.planning.copy import Copy
 from intarsia.planning.manifest import Manifest, Stored, Target
-from intarsia.planning.plan import Gap, LeftOut, Plan
-from intarsia.planning.tiling import tiling_fault
+from intarsia.planning.plan import LeftOut, Plan
+from intarsia.planning.proof import Gap, Proven, prover_of
 from intarsia.planning.window import windows
 
 WINDOW_BYTES = 8 << 20
@@ -37,105 +37,55 @@ class Cost:
     needed_bytes: int
 
 
-@dataclass
-class Prover:
-    """Proofs and costs, each made once for every template of shapes."""
+class Costs:
+    """Costs of proven targets, each counted once for every template of shapes."""
 
-    src: Manifest
-    window_bytes: int = WINDOW_BYTES
-    _tilings: dict[Any, str | None] = field(default_factory=dict)
-    _facts: dict[Any, tuple[Cost, bool]] = field(default_factory=dict)
+    def __init__(self, src: Manifest, window_bytes: int) -> None:
+        self._prover = prover_of(src)
+        self._window_bytes = window_bytes
+        self._known: dict[Any, Cost] = {}
 
-    def gaps(self, target: Target, sources: tuple[Stored, ...]) -> tuple[Cost, list[Gap]]:
-        """What filling `target` costs, and the faults that forbid it."""
-        faults = [Gap(target.name, 0, text) for text in self._tile_faults(target, sources)]
-        if faults:
-            # What is not there may be claimed to be without end; counting its windows would be, too.
-            exact = self._exact(target, sources)
-            return Cost(0, 0, 0), faults + ([] if exact else [self._explain(target, sources)])
+    def of(self, proven: Proven) -> Cost:
+        """What filling a target takes."""
+        target, sources = proven.target, proven.sources
         key = (
-            self._pattern(target.layout, sources),
+            _pattern(target.layout, sources),
             id(target.boxes),
             target.dtype,
-            tuple((s.dtype, *(self._box_key(s))) for s in sources),
+            *((s.dtype, id(self._prover.boxes_of(s))) for s in sources),
         )
-        known = self._facts.get(key)
-        if known is None:
-            known = self._prove(target, sources)
-            self._facts[key] = known
-        cost, exact = known
-        if not exact:
-            faults.append(self._explain(target, sources))
-        return cost, faults
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._count(proven)
+        return found
 
-    def _box_key(self, stored: Stored) -> tuple[Any, ...]:
-        if len(stored.chunks) == 1:
-            return (stored.chunks[0].box,)
-        return tuple(chunk.box for chunk in stored.chunks)
-
-    def _pattern(self, layout: Layout, sources: tuple[Stored, ...]) -> Any:
-        """What two tensors of one template have in common: everything but names."""
-        if len(sources) == 1 and (sources[0].layout is layout or sources[0].layout == layout):
-            return layout.shape
-        order: dict[str, int] = {}
-        return tuple(
-            (
-                x.shape,
-                tuple(
-                    (order.setdefault(p.tensor, len(order)), p.at, p.to, p.loops) for p in x.pieces
-                ),
-            )
-            for x in (layout, *(s.layout for s in sources))
-        )
-
-    def _tile_faults(self, target: Target, sources: tuple[Stored, ...]) -> Iterable[str]:
-        key = (target.shape, id(target.boxes))
-        if key not in self._tilings:
-            self._tilings[key] = tiling_fault(target.shape, target.boxes)
-        if (fault := self._tilings[key]) is not None:
-            yield f"the parts of `{target.name}` do not tile it: {fault}"
-        for stored in sources:
-            chunks = stored.chunks
-            if len(chunks) == 1 and chunks[0].box == Box.whole(stored.shape):
-                continue
-            fault = tiling_fault(stored.shape, tuple(c.box for c in chunks))
-            if fault is not None:
-                yield f"the chunks of `{stored.key or stored.name}` in {self.src.path} do not tile it: {fault}"
-
-    def _prove(self, target: Target, sources: tuple[Stored, ...]) -> tuple[Cost, bool]:
-        exact = self._exact(target, sources)
-        return self._cost(target, sources) if exact else Cost(0, 0, 0), exact
-
-    def _exact(self, target: Target, sources: tuple[Stored, ...]) -> bool:
-        same = len(sources) == 1 and sources[0].layout == target.layout
-        return same or cover(target.layout, [s.layout for s in sources]).exact
-
-    def _cost(self, target: Target, sources: tuple[Stored, ...]) -> Cost:
+    def _count(self, proven: Proven) -> Cost:
+        target = proven.target
         count = read = needed = 0
-        for window in windows(target.shape, target.dtype.itemsize, self.window_bytes):
+        for window in windows(target.shape, target.dtype.itemsize, self._window_bytes):
             found: list[Copy] = []
             for box in target.boxes:
                 part = box.meet(window) if target.layout.size else None
                 if part is not None:
-                    found += copies_into(target.layout, part, sources)
+                    found += proven.copies(part)
             count += len(found)
             n, r = read_cost(found)
             needed, read = needed + n, read + r
         return Cost(count, read, needed)
 
-    def _explain(self, target: Target, sources: tuple[Stored, ...]) -> Gap:
-        found = cover(target.layout, [s.layout for s in sources])
-        lost = found.wanted - found.covered
-        text = f"{lost:,} of {found.wanted:,} elements of `{target.name}` have no source"
-        if not lost:
-            text = f"{found.doubled:,} elements of `{target.name}` have more than one source"
-        if found.first_missing is not None:
-            tensor, element = found.first_missing
-            shape = self.src.logical[tensor].shape if tensor in self.src.logical else None
-            index = list(unravel(element, shape)) if shape is not None else [element]
-            text += f"; first missing: {tensor}{index}"
-        held = ", ".join(s.key or s.name for s in sources[:4])
-        return Gap(target.name, lost or found.doubled, text + (f"; held by {held}" if held else ""))
+
+def _pattern(layout: Layout, sources: tuple[Stored, ...]) -> Any:
+    """What two tensors of one template have in common: everything but names."""
+    if len(sources) == 1 and (sources[0].layout is layout or sources[0].layout == layout):
+        return layout.shape
+    order: dict[str, int] = {}
+    return tuple(
+        (
+            x.shape,
+            tuple((order.setdefault(p.tensor, len(order)), p.at, p.to, p.loops) for p in x.pieces),
+        )
+        for x in (layout, *(s.layout for s in sources))
+    )
 
 
 def read_cost(found: Sequence[Copy]) -> tuple[int, int]:
@@ -170,18 +120,22 @@ def make_plan(
     notes: Sequence[str] = (),
 ) -> Plan:
     """Match, count and prove; `drop` names the logical tensors to leave out, and why."""
-    prover = Prover(src, window_bytes)
+    prover, costs = prover_of(src), Costs(src, window_bytes)
     gaps: list[Gap] = []
+    proofs: list[Proven] = []
     copies = read = needed = 0
     used: dict[str, list[Layout]] = {}
     for target in targets:
-        cost, faults = prover.gaps(target, sources_of(target.layout, src))
-        gaps += faults
-        copies, read, needed = (
-            copies + cost.copies,
-            read + cost.read_bytes,
-            needed + cost.needed_bytes,
-        )
+        found = prover.attempt(target)
+        if isinstance(found, Proven):
+            cost = costs.of(found)
+            proofs.append(found)
+            copies += cost.copies
+            read += cost.read_bytes
+            needed += cost.needed_bytes
+        else:
+            # What is not there may be claimed to be without end; counting its windows would be, too.
+            gaps += found
         for name in target.layout.tensors:
             used.setdefault(name, []).append(target.layout)
     left = list(_left_out(src, used, drop or {}))
@@ -200,7 +154,8 @@ def make_plan(
         needed_bytes=needed,
         write_bytes=sum(t.nbytes for t in targets),
         peak_memory_bytes=peak_memory_bytes,
-        gaps=tuple(gaps),
+        proofs=tuple(proofs),
+        gaps=tuple(dict.fromkeys(gaps)),
         left_out=tuple(x for x in left if x.why),
         notes=tuple(notes),
     )

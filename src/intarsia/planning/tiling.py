@@ -3,36 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 from intarsia.mesh import Box, Shape
 
 
-def tiling_fault(shape: Shape, boxes: Sequence[Box]) -> str | None:
+@dataclass(frozen=True, slots=True)
+class TilingFault:
+    """Why boxes do not tile a tensor; `missing` counts the elements that no box holds."""
+
+    text: str
+    missing: int = 0
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def tiling_fault(shape: Shape, boxes: Sequence[Box]) -> TilingFault | None:
     """None where the boxes tile the tensor; otherwise what is wrong.
 
     Boxes that lie inside the tensor, do not overlap, and have its volume in sum, tile it.
 
-    >>> tiling_fault((4, 2), [Box((0, 0), (2, 2)), Box((3, 0), (1, 2))])
+    >>> str(tiling_fault((4, 2), [Box((0, 0), (2, 2)), Box((3, 0), (1, 2))]))
     '2 of 8 elements are in none of 2 parts; first missing [2, 0]'
     """
     whole = prod(shape)
     for box in boxes:
         if len(box.shape) != len(shape):
-            return f"part {box} has {len(box.shape)} axes, the tensor has {len(shape)}"
+            axes = f"{len(box.shape)} axes, the tensor has {len(shape)}"
+            return TilingFault(f"part {box} has {axes}")
         for o, n, size in zip(box.offsets, box.shape, shape, strict=True):
             if o < 0 or n < 0 or o + n > size:
-                return f"part {box} leaves the tensor of shape {list(shape)}"
+                return TilingFault(f"part {box} leaves the tensor of shape {list(shape)}")
     filled = [box for box in boxes if box.size]
     if (both := first_overlap(filled)) is not None:
-        return f"parts {both[0]} and {both[1]} overlap"
+        return TilingFault(f"parts {both[0]} and {both[1]} overlap")
     covered = sum(box.size for box in filled)
     if covered == whole:
         return None
     missing = first_missing(shape, filled)
-    return (
+    return TilingFault(
         f"{whole - covered:,} of {whole:,} elements are in none of {len(filled)} parts;"
-        f" first missing {list(missing or ())}"
+        f" first missing {list(missing or ())}",
+        whole - covered,
     )
 
 

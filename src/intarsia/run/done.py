@@ -37,7 +37,7 @@ class Done:
         """The row-major elements of each target that are written."""
         found: dict[str, list[tuple[int, int]]] = {}
         for record in self.records:
-            for target, box in record.step:
+            for target, box in record.windows:
                 if box.size:
                     start = flat_start(box, Box.whole(target.shape))
                     found.setdefault(target.name, []).append((start, start + box.size))
@@ -59,5 +59,5 @@ NOTHING = Done()
 
 def is_whole(part: Part, record: Written, arrangement: Arrangement) -> bool:
     """Whether a part is all that its slot holds."""
-    itemsize = next(t.dtype.itemsize for t, _ in record.step if t.name == part.target)
+    itemsize = next(t.dtype.itemsize for t, _ in record.windows if t.name == part.target)
     return part.length_bytes == itemsize * arrangement.slots[part.target][part.slot].box.size

@@ -20,13 +20,14 @@ from intarsia.errors import CoverageError
 from intarsia.format.base import Arrangement, Slot
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
+from intarsia.planning.proof import Proven
 from intarsia.planning.window import flat_start, windows_beside
 from intarsia.run.budget import Budget
 from intarsia.run.checksum import join
 from intarsia.run.gather import Bytes, Fill, gather
 from intarsia.run.hashing import Sum, add_to, merged
 from intarsia.run.sharing import share_out
-from intarsia.run.source import Source, fill_box
+from intarsia.run.source import Source
 from intarsia.run.tally import Sums, Tally
 from intarsia.store.staging import Staging
 
@@ -44,7 +45,8 @@ class Part:
     crc: int
 
 
-Step = tuple[tuple[Target, Box], ...]
+Step = tuple[tuple[Proven, Box], ...]
+Windows = tuple[tuple[Target, Box], ...]
 Ranges = Mapping[str, Sequence[tuple[int, int]]]
 """For each target, ranges of its row-major elements."""
 
@@ -53,14 +55,14 @@ Ranges = Mapping[str, Sequence[tuple[int, int]]]
 class Written:
     """What a step wrote: its windows, a part for every box of a slot, what shifts rounded, and sums."""
 
-    step: Step
+    windows: Windows
     parts: tuple[Part, ...]
     rounded: Mapping[str, int]
     sums: Mapping[tuple[str, str], Sum] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
-        return sum(box.size * target.dtype.itemsize for target, box in self.step)
+        return sum(box.size * target.dtype.itemsize for target, box in self.windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Held:
 
 
 def cut_steps(
-    targets: Sequence[Target],
+    proofs: Sequence[Proven],
     arrangement: Arrangement,
     window_bytes: int,
     done: Ranges | None = None,
@@ -94,15 +96,16 @@ def cut_steps(
     done = done or {}
     order = {file: k for k, file in enumerate(arrangement.files)}
 
-    def place(target: Target) -> tuple[int, int]:
-        slots = arrangement.slots[target.name]
+    def place(proven: Proven) -> tuple[int, int]:
+        slots = arrangement.slots[proven.target.name]
         return min(((order[s.file], s.start_bytes) for s in slots), default=(0, 0))
 
     steps: list[Step] = []
-    step: list[tuple[Target, Box]] = []
+    step: list[tuple[Proven, Box]] = []
     used = 0
-    by_file = all(len(arrangement.slots[t.name]) == 1 for t in targets)
-    for target in sorted(targets, key=place) if by_file else targets:
+    by_file = all(len(arrangement.slots[p.target.name]) == 1 for p in proofs)
+    for proven in sorted(proofs, key=place) if by_file else proofs:
+        target = proven.target
         itemsize = target.dtype.itemsize
         for window in windows_beside(
             target.shape, itemsize, window_bytes, done.get(target.name, ())
@@ -111,7 +114,7 @@ def cut_steps(
             if step and used + nbytes > window_bytes:
                 steps.append(tuple(step))
                 step, used = [], 0
-            step.append((target, window))
+            step.append((proven, window))
             used += nbytes
     if step:
         steps.append(tuple(step))
@@ -142,14 +145,15 @@ class Execution:
         source = replace(self.source, rounded=Counter())
         filled = self._fill(step, source)
         tallied = [
-            self.tally.of(target, window, [(held.box, held.buffer) for held in pieces])
-            for (target, window), pieces in zip(step, filled, strict=True)
+            self.tally.of(proven.target, window, [(held.box, held.buffer) for held in pieces])
+            for (proven, window), pieces in zip(step, filled, strict=True)
         ]
         crcs = (crc for one in tallied for crc in one.crcs)
         parts = [held.part(crc) for held, crc in zip(chain(*filled), crcs, strict=True)]
         self._write(zip(chain(*filled), parts, strict=True))
         sums = merged(one.sums for one in tallied)
-        written = Written(step, tuple(parts), source.rounded, sums)
+        windows = tuple((proven.target, box) for proven, box in step)
+        written = Written(windows, tuple(parts), source.rounded, sums)
         self.record(written)
         with self._counting:
             self.source.rounded.update(source.rounded)
@@ -159,11 +163,12 @@ class Execution:
 
     def _fill(self, step: Step, source: Source) -> list[list[Held]]:
         """For each window of a step, what it holds of slots, in this thread's memory."""
-        memory = self._memory(sum(box.size * target.dtype.itemsize for target, box in step))
+        memory = self._memory(sum(box.size * p.target.dtype.itemsize for p, box in step))
         fills: list[Fill] = []
         filled: list[list[Held]] = []
         at = 0
-        for target, window in step:
+        for proven, window in step:
+            target = proven.target
             filled.append([])
             for k, slot in enumerate(self.arrangement.slots[target.name]):
                 box = slot.box.meet(window)
@@ -171,7 +176,7 @@ class Execution:
                     continue
                 length = box.size * target.dtype.itemsize
                 buffer = memory[at : at + length]
-                fills += fill_box(source, target, box, buffer)
+                fills += source.fill_box(proven, box, buffer)
                 filled[-1].append(Held(target, k, slot, box, buffer))
                 at += length
         gather(source.folder, fills)

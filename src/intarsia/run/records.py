@@ -47,7 +47,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 def line_of(written: Written, index: Mapping[str, int]) -> dict[str, Any]:
     """What is noted of a step; `index` gives the numbers of the job's targets."""
     return {
-        "windows": [[index[t.name], box.offsets, box.shape] for t, box in written.step],
+        "windows": [[index[t.name], box.offsets, box.shape] for t, box in written.windows],
         "parts": [
             [index[p.target], p.slot, p.start_bytes, p.length_bytes, p.crc] for p in written.parts
         ],

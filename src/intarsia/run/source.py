@@ -1,18 +1,19 @@
-"""A checkpoint to read from: which bytes of which files fill a box."""
+"""A checkpoint to read from: which bytes of which files fill a box of what is proven."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from intarsia.errors import CoverageError
 from intarsia.format.base import Format, Located
-from intarsia.layout import meet
+from intarsia.layout import Layout, meet
 from intarsia.mesh import Box
-from intarsia.planning.copy import Copy, copies_into, sources_of
-from intarsia.planning.manifest import Manifest, Target
+from intarsia.planning.copy import Copy
+from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
+from intarsia.planning.proof import Proven
 from intarsia.run.gather import Bytes, Fill
 from intarsia.store.local import Folder
 
@@ -27,10 +28,41 @@ class Source:
     rounded: Counter[str] = field(default_factory=Counter)
     _located: dict[tuple[str, int], Located] = field(default_factory=dict)
 
-    def fills(self, copies: Sequence[Copy], target: Target, buffer: Bytes) -> Iterator[Fill]:
-        """What reading these copies takes, into the bytes of `buffer`."""
+    def fill_box(self, proven: Proven, box: Box, buffer: Bytes) -> list[Fill]:
+        """The reads that fill the row-major buffer of a box of a target; padding is zeroed."""
+        layout = proven.target.layout
+        within = partial(layout.box, box.offsets, box.shape)
+        return self._fill(proven, proven.copies(box), within, box.size, buffer)
+
+    def fill_stretch(self, proven: Proven, start: int, stop: int, buffer: Bytes) -> list[Fill]:
+        """The reads that fill row-major elements `[start, stop)` of a target; padding is zeroed."""
+        within = partial(proven.target.layout.reshape(-1).narrow, 0, start, stop)
+        return self._fill(proven, proven.stretch(start, stop), within, stop - start, buffer)
+
+    def _fill(
+        self,
+        proven: Proven,
+        copies: Sequence[Copy],
+        within: Callable[[], Layout],
+        size: int,
+        buffer: Bytes,
+    ) -> list[Fill]:
+        target = proven.target
+        if proven.src is not self.manifest or len(buffer) != size * target.dtype.itemsize:
+            raise CoverageError(
+                f"`{target.name}` is proven of {proven.src.path}, for {size:,} {target.dtype} elements;"
+                f" {len(buffer):,} bytes are to be read from {self.manifest.path}"
+            )
+        held = sum(copy.piece.size for copy in copies)
+        if held < size:
+            if held != (wanted := within().mapped):
+                raise CoverageError(f"{held:,} of {wanted:,} elements of `{target.name}` are read")
+            buffer[:] = 0  # padding
+        return list(self._fills(copies, target, buffer))
+
+    def _fills(self, copies: Sequence[Copy], target: Target, buffer: Bytes) -> Iterator[Fill]:
         for copy in copies:
-            found = self.locate(copy)
+            found = self.locate(copy.stored, copy.chunk)
             pieces = [copy.piece] if found.piece is None else meet(found.piece.flip(), copy.piece)
             for piece in pieces:
                 yield Fill(
@@ -48,24 +80,11 @@ class Source:
         if elements:
             self.rounded[target] += elements
 
-    def locate(self, copy: Copy) -> Located:
-        key = (copy.chunk.file, copy.chunk.start_bytes)
+    def locate(self, stored: Stored, chunk: Chunk) -> Located:
+        """Where a chunk's elements are in its file, in whatever order."""
+        key = (chunk.file, chunk.start_bytes)
         found = self._located.get(key)
         if found is None:
-            found = self.format.locate(self.folder, copy.stored, copy.chunk)
+            found = self.format.locate(self.folder, stored, chunk)
             self._located[key] = found
         return found
-
-
-def fill_box(source: Source, target: Target, box: Box, buffer: Bytes) -> list[Fill]:
-    """The reads that fill the row-major buffer of a box of a target; padding is zeroed."""
-    copies = list(copies_into(target.layout, box, sources_of(target.layout, source.manifest)))
-    held = sum(copy.piece.size for copy in copies)
-    if held < box.size:
-        wanted = target.layout.box(box.offsets, box.shape).mapped
-        if held != wanted:
-            raise CoverageError(
-                f"{wanted - held:,} of {wanted:,} elements of `{target.name}` {box} have no source"
-            )
-        buffer[:] = 0
-    return list(source.fills(copies, target, buffer))

@@ -99,8 +99,9 @@ class Evidence:
     def read(self, layout: Layout, box: Box, checkpoint: Checkpoint | None = None) -> Bits:
         """Elements of A (or of B) in any arrangement."""
         side = checkpoint or self.a
-        dtype = (self.pair.a if side is self.a else self.pair.b).dtype
-        return side.read_box(layout, box, dtype).view(bits_dtype(dtype))
+        x = self.pair.a if side is self.a else self.pair.b
+        proven = side.prove(x.name, layout, x.dtype)
+        return side.read_box(proven, box).view(bits_dtype(x.dtype))
 
     def predicted(self, predict: Layout | Shuffle, box: Box) -> Bits:
         """What a rearrangement of A puts into a box of B."""

@@ -142,7 +142,7 @@ def _fingerprint(side: Checkpoint, x: Logical, loose: bool) -> Fingerprint | Non
     if n > 4 * PROBE:
         starts = (0, n // 2, n - PROBE)
         probe = concat([flat.narrow(0, lo, lo + PROBE) for lo in starts])
-    raw = side.read_box(probe, Box.whole(probe.shape), x.dtype)
+    raw = side.read_box(side.prove(x.name, probe, x.dtype), Box.whole(probe.shape))
     if loose:
         if not x.dtype.floating:
             return None

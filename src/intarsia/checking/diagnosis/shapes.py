@@ -45,8 +45,9 @@ def _agrees(
 ) -> bool:
     """Whether A in a layout equals B, as far as `shape` reaches."""
     x, y = pair.a.dtype, pair.b.dtype
+    proven = a.prove(pair.a.name, layout, x)
     for box in windows(tuple(shape), max(x.itemsize, y.itemsize), budget.window_bytes // 2):
-        left = a.read_box(layout, box, x).view(bits_dtype(x))
+        left = a.read_box(proven, box).view(bits_dtype(x))
         right = read(b, pair.b, Box(box.offsets, box.shape)).view(bits_dtype(y))
         if not same(left, right, x, y).all():
             return False

@@ -1,0 +1,349 @@
+"""The proof that each element of what is wanted has exactly one source, for every path that reads.
+
+It has four links, each proven once and remembered:
+
+    a file's bytes → a stored tensor    its chunks tile it, and each is long enough for its box
+    stored tensors → a logical tensor   together they hold each of its elements once
+    logical tensors → a target          each of its places is for at most one element, which exists
+    a target → what is written          its boxes tile it
+
+Whoever moves bytes asks for a `Proven`, and only `Prover` makes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final, NoReturn, final
+
+from intarsia.errors import CoverageError
+from intarsia.layout import Layout, Piece, clip, cover, tally, unravel
+from intarsia.mesh import Box, Shape
+from intarsia.planning.copy import Copy, copies_into, sources_of
+from intarsia.planning.manifest import Manifest, Stored, Target
+from intarsia.planning.tiling import TilingFault, tiling_fault
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A fault that forbids the move: elements without a source, with two, or that nothing takes.
+
+    `kind` is what `verify` calls it.
+    """
+
+    tensor: str
+    elements: int
+    text: str
+    kind: str = "elements-missing"
+
+
+@final
+class _Key:
+    """What only this file has, so that only it makes a proof."""
+
+
+_KEY: Final = _Key()
+
+
+@final
+class Proven:
+    """A target, each element of which has exactly one source in a checkpoint.
+
+    Only `Prover` makes one; whatever moves bytes takes nothing else.
+    """
+
+    __slots__ = ("_copies", "sources", "src", "target")
+
+    def __init__(
+        self, src: Manifest, target: Target, sources: tuple[Stored, ...], key: _Key
+    ) -> None:
+        if key is not _KEY:
+            raise TypeError("only `Prover` makes a proof")
+        self.src: Final = src
+        self.target: Final = target
+        self.sources: Final = sources
+        self._copies: tuple[Copy, ...] | None = None
+
+    def copies(self, box: Box) -> list[Copy]:
+        """The copies that fill the row-major buffer of a box of the target."""
+        return list(copies_into(self.target.layout, box, self.sources))
+
+    def stretch(self, start: int, stop: int) -> list[Copy]:
+        """The copies into row-major elements `[start, stop)` of the target, counted from `start`."""
+        layout = self.target.layout
+        if self._copies is None:
+            found = copies_into(layout, Box.whole(layout.shape), self.sources)
+            self._copies = tuple(found) if layout.size else ()
+        if start == 0 and stop == layout.size:
+            return list(self._copies)
+        return [
+            replace(copy, piece=replace(piece, at=piece.at - start).flip())
+            for copy in self._copies
+            for piece in clip(copy.piece.flip(), start, stop)
+        ]
+
+
+@final
+class Tiled:
+    """Boxes that tile a tensor, as what ranks hold of one must; only `prove_tiling` makes one."""
+
+    __slots__ = ("boxes", "shape")
+
+    def __init__(self, shape: Shape, boxes: tuple[Box, ...], key: _Key) -> None:
+        if key is not _KEY:
+            raise TypeError("only `prove_tiling` makes a proof")
+        self.shape: Final = shape
+        self.boxes: Final = boxes
+
+
+def prove_tiling(name: str, shape: Shape, boxes: tuple[Box, ...]) -> Tiled:
+    """The proof that boxes tile a tensor that is to be saved; raise where they do not."""
+    if (fault := tiling_fault(shape, boxes)) is not None:
+        raise CoverageError(
+            f"what ranks hold of `{name}` does not tile it: {fault}",
+            hint="every rank of the model's mesh has to call save, each with its own part",
+        )
+    return Tiled(shape, boxes, _KEY)
+
+
+def prover_of(src: Manifest) -> Prover:
+    """The prover of a manifest: there is one, so nothing is proven twice."""
+    found: Prover | None = src.__dict__.get("_prover")
+    if found is None:
+        found = src.__dict__["_prover"] = Prover(src)
+    return found
+
+
+class Prover:
+    """Proofs over one manifest, each made once for every template of shapes."""
+
+    def __init__(self, src: Manifest) -> None:
+        self.src = src
+        self._boxes: dict[tuple[Box, ...], tuple[Box, ...]] = {}
+        self._tilings: dict[tuple[Shape, int], tuple[Sequence[Box], TilingFault | None]] = {}
+        self._stored: dict[int, tuple[Stored, Gap | None]] = {}
+        self._tensors: dict[str, tuple[Gap, ...]] = {}
+        self._places: dict[int, tuple[Layout, int]] = {}
+        self._counts: dict[Any, tuple[int, int]] = {}
+        self._proven: dict[str, Proven] = {}
+
+    def prove(self, target: Target) -> Proven:
+        """The proof of a target; raise where there is none."""
+        found = self.attempt(target)
+        if not isinstance(found, Proven):
+            self.refuse(found)
+        return found
+
+    def attempt(self, target: Target) -> Proven | list[Gap]:
+        """The proof of a target, or the faults that forbid it."""
+        sources = sources_of(target.layout, self.src)
+        faults = list(self._target_faults(target, sources))
+        return faults or Proven(self.src, target, sources, _KEY)
+
+    def tensor(self, name: str) -> Proven:
+        """The proof of a logical tensor."""
+        found = self._proven.get(name)
+        if found is None:
+            x = self.src.logical[name]
+            whole = (Box.whole(x.shape),)
+            found = self.prove(Target(name, x.dtype, Layout.of(name, x.shape), whole))
+            self._proven[name] = found
+        return found
+
+    def stored(self, stored: Stored) -> Proven:
+        """The proof of a stored tensor: that nothing else holds what it holds."""
+        if (fault := self.stored_fault(stored)) is not None:
+            self.refuse([fault])
+        whole = (Box.whole(stored.shape),)
+        return self.prove(Target(stored.key or stored.name, stored.dtype, stored.layout, whole))
+
+    def all(self) -> None:
+        """Raise unless every stored and every logical tensor is proven."""
+        found = [fault for s in self.src.stored.values() if (fault := self.stored_fault(s))]
+        found += [fault for name in self.src.logical for fault in self.tensor_faults(name)]
+        if found:
+            self.refuse(found)
+
+    def refuse(self, faults: Sequence[Gap]) -> NoReturn:
+        """Raise what every path raises."""
+        texts = list(dict.fromkeys(fault.text for fault in faults))
+        lost = sum({fault.text: fault.elements for fault in faults}.values())
+        brief = texts[0] if len(texts) == 1 else f"{len(texts)} faults, {lost:,} elements"
+        rest = texts[:_SHOWN] if len(texts) > 1 else []
+        more = [f"… and {len(texts) - _SHOWN} more"] if len(texts) > _SHOWN else []
+        lines = "".join(f"\n  {line}" for line in (*rest, *more))
+        raise CoverageError(
+            f"not proven: {brief} - at {self.src.path}{lines}",
+            hint="restore what is missing, or use a checkpoint that is whole; nothing was written",
+            kind=faults[0].kind,
+        )
+
+    def boxes_of(self, stored: Stored) -> tuple[Box, ...]:
+        """The boxes of a tensor's chunks, the same object for all that are cut alike."""
+        boxes = tuple([chunk.box for chunk in stored.chunks])
+        return self._boxes.setdefault(boxes, boxes)
+
+    def stored_fault(self, stored: Stored) -> Gap | None:
+        """What is wrong with the chunks of a stored tensor."""
+        chunks = stored.chunks
+        if len(chunks) == 1:
+            box = chunks[0].box
+            whole = box.shape == stored.layout.shape and not any(box.offsets)
+            if whole and chunks[0].length_bytes >= stored.nbytes:
+                return None
+        known = self._stored.get(id(stored))
+        if known is None:
+            known = self._stored[id(stored)] = stored, self._stored_fault(stored)
+        return known[1]
+
+    def _stored_fault(self, stored: Stored) -> Gap | None:
+        name, size = stored.key or stored.name, stored.dtype.itemsize
+        tensor = next(iter(stored.layout.tensors), stored.name)
+        fault = self._tiling(stored.shape, self.boxes_of(stored))
+        if fault is not None:
+            kind = "elements-missing" if fault.missing else "chunks-overlap"
+            text = f"the chunks of `{name}` do not tile it: {fault}"
+            return Gap(tensor, fault.missing, text, kind)
+        for chunk in stored.chunks:
+            if chunk.length_bytes < chunk.box.size * size:
+                text = (
+                    f"chunk {chunk.box} of `{name}` needs {chunk.box.size * size:,} bytes,"
+                    f" {chunk.length_bytes:,} are stored at byte {chunk.start_bytes:,} of {chunk.file}"
+                )
+                return Gap(tensor, chunk.box.size, text, "chunk-mismatch")
+        return None
+
+    def tensor_faults(self, name: str) -> tuple[Gap, ...]:
+        """What is wrong with a logical tensor: with the stored ones that hold it, or between them."""
+        found = self._tensors.get(name)
+        if found is None:
+            sources = self.src.sources.get(name, ())
+            faults = [fault for s in sources if (fault := self.stored_fault(s)) is not None]
+            found = self._tensors[name] = (*faults, *self.held_faults(name))
+        return found
+
+    def held_faults(self, name: str) -> Iterator[Gap]:
+        """Elements of a logical tensor that its sources hold not at all, or more than once."""
+        sources = self.src.sources.get(name, ())
+        if _is_whole(self.src.logical[name].shape, sources):
+            return
+        yield from (fault for s in sources for fault in self._place_faults(s.key, s.layout))
+        logical = self.src.logical[name]
+        size, held = logical.size, self._pieces.get(name, [])
+        covered, doubled = self._count([(p.to, p.loops) for p in held], _tally_to)
+        end = max([p.to + p.flip().span + 1 for p in held], default=0)
+        if covered == size and not doubled and end <= size:
+            return
+        by = ", ".join(s.key or s.name for s in sources[:4])
+        by = f"; held by {by}" if by else ""
+        if end > size:
+            text = f"element {end - 1:,} of `{name}` is stored, which has {size:,} elements"
+            yield Gap(name, end - size, text + by, "chunks-overlap")
+            return
+        found = cover(Layout.of(name, logical.shape), [s.layout for s in sources])
+        if found.first_missing is not None:
+            at = list(unravel(found.first_missing[1], logical.shape))
+            text = f"{size - covered:,} of {size:,} elements of `{name}` have no source"
+            yield Gap(name, size - covered, f"{text}; first missing: {name}{at}{by}")
+        if found.first_doubled is not None:
+            at = list(unravel(found.first_doubled[1], logical.shape))
+            text = f"{doubled:,} elements of `{name}` have more than one source; first: {name}{at}"
+            yield Gap(name, doubled, text + by, "chunks-overlap")
+
+    def _target_faults(self, target: Target, sources: tuple[Stored, ...]) -> Iterator[Gap]:
+        fault = self._tiling(target.shape, target.boxes)
+        if fault is not None:
+            text = f"the parts of `{target.name}` do not tile it: {fault}"
+            yield Gap(target.name, fault.missing, text)
+        layout, logical = target.layout, self.src.logical
+        names, known = layout.tensors, True
+        for name in names:
+            if name in logical:
+                yield from self.tensor_faults(name)
+            else:
+                known = False
+        if len(sources) == 1 and (sources[0].layout is layout or sources[0].layout == layout):
+            return
+        if len(layout.pieces) == 1 and layout.pieces[0].run and known:
+            (piece,) = layout.pieces
+            size = logical[piece.tensor].size
+            if piece.to + piece.run <= size and piece.at + piece.run <= layout.size:
+                return
+        yield from self._place_faults(target.name, layout)
+        if not known or any(p.to + p.flip().span >= logical[p.tensor].size for p in layout.pieces):
+            yield from self._absent(target, sources)
+
+    def _absent(self, target: Target, sources: tuple[Stored, ...]) -> Iterator[Gap]:
+        """Elements that a target asks for and no logical tensor has."""
+        found = cover(target.layout, [s.layout for s in sources])
+        lost = found.wanted - found.covered
+        if found.first_missing is not None:
+            tensor, element = found.first_missing
+            x = self.src.logical.get(tensor)
+            at = list(unravel(element, x.shape)) if x and element < x.size else [element]
+            text = f"{lost:,} of {found.wanted:,} elements of `{target.name}` have no source"
+            yield Gap(target.name, lost, f"{text}; first missing: {tensor}{at}")
+        elif found.doubled:
+            text = f"{found.doubled:,} elements of `{target.name}` have more than one source"
+            yield Gap(target.name, found.doubled, text, "chunks-overlap")
+
+    def _place_faults(self, name: str, layout: Layout) -> Iterator[Gap]:
+        """Places of a layout that are for more than one element, or lie beyond it."""
+        known = self._places.get(id(layout))
+        if known is None:
+            pieces = layout.pieces
+            beyond = max([p.at + p.span + 1 for p in pieces], default=0) - layout.size
+            _, twice = self._count([(p.at, p.loops) for p in pieces], _tally_at)
+            known = self._places[id(layout)] = layout, max(twice, beyond, 0)
+        if wrong := known[1]:
+            text = f"{wrong:,} places of `{name}` are for two elements each, or lie beyond it"
+            yield Gap(next(iter(layout.tensors)), wrong, text, "chunks-overlap")
+
+    def _count(
+        self, pieces: Sequence[tuple[int, Any]], count: Callable[[Any], tuple[int, int]]
+    ) -> tuple[int, int]:
+        key = (count, *pieces)
+        found = self._counts.get(key)
+        if found is None:
+            found = self._counts[key] = count(pieces)
+        return found
+
+    def _tiling(self, shape: Shape, boxes: Sequence[Box]) -> TilingFault | None:
+        # The boxes are kept with the answer, so that no others come to have their identity.
+        held = self._tilings.get((shape, id(boxes)))
+        if held is None:
+            held = self._tilings[shape, id(boxes)] = boxes, tiling_fault(shape, boxes)
+        return held[1]
+
+    @cached_property
+    def _pieces(self) -> Mapping[str, list[Piece]]:
+        """What is stored of each logical tensor."""
+        found: dict[str, list[Piece]] = {}
+        for stored in self.src.stored.values():
+            for piece in stored.layout.pieces:
+                found.setdefault(piece.tensor, []).append(piece)
+        return found
+
+
+def _is_whole(shape: Shape, sources: tuple[Stored, ...]) -> bool:
+    """Whether one stored tensor is a logical one as it is."""
+    if len(sources) != 1 or len(sources[0].layout.pieces) != 1:
+        return False
+    (piece,) = sources[0].layout.pieces
+    return (
+        sources[0].layout.shape == shape
+        and not piece.at
+        and not piece.to
+        and piece.run == sources[0].layout.size
+    )
+
+
+def _tally_to(pieces: Iterable[tuple[int, Any]]) -> tuple[int, int]:
+    return tally([Piece("", 0, to, loops).flip() for to, loops in pieces])
+
+
+def _tally_at(pieces: Iterable[tuple[int, Any]]) -> tuple[int, int]:
+    return tally([Piece("", at, 0, loops) for at, loops in pieces])
