@@ -72,11 +72,11 @@ class Checkpoint(Mapping[str, "Tensor"]):
                 )
         return found
 
-    def read_box(self, layout: Layout, box: Box, dtype: DType) -> Bytes:
-        """The bytes of a box of a tensor with any layout over the logical tensors."""
+    def read_box(self, layout: Layout, box: Box, dtype: DType, shift: float = 0.0) -> Bytes:
+        """The bytes of a box of a tensor with any layout over the logical tensors, plus `shift`."""
         buffer = np.empty(box.size * dtype.itemsize, np.uint8)
         if box.size:
-            target = Target("", dtype, layout, (box,))
+            target = Target("", dtype, layout, (box,), shift=shift)
             gather(self._folder, fill_box(self._source, target, box, buffer))
         return buffer
 

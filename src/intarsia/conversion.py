@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import resource
 import time
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +12,18 @@ from typing import Any
 from intarsia.checking.attest import Work, attest, digests_file
 from intarsia.errors import UsageError
 from intarsia.format.base import Arrangement
+from intarsia.format.config_dtype import with_dtype
 from intarsia.format.sides import check_sides
 from intarsia.formats import folder_of, format_named
 from intarsia.job import Job
+from intarsia.masters import check_rounded
 from intarsia.planning.plan import Plan
 from intarsia.resuming import begin, keep_what_is_proven
 from intarsia.run.crew import Crew, crew
 from intarsia.run.execute import Execution, cut_steps
 from intarsia.run.hashing import merged
 from intarsia.run.journal import Journal
+from intarsia.run.losses import Changed, Losses, changed_tensors, summary
 from intarsia.run.progress import Progress, counting
 from intarsia.run.source import Source
 from intarsia.run.tally import Sums, Tally
@@ -39,12 +40,14 @@ class Report:
     seconds: float
     peak_rss_bytes: int
     notes: tuple[str, ...] = ()
+    changed: tuple[Changed, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return self.plan.as_json() | {
             "destination": self.destination,
             "seconds": round(self.seconds, 3),
             "peak_rss_bytes": self.peak_rss_bytes,
+            "changed": [x.as_json() for x in self.changed],
             "notes": [*self.plan.notes, *self.notes],
         }
 
@@ -68,6 +71,7 @@ def carry_out(
     started = time.perf_counter()
     where = Path(destination)
     team = crew()
+    changed: tuple[Changed, ...] = ()
     staging = Staging(where, overwrite=overwrite)
     journal = Journal(staging, job.wanted.targets)
     with team.together():
@@ -82,36 +86,47 @@ def carry_out(
         with team.together():
             arrangement = job.arrange()
         job = replace(job, budget=job.budget.less(arrangement.held_bytes))
+        with team.together():
+            check_rounded(
+                job.src,
+                job.wanted.rounded[team.rank :: team.size],
+                job.budget,
+                hint=_which_wins(job),
+            )
         with team.together() as shared:
             if team.rank == 0:
                 _check_equal(job)
                 shared.value = begin(job, staging, arrangement, journal, resume=resume)
         whole, notes = shared.values[0]
         if not whole:
-            parts, rounded, sums = _move(job, staging, arrangement, journal, team, progress)
-            notes += _rounding(rounded)
+            parts, losses, sums = _move(job, staging, arrangement, journal, team, progress)
+            changed = changed_tensors(losses, {t.name: t for t in job.wanted.targets})
+            notes += summary(changed)
             with team.together():
                 if team.rank == 0:
                     _close(job, staging, arrangement, parts)
                     if job.digests:
-                        _attest(job, staging, arrangement, sums, rounded)
+                        _attest(job, staging, arrangement, sums, losses)
                     job.stamps.check()
                     notes += staging.commit()
     except BaseException as error:
         keep_what_is_proven(job, staging, error)
         raise
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Report(job.plan, str(where), time.perf_counter() - started, peak, tuple(notes))
+    seconds = time.perf_counter() - started
+    return Report(job.plan, str(where), seconds, peak, tuple(notes), changed)
 
 
-def _rounding(rounded: Counter[str]) -> Iterator[str]:
-    """What is to be said of norms that the two formats centre on different values."""
-    if rounded:
-        name, _ = rounded.most_common(1)[0]
-        yield (
-            f"{rounded.total():,} elements of {len(rounded)} norms were rounded, `{name}` among them: the"
-            " formats centre them on different values, and the last bits of elements far from one are lost"
-        )
+def _which_wins(job: Job) -> str:
+    """How a user says whether weights or main weights are right."""
+    drop = "--optimizer drop"
+    name = next(iter(job.wanted.rounded), None)
+    if job.wish.to == "fsdp_dtensor" and name is not None:
+        drop += f" --dtype {job.src.logical[name].dtype.torch}"
+    return (
+        f"if the weights are right, take them alone with {drop}; if the main weights are,"
+        " convert the checkpoint that they were saved with"
+    )
 
 
 def _check_equal(job: Job) -> None:
@@ -132,8 +147,8 @@ def _move(
     journal: Journal,
     team: Crew,
     progress: Progress | None,
-) -> tuple[list[Any], Counter[str], Sums]:
-    """Every rank's share of the steps: the parts that all wrote, the elements that shifts rounded, the sums."""
+) -> tuple[list[Any], Losses, Sums]:
+    """Every rank's share of the steps: the parts that all wrote, what numbers lost, the sums."""
     advance = counting(progress, job.plan.write_bytes)
     with team.together():
         kept = journal.join(team.rank)
@@ -150,11 +165,11 @@ def _move(
             if team.rank != 0:
                 staging.sync()
             job.stamps.check()
-            shared.value = parts, source.rounded, run.sums
-        rounded = sum((counts for _, counts, _ in shared.values), kept.rounded)
+            shared.value = parts, source.losses, run.sums
+        losses = sum((counts for _, counts, _ in shared.values), kept.losses)
         sums = merged([kept.sums, *(sums for _, _, sums in shared.values)])
         fresh = [part for parts, _, _ in shared.values for part in parts]
-        return kept.stretches(arrangement) + fresh, rounded, sums
+        return kept.stretches(arrangement) + fresh, losses, sums
 
 
 def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any]) -> None:
@@ -163,9 +178,16 @@ def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any
         run = Execution(source, arrangement, staging, job.budget)
         run.finish(parts, {t.name: t for t in job.wanted.targets})
     for side in job.src.sides:
-        staging.copy_in(side.name, Path(side.path))
+        if side.name != "config.json" or job.wish.dtype is None:
+            staging.copy_in(side.name, Path(side.path))
+        else:
+            text = Path(side.path).read_text()
+            staging.write_small(side.name, with_dtype(text, job.wish.dtype).encode())
     if job.config is not None and not any(s.name == "config.json" for s in job.src.sides):
-        staging.write_small("config.json", (json.dumps(job.config, indent=2) + "\n").encode())
+        text = json.dumps(job.config, indent=2) + "\n"
+        if job.wish.dtype is not None:
+            text = with_dtype(text, job.wish.dtype)
+        staging.write_small("config.json", text.encode())
     for file, at, data in arrangement.fixed:
         staging.write(file, at, [data])
     for file, data in arrangement.closing.items():
@@ -173,10 +195,10 @@ def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any
 
 
 def _attest(
-    job: Job, staging: Staging, arrangement: Arrangement, sums: Sums, rounded: Counter[str]
+    job: Job, staging: Staging, arrangement: Arrangement, sums: Sums, losses: Losses
 ) -> None:
     """Write the digests of what was written, once they are what the source's promise."""
     written = format_named(job.wish.to).read(staging.folder, job.config)
-    work = Work(job.wanted.targets, arrangement, sums, rounded)
+    work = Work(job.wanted.targets, arrangement, sums, {name for name, _ in losses})
     found = attest(written, work, job.src, job.budget)
     staging.write_small(digests_file(arrangement), found.as_bytes())

@@ -11,12 +11,15 @@ from intarsia.dtypes import DType
 from intarsia.errors import FamilyError, FormatError, UsageError
 from intarsia.family import Param, Table, table_for
 from intarsia.format.base import NUMBERED, Format
+from intarsia.format.cast import cast_to
 from intarsia.formats import format_named
 from intarsia.layout import Layout
+from intarsia.masters import check_whole, has_own_master
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Manifest, Target
 
 _NUMBERED = re.compile(r"^optimizer\.\w+\.\d+$")
+MEGATRON_FORMATS = ("torch_dist", "fsdp_dtensor")
 SAME_FORMATS = ("hf", "dcp")
 """Formats between which names and fusions stay as they are, unless asked otherwise."""
 
@@ -50,7 +53,8 @@ class Wish:
 class Wanted:
     """The tensors to write, the logical tensors to leave out with the reason, and remarks.
 
-    `equal` are groups of logical tensors of which one stands for all, if they are equal.
+    `equal` are groups of logical tensors of which one stands for all, if they are equal.  `rounded` are
+    weights that must be their main weights rounded.
     """
 
     targets: tuple[Target, ...]
@@ -58,6 +62,7 @@ class Wanted:
     entries: bool
     notes: tuple[str, ...]
     equal: tuple[tuple[str, ...], ...] = ()
+    rounded: tuple[str, ...] = ()
 
 
 def targets_for(src: Manifest, wish: Wish) -> Wanted:
@@ -65,6 +70,8 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
     writer = format_named(wish.to)
     _check(wish)
     _check_named(src, wish)
+    if wish.optimizer == "keep" and wish.to in MEGATRON_FORMATS:
+        check_whole(src)
     if wish.to == "fsdp_dtensor":
         return _for_megatron_fsdp(src, wish, writer)
     drop = dict(_dropped(src, wish, writer))
@@ -94,7 +101,21 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
         some = ", ".join(list(src.entries)[:3]) + (", …" if len(src.entries) > 3 else "")
         notes.append(f"{len(src.entries)} entries are dropped as asked: {some}")
     equal += _counted(src, wish)
-    return Wanted(targets, drop, wish.optimizer == "keep", tuple(notes), tuple(equal))
+    return Wanted(
+        targets,
+        drop,
+        wish.optimizer == "keep",
+        tuple(notes),
+        tuple(equal),
+        _rounded(src, wish),
+    )
+
+
+def _rounded(src: Manifest, wish: Wish) -> tuple[str, ...]:
+    """The weights whose main weights Megatron would take in their place when it goes on training."""
+    if wish.to != "torch_dist" or wish.optimizer == "drop" or src.format == wish.to:
+        return ()
+    return tuple(name for name in src.logical if has_own_master(src, name))
 
 
 @lru_cache(maxsize=4096)
@@ -121,6 +142,7 @@ def _for_megatron_fsdp(src: Manifest, wish: Wish, writer: Format) -> Wanted:
         wish.optimizer == "keep",
         tuple(found.notes),
         tuple(found.equal),
+        tuple(n for n in found.rounded if has_own_master(src, n)),
     )
 
 
@@ -158,7 +180,7 @@ def _check(wish: Wish) -> None:
         raise UsageError(f"optimizer is {wish.optimizer!r}", hint="keep or drop")
     if wish.spec not in ("te", "local"):
         raise UsageError(f"the Megatron spec is {wish.spec!r}", hint="te or local")
-    if wish.dtype is not None and not wish.dtype.floating:
+    if wish.dtype is not None and (not wish.dtype.floating or wish.dtype.name == "F8_E8M0"):
         raise UsageError(
             f"weights cannot be cast to {wish.dtype}", hint="choose a floating-point element type"
         )
@@ -200,7 +222,7 @@ def _rows(src: Manifest, wish: Wish, writer: Format, dropped: Set[str]) -> list[
     rest = [s for s in src.stored.values() if not covered.issuperset(s.layout.tensors)]
     if not writer.carries_anything:
         rest = [s for s in rest if not is_state(s.name)]
-        lost = [s.key or s.name for s in rest if not _is_beside_the_text(s.name, table)]
+        lost = [s.key or s.name for s in rest if not table.is_beside_the_text(s.name)]
         if lost:
             raise FamilyError(
                 f"{len(lost)} tensors of {src.path} are not in the {dialect} table of"
@@ -208,12 +230,6 @@ def _rows(src: Manifest, wish: Wish, writer: Format, dropped: Set[str]) -> list[
                 hint="convert to hf or dcp, which carry them name by name, or add them to the table",
             )
     return [*rows, *(Param(s.name, s.layout, s.rule, s.shift) for s in rest)]
-
-
-def _is_beside_the_text(name: str, table: Table) -> bool:
-    """Whether a tensor is of a vision tower or the like, which every format carries by name."""
-    text = (table.hf, table.module, "lm_head.", "mtp.")
-    return table.wrapped and not name.startswith(text)
 
 
 def _name_by_name(src: Manifest, wish: Wish, writer: Format, dialect: str) -> list[Param]:
@@ -293,6 +309,4 @@ def _dtype(row: Param, src: Manifest, asked: DType | None) -> DType:
             hint="choose one element type with --dtype",
         )
     dtype = found.pop() if found else src.absent[0].dtype
-    if asked is not None and dtype.floating and not is_state(row.name) and dtype.itemsize > 1:
-        return asked
-    return dtype
+    return dtype if is_state(row.name) else cast_to(dtype, asked, names, src.config)

@@ -122,7 +122,7 @@ def _carry_out(source: Source, step: Step) -> int:
         found = filling.stretch(start, start + box.size)
         if sum(copy.piece.size for copy in found) < box.size:
             buffer[:] = 0  # padding
-        fills += source.fills(found, held.target, buffer)
+        fills += source.fills(found, held.target, box, buffer)
         total += len(buffer)
     gather(source.folder, fills)
     with torch.no_grad():

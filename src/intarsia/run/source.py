@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from intarsia.errors import CoverageError
 from intarsia.format.base import Format, Located
@@ -14,6 +13,7 @@ from intarsia.mesh import Box
 from intarsia.planning.copy import Copy, copies_into, sources_of
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.run.gather import Bytes, Fill
+from intarsia.run.losses import Losses, Watch
 from intarsia.store.local import Folder
 
 
@@ -24,11 +24,14 @@ class Source:
     manifest: Manifest
     format: Format
     folder: Folder
-    rounded: Counter[str] = field(default_factory=Counter)
+    losses: Losses = field(default_factory=Counter)
     _located: dict[tuple[str, int], Located] = field(default_factory=dict)
 
-    def fills(self, copies: Sequence[Copy], target: Target, buffer: Bytes) -> Iterator[Fill]:
-        """What reading these copies takes, into the bytes of `buffer`."""
+    def fills(
+        self, copies: Sequence[Copy], target: Target, box: Box, buffer: Bytes
+    ) -> Iterator[Fill]:
+        """What reading these copies takes, into `buffer`, which holds a box of the target."""
+        watch = Watch(target, box, self.losses)
         for copy in copies:
             found = self.locate(copy)
             pieces = [copy.piece] if found.piece is None else meet(found.piece.flip(), copy.piece)
@@ -41,12 +44,8 @@ class Source:
                     target.dtype,
                     buffer,
                     target.shift - copy.stored.shift,
-                    partial(self._count, target.name),
+                    watch,
                 )
-
-    def _count(self, target: str, elements: int) -> None:
-        if elements:
-            self.rounded[target] += elements
 
     def locate(self, copy: Copy) -> Located:
         key = (copy.chunk.file, copy.chunk.start_bytes)
@@ -68,4 +67,4 @@ def fill_box(source: Source, target: Target, box: Box, buffer: Bytes) -> list[Fi
                 f"{wanted - held:,} of {wanted:,} elements of `{target.name}` {box} have no source"
             )
         buffer[:] = 0
-    return list(source.fills(copies, target, buffer))
+    return list(source.fills(copies, target, box, buffer))

@@ -1,0 +1,166 @@
+"""Weights beside the fp32 main weights that they are rounded from: two values of one fact, which must agree.
+
+A weight is its main weight rounded to nearest even.  Where it is not, one of the two is stale, and
+which one nobody but the user knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.checkpoint import Checkpoint
+from intarsia.dtypes import DType
+from intarsia.errors import CoverageError, PrecisionError
+from intarsia.family import table_for
+from intarsia.layout import Layout, unravel
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Manifest
+from intarsia.planning.window import windows
+from intarsia.run.budget import Budget
+from intarsia.run.gather import Bytes
+from intarsia.run.sharing import share_out
+from intarsia.run.values import Bits, as_float64, bits_dtype, cast
+
+MASTER = "optimizer.master."
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """A weight that is not its main weight rounded: how many elements, and the first of them."""
+
+    name: str
+    elements: int
+    first: tuple[int, ...]
+    weight: float
+    master: float
+
+
+def has_own_master(src: Manifest, name: str) -> bool:
+    """Whether a main weight is stored beside a weight, rather than being the same elements."""
+    if MASTER + name not in src.logical:
+        return False
+    places = [
+        {(c.file, c.start_bytes) for s in src.sources.get(n, ()) for c in s.chunks}
+        for n in (name, MASTER + name)
+    ]
+    return places[0] != places[1]
+
+
+def check_whole(src: Manifest) -> None:
+    """Raise where some of the parameters that were trained lack the main weight that others have."""
+    masters, trained = set[str](), set[str]()
+    for name in src.logical:
+        kind, _, of = name.removeprefix("optimizer.").partition(".")
+        if name.startswith("optimizer.") and kind != "step":
+            (masters if kind == "master" else trained).add(of)
+    single = {n for n in trained if n in src.logical and src.logical[n].dtype.itemsize < 4}
+    lacking = sorted(single - masters)
+    if masters and lacking:
+        raise CoverageError(
+            f"{len(lacking)} of {len(trained)} parameters with optimizer state have no fp32 main"
+            f" weight, the other {len(masters)} have one: {', '.join(lacking[:4])}"
+            f"{', …' if len(lacking) > 4 else ''} - at {src.path}",
+            hint="take a checkpoint that lost none of them, or the weights alone with --optimizer drop",
+        )
+
+
+def check_rounded(src: Manifest, names: Iterable[str], budget: Budget, *, hint: str) -> None:
+    """Raise where a weight is not its main weight rounded; both are read once, a window at a time."""
+    recentred = _recentred(src)
+    with Checkpoint(src) as checkpoint:
+
+        def look(name: str) -> Stale | None:
+            return stale(checkpoint, name, budget.window_bytes, recentred.get(name, 0.0))
+
+        found = [x for x in share_out(list(names), budget.workers, look) if x is not None]
+    if found:
+        raise _contradiction(found, src, hint)
+
+
+def _contradiction(found: Sequence[Stale], src: Manifest, hint: str) -> PrecisionError:
+    first = found[0]
+    dtype = src.logical[first.name].dtype
+    total = sum(x.elements for x in found)
+    return PrecisionError(
+        f"{total:,} elements of {len(found)} weights are not their fp32 main weights rounded to"
+        f" {dtype}: one of the two is stale - at {src.path}\n"
+        f"  first: {first.name}{list(first.first)} is {first.weight!r},"
+        f" {MASTER}{first.name} there is {first.master!r}",
+        hint=hint,
+        kind="master-differs",
+    )
+
+
+def _recentred(src: Manifest) -> dict[str, float]:
+    """Norms that Megatron may centre on another value than the hub, and what it adds to them."""
+    tables = (table_for(src.config, zero_centered=centered) for centered in (True, False))
+    return {
+        row.layout.tensors[0]: row.shift
+        for table in tables
+        if table is not None
+        for row in table.dialects["megatron"].values()
+        if row.shift
+    }
+
+
+def stale(
+    checkpoint: Checkpoint, name: str, window_bytes: int, recentred: float = 0.0
+) -> Stale | None:
+    """How a weight differs from its main weight rounded; None where it does not.
+
+    A norm may have been rounded where it was centred on another value, `recentred` away.
+    """
+    found = _stale(checkpoint, name, window_bytes, 0.0)
+    if found is None or not recentred:
+        return found
+    return _stale(checkpoint, name, window_bytes, recentred) and found
+
+
+def _stale(checkpoint: Checkpoint, name: str, window_bytes: int, recentred: float) -> Stale | None:
+    weight, master = (checkpoint.manifest.logical[n] for n in (name, MASTER + name))
+    count, first = 0, None
+    read = _reader(checkpoint, name)
+    for box in windows(weight.shape, 8, window_bytes):
+        x = read(name, weight.dtype, box).view(bits_dtype(weight.dtype))
+        y = read(MASTER + name, master.dtype, box).view(bits_dtype(master.dtype))
+        wrong = _unlike(x, weight.dtype, y, master.dtype, recentred)
+        if not wrong.any():
+            continue
+        count += int(np.count_nonzero(wrong))
+        if first is None:
+            at = int(wrong.argmax())
+            inside = unravel(at, box.shape) if box.shape else ()
+            place = tuple(o + i for o, i in zip(box.offsets, inside, strict=True))
+            values = (
+                as_float64(x[at : at + 1], weight.dtype),
+                as_float64(y[at : at + 1], master.dtype),
+            )
+            first = Stale(name, 0, place, *(float(v[0]) for v in values))
+    return None if first is None else Stale(name, count, first.first, first.weight, first.master)
+
+
+def _reader(checkpoint: Checkpoint, name: str) -> Callable[[str, DType, Box], Bytes]:
+    """What reads boxes of a weight and its main weight, both as the weight is centred on disk."""
+    shift = checkpoint.manifest.sources[name][0].shift
+    shape = checkpoint.manifest.logical[name].shape
+
+    def read(which: str, dtype: DType, box: Box) -> Bytes:
+        return checkpoint.read_box(Layout.of(which, shape), box, dtype, shift)
+
+    return read
+
+
+def _unlike(x: Bits, a: DType, y: Bits, b: DType, recentred: float) -> NDArray[np.bool_]:
+    """Where elements are not the wider ones rounded; one NaN is as good as another."""
+    rounded = cast(y, b, a)
+    if recentred:
+        rounded = cast(cast(cast(y, b, b, recentred), b, a), a, a, -recentred)
+    wrong = np.asarray(rounded != x)
+    if wrong.any():
+        both = np.isnan(as_float64(x[wrong], a)) & np.isnan(as_float64(y[wrong], b))
+        wrong[wrong] = ~both
+    return wrong
