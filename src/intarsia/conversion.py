@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from intarsia.format.config_dtype import with_dtype
 from intarsia.format.sides import check_sides
 from intarsia.formats import folder_of, format_named
 from intarsia.job import Job
+from intarsia.layout import Layout
 from intarsia.masters import check_rounded
 from intarsia.planning.plan import Plan
 from intarsia.resuming import begin, keep_what_is_proven
@@ -89,7 +91,7 @@ def carry_out(
         with team.together():
             check_rounded(
                 job.src,
-                job.wanted.rounded[team.rank :: team.size],
+                _whole(job, job.wanted.rounded[team.rank :: team.size]),
                 job.budget,
                 hint=_which_wins(job),
             )
@@ -115,6 +117,10 @@ def carry_out(
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     seconds = time.perf_counter() - started
     return Report(job.plan, str(where), seconds, peak, tuple(notes), changed)
+
+
+def _whole(job: Job, names: Iterable[str]) -> list[Layout]:
+    return [Layout.of(name, job.src.logical[name].shape) for name in names]
 
 
 def _which_wins(job: Job) -> str:

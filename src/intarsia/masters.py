@@ -6,8 +6,8 @@ which one nobody but the user knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,9 @@ from intarsia.dtypes import DType
 from intarsia.errors import CoverageError, PrecisionError
 from intarsia.family import table_for
 from intarsia.layout import Layout, unravel
-from intarsia.mesh import Box
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
-from intarsia.run.gather import Bytes
 from intarsia.run.sharing import share_out
 from intarsia.run.values import Bits, as_float64, bits_dtype, cast
 
@@ -68,15 +66,19 @@ def check_whole(src: Manifest) -> None:
         )
 
 
-def check_rounded(src: Manifest, names: Iterable[str], budget: Budget, *, hint: str) -> None:
-    """Raise where a weight is not its main weight rounded; both are read once, a window at a time."""
+def check_rounded(src: Manifest, layouts: Iterable[Layout], budget: Budget, *, hint: str) -> None:
+    """Raise where weights are not their main weights rounded; both are read once, a window at a time.
+
+    `layouts` are of weights, whole or what a rank holds of them.
+    """
     recentred = _recentred(src)
     with Checkpoint(src) as checkpoint:
 
-        def look(name: str) -> Stale | None:
-            return stale(checkpoint, name, budget.window_bytes, recentred.get(name, 0.0))
+        def look(layout: Layout) -> Stale | None:
+            shift = recentred.get(layout.tensors[0], 0.0) if layout.tensors else 0.0
+            return _stale(checkpoint, layout, budget.window_bytes, shift)
 
-        found = [x for x in share_out(list(names), budget.workers, look) if x is not None]
+        found = [x for x in share_out(list(layouts), budget.workers, look) if x is not None]
     if found:
         raise _contradiction(found, src, hint)
 
@@ -107,51 +109,46 @@ def _recentred(src: Manifest) -> dict[str, float]:
     }
 
 
-def stale(
-    checkpoint: Checkpoint, name: str, window_bytes: int, recentred: float = 0.0
+def _stale(
+    checkpoint: Checkpoint, layout: Layout, window_bytes: int, recentred: float
 ) -> Stale | None:
-    """How a weight differs from its main weight rounded; None where it does not.
+    """How weights differ from their main weights rounded; None where they do not.
 
     A norm may have been rounded where it was centred on another value, `recentred` away.
     """
-    found = _stale(checkpoint, name, window_bytes, 0.0)
+    found = _compared(checkpoint, layout, window_bytes, 0.0)
     if found is None or not recentred:
         return found
-    return _stale(checkpoint, name, window_bytes, recentred) and found
+    return _compared(checkpoint, layout, window_bytes, recentred) and found
 
 
-def _stale(checkpoint: Checkpoint, name: str, window_bytes: int, recentred: float) -> Stale | None:
-    weight, master = (checkpoint.manifest.logical[n] for n in (name, MASTER + name))
+def _compared(
+    checkpoint: Checkpoint, layout: Layout, window_bytes: int, recentred: float
+) -> Stale | None:
+    held = checkpoint.manifest.logical
+    name = layout.tensors[0]
+    a, b = held[name].dtype, held[MASTER + name].dtype
+    # Both are read as the weight is centred on disk: there it was rounded.
+    shift = checkpoint.manifest.sources[name][0].shift
+    masters = layout.rename(MASTER.__add__)
     count, first = 0, None
-    read = _reader(checkpoint, name)
-    for box in windows(weight.shape, 8, window_bytes):
-        x = read(name, weight.dtype, box).view(bits_dtype(weight.dtype))
-        y = read(MASTER + name, master.dtype, box).view(bits_dtype(master.dtype))
-        wrong = _unlike(x, weight.dtype, y, master.dtype, recentred)
+    for box in windows(layout.shape, 8, window_bytes):
+        x = checkpoint.read_box(layout, box, a, shift).view(bits_dtype(a))
+        y = checkpoint.read_box(masters, box, b, shift).view(bits_dtype(b))
+        wrong = _unlike(x, a, y, b, recentred)
         if not wrong.any():
             continue
         count += int(np.count_nonzero(wrong))
         if first is None:
             at = int(wrong.argmax())
             inside = unravel(at, box.shape) if box.shape else ()
-            place = tuple(o + i for o, i in zip(box.offsets, inside, strict=True))
-            values = (
-                as_float64(x[at : at + 1], weight.dtype),
-                as_float64(y[at : at + 1], master.dtype),
-            )
-            first = Stale(name, 0, place, *(float(v[0]) for v in values))
-    return None if first is None else Stale(name, count, first.first, first.weight, first.master)
-
-
-def _reader(checkpoint: Checkpoint, name: str) -> Callable[[str, DType, Box], Bytes]:
-    """What reads boxes of a weight and its main weight, both as the weight is centred on disk."""
-    shift = checkpoint.manifest.sources[name][0].shift
-    shape = checkpoint.manifest.logical[name].shape
-
-    def read(which: str, dtype: DType, box: Box) -> Bytes:
-        return checkpoint.read_box(Layout.of(which, shape), box, dtype, shift)
-
-    return read
+            index = tuple(o + i for o, i in zip(box.offsets, inside, strict=True))
+            piece = layout.box(index, (1,) * len(index)).pieces[0]
+            values = (as_float64(x[at : at + 1], a), as_float64(y[at : at + 1], b))
+            shape = held[piece.tensor].shape
+            place = unravel(piece.to, shape) if shape else ()
+            first = Stale(piece.tensor, 0, tuple(place), *(float(v[0]) for v in values))
+    return None if first is None else replace(first, elements=count)
 
 
 def _unlike(x: Bits, a: DType, y: Bits, b: DType, recentred: float) -> NDArray[np.bool_]:

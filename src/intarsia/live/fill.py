@@ -7,6 +7,7 @@ gaps) goes through a window of the budget.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from intarsia.planning.manifest import Manifest
 from intarsia.planning.window import flat_start, windows
 from intarsia.run.budget import Budget
 from intarsia.run.gather import Bytes, Fill, gather
+from intarsia.run.losses import Losses
 from intarsia.run.sharing import share_out
 from intarsia.run.source import Source
 
@@ -77,10 +79,17 @@ def fill(
     fillings: Sequence[Filling],
     budget: Budget,
     progress: Progress = lambda count: None,
-) -> None:
-    """Read every holding's elements; the first failure stops all threads and is raised."""
+) -> Losses:
+    """Read every holding's elements, and count what casts do to them; the first failure stops all threads."""
+
+    def work(step: Step) -> Losses:
+        # Threads do not count in one counter.
+        mine = replace(source, losses=Counter())
+        progress(_carry_out(mine, step))
+        return mine.losses
+
     steps = list(_steps(fillings, budget.window_bytes))
-    share_out(steps, budget.workers, lambda step: progress(_carry_out(source, step)))
+    return sum(share_out(steps, budget.workers, work), Counter())
 
 
 def _steps(fillings: Iterable[Filling], window_bytes: int) -> Iterable[Step]:
