@@ -100,6 +100,7 @@ def carry_out(
                 _check_equal(job)
                 shared.value = begin(job, staging, arrangement, journal, resume=resume)
         whole, notes = shared.values[0]
+        notes += arrangement.notes
         if not whole:
             parts, losses, sums = _move(job, staging, arrangement, journal, team, progress)
             changed = changed_tensors(losses, {t.name: t for t in job.wanted.targets})

@@ -12,6 +12,7 @@ from intarsia.errors import FamilyError, FormatError, UsageError
 from intarsia.family import Param, Table, table_for
 from intarsia.format.base import NUMBERED, Format
 from intarsia.format.cast import cast_to
+from intarsia.format.parameter_groups import has_torch_groups
 from intarsia.formats import format_named
 from intarsia.layout import Layout
 from intarsia.masters import check_whole, has_own_master
@@ -136,11 +137,17 @@ def _for_megatron_fsdp(src: Manifest, wish: Wish, writer: Format) -> Wanted:
     found = fsdp_dtensor_targets(
         src, table, wish.mesh, spec=wish.spec, optimizer=wish.optimizer, dtype=wish.dtype
     )
+    notes = list(found.notes)
+    if wish.optimizer == "keep" and has_torch_groups(src.entries) and not has_megatron_groups(src):
+        notes.append(
+            "parameter groups are kept as torch spells them, which Megatron does not read:"
+            " a run that goes on takes its own settings"
+        )
     return Wanted(
         tuple(found.targets),
         found.drop,
         wish.optimizer == "keep",
-        tuple(found.notes),
+        tuple(notes),
         tuple(found.equal),
         tuple(n for n in found.rounded if has_own_master(src, n)),
     )

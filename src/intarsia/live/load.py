@@ -24,7 +24,7 @@ from intarsia.live.materialise import materialise
 from intarsia.live.megatron_model import chunks_of, install, is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import unlike_settings, with_settings
 from intarsia.live.names import config_of, manifest_for
-from intarsia.live.optimizer import put, put_groups, read_counters, state_to_fill
+from intarsia.live.optimizer import agreed_groups, put, put_groups, read_counters, state_to_fill
 from intarsia.live.shared_memory import with_one_source
 from intarsia.masters import check_rounded
 from intarsia.mesh import Mesh
@@ -71,6 +71,7 @@ def load(
     rank: int | None = None,
     strict: bool = True,
     cast: bool = True,
+    hyperparameters: str = "stored",
     device: Any = None,
     memory: str | int | None = None,
     workers: int | None = None,
@@ -82,8 +83,11 @@ def load(
     `device`).  A model of Megatron-core's, or a list of its chunks, says itself what it holds of
     which tensor.  `mesh` and `rank` say which part of each tensor plain local shards are.  `strict`
     refuses a checkpoint with tensors that the model does not have; `cast=False` refuses another
-    floating-point type, which otherwise is rounded to and reported.
+    floating-point type, which otherwise is rounded to and reported.  `hyperparameters` are those of
+    the checkpoint ("stored"), or stay the optimizer's own ("mine").
     """
+    if hyperparameters not in ("stored", "mine"):
+        raise UsageError(f"hyperparameters is {hyperparameters!r}", hint="stored or mine")
     team = ranks_of_model()
     with team.together() as shared:
         where = resolve(path)
@@ -107,7 +111,7 @@ def load(
             report.notes += unlike_settings(into)
         report.cast = cast_names(settled.holdings, manifest, allowed=cast)
         report.notes += _remarks(left)
-        _fill(demand, settled, into, optimizer, budget, team, progress, report)
+        _fill(demand, settled, into, optimizer, hyperparameters, budget, team, progress, report)
     return report
 
 
@@ -149,6 +153,7 @@ def _fill(
     settled: Settled,
     into: Any,
     optimizer: Any,
+    hyperparameters: str,
     budget: Budget,
     team: Crew,
     progress: Progress | None,
@@ -156,7 +161,10 @@ def _fill(
 ) -> None:
     """Read every element; an optimizer gets its state when all of it is there."""
     manifest, fillings = demand.manifest, settled.fillings
-    states = None
+    entries = read_entries(manifest, budget.memory_bytes // 2) if manifest.entries else {}
+    states = agreed = None
+    if optimizer is not None and hyperparameters == "stored":
+        agreed = agreed_groups(into, optimizer, demand.rows, groups_of(manifest, entries))
     if optimizer is not None:
         states = state_to_fill(into, optimizer, demand.rows, manifest, settled.literal)
         report.never_stepped = list(states.never_stepped)
@@ -171,10 +179,11 @@ def _fill(
             read_counters(manifest, states.counters)
             put(optimizer, states.fresh)
         report.read_bytes = folder.read_bytes
-    entries = read_entries(manifest, budget.memory_bytes // 2) if manifest.entries else {}
-    if optimizer is not None:
-        lost = put_groups(into, optimizer, demand.rows, groups_of(manifest, entries))
+    if agreed is not None:
+        lost = put_groups(optimizer, agreed)
         report.notes += [f"no hyperparameters were stored for {x}" for x in lost]
+    elif optimizer is not None:
+        report.notes.append("the optimizer keeps its own hyperparameters, as asked")
     report.extra, notes = extra_in(entries, team.rank, team.size)
     report.notes += notes
     targets = {each.holding.name: each.holding.target for each in fillings}
