@@ -19,6 +19,7 @@ from intarsia.formats import folder_of, format_named
 from intarsia.job import Job
 from intarsia.layout import Layout
 from intarsia.masters import check_rounded
+from intarsia.padding import TrainedPadding, not_carried, trained_padding
 from intarsia.planning.plan import Plan
 from intarsia.resuming import begin, keep_what_is_proven
 from intarsia.run.crew import Crew, crew
@@ -43,6 +44,7 @@ class Report:
     peak_rss_bytes: int
     notes: tuple[str, ...] = ()
     changed: tuple[Changed, ...] = ()
+    padding: tuple[TrainedPadding, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return self.plan.as_json() | {
@@ -50,6 +52,7 @@ class Report:
             "seconds": round(self.seconds, 3),
             "peak_rss_bytes": self.peak_rss_bytes,
             "changed": [x.as_json() for x in self.changed],
+            "padding": [x.as_json() for x in self.padding],
             "notes": [*self.plan.notes, *self.notes],
         }
 
@@ -98,8 +101,12 @@ def carry_out(
         with team.together() as shared:
             if team.rank == 0:
                 _check_equal(job)
-                shared.value = begin(job, staging, arrangement, journal, resume=resume)
-        whole, notes = shared.values[0]
+                used = {name for t in job.wanted.targets for name in t.layout.tensors}
+                padding = trained_padding(job.src, job.budget, used)
+                begun = begin(job, staging, arrangement, journal, resume=resume)
+                shared.value = *begun, padding
+        whole, notes, padding = shared.values[0]
+        notes += not_carried(padding)
         notes += arrangement.notes
         if not whole:
             parts, losses, sums = _move(job, staging, arrangement, journal, team, progress)
@@ -117,7 +124,7 @@ def carry_out(
         raise
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     seconds = time.perf_counter() - started
-    return Report(job.plan, str(where), seconds, peak, tuple(notes), changed)
+    return Report(job.plan, str(where), seconds, peak, tuple(notes), changed, padding)
 
 
 def _whole(job: Job, names: Iterable[str]) -> list[Layout]:

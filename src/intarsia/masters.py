@@ -6,8 +6,9 @@ which one nobody but the user knows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +72,7 @@ def check_rounded(src: Manifest, layouts: Iterable[Layout], budget: Budget, *, h
 
     `layouts` are of weights, whole or what a rank holds of them.
     """
-    recentred = _recentred(src)
+    recentred = recentred_norms(src.config)
     with Checkpoint(src) as checkpoint:
 
         def look(layout: Layout) -> Stale | None:
@@ -97,9 +98,9 @@ def _contradiction(found: Sequence[Stale], src: Manifest, hint: str) -> Precisio
     )
 
 
-def _recentred(src: Manifest) -> dict[str, float]:
+def recentred_norms(config: Mapping[str, Any] | None) -> dict[str, float]:
     """Norms that Megatron may centre on another value than the hub, and what it adds to them."""
-    tables = (table_for(src.config, zero_centered=centered) for centered in (True, False))
+    tables = (table_for(config, zero_centered=centered) for centered in (True, False))
     return {
         row.layout.tensors[0]: row.shift
         for table in tables
@@ -135,7 +136,7 @@ def _compared(
     for box in windows(layout.shape, 8, window_bytes):
         x = checkpoint.read_box(layout, box, a, shift).view(bits_dtype(a))
         y = checkpoint.read_box(masters, box, b, shift).view(bits_dtype(b))
-        wrong = _unlike(x, a, y, b, recentred)
+        wrong = unlike(x, a, y, b, recentred)
         if not wrong.any():
             continue
         count += int(np.count_nonzero(wrong))
@@ -151,7 +152,7 @@ def _compared(
     return None if first is None else replace(first, elements=count)
 
 
-def _unlike(x: Bits, a: DType, y: Bits, b: DType, recentred: float) -> NDArray[np.bool_]:
+def unlike(x: Bits, a: DType, y: Bits, b: DType, recentred: float) -> NDArray[np.bool_]:
     """Where elements are not the wider ones rounded; one NaN is as good as another."""
     rounded = cast(y, b, a)
     if recentred:

@@ -96,7 +96,8 @@ def _remarks(state: Mapping[str, Any], options: WriteOptions) -> Iterator[str]:
     if options.groups is None:
         return
     groups = groups_in(state.get("optimizer"))
-    decay = {g.get("weight_decay") for g in groups if g.get("wd_mult") == 0.0} - {None, 0}
+    exempt = (g.get("weight_decay") for g in groups if g.get("wd_mult") == 0.0)
+    decay = {str(value) for value in exempt if value}
     if decay:
         yield (
             f"vectors and biases decay by {', '.join(sorted(decay))} in the source; Megatron's"
