@@ -112,3 +112,13 @@ def test_norms_that_were_rounded_around_one_agree_with_their_main_weights(tmp_pa
     for name in weights:
         if f"optimizer.master.{name}" in state:
             assert torch.equal(found[name], state[f"optimizer.master.{name}"]), name
+
+
+def test_a_step_that_is_lost_is_missed(tmp_path: Path) -> None:
+    source = trained(tmp_path / "hf")
+    file = source / "optimizer" / "model.safetensors"
+    state = load_file(file)
+    del state[f"optimizer.step.{EDITED}"]
+    save_file(state, file, {"format": "pt"})
+    with pytest.raises(CoverageError, match=f"have no step, the.*{EDITED}"):
+        intarsia.convert(source, tmp_path / "out", to="torch_dist")

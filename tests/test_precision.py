@@ -117,3 +117,18 @@ def test_what_frameworks_keep_in_fp32_stays_so(tmp_path: Path) -> None:
     assert sorted(kept) == sorted(n for n in tensors if not n.endswith("attn.weight"))
     assert all(torch.equal(found[n], tensors[n]) for n in kept)
     assert [x.tensor for x in report.changed] == ["model.layers.0.attn.weight"]
+
+
+@pytest.mark.parametrize("to", ["torch_dist", "fsdp_dtensor"])
+def test_parts_of_unlike_types_are_fused_in_the_one_that_is_asked_for(
+    to: str, tmp_path: Path
+) -> None:
+    tensors = model(CONFIG, torch.float32)
+    name = "model.layers.0.self_attn.k_proj.weight"
+    tensors[name] = tensors[name].bfloat16()
+    source = write_hf(tmp_path / "a", tensors, CONFIG)
+    with pytest.raises(intarsia.UsageError, match="BF16, F32"):
+        intarsia.convert(source, tmp_path / "b", to=to)
+    intarsia.convert(source, tmp_path / "b", to=to, dtype="fp32")
+    with intarsia.open(tmp_path / "b") as found:
+        assert torch.equal(found[name][...], tensors[name].float())

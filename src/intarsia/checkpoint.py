@@ -76,7 +76,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
         """The bytes of a box of a tensor with any layout over the logical tensors, plus `shift`."""
         buffer = np.empty(box.size * dtype.itemsize, np.uint8)
         if box.size:
-            target = Target("", dtype, layout, (box,), shift=shift)
+            target = Target("".join(layout.tensors[:1]), dtype, layout, (box,), shift=shift)
             gather(self._folder, fill_box(self._source, target, box, buffer))
         return buffer
 

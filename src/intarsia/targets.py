@@ -309,11 +309,12 @@ def _with_one_step(
 def _dtype(row: Param, src: Manifest, asked: DType | None) -> DType:
     """The element type of a destination tensor: the source's, or the one asked for."""
     names = row.layout.tensors or (row.name,)
-    found = {src.logical[n].dtype for n in names if n in src.logical}
+    asked = None if is_state(row.name) else asked
+    held = (n for n in names if n in src.logical)
+    found = {cast_to(src.logical[n].dtype, asked, (n,), src.config) for n in held}
     if len(found) > 1:
         raise UsageError(
             f"`{row.name}` would hold {', '.join(sorted(d.name for d in found))}",
             hint="choose one element type with --dtype",
         )
-    dtype = found.pop() if found else src.absent[0].dtype
-    return dtype if is_state(row.name) else cast_to(dtype, asked, names, src.config)
+    return found.pop() if found else cast_to(src.absent[0].dtype, asked, names, src.config)

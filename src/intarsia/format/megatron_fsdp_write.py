@@ -211,15 +211,18 @@ class _Writer:
 
     def _add(self, name: str, row: Param, dtype: DType | None) -> None:
         names = row.layout.tensors
-        types = {self.src.logical[n].dtype for n in names if n in self.src.logical}
+        held, start = self.src.logical, f"optimizer.{MASTER}."
+        types = {
+            cast_to(held[n].dtype, dtype, (n.removeprefix(start),), self.src.config)
+            for n in names
+            if n in held
+        }
         if len(types) > 1:
             raise UsageError(
                 f"`{name}` would hold {', '.join(sorted(t.name for t in types))}",
                 hint="choose one element type with --dtype",
             )
         kept = types.pop() if types else self.src.absent[0].dtype
-        of = (n.removeprefix(f"optimizer.{MASTER}.") for n in names)
-        kept = cast_to(kept, dtype, of, self.src.config)
         boxes = self.mesh.boxes(row.layout.shape, row.rule)
         self.found.targets.append(Target(name, kept, row.layout, boxes, row.rule, row.shift))
 

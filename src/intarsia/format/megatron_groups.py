@@ -149,6 +149,10 @@ def steps_of(
     for s in stored:
         kind = s.name.split(".", 2)[1] if s.name.startswith("optimizer.") else MASTER
         step = None if kind == MASTER else step_for(groups, s.name)
+        if step is None and kind != MASTER:
+            place = group_for(groups, s.name, len(s.shape))
+            of = groups[place] if place is not None else {}
+            step = float(of["step"]) if _is_step(of) else None
         if step is None:
             continue
         for state in s.layout.tensors:
