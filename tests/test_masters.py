@@ -33,16 +33,24 @@ def edited() -> dict[str, torch.Tensor]:
     return {EDITED: x}
 
 
-@pytest.mark.parametrize("to", ["fsdp_dtensor", "torch_dist"])
-def test_weights_edited_beside_older_main_weights_are_refused(to: str, tmp_path: Path) -> None:
+def test_weights_edited_beside_older_main_weights_are_refused(tmp_path: Path) -> None:
     source = trained(tmp_path / "hf", **edited())
     with pytest.raises(PrecisionError) as refused:
-        intarsia.convert(source, tmp_path / "out", to=to)
+        to_fsdp(source, tmp_path / "out")
     text = str(refused.value)
     assert "2 elements of 1 weights" in text
     assert f"{EDITED}[2, 5]" in text
     assert "--optimizer drop" in text
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("to", ["hf", "dcp", "torch_dist"])
+def test_where_both_are_written_both_are_what_they_were(to: str, tmp_path: Path) -> None:
+    source = trained(tmp_path / "hf", **edited())
+    intarsia.convert(source, tmp_path / "out", to=to)
+    found, truth = logical_tensors(tmp_path / "out"), logical_tensors(source)
+    for name in (EDITED, f"optimizer.master.{EDITED}"):
+        assert torch.equal(found[name], truth[name])
 
 
 def test_the_hint_takes_the_weights(tmp_path: Path) -> None:

@@ -133,13 +133,10 @@ def _whole(job: Job, names: Iterable[str]) -> list[Layout]:
 
 def _which_wins(job: Job) -> str:
     """How a user says whether weights or main weights are right."""
-    drop = "--optimizer drop"
-    name = next(iter(job.wanted.rounded), None)
-    if job.wish.to == "fsdp_dtensor" and name is not None:
-        drop += f" --dtype {job.src.logical[name].dtype.torch}"
+    stored = {job.src.logical[name].dtype.torch for name in job.wanted.rounded[:1]}
     return (
-        f"if the weights are right, take them alone with {drop}; if the main weights are,"
-        " convert the checkpoint that they were saved with"
+        f"if the weights are right, take them alone with --optimizer drop --dtype {''.join(stored)};"
+        " if the main weights are, convert the checkpoint that they were saved with"
     )
 
 

@@ -108,15 +108,7 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
         wish.optimizer == "keep",
         tuple(notes),
         tuple(equal),
-        _rounded(src, wish),
     )
-
-
-def _rounded(src: Manifest, wish: Wish) -> tuple[str, ...]:
-    """The weights whose main weights Megatron would take in their place when it goes on training."""
-    if wish.to != "torch_dist" or wish.optimizer == "drop" or src.format == wish.to:
-        return ()
-    return tuple(name for name in src.logical if has_own_master(src, name))
 
 
 @lru_cache(maxsize=4096)
