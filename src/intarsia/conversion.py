@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,13 @@ from typing import Any
 from intarsia.checking.attest import Work, attest, digests_file
 from intarsia.errors import UsageError
 from intarsia.format.base import Arrangement
+from intarsia.format.config_dtype import with_dtype
 from intarsia.format.sides import check_sides
 from intarsia.formats import folder_of, format_named
 from intarsia.job import Job
+from intarsia.layout import Layout
+from intarsia.masters import check_rounded
+from intarsia.padding import TrainedPadding, not_carried, trained_padding
 from intarsia.planning.plan import Plan
 from intarsia.planning.proof import Proven
 from intarsia.resuming import begin, keep_what_is_proven
@@ -24,6 +27,7 @@ from intarsia.run.crew import Crew, crew
 from intarsia.run.execute import Execution, cut_steps
 from intarsia.run.hashing import merged
 from intarsia.run.journal import Journal
+from intarsia.run.losses import Changed, Losses, changed_tensors, summary
 from intarsia.run.progress import Progress, counting
 from intarsia.run.source import Source
 from intarsia.run.tally import Sums, Tally
@@ -40,12 +44,16 @@ class Report:
     seconds: float
     peak_rss_bytes: int
     notes: tuple[str, ...] = ()
+    changed: tuple[Changed, ...] = ()
+    padding: tuple[TrainedPadding, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return self.plan.as_json() | {
             "destination": self.destination,
             "seconds": round(self.seconds, 3),
             "peak_rss_bytes": self.peak_rss_bytes,
+            "changed": [x.as_json() for x in self.changed],
+            "padding": [x.as_json() for x in self.padding],
             "notes": [*self.plan.notes, *self.notes],
         }
 
@@ -69,6 +77,7 @@ def carry_out(
     started = time.perf_counter()
     where = Path(destination)
     team = crew()
+    changed: tuple[Changed, ...] = ()
     staging = Staging(where, overwrite=overwrite)
     journal = Journal(staging, job.wanted.targets)
     with team.together():
@@ -83,36 +92,53 @@ def carry_out(
         with team.together():
             arrangement = job.arrange()
         job = replace(job, budget=job.budget.less(arrangement.held_bytes))
+        with team.together():
+            check_rounded(
+                job.src,
+                _whole(job, job.wanted.rounded[team.rank :: team.size]),
+                job.budget,
+                hint=_which_wins(job),
+            )
         with team.together() as shared:
             if team.rank == 0:
                 _check_equal(job)
-                shared.value = begin(job, staging, arrangement, journal, resume=resume)
-        whole, notes = shared.values[0]
+                used = {name for t in job.wanted.targets for name in t.layout.tensors}
+                padding = trained_padding(job.src, job.budget, used)
+                begun = begin(job, staging, arrangement, journal, resume=resume)
+                shared.value = *begun, padding
+        whole, notes, padding = shared.values[0]
+        notes += not_carried(padding)
+        notes += arrangement.notes
         if not whole:
-            parts, rounded, sums = _move(job, proofs, staging, arrangement, journal, team, progress)
-            notes += _rounding(rounded)
+            parts, losses, sums = _move(job, proofs, staging, arrangement, journal, team, progress)
+            changed = changed_tensors(losses, {t.name: t for t in job.wanted.targets})
+            notes += summary(changed)
             with team.together():
                 if team.rank == 0:
                     _close(job, staging, arrangement, parts)
                     if job.digests:
-                        _attest(job, staging, arrangement, sums, rounded)
+                        _attest(job, staging, arrangement, sums, losses)
                     job.stamps.check()
                     notes += staging.commit()
     except BaseException as error:
         keep_what_is_proven(job, staging, error)
         raise
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Report(job.plan, str(where), time.perf_counter() - started, peak, tuple(notes))
+    seconds = time.perf_counter() - started
+    return Report(job.plan, str(where), seconds, peak, tuple(notes), changed, padding)
 
 
-def _rounding(rounded: Counter[str]) -> Iterator[str]:
-    """What is to be said of norms that the two formats centre on different values."""
-    if rounded:
-        name, _ = rounded.most_common(1)[0]
-        yield (
-            f"{rounded.total():,} elements of {len(rounded)} norms were rounded, `{name}` among them: the"
-            " formats centre them on different values, and the last bits of elements far from one are lost"
-        )
+def _whole(job: Job, names: Iterable[str]) -> list[Layout]:
+    return [Layout.of(name, job.src.logical[name].shape) for name in names]
+
+
+def _which_wins(job: Job) -> str:
+    """How a user says whether weights or main weights are right."""
+    stored = {job.src.logical[name].dtype.torch for name in job.wanted.rounded[:1]}
+    return (
+        f"if the weights are right, take them alone with --optimizer drop --dtype {''.join(stored)};"
+        " if the main weights are, convert the checkpoint that they were saved with"
+    )
 
 
 def _check_equal(job: Job) -> None:
@@ -134,8 +160,8 @@ def _move(
     journal: Journal,
     team: Crew,
     progress: Progress | None,
-) -> tuple[list[Any], Counter[str], Sums]:
-    """Every rank's share of the steps: the parts that all wrote, the elements that shifts rounded, the sums."""
+) -> tuple[list[Any], Losses, Sums]:
+    """Every rank's share of the steps: the parts that all wrote, what numbers lost, the sums."""
     advance = counting(progress, job.plan.write_bytes)
     with team.together():
         kept = journal.join(team.rank)
@@ -152,11 +178,11 @@ def _move(
             if team.rank != 0:
                 staging.sync()
             job.stamps.check()
-            shared.value = parts, source.rounded, run.sums
-        rounded = sum((counts for _, counts, _ in shared.values), kept.rounded)
+            shared.value = parts, source.losses, run.sums
+        losses = sum((counts for _, counts, _ in shared.values), kept.losses)
         sums = merged([kept.sums, *(sums for _, _, sums in shared.values)])
         fresh = [part for parts, _, _ in shared.values for part in parts]
-        return kept.stretches(arrangement) + fresh, rounded, sums
+        return kept.stretches(arrangement) + fresh, losses, sums
 
 
 def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any]) -> None:
@@ -165,9 +191,16 @@ def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any
         run = Execution(source, arrangement, staging, job.budget)
         run.finish(parts, {t.name: t for t in job.wanted.targets})
     for side in job.src.sides:
-        staging.copy_in(side.name, Path(side.path))
+        if side.name != "config.json" or job.wish.dtype is None:
+            staging.copy_in(side.name, Path(side.path))
+        else:
+            text = Path(side.path).read_text()
+            staging.write_small(side.name, with_dtype(text, job.wish.dtype).encode())
     if job.config is not None and not any(s.name == "config.json" for s in job.src.sides):
-        staging.write_small("config.json", (json.dumps(job.config, indent=2) + "\n").encode())
+        text = json.dumps(job.config, indent=2) + "\n"
+        if job.wish.dtype is not None:
+            text = with_dtype(text, job.wish.dtype)
+        staging.write_small("config.json", text.encode())
     for file, at, data in arrangement.fixed:
         staging.write(file, at, [data])
     for file, data in arrangement.closing.items():
@@ -175,10 +208,10 @@ def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any
 
 
 def _attest(
-    job: Job, staging: Staging, arrangement: Arrangement, sums: Sums, rounded: Counter[str]
+    job: Job, staging: Staging, arrangement: Arrangement, sums: Sums, losses: Losses
 ) -> None:
     """Write the digests of what was written, once they are what the source's promise."""
     written = format_named(job.wish.to).read(staging.folder, job.config)
-    work = Work(job.wanted.targets, arrangement, sums, rounded)
+    work = Work(job.wanted.targets, arrangement, sums, {name for name, _ in losses})
     found = attest(written, work, job.src, job.budget)
     staging.write_small(digests_file(arrangement), found.as_bytes())

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from intarsia.errors import FormatError, UsageError
 
@@ -77,3 +78,52 @@ def dtype_named(text: str) -> DType:
         known = ", ".join(sorted([*BY_TORCH, *_SHORT, "bf16"]))
         raise UsageError(f"unknown element type {text!r}", hint=f"one of: {known}")
     return found
+
+
+class Extent(NamedTuple):
+    """Bits after the point, and the exponents of the least and the greatest number of a type."""
+
+    fraction: int
+    least: int
+    greatest: int
+
+
+_EXTENTS = {
+    "F64": Extent(52, -1074, 1023),
+    "F32": Extent(23, -149, 127),
+    "BF16": Extent(7, -133, 127),
+    "F16": Extent(10, -24, 15),
+    "F8_E5M2": Extent(2, -16, 15),
+    "F8_E5M2FNUZ": Extent(2, -17, 15),
+    "F8_E4M3": Extent(3, -9, 8),
+    "F8_E4M3FNUZ": Extent(3, -10, 7),
+    "F8_E8M0": Extent(0, -127, 127),
+}
+
+
+def is_lossless(src: DType, dst: DType) -> bool:
+    """Whether every number of one type is a number of the other.
+
+    >>> is_lossless(BY_NAME["BF16"], BY_NAME["F32"]), is_lossless(BY_NAME["F16"], BY_NAME["BF16"])
+    (True, False)
+    """
+    if src == dst:
+        return True
+    a, b = _EXTENTS.get(src.name), _EXTENTS.get(dst.name)
+    if a is None or b is None or dst.name == "F8_E8M0":
+        return False
+    return a.fraction <= b.fraction and a.least >= b.least and a.greatest <= b.greatest
+
+
+def greatest(dtype: DType) -> float:
+    """The greatest finite number of a type."""
+    extent = _EXTENTS[dtype.name]
+    # E4M3 gives its last code to NaN.
+    lost = 2.0 if dtype.name == "F8_E4M3" else 1.0
+    return (2.0 - lost * 2.0**-extent.fraction) * 2.0**extent.greatest
+
+
+def overflows_at(dtype: DType) -> float:
+    """From here on a number is rounded to the greatest one for want of a greater."""
+    extent = _EXTENTS[dtype.name]
+    return greatest(dtype) + 2.0 ** (extent.greatest - extent.fraction - 1)

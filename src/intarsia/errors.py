@@ -75,6 +75,13 @@ class CoverageError(IntarsiaError):
     exit_status = 1
 
 
+class PrecisionError(IntarsiaError):
+    """A number does not fit the element type that it is to have, or two stored precisions contradict."""
+
+    exit_status = 1
+    kind = "precision"
+
+
 class StoreError(IntarsiaError):
     """The file system refused (full disk, missing rights, an input/output error).
 

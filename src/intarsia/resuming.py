@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from intarsia.errors import CoverageError, FormatError, IntarsiaError, UsageError
+from intarsia.errors import (
+    CoverageError,
+    FormatError,
+    IntarsiaError,
+    PrecisionError,
+    UsageError,
+)
 from intarsia.format.base import Arrangement
 from intarsia.identity import facts_of
 from intarsia.job import Job
@@ -70,7 +76,9 @@ def keep_what_is_proven(job: Job, staging: Staging, error: BaseException) -> Non
         staging.abandon(keep=True)
         _add_hint(error, "run again with --resume to make sure")
         return
-    void = isinstance(error, FormatError | CoverageError) or staging.is_broken(error)
+    void = isinstance(error, FormatError | CoverageError | PrecisionError) or staging.is_broken(
+        error
+    )
     kept = 0 if void else _kept(job, staging)
     if not staging.abandon(keep=kept > 0):
         return

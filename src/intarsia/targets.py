@@ -11,12 +11,16 @@ from intarsia.dtypes import DType
 from intarsia.errors import FamilyError, FormatError, UsageError
 from intarsia.family import Param, Table, table_for
 from intarsia.format.base import NUMBERED, Format
+from intarsia.format.cast import cast_to
+from intarsia.format.parameter_groups import has_torch_groups
 from intarsia.formats import format_named
 from intarsia.layout import Layout
+from intarsia.masters import check_whole, has_own_master
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Manifest, Target
 
 _NUMBERED = re.compile(r"^optimizer\.\w+\.\d+$")
+MEGATRON_FORMATS = ("torch_dist", "fsdp_dtensor")
 SAME_FORMATS = ("hf", "dcp")
 """Formats between which names and fusions stay as they are, unless asked otherwise."""
 
@@ -50,7 +54,8 @@ class Wish:
 class Wanted:
     """The tensors to write, the logical tensors to leave out with the reason, and remarks.
 
-    `equal` are groups of logical tensors of which one stands for all, if they are equal.
+    `equal` are groups of logical tensors of which one stands for all, if they are equal.  `rounded` are
+    weights that must be their main weights rounded.
     """
 
     targets: tuple[Target, ...]
@@ -58,6 +63,7 @@ class Wanted:
     entries: bool
     notes: tuple[str, ...]
     equal: tuple[tuple[str, ...], ...] = ()
+    rounded: tuple[str, ...] = ()
 
 
 def targets_for(src: Manifest, wish: Wish) -> Wanted:
@@ -65,6 +71,8 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
     writer = format_named(wish.to)
     _check(wish)
     _check_named(src, wish)
+    if wish.optimizer == "keep" and wish.to in MEGATRON_FORMATS:
+        check_whole(src)
     if wish.to == "fsdp_dtensor":
         return _for_megatron_fsdp(src, wish, writer)
     drop = dict(_dropped(src, wish, writer))
@@ -94,7 +102,13 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
         some = ", ".join(list(src.entries)[:3]) + (", …" if len(src.entries) > 3 else "")
         notes.append(f"{len(src.entries)} entries are dropped as asked: {some}")
     equal += _counted(src, wish)
-    return Wanted(targets, drop, wish.optimizer == "keep", tuple(notes), tuple(equal))
+    return Wanted(
+        targets,
+        drop,
+        wish.optimizer == "keep",
+        tuple(notes),
+        tuple(equal),
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -115,12 +129,19 @@ def _for_megatron_fsdp(src: Manifest, wish: Wish, writer: Format) -> Wanted:
     found = fsdp_dtensor_targets(
         src, table, wish.mesh, spec=wish.spec, optimizer=wish.optimizer, dtype=wish.dtype
     )
+    notes = list(found.notes)
+    if wish.optimizer == "keep" and has_torch_groups(src.entries) and not has_megatron_groups(src):
+        notes.append(
+            "parameter groups are kept as torch spells them, which Megatron does not read:"
+            " a run that goes on takes its own settings"
+        )
     return Wanted(
         tuple(found.targets),
         found.drop,
         wish.optimizer == "keep",
-        tuple(found.notes),
+        tuple(notes),
         tuple(found.equal),
+        tuple(n for n in found.rounded if has_own_master(src, n)),
     )
 
 
@@ -158,7 +179,7 @@ def _check(wish: Wish) -> None:
         raise UsageError(f"optimizer is {wish.optimizer!r}", hint="keep or drop")
     if wish.spec not in ("te", "local"):
         raise UsageError(f"the Megatron spec is {wish.spec!r}", hint="te or local")
-    if wish.dtype is not None and not wish.dtype.floating:
+    if wish.dtype is not None and (not wish.dtype.floating or wish.dtype.name == "F8_E8M0"):
         raise UsageError(
             f"weights cannot be cast to {wish.dtype}", hint="choose a floating-point element type"
         )
@@ -200,7 +221,7 @@ def _rows(src: Manifest, wish: Wish, writer: Format, dropped: Set[str]) -> list[
     rest = [s for s in src.stored.values() if not covered.issuperset(s.layout.tensors)]
     if not writer.carries_anything:
         rest = [s for s in rest if not is_state(s.name)]
-        lost = [s.key or s.name for s in rest if not _is_beside_the_text(s.name, table)]
+        lost = [s.key or s.name for s in rest if not table.is_beside_the_text(s.name)]
         if lost:
             raise FamilyError(
                 f"{len(lost)} tensors of {src.path} are not in the {dialect} table of"
@@ -208,12 +229,6 @@ def _rows(src: Manifest, wish: Wish, writer: Format, dropped: Set[str]) -> list[
                 hint="convert to hf or dcp, which carry them name by name, or add them to the table",
             )
     return [*rows, *(Param(s.name, s.layout, s.rule, s.shift) for s in rest)]
-
-
-def _is_beside_the_text(name: str, table: Table) -> bool:
-    """Whether a tensor is of a vision tower or the like, which every format carries by name."""
-    text = (table.hf, table.module, "lm_head.", "mtp.")
-    return table.wrapped and not name.startswith(text)
 
 
 def _name_by_name(src: Manifest, wish: Wish, writer: Format, dialect: str) -> list[Param]:
@@ -286,13 +301,12 @@ def _with_one_step(
 def _dtype(row: Param, src: Manifest, asked: DType | None) -> DType:
     """The element type of a destination tensor: the source's, or the one asked for."""
     names = row.layout.tensors or (row.name,)
-    found = {src.logical[n].dtype for n in names if n in src.logical}
+    asked = None if is_state(row.name) else asked
+    held = (n for n in names if n in src.logical)
+    found = {cast_to(src.logical[n].dtype, asked, (n,), src.config) for n in held}
     if len(found) > 1:
         raise UsageError(
             f"`{row.name}` would hold {', '.join(sorted(d.name for d in found))}",
             hint="choose one element type with --dtype",
         )
-    dtype = found.pop() if found else src.absent[0].dtype
-    if asked is not None and dtype.floating and not is_state(row.name) and dtype.itemsize > 1:
-        return asked
-    return dtype
+    return found.pop() if found else cast_to(src.absent[0].dtype, asked, names, src.config)

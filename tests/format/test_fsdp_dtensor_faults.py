@@ -220,7 +220,8 @@ def test_masters_that_are_only_rounded_weights_are_detected(tmp_path: Path) -> N
     model = weights(DENSE)
     source = hf_with_optimizer(tmp_path / "hf", model, DENSE)
     to_fsdp(source, tmp_path / "exact")
-    to_fsdp(source, tmp_path / "rounded", optimizer="drop", dtype="fp32")
+    plain = write_hf(tmp_path / "plain", model, DENSE)
+    to_fsdp(plain, tmp_path / "rounded", dtype="fp32")
     lost = []
     for folder in ("exact", "rounded"):
         found = logical_tensors(tmp_path / folder)
@@ -294,3 +295,20 @@ def test_every_rank_of_a_mesh_reads_its_own_shard_and_an_empty_one_is_no_trouble
         assert [x.numel() for x in shards] == [1] * 4 + [0] * 12
         want = ck["model.layers.0.self_attn.q_norm.weight"][...]
     assert torch.equal(torch.cat(shards), want)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight",
+        "v_head.summary.weight",
+        "ref.model.norm.weight",
+    ],
+)
+def test_tensors_that_megatron_has_no_name_for_are_refused(name: str, tmp_path: Path) -> None:
+    tensors = weights(DENSE) | {name: torch.ones(3, 4)}
+    source = write_hf(tmp_path / "hf", tensors, DENSE)
+    with pytest.raises(FamilyError, match="not in the Megatron table of qwen3") as refused:
+        to_fsdp(source, tmp_path / "fsdp")
+    assert "hint: convert to hf or dcp" in str(refused.value)
+    assert not (tmp_path / "fsdp").exists()

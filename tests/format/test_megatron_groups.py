@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from intarsia.format.megatron_groups import as_megatron, chained_as, group_for, groups_in, step_for
+import pytest
+
+from intarsia.errors import FormatError, UsageError
+from intarsia.format.megatron_groups import (
+    as_megatron,
+    chained_as,
+    check_told_apart,
+    group_for,
+    groups_in,
+    step_for,
+)
 from intarsia.format.parameter_groups import Group, Groups
 
 EXPERT = "decoder.layers.0.mlp.experts.experts.0.linear_fc2.weight"
@@ -29,10 +39,50 @@ def test_every_kind_of_parameter_gets_the_group_that_megatron_looks_for() -> Non
     ]
 
 
-def test_the_group_with_most_members_gives_the_settings() -> None:
+def test_groups_of_unlike_settings_do_not_become_one() -> None:
     groups = Groups((Group(("a",), {"lr": 0.1}), Group(("b", "c"), {"lr": 0.2})))
     rows = [(f"decoder.layers.{k}.x.weight", 2, m) for k, m in enumerate("abc")]
-    assert keys(as_megatron(groups, rows, None, chained=False)) == [(1.0, False, 0.2)]
+    with pytest.raises(UsageError) as refused:
+        as_megatron(groups, rows, None, chained=False)
+    text = str(refused.value)
+    assert "the source's group 0: 1 tensors, lr=0.1" in text
+    assert "the source's group 1: 2 tensors, lr=0.2" in text
+    assert "Megatron's group of matrices: 1 of group 0 (a), 2 of group 1 (b)" in text
+    alike = Groups((Group(("a",), {"lr": 0.1}), Group(("b", "c"), {"lr": 0.1})))
+    assert keys(as_megatron(alike, rows, None, chained=False)) == [(1.0, False, 0.1)]
+
+
+def test_several_groups_without_members_are_refused_and_one_is_for_all() -> None:
+    several = Groups((Group((), {"lr": 0.1}), Group((), {"lr": 0.2})))
+    with pytest.raises(FormatError, match="which parameters they hold is not told"):
+        as_megatron(several, ROWS, None, chained=False)
+    one = Groups((Group((), {"lr": 0.1}),))
+    assert keys(as_megatron(one, ROWS, None, chained=False)) == [
+        (1.0, False, 0.1),
+        (0.0, False, 0.1),
+    ]
+
+
+def test_experts_with_settings_of_their_own_stay_parallel() -> None:
+    groups = Groups((Group(("o", "n"), {"lr": 0.1}), Group(("e",), {"lr": 0.3})))
+    chain = as_megatron(groups, ROWS, 3, chained=True)
+    assert keys(chain) == [(1.0, False, 0.1), (0.0, False, 0.1), (1.0, True, 0.3)]
+    with pytest.raises(UsageError, match="experts that are parallel are trained with other"):
+        chained_as(chain, [name for name, _, _ in ROWS], chained=False)
+
+
+def test_groups_that_megatron_cannot_tell_apart_are_refused() -> None:
+    first = {"wd_mult": 1.0, "lr_mult": 1.0, "lr": 0.1}
+    check_told_apart([first, first | {"wd_mult": 0.0, "lr": 0.2}])
+    with pytest.raises(UsageError, match=r"differ in lr \(0.1 and 0.2\)"):
+        check_told_apart([first, first | {"lr": 0.2}])
+
+
+def test_a_rate_of_its_own_is_the_embeddings() -> None:
+    plain = {"wd_mult": 1.0, "is_decoupled_lr": False}
+    groups = [plain, plain | {"is_decoupled_lr": True}]
+    assert group_for(groups, "embedding.word_embeddings.weight", 2) == 1
+    assert group_for(groups, OTHER, 2) == 0
 
 
 def test_steps_without_groups_are_kept() -> None:

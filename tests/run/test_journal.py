@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from intarsia.run import journal as subject
 from intarsia.run.checksum import crc32
 from intarsia.run.execute import Part, Written, cut_steps
 from intarsia.run.journal import Journal
+from intarsia.run.losses import Effect
 from intarsia.run.records import read_lines, to_line
 from intarsia.store.staging import Staging
 
@@ -36,7 +38,7 @@ FACTS = {"--to": "hf", "--mesh": "tp=1"}
 def row(k: int) -> Written:
     """What writing one row of `a` leaves to be noted."""
     part = Part("a", 0, 8 * k, 8, crc32(ROWS[k]))
-    return Written(((A, Box((k, 0), (1, 8))),), (part,), {"a": k})
+    return Written(((A, Box((k, 0), (1, 8))),), (part,), Counter({("a", Effect.ROUNDED): k}))
 
 
 @pytest.fixture
@@ -82,7 +84,7 @@ def test_what_is_left_to_do_is_what_was_not_noted(journal: Journal) -> None:
     assert found is not None
     done = journal.prove(found, WHOLE)
     assert done.nbytes == 16
-    assert done.rounded == {"a": 2}
+    assert done.losses == {("a", Effect.ROUNDED): 2}
     stored = {
         x.name: Stored(x.name, x.dtype, x.layout, (Chunk(x.boxes[0], "f", 0, x.nbytes),))
         for x in TARGETS
@@ -112,7 +114,7 @@ def test_nothing_after_a_damaged_line_is_believed(journal: Journal) -> None:
     assert proven(journal) == [row(0)]
 
 
-LINE = {"windows": [[0, [1, 0], [1, 8]]], "parts": [[0, 0, 8, 8, 0]], "rounded": {}, "sums": []}
+LINE = {"windows": [[0, [1, 0], [1, 8]]], "parts": [[0, 0, 8, 8, 0]], "losses": [], "sums": []}
 
 
 @pytest.mark.parametrize(
@@ -131,8 +133,8 @@ LINE = {"windows": [[0, [1, 0], [1, 8]]], "parts": [[0, 0, 8, 8, 0]], "rounded":
         LINE | {"parts": [[0, 9, 8, 8, 0]]},
         LINE | {"parts": [[0, -1, 8, 8, 0]]},
         LINE | {"parts": [[0, 0, 8, "8", 0]]},
-        LINE | {"rounded": {"a": "much"}},
-        LINE | {"rounded": [1]},
+        LINE | {"losses": [[0, "rounded", "much"]]},
+        LINE | {"losses": [[0, "eaten", 1]]},
         LINE | {"sums": [[0, "a", 1, 2, "3"]]},
         LINE | {"sums": [[0, ["a"], 1, 2, 3]]},
     ],

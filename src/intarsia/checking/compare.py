@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from intarsia.checking.diagnosis import Finding, Unequal, diagnose
 from intarsia.checking.diagnosis.whereabouts import Whereabouts
 from intarsia.checking.fault import Fault
+from intarsia.checking.main_weights import differ_from_main
 from intarsia.checking.pairs import Pair, match, read_windows
 from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import DType
 from intarsia.layout import unravel
+from intarsia.padding import not_compared, trained_padding
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
 from intarsia.run.sharing import share_out
@@ -129,9 +131,14 @@ def compare(
         only_in_a=matched.only_in_a,
         only_in_b=matched.only_in_b,
         different=tuple(map(_told, unequal, diagnosis.findings)),
-        notes=matched.notes,
+        notes=(*matched.notes, *_padding(a, "A", budget), *_padding(b, "B", budget)),
         faults=diagnosis.faults,
     )
+
+
+def _padding(x: Checkpoint, side: str, budget: Budget) -> Iterator[str]:
+    """What is said of rows that are no part of the model and not compared."""
+    return not_compared(trained_padding(x.manifest, budget), side)
 
 
 def changes(
@@ -158,6 +165,8 @@ def _told(x: Unequal, found: Finding) -> Difference:
 def _differ(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Unequal | None:
     if pair.a.shape != pair.b.shape:
         return Unequal(pair, max(pair.a.size, pair.b.size), (), float("nan"))
+    if pair.rounded:
+        return differ_from_main(a, b, pair, budget)
     count, first, most, rounded = 0, None, 0.0, True
     for box, left, right in read_windows(a, b, pair, budget):
         if pair.a.dtype == pair.b.dtype and np.array_equal(left, right):

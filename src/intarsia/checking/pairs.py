@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from intarsia.checkpoint import Checkpoint
 from intarsia.family import table_for
+from intarsia.masters import MASTER, has_own_master, recentred_norms
 from intarsia.mesh import Box
-from intarsia.planning.manifest import Logical
+from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.gather import Bytes
@@ -16,14 +17,20 @@ from intarsia.run.gather import Bytes
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One logical tensor of A and the one of B that should equal it."""
+    """One logical tensor of A and the one of B that should equal it.
+
+    `rounded` says that the wider of the two is a main weight, of which the other is the rounded weight;
+    a norm may have been rounded where it was centred on another value, `recentred` away.
+    """
 
     a: Logical
     b: Logical
+    rounded: bool = False
+    recentred: float = 0.0
 
     @property
     def flipped(self) -> Pair:
-        return Pair(self.b, self.a)
+        return replace(self, a=self.b, b=self.a)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +44,19 @@ class Matched:
 
 
 def match(a: Checkpoint, b: Checkpoint) -> Matched:
-    """Pairs of equal names; a tied tensor that one side leaves out is held against its twin."""
+    """Pairs of equal names; a tied tensor that one side leaves out is held against its twin.
+
+    A main weight that lies in the place of the weight, as in `fsdp_dtensor`, is held against the other
+    side's main weight, and the weight of that side against it rounded.
+    """
     left, right = a.manifest.logical, b.manifest.logical
     table = table_for(a.config) or table_for(b.config)
     tied = table.tied if table else {}
-    pairs = [Pair(x, right[name]) for name, x in left.items() if name in right]
+    mains = _main_weights(a.manifest, b.manifest)
+    norms = recentred_norms(a.config or b.config) if mains else {}
+    pairs = [
+        Pair(x, right[n], n in mains, norms.get(n, 0.0)) for n, x in left.items() if n in right
+    ]
     notes: list[str] = []
     only: list[list[str]] = [[], []]
     for side, (ours, theirs) in enumerate(((left, right), (right, left))):
@@ -53,9 +68,33 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
                 pair = Pair(ours[name], theirs[twin])
                 pairs.append(pair if side == 0 else pair.flipped)
                 notes.append(f"`{name}` is tied and stored on one side; compared with `{twin}`")
-            else:
+            elif name.startswith(MASTER) and name.removeprefix(MASTER) in mains:
+                pair = Pair(ours[name], theirs[name.removeprefix(MASTER)])
+                pairs.append(pair if side == 0 else pair.flipped)
+            elif not _is_weight_itself((a, b)[side].manifest, name):
                 only[side].append(name)
     return Matched(tuple(pairs), tuple(only[0]), tuple(only[1]), tuple(notes))
+
+
+def _main_weights(a: Manifest, b: Manifest) -> set[str]:
+    """The weights in whose place one side keeps the main weight, which the other side has beside them."""
+    found: set[str] = set()
+    for main, other in ((a, b), (b, a)):
+        if main.format != "fsdp_dtensor":
+            continue
+        found |= {
+            name
+            for name, x in main.logical.items()
+            if x.dtype.name == "F32" and has_own_master(other, name) and name in other.logical
+            if other.logical[name].dtype.itemsize < x.dtype.itemsize
+        }
+    return found
+
+
+def _is_weight_itself(manifest: Manifest, name: str) -> bool:
+    """Whether a main weight is a second name of the weight that is stored."""
+    of = name.removeprefix(MASTER)
+    return of != name and of in manifest.logical and not has_own_master(manifest, of)
 
 
 def read(checkpoint: Checkpoint, x: Logical, box: Box) -> Bytes:

@@ -60,6 +60,11 @@ class Table(Fields):
         """Every stored name of every dialect that reading recognises."""
         return Known(self.dialects.values())
 
+    def is_beside_the_text(self, name: str) -> bool:
+        """Whether a tensor is of a vision tower or the like, which every format carries by name."""
+        text = (self.hf, self.module, "lm_head.", "mtp.")
+        return self.wrapped and not name.startswith(text)
+
     def wrap(self, hf: str, module: str) -> None:
         """Say what the text model's names begin with inside a vision-language wrapper."""
         self.hf, self.module, self.megatron = hf, module, "language_model."

@@ -74,6 +74,7 @@ class Arrangement:
     slots: Mapping[str, tuple[Slot, ...]]
     fixed: Sequence[tuple[str, int, bytes]] = ()
     closing: Mapping[str, bytes] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def held_bytes(self) -> int:

@@ -18,6 +18,7 @@ from intarsia.dtypes import DType
 from intarsia.errors import CoverageError, FamilyError, UsageError
 from intarsia.family import Param, Table
 from intarsia.format.base import Arrangement, WriteOptions
+from intarsia.format.cast import cast_to
 from intarsia.format.dcp_metadata import (
     METADATA,
     ChunkRecord,
@@ -44,12 +45,16 @@ _VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
 
 @dataclass
 class FsdpTargets:
-    """The tensors to write, what is left out and why, and the counters that must be equal."""
+    """The tensors to write, what is left out and why, and the counters that must be equal.
+
+    `rounded` are weights that must be their main weights rounded, since those are written.
+    """
 
     targets: list[Target] = field(default_factory=list)
     drop: dict[str, str] = field(default_factory=dict)
     equal: list[tuple[str, ...]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    rounded: list[str] = field(default_factory=list)
 
 
 def fsdp_dtensor_rows(
@@ -132,10 +137,18 @@ def _rows(src: Manifest, table: Table | None, spec: str, mesh: Mesh) -> Iterator
             covered.update(names)
             if not all(n in table.tied for n in names):
                 yield row
-    for name, logical in src.logical.items():
-        if name not in covered and not _STATE_OF.match(name):
-            rule = src.sources[name][0].rule
-            yield Param(name, Layout.of(name, logical.shape), rule)
+    rest = [n for n in src.logical if n not in covered and not _STATE_OF.match(n)]
+    if table is not None and src.format != "fsdp_dtensor":
+        lost = [n for n in rest if not table.is_beside_the_text(n)]
+        if lost:
+            raise FamilyError(
+                f"{len(lost)} tensors of {src.path} are not in the Megatron table of"
+                f" {table.family}: {', '.join(lost[:4])}{', …' if len(lost) > 4 else ''}",
+                hint="convert to hf or dcp, which carry them name by name, or add them to the table",
+            )
+    for name in rest:
+        rule = src.sources[name][0].rule
+        yield Param(name, Layout.of(name, src.logical[name].shape), rule)
 
 
 def _vocabulary(src: Manifest, mesh: Mesh) -> int | None:
@@ -165,12 +178,20 @@ class _Writer:
         names = row.layout.tensors
         name = spell(row.name)
         masters = [f"optimizer.{MASTER}.{n}" for n in names]
-        if not names or not self.held.issuperset(masters):
+        if not names or not self.src.logical.keys() >= set(masters):
             self._add(name, row, self.dtype)
             return
-        self._add(name, replace(state_row(row, MASTER), name=row.name), None)
-        for n in names:
-            self.found.drop[n] = "its fp32 main weight is stored in its place"
+        if {self.src.logical[n].dtype for n in names if n in self.src.logical} == {self.dtype}:
+            self._add(name, row, None)
+            why = f"{self.dtype} was asked for, and the weights are stored in it"
+            self.found.drop |= dict.fromkeys(masters, why)
+            return
+        self._add(name, replace(state_row(row, MASTER), name=row.name), self.dtype)
+        for n, master in zip(names, masters, strict=True):
+            self.found.drop.pop(master, None)
+            if n in self.src.logical:
+                self.found.drop[n] = "its fp32 main weight is stored in its place"
+                self.found.rounded.append(n)
 
     def state(self, row: Param, kind: str) -> None:
         twin = state_row(row, kind)
@@ -189,15 +210,19 @@ class _Writer:
             self.found.equal.append(names)
 
     def _add(self, name: str, row: Param, dtype: DType | None) -> None:
-        types = {self.src.logical[n].dtype for n in row.layout.tensors if n in self.held}
+        names = row.layout.tensors
+        held, start = self.src.logical, f"optimizer.{MASTER}."
+        types = {
+            cast_to(held[n].dtype, dtype, (n.removeprefix(start),), self.src.config)
+            for n in names
+            if n in held
+        }
         if len(types) > 1:
             raise UsageError(
                 f"`{name}` would hold {', '.join(sorted(t.name for t in types))}",
                 hint="choose one element type with --dtype",
             )
         kept = types.pop() if types else self.src.absent[0].dtype
-        if dtype is not None and kept.floating and kept.itemsize > 1:
-            kept = dtype
         boxes = self.mesh.boxes(row.layout.shape, row.rule)
         self.found.targets.append(Target(name, kept, row.layout, boxes, row.rule, row.shift))
 

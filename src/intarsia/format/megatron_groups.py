@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from intarsia.dtypes import BY_NAME
-from intarsia.errors import FormatError
+from intarsia.errors import FormatError, UsageError
 from intarsia.format.inert import Tensor
 from intarsia.format.megatron_common import plain
 from intarsia.format.megatron_optimizer import MASTER
-from intarsia.format.parameter_groups import Group, Groups, merged
+from intarsia.format.parameter_groups import Group, Groups, different_fields, merged
 from intarsia.format.torch_zip import read_object
 from intarsia.layout import Layout
 from intarsia.mesh import Box
@@ -39,6 +39,9 @@ STEPS = "common state"
 """The file that chunks of steps give: numbers in a pickle are no elements at a place in a file."""
 
 EXPERTS = ".experts.experts."
+_ENDS = ("embedding.", "output_layer.")
+"""Parameters that Megatron may train at a rate of their own (`is_decoupled_lr`)."""
+
 _NUMBER = BY_NAME["F32"]
 _OURS = frozenset(
     {
@@ -91,6 +94,9 @@ def group_for(groups: list[dict[str, Any]], name: str, axes: int) -> int | None:
     found = _fitting(groups, EXPERTS in name)
     if len(found) > 1:
         found = [i for i in found if (groups[i].get("wd_mult") == 0.0) == free]
+    if len(found) > 1:
+        ends = any(word in name for word in _ENDS)
+        found = [i for i in found if bool(groups[i].get("is_decoupled_lr")) == ends]
     return found[0] if len(found) == 1 else None
 
 
@@ -143,6 +149,10 @@ def steps_of(
     for s in stored:
         kind = s.name.split(".", 2)[1] if s.name.startswith("optimizer.") else MASTER
         step = None if kind == MASTER else step_for(groups, s.name)
+        if step is None and kind != MASTER:
+            place = group_for(groups, s.name, len(s.shape))
+            of = groups[place] if place is not None else {}
+            step = float(of["step"]) if _is_step(of) else None
         if step is None:
             continue
         for state in s.layout.tensors:
@@ -201,19 +211,10 @@ def as_megatron(
     """The optimizer's part of the common state, with a group for every kind of parameter there is.
 
     `rows` are the parameters: Megatron's name, the number of axes, and a logical tensor of each.
-    Where groups of torch's meet in one of Megatron's, the one with most members gives the settings.
+    Raise where groups of torch's that have unlike settings meet in one of Megatron's.
     """
-    of = {m: k for k, group in enumerate(groups.each if groups else ()) for m in group.members}
-    votes: dict[tuple[bool, bool], dict[int, int]] = {}
-    for name, axes, member in rows:
-        kind = (chained and EXPERTS in name, axes < 2 or name.endswith(".bias"))
-        counts = votes.setdefault(kind, {})
-        place = of.get(member, 0)
-        counts[place] = counts.get(place, 0) + 1
     links: dict[bool, list[dict[str, Any]]] = {}
-    for (expert, free), counts in sorted(votes.items()):
-        place = min(counts, key=lambda k: (-counts[k], k))
-        fields = dict(groups.each[place].fields) if groups and groups.each else {}
+    for (expert, free), fields in sorted(_by_kind(groups, rows, chained).items()):
         fields |= {"wd_mult": 0.0 if free else 1.0, "lr_mult": 1.0}
         fields |= {"is_expert_parallel": expert, "is_decoupled_lr": False}
         if step is not None:
@@ -221,6 +222,58 @@ def as_megatron(
         links.setdefault(expert, []).append(fields)
     chain = [{"optimizer": {"param_groups": links[expert]}} for expert in sorted(links)]
     return chain[0] if len(chain) == 1 else dict(enumerate(chain))
+
+
+Kind = tuple[bool, bool]
+"""Whether a parameter is of a parallel expert, and whether Megatron exempts it from weight decay."""
+
+
+def _by_kind(
+    groups: Groups | None, rows: Iterable[tuple[str, int, str]], chained: bool
+) -> dict[Kind, dict[str, Any]]:
+    """The settings of every kind of parameter, which all groups of torch's with such members share."""
+    each = merged(groups.each) if groups else ()
+    of = {m: k for k, group in enumerate(each) for m in group.members}
+    held: dict[Kind, dict[int, list[str]]] = {}
+    for name, axes, member in rows:
+        kind = (chained and EXPERTS in name, axes < 2 or name.endswith(".bias"))
+        places = held.setdefault(kind, {})
+        # A parameter of no group is not trained; a single group needs no list of members.
+        place = 0 if len(each) == 1 else of.get(member)
+        if place is not None:
+            places.setdefault(place, []).append(member)
+    if len(each) > 1 and not any(held.values()):
+        raise FormatError(
+            f"the optimizer has {len(each)} parameter groups, and which parameters they hold is not told",
+            hint=_ELSEWHERE,
+        )
+    unlike = {kind: places for kind, places in held.items() if len(places) > 1}
+    if unlike:
+        raise UsageError(_unlike(each, unlike), hint=_ELSEWHERE)
+    kinds = [kind for kind, places in held.items() if places or not each]
+    return {kind: dict(each[next(iter(held[kind]))].fields) if each else {} for kind in kinds}
+
+
+_ELSEWHERE = (
+    "convert to hf, dcp or fsdp_dtensor, which keep the settings of each parameter, or take the"
+    " weights alone with --optimizer drop"
+)
+
+
+def _unlike(each: tuple[Group, ...], unlike: Mapping[Kind, Mapping[int, list[str]]]) -> str:
+    """Both groupings: torch's, and the groups of Megatron's in which they meet."""
+    lines = ["groups of parameters with unlike settings meet in one of Megatron's, which tells"]
+    lines[0] += " parameters apart by weight decay and expert parallelism alone"
+    fields = [different_fields(each, g) for g in each]
+    lines += [
+        f"  the source's group {k}: {len(g.members)} tensors, {fields[k]}"
+        for k, g in enumerate(each)
+    ]
+    for (expert, free), places in unlike.items():
+        what = ("vectors and biases" if free else "matrices") + (" of experts" if expert else "")
+        met = ", ".join(f"{len(m)} of group {k} ({m[0]})" for k, m in sorted(places.items()))
+        lines.append(f"  Megatron's group of {what}: {met}")
+    return "\n".join(lines)
 
 
 def chained_as(optimizer: dict[Any, Any], names: Iterable[str], chained: bool) -> dict[Any, Any]:
@@ -240,7 +293,15 @@ def chained_as(optimizer: dict[Any, Any], names: Iterable[str], chained: bool) -
         return optimizer
     found: dict[str, dict[str, Any]] = {}
     for group in groups:
-        found.setdefault(_identity(group), group | {"is_expert_parallel": False})
+        alike = group | {"is_expert_parallel": False}
+        kept = found.setdefault(_identity(group), alike)
+        if repr(sorted(kept.items())) != repr(sorted(alike.items())):
+            raise UsageError(
+                "experts that are parallel are trained with other settings than the rest, and without"
+                f" expert parallelism Megatron has one group for both\n  the rest: {kept}\n"
+                f"  experts: {group}",
+                hint="keep experts parallel with --mesh ep=2 or more, or --optimizer drop",
+            )
     together: dict[Any, Any] = dict(optimizer[0])
     together["optimizer"] = together["optimizer"] | {"param_groups": list(found.values())}
     return together
@@ -249,3 +310,20 @@ def chained_as(optimizer: dict[Any, Any], names: Iterable[str], chained: bool) -
 def _identity(group: Mapping[str, Any]) -> str:
     """By what Megatron tells groups apart, whether its experts are parallel aside."""
     return repr([group.get(key) for key in ("wd_mult", "lr_mult", "is_decoupled_lr")])
+
+
+def check_told_apart(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raise where Megatron cannot tell groups apart that have unlike settings."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for group in groups:
+        same = f"{_identity(group)} {bool(group.get('is_expert_parallel'))}"
+        other = found.setdefault(same, group)
+        unlike = [k for k in group if repr(group[k]) != repr(other.get(k))]
+        if unlike:
+            raise UsageError(
+                "two groups of parameters differ in "
+                + ", ".join(f"{k} ({other.get(k)!r} and {group[k]!r})" for k in unlike)
+                + ", and Megatron's torch_dist tells groups apart by wd_mult, lr_mult and experts alone",
+                hint="convert to hf, dcp or fsdp_dtensor, which keep the settings of each parameter, or"
+                " take the weights alone with --optimizer drop",
+            )

@@ -11,7 +11,7 @@ the tensor of that name it lies, follows from its own name and those of its neig
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,14 @@ from intarsia.format.megatron_common import (
 )
 from intarsia.format.megatron_config import arguments_for
 from intarsia.format.megatron_fsdp_entries import common_in, common_of
-from intarsia.format.megatron_groups import FROM_TORCH, as_megatron, chained_as, optimizer_of
+from intarsia.format.megatron_groups import (
+    FROM_TORCH,
+    as_megatron,
+    chained_as,
+    check_told_apart,
+    groups_in,
+    optimizer_of,
+)
 from intarsia.format.megatron_keys import Key
 from intarsia.format.megatron_optimizer import state_of, stored_key
 from intarsia.mesh import Box, Mesh, Rule, Shape
@@ -81,7 +88,21 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         folder + BACKEND: backend_file(),
         TRACKER: str(iteration).encode(),
     }
-    return Arrangement(files.sizes, slots, files.fixed, closing)
+    return Arrangement(files.sizes, slots, files.fixed, closing, tuple(_remarks(state, options)))
+
+
+def _remarks(state: Mapping[str, Any], options: WriteOptions) -> Iterator[str]:
+    """What the source says of its parameter groups and Megatron's do not."""
+    if options.groups is None:
+        return
+    groups = groups_in(state.get("optimizer"))
+    exempt = (g.get("weight_decay") for g in groups if g.get("wd_mult") == 0.0)
+    decay = {str(value) for value in exempt if value}
+    if decay:
+        yield (
+            f"vectors and biases decay by {', '.join(sorted(decay))} in the source; Megatron's"
+            " groups exempt them (wd_mult=0)"
+        )
 
 
 def _place(
@@ -209,12 +230,15 @@ def _optimizer(
     found = chained_as(found, (t.name for t in targets), chained)
     if not found and (options.groups is not None or options.step is not None):
         rows = (
-            (t.name, len(t.shape), t.layout.tensors[0])
+            (t.name, len(t.shape), member)
             for t in targets
-            if t.layout.tensors and not t.name.startswith("optimizer.")
+            if not t.name.startswith("optimizer.")
+            for member in t.layout.tensors
         )
         step = None if options.step is None else int(options.step)
         found = as_megatron(options.groups, rows, step, chained)
+    elif COMMON_OBJECT not in options.entries:
+        check_told_apart(groups_in(found))
     each = [v for k, v in found.items() if isinstance(k, int) and isinstance(v, dict)] or [found]
     for one in each:
         one["param_state_sharding_type"] = "fully_reshardable"

@@ -103,6 +103,18 @@ def merged(groups: Iterable[Group]) -> tuple[Group, ...]:
     return tuple(Group(tuple(members), fields) for members, fields in found.values())
 
 
+def different_fields(groups: Iterable[Group], of: Group) -> str:
+    """The settings of a group that are not the same in all, in words.
+
+    >>> a, b = Group(("x",), {"lr": 0.1, "eps": 1.0}), Group(("y",), {"lr": 0.2, "eps": 1.0})
+    >>> different_fields([a, b], b)
+    'lr=0.2'
+    """
+    known = [g.fields for g in groups]
+    unlike = (k for k in of.fields if len({repr(fields.get(k)) for fields in known}) > 1)
+    return ", ".join(f"{k}={of.fields[k]!r}" for k in sorted(unlike)) or "the same settings"
+
+
 def numbered_entries(groups: Groups, params: Mapping[str, tuple[str, ...]]) -> dict[str, bytes]:
     """The entries by number; `params` are the parameters to write, with the tensors of each."""
     names = _by_group(groups, params)

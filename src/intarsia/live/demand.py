@@ -163,6 +163,17 @@ class Settled:
     unused: list[str]
 
     @property
+    def precise(self) -> list[Layout]:
+        """The weights here whose main weights are taken in their place."""
+        start = f"optimizer.{MASTER}."
+        found = (each.layout for each in self.holdings)
+        return [
+            x.rename(lambda name: name.removeprefix(start))
+            for x in found
+            if x.tensors and all(name.startswith(start) for name in x.tensors)
+        ]
+
+    @property
     def holdings(self) -> list[Holding]:
         return [each.holding for each in self.fillings]
 

@@ -6,8 +6,9 @@ gaps) goes through a window of the budget.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from intarsia.planning.proof import Gap, Proven, prover_of
 from intarsia.planning.window import flat_start, windows
 from intarsia.run.budget import Budget
 from intarsia.run.gather import Bytes, Fill, gather
+from intarsia.run.losses import Losses
 from intarsia.run.sharing import share_out
 from intarsia.run.source import Source
 
@@ -60,10 +62,17 @@ def fill(
     fillings: Sequence[Filling],
     budget: Budget,
     progress: Progress = lambda count: None,
-) -> None:
-    """Read every holding's elements; the first failure stops all threads and is raised."""
+) -> Losses:
+    """Read every holding's elements, and count what casts do to them; the first failure stops all threads."""
+
+    def work(step: Step) -> Losses:
+        # Threads do not count in one counter.
+        mine = replace(source, losses=Counter())
+        progress(_carry_out(mine, step))
+        return mine.losses
+
     steps = list(_steps(fillings, budget.window_bytes))
-    share_out(steps, budget.workers, lambda step: progress(_carry_out(source, step)))
+    return sum(share_out(steps, budget.workers, work), Counter())
 
 
 def _steps(fillings: Iterable[Filling], window_bytes: int) -> Iterable[Step]:
@@ -102,7 +111,7 @@ def _carry_out(source: Source, step: Step) -> int:
             buffer = np.empty(box.size * size, np.uint8)
             index = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.shape, strict=True))
             copies.append((held.tensor[index], as_torch(buffer, held.dtype, box.shape)))
-        fills += source.fill_stretch(filling.proven, start, start + box.size, buffer)
+        fills += source.fill_stretch(filling.proven, box, start, buffer)
         total += len(buffer)
     gather(source.folder, fills)
     with torch.no_grad():

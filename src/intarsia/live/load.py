@@ -14,6 +14,7 @@ from typing import Any
 
 from intarsia.carried import groups_of, read_entries
 from intarsia.errors import UsageError
+from intarsia.family import table_for
 from intarsia.formats import folder_of, format_named
 from intarsia.live.demand import Demand, Place, Settled, cast_names, settle
 from intarsia.live.entries import extra_in
@@ -23,10 +24,14 @@ from intarsia.live.materialise import materialise
 from intarsia.live.megatron_model import chunks_of, install, is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import unlike_settings, with_settings
 from intarsia.live.names import config_of, manifest_for
-from intarsia.live.optimizer import put, put_groups, read_counters, state_to_fill
+from intarsia.live.optimizer import agreed_groups, put, put_groups, read_counters, state_to_fill
+from intarsia.live.shared_memory import with_one_source
+from intarsia.masters import check_rounded
 from intarsia.mesh import Mesh
+from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew, ranks_of_model
+from intarsia.run.losses import Changed, changed_tensors, summary
 from intarsia.run.progress import Progress, counting
 from intarsia.run.source import Source
 
@@ -39,6 +44,7 @@ class Loaded:
     format: str
     filled: list[str] = field(default_factory=list)
     cast: list[str] = field(default_factory=list)
+    changed: list[Changed] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     never_stepped: list[str] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
@@ -65,6 +71,7 @@ def load(
     rank: int | None = None,
     strict: bool = True,
     cast: bool = True,
+    hyperparameters: str = "stored",
     device: Any = None,
     memory: str | int | None = None,
     workers: int | None = None,
@@ -76,8 +83,11 @@ def load(
     `device`).  A model of Megatron-core's, or a list of its chunks, says itself what it holds of
     which tensor.  `mesh` and `rank` say which part of each tensor plain local shards are.  `strict`
     refuses a checkpoint with tensors that the model does not have; `cast=False` refuses another
-    floating-point type, which otherwise is rounded to and reported.
+    floating-point type, which otherwise is rounded to and reported.  `hyperparameters` are those of
+    the checkpoint ("stored"), or stay the optimizer's own ("mine").
     """
+    if hyperparameters not in ("stored", "mine"):
+        raise UsageError(f"hyperparameters is {hyperparameters!r}", hint="stored or mine")
     team = ranks_of_model()
     with team.together() as shared:
         where = resolve(path)
@@ -89,17 +99,32 @@ def load(
         demand = Demand.of(into, manifest_for(where, into, config), _place(mesh, rank, team))
         shared.value = demand.doubts
     with team.together():
-        settled = settle(demand, shared.values, strict=strict)
         manifest = demand.manifest
+        settled = settle(demand, shared.values, strict=strict)
+        tied = _tied(into, manifest)
+        settled = with_one_source(settled, manifest, tied, budget, strict=strict)
+        check_rounded(manifest, settled.precise, budget, hint=_STALE)
         report = Loaded(str(where), manifest.format, unused=settled.unused)
         report.config = config_of(into) or manifest.config
         if is_megatron(into):
             report.config = with_settings(manifest.config, into)
             report.notes += unlike_settings(into)
         report.cast = cast_names(settled.holdings, manifest, allowed=cast)
-        report.notes += _remarks(left, report.cast)
-        _fill(demand, settled, into, optimizer, budget, team, progress, report)
+        report.notes += _remarks(left)
+        _fill(demand, settled, into, optimizer, hyperparameters, budget, team, progress, report)
     return report
+
+
+_STALE = (
+    "if the weights are right, load into a model of their type, which takes them; if the main"
+    " weights are, load the checkpoint that they were saved with"
+)
+
+
+def _tied(into: Any, manifest: Manifest) -> dict[str, str]:
+    """The tensors that the model or the checkpoint takes from others by its configuration."""
+    tables = (table_for(config) for config in (manifest.config, config_of(into)))
+    return {name: to for table in tables if table for name, to in table.tied.items()}
 
 
 def _place(mesh: Any, rank: int | None, team: Crew) -> Place | None:
@@ -114,16 +139,11 @@ def _place(mesh: Any, rank: int | None, team: Crew) -> Place | None:
     return where, number
 
 
-def _remarks(left: list[str], cast: list[str]) -> list[str]:
+def _remarks(left: list[str]) -> list[str]:
     notes = []
     if left:
         notes.append(
             f"{len(left)} buffers stay on `meta`, as nothing says what they hold: {left[0]}"
-        )
-    if cast:
-        notes.append(
-            f"{len(cast)} tensors are of another floating-point type than the checkpoint's,"
-            f" `{cast[0]}` among them: values were rounded to the model's"
         )
     return notes
 
@@ -133,6 +153,7 @@ def _fill(
     settled: Settled,
     into: Any,
     optimizer: Any,
+    hyperparameters: str,
     budget: Budget,
     team: Crew,
     progress: Progress | None,
@@ -140,7 +161,10 @@ def _fill(
 ) -> None:
     """Read every element; an optimizer gets its state when all of it is there."""
     manifest, fillings = demand.manifest, settled.fillings
-    states = None
+    entries = read_entries(manifest, budget.memory_bytes // 2) if manifest.entries else {}
+    states = agreed = None
+    if optimizer is not None and hyperparameters == "stored":
+        agreed = agreed_groups(into, optimizer, demand.rows, groups_of(manifest, entries))
     if optimizer is not None:
         states = state_to_fill(into, optimizer, demand.rows, manifest, settled.literal)
         report.never_stepped = list(states.never_stepped)
@@ -148,17 +172,21 @@ def _fill(
     report.held_bytes = sum(each.holding.nbytes for each in fillings)
     with folder_of(manifest) as folder:
         source = Source(manifest, format_named(manifest.format), folder)
-        fill(source, fillings, budget, counting(progress, report.held_bytes))
+        losses = fill(source, fillings, budget, counting(progress, report.held_bytes))
         if is_megatron(into):
             install(into)
         if states is not None:
             read_counters(manifest, states.counters)
             put(optimizer, states.fresh)
         report.read_bytes = folder.read_bytes
-    entries = read_entries(manifest, budget.memory_bytes // 2) if manifest.entries else {}
-    if optimizer is not None:
-        lost = put_groups(into, optimizer, demand.rows, groups_of(manifest, entries))
+    if agreed is not None:
+        lost = put_groups(optimizer, agreed)
         report.notes += [f"no hyperparameters were stored for {x}" for x in lost]
+    elif optimizer is not None:
+        report.notes.append("the optimizer keeps its own hyperparameters, as asked")
     report.extra, notes = extra_in(entries, team.rank, team.size)
     report.notes += notes
+    targets = {each.holding.name: each.holding.target for each in fillings}
+    report.changed = list(changed_tensors(losses, targets))
+    report.notes += summary(tuple(report.changed))
     report.filled = [each.holding.name for each in fillings]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import CoverageError, UsageError
 from intarsia.family import Param
-from intarsia.format.parameter_groups import Groups
+from intarsia.format.parameter_groups import Group, Groups, different_fields, merged
 from intarsia.live.holding import Holding, cut, is_dtensor, is_present, memory_of
 from intarsia.live.names import bare
 from intarsia.planning.manifest import Manifest
@@ -186,21 +186,63 @@ def put(optimizer: Any, fresh: Mapping[torch.Tensor, dict[str, Any]]) -> None:
             optimizer.state.pop(param, None)
 
 
-def put_groups(
+def agreed_groups(
     model: Any, optimizer: Any, rows: Mapping[str, Param], groups: Groups | None
-) -> list[str]:
-    """Set the hyperparameters of groups by the tensors that are in them; what nothing was told of."""
-    by_tensor = {n: g.fields for g in (groups.each if groups else ()) for n in g.members}
-    lost = []
+) -> list[Mapping[str, Any] | None]:
+    """For each group of an optimizer the settings that all of its parameters were stored with.
+
+    None where nothing was stored; raise where parameters of one group were stored with unlike settings.
+    """
+    each = merged(groups.each) if groups else ()
+    of = {n: k for k, g in enumerate(each) for n in g.members}
+    held: dict[int, dict[int, list[str]]] = {}
+    for param in stepped(model, optimizer):
+        tensors = (
+            *(rows[param.name].layout.tensors if param.name in rows else ()),
+            bare(param.name),
+        )
+        for k in {of[n] for n in tensors if n in of}:
+            held.setdefault(param.group, {}).setdefault(k, []).append(bare(param.name))
+    found: list[Mapping[str, Any] | None] = []
     for number, mine in enumerate(optimizer.param_groups):
-        held = [e for e in stepped(model, optimizer) if e.group == number and e.name in rows]
-        tensors = (n for each in held for n in (*rows[each.name].layout.tensors, bare(each.name)))
-        found = next((by_tensor[n] for n in tensors if n in by_tensor), None)
+        stored = held.get(number, {})
+        known = [{k: v for k, v in each[n].fields.items() if k in mine} for n in stored]
+        if any(repr(sorted(x.items())) != repr(sorted(known[0].items())) for x in known):
+            raise _regrouped(number, each, held, len(optimizer.param_groups))
+        found.append(known[0] if known else None)
+    return found
+
+
+def _regrouped(
+    number: int, each: Sequence[Group], held: Mapping[int, Mapping[int, list[str]]], count: int
+) -> UsageError:
+    """Both groupings, the checkpoint's and the optimizer's."""
+    lines = [
+        f"group {number} of the optimizer holds parameters that were stored with unlike settings"
+    ]
+    lines += [
+        f"  the checkpoint's group {k}: {len(g.members)} tensors, {different_fields(each, g)}"
+        for k, g in enumerate(each)
+    ]
+    for mine in range(count):
+        parts = (f"{len(x)} of group {k} ({x[0]})" for k, x in sorted(held.get(mine, {}).items()))
+        lines.append(f"  the optimizer's group {mine}: {', '.join(parts)}")
+    return UsageError(
+        "\n".join(lines),
+        hint='make the optimizer with the groups of the checkpoint, or load with hyperparameters="mine",'
+        " which keeps the optimizer's own",
+    )
+
+
+def put_groups(optimizer: Any, agreed: Sequence[Mapping[str, Any] | None]) -> list[str]:
+    """Set the hyperparameters of groups; the groups of which nothing was stored."""
+    lost = []
+    for number, (mine, found) in enumerate(zip(optimizer.param_groups, agreed, strict=True)):
         if found is None:
             lost.append(f"group {number} of the optimizer")
             continue
         for key, value in found.items():
-            if key not in ("params", "param_names") and key in mine:
+            if key not in ("params", "param_names"):
                 mine[key] = _alike(mine[key], value)
     return lost
 

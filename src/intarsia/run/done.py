@@ -11,6 +11,7 @@ from intarsia.mesh import Box
 from intarsia.planning.window import flat_start
 from intarsia.run.execute import Part, Ranges, Written
 from intarsia.run.hashing import merged
+from intarsia.run.losses import Losses
 from intarsia.run.tally import Sums
 
 
@@ -25,8 +26,8 @@ class Done:
         return sum(record.nbytes for record in self.records)
 
     @property
-    def rounded(self) -> Counter[str]:
-        return sum((Counter(record.rounded) for record in self.records), Counter())
+    def losses(self) -> Losses:
+        return sum((record.losses for record in self.records), Counter())
 
     @property
     def sums(self) -> Sums:

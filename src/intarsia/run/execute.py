@@ -26,6 +26,7 @@ from intarsia.run.budget import Budget
 from intarsia.run.checksum import join
 from intarsia.run.gather import Bytes, Fill, gather
 from intarsia.run.hashing import Sum, add_to, merged
+from intarsia.run.losses import Losses
 from intarsia.run.sharing import share_out
 from intarsia.run.source import Source
 from intarsia.run.tally import Sums, Tally
@@ -53,11 +54,11 @@ Ranges = Mapping[str, Sequence[tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a step wrote: its windows, a part for every box of a slot, what shifts rounded, and sums."""
+    """What a step wrote: its windows, a part for every box of a slot, what its numbers lost, and sums."""
 
     windows: Windows
     parts: tuple[Part, ...]
-    rounded: Mapping[str, int]
+    losses: Losses
     sums: Mapping[tuple[str, str], Sum] = field(default_factory=dict)
 
     @property
@@ -142,7 +143,7 @@ class Execution:
 
     def step(self, step: Step) -> list[Part]:
         """Fill the windows of one step and write them; the parts whose slots await other steps."""
-        source = replace(self.source, rounded=Counter())
+        source = replace(self.source, losses=Counter())
         filled = self._fill(step, source)
         tallied = [
             self.tally.of(proven.target, window, [(held.box, held.buffer) for held in pieces])
@@ -153,10 +154,10 @@ class Execution:
         self._write(zip(chain(*filled), parts, strict=True))
         sums = merged(one.sums for one in tallied)
         windows = tuple((proven.target, box) for proven, box in step)
-        written = Written(windows, tuple(parts), source.rounded, sums)
+        written = Written(windows, tuple(parts), source.losses, sums)
         self.record(written)
         with self._counting:
-            self.source.rounded.update(source.rounded)
+            self.source.losses.update(source.losses)
             add_to(self.sums, sums)
             self.progress(written.nbytes)
         return [part for held, part in zip(chain(*filled), parts, strict=True) if held.is_stretch]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from intarsia.dtypes import DType
 from intarsia.layout import Piece
 from intarsia.planning.coalesce import Runs, grid, merge, runs_of
+from intarsia.run.losses import Watch
 from intarsia.run.values import bits_dtype, cast
 from intarsia.store.local import Folder
 
@@ -25,7 +26,7 @@ Bytes = NDArray[np.uint8]
 class Fill:
     """One copy from a file into a buffer: `base_bytes` is where the piece's source elements begin.
 
-    `rounded` hears how many elements a shift changed beyond recall.
+    `watch` counts the elements whose numbers change.
     """
 
     file: str
@@ -35,7 +36,7 @@ class Fill:
     dst: DType
     buffer: Bytes
     shift: float = 0.0
-    rounded: Callable[[int], None] | None = None
+    watch: Watch | None = None
 
 
 def gather(folder: Folder, fills: Iterable[Fill]) -> int:
@@ -121,6 +122,10 @@ def scatter(fill: Fill, scratch: Bytes, start_bytes: int) -> None:
         dst[...] = src
         return
     dst[...] = cast(src, fill.src, fill.dst, fill.shift)
-    if fill.shift and fill.src == fill.dst and fill.rounded is not None:
+    if fill.watch is None:
+        return
+    if fill.src != fill.dst:
+        fill.watch.cast(src, fill.src, dst, fill.dst, fill.shift, fill.piece)
+    else:
         back = cast(dst, fill.dst, fill.src, -fill.shift)
-        fill.rounded(int(np.count_nonzero(back != src)))
+        fill.watch.recentred(int(np.count_nonzero(back != src)))

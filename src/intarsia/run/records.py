@@ -7,6 +7,7 @@ each number is held against the job before anything is made of it.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from intarsia.planning.manifest import Target
 from intarsia.run.checksum import crc32
 from intarsia.run.execute import Part, Written
 from intarsia.run.hashing import Sum
+from intarsia.run.losses import Effect
 from intarsia.store.naming import naming
 
 
@@ -51,7 +53,7 @@ def line_of(written: Written, index: Mapping[str, int]) -> dict[str, Any]:
         "parts": [
             [index[p.target], p.slot, p.start_bytes, p.length_bytes, p.crc] for p in written.parts
         ],
-        "rounded": dict(written.rounded),
+        "losses": [[index[name], effect, n] for (name, effect), n in written.losses.items()],
         "sums": [
             [index[target], name, x.pages, x.crc, x.count_bytes]
             for (target, name), x in written.sums.items()
@@ -64,7 +66,12 @@ def written_in(line: Mapping[str, Any], targets: Sequence[Target]) -> Written | 
     try:
         step = tuple(_window(row, targets) for row in line["windows"])
         parts = tuple(_part(row, targets) for row in line["parts"])
-        rounded = {_text(name): _count(n) for name, n in line["rounded"].items()}
+        losses = Counter(
+            {
+                (targets[_count(t)].name, Effect(effect)): _count(n)
+                for t, effect, n in line["losses"]
+            }
+        )
         sums = {
             (targets[_count(t)].name, _text(name)): Sum(*map(_count, x))
             for t, name, *x in line["sums"]
@@ -73,7 +80,7 @@ def written_in(line: Mapping[str, Any], targets: Sequence[Target]) -> Written | 
         return None
     if not {part.target for part in parts} <= {target.name for target, _ in step}:
         return None
-    return Written(step, parts, rounded, sums)
+    return Written(step, parts, losses, sums)
 
 
 def _window(row: Any, targets: Sequence[Target]) -> tuple[Target, Box]:

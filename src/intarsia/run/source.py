@@ -15,6 +15,7 @@ from intarsia.planning.copy import Copy
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.planning.proof import Proven
 from intarsia.run.gather import Bytes, Fill
+from intarsia.run.losses import Losses, Watch
 from intarsia.store.local import Folder
 
 
@@ -25,42 +26,45 @@ class Source:
     manifest: Manifest
     format: Format
     folder: Folder
-    rounded: Counter[str] = field(default_factory=Counter)
+    losses: Losses = field(default_factory=Counter)
     _located: dict[tuple[str, int], Located] = field(default_factory=dict)
 
     def fill_box(self, proven: Proven, box: Box, buffer: Bytes) -> list[Fill]:
         """The reads that fill the row-major buffer of a box of a target; padding is zeroed."""
-        layout = proven.target.layout
-        within = partial(layout.box, box.offsets, box.shape)
-        return self._fill(proven, proven.copies(box), within, box.size, buffer)
+        within = partial(proven.target.layout.box, box.offsets, box.shape)
+        return self._fill(proven, proven.copies(box), within, box, buffer)
 
-    def fill_stretch(self, proven: Proven, start: int, stop: int, buffer: Bytes) -> list[Fill]:
-        """The reads that fill row-major elements `[start, stop)` of a target; padding is zeroed."""
+    def fill_stretch(self, proven: Proven, box: Box, start: int, buffer: Bytes) -> list[Fill]:
+        """The reads that fill a box whose elements, row-major, follow each other from `start` on."""
+        stop = start + box.size
         within = partial(proven.target.layout.reshape(-1).narrow, 0, start, stop)
-        return self._fill(proven, proven.stretch(start, stop), within, stop - start, buffer)
+        return self._fill(proven, proven.stretch(start, stop), within, box, buffer)
 
     def _fill(
         self,
         proven: Proven,
         copies: Sequence[Copy],
         within: Callable[[], Layout],
-        size: int,
+        box: Box,
         buffer: Bytes,
     ) -> list[Fill]:
         target = proven.target
-        if proven.src is not self.manifest or len(buffer) != size * target.dtype.itemsize:
+        if proven.src is not self.manifest or len(buffer) != box.size * target.dtype.itemsize:
             raise CoverageError(
-                f"`{target.name}` is proven of {proven.src.path}, for {size:,} {target.dtype} elements;"
+                f"`{target.name}` is proven of {proven.src.path}, for {box.size:,} {target.dtype} elements;"
                 f" {len(buffer):,} bytes are to be read from {self.manifest.path}"
             )
         held = sum(copy.piece.size for copy in copies)
-        if held < size:
+        if held < box.size:
             if held != (wanted := within().mapped):
                 raise CoverageError(f"{held:,} of {wanted:,} elements of `{target.name}` are read")
             buffer[:] = 0  # padding
-        return list(self._fills(copies, target, buffer))
+        return list(self._fills(copies, target, box, buffer))
 
-    def _fills(self, copies: Sequence[Copy], target: Target, buffer: Bytes) -> Iterator[Fill]:
+    def _fills(
+        self, copies: Sequence[Copy], target: Target, box: Box, buffer: Bytes
+    ) -> Iterator[Fill]:
+        watch = Watch(target, box, self.losses)
         for copy in copies:
             found = self.locate(copy.stored, copy.chunk)
             pieces = [copy.piece] if found.piece is None else meet(found.piece.flip(), copy.piece)
@@ -73,12 +77,8 @@ class Source:
                     target.dtype,
                     buffer,
                     target.shift - copy.stored.shift,
-                    partial(self._count, target.name),
+                    watch,
                 )
-
-    def _count(self, target: str, elements: int) -> None:
-        if elements:
-            self.rounded[target] += elements
 
     def locate(self, stored: Stored, chunk: Chunk) -> Located:
         """Where a chunk's elements are in its file, in whatever order."""

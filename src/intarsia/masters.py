@@ -1,0 +1,171 @@
+"""Weights beside the fp32 main weights that they are rounded from: two values of one fact, which must agree.
+
+A weight is its main weight rounded to nearest even.  Where it is not, one of the two is stale, and
+which one nobody but the user knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.checkpoint import Checkpoint
+from intarsia.dtypes import DType
+from intarsia.errors import CoverageError, PrecisionError
+from intarsia.family import table_for
+from intarsia.layout import Layout, unravel
+from intarsia.planning.manifest import Manifest
+from intarsia.planning.window import windows
+from intarsia.run.budget import Budget
+from intarsia.run.sharing import share_out
+from intarsia.run.values import Bits, as_float64, bits_dtype, cast
+
+MASTER = "optimizer.master."
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """A weight that is not its main weight rounded: how many elements, and the first of them."""
+
+    name: str
+    elements: int
+    first: tuple[int, ...]
+    weight: float
+    master: float
+
+
+def has_own_master(src: Manifest, name: str) -> bool:
+    """Whether a main weight is stored beside a weight, rather than being the same elements."""
+    if MASTER + name not in src.logical:
+        return False
+    places = [
+        {(c.file, c.start_bytes) for s in src.sources.get(n, ()) for c in s.chunks}
+        for n in (name, MASTER + name)
+    ]
+    return places[0] != places[1]
+
+
+def check_whole(src: Manifest) -> None:
+    """Raise where some of the parameters that were trained lack the main weight or step that others have."""
+    held: dict[str, set[str]] = {}
+    for name in src.logical:
+        kind, _, of = name.removeprefix("optimizer.").partition(".")
+        if name.startswith("optimizer."):
+            known = kind if kind in ("master", "step") else ""
+            held.setdefault(known, set()).add(of)
+    trained, masters, steps = (held.get(kind, set()) for kind in ("", "master", "step"))
+    narrow = {n for n in trained if n in src.logical and src.logical[n].dtype.itemsize < 4}
+    lacking = {"fp32 main weight": (narrow, masters), "step": (trained, steps)}
+    for what, (needing, having) in lacking.items():
+        lost = sorted(needing - having)
+        # Megatron's steps are its groups', and those are carried as they are.
+        if having and lost and not (what == "step" and src.format == "torch_dist"):
+            raise CoverageError(
+                f"{len(lost)} of {len(trained)} parameters with optimizer state have no {what}, the"
+                f" other {len(having)} have one: {', '.join(lost[:4])}"
+                f"{', …' if len(lost) > 4 else ''} - at {src.path}",
+                hint="take a checkpoint that lost none of them, or the weights alone with"
+                " --optimizer drop",
+            )
+
+
+def check_rounded(src: Manifest, layouts: Iterable[Layout], budget: Budget, *, hint: str) -> None:
+    """Raise where weights are not their main weights rounded; both are read once, a window at a time.
+
+    `layouts` are of weights, whole or what a rank holds of them.
+    """
+    recentred = recentred_norms(src.config)
+    with Checkpoint(src) as checkpoint:
+
+        def look(layout: Layout) -> Stale | None:
+            shift = recentred.get(layout.tensors[0], 0.0) if layout.tensors else 0.0
+            return _stale(checkpoint, layout, budget.window_bytes, shift)
+
+        found = [x for x in share_out(list(layouts), budget.workers, look) if x is not None]
+    if found:
+        raise _contradiction(found, src, hint)
+
+
+def _contradiction(found: Sequence[Stale], src: Manifest, hint: str) -> PrecisionError:
+    first = found[0]
+    dtype = src.logical[first.name].dtype
+    total = sum(x.elements for x in found)
+    return PrecisionError(
+        f"{total:,} elements of {len(found)} weights are not their fp32 main weights rounded to"
+        f" {dtype}: one of the two is stale - at {src.path}\n"
+        f"  first: {first.name}{list(first.first)} is {first.weight!r},"
+        f" {MASTER}{first.name} there is {first.master!r}",
+        hint=hint,
+        kind="master-differs",
+    )
+
+
+def recentred_norms(config: Mapping[str, Any] | None) -> dict[str, float]:
+    """Norms that Megatron may centre on another value than the hub, and what it adds to them."""
+    tables = (table_for(config, zero_centered=centered) for centered in (True, False))
+    return {
+        row.layout.tensors[0]: row.shift
+        for table in tables
+        if table is not None
+        for row in table.dialects["megatron"].values()
+        if row.shift
+    }
+
+
+def _stale(
+    checkpoint: Checkpoint, layout: Layout, window_bytes: int, recentred: float
+) -> Stale | None:
+    """How weights differ from their main weights rounded; None where they do not.
+
+    A norm may have been rounded where it was centred on another value, `recentred` away.
+    """
+    found = _compared(checkpoint, layout, window_bytes, 0.0)
+    if found is None or not recentred:
+        return found
+    return _compared(checkpoint, layout, window_bytes, recentred) and found
+
+
+def _compared(
+    checkpoint: Checkpoint, layout: Layout, window_bytes: int, recentred: float
+) -> Stale | None:
+    held = checkpoint.manifest.logical
+    name = layout.tensors[0]
+    a, b = held[name].dtype, held[MASTER + name].dtype
+    # Both are read as the weight is centred on disk: there it was rounded.
+    shift = checkpoint.manifest.sources[name][0].shift
+    weights = checkpoint.prove(name, layout, a, shift)
+    masters = checkpoint.prove(MASTER + name, layout.rename(MASTER.__add__), b, shift)
+    count, first = 0, None
+    for box in windows(layout.shape, 8, window_bytes):
+        x = checkpoint.read_box(weights, box).view(bits_dtype(a))
+        y = checkpoint.read_box(masters, box).view(bits_dtype(b))
+        wrong = unlike(x, a, y, b, recentred)
+        if not wrong.any():
+            continue
+        count += int(np.count_nonzero(wrong))
+        if first is None:
+            at = int(wrong.argmax())
+            inside = unravel(at, box.shape) if box.shape else ()
+            index = tuple(o + i for o, i in zip(box.offsets, inside, strict=True))
+            piece = layout.box(index, (1,) * len(index)).pieces[0]
+            values = (as_float64(x[at : at + 1], a), as_float64(y[at : at + 1], b))
+            shape = held[piece.tensor].shape
+            place = unravel(piece.to, shape) if shape else ()
+            first = Stale(piece.tensor, 0, tuple(place), *(float(v[0]) for v in values))
+    return None if first is None else replace(first, elements=count)
+
+
+def unlike(x: Bits, a: DType, y: Bits, b: DType, recentred: float) -> NDArray[np.bool_]:
+    """Where elements are not the wider ones rounded; one NaN is as good as another."""
+    rounded = cast(y, b, a)
+    if recentred:
+        rounded = cast(cast(cast(y, b, b, recentred), b, a), a, a, -recentred)
+    wrong = np.asarray(rounded != x)
+    if wrong.any():
+        both = np.isnan(as_float64(x[wrong], a)) & np.isnan(as_float64(y[wrong], b))
+        wrong[wrong] = ~both
+    return wrong

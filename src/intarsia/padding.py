@@ -1,0 +1,114 @@
+"""Padding of a vocabulary that holds numbers: rows that no token has, which a training touched all the same.
+
+How many rows a vocabulary is padded to depends on the mesh, so padding is no part of a model: it is
+neither carried nor compared.  Where it is not zero, that is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.checkpoint import Checkpoint
+from intarsia.format.megatron_buckets import is_bucket
+from intarsia.layout import Layout
+from intarsia.planning.coalesce import grid
+from intarsia.planning.manifest import Logical, Manifest, Stored
+from intarsia.planning.window import windows
+from intarsia.run.budget import Budget
+from intarsia.run.values import bits_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedPadding:
+    """A stored tensor whose padding is not zero: its rows, and how many of them hold numbers."""
+
+    tensor: str
+    rows: int
+    trained: int
+    elements: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def trained_padding(
+    src: Manifest, budget: Budget, names: Set[str] | None = None
+) -> tuple[TrainedPadding, ...]:
+    """The padding of a checkpoint that is not zero; with `names`, in what holds these logical tensors."""
+    padded = [
+        s
+        for s in src.stored.values()
+        if 0 < s.layout.mapped < s.layout.size
+        and not is_bucket(s.name)
+        and (names is None or not names.isdisjoint(s.layout.tensors))
+    ]
+    if not padded:
+        return ()
+    with Checkpoint(_as_stored(src, padded)) as checkpoint:
+        found = (_trained(checkpoint, src, s, budget.window_bytes) for s in padded)
+        return tuple(x for x in found if x is not None)
+
+
+def _as_stored(src: Manifest, padded: Iterable[Stored]) -> Manifest:
+    """The same files, with stored tensors as the logical ones: padding is then read as any element."""
+    plain = {
+        s.name: replace(s, layout=Layout.of(s.name, s.shape), shift=0.0, key=s.key or s.name)
+        for s in padded
+    }
+    logical = {name: Logical(name, s.shape, s.dtype) for name, s in plain.items()}
+    return replace(src, stored=plain, logical=logical)
+
+
+def _trained(
+    checkpoint: Checkpoint, src: Manifest, stored: Stored, window_bytes: int
+) -> TrainedPadding | None:
+    layout = stored.layout
+    width = max(1, prod(src.logical[layout.tensors[0]].shape[1:]))
+    whole = checkpoint.prover.tensor(stored.name)
+    before, held = 0, list[NDArray[np.int64]]()
+    for box in windows(stored.shape, stored.dtype.itemsize, window_bytes):
+        part = layout.box(box.offsets, box.shape)
+        if part.mapped == part.size:
+            continue
+        at = np.flatnonzero(_unmapped(part))
+        bits = checkpoint.read_box(whole, box).view(bits_dtype(stored.dtype))
+        # Both zeros are nothing: without the sign all other bits are clear.
+        sign = 1 << (8 * stored.dtype.itemsize - 1)
+        held.append(before + np.flatnonzero(bits[at] & ~np.array(sign, bits.dtype)))
+        before += len(at)
+    numbers = np.concatenate(held) if held else np.empty(0, np.int64)
+    if not len(numbers):
+        return None
+    rows = len(np.unique(numbers // width))
+    return TrainedPadding(stored.key or stored.name, before // width, rows, len(numbers))
+
+
+def _unmapped(part: Layout) -> NDArray[np.bool_]:
+    found = np.ones(part.size, np.bool_)
+    for piece in part.pieces:
+        found[piece.at + grid(piece.loops, "at", 1)] = False
+    return found
+
+
+def not_carried(found: Iterable[TrainedPadding]) -> Iterator[str]:
+    """What a conversion says of trained padding."""
+    for x in found:
+        yield (
+            f"{x.trained} of {x.rows} padding rows of `{x.tensor}` hold numbers ({x.elements:,}"
+            " elements are not zero): they belong to no token of the vocabulary and are not carried"
+        )
+
+
+def not_compared(found: Iterable[TrainedPadding], side: str) -> Iterator[str]:
+    """What a comparison says of it."""
+    for x in found:
+        yield (
+            f"not compared: {x.rows} padding rows of `{x.tensor}` in {side}, {x.trained} of which hold"
+            f" numbers ({x.elements:,} elements are not zero)"
+        )

@@ -1,0 +1,141 @@
+"""What a cast does to numbers: how many are rounded, how many become zero, and which do not fit.
+
+A number that does not fit its new type is refused, wherever it is met; the rest is counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from intarsia.dtypes import DType, greatest, is_lossless, overflows_at
+from intarsia.errors import PrecisionError
+from intarsia.layout import Loop, Piece, unravel
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Target
+from intarsia.run.values import Bits, as_float64
+
+AT_ONCE = 1 << 17
+"""Elements that are numbers of double precision at one time."""
+
+
+class Effect(StrEnum):
+    """What happened to elements: the type could not hold them, or nothing of them; or a norm was recentred."""
+
+    ROUNDED = "rounded"
+    UNDERFLOWED = "underflowed"
+    RECENTRED = "recentred"
+
+
+Losses = Counter[tuple[str, Effect]]
+"""Elements by target and effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Counts what becomes of the elements of a box of a target; raises where one does not fit."""
+
+    target: Target
+    box: Box
+    losses: Losses
+
+    def cast(
+        self, before: Bits, src: DType, after: Bits, dst: DType, shift: float, piece: Piece
+    ) -> None:
+        """Compare elements with what a cast made of them; `piece.to` counts elements of the box."""
+        if not shift and is_lossless(src, dst):
+            return
+        flat, made = before.reshape(-1), after.reshape(-1)
+        for lo in range(0, len(flat), AT_ONCE):
+            x = as_float64(flat[lo : lo + AT_ONCE], src) + shift
+            y = as_float64(made[lo : lo + AT_ONCE], dst)
+            self._count(x, y, dst, piece, lo)
+
+    def _count(self, x: Any, y: Any, dst: DType, piece: Piece, start: int) -> None:
+        unequal = ~((x == y) | (np.isnan(x) & np.isnan(y)))
+        if not unequal.any():
+            return
+        with np.errstate(invalid="ignore"):
+            beyond = unequal & (~np.isfinite(y) | ~np.isfinite(x) | (np.abs(x) > overflows_at(dst)))
+        if beyond.any():
+            at = int(beyond.argmax())
+            raise self._refused(float(x[at]), dst, _place(piece, start + at))
+        self.losses[self.target.name, Effect.ROUNDED] += int(unequal.sum())
+        vanished = int(np.count_nonzero(unequal & (y == 0)))
+        if vanished:
+            self.losses[self.target.name, Effect.UNDERFLOWED] += vanished
+
+    def recentred(self, elements: int) -> None:
+        """Count elements that a shift of a norm rounded."""
+        if elements:
+            self.losses[self.target.name, Effect.RECENTRED] += elements
+
+    def _refused(self, value: float, dst: DType, element: int) -> PrecisionError:
+        index = unravel(element, self.box.shape) if self.box.shape else ()
+        place = [o + i for o, i in zip(self.box.offsets, index, strict=True)]
+        return PrecisionError(
+            f"`{self.target.name}`{place} is {value!r}, which {dst} cannot hold"
+            f" (its greatest number is {greatest(dst):.6g})",
+            hint="choose a wider type, such as bf16 or fp32",
+        )
+
+
+def _place(piece: Piece, element: int) -> int:
+    """The element of the destination that an element of a piece goes to, counted in row-major order."""
+    loops: tuple[Loop, ...] = piece.loops
+    index = unravel(element, tuple(loop.n for loop in loops)) if loops else ()
+    return piece.to + sum(i * loop.to for i, loop in zip(index, loops, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A tensor whose numbers are not those of the source, and how many of them."""
+
+    tensor: str
+    elements: int
+    to: str
+    rounded: int = 0
+    underflowed: int = 0
+    recentred: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def changed_tensors(losses: Losses, targets: Mapping[str, Target]) -> tuple[Changed, ...]:
+    """The tensors that lost anything, in the order of their names."""
+    found = []
+    for name in sorted({tensor for tensor, _ in losses}):
+        counts = {str(effect): losses[name, effect] for effect in Effect}
+        target = targets[name]
+        found.append(Changed(name, target.layout.mapped, target.dtype.name, **counts))
+    return tuple(found)
+
+
+def summary(changed: tuple[Changed, ...]) -> list[str]:
+    """What is said of numbers that changed, a line for each cause."""
+    lines = []
+    cast = [x for x in changed if x.rounded]
+    if cast:
+        worst = max(cast, key=lambda x: x.rounded)
+        total, of = sum(x.rounded for x in cast), sum(x.elements for x in cast)
+        zeros = sum(x.underflowed for x in cast)
+        lines.append(
+            f"{total:,} of {of:,} elements of {len(cast)} tensors were rounded to"
+            f" {', '.join(sorted({x.to for x in cast}))}, most of them in `{worst.tensor}`"
+            + (f"; {zeros:,} of them became zero" if zeros else "")
+        )
+    norms = [x for x in changed if x.recentred]
+    if norms:
+        worst = max(norms, key=lambda x: x.recentred)
+        lines.append(
+            f"{sum(x.recentred for x in norms):,} elements of {len(norms)} norms were rounded,"
+            f" `{worst.tensor}` among them: the formats centre them on different values, and the"
+            " last bits of elements far from one are lost"
+        )
+    return lines

@@ -1,0 +1,79 @@
+"""A right conversion to `fsdp_dtensor` is equal, and a wrong one is not, whichever side comes first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+import intarsia
+from tests.checkpoints import llama_config, model, write_hf
+from tests.live.megatron_fsdp_cases import FIXTURES, hf_with_optimizer, to_fsdp
+
+CONFIG = llama_config(num_hidden_layers=1)
+NAME = "model.norm.weight"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return hf_with_optimizer(tmp_path / "hf", model(CONFIG), CONFIG)
+
+
+def test_main_weights_are_held_against_main_weights(source: Path, tmp_path: Path) -> None:
+    to_fsdp(source, tmp_path / "fsdp")
+    for a, b in ((source, tmp_path / "fsdp"), (tmp_path / "fsdp", source)):
+        found = intarsia.verify(a, b)
+        assert found, found.different
+        # Every weight, its main weight, two moments and a step.
+        assert found.compared == 5 * len(model(CONFIG))
+
+
+@pytest.mark.parametrize("which", ["weight", "master"])
+def test_either_that_differs_is_found(which: str, source: Path, tmp_path: Path) -> None:
+    to_fsdp(source, tmp_path / "fsdp")
+    file = source / ("model" if which == "weight" else "optimizer/model")
+    file = file.with_suffix(".safetensors")
+    held = load_file(file)
+    held[NAME if which == "weight" else f"optimizer.master.{NAME}"][5] += 1
+    save_file(held, file, {"format": "pt"})
+    for a, b in ((source, tmp_path / "fsdp"), (tmp_path / "fsdp", source)):
+        (found,) = intarsia.verify(a, b).different
+        assert found.tensor == (NAME if which == "weight" else f"optimizer.master.{NAME}")
+        assert (found.elements, found.first) == (1, (5,))
+
+
+def test_weights_without_state_are_held_against_main_weights(source: Path, tmp_path: Path) -> None:
+    to_fsdp(source, tmp_path / "fsdp", optimizer="drop")
+    found = intarsia.verify(source, tmp_path / "fsdp")
+    assert not found.different
+    assert not found.only_in_b
+    assert not any(name.startswith("optimizer.master.") for name in found.only_in_a)
+    assert not found, "moments and steps were dropped"
+
+
+def test_weights_that_are_their_own_main_weights_have_no_partner_to_miss(tmp_path: Path) -> None:
+    source = hf_with_optimizer(tmp_path / "hf", model(CONFIG), CONFIG)
+    file = source / "optimizer" / "model.safetensors"
+    save_file({n: x for n, x in load_file(file).items() if ".master." not in n}, file)
+    to_fsdp(source, tmp_path / "fsdp")
+    assert intarsia.verify(source, tmp_path / "fsdp")
+    assert intarsia.verify(tmp_path / "fsdp", source)
+
+
+def test_wider_weights_without_main_weights_are_another_type(tmp_path: Path) -> None:
+    source = write_hf(tmp_path / "hf", model(CONFIG), CONFIG)
+    to_fsdp(source, tmp_path / "fsdp", dtype="fp32")
+    found = intarsia.verify(source, tmp_path / "fsdp")
+    assert {d.kind for d in found.different} == {"dtype-changed"}
+    assert all(d.elements == 0 for d in found.different)
+
+
+@pytest.mark.parametrize("case", ["td_dense_tp2", "td_gdn_tp2"])
+def test_megatrons_checkpoint_equals_what_it_becomes(case: str, tmp_path: Path) -> None:
+    if not (FIXTURES / case).is_dir():
+        pytest.skip(f"the checkpoint {case} is absent")
+    config = FIXTURES / case / "hf_truth" / "config.json"
+    to_fsdp(FIXTURES / case, tmp_path / "fsdp", config=config)
+    found = intarsia.verify(FIXTURES / case, tmp_path / "fsdp", config=config)
+    assert found, [d.as_json() for d in found.different[:3]]

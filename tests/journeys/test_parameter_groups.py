@@ -1,0 +1,151 @@
+"""Parameter groups from one training to the next: per parameter, or refused with both groupings."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+import intarsia
+from intarsia import CoverageError, UsageError
+from tests.checkpoints import llama_config
+
+CONFIG = llama_config(num_hidden_layers=1)
+
+
+def made(seed: int = 0) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(**CONFIG))
+
+
+def optimizer_of(model: Any, *groups: dict[str, Any]) -> torch.optim.AdamW:
+    """AdamW with a group for each dict; its `of` chooses parameters by a word of their names."""
+    each = []
+    taken: set[str] = set()
+    for group in groups:
+        word = group["of"]
+        mine = {n: p for n, p in model.named_parameters() if word(n, p) and n not in taken}
+        taken |= set(mine)
+        rest = {k: v for k, v in group.items() if k != "of"}
+        each.append({"params": list(mine.values())} | rest)
+    return torch.optim.AdamW(each)
+
+
+def everything(name: str, param: torch.Tensor) -> bool:
+    return True
+
+
+def matrices(name: str, param: torch.Tensor) -> bool:
+    return param.dim() > 1
+
+
+def attention(name: str, param: torch.Tensor) -> bool:
+    return "self_attn" in name
+
+
+def step(model: Any, optimizer: Any) -> None:
+    model(torch.arange(6)[None], labels=torch.arange(6)[None]).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def saved(path: Path, *groups: dict[str, Any], flat: bool = False) -> Path:
+    model = made()
+    optimizer = optimizer_of(model, *groups)
+    step(model, optimizer)
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    weights, state = get_state_dict(model, optimizer, options=options)
+    with warnings.catch_warnings(action="ignore"):
+        dcp.save({"model": weights, "optimizer": state}, checkpoint_id=path, no_dist=True)
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    return path
+
+
+FAST = {"of": matrices, "lr": 1e-3, "weight_decay": 0.1}
+SLOW = {"of": everything, "lr": 1e-4, "weight_decay": 0.0}
+ALL = {"of": everything, "lr": 7.0, "weight_decay": 0.3}
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_two_groups_do_not_become_one(flat: bool, tmp_path: Path) -> None:
+    source = saved(tmp_path / "dcp", FAST, SLOW, flat=flat)
+    model = made(1)
+    optimizer = optimizer_of(model, ALL)
+    before = model.lm_head.weight.detach().clone()
+    with pytest.raises(UsageError) as refused:
+        intarsia.load(source, into=model, optimizer=optimizer)
+    text = str(refused.value)
+    assert "lr=0.001, weight_decay=0.1" in text
+    assert "lr=0.0001, weight_decay=0.0" in text
+    assert 'hyperparameters="mine"' in text
+    assert torch.equal(model.lm_head.weight, before)
+    report = intarsia.load(source, into=model, optimizer=optimizer, hyperparameters="mine")
+    assert optimizer.param_groups[0]["lr"] == 7.0
+    assert len(optimizer.state) == len(list(model.parameters()))
+    assert any("keeps its own hyperparameters" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_finer_split_gets_the_settings_of_its_members(flat: bool, tmp_path: Path) -> None:
+    source = saved(tmp_path / "dcp", FAST, SLOW, flat=flat)
+    model = made(1)
+    finer = [ALL | {"of": f} for f in (attention, matrices, everything)]
+    optimizer = optimizer_of(model, *finer)
+    intarsia.load(source, into=model, optimizer=optimizer)
+    found = [(g["lr"], g["weight_decay"]) for g in optimizer.param_groups]
+    assert found == [(1e-3, 0.1), (1e-3, 0.1), (1e-4, 0.0)]
+
+
+def test_groups_by_decay_become_megatrons_and_come_back(tmp_path: Path) -> None:
+    source = saved(tmp_path / "dcp", FAST, SLOW)
+    intarsia.convert(source, tmp_path / "megatron", to="torch_dist")
+    model = made(1)
+    optimizer = optimizer_of(model, ALL | {"of": matrices}, ALL)
+    intarsia.load(tmp_path / "megatron", into=model, optimizer=optimizer)
+    assert [g["lr"] for g in optimizer.param_groups] == [1e-3, 1e-4]
+
+
+def test_groups_that_megatron_has_no_words_for_are_refused(tmp_path: Path) -> None:
+    other = FAST | {"of": attention, "lr": 5e-4}
+    source = saved(tmp_path / "dcp", other, FAST, SLOW)
+    with pytest.raises(UsageError) as refused:
+        intarsia.convert(source, tmp_path / "out", to="torch_dist")
+    assert "the source's group 0: 4 tensors, lr=0.0005, weight_decay=0.1" in str(refused.value)
+    assert "Megatron's group of matrices: 4 of group 0" in str(refused.value)
+    assert not (tmp_path / "out").exists()
+    intarsia.convert(source, tmp_path / "hf", to="hf")
+    model = made(1)
+    optimizer = optimizer_of(model, *(ALL | {"of": f} for f in (attention, matrices, everything)))
+    intarsia.load(tmp_path / "hf", into=model, optimizer=optimizer)
+    assert [g["lr"] for g in optimizer.param_groups] == [5e-4, 1e-3, 1e-4]
+
+
+def test_decay_that_megatron_exempts_is_reported(tmp_path: Path) -> None:
+    source = saved(tmp_path / "dcp", ALL)
+    report = intarsia.convert(source, tmp_path / "out", to="torch_dist")
+    assert any("vectors and biases decay by 0.3" in note for note in report.notes)
+
+
+def test_counters_that_contradict_their_groups_are_refused(tmp_path: Path) -> None:
+    source = saved(tmp_path / "dcp", FAST, SLOW)
+    intarsia.convert(source, tmp_path / "megatron", to="torch_dist")
+    intarsia.convert(tmp_path / "megatron", tmp_path / "hf", to="hf")
+    intarsia.convert(tmp_path / "hf", tmp_path / "again", to="torch_dist")
+    file = tmp_path / "hf" / "optimizer" / "model.safetensors"
+    state = load_file(file)
+    for name in state:
+        if ".step." in name:
+            state[name] += 4
+    save_file(state, file, {"format": "pt"})
+    (tmp_path / "hf" / "intarsia.digests.json").unlink(missing_ok=True)
+    with pytest.raises(CoverageError, match=r"is 5, and the parameter groups .* are at step 1"):
+        intarsia.convert(tmp_path / "hf", tmp_path / "out", to="torch_dist")

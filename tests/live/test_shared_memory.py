@@ -1,0 +1,117 @@
+"""A memory that a model has under two names gets one content, or the load is refused before it begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import intarsia
+from intarsia import CoverageError, PrecisionError
+from tests.checkpoints import llama_config, model, write_hf
+from tests.live.megatron_fsdp_cases import hf_with_optimizer
+
+UNTIED = llama_config(num_hidden_layers=1)
+TIED = UNTIED | {"tie_word_embeddings": True}
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def tied_model(dtype: torch.dtype = torch.bfloat16) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**TIED)).to(dtype)
+
+
+def bytes_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {n: x.clone() for n, x in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("config", [UNTIED, TIED], ids=["untied", "tied"])
+def test_a_head_of_its_own_does_not_go_into_a_tied_model(config: Any, tmp_path: Path) -> None:
+    tensors = model(UNTIED)
+    source = write_hf(tmp_path / "hf", tensors, config)
+    into = tied_model()
+    before = bytes_of(into)
+    with pytest.raises(CoverageError) as refused:
+        intarsia.load(source, into=into)
+    text = str(refused.value)
+    assert f"`{HEAD}`" in text
+    assert f"`{EMBEDDING}`" in text
+    assert f"{47 * 20:,} elements" in text
+    assert "strict=False" in text
+    assert all(torch.equal(x, before[n]) for n, x in into.state_dict().items())
+    report = intarsia.load(source, into=into, strict=False)
+    assert report.unused == [HEAD]
+    assert torch.equal(into.lm_head.weight, tensors[EMBEDDING])
+
+
+def test_one_row_that_differs_is_found(tmp_path: Path) -> None:
+    tensors = model(UNTIED)
+    tensors[HEAD] = tensors[EMBEDDING].clone()
+    source = write_hf(tmp_path / "same", tensors, UNTIED)
+    into = tied_model()
+    report = intarsia.load(source, into=into)
+    assert not report.unused
+    assert torch.equal(into.lm_head.weight, tensors[EMBEDDING])
+    tensors[HEAD][46, 19] += 1
+    with pytest.raises(CoverageError, match=r"1 elements\n  first: \[46, 19\]"):
+        intarsia.load(write_hf(tmp_path / "other", tensors, UNTIED), into=into)
+
+
+def test_any_two_names_of_one_memory_are_compared(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.arange(3.0)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    memory = torch.zeros(2, 3)
+    intarsia.load(tmp_path, into={"a": memory, "b": memory[0]})
+    assert torch.equal(memory, tensors["a"])
+    with pytest.raises(CoverageError, match=r"`a` and `b` share memory"):
+        intarsia.load(tmp_path, into={"a": memory, "b": memory[1]})
+    with pytest.raises(CoverageError, match=r"share memory"):
+        intarsia.load(tmp_path, into={"a": memory, "b": memory[1]}, strict=False)
+
+
+def test_memory_that_interleaves_without_touching_is_filled(tmp_path: Path) -> None:
+    tensors = {"a": torch.rand(4, 2), "b": torch.rand(4, 3)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    memory = torch.zeros(4, 5)
+    intarsia.load(tmp_path, into={"a": memory[:, :2], "b": memory[:, 2:]})
+    assert torch.equal(memory, torch.cat([tensors["a"], tensors["b"]], 1))
+    with pytest.raises(CoverageError, match="share memory"):
+        intarsia.load(tmp_path, into={"a": memory[:, :2], "b": memory[:, 1:4]})
+
+
+def test_a_model_in_fp32_takes_main_weights_that_round_to_the_weights(tmp_path: Path) -> None:
+    tensors = model(TIED)
+    source = hf_with_optimizer(tmp_path / "hf", tensors, TIED)
+    into = tied_model(torch.float32)
+    report = intarsia.load(source, into=into)
+    state = load_file(source / "optimizer" / "model.safetensors")
+    assert torch.equal(into.model.norm.weight, state["optimizer.master.model.norm.weight"])
+    assert not report.changed
+    tensors["model.norm.weight"][3] += 1
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    before = bytes_of(into)
+    with pytest.raises(PrecisionError, match=r"1 elements of 1 weights.*\n.*norm.weight\[3\]"):
+        intarsia.load(source, into=into)
+    assert all(torch.equal(x, before[n]) for n, x in into.state_dict().items())
+    narrow = tied_model()
+    intarsia.load(source, into=narrow)
+    assert torch.equal(narrow.model.norm.weight, tensors["model.norm.weight"])
+
+
+def test_a_load_counts_what_it_rounds_and_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    save_file({"w": torch.tensor([1.0, 1.001, 1e-30])}, tmp_path / "model.safetensors")
+    report = intarsia.load(tmp_path, into={"w": torch.empty(3, dtype=torch.float16)})
+    (changed,) = report.changed
+    assert (changed.tensor, changed.rounded, changed.underflowed) == ("w", 2, 1)
+    assert "2 of 3 elements" in str(report)
+    wide = intarsia.load(tmp_path, into={"w": torch.empty(3, dtype=torch.float64)})
+    assert not wide.changed
+    assert not wide.notes
+    save_file({"w": torch.tensor([1.0, 7e4])}, tmp_path / "model.safetensors")
+    with pytest.raises(PrecisionError, match=r"`w`\[1\] is 70000.0, which F16 cannot hold"):
+        intarsia.load(tmp_path, into={"w": torch.empty(2, dtype=torch.float16)})

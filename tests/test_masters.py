@@ -1,0 +1,132 @@
+"""Weights and main weights are two values of one fact: they agree, or the user says which is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import intarsia
+from intarsia import CoverageError, PrecisionError
+from tests.checkpoints import fixture as hf_fixture
+from tests.checkpoints import llama_config, model, read_hf
+from tests.live.megatron_fsdp_cases import hf_with_optimizer, logical_tensors, to_fsdp
+
+CONFIG = llama_config(num_hidden_layers=1)
+EDITED = "model.layers.0.self_attn.q_proj.weight"
+
+
+def trained(folder: Path, **changes: torch.Tensor) -> Path:
+    """A folder with an optimizer, some of its weights edited after the main weights were saved."""
+    weights = model(CONFIG)
+    hf_with_optimizer(folder, weights, CONFIG)
+    save_file(weights | changes, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def edited() -> dict[str, torch.Tensor]:
+    x = model(CONFIG)[EDITED].clone()
+    x[2, 5] += 1
+    x[3, 0] += 1
+    return {EDITED: x}
+
+
+def test_weights_edited_beside_older_main_weights_are_refused(tmp_path: Path) -> None:
+    source = trained(tmp_path / "hf", **edited())
+    with pytest.raises(PrecisionError) as refused:
+        to_fsdp(source, tmp_path / "out")
+    text = str(refused.value)
+    assert "2 elements of 1 weights" in text
+    assert f"{EDITED}[2, 5]" in text
+    assert "--optimizer drop" in text
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("to", ["hf", "dcp", "torch_dist"])
+def test_where_both_are_written_both_are_what_they_were(to: str, tmp_path: Path) -> None:
+    source = trained(tmp_path / "hf", **edited())
+    intarsia.convert(source, tmp_path / "out", to=to)
+    found, truth = logical_tensors(tmp_path / "out"), logical_tensors(source)
+    for name in (EDITED, f"optimizer.master.{EDITED}"):
+        assert torch.equal(found[name], truth[name])
+
+
+def test_the_hint_takes_the_weights(tmp_path: Path) -> None:
+    source = trained(tmp_path / "hf", **edited())
+    with pytest.raises(PrecisionError, match="drop --dtype bfloat16"):
+        to_fsdp(source, tmp_path / "out", optimizer="drop")
+    to_fsdp(source, tmp_path / "out", optimizer="drop", dtype="bfloat16")
+    found = logical_tensors(tmp_path / "out")
+    assert found.keys() == model(CONFIG).keys()
+    assert torch.equal(found[EDITED], edited()[EDITED])
+
+
+def test_main_weights_that_round_to_the_weights_are_the_model_section(tmp_path: Path) -> None:
+    source = trained(tmp_path / "hf")
+    state = load_file(source / "optimizer" / "model.safetensors")
+    for optimizer in ("keep", "drop"):
+        to_fsdp(source, tmp_path / optimizer, optimizer=optimizer)
+        found = logical_tensors(tmp_path / optimizer)
+        for name in model(CONFIG):
+            assert found[name].dtype == torch.float32
+            assert torch.equal(found[name], state[f"optimizer.master.{name}"])
+        assert ("optimizer.exp_avg." + EDITED in found) == (optimizer == "keep")
+
+
+def test_the_training_precision_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
+    source = trained(tmp_path / "hf")
+    to_fsdp(source, tmp_path / "out", dtype="bf16")
+    found = logical_tensors(tmp_path / "out")
+    for name, x in model(CONFIG).items():
+        assert torch.equal(found[name], x)
+        assert found[name].dtype == torch.bfloat16
+        assert found[f"optimizer.exp_avg.{name}"].dtype == torch.float32
+
+
+def test_a_nan_in_both_is_no_contradiction(tmp_path: Path) -> None:
+    source = trained(tmp_path / "hf")
+    for file in (source / "model.safetensors", source / "optimizer" / "model.safetensors"):
+        held = load_file(file)
+        for name in (EDITED, f"optimizer.master.{EDITED}"):
+            if name in held:
+                held[name][0, 0] = float("nan")
+        save_file(held, file, {"format": "pt"})
+    to_fsdp(source, tmp_path / "out")
+    assert logical_tensors(tmp_path / "out")[EDITED][0, 0].isnan()
+
+
+@pytest.mark.parametrize("to", ["fsdp_dtensor", "torch_dist"])
+def test_a_main_weight_that_is_lost_is_missed(to: str, tmp_path: Path) -> None:
+    source = trained(tmp_path / "hf")
+    file = source / "optimizer" / "model.safetensors"
+    state = load_file(file)
+    del state[f"optimizer.master.{EDITED}"]
+    save_file(state, file, {"format": "pt"})
+    with pytest.raises(CoverageError, match=f"no fp32 main weight.*{EDITED}"):
+        intarsia.convert(source, tmp_path / "out", to=to)
+
+
+def test_norms_that_were_rounded_around_one_agree_with_their_main_weights(tmp_path: Path) -> None:
+    source = hf_fixture("qwen3_next").parents[1] / "megatron" / "td_gdn_tp2"
+    if not source.is_dir():
+        pytest.skip(f"the checkpoint {source} is absent")
+    config = source / "hf_truth" / "config.json"
+    intarsia.convert(source, tmp_path / "hf", to="hf", config=config)
+    to_fsdp(tmp_path / "hf", tmp_path / "fsdp")
+    weights, found = read_hf(tmp_path / "hf"), logical_tensors(tmp_path / "fsdp")
+    state = load_file(tmp_path / "hf" / "optimizer" / "model.safetensors")
+    for name in weights:
+        if f"optimizer.master.{name}" in state:
+            assert torch.equal(found[name], state[f"optimizer.master.{name}"]), name
+
+
+def test_a_step_that_is_lost_is_missed(tmp_path: Path) -> None:
+    source = trained(tmp_path / "hf")
+    file = source / "optimizer" / "model.safetensors"
+    state = load_file(file)
+    del state[f"optimizer.step.{EDITED}"]
+    save_file(state, file, {"format": "pt"})
+    with pytest.raises(CoverageError, match=f"have no step, the.*{EDITED}"):
+        intarsia.convert(source, tmp_path / "out", to="torch_dist")
