@@ -151,7 +151,7 @@ def test_what_is_sound_is_read_everywhere(
 def test_an_empty_chunk_is_harmless(whole: dict[str, Path], tmp_path: Path) -> None:
     def tell(tensors: dict[str, TensorRecord]) -> None:
         held = tensors[NAME]
-        empty = replace(held.chunks[0], offsets=(24, 0), shape=(0, 20))
+        empty = replace(held.chunks[0], offsets=(48, 0), shape=(0, 20), length_bytes=0)
         tensors[NAME] = replace(held, chunks=(empty, *held.chunks))
 
     path = rewrite(whole["dcp"], tmp_path / "dcp", tell)
@@ -191,7 +191,8 @@ def test_a_scalar_has_one_chunk(tmp_path: Path, chunks: int, text: str) -> None:
     (found,) = said
     assert text in found
     assert into["scale"] == OLD
-    assert any(text in fault.text for fault in intarsia.verify(path).faults)
+    faults = intarsia.verify(path).faults
+    assert any(text in fault.text or fault.tensors == ("scale",) for fault in faults)
 
 
 def test_a_safetensors_header_that_lies_is_refused_everywhere(

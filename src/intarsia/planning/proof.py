@@ -25,6 +25,11 @@ from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.planning.tiling import TilingFault, tiling_fault
 
 _SHOWN = 8
+_NEXT = {
+    "elements-missing": "restore what is missing, or use a checkpoint that is whole",
+    "chunks-overlap": "save the checkpoint again: which of the two is right cannot be told",
+    "chunk-mismatch": "restore the file and the metadata that belong to one save",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +182,7 @@ class Prover:
         lines = "".join(f"\n  {line}" for line in (*rest, *more))
         raise CoverageError(
             f"not proven: {brief} - at {self.src.path}{lines}",
-            hint="restore what is missing, or use a checkpoint that is whole; nothing was written",
+            hint=f"{_NEXT[faults[0].kind]}; nothing was written",
             kind=faults[0].kind,
         )
 

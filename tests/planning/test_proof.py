@@ -1,0 +1,151 @@
+"""A proof is made by the prover alone, and only where each element has exactly one source."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from intarsia.dtypes import BY_NAME
+from intarsia.errors import CoverageError
+from intarsia.layout import Layout, Loop, Piece, concat, padding, run
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored, Target
+from intarsia.planning.proof import Proven, Tiled, prove_tiling, prover_of
+
+F32 = BY_NAME["F32"]
+SHAPE = (6, 4)
+W, V = Layout.of("w", SHAPE), Layout.of("v", SHAPE)
+
+
+def stored(name: str, layout: Layout, *boxes: Box, short: int = 0) -> Stored:
+    chunks = [
+        Chunk(box, f"{name}-{k}", 0, box.size * 4 - short)
+        for k, box in enumerate(boxes or [Box.whole(layout.shape)])
+    ]
+    return Stored(name, F32, layout, tuple(chunks), key=name)
+
+
+def manifest(*held: Stored) -> Manifest:
+    logical = {n: Logical(n, SHAPE, F32) for s in held for n in s.layout.tensors}
+    return Manifest("dcp", "/here", {s.name: s for s in held}, logical, {})
+
+
+def target(layout: Layout, *boxes: Box) -> Target:
+    return Target("mine", F32, layout, boxes or (Box.whole(layout.shape),))
+
+
+def rows(lo: int, hi: int) -> Box:
+    return Box((lo, 0), (hi - lo, 4))
+
+
+def test_nothing_else_makes_a_proof() -> None:
+    src = manifest(stored("w", W))
+    with pytest.raises(TypeError, match="only `Prover`"):
+        Proven(src, target(W), (), object())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="only `prove_tiling`"):
+        Tiled(SHAPE, (), object())  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        replace(prover_of(src).tensor("w"), sources=())  # type: ignore[type-var]
+
+
+LAYOUTS = {
+    "as stored": W,
+    "columns": W.narrow(1, 1, 3),
+    "transposed": W.permute(1, 0),
+    "padded": concat([W, padding(2, 4)]),
+    "two tensors": concat([V, W]),
+    "one element many times": W.narrow(0, 2, 3).expand(0, 5),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_layout_over_whole_tensors_is_proven(layout: Layout) -> None:
+    src = manifest(stored("w", W, rows(0, 2), rows(2, 6)), stored("v", V))
+    proven = prover_of(src).prove(target(layout))
+    whole = Box.whole(layout.shape)
+    assert sum(copy.piece.size for copy in proven.copies(whole)) == layout.mapped
+    assert proven.stretch(0, layout.size) == proven.copies(whole)
+
+
+TWICE = Layout(SHAPE, (run("w", 0, 0, 20), run("w", 20, 0, 4)))
+FIRST = Layout((7, 4), (run("w", 0, 0, 24), run("w", 24, 3, 1)))
+PLACE = Layout(SHAPE, (run("w", 0, 0, 13), run("w", 12, 13, 11)))
+BEYOND = Layout(SHAPE, (run("w", 0, 0, 20), run("w", 20, 24, 4)))
+OUTSIDE = Layout(SHAPE, (run("w", 4, 0, 24),))
+STILL = Layout(SHAPE, (Piece("w", 0, 0, (Loop(6, 4, 4), Loop(4, 1, 0))),))
+LIES = {
+    "chunks overlap": (stored("w", W, rows(0, 4), rows(3, 5)), r"\[0:4, 0:4\] and \[3:5, 0:4\]"),
+    "chunks leave a hole": (stored("w", W, rows(0, 2), rows(3, 6)), r"first missing \[2, 0\]"),
+    "a chunk sticks out": (stored("w", W, rows(0, 4), rows(4, 7)), r"part \[4:7, 0:4\] leaves"),
+    "the same chunk twice": (stored("w", W, rows(0, 3), rows(0, 3)), "overlap"),
+    "one chunk elsewhere": (stored("w", W, rows(1, 7)), r"part \[1:7, 0:4\] leaves"),
+    "too few bytes": (stored("w", W, short=1), "needs 96 bytes, 95 are stored"),
+    "no chunk": (replace(stored("w", W), chunks=()), "24 of 24 elements are in none of 0"),
+    "an element at two places": (stored("w", TWICE), r"4 of 24 .* first missing: w\[5, 0\]"),
+    "an element again in padding": (stored("w", FIRST), r"more than one source; first: w\[0, 3\]"),
+    "two elements at one place": (stored("w", PLACE), "1 places of `w` are for two elements"),
+    "an element that is not there": (stored("w", BEYOND), "element 27 of `w` is stored"),
+    "a place that is not there": (stored("w", OUTSIDE), "4 places of `w` .* or lie beyond it"),
+    "one column for all": (stored("w", STILL), r"18 of 24 .* first missing: w\[0, 1\]"),
+}
+
+
+@pytest.mark.parametrize(("lie", "text"), LIES.values(), ids=LIES)
+def test_a_stored_tensor_that_lies_proves_nothing(lie: Stored, text: str) -> None:
+    """Whatever part is asked for, in whatever form, the words are the same."""
+    src = manifest(lie)
+    wanted = [target(W), target(W.narrow(0, 0, 1)), target(W.permute(1, 0)), target(padding(2))]
+    for each in wanted[:3]:
+        with pytest.raises(CoverageError, match=text):
+            prover_of(src).prove(each)
+    for ask in (lambda p: p.tensor("w"), lambda p: p.stored(lie), lambda p: p.all()):
+        with pytest.raises(CoverageError, match=text):
+            ask(prover_of(src))
+    prover_of(src).prove(wanted[3])
+
+
+@pytest.mark.parametrize("again", [W, W.narrow(0, 5, 6), concat([V, W.narrow(1, 3, 4).reshape(1, 6).narrow(1, 0, 4)])])  # fmt: skip
+def test_two_stored_tensors_that_hold_one_element_prove_nothing(again: Layout) -> None:
+    src = manifest(stored("w", W), stored("again", again))
+    with pytest.raises(CoverageError, match=r"of `w` have more than one source.*held by w, again"):
+        prover_of(src).prove(target(W.narrow(0, 0, 1)))
+
+
+def test_what_is_asked_for_must_be_there_and_each_place_be_for_one_element() -> None:
+    prover = prover_of(manifest(stored("w", W)))
+    with pytest.raises(CoverageError, match=r"4 of 24 elements of `mine`.*w\[24\]"):
+        prover.prove(target(BEYOND))
+    with pytest.raises(CoverageError, match="24 of 24 elements of `mine` have no source"):
+        prover.prove(target(V))
+    with pytest.raises(CoverageError, match="1 places of `mine`"):
+        prover.prove(target(PLACE))
+    with pytest.raises(CoverageError, match="the parts of `mine` do not tile it"):
+        prover.prove(target(W, rows(0, 4), rows(3, 5)))
+
+
+def test_a_scalar_is_one_chunk_and_an_empty_chunk_is_harmless() -> None:
+    scalar, x = Box((), ()), Layout.of("x", ())
+    empty = manifest(stored("w", W, rows(0, 6), rows(6, 6), rows(2, 2)))
+    assert prover_of(empty).tensor("w").sources
+    for boxes, text in (([scalar, scalar], "overlap"), ([], r"first missing \[\]")):
+        held = replace(stored("x", x, *boxes), chunks=stored("x", x, *boxes).chunks[: len(boxes)])
+        src = replace(manifest(held), logical={"x": Logical("x", (), F32)})
+        with pytest.raises(CoverageError, match=text):
+            prover_of(src).tensor("x")
+
+
+def test_a_proof_is_made_once_for_a_manifest_and_anew_for_another() -> None:
+    src = manifest(stored("w", W))
+    assert prover_of(src) is prover_of(src)
+    assert prover_of(src).tensor("w") is prover_of(src).tensor("w")
+    other = replace(src, stored={"w": stored("w", W, rows(0, 5))})
+    with pytest.raises(CoverageError):
+        prover_of(other).tensor("w")
+
+
+def test_parts_that_are_saved_tile_their_tensor() -> None:
+    assert prove_tiling("w", SHAPE, (rows(0, 2), rows(2, 6))).boxes == (rows(0, 2), rows(2, 6))
+    for wrong in ((rows(0, 4), rows(3, 5)), (rows(0, 2),), ()):
+        with pytest.raises(CoverageError, match="what ranks hold of `w` does not tile it"):
+            prove_tiling("w", SHAPE, wrong)
