@@ -10,11 +10,15 @@ import pytest
 import torch
 
 import intarsia
-from intarsia import PrecisionError
+from intarsia import PrecisionError, formats
+from intarsia.carried import read_entries
 from intarsia.dtypes import BY_NAME
 from intarsia.format.config_dtype import with_dtype
+from intarsia.format.megatron_common import arguments_of
+from intarsia.format.megatron_fsdp_entries import arguments_in, common_in
 from tests.checkpoints import intarsia as command
 from tests.checkpoints import llama_config, model, read_hf, write_hf
+from tests.live.megatron_fsdp_cases import FIXTURES, hf_with_optimizer
 
 CONFIG = llama_config(num_hidden_layers=1, torch_dtype="float32")
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -132,3 +136,33 @@ def test_parts_of_unlike_types_are_fused_in_the_one_that_is_asked_for(
     intarsia.convert(source, tmp_path / "b", to=to, dtype="fp32")
     with intarsia.open(tmp_path / "b") as found:
         assert torch.equal(found[name][...], tensors[name].float())
+
+
+@pytest.mark.parametrize("to", ["torch_dist", "fsdp_dtensor"])
+def test_megatrons_arguments_name_the_precision_that_was_written(to: str, tmp_path: Path) -> None:
+    source = FIXTURES / "td_dense_tp2"
+    if not source.is_dir():
+        pytest.skip(f"the checkpoint {source} is absent")
+    config = source / "hf_truth" / "config.json"
+    for dtype, said in (("fp16", (False, True)), (None, (True, False)), ("fp32", (False, False))):
+        out = tmp_path / f"{dtype}"
+        intarsia.convert(source, out, to=to, config=config, dtype=dtype, optimizer="keep")
+        args = arguments_in_checkpoint(out)
+        assert (args["bf16"], args["fp16"]) == said
+        assert args["main_params_dtype"] == "fp32"
+
+
+def arguments_in_checkpoint(path: Path) -> Any:
+    manifest = formats.read_manifest(path)
+    entries = read_entries(manifest, 1 << 30)
+    if "args" in entries:
+        return arguments_in(entries["args"])
+    return arguments_of(common_in(entries))
+
+
+def test_a_cast_that_leaves_main_weights_behind_says_so(tmp_path: Path) -> None:
+    source = hf_with_optimizer(tmp_path / "a", model(CONFIG), CONFIG)
+    report = intarsia.convert(source, tmp_path / "b", to="hf", dtype="fp16")
+    assert "not from their fp32 main weights" in str(report)
+    report = intarsia.convert(source, tmp_path / "c", to="hf", dtype="bf16")
+    assert "main weights" not in str(report)

@@ -54,6 +54,7 @@ class Job:
             self.src.config,
             along.groups,
             along.step,
+            self.wish.dtype,
         )
         return format_named(self.wish.to).arrange(self.wanted.targets, options)
 

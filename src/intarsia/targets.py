@@ -101,6 +101,11 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
     if src.entries and wish.optimizer == "drop":
         some = ", ".join(list(src.entries)[:3]) + (", …" if len(src.entries) > 3 else "")
         notes.append(f"{len(src.entries)} entries are dropped as asked: {some}")
+    if _parts_from_masters(src, wish):
+        notes.append(
+            f"weights are cast to {wish.dtype} as they are stored, not from their fp32 main weights,"
+            " which stay beside them: those no longer round to them"
+        )
     equal += _counted(src, wish)
     return Wanted(
         targets,
@@ -109,6 +114,14 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
         tuple(notes),
         tuple(equal),
     )
+
+
+def _parts_from_masters(src: Manifest, wish: Wish) -> bool:
+    """Whether a cast makes weights that are not their main weights rounded."""
+    if wish.dtype is None or wish.optimizer == "drop":
+        return False
+    own = (x for name, x in src.logical.items() if has_own_master(src, name))
+    return any(x.dtype != wish.dtype for x in own)
 
 
 @lru_cache(maxsize=4096)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from intarsia.dtypes import DType
 from intarsia.family import Param, Table
 from intarsia.format.complaint import Complain, refuse
 from intarsia.layout import Piece
@@ -87,7 +88,8 @@ class Arrangement:
 class WriteOptions:
     """What a writer needs to know beside the targets.
 
-    `groups` and `step` are those of an optimizer whose source has none of Megatron's own.
+    `groups` and `step` are those of an optimizer whose source has none of Megatron's own; `dtype` is the
+    type that weights were asked to be cast to.
     """
 
     mesh: Mesh = Mesh()
@@ -96,6 +98,7 @@ class WriteOptions:
     config: Mapping[str, Any] | None = None
     groups: Groups | None = None
     step: float | None = None
+    dtype: DType | None = None
 
 
 class Format(Protocol):

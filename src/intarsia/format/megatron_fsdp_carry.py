@@ -12,6 +12,7 @@ from typing import Any
 
 from intarsia.family import table_for
 from intarsia.format.base import WriteOptions
+from intarsia.format.config_dtype import arguments_with
 from intarsia.format.megatron_common import archive, arguments_of, plain
 from intarsia.format.megatron_config import arguments_for
 from intarsia.format.megatron_fsdp_entries import (
@@ -130,6 +131,7 @@ def _arguments(
         shift = next((t.shift for t in targets if t.name.endswith(_FINAL_NORM)), 0.0)
         mesh["layernorm_zero_centered_gamma"] = shift == 0.0
     if said:
+        mesh = arguments_with(said, options.dtype) | mesh if options.dtype else mesh
         if all(said.get(name) == value for name, value in mesh.items()):
             return {}
         return {"args": archive(Namespace(**(said | mesh)))}

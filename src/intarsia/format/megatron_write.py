@@ -19,6 +19,7 @@ from intarsia.dtypes import DType
 from intarsia.errors import UsageError
 from intarsia.family import table_for
 from intarsia.format.base import Arrangement, Slot, WriteOptions
+from intarsia.format.config_dtype import arguments_with
 from intarsia.format.dcp_metadata import METADATA, ChunkRecord, Metadata, TensorRecord
 from intarsia.format.dcp_metadata_write import write_metadata
 from intarsia.format.dcp_write import Files, holders
@@ -212,6 +213,7 @@ def _common(
     if options.config is not None and table is not None:
         args |= arguments_for(options.config, options.mesh, shapes, table.centered)
     optimizer = None if trained is None else _optimizer(source, trained, options)
+    args = arguments_with(args, options.dtype)
     state = common_state(args, _iteration(source), optimizer)
     for name in ("opt_param_scheduler", "num_floating_point_operations_so_far", FROM_TORCH):
         if name in source:

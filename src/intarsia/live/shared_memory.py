@@ -21,6 +21,7 @@ from intarsia.live.fill import Filling
 from intarsia.live.holding import Holding
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Manifest
+from intarsia.planning.proof import Proven
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.values import as_float64, bits_dtype
@@ -148,20 +149,23 @@ def _both(
     """A's places, and the contents that both are to have there, as bits, a window at a time."""
     dtype = pair.a.dtype
 
-    def read(each: Holding, layout: Layout, box: Box) -> NDArray[Any]:
-        proven = checkpoint.prove(each.name, layout, dtype, each.shift)
+    def prove(each: Holding, layout: Layout) -> Proven:
+        return checkpoint.prove(each.name, layout, dtype, each.shift)
+
+    def read(proven: Proven, box: Box) -> NDArray[Any]:
         return checkpoint.read_box(proven, box).view(bits_dtype(dtype))
 
     a, b = (h.layout.reshape(h.layout.size) for h in (pair.a, pair.b))
     i, j = pair.places
     if isinstance(i, slice) and isinstance(j, slice):
         a, b = a.narrow(0, i.start, i.stop), b.narrow(0, j.start, j.stop)
+        proofs = prove(pair.a, a), prove(pair.b, b)
         for box in windows(a.shape, 8 * dtype.itemsize, window_bytes):
             lo = i.start + box.offsets[0]
             at = np.arange(lo, lo + box.size)
-            yield at, read(pair.a, a, box), read(pair.b, b, box)
+            yield at, read(proofs[0], box), read(proofs[1], box)
         return
-    whole = [read(h, x, Box.whole(x.shape)) for h, x in ((pair.a, a), (pair.b, b))]
+    whole = [read(prove(h, x), Box.whole(x.shape)) for h, x in ((pair.a, a), (pair.b, b))]
     yield np.asarray(i), whole[0][i], whole[1][j]
 
 

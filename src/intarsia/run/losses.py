@@ -52,8 +52,12 @@ class Watch:
             return
         flat, made = before.reshape(-1), after.reshape(-1)
         for lo in range(0, len(flat), AT_ONCE):
-            x = as_float64(flat[lo : lo + AT_ONCE], src) + shift
-            y = as_float64(made[lo : lo + AT_ONCE], dst)
+            some, to = flat[lo : lo + AT_ONCE], made[lo : lo + AT_ONCE]
+            if (src.name, dst.name, shift) == ("F32", "BF16", 0.0) and _is_ordinary(to):
+                # The usual case, told by the bits that are cut off.
+                self._add(Effect.ROUNDED, np.count_nonzero(some & 0xFFFF))
+                continue
+            x, y = as_float64(some, src) + shift, as_float64(to, dst)
             self._count(x, y, dst, piece, lo)
 
     def _count(self, x: Any, y: Any, dst: DType, piece: Piece, start: int) -> None:
@@ -65,15 +69,16 @@ class Watch:
         if beyond.any():
             at = int(beyond.argmax())
             raise self._refused(float(x[at]), dst, _place(piece, start + at))
-        self.losses[self.target.name, Effect.ROUNDED] += int(unequal.sum())
-        vanished = int(np.count_nonzero(unequal & (y == 0)))
-        if vanished:
-            self.losses[self.target.name, Effect.UNDERFLOWED] += vanished
+        self._add(Effect.ROUNDED, np.count_nonzero(unequal))
+        self._add(Effect.UNDERFLOWED, np.count_nonzero(unequal & (y == 0)))
 
     def recentred(self, elements: int) -> None:
         """Count elements that a shift of a norm rounded."""
+        self._add(Effect.RECENTRED, elements)
+
+    def _add(self, effect: Effect, elements: Any) -> None:
         if elements:
-            self.losses[self.target.name, Effect.RECENTRED] += elements
+            self.losses[self.target.name, effect] += int(elements)
 
     def _refused(self, value: float, dst: DType, element: int) -> PrecisionError:
         index = unravel(element, self.box.shape) if self.box.shape else ()
@@ -83,6 +88,12 @@ class Watch:
             f" (its greatest number is {greatest(dst):.6g})",
             hint="choose a wider type, such as bf16 or fp32",
         )
+
+
+def _is_ordinary(bf16: Bits) -> bool:
+    """Whether numbers are neither zero nor infinite nor NaN."""
+    size = bf16 & 0x7FFF
+    return bool((size != 0).all() and (size < 0x7F80).all())
 
 
 def _place(piece: Piece, element: int) -> int:
