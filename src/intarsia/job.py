@@ -11,6 +11,7 @@ from intarsia.carried import carried
 from intarsia.collector import paused
 from intarsia.errors import UsageError
 from intarsia.family import table_for
+from intarsia.format.adapter import refuse_adapter, stem_for
 from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.formats import (
     folder_of,
@@ -18,16 +19,15 @@ from intarsia.formats import (
     read_manifest,
     with_rules_of_transformers,
 )
+from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan
 from intarsia.run.budget import Budget
 from intarsia.run.crew import crew_size
-from intarsia.store.looking import is_file
 from intarsia.store.stamp import Stamps
 from intarsia.targets import Wanted, Wish, targets_for
-
-_HEADERS = (".metadata", "model.safetensors.index.json")
+from intarsia.training_files import settle_files
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class Job:
             self.src.config,
             along.groups,
             along.step,
+            stem_for(self.src, self.wish.to),
         )
         return format_named(self.wish.to).arrange(self.wanted.targets, options)
 
@@ -73,9 +74,11 @@ def prepare(
         manifest = with_rules_of_transformers(manifest)
     if max_shard_bytes < 1:
         raise UsageError(f"a shard of {max_shard_bytes} bytes cannot hold a tensor")
-    stamps = stamps_of(manifest)
+    refuse_adapter(manifest, wish.to)
     with paused():
         wanted = targets_for(manifest, wish)
+        manifest, told = settle_files(manifest, wish, wanted)
+        stamps = stamps_of(manifest)
         budget = budget.for_work(sum(t.nbytes for t in wanted.targets), crew_size())
         plan = make_plan(
             manifest,
@@ -85,7 +88,7 @@ def prepare(
             peak_memory_bytes=budget.peak_bytes,
             window_bytes=budget.window_bytes,
             drop=dict(wanted.drop),
-            notes=(*manifest.notes, *wanted.notes),
+            notes=(*manifest.notes, *wanted.notes, *told),
         )
     return Job(manifest, wish, wanted, plan, budget, max_shard_bytes, stamps, manifest.config)
 
@@ -93,12 +96,11 @@ def prepare(
 def stamps_of(src: Manifest) -> Stamps:
     """The stamps of every file that a checkpoint is read from."""
     root = folder_of(src).root
-    headers = (root / name for name in _HEADERS)
+    read = (i.name for i in src.inventory if i.kind != "section" and i.fate is Fate.READ)
     return Stamps.of(
         dict.fromkeys(
             [
-                *(root / file for file in src.files),
-                *(path for path in headers if is_file(path)),
+                *(root / file for file in (*src.files, *read)),
                 *(Path(side.path) for side in src.sides),
             ]
         )

@@ -88,6 +88,7 @@ class WriteOptions:
     """What a writer needs to know beside the targets.
 
     `groups` and `step` are those of an optimizer whose source has none of Megatron's own.
+    `stem` is how the names of files with weights begin, where the format leaves it open.
     """
 
     mesh: Mesh = Mesh()
@@ -96,6 +97,7 @@ class WriteOptions:
     config: Mapping[str, Any] | None = None
     groups: Groups | None = None
     step: float | None = None
+    stem: str = "model"
 
 
 class Format(Protocol):

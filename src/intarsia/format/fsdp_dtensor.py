@@ -25,7 +25,6 @@ from intarsia.format.dcp_metadata import MAX_METADATA_BYTES, METADATA, Metadata
 from intarsia.format.megatron_common import (
     home_of,
     looks_like_megatron,
-    sides_at,
     the_one,
     tracked_folder,
 )
@@ -95,7 +94,6 @@ class FsdpDtensor:
             config=config,
             config_made=made,
             entries=entries_of(metadata),
-            sides=sides_at(home),
             absent=found.absent,
             problems=tuple(found.problems),
             notes=(*notes, *found.notes),

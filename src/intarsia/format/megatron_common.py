@@ -23,12 +23,11 @@ from zipfile import ZipFile, ZipInfo
 
 from intarsia.errors import FormatError
 from intarsia.format.dcp_metadata import Metadata
+from intarsia.format.foreign import MEGATRON, is_megatron_rank
 from intarsia.format.inert import Inert
-from intarsia.format.sides import side_files
 from intarsia.format.strict_json import parse_json
 from intarsia.format.torch_frame import write_object
 from intarsia.format.torch_zip import read_object
-from intarsia.planning.manifest import Side
 from intarsia.store.local import Folder
 from intarsia.store.looking import is_file, is_folder, listed
 
@@ -41,7 +40,8 @@ RELEASE = "release"
 RUN_CONFIG = "run_config.yaml"
 _FRAME_BYTES = 1 << 20
 _ITERATION = re.compile(r"^iter_(\d{7,})$")
-_OWN_FILES = re.compile(r"^(metadata\.json|latest_.*|run_config\.yaml|.*\.sha256)$")
+FRAME = re.compile(r"^(metadata\.json|common\.pt|latest_.*|run_config\.yaml|.*\.sha256)$")
+"""Files of the frame around the tensors, which each checkpoint has of its own."""
 
 
 def looks_like_megatron(path: Path) -> bool:
@@ -56,10 +56,7 @@ def find_checkpoint(path: Path) -> Path:
         return the_one(found, path)
     legacy = [p for p in _candidates(path) if _is_legacy(p)]
     if legacy:
-        raise FormatError(
-            f"{legacy[0]} holds one pickle per model-parallel rank (Megatron's format `torch`)",
-            hint="load and save it once with Megatron's --ckpt-convert-format torch_dist",
-        )
+        raise FormatError(f"{legacy[0]} is {MEGATRON.name}", hint=MEGATRON.remedy)
     raise FormatError(f"{path} holds no torch_dist checkpoint")
 
 
@@ -79,13 +76,6 @@ def home_of(root: Path) -> Path | None:
     return next((p for p in (root, root.parent) if is_file(p / "config.json")), None)
 
 
-def sides_at(home: Path | None) -> tuple[Side, ...]:
-    """The small files beside a configuration, but for those of the frame."""
-    if home is None:
-        return ()
-    return tuple(side for side in side_files(home) if not _OWN_FILES.match(side.name))
-
-
 def _candidates(path: Path) -> list[Path]:
     """The folders that may hold the tensors: the path, else the tracked one, else all."""
     if is_file(path / METADATA) or _is_legacy(path):
@@ -95,7 +85,7 @@ def _candidates(path: Path) -> list[Path]:
 
 
 def _is_legacy(folder: Path) -> bool:
-    return bool(listed(folder, "mp_rank_0*"))
+    return any(map(is_megatron_rank, listed(folder, "mp_rank_*")))
 
 
 def _is_torch_dist(folder: Path) -> bool:

@@ -27,7 +27,6 @@ from intarsia.format.megatron_common import (
     looks_like_megatron,
     read_common,
     read_run_config,
-    sides_at,
 )
 from intarsia.format.megatron_config import config_from_arguments
 from intarsia.format.megatron_groups import (
@@ -116,7 +115,6 @@ class TorchDist:
             config_made=made,
             entries=entries,
             told={STEPS: told} if told else {},
-            sides=sides_at(home),
             absent=found.absent,
             problems=found.problems,
             notes=(*notes, *found.notes),
