@@ -7,29 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 import intarsia
 from intarsia.errors import FormatError
 from tests.checkpoints import files_of
 from tests.checkpoints import intarsia as cli
+from tests.journeys.models import tiny
 
 STATE = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "training_args.bin")
-
-
-def tiny() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=64,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            tie_word_embeddings=False,
-        )
-    )
 
 
 class Sequences(torch.utils.data.Dataset):

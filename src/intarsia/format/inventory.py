@@ -73,7 +73,7 @@ _FOLDERS = (
 _TEMPLATES = "additional_chat_templates"
 _MEGATRON = ("torch_dist", "fsdp_dtensor")
 CARRIED_WHERE_EQUAL = "with the weights, where names, shapes and element types stay (hf to hf)"
-NOT_CARRIED = "training state whose numbers hold for the source's own files alone"
+NOT_CARRIED = "state of the trainer that wrote the folder, kept from hf to hf alone"
 
 
 def with_files(manifest: Manifest, given: Path) -> Manifest:
