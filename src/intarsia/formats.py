@@ -14,7 +14,7 @@ from intarsia.errors import FormatError, UnsafeError, UsageError
 from intarsia.family import adopt
 from intarsia.format.base import Format
 from intarsia.format.complaint import Complain, refuse
-from intarsia.format.foreign import recognise
+from intarsia.format.foreign import NO_WEIGHTS, recognise
 from intarsia.format.inventory import with_files
 from intarsia.format.run_folder import Found, find, is_checkpoint
 from intarsia.format.sides import read_config
@@ -79,14 +79,16 @@ def format_of(path: Path) -> Format:
 
 def _no_checkpoint(path: Path) -> FormatError:
     """What a path is that is not read, and what to do about it."""
-    if is_folder(path) and (held := [p for p in listed(path) if is_checkpoint(p)]):
+    found = recognise(path)
+    held = [p for p in listed(path) if any(map(is_checkpoint, (p, *listed(p))))]
+    if held and (found is None or found[0] != path or found[1] is NO_WEIGHTS):
         names = ", ".join(p.name for p in held[:6]) + (", …" if len(held) > 6 else "")
         return FormatError(
             f"{path} is no checkpoint itself; {len(held)} {'lie' if len(held) > 1 else 'lies'}"
             f" below it: {names}",
             hint=f"give the folder of one, {held[0]} say",
         )
-    if (found := recognise(path)) is not None:
+    if found is not None:
         where, kind = found
         return FormatError(f"{where} is {kind.name}; it is not read", hint=kind.next_step(where))
     return FormatError(
