@@ -16,6 +16,7 @@ from intarsia.format.base import Format
 from intarsia.format.complaint import Complain, refuse
 from intarsia.format.foreign import NO_WEIGHTS, recognise
 from intarsia.format.inventory import with_files
+from intarsia.format.megatron_common import METADATA, TRACKER, tracked_folder
 from intarsia.format.run_folder import Found, find, is_checkpoint
 from intarsia.format.sides import read_config
 from intarsia.planning.manifest import Manifest
@@ -79,8 +80,16 @@ def format_of(path: Path) -> Format:
 
 def _no_checkpoint(path: Path) -> FormatError:
     """What a path is that is not read, and what to do about it."""
-    found = recognise(path)
     held = [p for p in listed(path) if any(map(is_checkpoint, (p, *listed(p))))]
+    tracked = tracked_folder(path) if is_folder(path) else None
+    if tracked is not None and held:
+        lack = f"has no {METADATA}" if is_folder(tracked) else "is absent"
+        return FormatError(
+            f"{path / TRACKER} names {tracked.name}, which {lack}; there is"
+            f" {', '.join(p.name for p in held[:6])}",
+            hint=f"restore it, or give the folder of another, {held[-1]} say",
+        )
+    found = recognise(path)
     if held and (found is None or found[0] != path or found[1] is NO_WEIGHTS):
         names = ", ".join(p.name for p in held[:6]) + (", …" if len(held) > 6 else "")
         return FormatError(

@@ -132,6 +132,21 @@ def test_megatrons_tracker_decides_and_newer_iterations_are_named(tmp_path: Path
     assert "iter_0000009 is newer and not named there" in note
 
 
+@pytest.mark.parametrize("what", ["absent", "unfinished"])
+def test_an_iteration_that_the_tracker_names_in_vain_is_not_replaced_by_another(
+    tmp_path: Path, what: str
+) -> None:
+    src = write_hf(tmp_path / "hf", model(CONFIG), CONFIG)
+    intarsia.convert(src, tmp_path / "run", to="torch_dist")
+    (only,) = (tmp_path / "run").glob("iter_*")
+    (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("9")
+    if what == "unfinished":
+        (tmp_path / "run" / "iter_0000009").mkdir()
+    lack = "is absent" if what == "absent" else r"has no \.metadata"
+    with pytest.raises(FormatError, match=rf"iter_0000009, which {lack}; there is {only.name}"):
+        intarsia.open(tmp_path / "run")
+
+
 def cache(root: Path, **snapshots: int) -> Path:
     """A model of the hub's cache, with a snapshot of each name."""
     home = root / "models--maker--model"
