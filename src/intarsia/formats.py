@@ -16,7 +16,7 @@ from intarsia.format.base import Format
 from intarsia.format.complaint import Complain, refuse
 from intarsia.format.foreign import NO_WEIGHTS, recognise
 from intarsia.format.inventory import with_files
-from intarsia.format.megatron_common import METADATA, TRACKER, tracked_folder
+from intarsia.format.megatron_frame import METADATA, TRACKER, tracked_folder
 from intarsia.format.run_folder import Found, find, is_checkpoint
 from intarsia.format.sides import read_config
 from intarsia.planning.manifest import Manifest
@@ -99,7 +99,8 @@ def _no_checkpoint(path: Path) -> FormatError:
         )
     if found is not None:
         where, kind = found
-        return FormatError(f"{where} is {kind.name}; it is not read", hint=kind.next_step(where))
+        verb = "holds" if is_folder(where) else "is"
+        return FormatError(f"{where} {verb} {kind.name}; not read", hint=kind.next_step(where))
     return FormatError(
         f"{path} is no checkpoint that Intarsia knows ({', '.join(sorted(_CLASSES))})",
         hint="give the folder that holds .metadata, or the *.safetensors files",

@@ -38,12 +38,14 @@ NAMES = [
     (("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"), "DeepSpeed ZeRO", "zero_to_fp32"),
     (("mp_rank_00_model_states.pt",), "DeepSpeed checkpoint without ZeRO", '["module"]'),
     (("model_world_size_4_rank_0.pt", "optim_world_size_4_rank_0.pt", "fsdp_config.json", "huggingface/config.json"), "verl", "verl.model_merger merge"),
-    (("actor/model_world_size_2_rank_1.pt", "data.pt"), "actor is a verl", "actor --target_dir"),
+    (("actor/model_world_size_2_rank_1.pt", "data.pt"), "actor holds a verl", "actor --target_dir"),
     (("pytorch_model_fsdp_0_rank0.bin", "pytorch_model_fsdp_0_rank1.bin"), "one pickle for each rank", "SHARDED_STATE_DICT"),
     (("mp_rank_00/model_optim_rng.pt",), "Megatron-LM checkpoint", "--ckpt-convert-format torch_dist"),
     (("iter_0000010/mp_rank_01_003/model_rng.pt", "latest_checkpointed_iteration.txt"), "Megatron-LM checkpoint", "torch_dist"),
     (("config.json", "pytorch_model.bin"), "Transformers in a pickle", "save_pretrained"),
     (("config.json", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"), "Transformers in a pickle", "save_pretrained"),
+    (("pytorch_model_fsdp.bin", "optimizer.bin"), "without a model configuration", "torch.load("),
+    (("pytorch_model.bin", "optimizer.bin", "random_states_0.pkl"), "without a model configuration", "torch.load("),
     (("adapter_model.bin", "adapter_config.json"), "PEFT adapter in a pickle", "PeftModel"),
     (("consolidated.00.pth", "params.json"), "Meta's own Llama files", "convert_llama_weights_to_hf"),
     (("weights/.metadata", "context/model.yaml"), "NeMo 2", "export_ckpt"),
@@ -51,7 +53,7 @@ NAMES = [
     (("checkpoint", "model.ckpt-100.index", "model.ckpt-100.data-00000-of-00001"), "TensorFlow checkpoint", "tf.train.load_checkpoint"),
     (("saved_model.pb", "variables/x"), "SavedModel", "tf.saved_model.load"),
     (("flax_model.msgpack", "config.json"), "Flax weights", "from_flax=True"),
-    (("config.json", "tokenizer.json"), "configuration without weights", "unfinished"),
+    (("config.json", "tokenizer.json"), "configuration and no weights", "unfinished"),
 ]  # fmt: skip
 
 

@@ -10,11 +10,15 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from intarsia.errors import FormatError
 from intarsia.format.complaint import Complain, Complaint
-from intarsia.format.dcp_metadata import METADATA, Metadata
+from intarsia.format.megatron_frame import METADATA
 from intarsia.store.looking import is_file, is_folder, listed
+
+if TYPE_CHECKING:
+    from intarsia.format.dcp_metadata import Metadata
 
 MODEL_PART = "pytorch_model_fsdp_"
 OPTIMIZER_PART = "optimizer_"

@@ -26,17 +26,22 @@ class Foreign:
     remedy: str
 
     def next_step(self, path: Path) -> str:
-        return self.remedy.format(path=path, parent=path.parent, file=path.name)
+        folder = path if is_folder(path) else path.parent
+        return self.remedy.format(path=path, folder=folder, file=path.name)
 
 
-_TRANSFORMERS = (
-    'AutoModelForCausalLM.from_pretrained("{path}").save_pretrained("OUT") in Transformers writes'
-    " safetensors; it runs the pickle, so do it where you trust the file"
-)
 _TORCH_LOAD = 'intarsia.save("OUT", torch.load("{path}", weights_only=True)'
-_NUMPY = "and write them with safetensors.numpy.save_file under the names that the model's config.json implies"
+_NUMPY = "and write its arrays with safetensors.numpy.save_file under the names of the Transformers model"
 
-PICKLED_MODEL = Foreign("weights of Transformers in a pickle (pytorch_model.bin)", _TRANSFORMERS)
+PICKLED_MODEL = Foreign(
+    "weights of Transformers in a pickle (pytorch_model.bin)",
+    'AutoModelForCausalLM.from_pretrained("{path}").save_pretrained("OUT"), or the same of the'
+    " model's own class, writes safetensors",
+)
+PICKLED_WEIGHTS = Foreign(
+    "weights in a pickle, without a model configuration",
+    'intarsia.save("OUT", torch.load("{path}/FILE", weights_only=True)), where FILE is the .bin file',
+)
 TORCH_PICKLE = Foreign(
     "a pickle that torch.save wrote",
     _TORCH_LOAD + ") makes a checkpoint of a file that holds a state dict; of one section of a"
@@ -51,14 +56,14 @@ TORCH_SCRIPT = Foreign(
 )
 GGUF = Foreign(
     "a GGUF file (llama.cpp)",
-    'take the checkpoint that it was made from; else AutoModelForCausalLM.from_pretrained("{parent}",'
+    'take the checkpoint that it was made from; else AutoModelForCausalLM.from_pretrained("{folder}",'
     ' gguf_file="{file}").save_pretrained("OUT") in Transformers, which dequantises it',
 )
-HDF5 = Foreign("an HDF5 file, as Keras writes it", f"read the arrays with keras or h5py, {_NUMPY}")
-NUMPY = Foreign("NumPy arrays", f'read them with numpy.load("{{path}}"), {_NUMPY}')
+HDF5 = Foreign("an HDF5 file, as Keras writes it", f"read it with keras or h5py, {_NUMPY}")
+NUMPY = Foreign("NumPy arrays", f'read it with numpy.load("{{path}}"), {_NUMPY}')
 FLAX = Foreign(
     "Flax weights in msgpack",
-    'with Transformers 4: AutoModelForCausalLM.from_pretrained("{parent}", from_flax=True).save_pretrained("OUT")',
+    'with Transformers 4: AutoModelForCausalLM.from_pretrained("{folder}", from_flax=True).save_pretrained("OUT")',
 )
 ONNX = Foreign("an ONNX program", "take the checkpoint that it was exported from")
 NEMO_1 = Foreign(
@@ -70,10 +75,10 @@ NEMO_2 = Foreign(
     "a NeMo 2 checkpoint (weights/ and context/)",
     'nemo.collections.llm.export_ckpt(path="{path}", target="hf", output_path="OUT")',
 )
-LFS = Foreign("a Git LFS pointer, not the file itself", "run `git lfs pull` in {parent}")
-INDEX = Foreign("an index of safetensors files", "give the folder that it lies in: {parent}")
+LFS = Foreign("a Git LFS pointer, not the file itself", "run `git lfs pull` in {folder}")
+INDEX = Foreign("an index of safetensors files", "give the folder that it lies in: {folder}")
 DATA_FILE = Foreign(
-    "one data file of a torch.distributed.checkpoint", "give the folder with .metadata: {parent}"
+    "one data file of a torch.distributed.checkpoint", "give the folder with .metadata: {folder}"
 )
 ZERO = Foreign(
     "a DeepSpeed ZeRO checkpoint",
@@ -114,7 +119,7 @@ SAVED_MODEL = Foreign(
     "a TensorFlow SavedModel", f'read it with tf.saved_model.load("{{path}}"), {_NUMPY}'
 )
 NO_WEIGHTS = Foreign(
-    "a model's configuration without weights",
+    "a model's configuration and no weights",
     "give the folder that holds the *.safetensors files too; a download may be unfinished",
 )
 
@@ -125,7 +130,7 @@ _BY_NAMES = (
     (r"pytorch_model_fsdp(_\d+)?_rank\d+\.bin", ACCELERATE_RANKS),
     (r"_CHECKPOINT_METADATA|manifest\.ocdbt|ocdbt\.process_\d+", ORBAX),
     (r"pytorch_model(\.[^.]+)?\.bin|pytorch_model.*\.bin\.index(\..+)?\.json|pytorch_model-\d+-of-\d+\.bin", PICKLED_MODEL),
-    (r"pytorch_model_fsdp(_\d+)?\.bin", PICKLED_MODEL),
+    (r"pytorch_model_fsdp(_\d+)?\.bin", PICKLED_WEIGHTS),
     (r"adapter_model\.bin", Foreign("a PEFT adapter in a pickle (adapter_model.bin)",
         'PeftModel.from_pretrained(base, "{path}").save_pretrained("OUT") in PEFT writes safetensors')),
     (r"consolidated\.\d+\.pth", META),
@@ -134,6 +139,8 @@ _BY_NAMES = (
     (r".+\.data-\d{5}-of-\d{5}", TENSORFLOW),
 )  # fmt: skip
 """File names that one framework alone writes."""
+
+_PICKLED = (PICKLED_MODEL, PICKLED_WEIGHTS)
 
 _HEADS = (
     (b"GGUF", GGUF),
@@ -176,6 +183,8 @@ def _of_names(folder: Path, names: Iterable[str]) -> Foreign | None:
     present = list(names)
     for pattern, kind in _BY_NAMES:
         if any(re.fullmatch(pattern, name) for name in present):
+            if kind is PICKLED_MODEL and "config.json" not in present:
+                return PICKLED_WEIGHTS
             if kind is ZERO:
                 run = folder.parent if is_file(folder.parent / "latest") else folder
                 return Foreign(kind.name, kind.remedy.replace("{run}", str(run)))
@@ -190,7 +199,7 @@ def _of_names(folder: Path, names: Iterable[str]) -> Foreign | None:
 def _of_file(path: Path) -> Foreign | None:
     """What a file is by its bytes, or by a name that one framework alone writes."""
     for pattern, kind in _BY_NAMES:
-        if kind is not PICKLED_MODEL and re.fullmatch(pattern, path.name):
+        if kind not in _PICKLED and re.fullmatch(pattern, path.name):
             return _of_names(path.parent, [path.name])
     if stem_of_index(path.name):
         return INDEX

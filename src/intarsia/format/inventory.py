@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from intarsia.format.hf_files import OPTIMIZER
-from intarsia.format.megatron_common import COMMON_FILE, FRAME, home_of
+from intarsia.format.megatron_frame import COMMON_FILE, FRAME, home_of
 from intarsia.format.sides import DIGESTS, MAX_SIDE_BYTES
 from intarsia.format.weight_sets import ADAPTER, index_of, stem_of_file, stem_of_index
 from intarsia.planning.inventory import Fate, Item, Role

@@ -25,23 +25,23 @@ from intarsia.errors import FormatError
 from intarsia.format.dcp_metadata import Metadata
 from intarsia.format.foreign import MEGATRON, is_megatron_rank
 from intarsia.format.inert import Inert
+from intarsia.format.megatron_frame import (
+    COMMON_FILE,
+    FRAME_BYTES,
+    METADATA,
+    TRACKER,
+    tracked_folder,
+)
 from intarsia.format.strict_json import parse_json
 from intarsia.format.torch_frame import write_object
 from intarsia.format.torch_zip import read_object
 from intarsia.store.local import Folder
 from intarsia.store.looking import is_file, is_folder, listed
 
-TRACKER = "latest_checkpointed_iteration.txt"
 BACKEND = "metadata.json"
-METADATA = ".metadata"
-COMMON_FILE = "common.pt"
 COMMON_OBJECT = "common_state/shard_0_1"
-RELEASE = "release"
 RUN_CONFIG = "run_config.yaml"
-_FRAME_BYTES = 1 << 20
 _ITERATION = re.compile(r"^iter_(\d{7,})$")
-FRAME = re.compile(r"^(metadata\.json|common\.pt|latest_.*|run_config\.yaml|.*\.sha256)$")
-"""Files of the frame around the tensors, which each checkpoint has of its own."""
 
 
 def looks_like_megatron(path: Path) -> bool:
@@ -71,11 +71,6 @@ def the_one(found: Sequence[Path], path: Path) -> Path:
     return found[0]
 
 
-def home_of(root: Path) -> Path | None:
-    """Where the model configuration lies: with the tensors, or beside the iterations."""
-    return next((p for p in (root, root.parent) if is_file(p / "config.json")), None)
-
-
 def _candidates(path: Path) -> list[Path]:
     """The folders that may hold the tensors: the path, else the tracked one, else all."""
     if is_file(path / METADATA) or _is_legacy(path):
@@ -95,22 +90,10 @@ def _is_torch_dist(folder: Path) -> bool:
 def _backend(folder: Path) -> str | None:
     try:
         with Folder(folder) as files:
-            said = parse_json(files.read_all(BACKEND, _FRAME_BYTES), str(folder / BACKEND))
+            said = parse_json(files.read_all(BACKEND, FRAME_BYTES), str(folder / BACKEND))
     except FormatError:
         return None
     return said.get("sharded_backend") if isinstance(said, dict) else None
-
-
-def tracked_folder(path: Path) -> Path | None:
-    """The folder of the iteration that a tracker file names, if there is such a file."""
-    try:
-        with Folder(path) as folder:
-            word = folder.read_all(TRACKER, _FRAME_BYTES).decode("ascii", "replace").strip()
-    except FormatError:
-        return None
-    if word == RELEASE:
-        return path / RELEASE
-    return path / f"iter_{int(word):07d}" if re.fullmatch(r"\d{1,18}", word) else None
 
 
 def _iterations(path: Path) -> list[Path]:

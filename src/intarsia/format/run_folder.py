@@ -13,7 +13,7 @@ from pathlib import Path
 
 from intarsia.errors import FormatError
 from intarsia.format.accelerate import PARTS, is_accelerate
-from intarsia.format.megatron_common import TRACKER, tracked_folder
+from intarsia.format.megatron_frame import TRACKER, tracked_folder
 from intarsia.store.local import Folder
 from intarsia.store.looking import exists, is_file, is_folder, listed
 
