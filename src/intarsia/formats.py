@@ -74,8 +74,19 @@ def format_of(path: Path) -> Format:
         )
     for name in _CLASSES if _may_be_sharded(path) else ("hf",):
         if FORMATS[name].detect(path):
+            _refuse_two(path, name)
             return FORMATS[name]
     raise _no_checkpoint(path)
+
+
+def _refuse_two(path: Path, name: str) -> None:
+    """Raise where a folder of another format holds safetensors files too."""
+    beside = listed(path, "*.safetensors") if name != "hf" else []
+    if beside:
+        raise FormatError(
+            f"{path} holds two checkpoints, a {name} one and {beside[0].name}",
+            hint="move one of them to a folder of its own, with the configuration",
+        )
 
 
 def _no_checkpoint(path: Path) -> FormatError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from intarsia.format.inventory import is_training
-from intarsia.planning.inventory import Fate, Item
+from intarsia.planning.inventory import Fate, Item, Role, left_out
 from intarsia.planning.manifest import Manifest
 from intarsia.targets import Wanted, Wish, is_state
 
@@ -40,6 +40,8 @@ def _unlike(src: Manifest, wish: Wish, wanted: Wanted) -> str:
         return "dropped as asked"
     if src.format != "hf" or wish.to != "hf":
         return f"it holds for the files of the source alone, and {wish.to} keeps others"
+    if lost := [i.name for i in left_out(src.inventory) if i.role is Role.OPTIMIZER]:
+        return f"{lost[0]} holds optimizer state that is not read"
     before = {(s.key, s.shape, s.dtype) for s in src.stored.values() if not is_state(s.name)}
     after = {(t.name, t.shape, t.dtype) for t in wanted.targets if not is_state(t.name)}
     if before == after:

@@ -120,10 +120,13 @@ def test_a_deepspeed_folder_beside_safetensors_is_left_out_by_name(tmp_path: Pat
     src = write_hf(tmp_path / "checkpoint-10", model(llama_config()), llama_config())
     touch(src, "global_step10/mp_rank_00_model_states.pt", "zero_to_fp32.py", "latest")
     (src / "latest").write_text("global_step10")
+    touch(src, "trainer_state.json", "scheduler.pt", "rng_state_0.pth")
     report = intarsia.convert(src, tmp_path / "out", to="hf")
     fates = {item.name: str(item.fate) for item in report.plan.src.inventory}
-    assert {fates[n] for n in ("global_step10", "latest", "zero_to_fp32.py")} == {"left out"}
-    assert not (tmp_path / "out" / "latest").exists()
+    lost = ("global_step10", "latest", "zero_to_fp32.py", "trainer_state.json", "scheduler.pt")
+    assert {fates[name] for name in lost} == {"left out"}
+    assert not [name for name in lost if (tmp_path / "out" / name).exists()]
+    assert any("global_step10 holds optimizer state" in note for note in report.plan.notes)
 
 
 def test_the_step_for_a_pickled_state_dict_works(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from safetensors.torch import load_file, save_file
 import intarsia
 from intarsia.errors import FormatError
 from intarsia.planning.inventory import left_out
-from tests.checkpoints import assert_same, llama_config, model, read_hf, write_hf
+from tests.checkpoints import assert_same, llama_config, model, read_hf, write_dcp, write_hf
+from tests.checkpoints import intarsia as cli
 
 CONFIG = llama_config()
 
@@ -103,3 +105,51 @@ def test_chat_templates_in_their_folder_go_along(tmp_path: Path) -> None:
     intarsia.convert(src, tmp_path / "out", to="hf")
     kept = tmp_path / "out" / "additional_chat_templates" / "tools.jinja"
     assert kept.read_text() == "{{ x }}"
+
+
+def test_a_file_of_any_name_keeps_it_and_an_index_names_its_set(tmp_path: Path) -> None:
+    (tmp_path / "lora").mkdir()
+    other(tmp_path / "lora" / "pytorch_lora_weights.safetensors")
+    intarsia.convert(tmp_path / "lora", tmp_path / "copy", to="hf")
+    assert (tmp_path / "copy" / "pytorch_lora_weights.safetensors").is_file()
+    src = write_hf(tmp_path / "src", model(CONFIG), CONFIG, files=2)
+    index = src / "model.safetensors.index.json"
+    for k in (1, 2):
+        name = f"-0000{k}-of-00002.safetensors"
+        (src / f"model{name}").rename(src / f"pytorch_model{name}")
+    index.write_text(index.read_text().replace('"model-', '"pytorch_model-'))
+    report = intarsia.convert(src, tmp_path / "out", to="hf")
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+    assert not left_out(report.plan.src.inventory)
+
+
+def test_two_checkpoints_in_one_folder_are_refused(tmp_path: Path) -> None:
+    src = write_dcp(tmp_path / "src", {"x": torch.zeros(2)})
+    other(src / "model.safetensors")
+    with pytest.raises(FormatError, match=r"two checkpoints, a dcp one and model\.safetensors"):
+        intarsia.open(src)
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
+    src = write_hf(tmp_path / "src", model(CONFIG), CONFIG)
+    (src / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+    )
+    with pytest.raises(FormatError, match=r"Git LFS pointer[\s\S]*git lfs pull"):
+        intarsia.open(src)
+
+
+def test_large_files_links_to_nothing_and_odd_names_are_named(tmp_path: Path) -> None:
+    src = write_hf(tmp_path / "src", model(CONFIG), CONFIG)
+    with (src / "corpus.txt").open("wb") as file:
+        file.truncate((256 << 20) + 1)
+    (src / "gone.json").symlink_to("nowhere.json")
+    odd = os.fsdecode(b"odd-\xff.pt")
+    (src / odd).write_bytes(b"x")
+    answer = cli("plan", src, "--to", "dcp", "--json")
+    lost = {i["name"]: i["why"] for i in answer.json["inventory"] if i["fate"] == "left out"}
+    assert lost.keys() == {"corpus.txt", "gone.json", odd}
+    assert "more than 256" in lost["corpus.txt"]
+    assert "a link to nothing" in lost["gone.json"]
+    assert cli("plan", src, "--to", "dcp").status == 0
+    assert cli("inspect", src).status == 0

@@ -80,6 +80,15 @@ def test_two_models_of_one_folder_are_refused_with_both_names(
         intarsia.open(tmp_path / "state")
 
 
+def test_a_second_optimizer_of_the_same_parameters_is_refused(
+    sharded: tuple[Path, list[float]], tmp_path: Path
+) -> None:
+    shutil.copytree(sharded[0], tmp_path / "state")
+    shutil.copytree(tmp_path / "state" / "optimizer_0", tmp_path / "state" / "optimizer_1")
+    with pytest.raises(FormatError, match=r"is in two parts of .*optimizer_1 among them"):
+        intarsia.open(tmp_path / "state")
+
+
 def test_a_project_folder_means_its_newest_whole_checkpoint(
     sharded: tuple[Path, list[float]], tmp_path: Path
 ) -> None:

@@ -86,10 +86,6 @@ def test_an_adapter_and_a_configuration_that_disagree_are_refused(adapter: Path)
     for change, text in (
         ({"r": 8}, "has rank 4, the configuration says 8"),
         ({"target_modules": ["q_proj"]}, "is no target of the configuration"),
-        (
-            {"target_modules": ["q_proj", "down_proj", "k_proj"]},
-            "no tensor is of the target `k_proj`",
-        ),
     ):
         file.write_text(json.dumps(config | change))
         with pytest.raises(FamilyError, match=text):

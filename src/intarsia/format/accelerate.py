@@ -31,7 +31,7 @@ def is_accelerate(path: Path) -> bool:
 
 
 def parts_of(path: Path, complain: Complain) -> list[str]:
-    """The subfolders of the one model and its optimizer."""
+    """The subfolders of the one model and its optimizers."""
     found = [p.name for p in listed(path) if PARTS.fullmatch(p.name) and is_folder(p)]
     models = [name for name in found if name.startswith(MODEL_PART)]
     if len(models) > 1:
@@ -39,18 +39,20 @@ def parts_of(path: Path, complain: Complain) -> list[str]:
             f"{path} holds {len(models)} models: {', '.join(models)}",
             hint=f"give the folder of one, {path / models[0]} say",
         )
-    optimizer = OPTIMIZER_PART + models[0].removeprefix(MODEL_PART)
-    if optimizer not in found:
-        return models
-    if not is_file(path / optimizer / METADATA):
+    whole = list(models)
+    for part in found:
+        if part in models:
+            continue
+        if is_file(path / part / METADATA):
+            whole.append(part)
+            continue
         error = FormatError(
-            f"{path / optimizer} has no {METADATA}, which is written last: the save did not finish",
+            f"{path / part} has no {METADATA}, which is written last: the save did not finish",
             hint=f"take an earlier checkpoint, or the weights alone from {path / models[0]}",
             kind="metadata-missing",
         )
-        complain(Complaint(error, (f"{optimizer}/{METADATA}",)))
-        return models
-    return [*models, optimizer]
+        complain(Complaint(error, (f"{part}/{METADATA}",)))
+    return whole
 
 
 def below(part: str, metadata: Metadata) -> Metadata:

@@ -10,9 +10,10 @@ from typing import Any
 from intarsia.errors import FamilyError, UsageError
 from intarsia.format.complaint import Complain, Complaint
 from intarsia.format.sides import read_config
-from intarsia.format.weight_sets import ADAPTER, MODEL, stem_of_file, written_stem
+from intarsia.format.weight_sets import ADAPTER, MODEL, is_own, stem_of_file, stem_of_index
+from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest, Stored
-from intarsia.store.looking import is_file
+from intarsia.store.looking import is_file, is_folder
 
 CONFIG = "adapter_config.json"
 _FACTOR = re.compile(
@@ -30,12 +31,23 @@ def is_adapter(src: Manifest) -> bool:
 
 
 def stem_for(src: Manifest, to: str) -> str:
-    """How the names of files with weights begin in an `hf` folder that is made of a source."""
+    """How the names of files with weights begin in an `hf` folder that is made of a source.
+
+    What reads the source by those names finds the copy by them.
+    """
     if to != "hf":
         return MODEL
     if is_adapter(src):
         return ADAPTER
-    return written_stem(src.files) if src.format == "hf" else MODEL
+    if src.format != "hf":
+        return MODEL
+    read = (item.name for item in src.inventory if item.fate is Fate.READ)
+    indexes = [stem for name in read if "/" not in name and (stem := stem_of_index(name))]
+    stems = {stem_of_file(file) for file in src.files if "/" not in file}
+    if indexes or len(stems) != 1:
+        return indexes[0] if indexes else MODEL
+    stem = stems.pop()
+    return stem if is_folder(Path(src.path)) or is_own(stem) else MODEL
 
 
 def refuse_adapter(src: Manifest, to: str) -> None:
@@ -107,9 +119,6 @@ def _faults(
                     f"`{module}` is no target of the configuration ({', '.join(sorted(targets))})",
                     (),
                 )
-        bare = [t for t in targets if not any(f".{m}".endswith(f".{t}") for m, _ in factors)]
-        if bare:
-            yield f"no tensor is of the target `{bare[0]}`", ()
 
 
 def _values(config: Mapping[str, Any], name: str) -> Iterable[Any]:

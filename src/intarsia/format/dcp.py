@@ -99,7 +99,11 @@ def _open(path: Path, complain: Complain) -> tuple[Metadata, dict[str, int]]:
         with Folder(path / part) as folder:
             metadata, held = open_metadata(folder, complain)
         moved = below(part, metadata)
-        if twice := sorted(whole.tensors.keys() & moved.tensors.keys()):
+        both = (
+            whole.tensors.keys() & moved.tensors.keys()
+            | whole.objects.keys() & moved.objects.keys()
+        )
+        if twice := sorted(both):
             raise FormatError(
                 f"`{twice[0]}` is in two parts of {path}, {part} among them",
                 hint=f"give the folder of one part, {path / part} say",

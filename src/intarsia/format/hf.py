@@ -18,13 +18,20 @@ from intarsia.format.adapter import CONFIG as ADAPTER_CONFIG
 from intarsia.format.adapter import check_adapter
 from intarsia.format.base import Arrangement, Located, Slot, WriteOptions
 from intarsia.format.complaint import Complain, going_on, refuse
-from intarsia.format.hf_files import OPTIMIZER, extra_files, files_of, read_files
+from intarsia.format.hf_files import (
+    OPTIMIZER,
+    WeightFiles,
+    extra_files,
+    files_of,
+    read_files,
+)
 from intarsia.format.names import name_tensors
 from intarsia.format.safetensors_header import make_header
 from intarsia.format.sides import config_of
 from intarsia.format.strict_json import parse_json
 from intarsia.format.weight_sets import ADAPTER, MODEL, index_of, stem_of_file
 from intarsia.mesh import Box, Mesh
+from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
 from intarsia.store.local import Folder
 from intarsia.store.looking import exists, is_file, is_folder, listed
@@ -53,7 +60,8 @@ class Hf:
         root = path if a_folder else path.parent
         folder = Folder(root)
         with folder:
-            files = files_of(folder, complain) if a_folder else {path.name: None}
+            weights = files_of(folder, complain) if a_folder else WeightFiles({path.name: None})
+            files = dict(weights.held)
             if a_folder and is_folder(root / OPTIMIZER):
                 files |= extra_files(root / OPTIMIZER, complain)
             found = read_files(folder, files, complain)
@@ -80,6 +88,7 @@ class Hf:
             family=named.family,
             config=config,
             entries=entries,
+            inventory=_index_item(folder, weights.index),
             absent=named.absent,
             problems=named.problems,
             notes=named.notes,
@@ -108,6 +117,12 @@ class Hf:
             text = {k: base64.b64encode(v).decode() for k, v in sorted(options.entries.items())}
             closing[f"{OPTIMIZER}/{ENTRIES}"] = json.dumps(text, indent=1).encode()
         return Arrangement(files, slots, fixed, closing)
+
+
+def _index_item(folder: Folder, index: str) -> tuple[Item, ...]:
+    if not index:
+        return ()
+    return (Item("file", index, Role.MODEL, Fate.READ, nbytes=folder.size(index)),)
 
 
 def is_training_state(name: str) -> bool:

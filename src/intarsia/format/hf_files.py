@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from intarsia.errors import FormatError, IntarsiaError
@@ -26,10 +26,19 @@ from intarsia.store.looking import listed
 
 OPTIMIZER = "optimizer"
 _UNCONSOLIDATED = "DCP_SHARDING_INFO"
+_LFS = b"version https://git-lfs"
 
 
-def files_of(folder: Folder, complain: Complain) -> dict[str, list[str] | None]:
-    """The files of the one set that is read; with an index, the tensors that each must hold."""
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """The files of one set; with an index, its name and the tensors that each file must hold."""
+
+    held: Mapping[str, list[str] | None]
+    index: str = ""
+
+
+def files_of(folder: Folder, complain: Complain) -> WeightFiles:
+    """The files of the one set that is read."""
     root = folder.root
     names = [p.name for p in listed(root, "*.safetensors")]
     sets = dict(grouped(names))
@@ -42,18 +51,20 @@ def files_of(folder: Folder, complain: Complain) -> dict[str, list[str] | None]:
     if stem is None:
         _refuse_unconsolidated(folder, names)
         complain(Complaint(_several(root, names), tuple(names)))
-        return dict.fromkeys(names)
+        return WeightFiles(dict.fromkeys(names))
     if stem in indexes:
-        with going_on(complain, indexes[stem]):
-            return dict(_from_index(folder, indexes[stem], f"{stem}.safetensors", complain))
-        return dict.fromkeys(sets.get(stem, names))
+        index = indexes[stem]
+        with going_on(complain, index):
+            found = _from_index(folder, index, f"{stem}.safetensors", complain)
+            return WeightFiles(dict(found), index)
+        return WeightFiles(dict.fromkeys(sets.get(stem, names)), index)
     files = sets[stem]
     if (single := f"{stem}.safetensors") in files:
-        return {single: None}
+        return WeightFiles({single: None})
     wanted = numbered_names(files)
     if wanted is None:
         complain(Complaint(_several(root, files), tuple(files)))
-        return dict.fromkeys(files)
+        return WeightFiles(dict.fromkeys(files))
     missing = [name for name in wanted if name not in files]
     if missing:
         error = FormatError(
@@ -63,7 +74,7 @@ def files_of(folder: Folder, complain: Complain) -> dict[str, list[str] | None]:
             kind="file-missing",
         )
         complain(Complaint(error, tuple(missing)))
-    return dict.fromkeys(name for name in wanted if name in files)
+    return WeightFiles(dict.fromkeys(name for name in wanted if name in files))
 
 
 def _several(root: Path, names: list[str]) -> FormatError:
@@ -100,7 +111,8 @@ def extra_files(root: Path, complain: Complain) -> dict[str, list[str] | None]:
         complain(replace(complaint, files=tuple(f"{OPTIMIZER}/{f}" for f in complaint.files)))
 
     with Folder(root) as folder:
-        return {f"{OPTIMIZER}/{file}": names for file, names in files_of(folder, here).items()}
+        held = files_of(folder, here).held
+        return {f"{OPTIMIZER}/{file}": names for file, names in held.items()}
 
 
 def _indexed(folder: Folder, file_name: str, complain: Complain) -> Iterable[tuple[str, list[str]]]:
@@ -163,6 +175,11 @@ def _read_file(
     complain: Complain,
 ) -> None:
     """Add a file's tensors to those that were found."""
+    if folder.read(file, 0, min(folder.size(file), len(_LFS))) == _LFS:
+        raise FormatError(
+            f"{folder.root / file} is a Git LFS pointer, not the file itself",
+            hint=f"run `git lfs pull` in {folder.root}",
+        )
     rows, metadata = read_header(folder, file, complain)
     if _UNCONSOLIDATED in metadata:
         raise _unconsolidated(folder, file)

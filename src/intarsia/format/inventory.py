@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from intarsia.format.hf_files import OPTIMIZER
 from intarsia.format.megatron_frame import COMMON_FILE, FRAME, home_of
 from intarsia.format.sides import DIGESTS, MAX_SIDE_BYTES
-from intarsia.format.weight_sets import ADAPTER, index_of, stem_of_file, stem_of_index
+from intarsia.format.weight_sets import ADAPTER, stem_of_file, stem_of_index
 from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.planning.manifest import Manifest, Side
 from intarsia.quantity import human
@@ -62,8 +62,10 @@ _FILES = (
 )  # fmt: skip
 
 _FOLDERS = (
-    _kind(r"(checkpoint|step|epoch)[-_]?\d+|iter_\d+|global_step_?\d+|release", Role.OTHER_MODEL,
+    _kind(r"(checkpoint|step|epoch)[-_]?\d+|iter_\d+|global_step_\d+|release", Role.OTHER_MODEL,
           "another checkpoint; give its folder to take it"),
+    _kind(r"global_step\d+", Role.OPTIMIZER, "DeepSpeed's own state, which is not read"),
+    _kind(r"optimizer_\d+", Role.OPTIMIZER, "accelerate's sharded state, which no model beside it is of"),
     _kind(r"original", Role.OTHER_MODEL, "the weights as their maker published them, beside the files that were read"),
     _kind(r"(onnx|openvino|coreml|gguf|metal|tensorrt).*", Role.OTHER_MODEL,
           "weights of another kind, beside the files that were read"),
@@ -85,7 +87,9 @@ def with_files(manifest: Manifest, given: Path) -> Manifest:
     if not is_folder(root):
         item = Item("file", root.name, Role.MODEL, Fate.READ, nbytes=size_of(root))
         return replace(manifest, inventory=(*manifest.inventory, item))
-    items = list(items_in(root, _read_names(manifest), trains=manifest.format == "hf"))
+    said = {item.name for item in manifest.inventory if item.kind == "file"}
+    found = items_in(root, said | _read_names(manifest), trains=manifest.format == "hf")
+    items = [item for item in found if item.name not in said]
     sides = {side.name: side for side in _sides(root, items)}
     above: list[Item] = []
     if manifest.format in _MEGATRON and home_of(root) == root.parent:
@@ -107,10 +111,6 @@ def _read_names(manifest: Manifest) -> set[str]:
     if manifest.format in _MEGATRON:
         held = (path.name for path in listed(Path(manifest.path)))
         names |= {name for name in held if FRAME.match(name)}
-    if manifest.format == "hf":
-        names |= {index_of(stem_of_file(file)) for file in manifest.files if "/" not in file}
-        if any("/" in file and not file.startswith(f"{OPTIMIZER}/") for file in manifest.files):
-            names.add(index_of("model"))
     return names
 
 

@@ -89,18 +89,13 @@ def choose(stems: Iterable[str]) -> str | None:
     return plain[0] if len(plain) == 1 else None
 
 
-def written_stem(files: Iterable[str]) -> str:
-    """The stem under which a copy of these files is found again by the framework that reads them.
+def is_own(stem: str) -> bool:
+    """Whether a framework looks for files of this stem.
 
-    >>> written_stem(["adapter_model.safetensors"]), written_stem(["weights.safetensors"])
-    ('adapter_model', 'model')
+    >>> is_own("adapter_model"), is_own("model.fp16"), is_own("weights")
+    (True, True, False)
     """
-    stems = {stem_of_file(file) for file in files if "/" not in file}
-    if len(stems) != 1:
-        return MODEL
-    stem = stems.pop()
-    own = stem in _OWN or stem.rpartition(".")[0] in _OWN
-    return stem if own else MODEL
+    return stem in _OWN or stem.rpartition(".")[0] in _OWN
 
 
 def grouped(files: Iterable[str]) -> Mapping[str, list[str]]:
