@@ -96,6 +96,20 @@ def several_sets(tmp: Path) -> None:
     intarsia.open(tmp)
 
 
+@refusal("Two checkpoints in one folder", area="folders")
+def two_checkpoints(tmp: Path) -> None:
+    write_dcp(tmp / "model", TENSORS)
+    save_file(TENSORS, tmp / "model" / "model.safetensors")
+    intarsia.open(tmp / "model")
+
+
+@refusal("A Git LFS pointer", area="folders")
+def lfs_pointer(tmp: Path) -> None:
+    write_hf(tmp / "model", TENSORS)
+    (tmp / "model" / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    intarsia.open(tmp / "model")
+
+
 @refusal("accelerate's state of two models", area="folders")
 def two_models(tmp: Path) -> None:
     for k in (0, 1):
