@@ -13,6 +13,7 @@ from intarsia.errors import UsageError
 from intarsia.family import table_for
 from intarsia.format.adapter import refuse_adapter, stem_for
 from intarsia.format.base import Arrangement, WriteOptions
+from intarsia.format.weight_sets import set_size
 from intarsia.formats import (
     folder_of,
     format_named,
@@ -75,6 +76,7 @@ def prepare(
     if max_shard_bytes < 1:
         raise UsageError(f"a shard of {max_shard_bytes} bytes cannot hold a tensor")
     refuse_adapter(manifest, wish.to)
+    _refuse_part(manifest)
     with paused():
         wanted = targets_for(manifest, wish)
         manifest, told = settle_files(manifest, wish, wanted)
@@ -91,6 +93,17 @@ def prepare(
             notes=(*manifest.notes, *wanted.notes, *told),
         )
     return Job(manifest, wish, wanted, plan, budget, max_shard_bytes, stamps, manifest.config)
+
+
+def _refuse_part(src: Manifest) -> None:
+    """Raise where the source is one file of several that make up a model."""
+    path = Path(src.path)
+    count = set_size(path.name) if src.format == "hf" else ""
+    if count and int(count) > 1:
+        raise UsageError(
+            f"{path} is one of {int(count)} files of a checkpoint",
+            hint=f"give the folder of all of them: {path.parent}",
+        )
 
 
 def stamps_of(src: Manifest) -> Stamps:

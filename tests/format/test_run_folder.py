@@ -84,6 +84,22 @@ def test_two_series_are_refused_with_their_names(tmp_path: Path) -> None:
         intarsia.open(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["fold_{}", "seed-{}", "rank{}", "expert_{}"])
+def test_a_number_that_counts_no_time_chooses_nothing(tmp_path: Path, name: str) -> None:
+    for number in (1, 2):
+        step(tmp_path, number, name)
+    names = ", ".join(name.format(number) for number in (1, 2))
+    with pytest.raises(FormatError, match=f"nothing says which is meant: {names}"):
+        intarsia.open(tmp_path)
+
+
+def test_a_final_model_in_a_pickle_is_listed_beside_the_checkpoints(tmp_path: Path) -> None:
+    step(tmp_path, 2, "checkpoint-{}")
+    torch.save({"a": torch.ones(1)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(FormatError, match=r"which is meant: pytorch_model\.bin, checkpoint-2"):
+        intarsia.open(tmp_path)
+
+
 def test_checkpoints_below_a_folder_that_is_none_are_listed(tmp_path: Path) -> None:
     step(tmp_path, 3, "final")
     step(tmp_path, 4, "best")

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import intarsia
-from intarsia.errors import FormatError
+from intarsia.errors import FormatError, UsageError
 from intarsia.planning.inventory import left_out
 from tests.checkpoints import assert_same, llama_config, model, read_hf, write_dcp, write_hf
 from tests.checkpoints import intarsia as cli
@@ -153,3 +153,13 @@ def test_large_files_links_to_nothing_and_odd_names_are_named(tmp_path: Path) ->
     assert "a link to nothing" in lost["gone.json"]
     assert cli("plan", src, "--to", "dcp").status == 0
     assert cli("inspect", src).status == 0
+
+
+def test_one_file_of_several_is_looked_at_and_not_converted(tmp_path: Path) -> None:
+    src = write_hf(tmp_path / "src", {"a": torch.ones(2), "b": torch.ones(3)}, files=2)
+    part = src / "model-00001-of-00002.safetensors"
+    assert cli("inspect", part).status == 0
+    with pytest.raises(
+        UsageError, match=r"is one of 2 files of a checkpoint[\s\S]*give the folder"
+    ):
+        intarsia.convert(part, tmp_path / "out", to="hf")

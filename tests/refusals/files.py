@@ -44,6 +44,19 @@ def two_series(tmp: Path) -> None:
     intarsia.open(tmp / "run")
 
 
+@refusal("Numbered folders that count no time", area="folders")
+def folds(tmp: Path) -> None:
+    for name in ("fold_1", "fold_2"):
+        write_dcp(tmp / "run" / name, TENSORS)
+    intarsia.open(tmp / "run")
+
+
+@refusal("One file of several", area="folders")
+def one_file(tmp: Path) -> None:
+    src = write_hf(tmp / "model", {"a": torch.ones(2), "b": torch.ones(2)}, files=2)
+    intarsia.convert(src / "model-00001-of-00002.safetensors", tmp / "out", to="dcp")
+
+
 @refusal("A run without a whole checkpoint", area="folders")
 def none_whole(tmp: Path) -> None:
     for name in ("step-100", "step-200"):

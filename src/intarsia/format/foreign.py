@@ -16,6 +16,7 @@ from intarsia.store.looking import is_file, is_folder, listed, size_of
 from intarsia.store.naming import naming
 
 _LOOKED_BYTES = 64 << 10
+_LOOKED_FILES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ def recognise(path: Path) -> tuple[Path, Foreign] | None:
     if found := _of_names(path, names):
         return path, found
     held = [p for p in listed(path) if is_file(p) and not p.name.startswith(".")]
-    kinds = [(p, kind) for p in held if (kind := _of_file(p)) is not None]
+    kinds = [(p, kind) for p in held[:_LOOKED_FILES] if (kind := _of_file(p)) is not None]
     if kinds:
         return kinds[0]
     for below in listed(path):

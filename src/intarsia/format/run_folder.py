@@ -19,7 +19,10 @@ from intarsia.store.looking import exists, is_file, is_folder, listed
 
 LATEST = "latest"
 _NAME_BYTES = 4096
+_PICKLED = re.compile(r"(pytorch_model|adapter_model)(-00001-of-\d+)?\.bin")
 _NUMBERED = re.compile(r"^(?P<stem>.*?)(?P<number>\d+)$")
+_SERIES = re.compile(r"(checkpoint|ckpt|(global_?)?step|epoch|iter|iteration)[-_]?")
+"""How the names begin that count time; `fold_2` and `seed-3` are other models, not newer ones."""
 _SHOWN = 6
 _WRITTEN_LAST = ("trainer_state.json", "random_states_0.pkl")
 """What Trainer and accelerate write when all else of a checkpoint is there."""
@@ -145,11 +148,12 @@ def _newest(run: Path, unfit: Unfit) -> Found:
     held = {s: p for s, p in series.items() if any(map(is_checkpoint, p))}
     if not held or held.keys() == {"iter_"}:  # Megatron's reader says what is wrong there
         return Found(run)
-    if len(held) > 1:
-        names = [p.name for paths in held.values() for p in sorted(paths, key=_by_number)]
+    own = [p.name for p in listed(run) if _PICKLED.fullmatch(p.name)]
+    if len(held) > 1 or own or not _SERIES.fullmatch(next(iter(held))):
+        names = own + [p.name for paths in held.values() for p in sorted(paths, key=_by_number)]
         raise FormatError(
             f"{run} holds {len(names)} checkpoints, and nothing says which is meant: {_few(names)}",
-            hint=f"give the folder of one, {run / names[-1]} say",
+            hint=f"give the folder of one: {run / names[-1]}",
         )
     (paths,) = held.values()
     last = [file for file in _WRITTEN_LAST if any(is_file(p / file) for p in paths)]
