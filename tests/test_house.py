@@ -22,7 +22,7 @@ ARROWS = {
     "planning": {"errors", "dtypes", "quantity", "layout", "mesh"},
     "store": {"errors", "quantity"},
     "format": {
-        "errors", "dtypes", "quantity", "collector", "layout", "mesh", "family", "planning.manifest", "store",
+        "errors", "dtypes", "quantity", "collector", "layout", "mesh", "family", "planning.inventory", "planning.manifest", "store",
     },
     "run": {
         "errors", "dtypes", "quantity", "layout", "mesh", "planning", "store", "format.base",

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from intarsia.collector import paused
-from intarsia.errors import FormatError, UsageError
+from intarsia.errors import FormatError, UnsafeError, UsageError
 from intarsia.family import adopt
 from intarsia.format.base import Format
 from intarsia.format.complaint import Complain, refuse
+from intarsia.format.foreign import NO_WEIGHTS, recognise
+from intarsia.format.inventory import with_files
+from intarsia.format.megatron_frame import METADATA, TRACKER, tracked_folder
+from intarsia.format.run_folder import Found, find, is_checkpoint
 from intarsia.format.sides import read_config
 from intarsia.planning.manifest import Manifest
 from intarsia.store.local import Folder
@@ -69,8 +74,45 @@ def format_of(path: Path) -> Format:
         )
     for name in _CLASSES if _may_be_sharded(path) else ("hf",):
         if FORMATS[name].detect(path):
+            _refuse_two(path, name)
             return FORMATS[name]
-    raise FormatError(
+    raise _no_checkpoint(path)
+
+
+def _refuse_two(path: Path, name: str) -> None:
+    """Raise where a folder of another format holds safetensors files too."""
+    beside = listed(path, "*.safetensors") if name != "hf" else []
+    if beside:
+        raise FormatError(
+            f"{path} holds two checkpoints, a {name} one and {beside[0].name}",
+            hint="move one of them to a folder of its own, with the configuration",
+        )
+
+
+def _no_checkpoint(path: Path) -> FormatError:
+    """What a path is that is not read, and what to do about it."""
+    held = [p for p in listed(path) if any(map(is_checkpoint, (p, *listed(p))))]
+    tracked = tracked_folder(path) if is_folder(path) else None
+    if tracked is not None and held:
+        lack = f"has no {METADATA}" if is_folder(tracked) else "is absent"
+        return FormatError(
+            f"{path / TRACKER} names {tracked.name}, which {lack}; there is"
+            f" {', '.join(p.name for p in held[:6])}",
+            hint=f"restore it, or give the folder of another, {held[-1]} say",
+        )
+    found = recognise(path)
+    if held and (found is None or found[0] != path or found[1] is NO_WEIGHTS):
+        names = ", ".join(p.name for p in held[:6]) + (", …" if len(held) > 6 else "")
+        return FormatError(
+            f"{path} is no checkpoint itself; {len(held)} {'lie' if len(held) > 1 else 'lies'}"
+            f" below it: {names}",
+            hint=f"give the folder of one, {held[0]} say",
+        )
+    if found is not None:
+        where, kind = found
+        verb = "holds" if is_folder(where) else "is"
+        return FormatError(f"{where} {verb} {kind.name}; not read", hint=kind.next_step(where))
+    return FormatError(
         f"{path} is no checkpoint that Intarsia knows ({', '.join(sorted(_CLASSES))})",
         hint="give the folder that holds .metadata, or the *.safetensors files",
     )
@@ -78,8 +120,25 @@ def format_of(path: Path) -> Format:
 
 def _may_be_sharded(path: Path) -> bool:
     """Whether anything hints at a format other than safetensors, so that its code is worth loading."""
-    hints = (".metadata", "latest_checkpointed_iteration.txt", "iter_*", "release", "mp_rank_*")
+    hints = (".metadata", "latest_checkpointed_iteration.txt", "iter_*", "release", "mp_rank_*",
+             "pytorch_model_fsdp_*")  # fmt: skip
     return any(listed(path, hint) for hint in hints)
+
+
+def find_checkpoint(path: str | Path) -> Found:
+    """The checkpoint that a path means: itself, or the one to take of a run's folder."""
+    return find(Path(path), _unfit)
+
+
+def _unfit(path: Path) -> str | None:
+    """Why a folder is no whole checkpoint, in short; None where it is one."""
+    try:
+        format_of(path).read(path, {"model_type": ""})
+    except UnsafeError:
+        raise
+    except FormatError as error:
+        return error.brief.replace(f"{path}/", "").replace(str(path), "it")
+    return None
 
 
 def read_manifest(
@@ -88,11 +147,13 @@ def read_manifest(
     complain: Complain = refuse,
 ) -> Manifest:
     """What a checkpoint holds, from its headers alone; `complain` may keep what is wrong with some."""
-    where = Path(path)
     if isinstance(config, (str, Path)):
         config = read_config(Path(config))
     with paused():
-        return format_of(where).read(where, config, complain)
+        found = find_checkpoint(path)
+        manifest = format_of(found.path).read(found.path, config, complain)
+        manifest = with_files(manifest, Path(path))
+        return replace(manifest, given=str(path), notes=(*manifest.notes, *found.notes))
 
 
 def folder_of(manifest: Manifest) -> Folder:
@@ -106,4 +167,4 @@ def with_rules_of_transformers(manifest: Manifest) -> Manifest:
     if manifest.config is None or "model_type" not in manifest.config:
         return manifest
     adopt(manifest.config, {s.name: s.shape for s in manifest.stored.values()})
-    return read_manifest(manifest.path, manifest.config)
+    return read_manifest(manifest.given or manifest.path, manifest.config)

@@ -11,23 +11,24 @@ from intarsia.carried import carried
 from intarsia.collector import paused
 from intarsia.errors import UsageError
 from intarsia.family import table_for
+from intarsia.format.adapter import refuse_adapter, stem_for
 from intarsia.format.base import Arrangement, WriteOptions
+from intarsia.format.weight_sets import set_size
 from intarsia.formats import (
     folder_of,
     format_named,
     read_manifest,
     with_rules_of_transformers,
 )
+from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan
 from intarsia.run.budget import Budget
 from intarsia.run.crew import crew_size
-from intarsia.store.looking import is_file
 from intarsia.store.stamp import Stamps
 from intarsia.targets import Wanted, Wish, targets_for
-
-_HEADERS = (".metadata", "model.safetensors.index.json")
+from intarsia.training_files import settle_files
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Job:
             along.groups,
             along.step,
             self.wish.dtype,
+            stem_for(self.src, self.wish.to),
         )
         return format_named(self.wish.to).arrange(self.wanted.targets, options)
 
@@ -74,9 +76,12 @@ def prepare(
         manifest = with_rules_of_transformers(manifest)
     if max_shard_bytes < 1:
         raise UsageError(f"a shard of {max_shard_bytes} bytes cannot hold a tensor")
-    stamps = stamps_of(manifest)
+    refuse_adapter(manifest, wish.to)
+    _refuse_part(manifest)
     with paused():
         wanted = targets_for(manifest, wish)
+        manifest, told = settle_files(manifest, wish, wanted)
+        stamps = stamps_of(manifest)
         budget = budget.for_work(sum(t.nbytes for t in wanted.targets), crew_size())
         plan = make_plan(
             manifest,
@@ -86,20 +91,30 @@ def prepare(
             peak_memory_bytes=budget.peak_bytes,
             window_bytes=budget.window_bytes,
             drop=dict(wanted.drop),
-            notes=(*manifest.notes, *wanted.notes),
+            notes=(*manifest.notes, *wanted.notes, *told),
         )
     return Job(manifest, wish, wanted, plan, budget, max_shard_bytes, stamps, manifest.config)
+
+
+def _refuse_part(src: Manifest) -> None:
+    """Raise where the source is one file of several that make up a model."""
+    path = Path(src.path)
+    count = set_size(path.name) if src.format == "hf" else ""
+    if count and int(count) > 1:
+        raise UsageError(
+            f"{path} is one of {int(count)} files of a checkpoint",
+            hint=f"give the folder of all of them: {path.parent}",
+        )
 
 
 def stamps_of(src: Manifest) -> Stamps:
     """The stamps of every file that a checkpoint is read from."""
     root = folder_of(src).root
-    headers = (root / name for name in _HEADERS)
+    read = (i.name for i in src.inventory if i.kind != "section" and i.fate is Fate.READ)
     return Stamps.of(
         dict.fromkeys(
             [
-                *(root / file for file in src.files),
-                *(path for path in headers if is_file(path)),
+                *(root / file for file in (*src.files, *read)),
                 *(Path(side.path) for side in src.sides),
             ]
         )

@@ -29,6 +29,9 @@ def code_in(page: Path) -> Iterator[str]:
     yield from re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
 
 
+FOREIGN = ("deepspeed.", "verl.", "transformers.models.llama.")
+
+
 @each_page
 def test_commands_have_the_options_that_a_page_gives_them(page: Path) -> None:
     group = typer.main.get_command(app)
@@ -47,7 +50,8 @@ def test_modules_and_scripts_that_a_page_runs_are_there(page: Path) -> None:
     made = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
     for line in code_in(page):
         for module in re.findall(r"python -m ([\w.]+)", line):
-            assert find_spec(module), line
+            # A refusal may name a command of the framework that wrote the checkpoint.
+            assert module.startswith(FOREIGN) or find_spec(module), line
         for script in re.findall(r"python ([\w/]+\.py)", line):
             assert (ROOT / script).is_file(), line
         if found := re.match(r"make ([a-z-]+)", line):

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import intarsia
 from intarsia.errors import CoverageError, FamilyError, FormatError, UsageError
 from intarsia.formats import read_manifest
+from intarsia.planning.inventory import left_out
 from tests.checkpoints import (
     assert_same,
     bits,
@@ -117,7 +118,9 @@ def test_a_missing_file_of_the_index_is_named_with_what_it_held(sharded: Path) -
     assert not (sharded.parent / "out").exists()
 
 
-@pytest.mark.parametrize("where", ["../evil.safetensors", "/etc/passwd", "sub/file", "..", "."])
+@pytest.mark.parametrize(
+    "where", ["../evil.safetensors", "/etc/passwd", "sub/../../file", "..", "."]
+)
 def test_an_index_that_points_outside_its_folder_is_refused(sharded: Path, where: str) -> None:
     change_index(sharded, lambda held: held.update({"model.norm.weight": where}))
     with pytest.raises(FormatError, match="outside its folder"):
@@ -329,9 +332,10 @@ def test_two_numbered_sets_without_an_index_are_not_guessed_between(tmp_path: Pa
         intarsia.open(tmp_path)
 
 
-def test_files_beside_those_of_the_index_are_noted(tmp_path: Path) -> None:
+def test_files_beside_those_of_the_index_are_left_out_by_name(tmp_path: Path) -> None:
     src = write_hf(tmp_path, {"a": torch.ones(2), "b": torch.ones(3)}, files=2)
-    assert not any("beside" in note for note in intarsia.open(src).manifest.notes)
+    assert not left_out(intarsia.open(src).manifest.inventory)
     save_file({"c": torch.ones(2)}, src / "adapter.safetensors")
-    notes = intarsia.open(src).manifest.notes
-    assert "adapter.safetensors lies beside the files of the index, and is not read" in notes
+    (item,) = left_out(intarsia.open(src).manifest.inventory)
+    assert (item.name, item.role) == ("adapter.safetensors", "other model")
+    assert item.why == "not of the weights that were read (model-*.safetensors)"

@@ -361,7 +361,9 @@ def test_shards_of_pickles_are_refused_with_a_way_on(tmp_path: Path) -> None:
     where.mkdir(parents=True)
     (where / "model_optim_rng.pt").write_bytes(b"")
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("5")
-    with pytest.raises(FormatError, match=r"one pickle per model-parallel rank[\s\S]*torch_dist"):
+    with pytest.raises(
+        FormatError, match=r"one pickle for each model-parallel rank[\s\S]*torch_dist"
+    ):
         read(tmp_path)
 
 

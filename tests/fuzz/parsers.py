@@ -24,12 +24,12 @@ from intarsia.dtypes import dtype_named
 from intarsia.errors import IntarsiaError
 from intarsia.family import table_for
 from intarsia.format.dcp_metadata import ObjectRecord, read_metadata
-from intarsia.format.hf import INDEX
 from intarsia.format.megatron_common import COMMON_OBJECT, archive, plain
 from intarsia.format.megatron_config import config_from_arguments
 from intarsia.format.sides import DIGESTS, read_config
 from intarsia.format.torch_zip import read_crc, read_object, read_payload
 from intarsia.format.unpickle import load_inert
+from intarsia.format.weight_sets import INDEX
 from intarsia.formats import format_named, read_manifest
 from intarsia.mesh import Mesh, Rule
 from intarsia.quantity import bytes_in

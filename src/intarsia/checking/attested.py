@@ -11,8 +11,8 @@ from intarsia.checking.fault import Fault, few
 from intarsia.checking.seen import Seen
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import IntarsiaError
-from intarsia.format.hf_files import INDEX
 from intarsia.format.sides import DIGESTS
+from intarsia.format.weight_sets import INDEX
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.hashing import Sum, merged

@@ -12,7 +12,8 @@ from zlib import crc32
 
 from intarsia.checking.fault import Fault
 from intarsia.errors import IntarsiaError
-from intarsia.format.megatron_common import COMMON_FILE, COMMON_OBJECT
+from intarsia.format.megatron_common import COMMON_OBJECT
+from intarsia.format.megatron_frame import COMMON_FILE
 from intarsia.format.torch_zip import BROKEN_ZIP, read_object
 from intarsia.formats import folder_of
 from intarsia.planning.manifest import Entry, Manifest

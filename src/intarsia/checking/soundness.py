@@ -26,7 +26,7 @@ from intarsia.checking.unfinished import garbled_tracker, unfinished
 from intarsia.errors import FormatError, IntarsiaError
 from intarsia.family import table_for
 from intarsia.format.sides import DIGESTS, read_config
-from intarsia.formats import format_of
+from intarsia.formats import find_checkpoint, format_of
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
@@ -94,7 +94,7 @@ def examine(
     if isinstance(config, (str, Path)):
         config = read_config(Path(config))
     try:
-        format = format_of(where).name
+        format = format_of(find_checkpoint(where).path).name
     except FormatError:
         if (fault := unfinished(where)) is None:
             raise

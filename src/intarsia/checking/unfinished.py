@@ -9,7 +9,7 @@ from pathlib import Path
 from intarsia.checking.fault import Fault, few
 from intarsia.errors import FormatError, StoreError
 from intarsia.format.dcp_metadata import METADATA
-from intarsia.format.megatron_common import TRACKER, tracked_folder
+from intarsia.format.megatron_frame import TRACKER, tracked_folder
 from intarsia.store.local import Folder
 from intarsia.store.looking import exists, is_folder, listed, size_of
 

@@ -9,6 +9,7 @@ import typer
 
 from intarsia.cli import options
 from intarsia.cli.output import OUTPUT, answer, facts, table
+from intarsia.planning.inventory import lines
 from intarsia.quantity import human
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def as_json(found: Manifest, *, tensors: bool) -> dict[str, Any]:
         "entries": len(found.entries),
         "complete": not found.absent,
         "problems": list(found.problems),
+        "inventory": [item.as_json() for item in found.inventory],
         "notes": list(found.notes),
     }
     if tensors:
@@ -83,6 +85,7 @@ def show(found: Manifest, *, tensors: bool) -> None:
             ("entries", len(found.entries)),
             ("complete", not found.absent),
             *(("problem", p) for p in found.problems[:20]),
+            *(("unread", text) for text in lines(found.inventory)),
             *(("note", n) for n in found.notes),
         ]
     )

@@ -90,6 +90,7 @@ class WriteOptions:
 
     `groups` and `step` are those of an optimizer whose source has none of Megatron's own; `dtype` is the
     type that weights were asked to be cast to.
+    `stem` is how the names of files with weights begin, where the format leaves it open.
     """
 
     mesh: Mesh = Mesh()
@@ -99,6 +100,7 @@ class WriteOptions:
     groups: Groups | None = None
     step: float | None = None
     dtype: DType | None = None
+    stem: str = "model"
 
 
 class Format(Protocol):

@@ -14,6 +14,7 @@ from typing import Any
 
 from intarsia.errors import FormatError
 from intarsia.family import Param, Table
+from intarsia.format.accelerate import below, is_accelerate, parts_of
 from intarsia.format.base import Arrangement, Located, WriteOptions
 from intarsia.format.complaint import Complain, Complaint, going_on, refuse
 from intarsia.format.dcp_metadata import (
@@ -25,7 +26,7 @@ from intarsia.format.dcp_metadata import (
 )
 from intarsia.format.dcp_write import arrange
 from intarsia.format.names import entry_name, name_tensors
-from intarsia.format.sides import config_of, side_files
+from intarsia.format.sides import config_of
 from intarsia.format.torch_zip import check_directory, read_crc, read_payload
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box, Mesh, Shape
@@ -47,13 +48,12 @@ class Dcp:
     carries_anything = True
 
     def detect(self, path: Path) -> bool:
-        return is_file(path / METADATA)
+        return is_file(path / METADATA) or is_accelerate(path)
 
     def read(
         self, path: Path, config: Mapping[str, Any] | None, complain: Complain = refuse
     ) -> Manifest:
-        with Folder(path) as folder:
-            metadata, sizes = open_metadata(folder, complain)
+        metadata, sizes = _open(path, complain)
         with going_on(complain, "config.json"):
             config = config or config_of(path)
         found = map(stored_of, metadata.tensors.values())
@@ -71,7 +71,6 @@ class Dcp:
             family=named.family,
             config=config,
             entries={entry.name: entry for entry in entries},
-            sides=side_files(path),
             absent=named.absent,
             problems=named.problems,
             notes=named.notes,
@@ -88,6 +87,35 @@ class Dcp:
 
     def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         return arrange(targets, options)
+
+
+def _open(path: Path, complain: Complain) -> tuple[Metadata, dict[str, int]]:
+    """The metadata of a folder, or of the parts that make it up, and the sizes of its data files."""
+    if is_file(path / METADATA):
+        with Folder(path) as folder:
+            return open_metadata(folder, complain)
+    whole, sizes = Metadata({}, {}), dict[str, int]()
+    for part in parts_of(path, complain):
+        with Folder(path / part) as folder:
+            metadata, held = open_metadata(folder, complain)
+        moved = below(part, metadata)
+        both = (
+            whole.tensors.keys() & moved.tensors.keys()
+            | whole.objects.keys() & moved.objects.keys()
+        )
+        if twice := sorted(both):
+            raise FormatError(
+                f"`{twice[0]}` is in two parts of {path}, {part} among them",
+                hint=f"give the folder of one part, {path / part} say",
+            )
+        whole = Metadata(
+            whole.tensors | moved.tensors,
+            whole.objects | moved.objects,
+            {**whole.paths, **moved.paths},
+            whole.extra | moved.extra,
+        )
+        sizes |= {f"{part}/{file}": size for file, size in held.items()}
+    return whole, sizes
 
 
 def spell(name: str) -> str:

@@ -22,14 +22,9 @@ from intarsia.format.base import NUMBERED, Arrangement, Located, WriteOptions
 from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.dcp import open_metadata
 from intarsia.format.dcp_metadata import MAX_METADATA_BYTES, METADATA, Metadata
-from intarsia.format.megatron_common import (
-    home_of,
-    looks_like_megatron,
-    sides_at,
-    the_one,
-    tracked_folder,
-)
+from intarsia.format.megatron_common import looks_like_megatron, the_one
 from intarsia.format.megatron_config import config_from_arguments
+from intarsia.format.megatron_frame import home_of, tracked_folder
 from intarsia.format.megatron_fsdp_entries import arguments, entries_of, is_entry
 from intarsia.format.megatron_fsdp_keys import TensorParallel
 from intarsia.format.megatron_fsdp_names import as_torch_dist, name_tensors
@@ -95,7 +90,6 @@ class FsdpDtensor:
             config=config,
             config_made=made,
             entries=entries_of(metadata),
-            sides=sides_at(home),
             absent=found.absent,
             problems=tuple(found.problems),
             notes=(*notes, *found.notes),

@@ -14,22 +14,24 @@ from typing import Any
 
 from intarsia.errors import FormatError
 from intarsia.family import Param, Table
+from intarsia.format.adapter import CONFIG as ADAPTER_CONFIG
+from intarsia.format.adapter import check_adapter
 from intarsia.format.base import Arrangement, Located, Slot, WriteOptions
 from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.hf_files import (
-    INDEX,
     OPTIMIZER,
-    SINGLE,
-    beside,
+    WeightFiles,
     extra_files,
     files_of,
     read_files,
 )
 from intarsia.format.names import name_tensors
 from intarsia.format.safetensors_header import make_header
-from intarsia.format.sides import config_of, side_files
+from intarsia.format.sides import config_of
 from intarsia.format.strict_json import parse_json
+from intarsia.format.weight_sets import ADAPTER, MODEL, index_of, stem_of_file
 from intarsia.mesh import Box, Mesh
+from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
 from intarsia.store.local import Folder
 from intarsia.store.looking import exists, is_file, is_folder, listed
@@ -57,9 +59,9 @@ class Hf:
         a_folder = is_folder(path)
         root = path if a_folder else path.parent
         folder = Folder(root)
-        sides = side_files(root) if a_folder else ()
         with folder:
-            files = files_of(folder, complain) if a_folder else {path.name: None}
+            weights = files_of(folder, complain) if a_folder else WeightFiles({path.name: None})
+            files = dict(weights.held)
             if a_folder and is_folder(root / OPTIMIZER):
                 files |= extra_files(root / OPTIMIZER, complain)
             found = read_files(folder, files, complain)
@@ -68,8 +70,14 @@ class Hf:
             if a_folder:
                 with going_on(complain, f"{OPTIMIZER}/{ENTRIES}"):
                     entries = _entries_of(folder)
-            with going_on(complain, "config.json"):
-                config = config or config_of(root)
+            if any(stem_of_file(file) == ADAPTER for file in files):
+                config = None  # a model's configuration says nothing of an adapter
+                if a_folder:
+                    with going_on(complain, ADAPTER_CONFIG):
+                        check_adapter(root, found, complain)
+            else:
+                with going_on(complain, "config.json"):
+                    config = config or config_of(root)
         named = name_tensors(found, config, str(path), complain)
         return Manifest(
             format=self.name,
@@ -80,10 +88,10 @@ class Hf:
             family=named.family,
             config=config,
             entries=entries,
-            sides=sides,
+            inventory=_index_item(folder, weights.index),
             absent=named.absent,
             problems=named.problems,
-            notes=(*named.notes, *(beside(root, files) if a_folder else ())),
+            notes=named.notes,
         )
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
@@ -102,13 +110,19 @@ class Hf:
         slots: dict[str, tuple[Slot, ...]] = {}
         fixed: list[tuple[str, int, bytes]] = []
         closing: dict[str, bytes] = {}
-        for prefix, part in (("", model), (f"{OPTIMIZER}/", state)):
+        for prefix, stem, part in (("", options.stem, model), (f"{OPTIMIZER}/", MODEL, state)):
             if part or not prefix:
-                _arrange_files(part, prefix, options, files, slots, fixed, closing)
+                _arrange_files(part, prefix, stem, options, files, slots, fixed, closing)
         if options.entries:
             text = {k: base64.b64encode(v).decode() for k, v in sorted(options.entries.items())}
             closing[f"{OPTIMIZER}/{ENTRIES}"] = json.dumps(text, indent=1).encode()
         return Arrangement(files, slots, fixed, closing)
+
+
+def _index_item(folder: Folder, index: str) -> tuple[Item, ...]:
+    if not index:
+        return ()
+    return (Item("file", index, Role.MODEL, Fate.READ, nbytes=folder.size(index)),)
 
 
 def is_training_state(name: str) -> bool:
@@ -143,16 +157,20 @@ def read_entries(folder: Folder) -> dict[str, bytes]:
 def _arrange_files(
     targets: Sequence[Target],
     prefix: str,
+    stem: str,
     options: WriteOptions,
     files: dict[str, int],
     slots: dict[str, tuple[Slot, ...]],
     fixed: list[tuple[str, int, bytes]],
     closing: dict[str, bytes],
 ) -> None:
-    shards = _shards(targets, options.max_shard_bytes)
+    # PEFT reads one file and knows no index.
+    most_bytes = sum(t.nbytes for t in targets) if stem == ADAPTER else options.max_shard_bytes
+    shards = _shards(targets, most_bytes)
     weight_map: dict[str, str] = {}
     for k, shard in enumerate(shards, 1):
-        name = SINGLE if len(shards) == 1 else f"model-{k:05d}-of-{len(shards):05d}.safetensors"
+        number = f"-{k:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
+        name = f"{stem}{number}.safetensors"
         header = make_header([(t.name, t.dtype, t.shape) for t in shard], {"format": "pt"})
         fixed.append((prefix + name, 0, header))
         at = len(header)
@@ -164,7 +182,7 @@ def _arrange_files(
     if len(shards) > 1:
         total = sum(t.nbytes for t in targets)
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        closing[prefix + INDEX] = (json.dumps(index, indent=2) + "\n").encode()
+        closing[prefix + index_of(stem)] = (json.dumps(index, indent=2) + "\n").encode()
 
 
 def _shards(targets: Sequence[Target], max_bytes: int) -> list[list[Target]]:

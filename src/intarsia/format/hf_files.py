@@ -2,80 +2,104 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from intarsia.errors import FormatError, IntarsiaError
-from intarsia.format.complaint import Complain, Complaint, going_on
+from intarsia.format.complaint import Complain, Complaint, going_on, refuse
 from intarsia.format.safetensors_header import read_header
 from intarsia.format.strict_json import parse_json
+from intarsia.format.weight_sets import (
+    choose,
+    grouped,
+    index_of,
+    numbered_names,
+    set_size,
+    stem_of_index,
+)
 from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Stored
-from intarsia.store.local import Folder, check_name
-from intarsia.store.looking import exists, listed
+from intarsia.store.local import Folder, check_inside
+from intarsia.store.looking import listed
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 OPTIMIZER = "optimizer"
-_NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<k>\d{5})-of-(?P<n>\d{5})\.safetensors$")
+_UNCONSOLIDATED = "DCP_SHARDING_INFO"
+_LFS = b"version https://git-lfs"
 
 
-def files_of(folder: Folder, complain: Complain) -> dict[str, list[str] | None]:
-    """The checkpoint's files; with an index, the tensors that each must hold."""
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """The files of one set; with an index, its name and the tensors that each file must hold."""
+
+    held: Mapping[str, list[str] | None]
+    index: str = ""
+
+
+def files_of(folder: Folder, complain: Complain) -> WeightFiles:
+    """The files of the one set that is read."""
     root = folder.root
-    if exists(root / INDEX):
-        with going_on(complain, INDEX):
-            held = dict(_indexed(folder, complain))
-            if exists(root / SINGLE) and SINGLE not in held:
-                error = FormatError(
-                    f"{root} holds both {SINGLE} and an index of {len(held)} other files",
-                    hint="they may be different weights: remove the one that is stale",
-                    kind="index-wrong",
-                )
-                complain(Complaint(error, (SINGLE,)))
-            return dict(held)
-        return dict.fromkeys(p.name for p in listed(root, "*.safetensors"))
-    if exists(root / SINGLE):
-        return {SINGLE: None}
     names = [p.name for p in listed(root, "*.safetensors")]
-    numbered = [m for m in map(_NUMBERED.match, names) if m]
-    sets = sorted({(m["stem"], m["n"]) for m in numbered})
-    if numbered and len(sets) == 1:
-        count, stem = int(numbered[0]["n"]), numbered[0]["stem"]
-        wanted = [f"{stem}-{k:05d}-of-{count:05d}.safetensors" for k in range(1, count + 1)]
-        missing = [name for name in wanted if name not in names]
-        if missing:
-            error = FormatError(
-                f"{root} has {count - len(missing)} of {count} files; absent: {', '.join(missing[:4])}",
-                hint="restore the missing files, or use a complete checkpoint",
-                kind="file-missing",
-            )
-            complain(Complaint(error, tuple(missing)))
-        return dict.fromkeys(name for name in wanted if name in names)
-    if len(names) == 1:
-        return {names[0]: None}
-    several = f" ({' and '.join(f'of-{n}' for _, n in sets[:4])})" if len(sets) > 1 else ""
-    error = FormatError(
+    sets = dict(grouped(names))
+    indexes = {stem: p.name for p in listed(root, "*.json") if (stem := stem_of_index(p.name))}
+    stem = choose([*sets, *indexes])
+    if stem is None and len(indexes) == 1:
+        (only, file), *_ = indexes.items()
+        held = dict(_indexed(folder, file, complain))
+        stem = only if held.keys() >= set(names) else None
+    if stem is None:
+        _refuse_unconsolidated(folder, names)
+        complain(Complaint(_several(root, names), tuple(names)))
+        return WeightFiles(dict.fromkeys(names))
+    if stem in indexes:
+        index = indexes[stem]
+        with going_on(complain, index):
+            found = _from_index(folder, index, f"{stem}.safetensors", complain)
+            return WeightFiles(dict(found), index)
+        return WeightFiles(dict.fromkeys(sets.get(stem, names)), index)
+    files = sets[stem]
+    if (single := f"{stem}.safetensors") in files:
+        return WeightFiles({single: None})
+    wanted = numbered_names(files)
+    if wanted is None:
+        complain(Complaint(_several(root, files), tuple(files)))
+        return WeightFiles(dict.fromkeys(files))
+    missing = [name for name in wanted if name not in files]
+    if missing:
+        error = FormatError(
+            f"{root} has {len(wanted) - len(missing)} of {len(wanted)} files; absent:"
+            f" {', '.join(missing[:4])}",
+            hint="restore the missing files, or use a complete checkpoint",
+            kind="file-missing",
+        )
+        complain(Complaint(error, tuple(missing)))
+    return WeightFiles(dict.fromkeys(name for name in wanted if name in files))
+
+
+def _several(root: Path, names: list[str]) -> FormatError:
+    """Files of which nothing says which of them are the model."""
+    counts = sorted({n for name in names if (n := set_size(name))})
+    several = f" ({' and '.join(f'of-{n}' for n in counts[:4])})" if len(counts) > 1 else ""
+    return FormatError(
         f"{root} holds {len(names)} safetensors files{several} and no index: {', '.join(names[:4])}",
-        hint=f"name the one file, or add {INDEX}",
+        hint=f"name the one file that is meant, or add {index_of('model')}",
         kind="index-wrong",
     )
-    complain(Complaint(error, tuple(names)))
-    return dict.fromkeys(names)
 
 
-def beside(root: Path, files: Mapping[str, Any]) -> Iterator[str]:
-    """Notes of files with weights that are no part of the checkpoint."""
-    others = [p.name for p in listed(root, "*.safetensors") if p.name not in files]
-    if others and exists(root / INDEX):
-        verb = "lies" if len(others) == 1 else "lie"
-        read = "is" if len(others) == 1 else "are"
-        shown = ", ".join(others[:4]) + (f", … ({len(others)} in all)" if len(others) > 4 else "")
-        yield f"{shown} {verb} beside the files of the index, and {read} not read"
+def _from_index(
+    folder: Folder, index: str, single: str, complain: Complain
+) -> dict[str, list[str]]:
+    held = dict(_indexed(folder, index, complain))
+    if folder.has(single) and single not in held:
+        error = FormatError(
+            f"{folder.root} holds both {single} and an index of {len(held)} other files",
+            hint="they may be different weights: remove the one that is stale",
+            kind="index-wrong",
+        )
+        complain(Complaint(error, (single,)))
+    return held
 
 
 def extra_files(root: Path, complain: Complain) -> dict[str, list[str] | None]:
@@ -87,12 +111,13 @@ def extra_files(root: Path, complain: Complain) -> dict[str, list[str] | None]:
         complain(replace(complaint, files=tuple(f"{OPTIMIZER}/{f}" for f in complaint.files)))
 
     with Folder(root) as folder:
-        return {f"{OPTIMIZER}/{file}": names for file, names in files_of(folder, here).items()}
+        held = files_of(folder, here).held
+        return {f"{OPTIMIZER}/{file}": names for file, names in held.items()}
 
 
-def _indexed(folder: Folder, complain: Complain) -> Iterable[tuple[str, list[str]]]:
-    where = folder.root / INDEX
-    index = parse_json(folder.read_all(INDEX), str(where), hint="restore the index")
+def _indexed(folder: Folder, file_name: str, complain: Complain) -> Iterable[tuple[str, list[str]]]:
+    where = folder.root / file_name
+    index = parse_json(folder.read_all(file_name), str(where), hint="restore the index")
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict):
         raise FormatError(
@@ -100,7 +125,7 @@ def _indexed(folder: Folder, complain: Complain) -> Iterable[tuple[str, list[str
         )
     held: dict[str, list[str]] = {}
     for name, file in weight_map.items():
-        held.setdefault(check_name(file, str(where)), []).append(name)
+        held.setdefault(check_inside(file, str(where)), []).append(name)
     absent = [file for file in held if not folder.has(file)]
     if absent:
         lost = sum(len(held[file]) for file in absent)
@@ -113,6 +138,21 @@ def _indexed(folder: Folder, complain: Complain) -> Iterable[tuple[str, list[str
         names = tuple(name for file in sorted(absent) for name in held[file])
         complain(Complaint(error, tuple(sorted(absent)), names))
     return sorted((file, names) for file, names in held.items() if file not in absent)
+
+
+def _refuse_unconsolidated(folder: Folder, names: Iterable[str]) -> None:
+    """Raise where files are shards of tensors, each rank's, as torch's writer leaves them."""
+    for file in names:
+        if _UNCONSOLIDATED in read_header(folder, file, refuse)[1]:
+            raise _unconsolidated(folder, file)
+
+
+def _unconsolidated(folder: Folder, file: str) -> FormatError:
+    return FormatError(
+        f"{folder.root / file} is a shard that torch's distributed writer left unconsolidated",
+        hint="load it with torch's HuggingFaceStorageReader and save it with intarsia.save:"
+        " torch's consolidation writes zeros for numbers and for absent shards",
+    )
 
 
 def read_files(
@@ -135,13 +175,14 @@ def _read_file(
     complain: Complain,
 ) -> None:
     """Add a file's tensors to those that were found."""
-    rows, metadata = read_header(folder, file, complain)
-    if "DCP_SHARDING_INFO" in metadata:
+    if folder.read(file, 0, min(folder.size(file), len(_LFS))) == _LFS:
         raise FormatError(
-            f"{folder.root / file} is a shard that torch's distributed writer left unconsolidated",
-            hint="load it with torch's HuggingFaceStorageReader and save it with intarsia.save:"
-            " torch's consolidation writes zeros for numbers and for absent shards",
+            f"{folder.root / file} is a Git LFS pointer, not the file itself",
+            hint=f"run `git lfs pull` in {folder.root}",
         )
+    rows, metadata = read_header(folder, file, complain)
+    if _UNCONSOLIDATED in metadata:
+        raise _unconsolidated(folder, file)
     names = {row.name for row in rows}
     if expected is not None and names != set(expected):
         lost, extra = sorted(set(expected) - names), sorted(names - set(expected))

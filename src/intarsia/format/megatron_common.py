@@ -23,25 +23,25 @@ from zipfile import ZipFile, ZipInfo
 
 from intarsia.errors import FormatError
 from intarsia.format.dcp_metadata import Metadata
+from intarsia.format.foreign import MEGATRON, is_megatron_rank
 from intarsia.format.inert import Inert
-from intarsia.format.sides import side_files
+from intarsia.format.megatron_frame import (
+    COMMON_FILE,
+    FRAME_BYTES,
+    METADATA,
+    TRACKER,
+    tracked_folder,
+)
 from intarsia.format.strict_json import parse_json
 from intarsia.format.torch_frame import write_object
 from intarsia.format.torch_zip import read_object
-from intarsia.planning.manifest import Side
 from intarsia.store.local import Folder
 from intarsia.store.looking import is_file, is_folder, listed
 
-TRACKER = "latest_checkpointed_iteration.txt"
 BACKEND = "metadata.json"
-METADATA = ".metadata"
-COMMON_FILE = "common.pt"
 COMMON_OBJECT = "common_state/shard_0_1"
-RELEASE = "release"
 RUN_CONFIG = "run_config.yaml"
-_FRAME_BYTES = 1 << 20
 _ITERATION = re.compile(r"^iter_(\d{7,})$")
-_OWN_FILES = re.compile(r"^(metadata\.json|latest_.*|run_config\.yaml|.*\.sha256)$")
 
 
 def looks_like_megatron(path: Path) -> bool:
@@ -56,10 +56,7 @@ def find_checkpoint(path: Path) -> Path:
         return the_one(found, path)
     legacy = [p for p in _candidates(path) if _is_legacy(p)]
     if legacy:
-        raise FormatError(
-            f"{legacy[0]} holds one pickle per model-parallel rank (Megatron's format `torch`)",
-            hint="load and save it once with Megatron's --ckpt-convert-format torch_dist",
-        )
+        raise FormatError(f"{legacy[0]} is {MEGATRON.name}", hint=MEGATRON.remedy)
     raise FormatError(f"{path} holds no torch_dist checkpoint")
 
 
@@ -74,18 +71,6 @@ def the_one(found: Sequence[Path], path: Path) -> Path:
     return found[0]
 
 
-def home_of(root: Path) -> Path | None:
-    """Where the model configuration lies: with the tensors, or beside the iterations."""
-    return next((p for p in (root, root.parent) if is_file(p / "config.json")), None)
-
-
-def sides_at(home: Path | None) -> tuple[Side, ...]:
-    """The small files beside a configuration, but for those of the frame."""
-    if home is None:
-        return ()
-    return tuple(side for side in side_files(home) if not _OWN_FILES.match(side.name))
-
-
 def _candidates(path: Path) -> list[Path]:
     """The folders that may hold the tensors: the path, else the tracked one, else all."""
     if is_file(path / METADATA) or _is_legacy(path):
@@ -95,7 +80,7 @@ def _candidates(path: Path) -> list[Path]:
 
 
 def _is_legacy(folder: Path) -> bool:
-    return bool(listed(folder, "mp_rank_0*"))
+    return any(map(is_megatron_rank, listed(folder, "mp_rank_*")))
 
 
 def _is_torch_dist(folder: Path) -> bool:
@@ -105,22 +90,10 @@ def _is_torch_dist(folder: Path) -> bool:
 def _backend(folder: Path) -> str | None:
     try:
         with Folder(folder) as files:
-            said = parse_json(files.read_all(BACKEND, _FRAME_BYTES), str(folder / BACKEND))
+            said = parse_json(files.read_all(BACKEND, FRAME_BYTES), str(folder / BACKEND))
     except FormatError:
         return None
     return said.get("sharded_backend") if isinstance(said, dict) else None
-
-
-def tracked_folder(path: Path) -> Path | None:
-    """The folder of the iteration that a tracker file names, if there is such a file."""
-    try:
-        with Folder(path) as folder:
-            word = folder.read_all(TRACKER, _FRAME_BYTES).decode("ascii", "replace").strip()
-    except FormatError:
-        return None
-    if word == RELEASE:
-        return path / RELEASE
-    return path / f"iter_{int(word):07d}" if re.fullmatch(r"\d{1,18}", word) else None
 
 
 def _iterations(path: Path) -> list[Path]:

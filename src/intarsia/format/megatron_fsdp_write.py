@@ -28,7 +28,7 @@ from intarsia.format.dcp_metadata import (
 )
 from intarsia.format.dcp_metadata_write import write_metadata
 from intarsia.format.dcp_write import Files, cut_by, place_all
-from intarsia.format.megatron_common import TRACKER
+from intarsia.format.megatron_frame import TRACKER
 from intarsia.format.megatron_fsdp_carry import iteration_of, written_entries
 from intarsia.format.megatron_fsdp_entries import path_of, tensor_in
 from intarsia.format.megatron_fsdp_keys import MODEL, STATE, WRAPPERS, gated_parts, live

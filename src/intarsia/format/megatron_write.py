@@ -25,9 +25,7 @@ from intarsia.format.dcp_metadata_write import write_metadata
 from intarsia.format.dcp_write import Files, holders
 from intarsia.format.megatron_common import (
     BACKEND,
-    COMMON_FILE,
     COMMON_OBJECT,
-    TRACKER,
     archive,
     arguments_of,
     backend_file,
@@ -36,6 +34,7 @@ from intarsia.format.megatron_common import (
     plain,
 )
 from intarsia.format.megatron_config import arguments_for
+from intarsia.format.megatron_frame import COMMON_FILE, TRACKER
 from intarsia.format.megatron_fsdp_entries import common_in, common_of
 from intarsia.format.megatron_groups import (
     FROM_TORCH,

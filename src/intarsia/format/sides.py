@@ -9,7 +9,7 @@ from typing import Any
 from intarsia.errors import FormatError, UnsafeError
 from intarsia.format.strict_json import parse_json
 from intarsia.planning.manifest import Side
-from intarsia.store.looking import is_file, is_link, listed, real, size_of
+from intarsia.store.looking import is_file, is_folder, is_link, real
 from intarsia.store.naming import unreadable
 
 DIGESTS = "intarsia-digests.json"
@@ -17,23 +17,6 @@ DIGESTS = "intarsia-digests.json"
 
 MAX_SIDE_BYTES = 256 << 20
 MAX_CONFIG_BYTES = 16 << 20
-_WEIGHTS = (
-    ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".ckpt",
-    ".distcp", ".metadata", ".gguf", ".h5", ".msgpack", ".onnx", ".tmp", ".lock",
-)  # fmt: skip
-
-
-def side_files(root: Path) -> tuple[Side, ...]:
-    """The files of a folder that are no weights, in order of their names."""
-    found = []
-    for path in listed(root):
-        if not is_file(path) or path.name.endswith(_WEIGHTS) or path.name[0] == ".":
-            continue
-        if path.name == DIGESTS:
-            continue
-        if size_of(path) <= MAX_SIDE_BYTES:
-            found.append(Side(path.name, str(path)))
-    return tuple(found)
 
 
 def check_sides(sides: Sequence[Side]) -> None:
@@ -45,7 +28,7 @@ def check_sides(sides: Sequence[Side]) -> None:
         path = Path(side.path)
         if not is_link(path):
             continue
-        home = real(path.parent)
+        home = real(path.parents[side.name.count("/")])
         homes = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
         to = real(path)
         if not any(to.is_relative_to(each) for each in homes):
@@ -62,7 +45,8 @@ def config_of(root: Path) -> Mapping[str, Any] | None:
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    """A model's `config.json`."""
+    """A model's `config.json`, or that of the folder that is given."""
+    path = path / "config.json" if is_folder(path) else path
     try:
         with path.open("rb") as file:
             data = file.read(MAX_CONFIG_BYTES + 1)

@@ -19,17 +19,15 @@ from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.dcp import open_metadata
 from intarsia.format.dcp_metadata import Metadata
 from intarsia.format.megatron_common import (
-    COMMON_FILE,
     COMMON_OBJECT,
     arguments_of,
     find_checkpoint,
-    home_of,
     looks_like_megatron,
     read_common,
     read_run_config,
-    sides_at,
 )
 from intarsia.format.megatron_config import config_from_arguments
+from intarsia.format.megatron_frame import COMMON_FILE, home_of
 from intarsia.format.megatron_groups import (
     SHARED,
     STEPS,
@@ -116,7 +114,6 @@ class TorchDist:
             config_made=made,
             entries=entries,
             told={STEPS: told} if told else {},
-            sides=sides_at(home),
             absent=found.absent,
             problems=found.problems,
             notes=(*notes, *found.notes),

@@ -8,13 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from intarsia.errors import FormatError, StoreError
-from intarsia.store.local import Folder
+from intarsia.format.run_folder import LATEST, named_latest
 from intarsia.store.looking import exists, is_file
 from intarsia.store.naming import naming
 from intarsia.store.swap import sync_path
 
-LATEST = "latest"
-_NAME_BYTES = 4096
 _STEP = re.compile(r"\d+$")
 
 
@@ -34,7 +32,7 @@ def continues(path: Path) -> bool:
     """
     if not numbered(path):
         return False
-    named = _named(path.parent)
+    named = named_latest(path.parent)
     return not named or _STEP.sub("", named) == _STEP.sub("", path.name)
 
 
@@ -57,26 +55,3 @@ def point(path: Path) -> None:
             fresh.unlink()
         error.hint = f"{path} is whole and in its place; write its name into {file}"
         raise
-
-
-def resolve(path: str | Path) -> Path:
-    """The checkpoint that a path means: itself, or the last one of a folder that names it."""
-    where = Path(path)
-    file = where / LATEST
-    if not is_file(file):
-        return where
-    name = _named(where)
-    if not name or "/" in name or name in (".", "..") or not exists(where / name):
-        raise FormatError(
-            f"{file} names {name!r}, which is not in {where}",
-            hint="give the folder of the checkpoint itself",
-        )
-    return where / name
-
-
-def _named(folder: Path) -> str:
-    """What `latest` says in a folder; nothing where there is no such file."""
-    if not is_file(folder / LATEST):
-        return ""
-    with Folder(folder) as held:
-        return held.read_all(LATEST, _NAME_BYTES).decode("utf-8", "replace").strip()

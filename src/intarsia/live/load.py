@@ -15,11 +15,10 @@ from typing import Any
 from intarsia.carried import groups_of, read_entries
 from intarsia.errors import UsageError
 from intarsia.family import table_for
-from intarsia.formats import folder_of, format_named
+from intarsia.formats import find_checkpoint, folder_of, format_named
 from intarsia.live.demand import Demand, Place, Settled, cast_names, settle
 from intarsia.live.entries import extra_in
 from intarsia.live.fill import fill, prove
-from intarsia.live.latest import resolve
 from intarsia.live.materialise import materialise
 from intarsia.live.megatron_model import chunks_of, install, is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import unlike_settings, with_settings
@@ -90,7 +89,8 @@ def load(
         raise UsageError(f"hyperparameters is {hyperparameters!r}", hint="stored or mine")
     team = ranks_of_model()
     with team.together() as shared:
-        where = resolve(path)
+        found = find_checkpoint(path)
+        where = found.path
         budget = Budget.of(memory, workers)
         modules = [part for part in chunks_of(into) if hasattr(part, "_apply")]
         left = [name for module in modules for name in materialise(module, device)]
@@ -110,7 +110,7 @@ def load(
             report.config = with_settings(manifest.config, into)
             report.notes += unlike_settings(into)
         report.cast = cast_names(settled.holdings, manifest, allowed=cast)
-        report.notes += _remarks(left)
+        report.notes += [*found.notes, *_remarks(left)]
         _fill(demand, settled, into, optimizer, hyperparameters, budget, team, progress, report)
     return report
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+_SHOWN = 8
+
 
 class Role(StrEnum):
     """What a part of a checkpoint is."""
@@ -56,3 +58,15 @@ class Item:
 def left_out(items: Iterable[Item]) -> list[Item]:
     """The parts that the destination does not get."""
     return [item for item in items if item.fate is Fate.LEFT_OUT]
+
+
+def lines(items: Iterable[Item]) -> list[str]:
+    """What is left out, for people: one line for all parts that are left out for the same reason."""
+    groups: dict[tuple[str, Role, str], list[str]] = {}
+    for item in left_out(items):
+        groups.setdefault((item.kind, item.role, item.why), []).append(item.name)
+    return [
+        f"{kind} {', '.join(names[:_SHOWN])}"
+        f"{f', … ({len(names)} in all)' if len(names) > _SHOWN else ''} ({role}): {why}"
+        for (kind, role, why), names in groups.items()
+    ]

@@ -97,6 +97,7 @@ class Manifest:
     arguments, for want of the model's: it may be wrong in what those do not tell.
     `told` are elements that no file holds as such, by the name that chunks give for a file.
     `inventory` names every file of the folder and every section, with its role and its fate.
+    `given` is the path by which it was asked for: its own, or that of the run it is of.
     """
 
     format: str
@@ -114,6 +115,7 @@ class Manifest:
     absent: tuple[Logical, ...] = ()
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    given: str = ""
 
     @cached_property
     def sources(self) -> Mapping[str, tuple[Stored, ...]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from intarsia.mesh import Mesh
-from intarsia.planning.inventory import left_out
+from intarsia.planning.inventory import lines
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.planning.proof import Gap, Proven, prover_of
 from intarsia.quantity import human
@@ -98,9 +98,6 @@ class Plan:
         ]
         rows += [("problem", text) for text in self.problems[:8]]
         rows += [("left out", f"{x.tensor} ({x.elements:,}): {x.why}") for x in self.left_out[:8]]
-        rows += [
-            ("left out", f"{item.kind} {item.name} ({item.role}): {item.why}")
-            for item in left_out(self.src.inventory)
-        ]
+        rows += [("left out", text) for text in lines(self.src.inventory)]
         rows += [("note", text) for text in self.notes]
         return "\n".join(f"{name:<9}{text}" for name, text in rows)

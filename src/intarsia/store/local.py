@@ -174,3 +174,11 @@ def check_name(name: object, where: str) -> str:
     if not fits:
         raise FormatError(f"{name[:80]!r} is no file name - at {where}")
     return name
+
+
+def check_inside(name: object, where: str) -> str:
+    """A relative path that a checkpoint gives: one that stays below the checkpoint's own folder."""
+    inside = isinstance(name, str) and all(name.split("/"))
+    for part in str(name).split("/") if inside else (name,):
+        check_name(part, where)
+    return str(name)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 PARTIAL = ".intarsia-partial"
 """How the name of a folder ends that is not whole yet."""
+_COPIED_BYTES = 8 << 20
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -158,10 +159,14 @@ class Staging:
         self.write(file, 0, [data])
 
     def copy_in(self, file: str, source: Path) -> None:
-        """Take over a small file unchanged."""
+        """Take over a file unchanged, a part at a time."""
         with naming(source), os.fdopen(open_plain(source), "rb") as opened:
-            data = opened.read()
-        self.write_small(file, data)
+            length = os.fstat(opened.fileno()).st_size
+            self.create(file, length)
+            at = 0
+            while data := opened.read(min(_COPIED_BYTES, length - at)):
+                self.write(file, at, [data])
+                at += len(data)
 
     def sync(self) -> None:
         """Make every file written by this process durable, and close it.

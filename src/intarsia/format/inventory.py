@@ -1,0 +1,223 @@
+"""Every file of a checkpoint's folder: read, copied as it is, or left out for a reason.
+
+Roles come from names that only one framework writes.  State of a trainer lies in pickles that
+number the parameters of the model, so it is copied whole, and only where these stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from intarsia.format.hf_files import OPTIMIZER
+from intarsia.format.megatron_frame import COMMON_FILE, FRAME, home_of
+from intarsia.format.sides import DIGESTS, MAX_SIDE_BYTES
+from intarsia.format.weight_sets import ADAPTER, stem_of_file, stem_of_index
+from intarsia.planning.inventory import Fate, Item, Role
+from intarsia.planning.manifest import Manifest, Side
+from intarsia.quantity import human
+from intarsia.store.looking import everything_in, is_file, is_folder, listed, size_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Files of which the name says what they are; without a reason they are copied."""
+
+    pattern: re.Pattern[str]
+    role: Role
+    why: str = ""
+
+
+def _kind(pattern: str, role: Role, why: str = "") -> _Kind:
+    return _Kind(re.compile(pattern), role, why)
+
+
+TRAINING = (
+    _kind(r"optimizer(_\d+)?\.(pt|bin)", Role.OPTIMIZER),
+    _kind(r"(scheduler|sampler|dl_state_dict)(_\d+)?\.(pt|bin)", Role.TRAINING),
+    _kind(r"scaler\.pt", Role.TRAINING),
+    _kind(r"rng_state(_\d+)?\.pth", Role.TRAINING),
+    _kind(r"random_states_\d+\.pkl", Role.TRAINING),
+    _kind(r"custom_checkpoint_\d+\.pkl", Role.TRAINING),
+    _kind(r"trainer_state\.json", Role.TRAINING),
+    _kind(r"training_args\.bin", Role.TRAINING),
+)
+"""What Trainer and accelerate keep beside a model, to go on with its training."""
+
+_FILES = (
+    _kind(re.escape(DIGESTS), Role.SIDE, "digests of these very files; those of the result are taken anew"),
+    _kind(r"latest|latest_universal|latest_checkpointed_iteration\.txt", Role.TRAINING,
+          "names a checkpoint of the run that it lies in"),
+    _kind(r"zero_to_fp32\.py", Role.TRAINING, "a script for DeepSpeed's files, which are not carried"),
+    _kind(r"pytorch_model.*\.bin(\.index(\..+)?\.json)?", Role.OTHER_MODEL,
+          "weights in a pickle, beside the files that were read"),
+    _kind(r".*\.(tmp|lock|partial|incomplete)", Role.UNKNOWN, "a temporary file"),
+    _kind(r".*\.(gguf|onnx|onnx_data|h5|keras|msgpack|tflite|mlmodel|ot|nemo|engine)", Role.OTHER_MODEL,
+          "weights of another kind, beside the files that were read"),
+    _kind(r".*\.(pt|pth|bin|ckpt|pkl|pickle|npy|npz|distcp)", Role.UNKNOWN,
+          "tensors or a pickle that no part of the checkpoint names"),
+    _kind(r"\..*", Role.UNKNOWN, "a hidden file"),
+)  # fmt: skip
+
+_FOLDERS = (
+    _kind(r"(checkpoint|step|epoch)[-_]?\d+|iter_\d+|global_step_\d+|release", Role.OTHER_MODEL,
+          "another checkpoint; give its folder to take it"),
+    _kind(r"global_step\d+", Role.OPTIMIZER, "DeepSpeed's own state, which is not read"),
+    _kind(r"optimizer_\d+", Role.OPTIMIZER, "accelerate's sharded state, which no model beside it is of"),
+    _kind(r"original", Role.OTHER_MODEL, "the weights as their maker published them, beside the files that were read"),
+    _kind(r"(onnx|openvino|coreml|gguf|metal|tensorrt).*", Role.OTHER_MODEL,
+          "weights of another kind, beside the files that were read"),
+    _kind(r"\..*", Role.UNKNOWN, "a hidden folder"),
+)  # fmt: skip
+
+_TEMPLATES = "additional_chat_templates"
+_MEGATRON = ("torch_dist", "fsdp_dtensor")
+CARRIED_WHERE_EQUAL = "with the weights, where names, shapes and element types stay (hf to hf)"
+NOT_CARRIED = "state of the trainer that wrote the folder, kept from hf to hf alone"
+
+
+def with_files(manifest: Manifest, given: Path) -> Manifest:
+    """The manifest with every file of its folder in the inventory, and what is copied as its sides.
+
+    `given` is what the user named: the checkpoint, or the folder of a run that it lies in.
+    """
+    root = Path(manifest.path)
+    if not is_folder(root):
+        item = Item("file", root.name, Role.MODEL, Fate.READ, nbytes=size_of(root))
+        return replace(manifest, inventory=(*manifest.inventory, item))
+    said = {item.name for item in manifest.inventory if item.kind == "file"}
+    found = items_in(root, said | _read_names(manifest), trains=manifest.format == "hf")
+    items = [item for item in found if item.name not in said]
+    sides = {side.name: side for side in _sides(root, items)}
+    above: list[Item] = []
+    if manifest.format in _MEGATRON and home_of(root) == root.parent:
+        # Megatron's iterations share what lies beside them.
+        above = [i for i in items_in(root.parent, (), trains=False) if i.name != root.name]
+        above = [i for i in above if not FRAME.match(i.name)]
+        sides |= {side.name: side for side in _sides(root.parent, above)}
+        if given != root.parent:
+            above = [i for i in above if i.fate is Fate.COPIED]
+    elif given == root.parent:
+        above = [_beside(i) for i in items_in(given, (), trains=False) if i.name != root.name]
+    items += [replace(item, name=f"../{item.name}") for item in above]
+    return replace(manifest, inventory=(*manifest.inventory, *items), sides=tuple(sides.values()))
+
+
+def _read_names(manifest: Manifest) -> set[str]:
+    """The files that a checkpoint was read from, headers included."""
+    names = {*manifest.files, ".metadata"}
+    if manifest.format in _MEGATRON:
+        held = (path.name for path in listed(Path(manifest.path)))
+        names |= {name for name in held if FRAME.match(name)}
+    return names
+
+
+def _beside(item: Item) -> Item:
+    """A part of a run's folder, of which one checkpoint was taken."""
+    if item.fate is not Fate.COPIED:
+        return item
+    return replace(item, fate=Fate.LEFT_OUT, why="in the folder of the run, beside the checkpoint")
+
+
+def items_in(root: Path, read: Collection[str], *, trains: bool) -> Iterator[Item]:
+    """The files and subfolders of a folder, those of `read` among them.
+
+    `trains` says that state of Trainer's or accelerate's may be copied with the weights.
+    """
+    inside = {PurePosixPath(file).parts[0] for file in read}
+    present = {path.name for path in listed(root)}
+    for path in listed(root):
+        if path.name in inside and is_folder(path):
+            yield from _in_read_folder(root, path, read)
+        elif path.name == _TEMPLATES and is_folder(path):
+            for each in listed(path, "*.jinja"):
+                name = f"{_TEMPLATES}/{each.name}"
+                yield Item("file", name, Role.SIDE, Fate.COPIED, nbytes=_size(each))
+        elif path.name in read:
+            role = Role.TRAINING if path.name == COMMON_FILE else Role.MODEL
+            yield Item("file", path.name, role, Fate.READ, nbytes=size_of(path))
+        else:
+            yield _item(path, present, read, trains=trains)
+
+
+def _in_read_folder(root: Path, folder: Path, read: Collection[str]) -> Iterator[Item]:
+    role = Role.OPTIMIZER if folder.name.startswith(OPTIMIZER) else Role.MODEL
+    for path in everything_in(folder):
+        name = str(PurePosixPath(path.relative_to(root)))
+        if name in read or path.name in _HEADERS or stem_of_index(path.name):
+            yield Item("file", name, role, Fate.READ, nbytes=size_of(path))
+        elif not is_folder(path):
+            why = "beside the files that were read"
+            yield Item("file", name, Role.UNKNOWN, Fate.LEFT_OUT, why, _size(path))
+
+
+_HEADERS = (".metadata", "entries.json")
+
+
+def _item(path: Path, present: Collection[str], read: Collection[str], *, trains: bool) -> Item:
+    """What becomes of something in the folder that was not read."""
+    name = path.name
+    if is_folder(path):
+        kind = next((k for k in _FOLDERS if k.pattern.fullmatch(name)), None)
+        role, why = (
+            (kind.role, kind.why) if kind else (Role.UNKNOWN, "a subfolder, not looked into")
+        )
+        return Item("folder", name, role, Fate.LEFT_OUT, why)
+    nbytes = _size(path)
+    if not is_file(path):
+        return Item(
+            "file", name, Role.UNKNOWN, Fate.LEFT_OUT, "a link to nothing, or no file on disk"
+        )
+    if kind := next((k for k in TRAINING if k.pattern.fullmatch(name)), None):
+        fate = Fate.COPIED if trains else Fate.LEFT_OUT
+        return Item(
+            "file", name, kind.role, fate, CARRIED_WHERE_EQUAL if trains else NOT_CARRIED, nbytes
+        )
+    if why := _of_other_weights(name, present, read):
+        return Item("file", name, Role.OTHER_MODEL, Fate.LEFT_OUT, why, nbytes)
+    kind = next((k for k in _FILES if k.pattern.fullmatch(name)), None)
+    if kind is not None:
+        return Item("file", name, kind.role, Fate.LEFT_OUT, kind.why, nbytes)
+    if nbytes > MAX_SIDE_BYTES:
+        why = f"more than {human(MAX_SIDE_BYTES)}, which no configuration or tokenizer has"
+        return Item("file", name, Role.UNKNOWN, Fate.LEFT_OUT, why, nbytes)
+    return Item("file", name, Role.SIDE, Fate.COPIED, nbytes=nbytes)
+
+
+def _of_other_weights(name: str, present: Collection[str], read: Collection[str]) -> str:
+    """Why a file with weights, or one that describes them, is left out; "" where it is neither."""
+    files = sorted(file for file in read if file.endswith(".safetensors") and "/" not in file)
+    stem = stem_of_file(files[0]) if files else ""
+    shown = f"{stem}.safetensors" if len(files) < 2 else f"{stem}-*.safetensors"
+    beside = (
+        f"not of the weights that were read ({shown})" if files else "weights that were not read"
+    )
+    if name.endswith(".safetensors") or stem_of_index(name) is not None:
+        return beside
+    if name == "adapter_config.json" and stem != ADAPTER and _has(present, ADAPTER):
+        return f"describes {ADAPTER}.safetensors, which is left out"
+    if name == "params.json" and stem != "consolidated" and _has(present, "consolidated"):
+        return "describes the consolidated weights, which are left out"
+    return ""
+
+
+def _has(present: Iterable[str], stem: str) -> bool:
+    return any(n.endswith((".safetensors", ".bin", ".pth")) and n.startswith(stem) for n in present)
+
+
+def _size(path: Path) -> int:
+    return size_of(path) if is_file(path) else 0
+
+
+def is_training(item: Item) -> bool:
+    """Whether a file holds, or speaks of, the state of a trainer."""
+    return item.kind == "file" and any(k.pattern.fullmatch(item.name) for k in TRAINING)
+
+
+def _sides(root: Path, items: Iterable[Item]) -> tuple[Side, ...]:
+    """The files that are copied as they are."""
+    return tuple(
+        Side(item.name, str(root / item.name)) for item in items if item.fate is Fate.COPIED
+    )

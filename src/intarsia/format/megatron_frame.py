@@ -1,0 +1,35 @@
+"""The small files around a Megatron checkpoint: which of them there are, and which iteration is tracked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from intarsia.errors import FormatError
+from intarsia.store.local import Folder
+from intarsia.store.looking import is_file
+
+TRACKER = "latest_checkpointed_iteration.txt"
+METADATA = ".metadata"
+COMMON_FILE = "common.pt"
+RELEASE = "release"
+FRAME_BYTES = 1 << 20
+FRAME = re.compile(r"^(metadata\.json|common\.pt|latest_.*|run_config\.yaml|.*\.sha256)$")
+"""Files of the frame around the tensors, which each checkpoint has of its own."""
+
+
+def home_of(root: Path) -> Path | None:
+    """Where the model configuration lies: with the tensors, or beside the iterations."""
+    return next((p for p in (root, root.parent) if is_file(p / "config.json")), None)
+
+
+def tracked_folder(path: Path) -> Path | None:
+    """The folder of the iteration that a tracker file names, if there is such a file."""
+    try:
+        with Folder(path) as folder:
+            word = folder.read_all(TRACKER, FRAME_BYTES).decode("ascii", "replace").strip()
+    except FormatError:
+        return None
+    if word == RELEASE:
+        return path / RELEASE
+    return path / f"iter_{int(word):07d}" if re.fullmatch(r"\d{1,18}", word) else None

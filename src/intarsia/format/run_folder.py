@@ -1,0 +1,202 @@
+"""Which checkpoint a folder means that holds several: the folder of a run, or of the hub's cache.
+
+The framework's own word decides: its tracker, or the number in the names that it gives.  The
+newest whole one is taken and named; where nothing decides, the candidates are listed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from intarsia.errors import FormatError
+from intarsia.format.accelerate import PARTS, is_accelerate
+from intarsia.format.megatron_frame import TRACKER, tracked_folder
+from intarsia.store.local import Folder
+from intarsia.store.looking import exists, is_file, is_folder, listed
+
+LATEST = "latest"
+_NAME_BYTES = 4096
+_PICKLED = re.compile(r"(pytorch_model|adapter_model)(-00001-of-\d+)?\.bin")
+_NUMBERED = re.compile(r"^(?P<stem>.*?)(?P<number>\d+)$")
+_SERIES = re.compile(r"(checkpoint|ckpt|(global_?)?step|epoch|iter|iteration)[-_]?")
+"""How the names begin that count time; `fold_2` and `seed-3` are other models, not newer ones."""
+_SHOWN = 6
+_WRITTEN_LAST = ("trainer_state.json", "random_states_0.pkl")
+"""What Trainer and accelerate write when all else of a checkpoint is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The checkpoint that a path means, and what is to be said of the choice."""
+
+    path: Path
+    notes: tuple[str, ...] = ()
+
+
+Unfit = Callable[[Path], str | None]
+"""Why a folder is no whole checkpoint; None where it is one."""
+
+
+def find(path: Path, unfit: Unfit) -> Found:
+    """The checkpoint that a path means: itself, or the newest whole one of its folder."""
+    if not is_folder(path):
+        return Found(path)
+    if is_checkpoint(path):
+        return _itself(path)
+    tracked = tracked_folder(path)
+    if tracked is not None and is_checkpoint(tracked):
+        return Found(tracked, tuple(_untracked(path, tracked)))
+    if is_file(path / LATEST):
+        return _latest(path)
+    for cache in (path, path.parent) if path.name == "snapshots" else (path,):
+        if is_folder(cache / "snapshots") and (exists(cache / "refs") or exists(cache / "blobs")):
+            return _snapshot(cache)
+    return _newest(path, unfit)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder looks like a checkpoint itself, whole or not."""
+    return (
+        is_file(path / ".metadata") or is_accelerate(path) or bool(listed(path, "*.safetensors*"))
+    )
+
+
+def _untracked(run: Path, taken: Path) -> Iterable[str]:
+    """What is said of Megatron's iterations where there are several, of which the tracker names one."""
+    if len(listed(run, "iter_*")) < 2:
+        return
+    number = _NUMBERED.match(taken.name)
+    later = [
+        p.name
+        for p in listed(run, "iter_*")
+        if number and (m := _NUMBERED.match(p.name)) and int(m["number"]) > int(number["number"])
+    ]
+    newer = f"; {', '.join(later)} is newer and not named there" if later else ""
+    yield f"{run} is the folder of a run: {taken.name} is taken, which {TRACKER} names{newer}"
+
+
+def _itself(path: Path) -> Found:
+    """A checkpoint that lies beside others; a tracker that names one of them contradicts it."""
+    if is_file(path / LATEST):
+        named = path / named_latest(path)
+        if named != path and is_folder(named) and is_checkpoint(named):
+            raise FormatError(
+                f"{path} is a checkpoint, and {LATEST} in it names another: {named.name}",
+                hint=f"give {named} for that one, or remove {path / LATEST} to take the folder's own",
+            )
+    others = [p.name for p in listed(path) if _is_numbered(p) and is_checkpoint(p)]
+    if not others:
+        return Found(path)
+    others.sort(key=_number)
+    note = (
+        f"{path} itself holds a model, which is taken; {_few(others)} beside it"
+        f" {'are other checkpoints' if len(others) > 1 else 'is another checkpoint'}:"
+        " give its folder to take one"
+    )
+    return Found(path, (note,))
+
+
+def _latest(run: Path) -> Found:
+    name = named_latest(run)
+    if not name or "/" in name or name in (".", "..") or not exists(run / name):
+        raise FormatError(
+            f"{run / LATEST} names {name!r}, which is not in {run}",
+            hint="give the folder of the checkpoint itself",
+        )
+    return Found(run / name, (f"{run} is the folder of a run: {name} is taken, as {LATEST} says",))
+
+
+def named_latest(run: Path) -> str:
+    """What `latest` says in a folder; nothing where there is no such file."""
+    if not is_file(run / LATEST):
+        return ""
+    with Folder(run) as folder:
+        return folder.read_all(LATEST, _NAME_BYTES).decode("utf-8", "replace").strip()
+
+
+def _snapshot(cache: Path) -> Found:
+    """The snapshot of a model in the hub's cache that `refs/main` names, or the only one."""
+    held = [p for p in listed(cache / "snapshots") if is_folder(p)]
+    main = cache / "refs" / "main"
+    named = None
+    if is_file(main):
+        with Folder(cache) as folder:
+            named = folder.read_all("refs/main", _NAME_BYTES).decode("utf-8", "replace").strip()
+    taken = next((p for p in held if p.name == named), None)
+    why = "refs/main names it"
+    if taken is None and len(held) == 1:
+        taken, why = held[0], "it is the only one"
+    if taken is None:
+        raise FormatError(
+            f"{cache} is a model of the hub's cache with {len(held)} snapshots, and refs/main names"
+            f" {f'{named!r}, which is none of them' if named else 'none'}: {_few([p.name for p in held])}",
+            hint="give the folder of one: snapshots/<revision>",
+        )
+    note = f"{cache} is a model of the hub's cache: snapshots/{taken.name} is taken, {why}"
+    return Found(taken, (note,))
+
+
+def _newest(run: Path, unfit: Unfit) -> Found:
+    """The whole checkpoint with the highest number, where one series of numbers holds checkpoints."""
+    series: dict[str, list[Path]] = {}
+    for path in listed(run):
+        if _is_numbered(path):
+            series.setdefault(_stem(path.name), []).append(path)
+    held = {s: p for s, p in series.items() if any(map(is_checkpoint, p))}
+    if not held or held.keys() == {"iter_"}:  # Megatron's reader says what is wrong there
+        return Found(run)
+    own = [p.name for p in listed(run) if _PICKLED.fullmatch(p.name)]
+    if len(held) > 1 or own or not _SERIES.fullmatch(next(iter(held))):
+        names = own + [p.name for paths in held.values() for p in sorted(paths, key=_by_number)]
+        raise FormatError(
+            f"{run} holds {len(names)} checkpoints, and nothing says which is meant: {_few(names)}",
+            hint=f"give the folder of one: {run / names[-1]}",
+        )
+    (paths,) = held.values()
+    last = [file for file in _WRITTEN_LAST if any(is_file(p / file) for p in paths)]
+    skipped: list[str] = []
+    for path in sorted(paths, key=_by_number, reverse=True):
+        absent = next((file for file in last if not is_file(path / file)), None)
+        if (why := f"no {absent}, which is written last" if absent else unfit(path)) is None:
+            return Found(path, (_taken(run, path, skipped),))
+        skipped.append(f"{path.name} ({why})")
+    raise FormatError(
+        f"{run} holds {len(skipped)} checkpoints, and none is whole: {_few(skipped)}",
+        hint="restore the files that are missing; `intarsia verify` of one names them all",
+    )
+
+
+def _taken(run: Path, path: Path, skipped: Sequence[str]) -> str:
+    passed = f"; newer, but not whole: {_few(skipped)}" if skipped else ""
+    return f"{run} is the folder of a run: {path.name} is taken, the newest whole one{passed}"
+
+
+def _is_numbered(path: Path) -> bool:
+    return (
+        _NUMBERED.match(path.name) is not None
+        and not path.name.startswith(".")
+        and not PARTS.fullmatch(path.name)
+        and is_folder(path)
+    )
+
+
+def _stem(name: str) -> str:
+    found = _NUMBERED.match(name)
+    return found["stem"] if found else name
+
+
+def _number(name: str) -> int:
+    found = _NUMBERED.match(name)
+    return int(found["number"]) if found else -1
+
+
+def _by_number(path: Path) -> int:
+    return _number(path.name)
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f", … ({len(names)} in all)" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,117 @@
+"""PEFT: an adapter that was copied or went through DCP is loaded by PEFT, and a wrong one is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import intarsia
+from intarsia.errors import FamilyError, UsageError
+from intarsia.planning.inventory import left_out
+from tests.checkpoints import assert_same
+
+WORDS = torch.arange(10).reshape(1, 10)
+
+
+def base() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=48,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def adapted(**options: object) -> PeftModel:
+    settings = {"r": 4, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM"}
+    model = get_peft_model(base(), LoraConfig(**(settings | options)))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    return model.eval()
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    adapted().save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def logits(folder: Path) -> torch.Tensor:
+    with torch.no_grad():
+        return PeftModel.from_pretrained(base(), folder).eval()(WORDS).logits
+
+
+@pytest.mark.parametrize("through", ["hf", "dcp"])
+def test_peft_loads_what_became_of_an_adapter(adapter: Path, tmp_path: Path, through: str) -> None:
+    intarsia.convert(adapter, tmp_path / "first", to=through, mesh="")
+    intarsia.convert(tmp_path / "first", tmp_path / "last", to="hf", max_shard_size="1KB")
+    held = sorted(p.name for p in (tmp_path / "last").iterdir() if "digests" not in p.name)
+    assert held == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    file = "adapter_model.safetensors"
+    assert_same(load_file(tmp_path / "last" / file), load_file(adapter / file))
+    assert torch.equal(logits(tmp_path / "last"), logits(adapter))
+    assert not torch.equal(logits(adapter), base()(WORDS).logits)
+
+
+@pytest.mark.parametrize("options", [{"use_dora": True}, {"rank_pattern": {"down_proj": 2}}, {"modules_to_save": ["lm_head"]}, {"target_modules": ["embed_tokens", "v_proj"]}, {"target_modules": "all-linear"}])  # fmt: skip
+def test_other_adapters_of_peft_are_read_and_kept(
+    tmp_path: Path, options: dict[str, object]
+) -> None:
+    adapted(**options).save_pretrained(tmp_path / "adapter")
+    intarsia.convert(tmp_path / "adapter", tmp_path / "copy", to="hf")
+    assert torch.equal(logits(tmp_path / "copy"), logits(tmp_path / "adapter"))
+
+
+@pytest.mark.parametrize("to", ["torch_dist", "fsdp_dtensor"])
+def test_an_adapter_is_no_model_of_megatron(adapter: Path, tmp_path: Path, to: str) -> None:
+    base().config.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=r"PEFT adapter[\s\S]*merge_and_unload"):
+        intarsia.convert(adapter, tmp_path / "out", to=to, config=tmp_path)
+
+
+def test_an_adapter_and_a_configuration_that_disagree_are_refused(adapter: Path) -> None:
+    file = adapter / "adapter_config.json"
+    config = json.loads(file.read_text())
+    for change, text in (
+        ({"r": 8}, "has rank 4, the configuration says 8"),
+        ({"target_modules": ["q_proj"]}, "is no target of the configuration"),
+    ):
+        file.write_text(json.dumps(config | change))
+        with pytest.raises(FamilyError, match=text):
+            intarsia.open(adapter)
+    file.unlink()
+    with pytest.raises(FamilyError, match=r"no adapter_config\.json"):
+        intarsia.open(adapter)
+
+
+def test_a_factor_without_its_other_half_is_refused(adapter: Path) -> None:
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    del tensors[next(name for name in tensors if "lora_B" in name)]
+    save_file(tensors, file)
+    with pytest.raises(FamilyError, match=r"lora_A\.weight` has no factor B"):
+        intarsia.open(adapter)
+
+
+def test_an_adapter_beside_a_model_is_left_out_with_its_configuration(
+    adapter: Path, tmp_path: Path
+) -> None:
+    base().save_pretrained(tmp_path / "model")
+    for file in ("adapter_model.safetensors", "adapter_config.json"):
+        (tmp_path / "model" / file).write_bytes((adapter / file).read_bytes())
+    report = intarsia.convert(tmp_path / "model", tmp_path / "out", to="hf")
+    lost = {item.name for item in left_out(report.plan.src.inventory)}
+    assert {"adapter_model.safetensors", "adapter_config.json"} <= lost
+    assert not list((tmp_path / "out").glob("adapter*"))
+    LlamaForCausalLM.from_pretrained(tmp_path / "out")
