@@ -12,22 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.checking.attest import Work, attest, digests_file
-from intarsia.errors import UsageError
+from intarsia.errors import Interrupted
 from intarsia.format.base import Arrangement
 from intarsia.format.sides import check_sides
-from intarsia.formats import folder_of, format_named
+from intarsia.formats import folder_of, format_named, root_of
+from intarsia.identity import facts_of
 from intarsia.job import Job
 from intarsia.planning.plan import Plan
+from intarsia.replacing import check_replaceable, check_sources, marks_beside
 from intarsia.resuming import begin, keep_what_is_proven
-from intarsia.run.crew import Crew, crew
+from intarsia.run.crew import Crew, agree
 from intarsia.run.execute import Execution, cut_steps
 from intarsia.run.hashing import merged
 from intarsia.run.journal import Journal
 from intarsia.run.progress import Progress, counting
 from intarsia.run.source import Source
 from intarsia.run.tally import Sums, Tally
-from intarsia.store.looking import real
-from intarsia.store.staging import Staging, check_destination
+from intarsia.store.destination import readers_of
+from intarsia.store.looking import given, real
+from intarsia.store.staging import Staging
 
 
 @dataclass(frozen=True)
@@ -60,36 +63,54 @@ def carry_out(
     overwrite: bool = False,
     resume: bool = False,
     progress: Progress | None = None,
+    team: Crew | None = None,
 ) -> Report:
     """Run a job; the destination appears when it is whole, or not at all.
 
     With `resume`, what an earlier run of the same job had written before it was killed is kept.
     """
     started = time.perf_counter()
-    where = Path(destination)
-    team = crew()
-    staging = Staging(where, overwrite=overwrite)
+    where, team = given(destination), team or Crew()
+    staging = Staging(where, overwrite=overwrite, judge=check_replaceable)
     journal = Journal(staging, job.wanted.targets)
+    sources = [job.src.path, *job.stamps.files]
     with team.together():
-        source = real(Path(job.src.path))
-        if real(where) in (source, *source.parents):
-            raise UsageError(f"{where} holds the source", hint="choose another destination")
+        check_sources(where, sources)
         job.plan.check()
         check_sides(job.src.sides)
-        if team.rank == 0 and not resume:
-            check_destination(staging.destination, overwrite)
+        if team.rank == 0:
+            staging.check_place()
+            if not resume:
+                staging.check()
     try:
         with team.together():
             arrangement = job.arrange()
+            facts = facts_of(job, arrangement)
+        agree(
+            team,
+            facts
+            | {
+                "destination": str(real(staging.destination)),
+                "--overwrite": str(overwrite),
+                "--resume": str(resume),
+                "--digests": str(job.digests),
+                "--memory, --workers": str(job.budget),
+            },
+        )
         job = replace(job, budget=job.budget.less(arrangement.held_bytes))
         with team.together() as shared:
             if team.rank == 0:
                 _check_equal(job)
-                shared.value = begin(job, staging, arrangement, journal, resume=resume)
-        whole, notes = shared.values[0]
+                staging.readers &= readers_of(map(Path, job.stamps.files))
+                staging.folder_readers &= readers_of([root_of(job.src)])
+                whole, notes = begin(job, staging, arrangement, journal, facts, resume=resume)
+                shared.value = whole, notes, 0 if whole else staging.folder_number
+        whole, notes, number = shared.values[0]
         if not whole:
+            with team.together():
+                staging.await_folder(number)
             parts, rounded, sums = _move(job, staging, arrangement, journal, team, progress)
-            notes += _rounding(rounded)
+            notes = [*notes, *_rounding(rounded)]
             with team.together():
                 if team.rank == 0:
                     _close(job, staging, arrangement, parts)
@@ -97,6 +118,10 @@ def carry_out(
                         _attest(job, staging, arrangement, sums, rounded)
                     job.stamps.check()
                     notes += staging.commit()
+    except KeyboardInterrupt as stop:
+        told = Interrupted(staging.committed)
+        keep_what_is_proven(job, staging, told)
+        raise told from stop
     except BaseException as error:
         keep_what_is_proven(job, staging, error)
         raise
@@ -179,4 +204,6 @@ def _attest(
     written = format_named(job.wish.to).read(staging.folder, job.config)
     work = Work(job.wanted.targets, arrangement, sums, rounded)
     found = attest(written, work, job.src, job.budget)
+    known = {*arrangement.files, *arrangement.closing, digests_file(arrangement)}
+    found = replace(found, files=marks_beside(staging.folder, known))
     staging.write_small(digests_file(arrangement), found.as_bytes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -16,8 +17,12 @@ from intarsia.format.complaint import Complain, refuse
 from intarsia.format.sides import read_config
 from intarsia.planning.manifest import Manifest
 from intarsia.store.local import Folder
-from intarsia.store.looking import exists, is_folder, listed
+from intarsia.store.looking import exists, given, is_file, is_folder, listed
 from intarsia.store.staging import PARTIAL
+from intarsia.store.stamp import Stamp, noting_stamps
+
+_HEADERS = (".metadata", "model.safetensors.index.json")
+"""Files that say what the others hold."""
 
 _CLASSES = {
     "torch_dist": "TorchDist",
@@ -88,17 +93,31 @@ def read_manifest(
     complain: Complain = refuse,
 ) -> Manifest:
     """What a checkpoint holds, from its headers alone; `complain` may keep what is wrong with some."""
-    where = Path(path)
+    where = given(path)
     if isinstance(config, (str, Path)):
-        config = read_config(Path(config))
-    with paused():
-        return format_of(where).read(where, config, complain)
+        config = read_config(given(config))
+    with paused(), noting_stamps() as seen:
+        found = format_of(where).read(where, config, complain)
+    return replace(found, stamps=_stamps_of(found, seen))
+
+
+def _stamps_of(manifest: Manifest, seen: Mapping[str, Stamp]) -> dict[str, Stamp]:
+    """The stamps of a checkpoint's files: as they were when their headers were read, or now."""
+    root = root_of(manifest)
+    files = {file: seen.get(str(root / file)) for file in (*manifest.files, *_HEADERS)}
+    now = {f: Stamp.of(root / f) for f, then in files.items() if not then and is_file(root / f)}
+    return {file: then for file, then in files.items() if then} | now
+
+
+def root_of(manifest: Manifest) -> Path:
+    """The folder that a checkpoint's files lie in."""
+    path = Path(manifest.path)
+    return path if is_folder(path) else path.parent
 
 
 def folder_of(manifest: Manifest) -> Folder:
-    """The folder that a checkpoint's files lie in."""
-    path = Path(manifest.path)
-    return Folder(path if is_folder(path) else path.parent, manifest.told)
+    """The files of a checkpoint, to read from."""
+    return Folder(root_of(manifest), manifest.told, manifest.stamps)
 
 
 def with_rules_of_transformers(manifest: Manifest) -> Manifest:

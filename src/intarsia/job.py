@@ -13,9 +13,9 @@ from intarsia.errors import UsageError
 from intarsia.family import table_for
 from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.formats import (
-    folder_of,
     format_named,
     read_manifest,
+    root_of,
     with_rules_of_transformers,
 )
 from intarsia.planning.manifest import Manifest
@@ -23,11 +23,8 @@ from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan
 from intarsia.run.budget import Budget
 from intarsia.run.crew import crew_size
-from intarsia.store.looking import is_file
-from intarsia.store.stamp import Stamps
+from intarsia.store.stamp import Stamp, Stamps
 from intarsia.targets import Wanted, Wish, targets_for
-
-_HEADERS = (".metadata", "model.safetensors.index.json")
 
 
 @dataclass(frozen=True)
@@ -92,14 +89,6 @@ def prepare(
 
 def stamps_of(src: Manifest) -> Stamps:
     """The stamps of every file that a checkpoint is read from."""
-    root = folder_of(src).root
-    headers = (root / name for name in _HEADERS)
-    return Stamps.of(
-        dict.fromkeys(
-            [
-                *(root / file for file in src.files),
-                *(path for path in headers if is_file(path)),
-                *(Path(side.path) for side in src.sides),
-            ]
-        )
-    )
+    root = root_of(src)
+    read = {str(root / file): Stamp(*stamp) for file, stamp in src.stamps.items()}
+    return Stamps.of(dict.fromkeys([*read, *(side.path for side in src.sides)]), read)

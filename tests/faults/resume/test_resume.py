@@ -209,11 +209,10 @@ def test_a_partial_folder_is_no_checkpoint(src: Path, tmp_path: Path) -> None:
 
 
 def test_an_overwrite_is_resumed_too(src: Path, tmp_path: Path, whole) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "old").write_text("old")
+    out = write_hf(tmp_path / "out", model(CONFIG, seed=5))
+    old = files_of(out)
     die_half_way(src, out, overwrite=True)
-    assert files_of(out) == {"old": b"old"}
+    assert files_of(out) == old
     with pytest.raises(UsageError, match="exists"):
         intarsia.convert(src, out, resume=True, **OPTIONS)
     intarsia.convert(src, out, resume=True, overwrite=True, **OPTIONS)
