@@ -7,9 +7,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from itertools import count
 from typing import Any
 
 from intarsia.errors import IntarsiaError
@@ -22,7 +21,8 @@ _HINT = (
     "every rank must make this call; where only one is to, give --alone (`alone=True`);"
     " INTARSIA_WAIT_SECONDS allows for a slower start"
 )
-_numbers = count()
+_calls: list[Any] = []
+"""The stores of calls that all ranks have made, by whose number the next one is known."""
 
 
 def group_of_torchrun() -> Any:
@@ -62,7 +62,7 @@ def _prefixed(store: Any) -> Any:
     """The part of a store that belongs to this call alone, the same on every rank."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-    return PrefixStore(f"intarsia/{next(_numbers)}", store)
+    return PrefixStore(f"intarsia/{len(_calls)}", store)
 
 
 def _await(store: Any, rank: int, size: int) -> None:
@@ -73,12 +73,15 @@ def _await(store: Any, rank: int, size: int) -> None:
         waited = time.monotonic() - started
         whom = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent[:8]))}"
         if waited > _limit():
+            with suppress(RuntimeError):  # a store that cannot forget
+                store.delete_key(f"here/{rank}")
             raise _in_vain(rank, size, whom)
         if not told and waited > min(SILENT_SECONDS, _limit() / 2):
             told = True
             _say(rank, size, whom)
         time.sleep(pause)
         pause = min(0.5, 2 * pause)
+    _calls.append(store)
 
 
 @contextmanager

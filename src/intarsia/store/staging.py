@@ -78,7 +78,7 @@ class Staging:
         self.old: Contents | None = None
         self.number: int | None = None
         self._files = Descriptors(self._open_file, self._close_file)
-        self._unsynced: dict[str, bool] = {}
+        self._unsynced: dict[str, None] = {}
         self._writing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
         self._flusher: ThreadPoolExecutor | None = None
@@ -206,7 +206,7 @@ class Staging:
             with naming(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 fd = os.open(path, _OPEN | os.O_CREAT | (0 if keep else os.O_TRUNC), mode)
-                self._unsynced[file] = keep or self._unsynced.get(file, False)
+                self._unsynced[file] = None
                 try:
                     os.truncate(fd, size_bytes)
                 finally:
@@ -221,7 +221,7 @@ class Staging:
         spin instead of reading.
         """
         with self._writing[file], naming(self.folder / file), self._files.use(file) as fd:
-            self._unsynced[file] = True
+            self._unsynced[file] = None
             count = write_all(fd, start_bytes, buffers)
         if count >= WRITEBACK_BYTES:  # so that the final sync finds little to do
             self.aside(self._start_write_back, file, start_bytes, count)
@@ -269,7 +269,7 @@ class Staging:
             except StoreError as error:
                 self.failure = error
                 raise
-            del self._unsynced[file]
+            self._unsynced.pop(file, None)
         with naming(self.folder, lasting=True):
             self._files.close()
 
@@ -372,8 +372,9 @@ class Staging:
     def _close_file(self, file: str, fd: int) -> None:
         """Close a file to make room for another; what the kernel could not write is known then."""
         try:
-            if self._unsynced.get(file):
+            if file in self._unsynced:
                 os.fsync(fd)
+                del self._unsynced[file]
         finally:
             os.close(fd)
 
