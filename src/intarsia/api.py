@@ -22,7 +22,8 @@ from intarsia.store.stamp import Stamp
 from intarsia.targets import Wish
 
 if TYPE_CHECKING:
-    from intarsia.checking.compare import Change, Comparison
+    from intarsia.checking.change import Changes
+    from intarsia.checking.compare import Comparison
     from intarsia.checking.digest import Digests
     from intarsia.checking.soundness import Soundness
 
@@ -190,9 +191,9 @@ def diff(
     memory: str | int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
-) -> list[Change]:
-    """How much each tensor changed between two checkpoints of one model."""
-    from intarsia.checking.compare import changes
+) -> Changes:
+    """How much each tensor changed between two checkpoints of one model, the furthest first."""
+    from intarsia.checking.change import changes
 
     left, right = open_pair(a, b, config)
     with left, right:
