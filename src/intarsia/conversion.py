@@ -75,13 +75,13 @@ def carry_out(
     journal = Journal(staging, job.wanted.targets)
     sources = [job.src.path, *job.stamps.files]
     with team.together():
-        check_sources(where, sources)
-        job.plan.check()
-        check_sides(job.src.sides)
         if team.rank == 0:
             staging.check_place()
-            if not resume:
-                staging.check()
+        check_sources(where, sources, overwrite=overwrite)
+        job.plan.check()
+        check_sides(job.src.sides)
+        if team.rank == 0 and not resume:
+            staging.check()
     try:
         with team.together():
             arrangement = job.arrange()

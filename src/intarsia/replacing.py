@@ -97,10 +97,10 @@ def mark_of(path: Path) -> str:
         raise unreadable(path, error) from error
 
 
-def check_sources(destination: Path, sources: Iterable[str]) -> None:
+def check_sources(destination: Path, sources: Iterable[str], *, overwrite: bool) -> None:
     """Refuse a destination that holds a file which is read, by whatever links and mounts it is reached."""
     home = real(destination)
-    inside = {_number(p): p for p in everything_in(destination)} if exists(destination) else {}
+    inside = {_number(path) for path in everything_in(destination)} if overwrite else set()
     number = _number(destination) if exists(destination) else None
     above: dict[Path, bool] = {}
     for source in sources:
