@@ -119,7 +119,7 @@ def carry_out(
                     job.stamps.check()
                     notes += staging.commit()
     except KeyboardInterrupt as stop:
-        told = Interrupted(staging.committed)
+        told = Interrupted(staging.committed, *stop.args)
         keep_what_is_proven(job, staging, told)
         raise told from stop
     except BaseException as error:

@@ -116,8 +116,8 @@ class LimitError(StoreError):
 class Interrupted(KeyboardInterrupt):
     """An interrupt of a run; `committed` says whether the destination is in its place nevertheless."""
 
-    def __init__(self, committed: bool) -> None:
-        super().__init__()
+    def __init__(self, committed: bool, *words: object) -> None:
+        super().__init__(*words)
         self.committed = committed
 
 

@@ -13,7 +13,7 @@ from intarsia.format.sides import DIGESTS
 from intarsia.formats import read_manifest
 from intarsia.planning.inventory import Role
 from intarsia.planning.manifest import Manifest
-from intarsia.store.destination import Contents
+from intarsia.store.destination import Contents, look
 from intarsia.store.looking import everything_in, exists, is_file, is_folder, is_link, real
 from intarsia.store.naming import unreadable
 
@@ -108,7 +108,7 @@ def check_sources(destination: Path, sources: Iterable[str], *, overwrite: bool)
         if to.parent not in above:
             parents = (to.parent, *to.parent.parents)
             above[to.parent] = home in parents or number in map(_number, parents)
-        found = _stat(to)
+        found = look(to)
         same = found is not None and (found.st_dev, found.st_ino) in inside
         if above[to.parent] or to == home or (same and found is not None and _is_last(found)):
             raise UsageError(
@@ -123,12 +123,5 @@ def _is_last(found: os.stat_result) -> bool:
 
 
 def _number(path: Path) -> tuple[int, int] | None:
-    found = _stat(path)
+    found = look(path)
     return None if found is None else (found.st_dev, found.st_ino)
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return os.lstat(path)
-    except OSError:
-        return None

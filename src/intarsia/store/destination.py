@@ -75,7 +75,7 @@ def check_place(destination: Path, traces: Iterable[Path]) -> None:
         raise UsageError(f"{destination} is a symbolic link", hint="give the folder it leads to")
     _check_mounts(destination)
     for path in traces:
-        found = _lstat(path)
+        found = look(path)
         if found is not None and os.geteuid() not in (0, found.st_uid):
             raise UsageError(
                 f"{path} belongs to {owner_of(found)}, whose run is writing {destination} or was killed",
@@ -121,7 +121,9 @@ def _check_owners(destination: Path) -> None:
     if me == 0:
         return
     for path in (destination, *everything_in(destination)):
-        found, home = os.lstat(path), os.stat(path.parent)
+        found, home = look(path), look(path.parent)
+        if found is None or home is None:
+            continue
         if home.st_mode & stat.S_ISVTX and me not in (found.st_uid, home.st_uid):
             raise _not_mine(path, found, f"in {path.parent} only the owner may replace it")
         if stat.S_ISDIR(found.st_mode) and not _may_write(path):
@@ -151,15 +153,21 @@ def readers_of(paths: Iterable[Path]) -> int:
     """Who beside the owner may read all of these files, as bits of a mode."""
     found = EVERYONE
     for path in paths:
-        mode = os.stat(path).st_mode
+        try:
+            mode = os.stat(path).st_mode
+        except OSError as error:
+            raise unreadable(path, error) from error
         for who, read in ((0o070, 0o040), (0o007, 0o004)):
             if not mode & read:
                 found &= ~who
     return found
 
 
-def _lstat(path: Path) -> os.stat_result | None:
+def look(path: Path) -> os.stat_result | None:
+    """What is there itself, be it a link; None where nothing is."""
     try:
         return os.lstat(path)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise unreadable(path, error) from error

@@ -175,7 +175,10 @@ class Folder:
 
     def _check(self, file: str, fd: int) -> None:
         """Raise where an open file is no longer what it was."""
-        then, now = self._stamps[file], Stamp.from_stat(os.fstat(fd))
+        try:
+            then, now = self._stamps[file], Stamp.from_stat(os.fstat(fd))
+        except OSError as error:
+            raise unreadable(self.root / file, error) from error
         if now != then:
             raise changed(self.root / file, then, now)
 
@@ -217,15 +220,18 @@ class _Opening:
 
     def _open_root(self, folder: Folder) -> int:
         fd = os.open(folder.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        found = os.fstat(fd)
-        number = found.st_dev, found.st_ino
-        if folder._number not in (None, number):
+        try:
+            found = os.fstat(fd)
+            number = found.st_dev, found.st_ino
+            if folder._number not in (None, number):
+                raise ChangedError(
+                    f"{folder.root} is another folder than the one that was opened",
+                    hint="another checkpoint has taken its place: open it again",
+                    path=folder.root,
+                )
+        except BaseException:
             os.close(fd)
-            raise ChangedError(
-                f"{folder.root} is another folder than the one that was opened",
-                hint="another checkpoint has taken its place: open it again",
-                path=folder.root,
-            )
+            raise
         folder._number = number
         return fd
 

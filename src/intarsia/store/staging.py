@@ -240,9 +240,9 @@ class Staging:
                 self._flusher = ThreadPoolExecutor(1, "intarsia-flush")
             self._flusher.submit(work, *arguments)
 
-    def write_small(self, file: str, data: bytes) -> None:
+    def write_small(self, file: str, data: bytes, *, mode: int | None = None) -> None:
         """Write a whole small file."""
-        self.create(file, len(data))
+        self.create(file, len(data), mode=mode)
         self.write(file, 0, [data])
 
     def copy_in(self, file: str, source: Path) -> None:
@@ -250,8 +250,7 @@ class Staging:
         with naming(source), os.fdopen(open_plain(source), "rb") as opened:
             mode = 0o600 | stat.S_IMODE(os.fstat(opened.fileno()).st_mode) & 0o777
             data = opened.read()
-        self.create(file, len(data), mode=mode)
-        self.write(file, 0, [data])
+        self.write_small(file, data, mode=mode)
 
     def sync(self) -> None:
         """Make every file written by this process durable, and close it.
