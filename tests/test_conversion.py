@@ -203,9 +203,12 @@ def test_a_destination_that_exists_is_kept_unless_it_may_be_replaced(tmp_path: P
     assert "exists" in answer.err
     assert files_of(out) == {"precious": b"data"}
     assert not leftovers(tmp_path)
+    assert cli("convert", src, out, "--to", "dcp", "--overwrite").status == 2
+    assert files_of(out) == {"precious": b"data"}
+    (out / "precious").unlink()
+    assert cli("convert", src, out, "--to", "dcp").status == 0
     assert cli("convert", src, out, "--to", "dcp", "--overwrite").status == 0
     assert_same(read_dcp(out), model(CONFIG))
-    assert "precious" not in files_of(out)
     assert not leftovers(tmp_path)
 
 

@@ -16,12 +16,14 @@ from intarsia.mesh import Mesh
 from intarsia.planning.plan import Plan
 from intarsia.quantity import bytes_in
 from intarsia.run.budget import Budget
-from intarsia.run.crew import crew
+from intarsia.run.crew import Crew, agree, crew
 from intarsia.run.progress import Progress
+from intarsia.store.stamp import Stamp
 from intarsia.targets import Wish
 
 if TYPE_CHECKING:
-    from intarsia.checking.compare import Change, Comparison
+    from intarsia.checking.change import Changes
+    from intarsia.checking.compare import Comparison
     from intarsia.checking.digest import Digests
     from intarsia.checking.soundness import Soundness
 
@@ -76,18 +78,23 @@ def convert(
     to: str,
     overwrite: bool = False,
     resume: bool = False,
+    alone: bool = False,
     progress: Progress | None = None,
     **options: Any,
 ) -> Report:
     """Convert a checkpoint; the destination appears when it is whole, or not at all.
 
     With `resume`, what an earlier run of the same job had written before it was killed is kept.
+    The ranks of a `torchrun` job share the work, unless one is to do it `alone`.
     Options: `mesh`, `dialect`, `dtype`, `memory`, `workers`, `max_shard_size`, `optimizer`,
     `config`, `megatron_spec`, `digests`.
     """
-    with crew().together():
-        planned = job(src, to=to, **options)
-    return carry_out(planned, dst, overwrite=overwrite, resume=resume, progress=progress)
+    with crew(alone=alone) as team:
+        with team.together():
+            planned = job(src, to=to, **options)
+        return carry_out(
+            planned, dst, overwrite=overwrite, resume=resume, progress=progress, team=team
+        )
 
 
 @overload
@@ -146,12 +153,34 @@ def digest(
     memory: str | int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
+    alone: bool = False,
 ) -> Digests:
-    """The digest of each logical tensor: equal for every format and layout of the same weights."""
+    """The digest of each logical tensor: equal for every format and layout of the same weights.
+
+    The ranks of a `torchrun` job share the work, unless one is to do it `alone`.
+    """
+    with crew(alone=alone) as team:
+        return digest_with(team, path, config, Budget.of(memory, workers), progress, secure=secure)
+
+
+def digest_with(
+    team: Crew,
+    path: Path_,
+    config: ConfigLike,
+    budget: Budget,
+    progress: Progress | None = None,
+    *,
+    secure: bool = False,
+) -> Digests:
+    """The digests of a checkpoint, by ranks that read the same one."""
     from intarsia.checking.digest import digests_of
 
-    with open(path, config) as checkpoint:
-        return digests_of(checkpoint, Budget.of(memory, workers), progress, secure=secure)
+    with team.together():
+        checkpoint = open(path, config)
+    with checkpoint:
+        facts = {f"source file {f}": str(Stamp(*s)) for f, s in checkpoint.manifest.stamps.items()}
+        agree(team, facts | {"--secure": str(secure), "--memory, --workers": str(budget)})
+        return digests_of(checkpoint, budget, progress, secure=secure, team=team)
 
 
 def diff(
@@ -162,9 +191,9 @@ def diff(
     memory: str | int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
-) -> list[Change]:
-    """How much each tensor changed between two checkpoints of one model."""
-    from intarsia.checking.compare import changes
+) -> Changes:
+    """How much each tensor changed between two checkpoints of one model, the furthest first."""
+    from intarsia.checking.change import changes
 
     left, right = open_pair(a, b, config)
     with left, right:

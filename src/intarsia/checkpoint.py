@@ -29,6 +29,7 @@ class Checkpoint(Mapping[str, Tensor]):
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
         self._folder = folder_of(manifest)
+        self._folder.hold()
         self._source = Source(manifest, format_named(manifest.format), self._folder)
 
     @property

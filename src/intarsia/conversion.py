@@ -11,19 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.checking.attest import Work, attest, digests_file
-from intarsia.errors import UsageError
+from intarsia.errors import Interrupted
 from intarsia.format.base import Arrangement
 from intarsia.format.config_dtype import with_dtype
 from intarsia.format.sides import check_sides
-from intarsia.formats import folder_of, format_named
+from intarsia.formats import folder_of, format_named, root_of
+from intarsia.identity import facts_of
 from intarsia.job import Job
 from intarsia.layout import Layout
 from intarsia.masters import check_rounded
 from intarsia.padding import TrainedPadding, not_carried, trained_padding
 from intarsia.planning.plan import Plan
 from intarsia.planning.proof import Proven
+from intarsia.replacing import check_replaceable, check_sources, marks_beside
 from intarsia.resuming import begin, keep_what_is_proven
-from intarsia.run.crew import Crew, crew
+from intarsia.run.crew import Crew, agree
 from intarsia.run.execute import Execution, cut_steps
 from intarsia.run.hashing import merged
 from intarsia.run.journal import Journal
@@ -31,8 +33,9 @@ from intarsia.run.losses import Changed, Losses, changed_tensors, summary
 from intarsia.run.progress import Progress, counting
 from intarsia.run.source import Source
 from intarsia.run.tally import Sums, Tally
-from intarsia.store.looking import real
-from intarsia.store.staging import Staging, check_destination
+from intarsia.store.destination import readers_of
+from intarsia.store.looking import given, real
+from intarsia.store.staging import Staging
 
 
 @dataclass(frozen=True)
@@ -69,28 +72,41 @@ def carry_out(
     overwrite: bool = False,
     resume: bool = False,
     progress: Progress | None = None,
+    team: Crew | None = None,
 ) -> Report:
     """Run a job; the destination appears when it is whole, or not at all.
 
     With `resume`, what an earlier run of the same job had written before it was killed is kept.
     """
     started = time.perf_counter()
-    where = Path(destination)
-    team = crew()
+    where, team = given(destination), team or Crew()
     changed: tuple[Changed, ...] = ()
-    staging = Staging(where, overwrite=overwrite)
+    staging = Staging(where, overwrite=overwrite, judge=check_replaceable)
     journal = Journal(staging, job.wanted.targets)
+    sources = [job.src.path, *job.stamps.files]
     with team.together():
-        source = real(Path(job.src.path))
-        if real(where) in (source, *source.parents):
-            raise UsageError(f"{where} holds the source", hint="choose another destination")
+        if team.rank == 0:
+            staging.check_place()
+        check_sources(where, sources, overwrite=overwrite)
         proofs = job.plan.check()
         check_sides(job.src.sides)
         if team.rank == 0 and not resume:
-            check_destination(staging.destination, overwrite)
+            staging.check()
     try:
         with team.together():
             arrangement = job.arrange()
+            facts = facts_of(job, arrangement)
+        agree(
+            team,
+            facts
+            | {
+                "destination": str(real(staging.destination)),
+                "--overwrite": str(overwrite),
+                "--resume": str(resume),
+                "--digests": str(job.digests),
+                "--memory, --workers": str(job.budget),
+            },
+        )
         job = replace(job, budget=job.budget.less(arrangement.held_bytes))
         with team.together():
             check_rounded(
@@ -104,12 +120,16 @@ def carry_out(
                 _check_equal(job)
                 used = {name for t in job.wanted.targets for name in t.layout.tensors}
                 padding = trained_padding(job.src, job.budget, used)
-                begun = begin(job, staging, arrangement, journal, resume=resume)
-                shared.value = *begun, padding
-        whole, notes, padding = shared.values[0]
-        notes += not_carried(padding)
-        notes += arrangement.notes
+                staging.readers &= readers_of(map(Path, job.stamps.files))
+                staging.folder_readers &= readers_of([root_of(job.src)])
+                whole, notes = begin(job, staging, arrangement, journal, facts, resume=resume)
+                number = 0 if whole else staging.folder_number
+                shared.value = whole, notes, number, padding
+        whole, notes, number, padding = shared.values[0]
+        notes = [*notes, *not_carried(padding), *arrangement.notes]
         if not whole:
+            with team.together():
+                staging.await_folder(number)
             parts, losses, sums = _move(job, proofs, staging, arrangement, journal, team, progress)
             changed = changed_tensors(losses, {t.name: t for t in job.wanted.targets})
             notes += summary(changed)
@@ -120,6 +140,10 @@ def carry_out(
                         _attest(job, staging, arrangement, sums, losses)
                     job.stamps.check()
                     notes += staging.commit()
+    except KeyboardInterrupt as stop:
+        told = Interrupted(staging.committed, *stop.args)
+        keep_what_is_proven(job, staging, told)
+        raise told from stop
     except BaseException as error:
         keep_what_is_proven(job, staging, error)
         raise
@@ -214,4 +238,6 @@ def _attest(
     written = format_named(job.wish.to).read(staging.folder, job.config)
     work = Work(job.wanted.targets, arrangement, sums, {name for name, _ in losses})
     found = attest(written, work, job.src, job.budget)
+    known = {*arrangement.files, *arrangement.closing, digests_file(arrangement)}
+    found = replace(found, files=marks_beside(staging.folder, known))
     staging.write_small(digests_file(arrangement), found.as_bytes())

@@ -3,7 +3,8 @@
 Every message says what, where, expected and found; `hint` says what to do next.
 `exit_status` is what the command line returns: 1 where a check found a fault, 2 where
 the input or the call cannot be used.  `kind` is what `verify` calls the fault in its report,
-`path` the file or folder that it is about, where one is known.
+`path` the file or folder that it is about, where one is known; `is_fault` says whether the
+error speaks of the checkpoint, and not of the moment or of this process.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class IntarsiaError(Exception):
 
     exit_status = 2
     kind = "unreadable"
+    is_fault = True
 
     def __init__(
         self,
@@ -32,6 +34,11 @@ class IntarsiaError(Exception):
         self.hint = hint
         self.kind = kind or self.kind
         self.path = path
+
+    def blame(self) -> None:
+        """Raise this error where it says nothing about the checkpoint: no report may call it a fault."""
+        if not self.is_fault:
+            raise self
 
     @property
     def brief(self) -> str:
@@ -57,6 +64,12 @@ class UnsafeError(FormatError):
     """A file asks for code to run; nothing of it was run."""
 
     kind = "unsafe"
+
+
+class ChangedError(FormatError):
+    """A file was changed or replaced while it was read; what was read before does not go with it."""
+
+    is_fault = False
 
 
 class LayoutError(IntarsiaError):
@@ -99,6 +112,20 @@ class StoreError(IntarsiaError):
     ) -> None:
         super().__init__(message, hint=hint, kind=kind, path=path)
         self.lost = lost
+
+
+class LimitError(StoreError):
+    """This process ran into a limit of the system (open files, memory); the checkpoint may be sound."""
+
+    is_fault = False
+
+
+class Interrupted(KeyboardInterrupt):
+    """An interrupt of a run; `committed` says whether the destination is in its place nevertheless."""
+
+    def __init__(self, committed: bool, *words: object) -> None:
+        super().__init__(*words)
+        self.committed = committed
 
 
 class StoppedError(IntarsiaError):

@@ -19,10 +19,15 @@ from intarsia.format.inventory import with_files
 from intarsia.format.megatron_frame import METADATA, TRACKER, tracked_folder
 from intarsia.format.run_folder import Found, find, is_checkpoint
 from intarsia.format.sides import read_config
+from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest
 from intarsia.store.local import Folder
-from intarsia.store.looking import exists, is_folder, listed
+from intarsia.store.looking import exists, given, is_file, is_folder, listed
 from intarsia.store.staging import PARTIAL
+from intarsia.store.stamp import Stamp, noting_stamps
+
+_HEADERS = (".metadata", "model.safetensors.index.json")
+"""Files that say what the others hold."""
 
 _CLASSES = {
     "torch_dist": "TorchDist",
@@ -127,7 +132,7 @@ def _may_be_sharded(path: Path) -> bool:
 
 def find_checkpoint(path: str | Path) -> Found:
     """The checkpoint that a path means: itself, or the one to take of a run's folder."""
-    return find(Path(path), _unfit)
+    return find(given(path), _unfit)
 
 
 def _unfit(path: Path) -> str | None:
@@ -148,18 +153,37 @@ def read_manifest(
 ) -> Manifest:
     """What a checkpoint holds, from its headers alone; `complain` may keep what is wrong with some."""
     if isinstance(config, (str, Path)):
-        config = read_config(Path(config))
-    with paused():
+        config = read_config(given(config))
+    with paused(), noting_stamps() as seen:
         found = find_checkpoint(path)
         manifest = format_of(found.path).read(found.path, config, complain)
-        manifest = with_files(manifest, Path(path))
-        return replace(manifest, given=str(path), notes=(*manifest.notes, *found.notes))
+        manifest = with_files(manifest, given(path))
+    return replace(
+        manifest,
+        given=str(path),
+        notes=(*manifest.notes, *found.notes),
+        stamps=_stamps_of(manifest, seen),
+    )
+
+
+def _stamps_of(manifest: Manifest, seen: Mapping[str, Stamp]) -> dict[str, Stamp]:
+    """The stamps of a checkpoint's files: as they were when their headers were read, or now."""
+    root = root_of(manifest)
+    read = (x.name for x in manifest.inventory if x.kind != "section" and x.fate is Fate.READ)
+    files = {f: seen.get(str(root / f)) for f in (*manifest.files, *_HEADERS, *read)}
+    now = {f: Stamp.of(root / f) for f, then in files.items() if not then and is_file(root / f)}
+    return {file: then for file, then in files.items() if then} | now
+
+
+def root_of(manifest: Manifest) -> Path:
+    """The folder that a checkpoint's files lie in."""
+    path = Path(manifest.path)
+    return path if is_folder(path) else path.parent
 
 
 def folder_of(manifest: Manifest) -> Folder:
-    """The folder that a checkpoint's files lie in."""
-    path = Path(manifest.path)
-    return Folder(path if is_folder(path) else path.parent, manifest.told)
+    """The files of a checkpoint, to read from."""
+    return Folder(root_of(manifest), manifest.told, manifest.stamps)
 
 
 def with_rules_of_transformers(manifest: Manifest) -> Manifest:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.format.base import Arrangement
-from intarsia.formats import folder_of
+from intarsia.formats import root_of
 from intarsia.job import Job
 from intarsia.planning.manifest import Manifest, Target
 
@@ -18,7 +18,7 @@ def facts_of(job: Job, arrangement: Arrangement) -> dict[str, str]:
     """Everything that the bytes of the destination follow from, each under a name that people know."""
     from intarsia import __version__
 
-    wish, root = job.wish, folder_of(job.src).root
+    wish, root = job.wish, root_of(job.src)
     return {
         "Intarsia": __version__,
         "--to": wish.to,

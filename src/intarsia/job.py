@@ -15,18 +15,17 @@ from intarsia.format.adapter import refuse_adapter, stem_for
 from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.format.weight_sets import set_size
 from intarsia.formats import (
-    folder_of,
     format_named,
     read_manifest,
+    root_of,
     with_rules_of_transformers,
 )
-from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan
 from intarsia.run.budget import Budget
 from intarsia.run.crew import crew_size
-from intarsia.store.stamp import Stamps
+from intarsia.store.stamp import Stamp, Stamps
 from intarsia.targets import Wanted, Wish, targets_for
 from intarsia.training_files import settle_files
 
@@ -109,13 +108,6 @@ def _refuse_part(src: Manifest) -> None:
 
 def stamps_of(src: Manifest) -> Stamps:
     """The stamps of every file that a checkpoint is read from."""
-    root = folder_of(src).root
-    read = (i.name for i in src.inventory if i.kind != "section" and i.fate is Fate.READ)
-    return Stamps.of(
-        dict.fromkeys(
-            [
-                *(root / file for file in (*src.files, *read)),
-                *(Path(side.path) for side in src.sides),
-            ]
-        )
-    )
+    root = root_of(src)
+    read = {str(root / file): Stamp(*stamp) for file, stamp in src.stamps.items()}
+    return Stamps.of(dict.fromkeys([*read, *(side.path for side in src.sides)]), read)

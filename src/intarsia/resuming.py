@@ -13,23 +13,27 @@ from intarsia.errors import (
     UsageError,
 )
 from intarsia.format.base import Arrangement
-from intarsia.identity import facts_of
 from intarsia.job import Job
 from intarsia.quantity import human
 from intarsia.run.journal import Facts, Found, Journal
 from intarsia.store.local import Folder
 from intarsia.store.looking import everything_in, exists
 from intarsia.store.naming import naming
-from intarsia.store.staging import Staging, check_destination
+from intarsia.store.staging import Staging
 from intarsia.store.stamp import Stamp
 
 
 def begin(
-    job: Job, staging: Staging, arrangement: Arrangement, journal: Journal, *, resume: bool
+    job: Job,
+    staging: Staging,
+    arrangement: Arrangement,
+    journal: Journal,
+    facts: Facts,
+    *,
+    resume: bool,
 ) -> tuple[bool, list[str]]:
     """Claim the destination and make its files: whether it is whole already, and what to say."""
     staging.claim()
-    facts = facts_of(job, arrangement)
     found = journal.find()
     if resume and found is not None:
         if _was_committed(found, staging, arrangement):
@@ -38,9 +42,9 @@ def begin(
             return True, [told, *staging.settle_down()]
         if _is_there(found, staging):
             _check_same(found, facts, staging)
-            check_destination(staging.destination, staging.overwrite)
-            return False, [_go_on(staging, arrangement, journal, facts, found)]
-    check_destination(staging.destination, staging.overwrite, resume=resume)
+            staging.check()
+            return False, [_go_on(job, staging, arrangement, journal, facts, found)]
+    staging.check(resume=resume)
     notes = _useless(found, staging) if resume else _lost(found, facts, staging, journal)
     staging.clear()
     staging.check_room(_need(arrangement))
@@ -51,11 +55,17 @@ def begin(
 
 
 def _go_on(
-    staging: Staging, arrangement: Arrangement, journal: Journal, facts: Facts, found: Found
+    job: Job,
+    staging: Staging,
+    arrangement: Arrangement,
+    journal: Journal,
+    facts: Facts,
+    found: Found,
 ) -> str:
     """Take up what is proven of an earlier run; what is said of it."""
     staging.check_links()
-    done = journal.prove(found, arrangement)
+    done = journal.prove(found, arrangement, job.budget.workers)
+    damaged = sum(part.nbytes for part in journal.read(found)) - done.nbytes
     with naming(staging.folder):
         held = sum(os.lstat(path).st_blocks * 512 for path in everything_in(staging.folder))
     staging.check_room(max(0, _need(arrangement) - held))
@@ -64,7 +74,8 @@ def _go_on(
     staging.sync_data()
     staging.sync_names()
     journal.begin(facts, done, found.generation + 1)
-    return f"resumed: {human(done.nbytes)} were there already"
+    wrong = f"; {human(damaged)} were not as they had been written, and are written again"
+    return f"resumed: {human(done.nbytes)} were there already{wrong if damaged else ''}"
 
 
 def keep_what_is_proven(job: Job, staging: Staging, error: BaseException) -> None:

@@ -95,10 +95,10 @@ def test_a_disk_that_is_full_at_the_closing_files_is_resumed_from_there(
     out = tmp_path / "out"
     honest = Staging.write_small
 
-    def full(self: Staging, name: str, data: bytes) -> None:
+    def full(self: Staging, name: str, data: bytes, **options: object) -> None:
         if name == file:
             raise StoreError(f"{self.folder / name}: No space left on device", hint="free some")
-        honest(self, name, data)
+        honest(self, name, data, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(Staging, "write_small", full)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -87,10 +88,9 @@ def test_write_back_that_the_kernel_does_not_know_is_left_to_the_sync(place: Pla
 
 def replaced(place: Place, at: int, number: int) -> int:
     """Replace a checkpoint while a call fails: the old one is there or the new one, and a rerun ends it."""
-    old = {"precious": b"data"}
     place.clear()
-    place.out.mkdir(parents=True)
-    (place.out / "precious").write_bytes(b"data")
+    shutil.copytree(place.root / "hf", place.out)
+    old = files_of(place.out)
     ended = run(place, place.trouble(at, number), "--overwrite")
     new = files_of(place.root / "whole hf dcp")
     if ended.status == 0:

@@ -166,7 +166,7 @@ def test_bytes_that_did_not_reach_the_disk_are_not_believed(journal: Journal) ->
     assert proven(journal) == [row(0), row(2)]
 
 
-def test_after_a_mark_bytes_are_not_read_again(journal: Journal, monkeypatch) -> None:
+def test_bytes_are_read_again_after_a_mark_too(journal: Journal, monkeypatch) -> None:
     monkeypatch.setattr(subject, "LEAST_SECONDS", 0.0)
     monkeypatch.setattr(subject, "REST", 0)
     note(journal, 0, 1, 2)
@@ -174,7 +174,7 @@ def test_after_a_mark_bytes_are_not_read_again(journal: Journal, monkeypatch) ->
     assert marks
     assert marks == sorted(marks)
     monkeypatch.setattr(subject, "_holds", lambda *_: False)
-    assert proven(journal) == [row(k) for k in range(marks[-1])]
+    assert proven(journal) == []
 
 
 def test_a_mark_covers_what_was_noted_before_its_sync_began(journal: Journal, monkeypatch) -> None:

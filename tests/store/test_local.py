@@ -71,7 +71,7 @@ def test_closing_closes_every_file(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     folder = Folder(tmp_path)
     folder.read("file", 0, 1)
-    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert len(os.listdir("/proc/self/fd")) == before + 2, "the folder and the file"
     folder.close()
     assert len(os.listdir("/proc/self/fd")) == before
 

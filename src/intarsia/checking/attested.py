@@ -65,6 +65,7 @@ def digest_faults(
             with Checkpoint(manifest) as checkpoint:
                 told |= digests_of(checkpoint, budget, progress, names=rest).tensors
         except IntarsiaError as error:
+            error.blame()
             text = f"the digests of {few(rest)} cannot be taken: {error.brief}"
             yield Fault(error.kind, tuple(rest), DIGESTS, text)
             known = {*known, *rest}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from typing import Any, TypeVar
 
 import numpy as np
@@ -93,24 +92,6 @@ class Comparison:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """How far one tensor moved from A to B."""
-
-    tensor: str
-    elements: int
-    max_abs: float
-    rms: float
-    relative: float
-    cosine: float
-
-    def as_json(self) -> dict[str, Any]:
-        numbers = {k: getattr(self, k) for k in ("max_abs", "rms", "relative", "cosine")}
-        return {"tensor": self.tensor, "elements": self.elements} | {
-            k: v if np.isfinite(v) else None for k, v in numbers.items()
-        }
-
-
 def compare(
     a: Checkpoint, b: Checkpoint, budget: Budget, progress: Progress | None = None
 ) -> Comparison:
@@ -139,16 +120,6 @@ def compare(
 def _padding(x: Checkpoint, side: str, budget: Budget) -> Iterator[str]:
     """What is said of rows that are no part of the model and not compared."""
     return not_compared(trained_padding(x.manifest, budget), side)
-
-
-def changes(
-    a: Checkpoint, b: Checkpoint, budget: Budget, progress: Progress | None = None
-) -> list[Change]:
-    """How far every tensor that both checkpoints hold moved."""
-    a.prover.all()
-    b.prover.all()
-    same = [p for p in match(a, b).pairs if p.a.shape == p.b.shape]
-    return _over(same, budget, progress, lambda p: _change(a, b, p, budget))
 
 
 def _over(
@@ -233,30 +204,3 @@ def _is_rounding(x: Any, y: Any, a: DType, b: DType) -> bool:
 
 def _nan_first(value: float) -> float:
     return float("inf") if np.isnan(value) else value
-
-
-def _change(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Change:
-    most = squares = left_squares = right_squares = product = 0.0
-    for _, left, right in read_windows(a, b, pair, budget):
-        u = as_float64(left.view(bits_dtype(pair.a.dtype)), pair.a.dtype)
-        v = as_float64(right.view(bits_dtype(pair.b.dtype)), pair.b.dtype)
-        if not u.size:
-            continue
-        with np.errstate(invalid="ignore", over="ignore"):
-            gap = v - u
-            most = max(most, float(np.abs(gap).max()), key=_nan_first)
-            squares += float(np.vdot(gap, gap).real)
-            left_squares += float(np.vdot(u, u).real)
-            right_squares += float(np.vdot(v, v).real)
-            product += float(np.vdot(u, v).real)
-    norms = sqrt(left_squares) * sqrt(right_squares)
-    return Change(
-        tensor=pair.a.name,
-        elements=pair.a.size,
-        max_abs=most,
-        rms=sqrt(squares / pair.a.size) if pair.a.size else 0.0,
-        relative=sqrt(squares / left_squares)
-        if left_squares
-        else (float("inf") if squares else 0.0),
-        cosine=product / norms if norms else (1.0 if squares == 0 else 0.0),
-    )

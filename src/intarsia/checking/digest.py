@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from intarsia.format.strict_json import parse_json
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
-from intarsia.run.crew import Crew, crew
+from intarsia.run.crew import Crew
 from intarsia.run.hashing import Sum, merged
 from intarsia.run.progress import Progress
 from intarsia.run.sharing import share_out
@@ -81,7 +81,7 @@ def digests_of(
     """The digests of a checkpoint's tensors, or of those named; the ranks of a job share the work."""
     logical = checkpoint.manifest.logical
     wanted = {name: logical[name] for name in (logical if names is None else names)}
-    team = team or crew()
+    team = team or Crew()
     with team.together() as shared:
         if secure:
             tensors = list(wanted.values())[team.rank :: team.size]
@@ -125,14 +125,18 @@ class Attested:
 
         {"root": …, "from": the source's root, "kind": "pages", "tensors": {name: digest}}
 
-    Every checkpoint that we write has the file, and other readers ignore it.
+    Every checkpoint that we write has the file, and other readers ignore it.  `files` are marks of
+    the small files that were written with the tensors (under "files", where there are any).
     """
 
     digests: Digests
     source: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def as_bytes(self) -> bytes:
-        document = {"root": self.digests.root, "from": self.source} | self.digests.as_json()
+        document: dict[str, Any] = {"root": self.digests.root, "from": self.source}
+        document |= {"files": dict(self.files)} if self.files else {}
+        document |= self.digests.as_json()
         return (json.dumps(document, indent=1) + "\n").encode()
 
 
@@ -157,7 +161,8 @@ def stored_digests(manifest: Manifest) -> Attested | None:
         with Folder(path.parent) as folder:
             said = parse_json(folder.read_all(DIGESTS), str(path), hint=_REMOVE)
         tensors = {str(k): str(v) for k, v in said["tensors"].items()}
-        found = Attested(Digests(str(said["kind"]), tensors), said["from"])
+        files = {str(k): str(v) for k, v in said.get("files", {}).items()}
+        found = Attested(Digests(str(said["kind"]), tensors), said["from"], files)
         root = said["root"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{path} is no file of digests ({error})", hint=_REMOVE) from error

@@ -41,6 +41,8 @@ def damaged_entries(manifest: Manifest, known: Collection[str] = ()) -> Iterator
             try:
                 wrong = _wrong_in(folder, entry)
             except (IntarsiaError, *BROKEN_ZIP) as error:
+                if isinstance(error, IntarsiaError):
+                    error.blame()
                 if entry.file in known and getattr(error, "kind", "") == "file-too-short":
                     continue
                 wrong = str(error).partition("\n")[0]

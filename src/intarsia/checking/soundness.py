@@ -151,6 +151,7 @@ def _expected(manifest: Manifest) -> tuple[Mapping[str, str], list[Fault]]:
     try:
         return digests_in(manifest), []
     except IntarsiaError as error:
+        error.blame()
         return {}, [Fault(error.kind, (), DIGESTS, error.brief, hint=error.hint or "")]
 
 

@@ -88,6 +88,7 @@ class _Reader:
             try:
                 self._chunk(seen, sketch, rounding, format, chunk, summing)
             except IntarsiaError as error:
+                error.blame()
                 where = f"{chunk.file} byte {chunk.start_bytes:,}"
                 text = error.brief
                 seen.faults.append(Fault(error.kind, _names(stored), where, text, chunk.box.size))

@@ -22,6 +22,7 @@ def garbled_tracker(path: Path) -> Iterator[Fault]:
     except FormatError:
         return
     except StoreError as error:
+        error.blame()
         yield Fault(error.kind, (), TRACKER, error.brief)
         return
     if not re.fullmatch(r"\d{1,18}|release", word):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from intarsia.cli import options
-from intarsia.cli.output import answer, progress, say
-from intarsia.errors import StoppedError
+from intarsia.cli.output import OUTPUT, answer, progress, say
+from intarsia.errors import Interrupted, StoppedError
 
 NAME = "convert"
 
@@ -36,42 +37,54 @@ def run(
         bool, typer.Option("--resume", help="Continue a run of the same job that was killed.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the destination if it exists.")
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Replace the destination if it is a checkpoint, and nothing else lies in it.",
+        ),
     ] = False,
+    alone: options.Alone = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Plan and prove, and stop there.")
     ] = False,
 ) -> None:
     """Convert a checkpoint: the plan is proven first, and the destination appears only when it is whole.
 
-    Under torchrun the work is split over the processes.
+    Under torchrun the work is split over the processes, unless one is to do it --alone.
     """
     from intarsia import api
     from intarsia.conversion import carry_out
-    from intarsia.run.crew import Crew, crew
+    from intarsia.run.crew import crew, note_on_ranks
 
-    with (Crew() if dry_run else crew()).together():
-        job = api.job(
-            src,
-            to=to,
-            mesh=mesh,
-            dialect=dialect,
-            megatron_spec=megatron_spec,
-            dtype=dtype,
-            memory=memory,
-            workers=workers,
-            max_shard_size=max_shard_size,
-            optimizer=optimizer,
-            config=config,
-            digests=digests,
-        )
-    if dry_run:
-        answer(job.plan.as_json(), lambda: say(job.plan))
-        raise typer.Exit(0 if job.plan.proven else 1)
-    try:
-        with progress("converting") as advance:
-            report = carry_out(job, dst, overwrite=overwrite, resume=resume, progress=advance)
-    except KeyboardInterrupt as stop:
-        kept = "; ".join(getattr(stop, "__notes__", ()))
-        raise StoppedError("interrupted; nothing was committed", hint=kept or None) from stop
+    with crew(alone=alone or dry_run) as team:
+        OUTPUT.rank = team.rank
+        with team.together():
+            job = api.job(
+                src,
+                to=to,
+                mesh=mesh,
+                dialect=dialect,
+                megatron_spec=megatron_spec,
+                dtype=dtype,
+                memory=memory,
+                workers=workers,
+                max_shard_size=max_shard_size,
+                optimizer=optimizer,
+                config=config,
+                digests=digests,
+            )
+        if dry_run:
+            answer(job.plan.as_json(), lambda: say(job.plan))
+            raise typer.Exit(0 if job.plan.proven else 1)
+        try:
+            with progress("converting") as advance:
+                report = carry_out(
+                    job, dst, overwrite=overwrite, resume=resume, progress=advance, team=team
+                )
+        except Interrupted as stop:
+            kept = "; ".join(getattr(stop, "__notes__", ()))
+            if stop.committed:
+                raise StoppedError(f"interrupted; {dst} is whole and in its place") from stop
+            raise StoppedError("interrupted; nothing was committed", hint=kept or None) from stop
+    report = replace(report, notes=(*report.notes, *note_on_ranks(alone=alone)))
     answer(report.as_json(), lambda: say(report))

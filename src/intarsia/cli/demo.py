@@ -51,7 +51,7 @@ def _route(root: Path, seed: int) -> None:
     for k, (to, mesh) in enumerate(ROUTE, 1):
         there = root / f"{k}-{to}-{mesh.replace(',', '-').replace('=', '') or 'whole'}"
         started = time.perf_counter()
-        report = api.convert(here, there, to=to, mesh=mesh)
+        report = api.convert(here, there, to=to, mesh=mesh, alone=True)
         seconds = time.perf_counter() - started
         same = api.verify(source, there)
         rows.append(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from intarsia.cli import options
-from intarsia.cli.output import answer, progress, table
+from intarsia.cli.output import answer, progress, say, table
 
 NAME = "diff"
 
@@ -20,15 +21,35 @@ def run(
     workers: options.Workers = None,
     most: Annotated[int, typer.Option("--most", help="How many tensors to show; 0 for all.")] = 40,
 ) -> None:
-    """Say how far each tensor moved from A to B, the furthest first."""
+    """Say how far each tensor moved from A to B, the furthest first.
+
+    Tensors of unlike shapes, and those that only one side has, are listed. However much moved, the
+    status is 0: `verify` is the command that judges.
+    """
     from intarsia import api
 
     with progress("comparing") as advance:
         found = api.diff(a, b, config=config, memory=memory, workers=workers, progress=advance)
-    found.sort(key=lambda c: (-c.relative, c.tensor))
 
     def text() -> None:
         rows = [(c.tensor, c.elements, c.max_abs, c.rms, c.relative, c.cosine) for c in found]
         table("", ("tensor", "elements", "max abs", "rms", "relative", "cosine"), rows, most)
+        shown = [f"{x.tensor} {list(x.shape_a)} in A, {list(x.shape_b)} in B" for x in found.unlike]
+        _tell("unlike shapes", shown, most)
+        _tell("only in A", found.only_in_a, most)
+        _tell("only in B", found.only_in_b, most)
+        odd = [
+            f"{c.tensor} ({c.not_finite[0]:,} in A, {c.not_finite[1]:,} in B)"
+            for c in found
+            if any(c.not_finite)
+        ]
+        _tell("NaN or infinite", odd, most)
 
-    answer({"a": a, "b": b, "tensors": [c.as_json() for c in found]}, text)
+    answer({"a": a, "b": b} | found.as_json(), text)
+
+
+def _tell(what: str, names: Sequence[str], most: int) -> None:
+    for name in names[:most] if most else names:
+        say(f"{what}: {name}")
+    if most and len(names) > most:
+        say(f"{what}: … and {len(names) - most:,} more")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from intarsia.cli import options
-from intarsia.cli.output import answer, progress
+from intarsia.cli.output import OUTPUT, answer, progress
 from intarsia.report.safe import visible
 
 NAME = "digest"
@@ -22,18 +22,22 @@ def run(
     config: options.Config = None,
     memory: options.Memory = None,
     workers: options.Workers = None,
+    alone: options.Alone = False,
 ) -> None:
     """Print a digest of each logical tensor and the root over all of them.
 
     They are equal for every format, mesh and file split of the same weights. Under torchrun the
-    work is split over the processes.
+    work is split over the processes, unless one is to do it --alone.
     """
     from intarsia import api
+    from intarsia.run.budget import Budget
+    from intarsia.run.crew import crew
 
-    with progress("digesting") as advance:
-        found = api.digest(
-            path, secure=secure, config=config, memory=memory, workers=workers, progress=advance
-        )
+    with crew(alone=alone) as team:
+        OUTPUT.rank = team.rank
+        with progress("digesting") as advance:
+            budget = Budget.of(memory, workers)
+            found = api.digest_with(team, path, config, budget, advance, secure=secure)
 
     def text() -> None:
         for name, digest in sorted(found.tensors.items()):

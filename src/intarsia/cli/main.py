@@ -14,8 +14,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from intarsia import __version__
 from intarsia.cli import convert, demo, diff, digest, explain, inspect, plan, verify
-from intarsia.cli.output import OUTPUT, printable
-from intarsia.errors import IntarsiaError
+from intarsia.cli.output import OUTPUT, complain, open_streams, to_stdout
+from intarsia.errors import IntarsiaError, LimitError, StoppedError
 
 app = typer.Typer(
     name="intarsia",
@@ -54,8 +54,10 @@ def options(
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run one command and exit with its status."""
+    open_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     end = words.index("--") if "--" in words else len(words)
+    OUTPUT.rank = 0
     OUTPUT.json = "--json" in words[:end]
     OUTPUT.quiet = any(word in ("--quiet", "-q") for word in words[:end])
     kept = [w for w in words[:end] if w not in ("--json", "--quiet", "-q")] + words[end:]
@@ -65,19 +67,21 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else 0
         if status == 130:  # an interrupt, of which Typer says nothing
-            _failed(IntarsiaError("interrupted; nothing was committed"), status)
+            _failed(StoppedError("interrupted"), status)
     except IntarsiaError as error:
         status = _failed(error, error.exit_status)
+    except MemoryError as error:
+        told: IntarsiaError = LimitError(
+            "not enough memory", hint="free some, or give less with --memory"
+        )
+        status = _failed(told, 2, error)
     except Exception as error:
         told = IntarsiaError(
             f"{type(error).__name__}: {error}", hint="INTARSIA_DEBUG=1 shows where"
         )
         status = _failed(told, 2, error)
-    finally:
-        from intarsia.run.crew import disband
-
-        disband()
-    sys.stdout.flush()
+    with to_stdout():
+        pass
     raise SystemExit(status)
 
 
@@ -96,8 +100,11 @@ def _failed(error: IntarsiaError, status: int, cause: BaseException | None = Non
 
         traceback.print_exception(cause or error)
     if OUTPUT.json and OUTPUT.speaks:
-        print(
-            json.dumps({"error": type(error).__name__, "message": str(error), "hint": error.hint})
-        )
-    print(printable(f"intarsia: {_short(str(error))}"), file=sys.stderr)
+        with to_stdout():
+            print(
+                json.dumps(
+                    {"error": type(error).__name__, "message": str(error), "hint": error.hint}
+                )
+            )
+    complain(f"intarsia: {_short(str(error))}")
     return status

@@ -51,6 +51,10 @@ Config = Annotated[
     str | None,
     typer.Option("--config", help="The model's config.json, where the checkpoint holds none."),
 ]
+Alone = Annotated[
+    bool,
+    typer.Option("--alone", help="Await no other ranks, whatever torchrun has started."),
+]
 Html = Annotated[
     str | None,
     typer.Option(

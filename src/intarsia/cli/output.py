@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from intarsia.report.safe import visible
 
@@ -20,11 +20,12 @@ class Output:
 
     json: bool = False
     quiet: bool = False
+    rank: int = 0
 
     @property
     def speaks(self) -> bool:
-        """Only the first rank of a job speaks."""
-        return os.environ.get("RANK", "0") == "0"
+        """Of ranks that share a command only the first speaks."""
+        return self.rank == 0
 
 
 OUTPUT = Output()
@@ -34,10 +35,49 @@ def answer(document: Any, text: Callable[[], None]) -> None:
     """Print the JSON document, or call `text` to print for people."""
     if not OUTPUT.speaks:
         return
-    if OUTPUT.json:
-        print(json.dumps(document, indent=1, default=str))
-    elif not OUTPUT.quiet:
-        text()
+    with to_stdout():
+        if OUTPUT.json:
+            print(json.dumps(document, indent=1, default=str))
+        elif not OUTPUT.quiet:
+            text()
+
+
+@contextmanager
+def to_stdout() -> Iterator[None]:
+    """Printing inside may fail: the work is done whoever hears of it, so that is said on stderr alone."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        sys.stdout = _nowhere()  # what is left to print goes nowhere
+        complain(f"intarsia: not all of the answer was printed: {error.strerror or error}")
+
+
+def complain(text: str) -> None:
+    """Print on stderr, if anybody can hear it."""
+    try:
+        print(printable(text), file=sys.stderr, flush=True)
+    except OSError:
+        sys.stderr = _nowhere()
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "r+")
+
+
+def open_streams() -> None:
+    """Give closed streams a file: else the next one that is opened would take their number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    closed = sys.stdout is None
+    sys.stdin = sys.stdin or _nowhere()
+    sys.stdout = sys.stdout or _nowhere()
+    sys.stderr = sys.stderr or _nowhere()
+    if closed:
+        complain("intarsia: stdout is closed, so no answer is printed")
 
 
 def table(

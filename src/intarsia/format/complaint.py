@@ -21,6 +21,9 @@ class Complaint:
     files: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        self.error.blame()
+
 
 Complain = Callable[[Complaint], None]
 

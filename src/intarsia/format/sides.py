@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from intarsia.errors import FormatError, UnsafeError
 from intarsia.format.strict_json import parse_json
 from intarsia.planning.manifest import Side
+from intarsia.store.local import open_plain
 from intarsia.store.looking import is_file, is_folder, is_link, real
 from intarsia.store.naming import unreadable
 
@@ -48,7 +50,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
     """A model's `config.json`, or that of the folder that is given."""
     path = path / "config.json" if is_folder(path) else path
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_plain(path), "rb") as file:
             data = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
         raise unreadable(path, error) from error

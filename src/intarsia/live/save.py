@@ -42,12 +42,13 @@ from intarsia.live.replicas import (
     kind_of,
     ranks_of,
 )
+from intarsia.replacing import check_replaceable
 from intarsia.run.checksum import crc32
 from intarsia.run.crew import Crew
 from intarsia.run.hashing import merged
 from intarsia.run.progress import Progress
 from intarsia.run.sharing import share_out
-from intarsia.store.staging import Staging, check_destination
+from intarsia.store.staging import Staging
 
 if TYPE_CHECKING:
     import torch
@@ -124,10 +125,10 @@ def write(
 ) -> Saved:
     """Write a snapshot with the other ranks; the checkpoint appears when it is whole, or not at all."""
     started = time.perf_counter()
-    staging = Staging(Path(path), overwrite=overwrite)
+    staging = Staging(Path(path), overwrite=overwrite, judge=check_replaceable)
     with team.together() as told:
         if team.rank == 0:
-            check_destination(staging.destination, overwrite)
+            staging.check()
         told.value = _tell(what)
     try:
         with team.together():

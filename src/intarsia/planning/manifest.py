@@ -96,6 +96,7 @@ class Manifest:
     `config_made` says that the model configuration was put together from a framework's own
     arguments, for want of the model's: it may be wrong in what those do not tell.
     `told` are elements that no file holds as such, by the name that chunks give for a file.
+    `stamps` of files (length, times, inode) tell a later reader that they are still those.
     `inventory` names every file of the folder and every section, with its role and its fate.
     `given` is the path by which it was asked for: its own, or that of the run it is of.
     """
@@ -116,6 +117,7 @@ class Manifest:
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     given: str = ""
+    stamps: Mapping[str, tuple[int, int, int, int]] = field(default_factory=dict)
 
     @cached_property
     def sources(self) -> Mapping[str, tuple[Stored, ...]]:

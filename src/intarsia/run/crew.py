@@ -7,17 +7,17 @@ raise there, so that no rank waits for one that is gone.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from intarsia.errors import IntarsiaError, StoreError
+from intarsia.errors import IntarsiaError, StoreError, UsageError
 from intarsia.run.apart import Apart
 
-PATIENCE = timedelta(hours=12)
+_VARIABLES = ("WORLD_SIZE", "RANK", "MASTER_ADDR")
 
 
 @dataclass
@@ -97,21 +97,73 @@ class Crew:
         shared.values = [value for _, value in answers]
 
 
-def crew() -> Crew:
-    """The crew that the environment describes: `torchrun` sets RANK and WORLD_SIZE."""
-    if crew_size() == 1:
-        return Crew()
+@contextmanager
+def crew(*, alone: bool = False) -> Iterator[Crew]:
+    """The ranks that share a call, or this process alone; a group that is made for it is gone afterwards."""
+    if alone or crew_size() == 1:
+        yield Crew()
+        return
     import torch.distributed as dist
 
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", timeout=PATIENCE)
-    return Crew(dist.get_rank(), dist.get_world_size())
+    from intarsia.run.rendezvous import group_of_script, group_of_torchrun
+
+    group = group_of_script() if dist.is_initialized() else group_of_torchrun()
+    try:
+        yield Crew(dist.get_rank(), dist.get_world_size(), group)
+    finally:
+        with suppress(RuntimeError):  # a rank that is gone is told of elsewhere
+            dist.destroy_process_group(group)
 
 
 def crew_size() -> int:
-    """How many processes share the work."""
-    told = all(name in os.environ for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR"))
-    return int(os.environ["WORLD_SIZE"]) if told else 1
+    """How many processes share the work: those of a `torchrun` job, or of a script that has set up its group.
+
+    The variables alone say nothing: the shell of a cluster's job may have them, too.
+    """
+    if not all(name in os.environ for name in _VARIABLES):
+        return 1
+    if "TORCHELASTIC_RUN_ID" in os.environ or _is_initialized():
+        return int(os.environ["WORLD_SIZE"])
+    return 1
+
+
+def agree(team: Crew, facts: Mapping[str, str]) -> None:
+    """Raise on every rank where one of them is about to do something else than the first."""
+    with team.together() as shared:
+        shared.value = dict(facts)
+    first = shared.values[0]
+    for rank, found in enumerate(shared.values):
+        wrong = [name for name in {**first, **found} if first.get(name) != found.get(name)]
+        if wrong:
+            shown = "\n".join(
+                f"  {name}: {first.get(name, 'absent')} on rank 0, {found.get(name, 'absent')} on rank {rank}"
+                for name in wrong[:4]
+            )
+            more = f"\n  … and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+            raise UsageError(
+                f"rank {rank} was asked for something else than rank 0, so nothing was begun:\n{shown}{more}",
+                hint="give every rank the same options and one source, by an absolute path that leads to"
+                " the same files everywhere",
+            )
+
+
+def note_on_ranks(*, alone: bool) -> list[str]:
+    """What is to be said where the environment speaks of ranks and none is awaited."""
+    told = all(name in os.environ for name in _VARIABLES)
+    if alone or not told or os.environ["WORLD_SIZE"] == "1" or crew_size() > 1:
+        return []
+    return [
+        f"RANK={os.environ['RANK']} and WORLD_SIZE={os.environ['WORLD_SIZE']} are set, but not by"
+        " torchrun: this process did all of the work"
+    ]
+
+
+def _is_initialized() -> bool:
+    if "torch.distributed" not in sys.modules:
+        return False
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized()
 
 
 def ranks_of_model() -> Crew:
@@ -125,14 +177,3 @@ def ranks_of_model() -> Crew:
 
 def _first_line(error: BaseException) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def disband() -> None:
-    """Leave the process group, if this process joined one."""
-    import sys
-
-    if "torch.distributed" in sys.modules:
-        import torch.distributed as dist
-
-        if dist.is_available() and dist.is_initialized():
-            dist.destroy_process_group()

@@ -5,8 +5,7 @@ is, and holds the records that are known to be on disk; each process appends its
 of its own.  A record is one line with a checksum, written after the bytes that it speaks of,
 so a kill leaves at most a torn last line.  A kill loses nothing that was handed to the kernel,
 a power cut may: so now and then the files are synced and a mark says how many records that
-covers, and records after the last mark are believed only where the bytes read back have the
-checksums that the record gives.
+covers.  A record is believed where the bytes read back have the checksums that it gives.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from intarsia.run.checksum import crc32
 from intarsia.run.done import NOTHING, Done, is_whole
 from intarsia.run.execute import Part, Written
 from intarsia.run.records import line_of, read_lines, to_line, written_in
+from intarsia.run.sharing import share_out
 from intarsia.store.local import Folder
 from intarsia.store.looking import listed
 from intarsia.store.naming import naming
@@ -137,9 +137,9 @@ class Journal:
                 break
         return records, marked
 
-    def prove(self, found: Found, arrangement: Arrangement) -> Done:
-        """The records that are on disk for sure, and those whose bytes read back as they say."""
-        sure, maybe = self.read(found)
+    def prove(self, found: Found, arrangement: Arrangement, workers: int = 1) -> Done:
+        """The records whose bytes read back as they say: what is synced may have been damaged since."""
+        records = [record for done in self.read(found) for record in done.records]
         with Folder(self.staging.folder) as folder:
             sizes = {file: folder.size(file) for file in arrangement.files if folder.has(file)}
 
@@ -151,14 +151,13 @@ class Journal:
                 end = start + part.start_bytes + part.length_bytes
                 return sizes.get(file) == arrangement.files[file] and end <= sizes[file]
 
-            return Done(
-                [r for r in sure.records if all(map(intact, r.parts))]
-                + [
-                    r
-                    for r in maybe.records
-                    if all(intact(p) and _holds(p, r, folder, arrangement) for p in r.parts)
-                ]
-            )
+            def holds(record: Written) -> bool:
+                return all(
+                    intact(p) and _holds(p, record, folder, arrangement) for p in record.parts
+                )
+
+            held = share_out(records, workers, holds)
+        return Done([record for record, good in zip(records, held, strict=True) if good])
 
     def join(self, rank: int) -> Done:
         """Take part as one of the processes of the job: what is done already."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from intarsia.errors import FormatError, UnsafeError
+from intarsia.errors import ChangedError, FormatError, IntarsiaError, UnsafeError
 from intarsia.quantity import human
-from intarsia.store.looking import is_file, size_of
+from intarsia.store.descriptors import Descriptors
+from intarsia.store.looking import is_file
 from intarsia.store.naming import unreadable
+from intarsia.store.stamp import Stamp, changed, note_stamp
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -26,17 +29,29 @@ MAX_SMALL_BYTES = 256 << 20
 """The largest file that is read as a whole, where its reader states no other."""
 
 
-class Folder:
-    """The files below one folder, each opened once and read by position from any thread.
+ROOT = "."
+"""The name of the folder itself among its open files."""
 
+
+class Folder:
+    """The files below one folder, read by position from any thread.
+
+    The folder is held open, so that one which takes its place is not read instead, and each file
+    is checked to be the one that was opened first, or that `stamps` give.
     `told` are further files that exist in memory alone.
     """
 
-    def __init__(self, root: str | Path, told: Mapping[str, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        root: str | Path,
+        told: Mapping[str, bytes] | None = None,
+        stamps: Mapping[str, tuple[int, int, int, int]] | None = None,
+    ) -> None:
         self.root = Path(root)
         self._told = told or {}
-        self._open: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._stamps = {file: Stamp(*stamp) for file, stamp in (stamps or {}).items()}
+        self._number: tuple[int, int] | None = None
+        self._files = Descriptors(_Opening(self))
         self._rooms = threading.local()
         self._read_bytes = 0
 
@@ -49,14 +64,27 @@ class Folder:
         """Whether there is such a file."""
         return is_file(self.root / file)
 
+    def hold(self) -> None:
+        """Open the folder now, so that it is the one read from whatever takes its place."""
+        try:
+            with self._files.use(ROOT):
+                pass
+        except OSError as error:
+            raise unreadable(self.root, error) from error
+
     def size(self, file: str) -> int:
         """The length of a file in bytes."""
-        return size_of(self.root / file)
+        try:
+            with self._files.use(ROOT) as here:
+                return os.stat(file, dir_fd=here).st_size
+        except OSError as error:
+            raise unreadable(self.root / file, error) from error
 
     def read(self, file: str, start_bytes: int, length_bytes: int) -> bytes:
         """Exactly these bytes of a file."""
         if file not in self._told:
-            self._fd(file)  # what cannot be opened is not worth the memory
+            with self._use(file):  # what cannot be opened is not worth the memory
+                pass
         buffer = bytearray(length_bytes)
         self.read_into(file, start_bytes, buffer)
         return bytes(buffer)
@@ -82,22 +110,24 @@ class Folder:
         if file in self._told:
             view[:] = self._told[file][start_bytes : start_bytes + len(view)]
             return
-        fd = self._fd(file)
-        at = 0
-        while at < len(view):
-            try:
-                count = os.preadv(fd, [view[at:]], start_bytes + at)
-            except OSError as error:
-                raise unreadable(self.root / file, error) from error
-            if count == 0:
-                raise FormatError(
-                    f"{self.root / file} ends at byte {self.size(file):,};"
-                    f" bytes [{start_bytes:,}:{start_bytes + len(view):,}) were expected",
-                    hint="the file is truncated: copy it again from its source",
-                    kind="file-too-short",
-                    path=self.root / file,
-                )
-            at += count
+        with self._use(file) as fd:
+            at = 0
+            while at < len(view):
+                try:
+                    count = os.preadv(fd, [view[at:]], start_bytes + at)
+                except OSError as error:
+                    raise unreadable(self.root / file, error) from error
+                if count == 0:
+                    self._check(file, fd)
+                    raise FormatError(
+                        f"{self.root / file} ends at byte {self.size(file):,};"
+                        f" bytes [{start_bytes:,}:{start_bytes + len(view):,}) were expected",
+                        hint="the file is truncated: copy it again from its source",
+                        kind="file-too-short",
+                        path=self.root / file,
+                    )
+                at += count
+            self._check(file, fd)
         self._read_bytes += len(view)
 
     def view(self, file: str, start_bytes: int, length_bytes: int) -> memoryview:
@@ -117,29 +147,45 @@ class Folder:
         """Have the disk bring these bytes, and some that follow, while others are worked on."""
         if file not in self._told and hasattr(os, "posix_fadvise"):
             ahead_bytes = length_bytes + min(length_bytes, AHEAD_BYTES)
-            with suppress(OSError):  # advice that is not taken
-                os.posix_fadvise(self._fd(file), start_bytes, ahead_bytes, os.POSIX_FADV_WILLNEED)
+            with self._use(file) as fd, suppress(OSError):  # advice that is not taken
+                os.posix_fadvise(fd, start_bytes, ahead_bytes, os.POSIX_FADV_WILLNEED)
 
-    def _fd(self, file: str) -> int:
-        fd = self._open.get(file)
-        if fd is None:
-            with self._lock:
-                fd = self._open.get(file)
-                if fd is None:
-                    try:
-                        fd = open_plain(self.root / file)
-                    except OSError as error:
-                        raise unreadable(self.root / file, error) from error
-                    self._open[file] = fd
-        return fd
+    @contextmanager
+    def _use(self, file: str) -> Iterator[int]:
+        """The descriptor of a file, checked to be the one that it was."""
+        try:
+            use = self._files.use(file)
+            fd = use.__enter__()
+        except OSError as error:
+            raise self._gone(file, error) from error
+        try:
+            yield fd
+        finally:
+            use.__exit__(None, None, None)
+
+    def _gone(self, file: str, error: OSError) -> IntarsiaError:
+        """What it means that a file cannot be opened: that it is gone since then, or was never there."""
+        if file in self._stamps and isinstance(error, FileNotFoundError | NotADirectoryError):
+            return ChangedError(
+                f"{self.root / file} is gone since the checkpoint was opened",
+                hint="another checkpoint may have taken its place: open it again",
+                path=self.root / file,
+            )
+        return unreadable(self.root / file, error)
+
+    def _check(self, file: str, fd: int) -> None:
+        """Raise where an open file is no longer what it was."""
+        try:
+            then, now = self._stamps[file], Stamp.from_stat(os.fstat(fd))
+        except OSError as error:
+            raise unreadable(self.root / file, error) from error
+        if now != then:
+            raise changed(self.root / file, then, now)
 
     def close(self) -> None:
         """Close every file."""
-        with self._lock:
-            for fd in self._open.values():
-                with suppress(OSError):  # what was read is read
-                    os.close(fd)
-            self._open.clear()
+        with suppress(OSError):  # what was read is read
+            self._files.close()
 
     def __enter__(self) -> Folder:
         return self
@@ -148,13 +194,58 @@ class Folder:
         self.close()
 
 
-def open_plain(path: Path) -> int:
-    """A descriptor of a file on disk; a pipe or a device could keep a reader forever."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+class _Opening:
+    """What opens the files of a folder; it does not keep the folder's object alive."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = weakref.ref(folder)
+
+    def __call__(self, file: str) -> int:
+        folder = self._folder()
+        assert folder is not None, "nobody uses a folder that is gone"
+        if file == ROOT:
+            return self._open_root(folder)
+        with folder._files.use(ROOT) as here:
+            fd = open_plain(folder.root / file, file, here)
+        try:
+            stamp = Stamp.from_stat(os.fstat(fd))
+            then = folder._stamps.setdefault(file, stamp)
+            if then != stamp:
+                raise changed(folder.root / file, then, stamp)
+            note_stamp(folder.root / file, stamp)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _open_root(self, folder: Folder) -> int:
+        fd = os.open(folder.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+            number = found.st_dev, found.st_ino
+            if folder._number not in (None, number):
+                raise ChangedError(
+                    f"{folder.root} is another folder than the one that was opened",
+                    hint="another checkpoint has taken its place: open it again",
+                    path=folder.root,
+                )
+        except BaseException:
+            os.close(fd)
+            raise
+        folder._number = number
+        return fd
+
+
+def open_plain(path: Path, name: str | None = None, folder: int | None = None) -> int:
+    """A descriptor of a file on disk; a pipe or a device could keep a reader forever.
+
+    `name` is the file's own within an open `folder`, if one is given.
+    """
+    fd = os.open(name or path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
     try:
         if stat.S_ISREG(os.fstat(fd).st_mode):
             return fd
-        raise FormatError(f"{path} is no file on disk", hint="remove it, or restore the file")
+        raise FormatError(f"{path} is no file on disk", hint="give a file, or restore it")
     except BaseException:
         os.close(fd)
         raise

@@ -13,7 +13,22 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from intarsia.errors import UsageError
 from intarsia.store.naming import unreadable
+
+
+def given(path: str | Path) -> Path:
+    """The path that a user gives, `~` being the home folder; relative ones need a working folder."""
+    where = Path(os.path.expanduser(path))
+    if not where.is_absolute():
+        try:
+            os.getcwd()
+        except OSError as error:
+            raise UsageError(
+                f"the working folder is gone, so {where} leads nowhere",
+                hint="change to a folder that exists, or give an absolute path",
+            ) from error
+    return where
 
 
 def exists(path: Path) -> bool:

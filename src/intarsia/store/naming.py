@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from intarsia.errors import FormatError, StoreError
+from intarsia.errors import FormatError, LimitError, StoreError
 
 _LOST = (errno.EIO, errno.ESTALE)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -29,6 +30,8 @@ class naming:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if not isinstance(error, OSError):
             return
+        if error.errno in _LIMITS:
+            raise limited(self.path, error) from error
         hint = None
         if error.errno in _FULL:
             hint = "free some space or choose another destination; nothing was committed"
@@ -61,8 +64,22 @@ def unreadable(path: Path, error: OSError) -> StoreError | FormatError:
             kind="file-missing",
             path=path,
         )
+    if error.errno in _LIMITS:
+        return limited(path, error)
     return StoreError(
         f"{path}: {error.strerror or error}",
         path=path,
         lost=error.errno in _LOST,
+    )
+
+
+def limited(path: Path, error: OSError) -> LimitError:
+    """What it means that this process may have no more files or memory."""
+    files = error.errno in (errno.EMFILE, errno.ENFILE)
+    return LimitError(
+        f"{path}: {error.strerror or error}",
+        hint="raise the limit of open files (`ulimit -n`)"
+        if files
+        else "free some memory, or give less with --memory",
+        path=path,
     )

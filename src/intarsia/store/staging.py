@@ -7,9 +7,12 @@ the next run, or continued.  A lock keeps two runs from writing one destination.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import stat
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,14 +20,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from intarsia.errors import StoreError, UnsafeError, UsageError
+from intarsia.errors import StoreError, UnsafeError
 from intarsia.quantity import human
+from intarsia.store.descriptors import Descriptors
+from intarsia.store.destination import (
+    EVERYONE,
+    Contents,
+    check_destination,
+    check_place,
+    readers_of,
+)
 from intarsia.store.local import open_plain
 from intarsia.store.lock import Lock
-from intarsia.store.looking import everything_in, exists, is_folder, is_link, listed
+from intarsia.store.looking import everything_in, exists, given, is_folder, is_link, listed
 from intarsia.store.naming import naming
 from intarsia.store.pwrite import WRITEBACK_BYTES, start_write_back, write_all
-from intarsia.store.swap import put_in_place, remove, restore, sync_path
+from intarsia.store.swap import put_in_place, remove, remove_contents, restore, sync_path
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -32,24 +43,43 @@ if TYPE_CHECKING:
 PARTIAL = ".intarsia-partial"
 """How the name of a folder ends that is not whole yet."""
 _COPIED_BYTES = 8 << 20
-_OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+_NAME_BYTES = 255 - len("..intarsia-partial-replaced")
+"""The longest name to which what lies beside a destination can add its own."""
+AWAIT_SECONDS = 20.0
+"""How long a network file system may hide a new folder from other hosts."""
+
+Judge = Callable[[Path, Contents], None]
 
 
 class Staging:
     """The files of a destination while they are being written.
 
     One process owns the folder (it locks, clears and commits it); others may `join` it.
+    `judge` refuses, of what a destination holds, whatever may not be replaced; `readers` are those
+    beside the owner who may read what is written, as far as the umask lets them.
     """
 
-    def __init__(self, destination: str | Path, *, overwrite: bool = False) -> None:
-        self.destination = Path(os.path.abspath(destination))
-        self.folder = self.destination.parent / f".{self.destination.name}{PARTIAL}"
-        self.journal = self.folder.with_name(f".{self.destination.name}.intarsia-journal")
-        lock = self.folder.with_name(f".{self.destination.name}.intarsia-lock")
-        self.lock = Lock(lock, self.destination)
+    def __init__(
+        self,
+        destination: str | Path,
+        *,
+        overwrite: bool = False,
+        judge: Judge = lambda path, contents: None,
+    ) -> None:
+        self.destination = Path(os.path.abspath(given(destination)))
+        name = short_name(self.destination.name)
+        self.folder = self.destination.parent / f".{name}{PARTIAL}"
+        self.journal = self.folder.with_name(f".{name}.intarsia-journal")
+        self.lock = Lock(self.folder.with_name(f".{name}.intarsia-lock"), self.destination)
         self.overwrite = overwrite
-        self.committed = False
-        self._open: dict[str, int] = {}
+        self.judge = judge
+        self.readers = EVERYONE
+        self.folder_readers = EVERYONE
+        self.old: Contents | None = None
+        self.number: int | None = None
+        self._files = Descriptors(self._open_file, self._close_file)
+        self._unsynced: dict[str, None] = {}
         self._writing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
         self._flusher: ThreadPoolExecutor | None = None
@@ -60,11 +90,36 @@ class Staging:
         """Whether this process holds the lock."""
         return self.lock.held
 
+    @property
+    def committed(self) -> bool:
+        """Whether the folder is in its place: it has its number, so an interrupt cannot hide it."""
+        try:
+            return self.number == os.lstat(self.destination).st_ino
+        except OSError:
+            return False
+
+    def check_place(self) -> None:
+        """Refuse a place where no folder can be put, or where another user's run is."""
+        check_place(self.destination, (self.lock.path, self.folder, self.journal))
+
+    def check(self, *, resume: bool = False) -> None:
+        """Refuse a destination that is in the way; what is to be replaced is noted as it is now."""
+        self.check_place()
+        check_destination(self.destination, self.overwrite, resume=resume)
+        self.old = None
+        if exists(self.destination) and (
+            not is_folder(self.destination) or listed(self.destination)
+        ):
+            self.old = Contents.of(self.destination)
+            self.judge(self.destination, self.old)
+            files = [self.destination / name for name in self.old.files]
+            self.readers &= readers_of(file for file in files if exists(file))
+
     def begin(self, need_bytes: int = 0) -> None:
         """Claim the destination: refuse what is in the way, clear what a killed run left."""
-        check_destination(self.destination, self.overwrite)
+        self.check()
         self.claim()
-        check_destination(self.destination, self.overwrite)
+        self.check()
         self.clear()
         try:
             self.check_room(need_bytes)
@@ -83,6 +138,24 @@ class Staging:
             if is_link(mine):
                 raise StoreError(f"{mine} is a symbolic link", hint="remove it")
 
+    @property
+    def folder_number(self) -> int:
+        """The number in the file system of the folder that is being written."""
+        with naming(self.folder):
+            return os.stat(self.folder).st_ino
+
+    def await_folder(self, number: int) -> None:
+        """See the folder that the owner made, as soon as the file system shows it to this process."""
+        deadline = time.monotonic() + AWAIT_SECONDS
+        self.number = number
+        while not exists(self.folder) or os.stat(self.folder).st_ino != number:
+            if time.monotonic() > deadline:
+                raise StoreError(
+                    f"this rank does not see {self.folder}, which rank 0 has made",
+                    hint="write to a file system that all ranks share",
+                )
+            time.sleep(0.2)
+
     def check_links(self) -> None:
         """Raise where what an earlier run left holds a link, through which others' files would be written."""
         for mine in (self.folder, self.journal):
@@ -99,7 +172,17 @@ class Staging:
             remove(self.journal)
         with naming(self.folder):
             remove(self.folder)
-            self.folder.mkdir()
+            if not is_folder(self.destination):
+                self.folder.mkdir(0o700 | self.folder_readers)
+                return
+            self.folder.mkdir(
+                0o700
+            )  # then it gets the mode and the group of the one that it replaces
+            there = os.stat(self.destination)
+            if there.st_gid != os.stat(self.folder).st_gid:
+                with suppress(PermissionError):
+                    os.chown(self.folder, -1, there.st_gid)
+            os.chmod(self.folder, stat.S_IMODE(there.st_mode) | 0o700)
 
     def check_room(self, need_bytes: int) -> None:
         """Raise where fewer bytes are free than are still to be written."""
@@ -112,17 +195,23 @@ class Staging:
                 hint="free some space or choose another destination; nothing was written",
             )
 
-    def create(self, file: str, size_bytes: int, *, keep: bool = False) -> None:
+    def create(
+        self, file: str, size_bytes: int, *, keep: bool = False, mode: int | None = None
+    ) -> None:
         """Make a file of a known length; what it holds already may be kept."""
         path = self.folder / file
         if not path.is_relative_to(self.folder) or ".." in path.parts[len(self.folder.parts) :]:
             raise UnsafeError(f"{file!r} lies outside of the destination")
+        mode = 0o666 & (0o700 | self.readers) if mode is None else mode
         try:
             with naming(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                fd = os.open(path, _OPEN | (0 if keep else os.O_TRUNC), 0o644)
-                self._open[file] = fd
-                os.truncate(fd, size_bytes)
+                fd = os.open(path, _OPEN | os.O_CREAT | (0 if keep else os.O_TRUNC), mode)
+                self._unsynced[file] = None
+                try:
+                    os.truncate(fd, size_bytes)
+                finally:
+                    os.close(fd)
         except ValueError as error:  # a NUL, or half a character
             raise UnsafeError(f"{file!r} is no name of a file") from error
 
@@ -132,16 +221,15 @@ class Staging:
         One thread at a time writes a file: the kernel admits no more, and those that wait there
         spin instead of reading.
         """
-        with self._writing[file]:
-            fd = self._fd(file)
-            with naming(self.folder / file):
-                count = write_all(fd, start_bytes, buffers)
+        with self._writing[file], naming(self.folder / file), self._files.use(file) as fd:
+            self._unsynced[file] = None
+            count = write_all(fd, start_bytes, buffers)
         if count >= WRITEBACK_BYTES:  # so that the final sync finds little to do
-            self.aside(self._start_write_back, file, fd, start_bytes, count)
+            self.aside(self._start_write_back, file, start_bytes, count)
 
-    def _start_write_back(self, file: str, fd: int, start_bytes: int, length_bytes: int) -> None:
+    def _start_write_back(self, file: str, start_bytes: int, length_bytes: int) -> None:
         try:
-            with naming(self.folder / file, lasting=True):
+            with naming(self.folder / file, lasting=True), self._files.use(file) as fd:
                 start_write_back(fd, start_bytes, length_bytes)
         except StoreError as error:
             self.failure = self.failure or error
@@ -153,18 +241,18 @@ class Staging:
                 self._flusher = ThreadPoolExecutor(1, "intarsia-flush")
             self._flusher.submit(work, *arguments)
 
-    def write_small(self, file: str, data: bytes) -> None:
+    def write_small(self, file: str, data: bytes, *, mode: int | None = None) -> None:
         """Write a whole small file."""
-        self.create(file, len(data))
+        self.create(file, len(data), mode=mode)
         self.write(file, 0, [data])
 
     def copy_in(self, file: str, source: Path) -> None:
         """Take over a file unchanged, a part at a time."""
         with naming(source), os.fdopen(open_plain(source), "rb") as opened:
-            length = os.fstat(opened.fileno()).st_size
-            self.create(file, length)
+            held = os.fstat(opened.fileno())
+            self.create(file, held.st_size, mode=0o600 | stat.S_IMODE(held.st_mode) & 0o777)
             at = 0
-            while data := opened.read(min(_COPIED_BYTES, length - at)):
+            while data := opened.read(min(_COPIED_BYTES, held.st_size - at)):
                 self.write(file, at, [data])
                 at += len(data)
 
@@ -176,23 +264,22 @@ class Staging:
         self.settle()
         if self.failure is not None:
             raise self.failure
-        with self._lock:
-            while self._open:
-                file, fd = next(iter(self._open.items()))
-                try:
-                    with naming(self.folder / file, lasting=True):
-                        os.fsync(fd)
-                        os.close(self._open.pop(file))
-                except StoreError as error:
-                    self.failure = error
-                    raise
+        while self._unsynced:
+            file = next(iter(self._unsynced))
+            try:
+                with naming(self.folder / file, lasting=True), self._files.use(file) as fd:
+                    os.fsync(fd)
+            except StoreError as error:
+                self.failure = error
+                raise
+            self._unsynced.pop(file, None)
+        with naming(self.folder, lasting=True):
+            self._files.close()
 
     def sync_data(self) -> None:
         """Make durable what was written so far; the files stay open."""
-        with self._lock:
-            held = list(self._open.items())
-        for file, fd in held:
-            with naming(self.folder / file, lasting=True):
+        for file in list(self._unsynced):
+            with naming(self.folder / file, lasting=True), self._files.use(file) as fd:
                 os.fdatasync(fd)
 
     def sync_names(self) -> None:
@@ -205,9 +292,16 @@ class Staging:
         self.sync()
         self.sync_names()
         with naming(self.destination):
-            put_in_place(self.folder, self.destination)
-        self.committed = True
-        return self.settle_down()
+            self.number = os.lstat(self.folder).st_ino
+            try:
+                put_in_place(self.folder, self.destination, self.old)
+            except KeyboardInterrupt:
+                if not self.committed:
+                    raise
+        try:
+            return self.settle_down()
+        except KeyboardInterrupt:
+            return ["interrupted when it was whole: the next run removes what lies beside it"]
 
     def settle_down(self) -> list[str]:
         """Make the name of a destination durable that is in its place, and remove what lies beside it.
@@ -229,7 +323,10 @@ class Staging:
         """Remove what lies beside a destination that is whole, the journal last."""
         try:
             with naming(self.folder):
-                remove(self.folder)
+                if self.old is not None and self.committed:
+                    remove_contents(self.folder, self.old)
+                else:
+                    remove(self.folder)
             with naming(self.journal):
                 remove(self.journal)
         finally:
@@ -252,13 +349,11 @@ class Staging:
         Returns whether it is kept: what a file system would not close it may not have.
         """
         self.settle()
-        with self._lock:
-            for fd in self._open.values():
-                try:
-                    os.close(fd)
-                except OSError:
-                    keep = False
-            self._open.clear()
+        self._unsynced.clear()  # what a later run takes up it reads back
+        try:
+            self._files.close()
+        except OSError:
+            keep = False
         keep = keep and self.failure is None
         if self.owned:
             if not keep and not self.committed:
@@ -274,35 +369,24 @@ class Staging:
             self._flusher.shutdown(cancel_futures=True)
             self._flusher = None
 
-    def _fd(self, file: str) -> int:
-        fd = self._open.get(file)
-        if fd is None:
-            with self._lock:
-                fd = self._open.get(file)
-                if fd is None:
-                    with naming(self.folder / file):
-                        fd = os.open(self.folder / file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-                    self._open[file] = fd
-        return fd
+    def _open_file(self, file: str) -> int:
+        return os.open(self.folder / file, _OPEN)
+
+    def _close_file(self, file: str, fd: int) -> None:
+        """Close a file to make room for another; what the kernel could not write is known then."""
+        try:
+            if file in self._unsynced:
+                os.fsync(fd)
+                del self._unsynced[file]
+        finally:
+            os.close(fd)
 
 
-def check_destination(destination: Path, overwrite: bool, *, resume: bool = False) -> None:
-    """Refuse a destination that is in use, unless it may be replaced.
-
-    `resume`: it was to be continued, and nothing is there to continue.
-    """
-    if is_link(destination):
-        raise UsageError(f"{destination} is a symbolic link", hint="give the folder it leads to")
-    if not exists(destination) or overwrite:
-        return
-    if not is_folder(destination) or listed(destination):
-        if resume:
-            raise UsageError(
-                f"{destination} exists, and nothing was left to resume",
-                hint="an earlier run may have finished it, which `intarsia verify SOURCE DESTINATION`"
-                " tells; or choose another destination, or replace it with --overwrite",
-            )
-        raise UsageError(
-            f"{destination} exists",
-            hint="choose another destination, or replace it with --overwrite",
-        )
+def short_name(name: str) -> str:
+    """A name, cut and numbered by its hash where nothing could be added to it."""
+    data = os.fsencode(name)
+    if len(data) <= _NAME_BYTES:
+        return name
+    number = hashlib.blake2b(data, digest_size=8).hexdigest()
+    cut = data[: _NAME_BYTES - len(number) - 1].decode("utf-8", "ignore")
+    return f"{cut}~{number}"

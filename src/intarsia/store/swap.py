@@ -3,37 +3,73 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shutil
 from pathlib import Path
 
+from intarsia.errors import UsageError
+from intarsia.store.destination import Contents
 from intarsia.store.looking import exists, is_folder, is_link
 from intarsia.store.naming import naming
 
 _HERE, _EXCHANGE = -100, 2
+_IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+_NOT_TO_BE_HAD = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
+"""What a kernel or a file system says that cannot exchange two names."""
 
 
-def put_in_place(folder: Path, destination: Path) -> None:
-    """Make `folder` the destination; what was there is at `folder` then.
+def put_in_place(folder: Path, destination: Path, old: Contents | None) -> None:
+    """Make `folder` the destination; what was there, and is the `old` to be replaced, is at `folder` then.
 
-    The two change places in one step where the kernel can do that.
+    Without `old` a rename replaces nothing, or an empty folder.  The two change places in one
+    step where the kernel can do that; what is not as it was when it was approved stays.
     """
-    if not exists(destination):
-        folder.rename(destination)
-    elif not _exchange(folder, destination):
-        old = _replaced(folder)
-        remove(old)
-        destination.rename(old)
+    if old is None:
         try:
             folder.rename(destination)
-        except OSError:
-            old.rename(destination)
+        except OSError as error:
+            if error.errno in _IN_THE_WAY:
+                raise _meanwhile(destination, ["it was not there"]) from error
             raise
+        return
+    if changes := old.changes(Contents.of(destination)):
+        raise _meanwhile(destination, changes)
+    if not _exchange(folder, destination):
+        _change_places(folder, destination)
+    if changes := old.changes(Contents.of(folder)):
+        if not _exchange(folder, destination):
+            _change_places(folder, destination)
+        raise _meanwhile(destination, changes)
+
+
+def _meanwhile(destination: Path, changes: list[str]) -> UsageError:
+    more = f" and {len(changes) - 4} more" if len(changes) > 4 else ""
+    return UsageError(
+        f"{destination} was changed by others while this run worked: {', '.join(changes[:4])}{more};"
+        " it was left as it is",
+        hint="move it away, and run again with --resume",
+    )
+
+
+def _change_places(folder: Path, destination: Path) -> None:
+    """Let two paths change places in several steps, or leave both where they are."""
+    old = _replaced(folder)
+    remove(old)
+    try:
+        destination.rename(old)
+        folder.rename(destination)
         old.rename(folder)
+    except BaseException:
+        if not exists(destination):
+            old.rename(destination)
+        elif exists(old) and not exists(folder):
+            old.rename(folder)
+        raise
 
 
 def restore(folder: Path, destination: Path) -> None:
-    """Undo what a run left that was killed while it put `folder` in place in two steps."""
+    """Undo what a run left that was killed while it put `folder` in place in several steps."""
     old = _replaced(folder)
     if exists(old) and not is_link(old) and not exists(destination):
         old.rename(destination)
@@ -49,14 +85,31 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def remove_contents(path: Path, old: Contents) -> None:
+    """Remove what lay at a path, and nothing that came to it since."""
+    for name in old.files:
+        (path / name).unlink(missing_ok=True)
+    for name in sorted(old.folders, key=len, reverse=True):
+        (path / name).rmdir()
+    if is_folder(path):
+        path.rmdir()
+
+
 def _replaced(folder: Path) -> Path:
     return folder.with_name(folder.name + "-replaced")
 
 
 def _exchange(a: Path, b: Path) -> bool:
     """Let two paths change places in one step; False where that is not to be had."""
-    call = getattr(ctypes.CDLL(None), "renameat2", None)
-    return call is not None and call(_HERE, bytes(a), _HERE, bytes(b), _EXCHANGE) == 0
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    if call(_HERE, bytes(a), _HERE, bytes(b), _EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _NOT_TO_BE_HAD:
+        return False
+    raise OSError(number, os.strerror(number), str(b))
 
 
 def sync_path(path: Path) -> None:

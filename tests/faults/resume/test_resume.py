@@ -120,6 +120,43 @@ def test_a_source_that_was_changed_is_refused_and_named(src: Path, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
+def test_a_source_that_was_changed_in_place_is_refused_though_its_times_were_set_back(
+    src: Path, tmp_path: Path
+) -> None:
+    file = src / "model.safetensors"
+    then = file.stat()
+    die_half_way(src, tmp_path / "out")
+    with file.open("r+b") as out:
+        out.seek(-40, os.SEEK_END)
+        out.write(bytes(40))
+    os.utime(file, ns=(then.st_atime_ns, then.st_mtime_ns))
+    answer = cli("convert", src, tmp_path / "out", *WORDS, "--resume")
+    assert answer.status == 2
+    assert "source file model.safetensors: " in answer.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("synced", [False, True])
+@pytest.mark.parametrize("damage", [bytes(64), b"\xff" * 64])
+def test_what_was_damaged_in_the_partial_folder_is_written_again(
+    src: Path, tmp_path: Path, whole, monkeypatch, synced: bool, damage: bytes
+) -> None:
+    if synced:
+        monkeypatch.setattr("intarsia.run.journal.LEAST_SECONDS", 0.0)
+        monkeypatch.setattr("intarsia.run.journal.REST", 0)
+    out = tmp_path / "out"
+    die_half_way(src, out)
+    partial = Staging(out).folder
+    file = max(partial.glob("*.distcp"), key=lambda p: len(p.read_bytes().rstrip(b"\0")))
+    data = file.read_bytes()
+    at = max(k for k in range(0, len(data), 64) if data[k : k + 64].strip(b"\0"))
+    file.write_bytes(data[: at // 2] + damage + data[at // 2 + 64 :])
+    report = intarsia.convert(src, out, resume=True, **OPTIONS)
+    assert "resumed: " in str(report)
+    assert "were not as they had been written, and are written again" in str(report)
+    assert files_of(out) == whole
+
+
 def test_another_version_is_refused(src: Path, tmp_path: Path, monkeypatch) -> None:
     die_half_way(src, tmp_path / "out")
     monkeypatch.setattr(intarsia, "__version__", "99")
@@ -209,11 +246,10 @@ def test_a_partial_folder_is_no_checkpoint(src: Path, tmp_path: Path) -> None:
 
 
 def test_an_overwrite_is_resumed_too(src: Path, tmp_path: Path, whole) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "old").write_text("old")
+    out = write_hf(tmp_path / "out", model(CONFIG, seed=5))
+    old = files_of(out)
     die_half_way(src, out, overwrite=True)
-    assert files_of(out) == {"old": b"old"}
+    assert files_of(out) == old
     with pytest.raises(UsageError, match="exists"):
         intarsia.convert(src, out, resume=True, **OPTIONS)
     intarsia.convert(src, out, resume=True, overwrite=True, **OPTIONS)

@@ -1,0 +1,115 @@
+"""Open files, of which only so many stay open as the process can afford."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+_ALL: weakref.WeakSet[Descriptors] = weakref.WeakSet()
+
+
+def affordable() -> int:
+    """How many files one reader or writer keeps open: a part of what the process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 512 if soft == resource.RLIM_INFINITY else max(4, min(512, soft // 4))
+
+
+@dataclass
+class _Held:
+    fd: int
+    users: int = 0
+
+
+class Descriptors:
+    """Files by their names, opened when they are used; the longest unused one is closed for another.
+
+    No file is closed while it is used; all are when the object goes.
+    """
+
+    def __init__(
+        self,
+        opening: Callable[[str], int],
+        closing: Callable[[str, int], None] = lambda _, fd: os.close(fd),
+        most: int | None = None,
+    ) -> None:
+        self._opening = opening
+        self._closing = closing
+        self._most = most or affordable()
+        self._held: dict[str, _Held] = {}
+        self._lock = threading.RLock()
+        weakref.finalize(self, _close_all, self._held)
+        _ALL.add(self)
+
+    @contextmanager
+    def use(self, name: str) -> Iterator[int]:
+        """The descriptor of a file, which stays open inside."""
+        with self._lock:
+            held = self._held.pop(name, None)
+            if held is None:
+                while len(self._held) >= self._most and self._close_one():
+                    pass
+                held = _Held(self._opened(name))
+            self._held[name] = held  # the last of all: the one used last
+            held.users += 1
+        try:
+            yield held.fd
+        finally:
+            with self._lock:
+                held.users -= 1
+
+    def names(self) -> list[str]:
+        """The files that are open."""
+        with self._lock:
+            return list(self._held)
+
+    def close(self) -> None:
+        """Close every file; the first failure is raised when all are closed."""
+        failure: OSError | None = None
+        with self._lock:
+            while self._held:
+                name, held = self._held.popitem()
+                try:
+                    self._closing(name, held.fd)
+                except OSError as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _opened(self, name: str) -> int:
+        try:
+            return self._opening(name)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        for other in list(_ALL):
+            other._spare()
+        return self._opening(name)
+
+    def _spare(self) -> None:
+        """Close what nobody uses, for others that need a descriptor."""
+        if self._lock.acquire(blocking=False):
+            try:
+                while self._close_one():
+                    pass
+            finally:
+                self._lock.release()
+
+    def _close_one(self) -> bool:
+        """Close the longest unused file; whether there was one."""
+        idle = next((name for name, held in self._held.items() if not held.users), None)
+        if idle is None:
+            return False
+        self._closing(idle, self._held.pop(idle).fd)
+        return True
+
+
+def _close_all(held: dict[str, _Held]) -> None:
+    while held:
+        with suppress(OSError):
+            os.close(held.popitem()[1].fd)

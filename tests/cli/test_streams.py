@@ -1,0 +1,111 @@
+"""What is said, and the exit status, follow what happened to the data, whoever listens."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import intarsia
+from tests.checkpoints import environment, llama_config, model, write_hf
+from tests.checkpoints import intarsia as cli
+
+CONFIG = llama_config()
+
+
+@pytest.fixture(scope="module")
+def src(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hf(tmp_path_factory.mktemp("streams") / "hf", model(CONFIG), CONFIG)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hf(tmp_path_factory.mktemp("streams") / "hf", model(CONFIG, seed=3), CONFIG)
+
+
+def shell(line: str, *words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; intarsia() {{ {sys.executable} -m intarsia \"$@\"; }}; {line}", "x",
+         *map(str, words)],
+        capture_output=True, text=True, env=environment(), timeout=60, cwd=cwd,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "end", [">&-", "> /dev/full", "--json > /dev/full", "2>&-", "2> /dev/full", "<&- >&- 2>&-"]
+)
+def test_a_conversion_whose_answer_nobody_can_read_is_done(
+    src: Path, tmp_path: Path, end: str
+) -> None:
+    done = shell(f'intarsia convert "$1" "$2" --to dcp {end}', src, tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    if end.endswith("full") and not end.startswith("2"):
+        assert "not all of the answer was printed: No space left" in done.stderr
+    if end == ">&-":
+        assert "stdout is closed" in done.stderr
+    assert intarsia.verify(src, tmp_path / "out")
+
+
+@pytest.mark.parametrize("end", ["| head -c 1 >&2", "> /dev/full"])
+def test_a_difference_stays_a_difference_and_what_is_done_done(src, other, end: str) -> None:
+    assert shell(f'intarsia digest "$1" --json {end}', src).returncode == 0
+    assert shell(f'intarsia verify "$1" "$2" --json {end}', src, other).returncode == 1
+
+
+def test_a_failure_is_one_though_stderr_is_full(src: Path) -> None:
+    assert shell('intarsia inspect "$1/absent" 2> /dev/full', src).returncode == 2
+
+
+def test_a_configuration_from_a_pipe_is_refused_and_not_awaited(src: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for config in (f"--config {tmp_path / 'pipe'}", '--config <(cat "$1/config.json")'):
+        done = shell(f'timeout 20 bash -c "exit 0"; intarsia plan "$1" --to dcp {config}', src)
+        assert done.returncode == 2
+        assert "is no file on disk" in done.stderr
+
+
+def test_a_working_folder_that_is_gone_is_said(src: Path, tmp_path: Path) -> None:
+    line = 'mkdir gone; cd gone; rmdir ../gone; intarsia convert "$1" out --to dcp'
+    done = shell(line, src, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "the working folder is gone, so out leads nowhere" in done.stderr
+    assert "hint: " in done.stderr
+    line = 'mkdir gone; cd gone; rmdir ../gone; intarsia convert "$1" "$2" --to dcp'
+    assert shell(line, src, tmp_path / "out", cwd=tmp_path).returncode == 0
+
+
+def test_a_tilde_is_the_home_folder(
+    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(src)
+    assert cli("convert", src, "~/out", "--to", "dcp").status == 0
+    assert (tmp_path / "out" / ".metadata").exists()
+    assert cli("verify", src, "~/out").status == 0
+    assert intarsia.open("~/out").format == "dcp"
+    assert cli("plan", "~/out", "--to", "hf", "--config", "~/out/config.json").status == 0
+    assert not (src / "~").exists()
+
+
+def test_an_interrupt_of_a_command_that_commits_nothing_says_no_more(src, monkeypatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("intarsia.api.verify", interrupted)
+    answer = cli("verify", src)
+    assert answer.status == 130
+    assert answer.err == "intarsia: interrupted\n"
+
+
+def test_too_little_memory_is_said(src: Path, monkeypatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("intarsia.api.verify", full)
+    answer = cli("verify", src)
+    assert answer.status == 2
+    assert answer.err.startswith("intarsia: not enough memory\n  hint: ")
