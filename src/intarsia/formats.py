@@ -19,6 +19,7 @@ from intarsia.format.inventory import with_files
 from intarsia.format.megatron_frame import METADATA, TRACKER, tracked_folder
 from intarsia.format.run_folder import Found, find, is_checkpoint
 from intarsia.format.sides import read_config
+from intarsia.format.weight_sets import MODEL, stem_of_file
 from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest
 from intarsia.store.local import Folder
@@ -85,8 +86,9 @@ def format_of(path: Path) -> Format:
 
 
 def _refuse_two(path: Path, name: str) -> None:
-    """Raise where a folder of another format holds safetensors files too."""
+    """Raise where a folder of another format holds a model that Transformers would read, too."""
     beside = listed(path, "*.safetensors") if name != "hf" else []
+    beside = [file for file in beside if stem_of_file(file.name) == MODEL]
     if beside:
         raise FormatError(
             f"{path} holds two checkpoints, a {name} one and {beside[0].name}",
