@@ -75,7 +75,7 @@ def test_whatever_else_lies_there_is_named_and_kept(
     answer = cli("convert", src, out, "--to", "dcp", "--overwrite")
     assert answer.status == 2
     assert name in answer.err
-    assert "hint: move " in answer.err
+    assert "hint: " in answer.err
     assert files_of(out) == before
     assert not leftovers(out.parent)
 
@@ -104,6 +104,24 @@ def test_what_is_no_checkpoint_is_not_replaced(src: Path, tmp_path: Path, what: 
         intarsia.convert(src, home, to="hf", overwrite=True)
     assert home.exists()
     assert not leftovers(tmp_path)
+
+
+def test_a_folder_of_checkpoints_is_not_taken_for_the_one_that_lies_in_it(
+    src: Path, out: Path, tmp_path: Path
+) -> None:
+    """A run's folder is read as its newest checkpoint, and is not that checkpoint."""
+    run = tmp_path / "run"
+    run.mkdir()
+    out.rename(run / "step-5")
+    (run / "latest").write_text("step-5\n")
+    before = files_of(run)
+    for name in ("latest", "nothing"):
+        with pytest.raises(UsageError, match="does not remove"):
+            intarsia.convert(src, run, to="dcp", overwrite=True)
+        assert files_of(run) == before
+        if name == "latest":
+            (run / "latest").unlink()
+            del before["latest"]
 
 
 def test_a_save_replaces_a_checkpoint_and_nothing_else(out: Path) -> None:

@@ -27,6 +27,7 @@ _FRAME = {
     "optimizer/entries.json", DIGESTS,
 }  # fmt: skip
 """Files that frameworks write into a checkpoint under these names, beside those of its tensors."""
+_ONE_BELOW = ("torch_dist", "fsdp_dtensor")
 _OWN_ROLES = (Role.MODEL, Role.OPTIMIZER, Role.TRAINING)
 
 
@@ -40,6 +41,11 @@ def check_replaceable(path: Path, contents: Contents) -> None:
             f"{path} cannot be read as a checkpoint, so --overwrite does not remove it: {error.brief}",
             hint="choose another destination, or remove it yourself",
         ) from error
+    if not _is_itself(path, manifest):
+        raise UsageError(
+            f"{path} is a folder of checkpoints, {Path(manifest.path).name} among them, which --overwrite does not remove",
+            hint="give the folder of one checkpoint, or choose another destination",
+        )
     own = set(_own_files(path, manifest))
     parents = {str(parent) for name in own for parent in Path(name).parents}
     other = [name for name in contents.files if name not in own]
@@ -52,6 +58,12 @@ def check_replaceable(path: Path, contents: Contents) -> None:
             f"{path} holds more than the checkpoint that --overwrite may remove: {', '.join(shown)}{more}",
             hint=f"move {_few(top)} away, or choose another destination",
         )
+
+
+def _is_itself(path: Path, manifest: Manifest) -> bool:
+    """Whether a path is the checkpoint that is read there; Megatron puts its files one folder below."""
+    home = Path(manifest.path)
+    return home == path or (manifest.format in _ONE_BELOW and home.parent == path)
 
 
 def _few(names: list[str]) -> str:

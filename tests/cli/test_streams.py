@@ -86,6 +86,10 @@ def test_a_tilde_is_the_home_folder(
     assert cli("convert", src, "~/out", "--to", "dcp").status == 0
     assert (tmp_path / "out" / ".metadata").exists()
     assert cli("verify", src, "~/out").status == 0
+    assert (
+        cli("verify", "~/out", "--config", "~/out/config.json", "--html", "~/page.html").status == 0
+    )
+    assert (tmp_path / "page.html").exists()
     assert intarsia.open("~/out").format == "dcp"
     assert cli("plan", "~/out", "--to", "hf", "--config", "~/out/config.json").status == 0
     assert not (src / "~").exists()

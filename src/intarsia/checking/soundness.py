@@ -30,7 +30,7 @@ from intarsia.formats import find_checkpoint, format_of
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
-from intarsia.store.looking import is_folder
+from intarsia.store.looking import given, is_folder
 
 _NOT_JUDGED = "too little can be read: the content of no tensor was judged"
 
@@ -90,9 +90,9 @@ def examine(
 
     Raises where the path is no checkpoint at all; a checkpoint that cannot be read is at fault.
     """
-    where = Path(path)
+    where = given(path)
     if isinstance(config, (str, Path)):
-        config = read_config(Path(config))
+        config = read_config(given(config))
     try:
         format = format_of(find_checkpoint(where).path).name
     except FormatError:

@@ -9,6 +9,7 @@ import typer
 
 from intarsia.cli import options
 from intarsia.cli.output import OUTPUT, answer, progress, say, table
+from intarsia.store.looking import given
 
 if TYPE_CHECKING:
     from intarsia.checking.compare import Comparison, Difference
@@ -63,7 +64,7 @@ def _story_alone(found: Soundness, config: str | None) -> Story:
     from intarsia.format.sides import read_config
     from intarsia.report.story import of_soundness
 
-    headers = read_headers(Path(found.a), read_config(Path(config)) if config else None)
+    headers = read_headers(Path(found.a), read_config(given(config)) if config else None)
     return of_soundness(found, headers.manifest)
 
 

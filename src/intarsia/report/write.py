@@ -16,7 +16,7 @@ _OPENING = b"<!DOCTYPE html>"
 
 def check_page(path: str | Path) -> None:
     """Refuse a path that no page may be written to, before any work is done for it."""
-    where = Path(path)
+    where = Path(os.path.expanduser(path))
     try:
         if not where.parent.is_dir():
             raise UsageError(f"{where.parent} is no folder", hint="make it, or name another --html")
@@ -39,7 +39,7 @@ def check_page(path: str | Path) -> None:
 def write_page(path: str | Path, story: Story) -> None:
     """Write the page of a story; one that was there before is replaced in one step."""
     check_page(path)
-    where = Path(path)
+    where = Path(os.path.expanduser(path))
     with paused():
         text = page_of(story)
     try:
