@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, overload
 from intarsia.checkpoint import Checkpoint
 from intarsia.conversion import Report, carry_out
 from intarsia.dtypes import dtype_named
+from intarsia.errors import SectionError
 from intarsia.formats import read_manifest
 from intarsia.job import Job, prepare
 from intarsia.mesh import Mesh
+from intarsia.planning.inventory import unread_sections
 from intarsia.planning.plan import Plan
 from intarsia.quantity import bytes_in
 from intarsia.run.budget import Budget
@@ -30,11 +32,15 @@ if TYPE_CHECKING:
 Path_ = str | Path
 ConfigLike = str | Path | Mapping[str, Any] | None
 MeshLike = str | Mapping[str, int] | Mesh | None
+SectionLike = str | Sequence[str] | None
 
 
-def open(path: Path_, config: ConfigLike = None) -> Checkpoint:
-    """Open a checkpoint of any format; only its headers are read."""
-    return Checkpoint(read_manifest(path, config))
+def open(path: Path_, config: ConfigLike = None, section: SectionLike = None) -> Checkpoint:
+    """Open a checkpoint of any format; only its headers are read.
+
+    `section` names the model where a checkpoint holds several.
+    """
+    return Checkpoint(read_manifest(path, config, section=section))
 
 
 def job(
@@ -49,6 +55,7 @@ def job(
     max_shard_size: str | int = "5GB",
     optimizer: str = "keep",
     config: ConfigLike = None,
+    section: SectionLike = None,
     megatron_spec: str = "te",
     digests: bool = True,
 ) -> Job:
@@ -62,7 +69,14 @@ def job(
         spec=megatron_spec,
     )
     budget = Budget.of(memory, workers)
-    made = prepare(src, wish, budget, max_shard_bytes=bytes_in(max_shard_size), config=config)
+    made = prepare(
+        src,
+        wish,
+        budget,
+        max_shard_bytes=bytes_in(max_shard_size),
+        config=config,
+        section=section,
+    )
     return replace(made, digests=digests)
 
 
@@ -87,7 +101,7 @@ def convert(
     With `resume`, what an earlier run of the same job had written before it was killed is kept.
     The ranks of a `torchrun` job share the work, unless one is to do it `alone`.
     Options: `mesh`, `dialect`, `dtype`, `memory`, `workers`, `max_shard_size`, `optimizer`,
-    `config`, `megatron_spec`, `digests`.
+    `config`, `section`, `megatron_spec`, `digests`.
     """
     with crew(alone=alone) as team:
         with team.together():
@@ -103,6 +117,7 @@ def verify(
     b: None = None,
     *,
     config: ConfigLike = ...,
+    section: SectionLike = ...,
     memory: str | int | None = ...,
     workers: int | None = ...,
     progress: Progress | None = ...,
@@ -115,6 +130,7 @@ def verify(
     b: Path_,
     *,
     config: ConfigLike = ...,
+    section: SectionLike = ...,
     memory: str | int | None = ...,
     workers: int | None = ...,
     progress: Progress | None = ...,
@@ -126,6 +142,7 @@ def verify(
     b: Path_ | None = None,
     *,
     config: ConfigLike = None,
+    section: SectionLike = None,
     memory: str | int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -133,16 +150,19 @@ def verify(
     """Whether two checkpoints hold the same weights, bit by bit, whatever their formats.
 
     Given one, whether it is sound: whole, readable, true to its checksums, free of known faults.
+    `section` names the model where A holds several; it is B's too where B holds several.
     """
     if b is None:
         from intarsia.checking.soundness import examine
 
-        return examine(a, config, Budget.of(memory, workers), progress)
+        return examine(a, config, Budget.of(memory, workers), progress, section)
     from intarsia.checking.compare import compare
 
-    left, right = open_pair(a, b, config)
+    left, right = open_pair(a, b, config, section)
     with left, right:
-        return compare(left, right, Budget.of(memory, workers), progress)
+        found = compare(left, right, Budget.of(memory, workers), progress)
+        unread = (x for side in (left, right) for x in unread_sections(side.manifest.inventory))
+        return replace(found, notes=(*found.notes, *unread))
 
 
 def digest(
@@ -150,6 +170,7 @@ def digest(
     *,
     secure: bool = False,
     config: ConfigLike = None,
+    section: SectionLike = None,
     memory: str | int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -160,7 +181,8 @@ def digest(
     The ranks of a `torchrun` job share the work, unless one is to do it `alone`.
     """
     with crew(alone=alone) as team:
-        return digest_with(team, path, config, Budget.of(memory, workers), progress, secure=secure)
+        budget = Budget.of(memory, workers)
+        return digest_with(team, path, config, budget, progress, secure=secure, section=section)
 
 
 def digest_with(
@@ -171,12 +193,13 @@ def digest_with(
     progress: Progress | None = None,
     *,
     secure: bool = False,
+    section: SectionLike = None,
 ) -> Digests:
     """The digests of a checkpoint, by ranks that read the same one."""
     from intarsia.checking.digest import digests_of
 
     with team.together():
-        checkpoint = open(path, config)
+        checkpoint = open(path, config, section)
     with checkpoint:
         facts = {f"source file {f}": str(Stamp(*s)) for f, s in checkpoint.manifest.stamps.items()}
         agree(team, facts | {"--secure": str(secure), "--memory, --workers": str(budget)})
@@ -188,6 +211,7 @@ def diff(
     b: Path_,
     *,
     config: ConfigLike = None,
+    section: SectionLike = None,
     memory: str | int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -195,19 +219,33 @@ def diff(
     """How much each tensor changed between two checkpoints of one model, the furthest first."""
     from intarsia.checking.change import changes
 
-    left, right = open_pair(a, b, config)
+    left, right = open_pair(a, b, config, section)
     with left, right:
         return changes(left, right, Budget.of(memory, workers), progress)
 
 
-def open_pair(a: Path_, b: Path_, config: ConfigLike) -> tuple[Checkpoint, Checkpoint]:
-    """Two checkpoints, one lending the other its model configuration where that has none of its own."""
-    left, right = open(a, config), open(b, config)
+def open_pair(
+    a: Path_, b: Path_, config: ConfigLike, section: SectionLike = None
+) -> tuple[Checkpoint, Checkpoint]:
+    """Two checkpoints, one lending the other its model configuration where that has none of its own.
+
+    A section is A's, and B's too where B has several models.
+    """
+    left, right = open(a, config, section), _other(b, config, section)
     if _lacks_config(left) and not _lacks_config(right):
-        left = open(a, right.config)
+        left = open(a, right.config, section)
     elif _lacks_config(right) and not _lacks_config(left):
-        right = open(b, left.config)
+        right = _other(b, left.config, section)
     return left, right
+
+
+def _other(path: Path_, config: ConfigLike, section: SectionLike) -> Checkpoint:
+    try:
+        return open(path, config)
+    except SectionError:
+        if section is None:
+            raise
+        return open(path, config, section)
 
 
 def _lacks_config(checkpoint: Checkpoint) -> bool:

@@ -54,6 +54,10 @@ class UsageError(IntarsiaError):
     """The call cannot be carried out as asked (an unknown format, a destination that exists)."""
 
 
+class SectionError(UsageError):
+    """Several sections of a checkpoint may be the model, or none is called as was asked."""
+
+
 class FormatError(IntarsiaError):
     """A file is not what its format demands (truncated, lying, missing, of an unknown kind)."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.collector import paused
-from intarsia.errors import FormatError, UnsafeError, UsageError
+from intarsia.errors import FormatError, SectionError, UnsafeError, UsageError
 from intarsia.family import adopt
 from intarsia.format.base import Format
 from intarsia.format.complaint import Complain, refuse
@@ -141,6 +141,8 @@ def _unfit(path: Path) -> str | None:
     """Why a folder is no whole checkpoint, in short; None where it is one."""
     try:
         format_of(path).read(path, {"model_type": ""})
+    except SectionError:
+        return None  # whole, and the user is to say which of its models is meant
     except UnsafeError:
         raise
     except FormatError as error:
@@ -152,13 +154,18 @@ def read_manifest(
     path: str | Path,
     config: str | Path | Mapping[str, Any] | None = None,
     complain: Complain = refuse,
+    section: str | Sequence[str] | None = None,
 ) -> Manifest:
-    """What a checkpoint holds, from its headers alone; `complain` may keep what is wrong with some."""
+    """What a checkpoint holds, from its headers alone; `complain` may keep what is wrong with some.
+
+    `section` names the model among several, and after a comma its optimizer.
+    """
     if isinstance(config, (str, Path)):
         config = read_config(given(config))
     with paused(), noting_stamps() as seen:
         found = find_checkpoint(path)
-        manifest = format_of(found.path).read(found.path, config, complain)
+        chosen = sections_in(section)
+        manifest = format_of(found.path).read(found.path, config, complain, chosen)
         manifest = with_files(manifest, given(path))
     return replace(
         manifest,
@@ -166,6 +173,12 @@ def read_manifest(
         notes=(*manifest.notes, *found.notes),
         stamps=_stamps_of(manifest, seen),
     )
+
+
+def sections_in(section: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The sections that a user names."""
+    named = section.split(",") if isinstance(section, str) else section or ()
+    return tuple(name.strip() for name in named if name.strip())
 
 
 def _stamps_of(manifest: Manifest, seen: Mapping[str, Stamp]) -> dict[str, Stamp]:
@@ -193,4 +206,4 @@ def with_rules_of_transformers(manifest: Manifest) -> Manifest:
     if manifest.config is None or "model_type" not in manifest.config:
         return manifest
     adopt(manifest.config, {s.name: s.shape for s in manifest.stored.values()})
-    return read_manifest(manifest.given or manifest.path, manifest.config)
+    return read_manifest(manifest.given or manifest.path, manifest.config, section=manifest.section)

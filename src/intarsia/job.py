@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,10 +67,11 @@ def prepare(
     *,
     max_shard_bytes: int = 5_000_000_000,
     config: str | Path | Mapping[str, Any] | None = None,
+    section: str | Sequence[str] | None = None,
 ) -> Job:
     """Read the headers of the source, choose the targets, and prove the plan."""
     format_named(wish.to)
-    manifest = src if isinstance(src, Manifest) else read_manifest(src, config)
+    manifest = src if isinstance(src, Manifest) else read_manifest(src, config, section=section)
     if wish.dialect not in (None, "same") and table_for(manifest.config) is None:
         manifest = with_rules_of_transformers(manifest)
     if max_shard_bytes < 1:

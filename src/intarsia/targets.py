@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from intarsia.dtypes import DType
-from intarsia.errors import FamilyError, FormatError, UsageError
+from intarsia.errors import FamilyError, UsageError
 from intarsia.family import Param, Table, table_for
-from intarsia.format.base import NUMBERED, Format
+from intarsia.family.beside_text import respelled
+from intarsia.format.base import Format
 from intarsia.format.cast import cast_to
+from intarsia.format.optimizer_names import is_numbered_name
 from intarsia.format.parameter_groups import has_torch_groups
 from intarsia.formats import format_named
 from intarsia.layout import Layout
@@ -19,7 +20,6 @@ from intarsia.masters import check_whole, has_own_master
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Manifest, Target
 
-_NUMBERED = re.compile(r"^optimizer\.\w+\.\d+$")
 MEGATRON_FORMATS = ("torch_dist", "fsdp_dtensor")
 SAME_FORMATS = ("hf", "dcp")
 """Formats between which names and fusions stay as they are, unless asked otherwise."""
@@ -199,16 +199,12 @@ def _check(wish: Wish) -> None:
 
 
 def _check_named(src: Manifest, wish: Wish) -> None:
-    """Raise where numbered state is to go where its numbers mean nothing."""
-    kept = src.format in SAME_FORMATS and wish.to in SAME_FORMATS
-    if kept or wish.optimizer == "drop" or not any(map(_NUMBERED.match, src.logical)):
+    """Raise where state is to be written of which nothing says whose it is; numbers may stay numbers."""
+    if src.state_unclear is None or wish.optimizer == "drop":
         return
-    known = (p for p in src.problems if p.startswith(NUMBERED))
-    raise FormatError(
-        f"{next(known, NUMBERED)} - at {src.path}",
-        hint="give the optimizer model.named_parameters() and save again, save its state by name"
-        " (torch's get_optimizer_state_dict), or take the weights alone with --optimizer drop",
-    )
+    kept = src.format in SAME_FORMATS and wish.to in SAME_FORMATS
+    if not (kept and any(map(is_numbered_name, src.logical))):
+        raise src.state_unclear
 
 
 def is_state(name: str) -> bool:
@@ -241,7 +237,8 @@ def _rows(src: Manifest, wish: Wish, writer: Format, dropped: Set[str]) -> list[
                 f" {table.family}: {', '.join(lost[:4])}",
                 hint="convert to hf or dcp, which carry them name by name, or add them to the table",
             )
-    return [*rows, *(Param(s.name, s.layout, s.rule, s.shift) for s in rest)]
+    beside = (Param(s.name, s.layout, s.rule, s.shift) for s in rest)
+    return [*rows, *respelled(beside, src.stored, table, dialect, src.config or {})]
 
 
 def _name_by_name(src: Manifest, wish: Wish, writer: Format, dialect: str) -> list[Param]:

@@ -9,7 +9,6 @@ import torch
 
 import intarsia
 from intarsia.errors import FamilyError
-from intarsia.format.names import entry_name, prefix_of
 from intarsia.formats import read_manifest
 from tests.checkpoints import (
     assert_same,
@@ -25,17 +24,6 @@ from tests.checkpoints import (
 
 CONFIG = llama_config()
 KNOWN = dict.fromkeys(shapes(CONFIG))
-
-
-@pytest.mark.parametrize("prefix", ["", "model.", "module.", "_orig_mod.", "app.state.model."])
-def test_the_prefix_that_explains_most_names_is_found(prefix: str) -> None:
-    names = [prefix + name for name in KNOWN] + ["unrelated.weight"]
-    assert prefix_of(names, KNOWN) == prefix
-
-
-def test_names_that_nothing_explains_have_no_prefix() -> None:
-    assert prefix_of(["a.b", "c"], KNOWN) == ""
-    assert prefix_of([], KNOWN) == ""
 
 
 @pytest.mark.parametrize("prefix", ["model.", "module.", "model._orig_mod."])
@@ -137,9 +125,3 @@ def test_tensors_of_the_optimizer_that_are_no_state_keep_their_names(
     assert_same(read_hf(tmp_path / "b"), model(CONFIG))
     wanted = model(CONFIG) | {f"optimizer.{rest}": torch.tensor(0.5)}
     assert_same(read_dcp(tmp_path / "c"), wanted)
-
-
-def test_the_optimizers_root_has_one_spelling() -> None:
-    assert entry_name("optim.param_groups.w.lr") == "optimizer.param_groups.w.lr"
-    assert entry_name("optimizer.param_groups.w.lr") == "optimizer.param_groups.w.lr"
-    assert entry_name("my.optim.x") == "my.optim.x"

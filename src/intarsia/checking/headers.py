@@ -11,7 +11,7 @@ from typing import Any
 
 from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import place_of, state_of
-from intarsia.errors import FamilyError, IntarsiaError
+from intarsia.errors import FamilyError, IntarsiaError, SectionError
 from intarsia.family import Table, table_for
 from intarsia.format.complaint import Complaint
 from intarsia.format.names import members_of
@@ -144,19 +144,25 @@ def is_there(manifest: Manifest, chunk: Chunk) -> bool:
     return chunk.start_bytes + chunk.length_bytes <= manifest.files.get(chunk.file, -1)
 
 
-def read_headers(where: Path, config: Mapping[str, Any] | None) -> Headers:
+def read_headers(
+    where: Path,
+    config: Mapping[str, Any] | None,
+    section: str | Sequence[str] | None = None,
+) -> Headers:
     """The headers of a checkpoint; name by name where the family fails."""
     kept: list[Complaint] = []
     try:
-        manifest = read_manifest(where, config, kept.append)
+        manifest = read_manifest(where, config, kept.append, section)
         return Headers(str(where), manifest, tuple(kept))
+    except SectionError:
+        raise  # a question to the user, no fault of the checkpoint's
     except FamilyError as error:
         first = Complaint(error)
     except IntarsiaError as error:
         return Headers(str(where), None, _with(kept, error))
     kept.clear()
     try:
-        manifest = read_manifest(where, NO_FAMILY, kept.append)
+        manifest = read_manifest(where, NO_FAMILY, kept.append, section)
     except IntarsiaError as error:
         return Headers(str(where), None, _with([*kept, first], error))
     return Headers(str(where), manifest, (first, *kept))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from intarsia.errors import FormatError, IntarsiaError
 from intarsia.family import table_for
 from intarsia.format.sides import DIGESTS, read_config
 from intarsia.formats import find_checkpoint, format_of
+from intarsia.planning.inventory import unread_sections
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
@@ -85,6 +86,7 @@ def examine(
     config: ConfigLike,
     budget: Budget,
     progress: Progress | None = None,
+    section: str | Sequence[str] | None = None,
 ) -> Soundness:
     """Look for every fault that one checkpoint can show.
 
@@ -99,7 +101,7 @@ def examine(
         if (fault := unfinished(where)) is None:
             raise
         return Soundness(str(path), 0, 0, (fault,))
-    headers = read_headers(where, config)
+    headers = read_headers(where, config, section)
     manifest, faults = headers.manifest, list(headers.faults())
     if manifest is None:
         notes: tuple[str, ...] = (_NOT_JUDGED,)
@@ -130,6 +132,7 @@ def examine(
         *manifest.notes,
         *headers.notes(),
         *left_out(manifest),
+        *unread_sections(manifest.inventory),
         *notes_of(found),
         *notes_on_steps(found),
     )

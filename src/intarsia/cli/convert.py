@@ -27,6 +27,7 @@ def run(
     max_shard_size: options.MaxShardSize = "5GB",
     optimizer: options.Optimizer = "keep",
     config: options.Config = None,
+    section: options.Section = None,
     digests: Annotated[
         bool,
         typer.Option(
@@ -71,6 +72,7 @@ def run(
                 max_shard_size=max_shard_size,
                 optimizer=optimizer,
                 config=config,
+                section=section,
                 digests=digests,
             )
         if dry_run:

@@ -17,6 +17,7 @@ def run(
     a: options.Path,
     b: Annotated[str, typer.Argument(help="The later checkpoint.")],
     config: options.Config = None,
+    section: options.Section = None,
     memory: options.Memory = None,
     workers: options.Workers = None,
     most: Annotated[int, typer.Option("--most", help="How many tensors to show; 0 for all.")] = 40,
@@ -29,7 +30,9 @@ def run(
     from intarsia import api
 
     with progress("comparing") as advance:
-        found = api.diff(a, b, config=config, memory=memory, workers=workers, progress=advance)
+        found = api.diff(
+            a, b, config=config, section=section, memory=memory, workers=workers, progress=advance
+        )
 
     def text() -> None:
         rows = [(c.tensor, c.elements, c.max_abs, c.rms, c.relative, c.cosine) for c in found]

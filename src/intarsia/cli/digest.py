@@ -20,6 +20,7 @@ def run(
         typer.Option("--secure", help="SHA-256 of each tensor: slower, and safe against forgery."),
     ] = False,
     config: options.Config = None,
+    section: options.Section = None,
     memory: options.Memory = None,
     workers: options.Workers = None,
     alone: options.Alone = False,
@@ -37,7 +38,9 @@ def run(
         OUTPUT.rank = team.rank
         with progress("digesting") as advance:
             budget = Budget.of(memory, workers)
-            found = api.digest_with(team, path, config, budget, advance, secure=secure)
+            found = api.digest_with(
+                team, path, config, budget, advance, secure=secure, section=section
+            )
 
     def text() -> None:
         for name, digest in sorted(found.tensors.items()):

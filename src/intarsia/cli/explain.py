@@ -22,13 +22,14 @@ def run(
     tensor: Annotated[str, typer.Argument(help="A tensor: its logical name, or its name on disk.")],
     mesh: options.Mesh = "",
     config: options.Config = None,
+    section: options.Section = None,
 ) -> None:
     """Draw where the elements of a tensor lie: stored tensors, files, byte ranges, ranks."""
     from intarsia.formats import read_manifest
     from intarsia.mesh import Mesh
     from intarsia.planning.proof import prover_of
 
-    found = read_manifest(path, config)
+    found = read_manifest(path, config, section=section)
     held = stored_of(found, tensor)
     for s in held:
         prover_of(found).stored(s)

@@ -13,6 +13,7 @@ from intarsia.planning.inventory import lines
 from intarsia.quantity import human
 
 if TYPE_CHECKING:
+    from intarsia.planning.inventory import Item
     from intarsia.planning.manifest import Manifest
 
 NAME = "inspect"
@@ -22,6 +23,7 @@ def run(
     path: options.Path,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     config: options.Config = None,
+    section: options.Section = None,
     html: options.Html = None,
 ) -> None:
     """Say what a checkpoint is and whether it is complete; only headers are read."""
@@ -31,7 +33,7 @@ def run(
         from intarsia.report.write import check_page
 
         check_page(html)
-    found = read_manifest(path, config)
+    found = read_manifest(path, config, section=section)
     if html is not None and OUTPUT.speaks:
         from intarsia.report.story import of_inspection
         from intarsia.report.write import write_page
@@ -86,6 +88,7 @@ def show(found: Manifest, *, tensors: bool) -> None:
             ("complete", not found.absent),
             *(("problem", p) for p in found.problems[:20]),
             *(("unread", text) for text in lines(found.inventory)),
+            *(("section", f"{i.name}: {i.role}, {human(i.nbytes)}") for i in _sections(found)),
             *(("note", n) for n in found.notes),
         ]
     )
@@ -101,6 +104,12 @@ def show(found: Manifest, *, tensors: bool) -> None:
             for s in found.stored.values()
         ]
         table("", ("tensor", "dtype", "shape", "chunks", "bytes"), rows)
+
+
+def _sections(found: Manifest) -> list[Item]:
+    from intarsia.planning.inventory import Fate
+
+    return [i for i in found.inventory if i.kind == "section" and i.fate is Fate.READ and i.nbytes]
 
 
 def dtypes_of(found: Manifest) -> Counter[str]:

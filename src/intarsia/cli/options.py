@@ -55,6 +55,13 @@ Alone = Annotated[
     bool,
     typer.Option("--alone", help="Await no other ranks, whatever torchrun has started."),
 ]
+Section = Annotated[
+    str | None,
+    typer.Option(
+        "--section",
+        help="The section that is the model, where a checkpoint holds several; after a comma its optimizer's.",
+    ),
+]
 Html = Annotated[
     str | None,
     typer.Option(

@@ -22,6 +22,7 @@ def run(
     max_shard_size: options.MaxShardSize = "5GB",
     optimizer: options.Optimizer = "keep",
     config: options.Config = None,
+    section: options.Section = None,
 ) -> None:
     """Prove a conversion before a byte moves, and say what it would read, write and hold in memory."""
     from intarsia import api
@@ -38,6 +39,7 @@ def run(
         max_shard_size=max_shard_size,
         optimizer=optimizer,
         config=config,
+        section=section,
     )
     answer(found.as_json(), lambda: say(found))
     raise typer.Exit(0 if found.proven else 1)

@@ -32,6 +32,7 @@ def run(
         ),
     ] = None,
     config: options.Config = None,
+    section: options.Section = None,
     memory: options.Memory = None,
     workers: options.Workers = None,
     html: options.Html = None,
@@ -45,13 +46,28 @@ def run(
         check_page(html)
     with progress("verifying") as advance:
         if b is None:
-            alone = api.verify(a, config=config, memory=memory, workers=workers, progress=advance)
+            alone = api.verify(
+                a, config=config, section=section, memory=memory, workers=workers, progress=advance
+            )
         else:
-            pair = api.verify(a, b, config=config, memory=memory, workers=workers, progress=advance)
+            pair = api.verify(
+                a,
+                b,
+                config=config,
+                section=section,
+                memory=memory,
+                workers=workers,
+                progress=advance,
+            )
     if html is not None and OUTPUT.speaks:
         from intarsia.report.write import write_page
 
-        write_page(html, _story_alone(alone, config) if b is None else _story_pair(pair, config))
+        write_page(
+            html,
+            _story_alone(alone, config, section)
+            if b is None
+            else _story_pair(pair, config, section),
+        )
     if b is None:
         answer(alone.as_json(), lambda: _tell_alone(alone))
         raise typer.Exit(0 if alone.sound else 1)
@@ -59,20 +75,20 @@ def run(
     raise typer.Exit(0 if pair.equal else 1)
 
 
-def _story_alone(found: Soundness, config: str | None) -> Story:
+def _story_alone(found: Soundness, config: str | None, section: str | None) -> Story:
     from intarsia.checking.headers import read_headers
     from intarsia.format.sides import read_config
     from intarsia.report.story import of_soundness
 
-    headers = read_headers(Path(found.a), read_config(given(config)) if config else None)
+    headers = read_headers(Path(found.a), read_config(given(config)) if config else None, section)
     return of_soundness(found, headers.manifest)
 
 
-def _story_pair(found: Comparison, config: str | None) -> Story:
+def _story_pair(found: Comparison, config: str | None, section: str | None) -> Story:
     from intarsia.api import open_pair
     from intarsia.report.story import of_comparison
 
-    a, b = open_pair(found.a, found.b, config)
+    a, b = open_pair(found.a, found.b, config, section)
     with a, b:
         return of_comparison(found, a.manifest, b.manifest)
 

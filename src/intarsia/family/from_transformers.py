@@ -55,6 +55,16 @@ def module_rows(config: Config, stored: Mapping[str, Shape]) -> dict[str, Layout
     return rows_of(Skeleton.of(config), stored)
 
 
+def table_of_hub_names(config: Config, module: Mapping[str, Shape]) -> dict[str, str]:
+    """The hub's name of each tensor of the module that is one tensor there, of the same shape."""
+    model = Skeleton.of(config)
+    return {
+        name: layout.tensors[0]
+        for name, layout in rows_of(model, shapes_on_disk(model)).items()
+        if len(layout.tensors) == 1 and module.get(name) == layout.shape
+    }
+
+
 def disk_shapes(config: Config) -> dict[str, Shape]:
     """Names and shapes that `save_pretrained` gives a model that was not loaded from a file."""
     return shapes_on_disk(Skeleton.of(config))

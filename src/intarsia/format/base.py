@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from intarsia.dtypes import DType
+from intarsia.errors import UsageError
 from intarsia.family import Param, Table
 from intarsia.format.complaint import Complain, refuse
 from intarsia.layout import Piece
@@ -23,9 +24,6 @@ from intarsia.store.local import Folder
 
 if TYPE_CHECKING:
     from intarsia.format.parameter_groups import Groups
-
-NUMBERED = "the optimizer's state is numbered, and which parameter a number means is not told"
-"""How the problem begins that names such a checkpoint."""
 
 PAGE_BYTES = 4096
 """Elements that start at a multiple of this are written, and mapped, fastest."""
@@ -120,9 +118,16 @@ class Format(Protocol):
         ...
 
     def read(
-        self, path: Path, config: Mapping[str, Any] | None, complain: Complain = refuse
+        self,
+        path: Path,
+        config: Mapping[str, Any] | None,
+        complain: Complain = refuse,
+        section: Sequence[str] = (),
     ) -> Manifest:
-        """The manifest of a checkpoint, from its headers alone; what `complain` keeps does not end it."""
+        """The manifest of a checkpoint, from its headers alone; what `complain` keeps does not end it.
+
+        `section` names the model among several, and its optimizer where that is to be told.
+        """
         ...
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
@@ -140,3 +145,12 @@ class Format(Protocol):
     def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         """Give every box of every target its place."""
         ...
+
+
+def refuse_section(section: Sequence[str], name: str) -> None:
+    """Raise where a section is asked of a format that holds one model."""
+    if section:
+        raise UsageError(
+            f"{name} holds one model and its optimizer, and no section {section[0]!r}",
+            hint="leave --section out",
+        )

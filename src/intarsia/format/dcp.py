@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.errors import FormatError
-from intarsia.family import Param, Table
+from intarsia.family import Param, Table, table_for
 from intarsia.format.accelerate import below, is_accelerate, parts_of
 from intarsia.format.base import Arrangement, Located, WriteOptions
 from intarsia.format.complaint import Complain, Complaint, going_on, refuse
+from intarsia.format.dcp_entries import entries_of
 from intarsia.format.dcp_metadata import (
     MAX_METADATA_BYTES,
     METADATA,
@@ -25,12 +26,16 @@ from intarsia.format.dcp_metadata import (
     read_metadata,
 )
 from intarsia.format.dcp_write import arrange
-from intarsia.format.names import entry_name, name_tensors
+from intarsia.format.names import divided, name_tensors
+from intarsia.format.numbered_state import NumberedState, group_lists, parameters_by_number
+from intarsia.format.optimizer_names import not_told, state_in
+from intarsia.format.sections import Sections, explained
 from intarsia.format.sides import config_of
 from intarsia.format.torch_zip import check_directory, read_crc, read_payload
+from intarsia.format.wrappers import bare, unwrapped
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box, Mesh, Shape
-from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
+from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.quantity import human
 from intarsia.store.local import Folder
 from intarsia.store.looking import is_file
@@ -51,16 +56,23 @@ class Dcp:
         return is_file(path / METADATA) or is_accelerate(path)
 
     def read(
-        self, path: Path, config: Mapping[str, Any] | None, complain: Complain = refuse
+        self,
+        path: Path,
+        config: Mapping[str, Any] | None,
+        complain: Complain = refuse,
+        section: Sequence[str] = (),
     ) -> Manifest:
         metadata, sizes = _open(path, complain)
         with going_on(complain, "config.json"):
             config = config or config_of(path)
-        found = map(stored_of, metadata.tensors.values())
-        named = name_tensors(found, config, str(path), complain)
-        entries = (
-            Entry(entry_name(o.name), o.file, o.start_bytes, o.length_bytes)
-            for o in metadata.objects.values()
+        listed = [*map(stored_of, metadata.tensors.values())]
+        objects, paths = metadata.objects, metadata.paths
+        sections = divided(listed, config, str(path), section, objects=objects, paths=paths)
+        with Folder(path) as folder:
+            numbers, unclear = numbers_in(folder, metadata, sections, table_for(config))
+            entries, told = entries_of(folder, metadata, sections, numbers)
+        named = name_tensors(
+            listed, config, str(path), complain, sections=sections, numbers=numbers
         )
         return Manifest(
             format=self.name,
@@ -70,10 +82,14 @@ class Dcp:
             files=sizes,
             family=named.family,
             config=config,
-            entries={entry.name: entry for entry in entries},
+            entries=entries,
+            told=told,
+            inventory=named.inventory,
             absent=named.absent,
             problems=named.problems,
-            notes=named.notes,
+            notes=(*named.notes, *_remarks(numbers, unclear)),
+            section=tuple(section),
+            state_unclear=unclear or named.unclear,
         )
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
@@ -130,6 +146,46 @@ def spell(name: str) -> str:
     if not param or kind in ("state", "param_groups"):
         return name
     return f"optimizer.state.{param}.{kind}"
+
+
+def numbers_in(
+    folder: Folder, metadata: Metadata, sections: Sections, table: Table | None
+) -> tuple[dict[str, str], FormatError | None]:
+    """The parameters of the optimizer's numbered states, and why they are not known where they are not."""
+    root = sections.optimizer
+    if root is None:
+        return {}, None
+    tensors = metadata.tensors
+    states = [
+        NumberedState(name, state.param, tensors[name].shape)
+        for name, of in sections.state.items()
+        if of == root and (state := state_in(name, root)) and state.param.isdecimal()
+    ]
+    groups = group_lists(folder, metadata, root)
+    if not states and not any(type(n) is int for g in groups for n in g.get("params") or ()):
+        return {}, None
+    order = {
+        sections.names[name]: tensors[name].shape
+        for name in metadata.paths
+        if name in sections.names and tensors[name].dtype.floating
+    }
+
+    def named(name: str) -> str:
+        plain = bare(name)
+        return unwrapped(plain, order) or (explained(plain, order) or ("", plain))[1]
+
+    try:
+        tied = table.tied if table else ()
+        return parameters_by_number(states, groups, order, named, tied), None
+    except FormatError as why:
+        return {}, not_told(why.brief, str(folder.root)) if states else None
+
+
+def _remarks(numbers: Mapping[str, str], unclear: FormatError | None) -> Iterator[str]:
+    if numbers:
+        yield f"the optimizer's state is numbered: {len(numbers)} numbers are parameters by name here"
+    if unclear is not None:
+        yield unclear.brief
 
 
 def stored_of(record: TensorRecord) -> Stored:

@@ -18,7 +18,7 @@ from typing import Any
 from intarsia.errors import FormatError
 from intarsia.family import Param, Table, table_for
 from intarsia.format import dcp
-from intarsia.format.base import NUMBERED, Arrangement, Located, WriteOptions
+from intarsia.format.base import Arrangement, Located, WriteOptions, refuse_section
 from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.dcp import open_metadata
 from intarsia.format.dcp_metadata import MAX_METADATA_BYTES, METADATA, Metadata
@@ -26,10 +26,11 @@ from intarsia.format.megatron_common import looks_like_megatron, the_one
 from intarsia.format.megatron_config import config_from_arguments
 from intarsia.format.megatron_frame import home_of, tracked_folder
 from intarsia.format.megatron_fsdp_entries import arguments, entries_of, is_entry
-from intarsia.format.megatron_fsdp_keys import TensorParallel
+from intarsia.format.megatron_fsdp_keys import TensorParallel, is_numbered, section_of
 from intarsia.format.megatron_fsdp_names import as_torch_dist, name_tensors
 from intarsia.format.megatron_fsdp_write import arrange, fsdp_dtensor_rows, spell
-from intarsia.format.numbered_state import parameters_by_number
+from intarsia.format.numbered_state import NumberedState, group_lists, parameters_by_number
+from intarsia.format.optimizer_names import not_told
 from intarsia.format.sides import config_of
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
@@ -55,15 +56,20 @@ class FsdpDtensor:
         return any(_has_keys(folder) for folder in _candidates(path))
 
     def read(
-        self, path: Path, config: Mapping[str, Any] | None, complain: Complain = refuse
+        self,
+        path: Path,
+        config: Mapping[str, Any] | None,
+        complain: Complain = refuse,
+        section: Sequence[str] = (),
     ) -> Manifest:
+        refuse_section(section, self.name)
         root = find_checkpoint(path)
         with Folder(root) as folder:
             metadata, sizes = open_metadata(folder, complain)
             args: Mapping[str, Any] = {}
             with going_on(complain):
                 args = arguments(folder, metadata)
-            numbers, unnumbered = _numbers(folder, metadata)
+            numbers, unclear = _numbers(folder, metadata)
         notes: list[str] = []
         home = home_of(root)
         if config is None and home is not None:
@@ -76,7 +82,7 @@ class FsdpDtensor:
         table = table_for(config, zero_centered=centered if isinstance(centered, bool) else None)
         tensors = [r for r in metadata.tensors.values() if not is_entry(r.name)]
         found = name_tensors(tensors, table, tensor_parallel(args), config, numbers, complain)
-        found.problems += unnumbered
+        found.problems += [unclear.brief] if unclear else []
         with Folder(root) as folder, going_on(complain):
             found.problems += _disagreements(folder, found.repeated)
         notes += _absent_entries(metadata)
@@ -92,6 +98,7 @@ class FsdpDtensor:
             entries=entries_of(metadata),
             absent=found.absent,
             problems=tuple(found.problems),
+            state_unclear=unclear,
             notes=(*notes, *found.notes),
         )
 
@@ -108,12 +115,32 @@ class FsdpDtensor:
         return arrange(targets, options)
 
 
-def _numbers(folder: Folder, metadata: Metadata) -> tuple[dict[str, str], list[str]]:
+def _numbers(folder: Folder, metadata: Metadata) -> tuple[dict[str, str], FormatError | None]:
     """The parameters of numbered states, and why they are not known where they are not."""
+    sections = {name: section_of(name) for name in (*metadata.paths, *metadata.tensors)}
+    tensors = metadata.tensors
+    states = [
+        NumberedState(name, section.name, tensors[name].shape)
+        for name, section in sections.items()
+        if section and is_numbered(section) and name in tensors
+    ]
+    if not states:
+        return {}, None
+    order = {
+        section.name: tensors[name].shape
+        for name, section in sections.items()
+        if section and not section.kind and name in tensors and tensors[name].dtype.floating
+    }
     try:
-        return parameters_by_number(folder, metadata), []
+        groups = group_lists(folder, metadata, "optimizer.")
+        return parameters_by_number(states, groups, order, _canonical), None
     except FormatError as why:
-        return {}, [f"{NUMBERED}: {why}"]
+        return {}, not_told(str(why), str(folder.root))
+
+
+def _canonical(name: str) -> str:
+    section = section_of(f"model.{name}")
+    return section.name if section else name
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -54,7 +54,11 @@ class Hf:
         return bool(listed(path, "*.safetensors*"))
 
     def read(
-        self, path: Path, config: Mapping[str, Any] | None, complain: Complain = refuse
+        self,
+        path: Path,
+        config: Mapping[str, Any] | None,
+        complain: Complain = refuse,
+        section: Sequence[str] = (),
     ) -> Manifest:
         a_folder = is_folder(path)
         root = path if a_folder else path.parent
@@ -78,7 +82,7 @@ class Hf:
             else:
                 with going_on(complain, "config.json"):
                     config = config or config_of(root)
-        named = name_tensors(found, config, str(path), complain)
+        named = name_tensors(found, config, str(path), complain, section=section)
         return Manifest(
             format=self.name,
             path=str(path),
@@ -88,10 +92,12 @@ class Hf:
             family=named.family,
             config=config,
             entries=entries,
-            inventory=_index_item(folder, weights.index),
+            inventory=(*_index_item(folder, weights.index), *named.inventory),
             absent=named.absent,
             problems=named.problems,
             notes=named.notes,
+            section=tuple(section),
+            state_unclear=named.unclear,
         )
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:

@@ -69,6 +69,11 @@ def section_of(key: str) -> Section | None:
     return None
 
 
+def is_numbered(section: Section | None) -> bool:
+    """Whether a state belongs to a number."""
+    return section is not None and bool(section.kind) and section.name.isdecimal()
+
+
 def group_of(key: str) -> tuple[str, str] | None:
     """The parameter and the field of an entry about a parameter's group."""
     found = _GROUP.match(key)

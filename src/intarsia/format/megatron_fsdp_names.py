@@ -17,10 +17,15 @@ from intarsia.family import Param, Table
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.dcp import stored_of
 from intarsia.format.dcp_metadata import Metadata, TensorRecord
-from intarsia.format.megatron_fsdp_keys import FsdpRows, Section, TensorParallel, section_of
+from intarsia.format.megatron_fsdp_keys import (
+    FsdpRows,
+    Section,
+    TensorParallel,
+    is_numbered,
+    section_of,
+)
 from intarsia.format.megatron_keys import Key
 from intarsia.format.megatron_optimizer import MASTER, state_row
-from intarsia.format.numbered_state import is_numbered
 from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
 from intarsia.planning.manifest import Logical, Stored

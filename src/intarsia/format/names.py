@@ -1,30 +1,31 @@
-"""From names on disk to logical tensors: prefixes, families, and what neither explains.
+"""From names on disk to logical tensors: families, and what none explains.
 
-A checkpoint's tensors are matched against the table of its family.  Wrappers put prefixes
-before names (`model.`, `module.`, …): the prefix that explains most names is taken off.
-What the table does not know is carried name by name, and said.
+A checkpoint's tensors are divided into sections, and those of the model matched against the table
+of its family.  What the table does not know is carried name by name, and said.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from intarsia.dtypes import BY_NAME
-from intarsia.errors import FamilyError
+from intarsia.errors import FamilyError, IntarsiaError
 from intarsia.family import Table, table_for
 from intarsia.format.complaint import Complain, Complaint, refuse
+from intarsia.format.foreign_names import refuse_foreign
+from intarsia.format.optimizer_names import OURS, is_numbered_name, not_told, state_in
+from intarsia.format.sections import Sections, Tensor, divide, explained
+from intarsia.format.wrappers import bare, unwrapped
 from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
+from intarsia.planning.inventory import Item
 from intarsia.planning.manifest import Logical, Stored
 
-_OPTIMIZER = re.compile(r"^(?:optim|optimizer)\.state\.(?P<param>.+)\.(?P<kind>[A-Za-z_0-9]+)$")
 STEP = "step"
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight", "shared_head.head.weight")
-_OURS = re.compile(r"^optimizer\.(?P<kind>[A-Za-z_0-9]+)\.(?P<param>.+)$")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Named:
     absent: tuple[Logical, ...]
     problems: tuple[str, ...]
     notes: tuple[str, ...]
+    inventory: tuple[Item, ...] = ()
+    unclear: IntarsiaError | None = None
 
 
 def name_tensors(
@@ -44,41 +47,111 @@ def name_tensors(
     config: Mapping[str, Any] | None,
     where: str,
     complain: Complain = refuse,
+    *,
+    sections: Sections | None = None,
+    section: Sequence[str] = (),
+    numbers: Mapping[str, str] | None = None,
 ) -> Named:
-    """Give stored tensors (each its own layout, so far) the layouts of their family."""
+    """Give the model's stored tensors (each its own layout, so far) the layouts of their family.
+
+    `sections` says which those are, where the caller divided them; `numbers` are the parameters of
+    numbered states.
+    """
     listed = list(found)
     table = table_for(config)
-    model_type = str((config or {}).get("model_type") or "")[:80]
+    if sections is None:
+        sections = divided(listed, config, where, section)
+    names = _Names(sections, table, numbers or {})
     if table is None:
-        stored = _unique((_plain(_respelled(s)) for s in listed), where, complain)
+        stored = _unique((_plain(s) for s in names.spelled(listed)), where, complain)
+        model_type = str((config or {}).get("model_type") or "")[:80]
         why = f"model_type {model_type!r} has no table" if model_type else "no model configuration"
         note = f"{why}: each stored tensor is carried name by name, as its own logical tensor"
-        return Named(stored, _logical(stored, {}), None, (), (), (note,))
-    return _with_table(listed, table, where, complain)
+        named = Named(stored, _logical(stored, {}), None, (), (), (note,))
+    else:
+        refuse_foreign(sections.names.values(), table, where)
+        named = _with_table([*names.spelled(listed)], table, where, complain)
+    unclear = sections.unclear
+    if unclear is None and any(map(is_numbered_name, named.stored)):
+        unclear = not_told("", where)
+    notes = named.notes
+    if sections.label:
+        notes += (f"section {sections.label} is read as the model",)
+    if sections.unclear is not None:
+        notes += (sections.unclear.brief,)
+    return replace(named, inventory=sections.inventory, unclear=unclear, notes=notes)
 
 
-def prefix_of(names: Iterable[str], known: Mapping[str, Any]) -> str:
-    """The prefix that, taken off, makes most names known; the shortest of equals."""
-    votes: Counter[str] = Counter()
-    for name in names:
-        start = 0
-        while start >= 0:
-            if name[start:] in known:
-                votes[name[:start]] += 1
-                break
-            start = name.find(".", start) + 1 or -1
-    if not votes:
-        return ""
-    return min(votes, key=lambda prefix: (-votes[prefix], len(prefix)))
+def divided(
+    listed: Sequence[Stored],
+    config: Mapping[str, Any] | None,
+    where: str,
+    section: Sequence[str] = (),
+    **more: Any,
+) -> Sections:
+    """The sections of stored tensors."""
+    table = table_for(config)
+    return divide(
+        {s.name: Tensor(s.shape, s.nbytes) for s in listed},
+        table.known if table else None,
+        where,
+        configured=bool((config or {}).get("model_type")),
+        chosen=section,
+        **more,
+    )
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The names of stored tensors, once sections and wrappers are taken off."""
+
+    sections: Sections
+    table: Table | None
+    numbers: Mapping[str, str]
+
+    def spelled(self, listed: Iterable[Stored]) -> Iterator[Stored]:
+        """Each stored tensor that is read, under its name; state with the kind before the parameter."""
+        known = self.table.known if self.table else frozenset(self.sections.names.values())
+        for s in listed:
+            root = self.sections.state.get(s.name)
+            if root is not None:
+                name = self._state(s.name, root, known)
+                if name is not None:
+                    yield replace(s, name=name)
+            elif s.name in self.sections.names:
+                yield replace(s, name=self.sections.names[s.name])
+
+    def _state(self, key: str, root: str, known: Any) -> str | None:
+        state = state_in(key, root)
+        if root != self.sections.optimizer:
+            return self.sections.entry(key)
+        if state is not None:
+            param = self.numbers.get(state.param) or self._param(state.param, known)
+            return f"optimizer.{state.kind}.{param}" if param is not None else None
+        ours = OURS.match(key)
+        if ours and ours["kind"] not in ("state", "param_groups"):
+            return f"optimizer.{ours['kind']}.{self._param(ours['param'], known)}"
+        return self.sections.entry(key)
+
+    def _param(self, name: str, known: Any) -> str | None:
+        """A parameter's own name; None where it is another section's."""
+        plain = bare(name)
+        if self.sections.foreign and plain.startswith(self.sections.foreign):
+            return None
+        if self.table is not None:
+            found = explained(plain, known)
+            return found[1] if found else plain
+        for prefix in ("", *self.sections.prefixes):
+            if plain.startswith(prefix) and (hit := unwrapped(plain[len(prefix) :], known)):
+                return hit
+        return plain
 
 
 def _with_table(listed: list[Stored], table: Table, where: str, complain: Complain) -> Named:
     known = table.known
-    # A parameter's state ends with its name too, and says nothing of the wrappers around it.
-    prefix = prefix_of((s.name for s in listed if not _is_state(s.name)), known)
-    named = (_named(s, prefix, table, known, where, complain) for s in listed)
+    named = (_named(s, table, known, where, complain) for s in listed)
     stored = _unique((part for s in named for part in _by_member(s, known)), where, complain)
-    unknown = [name for name in stored if name not in known and not _OURS.match(name)]
+    unknown = [name for name in stored if name not in known and not OURS.match(name)]
     logical = _logical(stored, table.logical)
     absent = tuple(
         Logical(name, shape, _common_dtype(listed))
@@ -96,40 +169,27 @@ def _with_table(listed: list[Stored], table: Table, where: str, complain: Compla
 
 
 def _named(
-    s: Stored,
-    prefix: str,
-    table: Table,
-    known: Mapping[str, Any],
-    where: str,
-    complain: Complain,
+    s: Stored, table: Table, known: Mapping[str, Any], where: str, complain: Complain
 ) -> Stored:
-    name = s.name.removeprefix(prefix) if s.name.startswith(prefix) else s.name
-    param = known.get(name)
+    param = known.get(s.name)
     if param is not None:
         if param.layout.shape != s.shape:
             error = FamilyError(
                 f"`{s.key or s.name}` has shape {list(s.shape)}, config.json of"
                 f" {table.family} gives {list(param.layout.shape)} - at {where}",
                 hint="the configuration is another model's, or the tensor is damaged",
-                kind=shape_fault(name, s.shape, param.layout.shape),
+                kind=shape_fault(s.name, s.shape, param.layout.shape),
             )
             complain(Complaint(error, _files(s), param.layout.tensors))
-            return _plain(replace(s, name=name))
-        return replace(s, name=name, layout=param.layout, rule=param.rule, shift=param.shift)
-    state = _OPTIMIZER.match(s.name)
-    if state is not None:
-        of = _strip(state["param"], known)
-        fresh = f"optimizer.{state['kind']}.{of}"
-    else:
-        ours = _OURS.match(s.name)
-        of, fresh = (ours["param"], s.name) if ours else ("", s.name)
-    twin = known.get(of)
-    if twin is not None and twin.layout.shape == s.shape:
-        root = fresh.removesuffix(of)
-        layout = twin.layout.rename(root.__add__)
-        shift = twin.shift if root == "optimizer.master." else 0.0
-        return replace(s, name=fresh, layout=layout, rule=twin.rule, shift=shift)
-    return _plain(replace(s, name=entry_name(fresh)))
+            return _plain(s)
+        return replace(s, layout=param.layout, rule=param.rule, shift=param.shift)
+    ours = OURS.match(s.name)
+    twin = known.get(ours["param"]) if ours else None
+    if ours and twin is not None and twin.layout.shape == s.shape:
+        layout = twin.layout.rename(f"optimizer.{ours['kind']}.".__add__)
+        shift = twin.shift if ours["kind"] == "master" else 0.0
+        return replace(s, layout=layout, rule=twin.rule, shift=shift)
+    return _plain(s)
 
 
 def shape_fault(name: str, have: Shape, want: Shape) -> str:
@@ -144,7 +204,7 @@ def _files(s: Stored) -> tuple[str, ...]:
 
 def _by_member(s: Stored, known: Mapping[str, Any]) -> Iterator[Stored]:
     """A stored tensor; the one counter of a fused parameter once for each tensor that it counts for."""
-    found = _OURS.match(s.name)
+    found = OURS.match(s.name)
     fused = known.get(found["param"]) if found and found["kind"] == STEP and not s.shape else None
     if fused is None:
         yield s
@@ -156,10 +216,9 @@ def _by_member(s: Stored, known: Mapping[str, Any]) -> Iterator[Stored]:
 
 def members_of(name: str, table: Table | None) -> tuple[str, ...]:
     """The logical tensors that a parameter holds, whatever wrappers put before its name."""
-    if table is None:
-        return (name,)
-    bare = _strip(name, table.known)
-    return table.known[bare].layout.tensors if bare in table.known else (name,)
+    plain = bare(name)
+    hit = explained(plain, table.known) if table else None
+    return table.known[hit[1]].layout.tensors if table and hit else (plain,)
 
 
 def _unique(named: Iterable[Stored], where: str, complain: Complain) -> dict[str, Stored]:
@@ -176,32 +235,6 @@ def _unique(named: Iterable[Stored], where: str, complain: Complain) -> dict[str
     return stored
 
 
-def _is_state(name: str) -> bool:
-    return _OPTIMIZER.match(name) is not None or _OURS.match(name) is not None
-
-
-def _respelled(s: Stored) -> Stored:
-    """Optimizer state with the kind before the parameter, below one spelling of its root."""
-    state = _OPTIMIZER.match(s.name)
-    name = f"optimizer.{state['kind']}.{state['param']}" if state else entry_name(s.name)
-    return replace(s, name=name)
-
-
-def entry_name(name: str) -> str:
-    """An opaque entry's name, with one spelling for the optimizer's root."""
-    return re.sub(r"^optim\.", "optimizer.", name)
-
-
-def _strip(name: str, known: Mapping[str, Any]) -> str:
-    """A parameter's name without the prefixes of wrappers."""
-    start = 0
-    while start >= 0:
-        if name[start:] in known:
-            return name[start:]
-        start = name.find(".", start) + 1 or -1
-    return name
-
-
 def _plain(s: Stored) -> Stored:
     """A stored tensor as its own logical tensor; a mesh cuts its first axis."""
     rule = Rule(tp=0) if len(s.shape) > 1 else Rule()
@@ -215,7 +248,7 @@ def _logical(stored: Mapping[str, Stored], shapes: Mapping[str, Shape]) -> dict[
         names = s.layout.tensors or (s.name,)
         for name in names:
             if name not in found:
-                of = name.split(".", 2)[2] if _OURS.match(name) else name
+                of = name.split(".", 2)[2] if OURS.match(name) else name
                 shape = s.shape if name == s.name else shapes.get(of, s.shape)
                 found[name] = Logical(name, shape, s.dtype)
     return found

@@ -14,7 +14,7 @@ from typing import Any
 
 from intarsia.family import Param, Table
 from intarsia.format import dcp
-from intarsia.format.base import Arrangement, Located, WriteOptions
+from intarsia.format.base import Arrangement, Located, WriteOptions, refuse_section
 from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.dcp import open_metadata
 from intarsia.format.dcp_metadata import Metadata
@@ -61,8 +61,13 @@ class TorchDist:
         return looks_like_megatron(path)
 
     def read(
-        self, path: Path, config: Mapping[str, Any] | None, complain: Complain = refuse
+        self,
+        path: Path,
+        config: Mapping[str, Any] | None,
+        complain: Complain = refuse,
+        section: Sequence[str] = (),
     ) -> Manifest:
+        refuse_section(section, self.name)
         root = find_checkpoint(path)
         with Folder(root) as folder:
             metadata, sizes = open_metadata(folder, complain)

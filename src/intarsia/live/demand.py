@@ -35,11 +35,13 @@ Place = tuple[Mesh, int]
 @dataclass(frozen=True)
 class Doubts:
     """What one rank cannot settle alone: readings of placements that do not fit its memory (`disputed`
-    in the first reading, `unfit` in both), and tensors of the checkpoint that it does not take."""
+    in the first reading, `unfit` in both), tensors of the checkpoint that it does not take, and
+    parameters whose state its optimizer does not."""
 
     disputed: frozenset[str]
     unfit: frozenset[str]
     unused: frozenset[str]
+    unused_state: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,10 @@ class Demand:
                 used |= {name, to}
         left = {n for n in self.manifest.logical if not n.startswith("optimizer.")} - used
         return Doubts(frozenset(disputed), frozenset(unfit), frozenset(left - self._ahead))
+
+    def without_ahead(self, names: frozenset[str]) -> frozenset[str]:
+        """Parameters that the model could have: none that its module leaves out or holds under a twin's name."""
+        return frozenset(names - self._ahead - self._tied.keys())
 
     def holdings(self, literal: frozenset[str]) -> Iterator[Holding]:
         """Each tensor's memory here, and the logical elements that go into it."""
@@ -196,6 +202,14 @@ def settle(demand: Demand, told: Sequence[Doubts], *, strict: bool) -> Settled:
             f" {', '.join(unused[:4])}{', …' if len(unused) > 4 else ''}",
             hint="load with strict=False if they are not wanted",
         )
+    stateful = sorted(frozenset.intersection(*(d.unused_state for d in told)))
+    if stateful and strict:
+        raise CoverageError(
+            f"{demand.manifest.path} has optimizer state of {len(stateful)} parameters that the optimizer does"
+            f" not step: {', '.join(stateful[:4])}{', …' if len(stateful) > 4 else ''}",
+            hint="give an optimizer of all of them, or load with strict=False if they are not wanted",
+        )
+    unused += [f"optimizer state of {name}" for name in stateful]
     literal = frozenset[str]().union(*(d.disputed for d in told))
     fillings = prove(demand.holdings(literal), demand.manifest)
     return Settled(fillings, literal, unused)

@@ -125,6 +125,25 @@ def extra_in(
     return found, notes
 
 
+def shared_entries(values: Sequence[Mapping[str, bytes]]) -> dict[str, bytes]:
+    """The hyperparameters that all ranks have; a group's members are those of all ranks together."""
+    found: dict[str, bytes] = {}
+    for held in values:
+        for name, data in held.items():
+            old = found.setdefault(name, data)
+            if old == data:
+                continue
+            if not name.endswith(".params"):
+                raise UsageError(
+                    f"ranks have different values of `{name}`: {unpack(old, name)!r} and"
+                    f" {unpack(data, name)!r}",
+                    hint="give the optimizers of all ranks the same groups in the same order",
+                )
+            members = dict.fromkeys([*unpack(old, name), *unpack(data, name)])
+            found[name] = pack([*members], name)
+    return found
+
+
 def extra_entries(values: Sequence[Mapping[str, bytes]]) -> dict[str, bytes]:
     """The entries to write: once where all ranks that gave a value agree, else rank by rank."""
     found: dict[str, bytes] = {}

@@ -7,8 +7,8 @@ after the last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,15 @@ from intarsia.live.materialise import materialise
 from intarsia.live.megatron_model import chunks_of, install, is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import unlike_settings, with_settings
 from intarsia.live.names import config_of, manifest_for
-from intarsia.live.optimizer import agreed_groups, put, put_groups, read_counters, state_to_fill
+from intarsia.live.optimizer import (
+    agreed_groups,
+    check_settings,
+    put,
+    put_groups,
+    read_counters,
+    state_to_fill,
+    unused_state,
+)
 from intarsia.live.shared_memory import with_one_source
 from intarsia.masters import check_rounded
 from intarsia.mesh import Mesh
@@ -66,6 +74,7 @@ def load(
     optimizer: Any = None,
     *,
     config: Any = None,
+    section: str | Sequence[str] | None = None,
     mesh: Any = None,
     rank: int | None = None,
     strict: bool = True,
@@ -80,8 +89,9 @@ def load(
 
     Parameters may be DTensors on any mesh, plain tensors, or on `meta` (then they get memory on
     `device`).  A model of Megatron-core's, or a list of its chunks, says itself what it holds of
-    which tensor.  `mesh` and `rank` say which part of each tensor plain local shards are.  `strict`
-    refuses a checkpoint with tensors that the model does not have; `cast=False` refuses another
+    which tensor.  `section` names the model where the checkpoint holds several.  `mesh` and `rank`
+    say which part of each tensor plain local shards are.  `strict` refuses a checkpoint with tensors
+    that the model does not have, or without state that its optimizer needs; `cast=False` refuses another
     floating-point type, which otherwise is rounded to and reported.  `hyperparameters` are those of
     the checkpoint ("stored"), or stay the optimizer's own ("mine").
     """
@@ -96,8 +106,14 @@ def load(
         left = [name for module in modules for name in materialise(module, device)]
         if is_megatron(into):
             refuse_optimizer(optimizer)
-        demand = Demand.of(into, manifest_for(where, into, config), _place(mesh, rank, team))
-        shared.value = demand.doubts
+        demand = Demand.of(
+            into, manifest_for(where, into, config, section), _place(mesh, rank, team)
+        )
+        doubts = demand.doubts
+        if optimizer is not None:
+            unused = unused_state(into, optimizer, demand.rows, demand.manifest)
+            doubts = replace(doubts, unused_state=demand.without_ahead(unused))
+        shared.value = doubts
     with team.together():
         manifest = demand.manifest
         settled = settle(demand, shared.values, strict=strict)
@@ -111,7 +127,18 @@ def load(
             report.notes += unlike_settings(into)
         report.cast = cast_names(settled.holdings, manifest, allowed=cast)
         report.notes += [*found.notes, *_remarks(left)]
-        _fill(demand, settled, into, optimizer, hyperparameters, budget, team, progress, report)
+        _fill(
+            demand,
+            settled,
+            into,
+            optimizer,
+            hyperparameters,
+            budget,
+            team,
+            progress,
+            report,
+            strict=strict,
+        )
     return report
 
 
@@ -158,15 +185,21 @@ def _fill(
     team: Crew,
     progress: Progress | None,
     report: Loaded,
+    *,
+    strict: bool,
 ) -> None:
     """Read every element; an optimizer gets its state when all of it is there."""
     manifest, fillings = demand.manifest, settled.fillings
     entries = read_entries(manifest, budget.memory_bytes // 2) if manifest.entries else {}
     states = agreed = None
+    groups = groups_of(manifest, entries) if optimizer is not None else None
     if optimizer is not None and hyperparameters == "stored":
-        agreed = agreed_groups(into, optimizer, demand.rows, groups_of(manifest, entries))
+        agreed = agreed_groups(into, optimizer, demand.rows, groups)
+        check_settings(agreed, optimizer, manifest.path, strict=strict)
     if optimizer is not None:
-        states = state_to_fill(into, optimizer, demand.rows, manifest, settled.literal)
+        states = state_to_fill(
+            into, optimizer, demand.rows, manifest, settled.literal, groups, strict=strict
+        )
         report.never_stepped = list(states.never_stepped)
         fillings = fillings + prove(states.holdings, manifest)
     report.held_bytes = sum(each.holding.nbytes for each in fillings)

@@ -7,18 +7,17 @@ checkpoint, and what neither knows is missing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from intarsia.errors import UsageError
 from intarsia.family import Param, Table, table_for
-from intarsia.format.names import prefix_of
+from intarsia.format.sections import Section, explained
+from intarsia.format.wrappers import MODULE, WORDS, bare
 from intarsia.formats import read_manifest, with_rules_of_transformers
+from intarsia.planning.inventory import left_out
 from intarsia.planning.manifest import Manifest
-
-WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Words that wrappers put between the words of a name."""
 
 
 @dataclass(frozen=True)
@@ -29,20 +28,40 @@ class Rows:
     missing: tuple[str, ...]
 
 
-def bare(name: str) -> str:
-    """A name without the words of wrappers.
+def own_name(model: Any) -> Callable[[str], str]:
+    """The function that takes the words of wrappers out of a live model's names: DDP's only where DDP is."""
+    wrapped = {path for path, each in model.named_modules() if _is_data_parallel(each)}
 
-    >>> bare("model.layers.0._checkpoint_wrapped_module.mlp.up_proj.weight")
-    'model.layers.0.mlp.up_proj.weight'
-    """
-    return ".".join(word for word in name.split(".") if word not in WRAPPERS)
+    def clean(name: str) -> str:
+        kept, path = [], ""
+        for word in name.split("."):
+            if not (word in WORDS or (word == MODULE and path in wrapped)):
+                kept.append(word)
+            path = f"{path}.{word}" if path else word
+        return ".".join(kept)
+
+    return clean
+
+
+def _is_data_parallel(module: Any) -> bool:
+    from torch.nn import DataParallel
+    from torch.nn.parallel import DistributedDataParallel
+
+    return isinstance(module, (DataParallel, DistributedDataParallel))
 
 
 def named_tensors(into: Any) -> dict[str, Any]:
     """The tensors of a module or of a (nested) state dict, by dotted name."""
     if hasattr(into, "state_dict") and hasattr(into, "named_modules"):
         state = into.state_dict(keep_vars=True)
-        return {name: x for name, x in state.items() if hasattr(x, "placements") or _is_tensor(x)}
+        clean = own_name(into)
+        held = {clean(n): x for n, x in state.items() if hasattr(x, "placements") or _is_tensor(x)}
+        if len({clean(n) for n in state}) < len(state):
+            raise UsageError(
+                "two tensors of the model have one name once the words of wrappers are taken out",
+                hint="rename the submodule that is called as a wrapper's",
+            )
+        return held
     if isinstance(into, Mapping):
         return dict(_flat(into, ""))
     raise UsageError(
@@ -66,18 +85,20 @@ def _flat(state: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def manifest_for(path: Any, into: Any, config: Any = None) -> Manifest:
+def manifest_for(path: Any, into: Any, config: Any = None, section: Any = None) -> Manifest:
     """A checkpoint's manifest; a model lends its configuration where the checkpoint has none."""
-    manifest = read_manifest(path, config)
+    manifest = read_manifest(path, config, section=section)
     if config is None and (manifest.config is None or manifest.config_made):
         lent = config_of(into)
         if lent is not None:
-            manifest = read_manifest(path, lent)
+            manifest = read_manifest(path, lent, section=section)
     return manifest
 
 
 def config_of(model: Any) -> dict[str, Any] | None:
     """The configuration of a Transformers model, as its `config.json` would hold it."""
+    while _is_data_parallel(model):
+        model = model.module
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "to_dict"):
         return None
@@ -92,24 +113,49 @@ def find_rows(names: Mapping[str, Any], manifest: Manifest) -> tuple[Rows, Manif
         manifest = with_rules_of_transformers(manifest)
         table = table_for(manifest.config)
     lookup = _Lookup(table, manifest)
-    plain = {name: bare(name) for name in names}
-    prefix = prefix_of(plain.values(), lookup)
-    added = _added(plain.values(), lookup, table) if table and not prefix else ""
-    rows, missing = {}, []
-    for name, spelled in plain.items():
-        row = _row(spelled, prefix, added, lookup)
-        if row is None:
-            missing.append(name)
-        else:
-            rows[name] = row
-    return Rows(rows, tuple(missing)), manifest
+    found = _spelled({name: bare(name) for name in names}, lookup, table, manifest)
+    rows = {name: lookup[spelled] for name, spelled in found.items()}
+    return Rows(rows, tuple(name for name in names if name not in rows)), manifest
 
 
-def _row(spelled: str, prefix: str, added: str, lookup: Mapping[str, Param]) -> Param | None:
-    for name in (spelled.removeprefix(prefix), spelled, added + spelled):
-        if name in lookup:
-            return lookup[name]
-    return None
+def _spelled(
+    names: Mapping[str, str], lookup: _Lookup, table: Table | None, manifest: Manifest
+) -> dict[str, str]:
+    """The name that each live name has in the lookup; raise where two would be one."""
+    hits = {n: hit for n, plain in names.items() if (hit := explained(plain, lookup))}
+    prefixes = {prefix for prefix, _ in hits.values()}
+    allowed = {p for p in prefixes if len(prefixes) == 1 or Section(p.strip(".")).own}
+    for item in left_out(manifest.inventory):
+        if item.kind == "section" and f"{item.name}." in prefixes:
+            raise UsageError(
+                f"the tensors asked for begin with {item.name!r}, a section of {manifest.path} that is"
+                " not the one that is read",
+                hint=f"load that section by itself: section={item.name!r}, and a state dict without the key",
+            )
+    found = {n: name for n, (prefix, name) in hits.items() if prefix in allowed}
+    if table is not None and prefixes <= {""}:
+        found |= dict(
+            _without_head({n: p for n, p in names.items() if n not in found}, lookup, table)
+        )
+    first: dict[Any, str] = {}
+    for name, spelled in found.items():
+        other = first.setdefault(lookup[spelled].layout, name)
+        if other != name and hits.get(other, ("",))[0] != hits.get(name, ("",))[0]:
+            raise UsageError(
+                f"`{other}` and `{name}` both ask for `{spelled}` of {manifest.path}",
+                hint="load each section of the state dict by itself",
+            )
+    return found
+
+
+def _without_head(
+    names: Mapping[str, str], lookup: _Lookup, table: Table
+) -> Iterator[tuple[str, str]]:
+    """The names of a model without its head, which lack the first word of the whole one's."""
+    for name, plain in names.items():
+        ways = [w + plain for w in (table.module, table.hf, "model.") if w + plain in lookup]
+        if ways and all(lookup[way].layout == lookup[ways[0]].layout for way in ways):
+            yield name, ways[0]
 
 
 def _unknown(names: Mapping[str, Any], manifest: Manifest) -> bool:
@@ -141,12 +187,3 @@ class _Lookup(Mapping[str, Param]):
 
     def __len__(self) -> int:
         return len({**self._known, **self._stored})
-
-
-def _added(names: Any, lookup: Mapping[str, Param], table: Table) -> str:
-    """What a model without its head lacks at the beginning of its names."""
-    found = sum(1 for name in names if name in lookup)
-    for prefix in (table.module, table.hf, "model."):
-        if sum(1 for name in names if prefix + name in lookup) > found:
-            return prefix
-    return ""

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from intarsia.errors import CoverageError, UsageError
 from intarsia.family import Param
 from intarsia.format.parameter_groups import Group, Groups, different_fields, merged
+from intarsia.format.wrappers import bare
 from intarsia.live.holding import Holding, cut, is_dtensor, is_present, memory_of
-from intarsia.live.names import bare
+from intarsia.live.names import own_name
 from intarsia.planning.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -40,8 +41,9 @@ def stepped(model: Any, optimizer: Any) -> Iterator[Stepped]:
             hint="give the module, not its state dict",
         )
     names: dict[int, str] = {}
+    clean = own_name(model)
     for name, param in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(param), name)
+        names.setdefault(id(param), clean(name))
     for number, group in enumerate(optimizer.param_groups):
         for at, param in enumerate(group["params"]):
             if id(param) not in names:
@@ -74,24 +76,44 @@ def kinds_of(manifest: Manifest) -> dict[str, set[str]]:
     return found
 
 
+def unused_state(
+    model: Any, optimizer: Any, rows: Mapping[str, Param], manifest: Manifest
+) -> frozenset[str]:
+    """The parameters of which a checkpoint has state, and this optimizer steps none."""
+    if manifest.state_unclear is not None:
+        raise manifest.state_unclear
+    held = {param for param, kinds in kinds_of(manifest).items() if kinds - {MASTER}}
+    steps = (each.name for each in stepped(model, optimizer) if each.name in rows)
+    return frozenset(held - {n for name in steps for n in rows[name].layout.tensors})
+
+
 def state_to_fill(
     model: Any,
     optimizer: Any,
     rows: Mapping[str, Param],
     manifest: Manifest,
     literal: Collection[str],
+    groups: Groups | None,
+    *,
+    strict: bool = True,
 ) -> StateToFill:
-    """Memory for the state that the checkpoint has of each parameter; nothing is read yet."""
+    """Memory for the state that the checkpoint has of each parameter; nothing is read yet.
+
+    A parameter without any was never stepped where the checkpoint's groups name it; otherwise its
+    state is lost, which only `strict=False` allows.
+    """
     import torch
 
     kinds = kinds_of(manifest)
-    if not any(found - {MASTER} for found in kinds.values()):
+    listed = {member for group in (groups.each if groups else ()) for member in group.members}
+    if not listed and not any(found - {MASTER} for found in kinds.values()):
         raise CoverageError(
             f"{manifest.path} holds no optimizer state",
             hint="load the model alone (optimizer=None), or give a checkpoint saved with its optimizer",
         )
     out = StateToFill([], [], {}, ())
     never: list[str] = []
+    lost: list[str] = []
     for each in stepped(model, optimizer):
         row = rows.get(each.name)
         names = row.layout.tensors if row is not None else ()
@@ -99,6 +121,9 @@ def state_to_fill(
         if not any(held):
             if each.param.numel():
                 never.append(each.name)
+                known = (listed.issuperset(names) and names) or bare(each.name) in listed
+                if each.param.requires_grad and not known:
+                    lost.append(each.name)
             out.fresh[each.param] = {}
             continue
         assert row is not None
@@ -122,6 +147,12 @@ def state_to_fill(
                         memory_of(state[kind]),
                     )
                 )
+    if lost and strict:
+        raise CoverageError(
+            f"{manifest.path} has no optimizer state of {len(lost)} parameters, and nothing in it says that"
+            f" they were never stepped: {', '.join(lost[:4])}{', …' if len(lost) > 4 else ''}",
+            hint="load with strict=False if they begin without state",
+        )
     return StateToFill(out.holdings, out.counters, out.fresh, tuple(never))
 
 
@@ -245,6 +276,19 @@ def put_groups(optimizer: Any, agreed: Sequence[Mapping[str, Any] | None]) -> li
             if key not in ("params", "param_names"):
                 mine[key] = _alike(mine[key], value)
     return lost
+
+
+def check_settings(
+    agreed: Sequence[Mapping[str, Any] | None], optimizer: Any, where: str, *, strict: bool
+) -> None:
+    """Raise where nothing was stored of a group's settings, unless that is allowed."""
+    held = zip(agreed, optimizer.param_groups, strict=True)
+    lost = [str(k) for k, (found, mine) in enumerate(held) if found is None and mine["params"]]
+    if lost and strict:
+        raise CoverageError(
+            f"{where} has no hyperparameters (lr and the like) for group {', '.join(lost)} of the optimizer",
+            hint='load with hyperparameters="mine" to keep those that the optimizer has',
+        )
 
 
 def _alike(mine: Any, value: Any) -> Any:

@@ -21,15 +21,16 @@ from intarsia.errors import CoverageError
 from intarsia.format.base import Arrangement, Slot
 from intarsia.format.dcp_write import file_of, lay_out
 from intarsia.format.sides import DIGESTS
+from intarsia.format.wrappers import bare
 from intarsia.live import megatron_rows
 from intarsia.live.attest import Sums, Witness
-from intarsia.live.entries import extra_entries, pack, packed
+from intarsia.live.entries import extra_entries, pack, packed, shared_entries
 from intarsia.live.fill import as_bytes
 from intarsia.live.holding import memories_of
 from intarsia.live.latest import continues, point
 from intarsia.live.megatron_model import is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import hub_config
-from intarsia.live.names import bare, config_of, named_tensors
+from intarsia.live.names import config_of, named_tensors
 from intarsia.live.optimizer import groups_of, states
 from intarsia.live.parts import Part, Seen, parts_of
 from intarsia.live.replicas import (
@@ -133,9 +134,7 @@ def write(
     try:
         with team.together():
             holders = holders_of([said for said, _, _, _ in told.values])
-            entries: dict[str, bytes] = {}
-            for _, held, _, _ in told.values:
-                entries |= held
+            entries = shared_entries([held for _, held, _, _ in told.values])
             entries |= extra_entries([extra for _, _, extra, _ in told.values])
             held = [(name, *kind_of(x.boxes), ranks_of(x.boxes)) for name, x in holders.items()]
             arrangement = lay_out(held, entries, team.size)

@@ -70,3 +70,12 @@ def lines(items: Iterable[Item]) -> list[str]:
         f"{f', … ({len(names)} in all)' if len(names) > _SHOWN else ''} ({role}): {why}"
         for (kind, role, why), names in groups.items()
     ]
+
+
+def unread_sections(items: Iterable[Item]) -> list[str]:
+    """What a check says of the sections that it does not look at."""
+    return [
+        f"section {item.name} ({item.role}) is not looked at: {item.why}"
+        for item in left_out(items)
+        if item.kind == "section"
+    ]

@@ -14,6 +14,7 @@ from math import prod
 from typing import Any
 
 from intarsia.dtypes import DType
+from intarsia.errors import IntarsiaError
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Rule, Shape
 from intarsia.planning.inventory import Item
@@ -97,7 +98,9 @@ class Manifest:
     arguments, for want of the model's: it may be wrong in what those do not tell.
     `told` are elements that no file holds as such, by the name that chunks give for a file.
     `stamps` of files (length, times, inode) tell a later reader that they are still those.
-    `inventory` names every file of the folder and every section, with its role and its fate.
+    `inventory` names every file of the folder and every section, with its role and its fate;
+    `section` is what the user chose among those.
+    `state_unclear` is to be raised by whoever needs the parameter that each optimizer state is of.
     `given` is the path by which it was asked for: its own, or that of the run it is of.
     """
 
@@ -118,6 +121,8 @@ class Manifest:
     notes: tuple[str, ...] = ()
     given: str = ""
     stamps: Mapping[str, tuple[int, int, int, int]] = field(default_factory=dict)
+    section: tuple[str, ...] = ()
+    state_unclear: IntarsiaError | None = None
 
     @cached_property
     def sources(self) -> Mapping[str, tuple[Stored, ...]]:

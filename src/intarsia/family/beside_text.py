@@ -1,0 +1,60 @@
+"""What a vision-language model has beside its text part, in the names of the Transformers module or the hub.
+
+A family's table knows the text part alone.  The names of the rest follow Transformers' own rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from intarsia.errors import FamilyError
+from intarsia.family.fields import Config
+from intarsia.family.rows import Param
+from intarsia.family.spec import Table
+from intarsia.mesh import Shape
+
+
+def respelled(
+    rest: Iterable[Param], names: Iterable[str], table: Table, dialect: str, config: Config
+) -> list[Param]:
+    """The rows beside the text part in a dialect; `names` are all that the checkpoint stores."""
+    held = list(rest)
+    beside = [row for row in held if not row.name.startswith("optimizer.")]
+    if not table.wrapped or not beside or dialect not in ("hf", "hf-fused", "hf-module"):
+        return held
+    hub, module = table.dialects["hf"], table.dialects["hf-module"]
+    stored = list(names)
+    from_module = any(name in module and name not in hub for name in stored)
+    if from_module == (dialect == "hf-module"):
+        return held
+    from intarsia.family.from_transformers import module_rows, table_of_hub_names
+
+    shapes = {row.name: row.layout.shape for row in beside}
+    if from_module:
+        new = table_of_hub_names(config, shapes)
+    else:
+        new = {
+            layout.tensors[0]: name
+            for name, layout in module_rows(config, shapes).items()
+            if _is_whole(layout.tensors, layout.shape, shapes)
+        }
+    lost = [row.name for row in beside if row.name not in new]
+    if lost:
+        raise FamilyError(
+            f"{len(lost)} tensors beside the text part of {table.family} have no name in dialect {dialect!r}:"
+            f" {', '.join(lost[:4])}",
+            hint="convert with --dialect same",
+        )
+    return [Param(_new(row.name, new), row.layout, row.rule, row.shift) for row in held]
+
+
+def _is_whole(tensors: tuple[str, ...], shape: Shape, shapes: Mapping[str, Shape]) -> bool:
+    return len(tensors) == 1 and shapes.get(tensors[0]) == shape
+
+
+def _new(name: str, new: Mapping[str, str]) -> str:
+    """A name in the other dialect; optimizer state follows its parameter."""
+    if name.startswith("optimizer.") and name.count(".") > 1:
+        root, kind, of = name.split(".", 2)
+        return f"{root}.{kind}.{new.get(of, of)}"
+    return new.get(name, name)

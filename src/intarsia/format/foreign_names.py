@@ -1,0 +1,70 @@
+"""Names of another dialect than the table's: recognised, and refused with the step that leads on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from intarsia.errors import FamilyError
+from intarsia.family import Table
+
+_DIALECTS = (
+    (
+        r"(?:^|\.)layers\.\d+\.attention\.w[qkvo]\.|(?:^|\.)tok_embeddings\.",
+        "the names of Meta's original checkpoints, which torchtitan uses too (their rotary q and k rows"
+        " have another order)",
+        "write the hub's names first: torchtitan's scripts/checkpoint_conversion/convert_to_hf.py, or"
+        " Transformers' convert_llama_weights_to_hf.py",
+    ),
+    (
+        r"(?:^|\.)h\.\d+\.(?:attn\.c_attn|attn\.c_proj|mlp\.c_fc)\.",
+        "the names of GPT-2 and nanoGPT",
+        "give the configuration of the model that this is (model_type gpt2)",
+    ),
+    (
+        r"(?:^|\.)(?:decoder|encoder)\.layers\.\d+\.(?:self_attention|mlp)\.linear_",
+        "Megatron's names, outside of a Megatron checkpoint",
+        "give the Megatron checkpoint itself, with its metadata.json or common.pt",
+    ),
+    (
+        r"(?:^|\.)gpt_neox\.|(?:^|\.)attention\.query_key_value\.",
+        "the names of GPT-NeoX",
+        "give the configuration of the model that this is (model_type gpt_neox)",
+    ),
+    (
+        r"\.lora_[AB]\.|\.lora_embedding_[AB]",
+        "the names of an adapter (LoRA)",
+        "merge the adapter into its model with PEFT (merge_and_unload), and save that",
+    ),
+)
+_BY_NAME = (
+    "leave the configuration out, and the tensors are carried name by name between hf and dcp"
+)
+
+
+def refuse_foreign(names: Iterable[str], table: Table, where: str) -> None:
+    """Raise where a model has names, and the table of its family knows none of them."""
+    held = list(names)
+    known = table.known
+    if not held or any(name in known for name in held):
+        return
+    kind, step = _dialect(held, table)
+    shown = ", ".join(f"`{name}`" for name in held[:3]) + (", …" if len(held) > 3 else "")
+    raise FamilyError(
+        f"none of the {len(held)} tensors has a name that {table.family} has on the hub, in Transformers or"
+        f" in Megatron{kind}: {shown} - at {where}",
+        hint=f"{step}; or {_BY_NAME}" if step else f"another model's configuration? Or {_BY_NAME}",
+    )
+
+
+def _dialect(names: list[str], table: Table) -> tuple[str, str]:
+    """Whose names these are, if that is known, and what to do."""
+    for pattern, whose, step in _DIALECTS:
+        if any(re.search(pattern, name) for name in names):
+            return f"; these are {whose}", step
+    if any(table.hf + name in table.known for name in names):
+        return (
+            f"; these are a base model's, which begin with {table.hf!r} in the whole one",
+            "save the model with its head (AutoModelForCausalLM)",
+        )
+    return "", ""

@@ -1,0 +1,174 @@
+"""Sections of a state dict: the model by its own name or the user's word, never by length or count."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from intarsia.errors import FamilyError, SectionError, UsageError
+from intarsia.format.optimizer_names import State, owner, roots_of, state_in
+from intarsia.format.sections import Sections, Tensor, divide
+from intarsia.format.wrappers import bare, unwrapped
+from intarsia.planning.inventory import Fate, Role
+
+NAMES = (
+    "model.embed.weight",
+    "model.layers.0.up.weight",
+    "model.layers.0.down.weight",
+    "head.weight",
+)
+KNOWN = frozenset(NAMES)
+
+
+def tensors(*prefixes: str) -> dict[str, Tensor]:
+    return {p + name: Tensor((4, k + 1), 16) for p in prefixes for k, name in enumerate(NAMES)}
+
+
+def nested(*keys: str) -> dict[str, tuple[str, ...]]:
+    """The paths that torch records for a dict of state dicts."""
+    return {f"{key}.{n}": (*key.split("."), n) for key in keys for n in NAMES}
+
+
+def read(found: Sections) -> set[str]:
+    return {key for key, name in found.names.items() if name in KNOWN}
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "model.", "module.", "_orig_mod.", "app.state_dict.", "net."]
+)
+def test_one_model_is_found_under_any_key(prefix: str) -> None:
+    found = divide(tensors(prefix) | {"noise": Tensor((3,), 3)}, KNOWN, "x")
+    assert set(found.names.values()) == KNOWN | {"noise"}
+
+
+@pytest.mark.parametrize(
+    "other", ["ema", "e", "reference_model_of_the_first_run", "model_2", "z.y.x"]
+)
+@pytest.mark.parametrize("own", ["", "model.", "app.model.", "module.", "model_state_dict."])
+def test_a_frameworks_own_name_wins_whatever_the_lengths_and_the_order(
+    own: str, other: str
+) -> None:
+    both = (own, f"{other}.")
+    for order in permutations(both):
+        found = divide(tensors(*order), KNOWN, "x")
+        assert read(found) == set(tensors(own))
+        left = [item for item in found.inventory if item.fate is Fate.LEFT_OUT]
+        assert [(item.name, item.role, item.nbytes) for item in left] == [
+            (other, Role.OTHER_MODEL, 64)
+        ]
+
+
+@pytest.mark.parametrize("with_table", [True, False])
+def test_two_candidates_are_refused_and_listed(with_table: bool) -> None:
+    known: Any = KNOWN if with_table else None
+    paths = nested("student", "teacher")
+    with pytest.raises(SectionError, match=r"(?s)student \(4 tensors, 64 B\).*teacher \(4 "):
+        divide(tensors("student.", "teacher."), known, "x", paths=paths)
+    found = divide(tensors("student.", "teacher."), known, "x", paths=paths, chosen=["teacher"])
+    assert set(found.names) == set(tensors("teacher."))
+    with pytest.raises(SectionError, match="no section 'model'"):
+        divide(tensors("student.", "teacher."), known, "x", paths=paths, chosen=["model"])
+    with pytest.raises(UsageError, match="2 sections are named"):
+        divide(tensors("a."), known, "x", paths=nested("a"), chosen=["a", "b"])
+
+
+def test_two_of_the_frameworks_own_names_are_refused() -> None:
+    with pytest.raises(SectionError):
+        divide(tensors("model.", "state_dict."), KNOWN, "x")
+    with pytest.raises(SectionError):
+        divide(tensors("", "model."), KNOWN, "x")
+
+
+def test_part_of_a_model_is_no_other_model_and_is_carried() -> None:
+    found = divide(tensors("model.") | {"probe.head.weight": Tensor((4, 4), 16)}, KNOWN, "x")
+    assert found.names["probe.head.weight"] == "probe.head.weight"
+
+
+def test_what_belongs_to_a_section_that_is_left_out_goes_with_it() -> None:
+    found = divide(tensors("model.", "ema.") | {"ema.decay": Tensor((), 4)}, KNOWN, "x")
+    assert "ema.decay" not in found.names
+    assert found.entry("ema.updates") is None
+    assert found.entry("epoch") == "epoch"
+
+
+def test_without_a_table_torchs_nesting_tells_where_a_section_ends() -> None:
+    found = divide(tensors("model."), None, "x", paths=nested("model"))
+    assert set(found.names.values()) == KNOWN
+    flat = {name: (name,) for name in tensors("model.")}
+    assert set(divide(tensors("model."), None, "x", paths=flat).names.values()) == set(flat)
+    both = divide(
+        tensors("app.model.", "app.ema."), None, "x", paths=nested("app.model", "app.ema")
+    )
+    assert set(both.names) == set(tensors("app.model."))
+    deep = {
+        "model.layers.0.w": ("model", "layers", "0", "w"),
+        "ema.layers.0.w": ("ema", "layers", "0", "w"),
+    }
+    both = divide({name: Tensor((2,), 2) for name in deep}, None, "x", paths=deep)
+    assert both.names == {"model.layers.0.w": "layers.0.w"}
+    unlike = {"vision.a.b": Tensor((2,), 2), "text.c.d": Tensor((3,), 3)}
+    paths = {"vision.a.b": ("vision", "a.b"), "text.c.d": ("text", "c.d")}
+    assert set(divide(unlike, None, "x", paths=paths).names.values()) == set(unlike)
+
+
+def test_names_alone_are_carried_unless_they_call_one_of_them_another_model() -> None:
+    twins = divide(tensors("left.", "right."), None, "x")
+    assert set(twins.names.values()) == set(tensors("left.", "right."))
+    with pytest.raises(SectionError):
+        divide(tensors("net.", "net_ema."), None, "x")
+    told = divide(tensors("net.", "net_ema."), None, "x", configured=True)
+    assert len(told.names) == 8
+
+
+STATE = {"model.w": (2, 3), "model.b": (3,)}
+
+
+@pytest.mark.parametrize(
+    "root", ["optimizer.", "optim.", "app.optim.", "optimizer_0.", "a.b.opt.", ""]
+)
+@pytest.mark.parametrize("objects", [True, False])
+def test_an_optimizer_is_known_by_its_form(root: str, objects: bool) -> None:
+    held = {f"{root}state.model.w.exp_avg": (2, 3), f"{root}state.model.w.step": ()}
+    entries = [f"{root}param_groups.0.lr"] if objects else []
+    assert roots_of(STATE | held, entries) == (root,)
+    assert state_in(f"{root}state.model.w.exp_avg", root) == State("model.w", "exp_avg")
+    assert owner([root])("model.w") is None
+
+
+def test_a_module_called_state_is_no_optimizer() -> None:
+    names = {
+        "model.state.proj.weight": (2, 3),
+        "model.state.0.bias": (3,),
+        "model.state.0.step": (),
+    }
+    assert roots_of(STATE | names, []) == ()
+
+
+def test_the_optimizer_beside_or_inside_a_chosen_section_is_its_own() -> None:
+    state = {
+        f"{who}.optim.state.model.embed.weight.exp_avg": Tensor((4, 1), 16)
+        for who in ("actor", "critic")
+    }
+    both = tensors("actor.model.", "critic.model.") | state
+    found = divide(both, KNOWN, "x", chosen=["actor"])
+    assert (found.label, found.optimizer) == ("actor.model", "actor.optim.")
+    alone = tensors("actor.", "critic.") | {
+        "optim.state.model.embed.weight.exp_avg": Tensor((4, 1), 16)
+    }
+    found = divide(alone, KNOWN, "x", chosen=["actor"])
+    assert found.optimizer is None
+    assert "nothing says which optimizer" in str(found.unclear)
+    assert divide(alone, KNOWN, "x", chosen=["actor", "optim"]).optimizer == "optim."
+
+
+def test_words_of_wrappers_are_taken_out_anywhere_and_module_only_where_that_leads_somewhere() -> (
+    None
+):
+    assert bare("_orig_mod.layers.0._fsdp_wrapped_module.w") == "layers.0.w"
+    assert unwrapped("module.layers.0.module.w", {"layers.0.w"}) == "layers.0.w"
+    assert unwrapped("module.w", {"module.w", "w"}) == "module.w"
+    assert unwrapped("module.w", {"v"}) is None
+    with pytest.raises(FamilyError, match=r"is `a.module.w` or `a.w`"):
+        unwrapped("a.module.module.w", {"a.module.w", "a.w"})

@@ -1,0 +1,96 @@
+"""Models inside wrappers: compiled layer by layer, checkpointed, DDP; in files and in memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn.parallel import DistributedDataParallel
+
+import intarsia
+from tests.checkpoints import assert_same, read_dcp, read_hf, write_dcp, write_hf
+from tests.journeys.training import adam, goes_on, small, trained, uninterrupted
+
+WORDS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module")
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_wrappers_word_in_every_layer_is_taken_out(tmp_path: Path, word: str) -> None:
+    model, optimizer = trained()
+    clean = {name: x.clone() for name, x in model.state_dict().items()}
+    names = {re.sub(r"(layers\.\d+)", rf"\1.{word}", name): x for name, x in clean.items()}
+    saved = {"model": names, "optimizer": optimizer.state_dict()}
+    src = write_dcp(tmp_path / "src", saved)
+    losses = uninterrupted(model, optimizer)
+    goes_on(src, losses)
+    intarsia.convert(src, tmp_path / "hf", to="hf", config=model.config.to_dict())
+    assert_same(read_hf(tmp_path / "hf"), clean)
+    file = write_hf(tmp_path / "file", {f"module.{name}": x for name, x in names.items()})
+    into = small(3)
+    intarsia.load(file, into=into)
+    assert_same(into.state_dict(), clean)
+
+
+def test_a_submodule_that_is_called_module_keeps_its_name(tmp_path: Path) -> None:
+    class Odd(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = torch.nn.Linear(3, 3)
+
+    model = Odd()
+    intarsia.save(tmp_path / "odd", model)
+    assert_same(read_dcp(tmp_path / "odd"), model.state_dict())
+    again = Odd()
+    intarsia.load(tmp_path / "odd", into=again)
+    assert_same(again.state_dict(), model.state_dict())
+
+
+def test_a_model_inside_ddp_is_saved_as_itself(tmp_path: Path, group: None) -> None:
+    model, optimizer = trained()
+    clean = {name: x.clone() for name, x in model.state_dict().items()}
+    intarsia.save(tmp_path / "ddp", DistributedDataParallel(model), optimizer)
+    losses = uninterrupted(model, optimizer)
+    held = read_dcp(tmp_path / "ddp")
+    assert_same({n: x for n, x in held.items() if not n.startswith("optimizer.")}, clean)
+    goes_on(tmp_path / "ddp", losses)
+    intarsia.convert(tmp_path / "ddp", tmp_path / "hf", to="hf")
+    assert_same(read_hf(tmp_path / "hf"), clean)
+    into = DistributedDataParallel(small(3))
+    again = adam(into.parameters(), lr=0.5)
+    intarsia.load(tmp_path / "ddp", into=into, optimizer=again)
+    assert_same(into.module.state_dict(), clean)
+    assert len(again.state) == len(clean)
+
+
+def test_layers_that_are_compiled_or_checkpointed_are_saved_under_their_own_names(
+    tmp_path: Path,
+) -> None:
+    model, optimizer = trained()
+    clean = {name: x.clone() for name, x in model.state_dict().items()}
+    layers = model.model.layers
+    layers[0] = checkpoint_wrapper(layers[0])
+    layers[1] = torch.compile(layers[1])
+    assert any("_orig_mod" in name for name, _ in model.named_parameters())
+    intarsia.save(tmp_path / "wrapped", model, optimizer)
+    held = read_dcp(tmp_path / "wrapped")
+    assert_same({n: x for n, x in held.items() if not n.startswith("optimizer.")}, clean)
+    kept = {k: v.clone() for k, v in optimizer.state[model.lm_head.weight].items()}
+    into = small(3)
+    into.model.layers[1] = torch.compile(into.model.layers[1])
+    again = adam(into.parameters(), lr=0.5)
+    intarsia.load(tmp_path / "wrapped", into=into, optimizer=again)
+    assert len(again.state) == len(clean)
+    assert torch.equal(again.state[into.lm_head.weight]["exp_avg"], kept["exp_avg"])

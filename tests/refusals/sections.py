@@ -1,0 +1,91 @@
+"""Checkpoints with several models or optimizers, and state of which nothing says whose it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import intarsia
+from tests.checkpoints import llama_config, model, write_dcp
+from tests.refusals.case import refusal
+
+CONFIG = llama_config(num_hidden_layers=1)
+
+
+def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    return model(CONFIG, seed=seed)
+
+
+def numbered(groups: int = 1) -> dict[str, Any]:
+    held = [*tensors().values()]
+    state = {k: {"exp_avg": x.float()} for k, x in enumerate(held)}
+    parts = [[*range(k, len(held), groups)] for k in range(groups)]
+    return {"state": state, "param_groups": [{"lr": 0.1, "params": part} for part in parts]}
+
+
+@refusal("Two models in one checkpoint", area="sections")
+def two_models(tmp: Path) -> None:
+    src = write_dcp(tmp / "run", {"policy": tensors(), "reference": tensors(1)})
+    intarsia.convert(src, tmp / "out", to="hf", config=CONFIG)
+
+
+@refusal("A section that does not exist", area="sections")
+def no_such_section(tmp: Path) -> None:
+    src = write_dcp(tmp / "run", {"policy": tensors(), "reference": tensors(1)})
+    intarsia.open(src, CONFIG, section="student")
+
+
+@refusal("Two optimizers of one model", area="sections")
+def two_optimizers(tmp: Path) -> None:
+    state = numbered()
+    src = write_dcp(tmp / "run", {"model": tensors(), "muon_optim": state, "adam_optim": state})
+    intarsia.convert(src, tmp / "out", to="hf", config=CONFIG)
+
+
+@refusal("Numbered optimizer state of two groups without names", area="sections")
+def numbers_of_two_groups(tmp: Path) -> None:
+    src = write_dcp(tmp / "run", {"model": tensors(), "optimizer": numbered(groups=2)})
+    intarsia.convert(src, tmp / "out", to="torch_dist", config=CONFIG)
+
+
+@refusal("Names of torchtitan beside a configuration of the hub", area="sections")
+def names_of_torchtitan(tmp: Path) -> None:
+    names = {"tok_embeddings.weight": (47, 20), "layers.0.attention.wq.weight": (24, 20)}
+    src = write_dcp(tmp / "run", {name: torch.ones(shape) for name, shape in names.items()})
+    intarsia.convert(src, tmp / "out", to="hf", config=CONFIG)
+
+
+class Small(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+
+
+def saved(tmp: Path) -> tuple[Path, Small]:
+    net = Small()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    net.b(net.a(torch.ones(1, 3))).sum().backward()
+    optimizer.step()
+    intarsia.save(tmp / "run", net, optimizer)
+    return tmp / "run", net
+
+
+@refusal("An optimizer of fewer parameters than the checkpoint has state of", area="sections")
+def half_an_optimizer(tmp: Path) -> None:
+    path, net = saved(tmp)
+    intarsia.load(path, into=net, optimizer=torch.optim.AdamW(net.a.parameters()))
+
+
+@refusal("A live state dict that asks for a section that is left out", area="sections")
+def a_section_left_out(tmp: Path) -> None:
+    src = write_dcp(tmp / "run", {"model": tensors(), "ema": tensors(1)})
+    intarsia.load(src, into={"ema": tensors(2)}, config=CONFIG)
+
+
+@refusal("A live state dict with two models", area="sections")
+def two_live_models(tmp: Path) -> None:
+    src = write_dcp(tmp / "run", {"model": tensors()})
+    into = {"model": tensors(1), "state_dict": tensors(2)}
+    intarsia.load(src, into=into, config=CONFIG)
