@@ -7,6 +7,7 @@ are read in place, by their byte offsets; no pickle is executed and torch is not
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -26,7 +27,9 @@ from intarsia.format.dcp_metadata import (
 )
 from intarsia.format.dcp_write import arrange
 from intarsia.format.names import entry_name, name_tensors
-from intarsia.format.sides import config_of
+from intarsia.format.quantised_names import MODELOPT, modelopt_of
+from intarsia.format.safetensors_metadata import as_file, kept_metadata
+from intarsia.format.sides import HEADERS, config_of
 from intarsia.format.torch_zip import check_directory, read_crc, read_payload
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box, Mesh, Shape
@@ -56,8 +59,14 @@ class Dcp:
         metadata, sizes = _open(path, complain)
         with going_on(complain, "config.json"):
             config = config or config_of(path)
+        modelopt = None
+        with going_on(complain, MODELOPT):
+            modelopt = modelopt_of(path)
+        metadata_kept: dict[str, str] = {}
+        with going_on(complain, HEADERS):
+            metadata_kept = kept_metadata(path)
         found = map(stored_of, metadata.tensors.values())
-        named = name_tensors(found, config, str(path), complain)
+        named = name_tensors(found, config, str(path), complain, modelopt)
         entries = (
             Entry(entry_name(o.name), o.file, o.start_bytes, o.length_bytes)
             for o in metadata.objects.values()
@@ -74,6 +83,8 @@ class Dcp:
             absent=named.absent,
             problems=named.problems,
             notes=named.notes,
+            quantised=named.quantised,
+            metadata=metadata_kept,
         )
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
@@ -86,7 +97,8 @@ class Dcp:
         return spell(name)
 
     def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
-        return arrange(targets, options)
+        made = arrange(targets, options)
+        return replace(made, closing={**made.closing, **as_file(options.metadata)})
 
 
 def _open(path: Path, complain: Complain) -> tuple[Metadata, dict[str, int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +17,11 @@ from intarsia.dtypes import BY_NAME
 from intarsia.errors import FamilyError
 from intarsia.family import Table, table_for
 from intarsia.format.complaint import Complain, Complaint, refuse
+from intarsia.format.quantised_names import misfits, stood_for, with_rules
 from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
 from intarsia.planning.manifest import Logical, Stored
+from intarsia.quantised import Quantised, find_quantised
 
 _OPTIMIZER = re.compile(r"^(?:optim|optimizer)\.state\.(?P<param>.+)\.(?P<kind>[A-Za-z_0-9]+)$")
 STEP = "step"
@@ -37,6 +39,7 @@ class Named:
     absent: tuple[Logical, ...]
     problems: tuple[str, ...]
     notes: tuple[str, ...]
+    quantised: Quantised
 
 
 def name_tensors(
@@ -44,17 +47,22 @@ def name_tensors(
     config: Mapping[str, Any] | None,
     where: str,
     complain: Complain = refuse,
+    modelopt: Mapping[str, Any] | None = None,
 ) -> Named:
     """Give stored tensors (each its own layout, so far) the layouts of their family."""
     listed = list(found)
+    weights = {s.name: (s.dtype, s.shape) for s in listed if not _is_state(s.name)}
+    quantised = find_quantised(weights, config, modelopt)
     table = table_for(config)
     model_type = str((config or {}).get("model_type") or "")[:80]
     if table is None:
         stored = _unique((_plain(_respelled(s)) for s in listed), where, complain)
         why = f"model_type {model_type!r} has no table" if model_type else "no model configuration"
         note = f"{why}: each stored tensor is carried name by name, as its own logical tensor"
-        return Named(stored, _logical(stored, {}), None, (), (), (note,))
-    return _with_table(listed, table, where, complain)
+        stored = with_rules(stored, quantised, {})
+        notes = (note, *quantised.notes)
+        return Named(stored, _logical(stored, {}), None, (), (), notes, quantised)
+    return _with_table(listed, table, where, complain, quantised)
 
 
 def prefix_of(names: Iterable[str], known: Mapping[str, Any]) -> str:
@@ -72,18 +80,27 @@ def prefix_of(names: Iterable[str], known: Mapping[str, Any]) -> str:
     return min(votes, key=lambda prefix: (-votes[prefix], len(prefix)))
 
 
-def _with_table(listed: list[Stored], table: Table, where: str, complain: Complain) -> Named:
+def _with_table(
+    listed: list[Stored], table: Table, where: str, complain: Complain, quantised: Quantised
+) -> Named:
     known = table.known
     # A parameter's state ends with its name too, and says nothing of the wrappers around it.
     prefix = prefix_of((s.name for s in listed if not _is_state(s.name)), known)
-    named = (_named(s, prefix, table, known, where, complain) for s in listed)
+    packed = {part.name for w in quantised.weights for part in w.own_shapes}
+    named = (_named(s, prefix, table, known, where, complain, packed) for s in listed)
     stored = _unique((part for s in named for part in _by_member(s, known)), where, complain)
-    unknown = [name for name in stored if name not in known and not _OURS.match(name)]
+    quantised = quantised.renamed(lambda name: name.removeprefix(prefix))
+    for error, name in misfits(quantised, known, table.family, where):
+        complain(Complaint(error, _files(stored[name]), (name,)))
+    stored = with_rules(stored, quantised, known)
+    parts = quantised.by_part
+    unknown = [n for n in stored if n not in known and n not in parts and not _OURS.match(n)]
     logical = _logical(stored, table.logical)
+    held = {*logical, *stood_for(quantised, known)}
     absent = tuple(
         Logical(name, shape, _common_dtype(listed))
         for name, shape in table.logical.items()
-        if name not in logical and name not in table.optional
+        if name not in held and name not in table.optional
     )
     problems = tuple(f"`{x.name}` {list(x.shape)} is absent" for x in absent)
     notes = []
@@ -92,7 +109,8 @@ def _with_table(listed: list[Stored], table: Table, where: str, complain: Compla
             f", … ({len(unknown)} in all)" if len(unknown) > 4 else ""
         )
         notes.append(f"not in the table of {table.family}, carried name by name: {shown}")
-    return Named(stored, logical, table.family, absent, problems, tuple(notes))
+    notes += quantised.notes
+    return Named(stored, logical, table.family, absent, problems, tuple(notes), quantised)
 
 
 def _named(
@@ -102,9 +120,12 @@ def _named(
     known: Mapping[str, Any],
     where: str,
     complain: Complain,
+    packed: Collection[str] = (),
 ) -> Stored:
     name = s.name.removeprefix(prefix) if s.name.startswith(prefix) else s.name
     param = known.get(name)
+    if s.name in packed:
+        return _plain(replace(s, name=name))
     if param is not None:
         if param.layout.shape != s.shape:
             error = FamilyError(

@@ -17,6 +17,7 @@ from intarsia.dtypes import DType
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Rule, Shape
 from intarsia.planning.inventory import Item
+from intarsia.quantised.weight import NOT_QUANTISED, Quantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,8 @@ class Manifest:
     `stamps` of files (length, times, inode) tell a later reader that they are still those.
     `inventory` names every file of the folder and every section, with its role and its fate.
     `given` is the path by which it was asked for: its own, or that of the run it is of.
+    `quantised` are the weights that are stored with scales, by the names of the stored tensors;
+    `metadata` is what the headers of safetensors files say beside their tensors.
     """
 
     format: str
@@ -118,6 +121,8 @@ class Manifest:
     notes: tuple[str, ...] = ()
     given: str = ""
     stamps: Mapping[str, tuple[int, int, int, int]] = field(default_factory=dict)
+    quantised: Quantised = NOT_QUANTISED
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def sources(self) -> Mapping[str, tuple[Stored, ...]]:
