@@ -19,10 +19,12 @@ ARROWS = {
     "layout": {"errors"},
     "mesh": {"errors", "layout"},
     "family": {"errors", "layout", "mesh"},
-    "planning": {"errors", "dtypes", "quantity", "layout", "mesh"},
+    "quantised": {"errors", "dtypes", "mesh"},
+    "planning": {"errors", "dtypes", "quantity", "layout", "mesh", "quantised.weight"},
     "store": {"errors", "quantity"},
     "format": {
-        "errors", "dtypes", "quantity", "collector", "layout", "mesh", "family", "planning.inventory", "planning.manifest", "store",
+        "errors", "dtypes", "quantity", "collector", "layout", "mesh", "family", "planning.inventory", "planning.manifest",
+        "quantised", "store",
     },
     "run": {
         "errors", "dtypes", "quantity", "layout", "mesh", "planning", "store", "format.base",
@@ -32,7 +34,7 @@ ARROWS = {
 """What each part of the house may import, itself aside; a part that is not here may import all
 but `cli`."""
 
-PURE = ("errors", "layout", "mesh", "family", "planning")
+PURE = ("errors", "layout", "mesh", "family", "quantised", "planning")
 """Parts that compute and touch neither torch nor a file."""
 
 EXEMPT = {"family/transformers_skeleton.py"}

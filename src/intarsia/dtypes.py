@@ -14,12 +14,17 @@ from intarsia.errors import FormatError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """An element type: its safetensors name, its torch name, and the bytes of one element."""
+    """An element type: its safetensors name, its torch name, and the bytes of one element.
+
+    `packs` numbers lie in one element where they are smaller than a byte: torch counts elements on
+    the last axis, safetensors numbers.
+    """
 
     name: str
     torch: str
     itemsize: int
     floating: bool
+    packs: int = 1
 
     def __str__(self) -> str:
         return self.name
@@ -29,6 +34,7 @@ _ALL = (
     DType("BOOL", "bool", 1, False),
     DType("U8", "uint8", 1, False),
     DType("I8", "int8", 1, False),
+    DType("F4", "float4_e2m1fn_x2", 1, False, 2),
     DType("F8_E4M3", "float8_e4m3fn", 1, True),
     DType("F8_E5M2", "float8_e5m2", 1, True),
     DType("F8_E8M0", "float8_e8m0fnu", 1, True),

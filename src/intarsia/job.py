@@ -56,6 +56,7 @@ class Job:
             along.step,
             self.wish.dtype,
             stem_for(self.src, self.wish.to),
+            self.src.metadata,
         )
         return format_named(self.wish.to).arrange(self.wanted.targets, options)
 
@@ -72,7 +73,8 @@ def prepare(
     """Read the headers of the source, choose the targets, and prove the plan."""
     format_named(wish.to)
     manifest = src if isinstance(src, Manifest) else read_manifest(src, config, section=section)
-    if wish.dialect not in (None, "same") and table_for(manifest.config) is None:
+    known = table_for(manifest.config) is not None or manifest.quantised
+    if wish.dialect not in (None, "same") and not known:
         manifest = with_rules_of_transformers(manifest)
     if max_shard_bytes < 1:
         raise UsageError(f"a shard of {max_shard_bytes} bytes cannot hold a tensor")

@@ -66,19 +66,61 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
+class Grid:
+    """What keeps tensors in step that a mesh cuts together, or not at all: a weight and its scales.
+
+    The mesh cuts `shape`, the weight's.  Every cut falls on a multiple of `step` (0: there is none
+    on this axis), or nothing is cut.  This tensor has one element for `per` elements of the weight
+    on each of its own axes; 0 where all ranks have all of that axis.
+
+    >>> Grid((256, 512), (128, 128), (128, 128)).follow(Box((128, 0), (128, 512)), (2, 4))
+    Box((1, 0), (1, 4))
+    """
+
+    shape: Shape
+    step: Shape
+    per: Shape
+
+    def allows(self, box: Box) -> bool:
+        """Whether a part of the weight lies between steps."""
+        for o, n, size, step in zip(box.offsets, box.shape, self.shape, self.step, strict=True):
+            if n == size:
+                continue
+            if not step or o % step or ((o + n) % step and o + n != size):
+                return False
+        return True
+
+    def follow(self, box: Box, shape: Shape) -> Box:
+        """The part of this tensor that goes with a part of the weight."""
+        offsets, sizes = [0] * len(shape), list(shape)
+        for axis, per in enumerate(self.per):
+            if per:
+                o, n = box.offsets[axis], box.shape[axis]
+                offsets[axis] = -(-o // per)
+                sizes[axis] = -(-(o + n) // per) - offsets[axis]
+        return (
+            Box(tuple(offsets), tuple(sizes))
+            if box.size
+            else Box(tuple(offsets), (0,) * len(sizes))
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """How a mesh cuts one stored tensor.
 
     `tp` is the axis that tensor parallelism cuts (expert tensor parallelism for experts).
     A tensor that stacks experts names their axis in `ep`; one that is a single expert's says
     which, and of how many, in `expert`.  `layer` says which layer of how many it belongs to:
-    the pipeline stage follows from it.
+    the pipeline stage follows from it.  With a `grid` the tensor is cut as another is, whose axes
+    `tp` and `ep` are.
     """
 
     tp: int | None = None
     ep: int | None = None
     expert: tuple[int, int] | None = None
     layer: tuple[int, int] | None = None
+    grid: Grid | None = None
 
     @property
     def is_expert(self) -> bool:
@@ -201,11 +243,18 @@ class Mesh:
             tp, ep, fsdp = (self.etp, at.etp), (self.ep, at.ep), (self.expert_fsdp, at.expert_fsdp)
         else:
             tp, ep, fsdp = (self.tp, at.tp), (1, 0), (self.fsdp, at.fsdp)
-        return _cut(shape, rule.tp, rule.ep, tp, ep, fsdp)
+        if rule.grid is None:
+            return _cut(shape, rule.tp, rule.ep, tp, ep, fsdp)
+        if not _is_in_step(self, rule.grid.shape, rule.grid.step, rule.tp, rule.ep, rule.is_expert):
+            return Box.whole(shape)
+        cut = _cut(rule.grid.shape, rule.tp, rule.ep, tp, ep, fsdp)
+        return rule.grid.follow(cut, shape)
 
     def boxes(self, shape: Shape, rule: Rule) -> tuple[Box, ...]:
         """The boxes into which the mesh cuts a tensor, each once, in order of their offsets."""
-        return _boxes(self, shape, rule.tp, rule.ep, rule.is_expert)
+        if rule.grid is None:
+            return _boxes(self, shape, rule.tp, rule.ep, rule.is_expert)
+        return _boxes_in_step(self, shape, rule.grid, rule.tp, rule.ep, rule.is_expert)
 
     def holders(self, shape: Shape, rule: Rule) -> dict[Box, list[int]]:
         """The ranks that hold each box: its replicas."""
@@ -293,3 +342,22 @@ def _boxes(
     else:
         found = {Box.whole(shape)}
     return tuple(sorted(found, key=lambda box: box.offsets))
+
+
+@lru_cache(maxsize=4096)
+def _is_in_step(
+    mesh: Mesh, shape: Shape, step: Shape, tp: int | None, ep: int | None, expert: bool
+) -> bool:
+    """Whether every cut of a mesh falls between the steps of a grid."""
+    grid = Grid(shape, step, ())
+    return all(map(grid.allows, _boxes(mesh, shape, tp, ep, expert)))
+
+
+@lru_cache(maxsize=4096)
+def _boxes_in_step(
+    mesh: Mesh, shape: Shape, grid: Grid, tp: int | None, ep: int | None, expert: bool
+) -> tuple[Box, ...]:
+    if not prod(shape) or not _is_in_step(mesh, grid.shape, grid.step, tp, ep, expert):
+        return (Box.whole(shape),)
+    cuts = _boxes(mesh, grid.shape, tp, ep, expert)
+    return tuple(sorted({grid.follow(cut, shape) for cut in cuts}, key=lambda box: box.offsets))

@@ -19,6 +19,7 @@ from intarsia.layout import Layout
 from intarsia.masters import check_whole, has_own_master
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Manifest, Target
+from intarsia.quantised.refusing import refuse_faults, refuse_numbers
 
 MEGATRON_FORMATS = ("torch_dist", "fsdp_dtensor")
 SAME_FORMATS = ("hf", "dcp")
@@ -71,6 +72,7 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
     writer = format_named(wish.to)
     _check(wish)
     _check_named(src, wish)
+    wish = _as_quantised(src, wish, writer)
     if wish.optimizer == "keep" and wish.to in MEGATRON_FORMATS:
         check_whole(src)
     if wish.to == "fsdp_dtensor":
@@ -205,6 +207,46 @@ def _check_named(src: Manifest, wish: Wish) -> None:
     kept = src.format in SAME_FORMATS and wish.to in SAME_FORMATS
     if not (kept and any(map(is_numbered_name, src.logical))):
         raise src.state_unclear
+
+
+def _as_quantised(src: Manifest, wish: Wish, writer: Format) -> Wish:
+    """The wish for a source with quantised weights, which are written as they are stored or not at all."""
+    refuse_faults(src.quantised, src.path)
+    if not src.quantised:
+        return wish
+    if wish.dtype is not None:
+        refuse_numbers(src.quantised, src.path, f"--dtype {wish.dtype} needs their numbers")
+    if wish.to not in SAME_FORMATS:
+        refuse_numbers(src.quantised, src.path, f"{wish.to} has no place for their scales")
+    dialect = wish.dialect_for(src, writer)
+    if dialect != "same" and not _is_stored_so(src, wish, writer, dialect):
+        what = f"dialect {dialect!r} would fuse or rename weights apart from their scales"
+        refuse_numbers(src.quantised, src.path, what)
+    return replace(wish, dialect="same")
+
+
+def _is_stored_so(src: Manifest, wish: Wish, writer: Format, dialect: str) -> bool:
+    """Whether a source with quantised weights has the very tensors of a dialect."""
+    table = table_for(src.config)
+    if table is None:
+        return False
+    rows = {
+        row.name: row
+        for row in _model_rows(
+            writer.rows(table, dialect, wish.mesh, wish.spec), src, table, dialect
+        )
+    }
+    parts = src.quantised.by_part
+    for s in src.stored.values():
+        if s.name in parts and (s.name not in rows or parts[s.name][0].packed):
+            if parts[s.name][0].of not in rows:
+                return False
+        elif s.name in rows:
+            if rows[s.name].layout != s.layout:
+                return False
+        elif s.name in table.known:
+            return False
+    return rows.keys() <= {*src.stored, *(w.of for w in src.quantised.weights)}
 
 
 def is_state(name: str) -> bool:

@@ -107,7 +107,7 @@ LYING: dict[str, tuple[Any, bytes, str]] = {
     "no offsets": ({"a": {"dtype": "U8", "shape": [4]}}, bytes(4), "has no dtype, shape"),
     "a tensor that is a list": ({"a": [1, 2]}, bytes(4), "has no dtype, shape"),
     "an unknown element type": ({"a": entry([4], 0, 4, "Q7")}, bytes(4), "'Q7' is not supported"),
-    "sub-byte elements": ({"a": entry([8], 0, 4, "F4")}, bytes(4), "'F4' is not supported"),
+    "sub-byte elements": ({"a": entry([4], 0, 3, "F6_E3M2")}, bytes(3), "'F6_E3M2' is not supported"),
     "metadata that is a list": ({"__metadata__": [], "a": entry([4], 0, 4)}, bytes(4), "not an object"),
     "a list": ([], b"", "not a JSON object"),
     "a text": ("text", b"", "not a JSON object"),

@@ -19,6 +19,7 @@ from intarsia.checking.pairs import Pair, match, read_windows
 from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import DType
 from intarsia.mesh import Shape
+from intarsia.quantised.refusing import DIFF, refuse_numbers
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress
 from intarsia.run.sharing import share_out
@@ -110,6 +111,9 @@ def changes(
     a: Checkpoint, b: Checkpoint, budget: Budget, progress: Progress | None = None
 ) -> Changes:
     """How far every tensor that both checkpoints hold moved, and which could not be measured."""
+    for side in (a.manifest, b.manifest):
+        what = "how far weights moved needs their numbers"
+        refuse_numbers(side.quantised, side.path, what, hint=DIFF)
     matched = match(a, b)
     same = [p for p in matched.pairs if p.a.shape == p.b.shape]
     found = share_out(

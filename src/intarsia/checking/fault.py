@@ -33,6 +33,11 @@ KINDS = {
     "metadata-missing": "data files without the metadata that is written last: the save did not finish",
     "negative-variance": "a second moment of Adam is negative, which a mean of squares cannot be",
     "not-finite": "NaN or infinity among the weights or their optimizer state",
+    "scale-misshaped": "a scale has another shape than its quantised weight needs",
+    "scale-missing": "a quantised weight lacks its scale, without which it has no numbers",
+    "scale-nan": "NaN or infinity among the scales of a quantised weight",
+    "scale-orphaned": "a scale without the quantised weight that it belongs to",
+    "scale-zero": "the scale of a quantised weight is all zero, so the weight is",
     "shape-wrong": "a tensor's shape is not the one that the configuration gives",
     "shards-repeated": "blocks of one matrix are equal: one rank's shard was saved for several",
     "state-missing": "a parameter has one part of its optimizer state and lacks another",
@@ -53,6 +58,9 @@ KINDS = {
 _COPY = "copy the file again from its source, or save the checkpoint again"
 _SAVED_WRONG = "the save or the conversion went wrong: go back to the one before it, and compare with `intarsia verify A B`"
 _MEANT = "where it is not meant, " + _SAVED_WRONG
+_SCALES = (
+    "restore the weight and its scales together from their source: neither has a meaning alone"
+)
 _CONFIG = "give the model's own configuration with --config, or convert again from the source"
 
 NEXT = {
@@ -81,6 +89,11 @@ NEXT = {
     "metadata-missing": "use the save before this one: it did not finish",
     "negative-variance": "go on from an earlier checkpoint, or without its optimizer state (`--optimizer drop`)",
     "not-finite": "go on from a checkpoint before the run diverged, or convert again if its source is sound",
+    "scale-misshaped": _SCALES,
+    "scale-missing": _SCALES,
+    "scale-nan": _SCALES,
+    "scale-orphaned": "restore the weight, or remove the scale and `quantization_config` if the weight was dequantised",
+    "scale-zero": _SCALES,
     "shape-wrong": _CONFIG,
     "shards-repeated": _MEANT,
     "state-missing": "save again with the whole optimizer state, or go on without it (`--optimizer drop`)",

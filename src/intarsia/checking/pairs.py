@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from intarsia.checking.unlike import unlike
 from intarsia.checkpoint import Checkpoint
 from intarsia.family import table_for
 from intarsia.masters import MASTER, has_own_master, recentred_norms
@@ -54,11 +55,14 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
     tied = table.tied if table else {}
     mains = _main_weights(a.manifest, b.manifest)
     norms = recentred_norms(a.config or b.config) if mains else {}
+    apart = unlike(a.manifest, b.manifest, table)
+    left = {name: x for name, x in left.items() if name not in apart.a}
+    right = {name: x for name, x in right.items() if name not in apart.b}
     pairs = [
         Pair(x, right[n], n in mains, norms.get(n, 0.0)) for n, x in left.items() if n in right
     ]
-    notes: list[str] = []
-    only: list[list[str]] = [[], []]
+    notes = list(apart.notes)
+    only = [sorted(apart.a), sorted(apart.b)]
     for side, (ours, theirs) in enumerate(((left, right), (right, left))):
         for name in ours:
             twin = tied.get(name)

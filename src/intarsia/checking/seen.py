@@ -23,6 +23,9 @@ _NOT_FINITE = {
 }  # fmt: skip
 """The least magnitude, as bits, that is no finite number."""
 
+_NO_EXPONENT = 0xFF
+"""The one byte of F8_E8M0, which has no sign and no zero, that is no number."""
+
 _ABSURD = {"F64": 0x4197_D784 << 32, "F32": 0x4CBE_BC20, "BF16": 0x4CBF}
 """The magnitude, as bits, from which on no weight is plausible: 1e8."""
 
@@ -109,7 +112,13 @@ def look(
     stored = seen.item.stored
     dtype = stored.dtype
     seen.total = (seen.total + sketch.add(block, rows, column)) % (1 << 64)
+    if dtype.name == "U8" and block.size:
+        seen.most = max(seen.most, int(block.max()))
     if not dtype.floating or not block.size:
+        return
+    if dtype.name == "F8_E8M0":
+        seen.most = max(seen.most, int(block.max()))
+        seen.not_finite.add(block == _NO_EXPONENT, rows, column, stored)
         return
     sign = 1 << (8 * dtype.itemsize - 1)
     magnitude = block & block.dtype.type(sign - 1)

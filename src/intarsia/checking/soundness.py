@@ -13,6 +13,7 @@ from intarsia.checking.entries import damaged_entries, misplaced_iteration
 from intarsia.checking.fault import Fault, gathered
 from intarsia.checking.headers import NO_FAMILY, read_headers
 from intarsia.checking.repeats import repeat_faults
+from intarsia.checking.scales import scale_faults, scale_faults_of_headers, weights_among
 from intarsia.checking.state import misshapen_state, missing_state
 from intarsia.checking.structure import left_out, structure_faults
 from intarsia.checking.survey import survey, surveyed
@@ -109,6 +110,7 @@ def examine(
     faults += structure_faults(manifest, headers.lost, headers.files)
     faults += missing_state(manifest, headers.lost)
     faults += misshapen_state(manifest, headers.lost)
+    faults += scale_faults_of_headers(manifest)
     known = {name for fault in faults for name in fault.tensors} | headers.lost
     expected, refused = _expected(manifest)
     faults += refused
@@ -117,8 +119,10 @@ def examine(
     more = after(progress, sum(seen.item.nbytes for seen in found))
     table = table_for(manifest.config)
     padded = manifest.format in ("torch_dist", "fsdp_dtensor")
-    faults += content_faults(found, padded)
-    faults += repeat_faults(found, table.tied if table else _ties(manifest))
+    weights = weights_among(found, manifest.quantised)
+    faults += content_faults(weights, padded)
+    faults += scale_faults(found, manifest.quantised)
+    faults += repeat_faults(weights, table.tied if table else _ties(manifest))
     faults += steps_that_disagree(found)
     faults += rounded_masters(found)
     faults += masters_that_differ(manifest, found, budget, more)

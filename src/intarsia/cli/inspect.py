@@ -54,9 +54,10 @@ def as_json(found: Manifest, *, tensors: bool) -> dict[str, Any]:
         "dtypes": dict(dtypes_of(found)),
         "files": dict(found.files),
         "entries": len(found.entries),
-        "complete": not found.absent,
-        "problems": list(found.problems),
+        "complete": is_complete(found),
+        "problems": problems_of(found),
         "inventory": [item.as_json() for item in found.inventory],
+        "quantised": quantised_as_json(found),
         "notes": list(found.notes),
     }
     if tensors:
@@ -85,8 +86,8 @@ def show(found: Manifest, *, tensors: bool) -> None:
             ("bytes", f"{human(found.nbytes)} in {len(found.files)} file(s)"),
             ("dtypes", ", ".join(f"{k} x {v}" for k, v in dtypes_of(found).most_common())),
             ("entries", len(found.entries)),
-            ("complete", not found.absent),
-            *(("problem", p) for p in found.problems[:20]),
+            ("complete", is_complete(found)),
+            *(("problem", p) for p in problems_of(found)[:20]),
             *(("unread", text) for text in lines(found.inventory)),
             *(("section", f"{i.name}: {i.role}, {human(i.nbytes)}") for i in _sections(found)),
             *(("note", n) for n in found.notes),
@@ -110,6 +111,23 @@ def _sections(found: Manifest) -> list[Item]:
     from intarsia.planning.inventory import Fate
 
     return [i for i in found.inventory if i.kind == "section" and i.fate is Fate.READ and i.nbytes]
+
+
+def is_complete(found: Manifest) -> bool:
+    """Whether every tensor is there, and every scale that a quantised one needs."""
+    return not found.absent and not found.quantised.faults
+
+
+def problems_of(found: Manifest) -> list[str]:
+    """What headers show to be wrong."""
+    return [*found.problems, *(fault.text for fault in found.quantised.faults)]
+
+
+def quantised_as_json(found: Manifest) -> dict[str, Any] | None:
+    """How weights are quantised, and how many are."""
+    if not found.quantised:
+        return None
+    return {"scheme": str(found.quantised), "weights": len(found.quantised.weights)}
 
 
 def dtypes_of(found: Manifest) -> Counter[str]:

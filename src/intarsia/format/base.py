@@ -89,6 +89,7 @@ class WriteOptions:
     `groups` and `step` are those of an optimizer whose source has none of Megatron's own; `dtype` is the
     type that weights were asked to be cast to.
     `stem` is how the names of files with weights begin, where the format leaves it open.
+    `metadata` is what the headers of safetensors files say beside their tensors.
     """
 
     mesh: Mesh = Mesh()
@@ -99,6 +100,7 @@ class WriteOptions:
     step: float | None = None
     dtype: DType | None = None
     stem: str = "model"
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 class Format(Protocol):

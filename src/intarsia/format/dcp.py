@@ -7,6 +7,7 @@ are read in place, by their byte offsets; no pickle is executed and torch is not
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -29,8 +30,10 @@ from intarsia.format.dcp_write import arrange
 from intarsia.format.names import divided, name_tensors
 from intarsia.format.numbered_state import NumberedState, group_lists, parameters_by_number
 from intarsia.format.optimizer_names import not_told, state_in
+from intarsia.format.quantised_names import MODELOPT, modelopt_of
+from intarsia.format.safetensors_metadata import as_file, kept_metadata
 from intarsia.format.sections import Sections, explained
-from intarsia.format.sides import config_of
+from intarsia.format.sides import HEADERS, config_of
 from intarsia.format.torch_zip import check_directory, read_crc, read_payload
 from intarsia.format.wrappers import bare, unwrapped
 from intarsia.layout import Layout, Loop, Piece
@@ -65,6 +68,12 @@ class Dcp:
         metadata, sizes = _open(path, complain)
         with going_on(complain, "config.json"):
             config = config or config_of(path)
+        modelopt = None
+        with going_on(complain, MODELOPT):
+            modelopt = modelopt_of(path)
+        metadata_kept: dict[str, str] = {}
+        with going_on(complain, HEADERS):
+            metadata_kept = kept_metadata(path)
         listed = [*map(stored_of, metadata.tensors.values())]
         objects, paths = metadata.objects, metadata.paths
         sections = divided(listed, config, str(path), section, objects=objects, paths=paths)
@@ -72,7 +81,13 @@ class Dcp:
             numbers, unclear = numbers_in(folder, metadata, sections, table_for(config))
             entries, told = entries_of(folder, metadata, sections, numbers)
         named = name_tensors(
-            listed, config, str(path), complain, sections=sections, numbers=numbers
+            listed,
+            config,
+            str(path),
+            complain,
+            modelopt,
+            sections=sections,
+            numbers=numbers,
         )
         return Manifest(
             format=self.name,
@@ -90,6 +105,8 @@ class Dcp:
             notes=(*named.notes, *_remarks(numbers, unclear)),
             section=tuple(section),
             state_unclear=unclear or named.unclear,
+            quantised=named.quantised,
+            metadata=metadata_kept,
         )
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
@@ -102,7 +119,8 @@ class Dcp:
         return spell(name)
 
     def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
-        return arrange(targets, options)
+        made = arrange(targets, options)
+        return replace(made, closing={**made.closing, **as_file(options.metadata)})
 
 
 def _open(path: Path, complain: Complain) -> tuple[Metadata, dict[str, int]]:

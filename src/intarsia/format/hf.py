@@ -26,7 +26,9 @@ from intarsia.format.hf_files import (
     read_files,
 )
 from intarsia.format.names import name_tensors
+from intarsia.format.quantised_names import MODELOPT, modelopt_of
 from intarsia.format.safetensors_header import make_header
+from intarsia.format.safetensors_metadata import HeaderMetadata
 from intarsia.format.sides import config_of
 from intarsia.format.strict_json import parse_json
 from intarsia.format.weight_sets import ADAPTER, MODEL, index_of, stem_of_file
@@ -68,12 +70,14 @@ class Hf:
             files = dict(weights.held)
             if a_folder and is_folder(root / OPTIMIZER):
                 files |= extra_files(root / OPTIMIZER, complain)
-            found = read_files(folder, files, complain)
+            headers = HeaderMetadata()
+            found = read_files(folder, files, complain, headers)
             sizes = {file: folder.size(file) for file in files}
             entries: dict[str, Entry] = {}
             if a_folder:
                 with going_on(complain, f"{OPTIMIZER}/{ENTRIES}"):
                     entries = _entries_of(folder)
+            modelopt = None
             if any(stem_of_file(file) == ADAPTER for file in files):
                 config = None  # a model's configuration says nothing of an adapter
                 if a_folder:
@@ -82,7 +86,9 @@ class Hf:
             else:
                 with going_on(complain, "config.json"):
                     config = config or config_of(root)
-        named = name_tensors(found, config, str(path), complain, section=section)
+                with going_on(complain, MODELOPT):
+                    modelopt = modelopt_of(root)
+        named = name_tensors(found, config, str(path), complain, modelopt, section=section)
         return Manifest(
             format=self.name,
             path=str(path),
@@ -95,9 +101,11 @@ class Hf:
             inventory=(*_index_item(folder, weights.index), *named.inventory),
             absent=named.absent,
             problems=named.problems,
-            notes=named.notes,
+            metadata=headers.agreed,
+            notes=(*named.notes, *headers.notes()),
             section=tuple(section),
             state_unclear=named.unclear,
+            quantised=named.quantised,
         )
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
@@ -177,7 +185,10 @@ def _arrange_files(
     for k, shard in enumerate(shards, 1):
         number = f"-{k:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
         name = f"{stem}{number}.safetensors"
-        header = make_header([(t.name, t.dtype, t.shape) for t in shard], {"format": "pt"})
+        metadata = options.metadata if not prefix else {}
+        header = make_header(
+            [(t.name, t.dtype, t.shape) for t in shard], {"format": "pt", **metadata}
+        )
         fixed.append((prefix + name, 0, header))
         at = len(header)
         for t in shard:

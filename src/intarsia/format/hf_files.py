@@ -9,6 +9,7 @@ from pathlib import Path
 from intarsia.errors import FormatError, IntarsiaError
 from intarsia.format.complaint import Complain, Complaint, going_on, refuse
 from intarsia.format.safetensors_header import read_header
+from intarsia.format.safetensors_metadata import HeaderMetadata
 from intarsia.format.strict_json import parse_json
 from intarsia.format.weight_sets import (
     choose,
@@ -156,12 +157,17 @@ def _unconsolidated(folder: Folder, file: str) -> FormatError:
 
 
 def read_files(
-    folder: Folder, files: Mapping[str, list[str] | None], complain: Complain
+    folder: Folder,
+    files: Mapping[str, list[str] | None],
+    complain: Complain,
+    headers: HeaderMetadata | None = None,
 ) -> list[Stored]:
     found: dict[str, Stored] = {}
     for file, expected in files.items():
         try:
-            _read_file(folder, file, expected, found, complain)
+            metadata = _read_file(folder, file, expected, found, complain)
+            if headers is not None:
+                headers.add(metadata)
         except IntarsiaError as error:
             complain(Complaint(error, (file,), tuple(expected or ())))
     return list(found.values())
@@ -173,8 +179,8 @@ def _read_file(
     expected: list[str] | None,
     found: dict[str, Stored],
     complain: Complain,
-) -> None:
-    """Add a file's tensors to those that were found."""
+) -> Mapping[str, str]:
+    """Add a file's tensors to those that were found; what its header says beside them."""
     if folder.read(file, 0, min(folder.size(file), len(_LFS))) == _LFS:
         raise FormatError(
             f"{folder.root / file} is a Git LFS pointer, not the file itself",
@@ -204,3 +210,4 @@ def _read_file(
         chunk = Chunk(Box.whole(row.shape), file, row.start_bytes, row.length_bytes)
         layout = Layout.of(row.name, row.shape)
         found[row.name] = Stored(row.name, row.dtype, layout, (chunk,), key=row.name)
+    return metadata

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from intarsia.format.hf_files import OPTIMIZER
 from intarsia.format.megatron_frame import COMMON_FILE, FRAME, home_of
-from intarsia.format.sides import DIGESTS, MAX_SIDE_BYTES
+from intarsia.format.sides import DIGESTS, HEADERS, MAX_SIDE_BYTES
 from intarsia.format.weight_sets import ADAPTER, stem_of_file, stem_of_index
 from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.planning.manifest import Manifest, Side
@@ -48,6 +48,7 @@ TRAINING = (
 
 _FILES = (
     _kind(re.escape(DIGESTS), Role.SIDE, "digests of these very files; those of the result are taken anew"),
+    _kind(re.escape(HEADERS), Role.SIDE, "what headers of safetensors files say; read, and written with the result"),
     _kind(r"latest|latest_universal|latest_checkpointed_iteration\.txt", Role.TRAINING,
           "names a checkpoint of the run that it lies in"),
     _kind(r"zero_to_fp32\.py", Role.TRAINING, "a script for DeepSpeed's files, which are not carried"),

@@ -7,7 +7,7 @@ of its family.  What the table does not know is carried name by name, and said.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,12 +17,14 @@ from intarsia.family import Table, table_for
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.foreign_names import refuse_foreign
 from intarsia.format.optimizer_names import OURS, is_numbered_name, not_told, state_in
+from intarsia.format.quantised_names import misfits, stood_for, with_rules
 from intarsia.format.sections import Sections, Tensor, divide, explained
 from intarsia.format.wrappers import bare, unwrapped
 from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
 from intarsia.planning.inventory import Item
 from intarsia.planning.manifest import Logical, Stored
+from intarsia.quantised import Quantised, find_quantised
 
 STEP = "step"
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight", "shared_head.head.weight")
@@ -38,6 +40,7 @@ class Named:
     absent: tuple[Logical, ...]
     problems: tuple[str, ...]
     notes: tuple[str, ...]
+    quantised: Quantised
     inventory: tuple[Item, ...] = ()
     unclear: IntarsiaError | None = None
 
@@ -47,6 +50,7 @@ def name_tensors(
     config: Mapping[str, Any] | None,
     where: str,
     complain: Complain = refuse,
+    modelopt: Mapping[str, Any] | None = None,
     *,
     sections: Sections | None = None,
     section: Sequence[str] = (),
@@ -61,16 +65,20 @@ def name_tensors(
     table = table_for(config)
     if sections is None:
         sections = divided(listed, config, where, section)
-    names = _Names(sections, table, numbers or {})
+    spelled = [*_Names(sections, table, numbers or {}).spelled(listed)]
+    weights = {s.name: (s.dtype, s.shape) for s in spelled if not OURS.match(s.name)}
+    quantised = find_quantised(weights, config, modelopt)
     if table is None:
-        stored = _unique((_plain(s) for s in names.spelled(listed)), where, complain)
+        stored = _unique(map(_plain, spelled), where, complain)
         model_type = str((config or {}).get("model_type") or "")[:80]
         why = f"model_type {model_type!r} has no table" if model_type else "no model configuration"
         note = f"{why}: each stored tensor is carried name by name, as its own logical tensor"
-        named = Named(stored, _logical(stored, {}), None, (), (), (note,))
+        stored = with_rules(stored, quantised, {})
+        notes = (note, *quantised.notes)
+        named = Named(stored, _logical(stored, {}), None, (), (), notes, quantised)
     else:
         refuse_foreign(sections.names.values(), table, where)
-        named = _with_table([*names.spelled(listed)], table, where, complain)
+        named = _with_table(spelled, table, where, complain, quantised)
     unclear = sections.unclear
     if unclear is None and any(map(is_numbered_name, named.stored)):
         unclear = not_told("", where)
@@ -147,16 +155,24 @@ class _Names:
         return plain
 
 
-def _with_table(listed: list[Stored], table: Table, where: str, complain: Complain) -> Named:
+def _with_table(
+    listed: list[Stored], table: Table, where: str, complain: Complain, quantised: Quantised
+) -> Named:
     known = table.known
-    named = (_named(s, table, known, where, complain) for s in listed)
+    packed = {part.name for w in quantised.weights for part in w.own_shapes}
+    named = (_named(s, table, known, where, complain, packed) for s in listed)
     stored = _unique((part for s in named for part in _by_member(s, known)), where, complain)
-    unknown = [name for name in stored if name not in known and not OURS.match(name)]
+    for error, name in misfits(quantised, known, table.family, where):
+        complain(Complaint(error, _files(stored[name]), (name,)))
+    stored = with_rules(stored, quantised, known)
+    parts = quantised.by_part
+    unknown = [n for n in stored if n not in known and n not in parts and not OURS.match(n)]
     logical = _logical(stored, table.logical)
+    held = {*logical, *stood_for(quantised, known)}
     absent = tuple(
         Logical(name, shape, _common_dtype(listed))
         for name, shape in table.logical.items()
-        if name not in logical and name not in table.optional
+        if name not in held and name not in table.optional
     )
     problems = tuple(f"`{x.name}` {list(x.shape)} is absent" for x in absent)
     notes = []
@@ -165,13 +181,21 @@ def _with_table(listed: list[Stored], table: Table, where: str, complain: Compla
             f", … ({len(unknown)} in all)" if len(unknown) > 4 else ""
         )
         notes.append(f"not in the table of {table.family}, carried name by name: {shown}")
-    return Named(stored, logical, table.family, absent, problems, tuple(notes))
+    notes += quantised.notes
+    return Named(stored, logical, table.family, absent, problems, tuple(notes), quantised)
 
 
 def _named(
-    s: Stored, table: Table, known: Mapping[str, Any], where: str, complain: Complain
+    s: Stored,
+    table: Table,
+    known: Mapping[str, Any],
+    where: str,
+    complain: Complain,
+    packed: Collection[str] = (),
 ) -> Stored:
     param = known.get(s.name)
+    if s.name in packed:
+        return _plain(s)
     if param is not None:
         if param.layout.shape != s.shape:
             error = FamilyError(

@@ -90,6 +90,7 @@ def _row(name: str, value: Any, base_bytes: int, where: str) -> HeaderRow:
         )
     dtype = dtype_of_header(said[:MAX_NAME], at)
     begin, end = offsets
+    shape = _elements(shape, dtype, at)
     needed = bytes_of(shape, dtype.itemsize, at)
     if end - begin != needed:
         raise FormatError(
@@ -97,6 +98,18 @@ def _row(name: str, value: Any, base_bytes: int, where: str) -> HeaderRow:
             hint=_DAMAGED,
         )
     return HeaderRow(name, dtype, tuple(shape), base_bytes + begin, needed)
+
+
+def _elements(shape: list[int], dtype: DType, at: str) -> list[int]:
+    """The elements on each axis, of which several numbers may share one on the last."""
+    if dtype.packs == 1:
+        return shape
+    if not shape or shape[-1] % dtype.packs:
+        raise FormatError(
+            f"{at}: {dtype} {shape} does not fill whole bytes on its last axis",
+            hint="numbers of less than a byte are read where rows are whole bytes",
+        )
+    return [*shape[:-1], shape[-1] // dtype.packs]
 
 
 def _counts(value: Any) -> bool:
@@ -140,7 +153,8 @@ def make_header(rows: Sequence[tuple[str, DType, Shape]], metadata: Mapping[str,
     at = 0
     for name, dtype, shape in rows:
         end = at + prod(shape) * dtype.itemsize
-        raw[name] = {"dtype": dtype.name, "shape": list(shape), "data_offsets": [at, end]}
+        numbers = [*shape[:-1], shape[-1] * dtype.packs] if shape else []
+        raw[name] = {"dtype": dtype.name, "shape": numbers, "data_offsets": [at, end]}
         at = end
     text = json.dumps(raw, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     text += b" " * (-(8 + len(text)) % PAGE_BYTES)

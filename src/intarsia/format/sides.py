@@ -17,6 +17,9 @@ from intarsia.store.naming import unreadable
 DIGESTS = "intarsia-digests.json"
 """What the tensors of a checkpoint amount to; it is of this checkpoint alone and travels nowhere."""
 
+HEADERS = "safetensors_metadata.json"
+"""What the headers of safetensors files say beside their tensors: kept by formats that have none."""
+
 MAX_SIDE_BYTES = 256 << 20
 MAX_CONFIG_BYTES = 16 << 20
 

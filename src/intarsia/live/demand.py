@@ -26,6 +26,7 @@ from intarsia.live.holding import (
 from intarsia.live.megatron_model import is_megatron
 from intarsia.live.names import find_rows, named_tensors
 from intarsia.live.optimizer import MASTER
+from intarsia.live.quantised import check_quantised
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Manifest
 
@@ -69,6 +70,7 @@ class Demand:
         else:
             tensors = {n: x for n, x in named_tensors(into).items() if is_present(x)}
             found, manifest = find_rows(tensors, manifest)
+        found = check_quantised(tensors, found, manifest)
         missing = [n for n in found.missing if tensors[n].numel()]
         if missing:
             raise CoverageError(

@@ -109,7 +109,9 @@ def config_of(model: Any) -> dict[str, Any] | None:
 def find_rows(names: Mapping[str, Any], manifest: Manifest) -> tuple[Rows, Manifest]:
     """The rows of live names; the manifest comes back with the names that these were found by."""
     table = table_for(manifest.config)
-    if table is None and manifest.config is not None and _unknown(names, manifest):
+    # Transformers' rules are for weights of the model's own shapes.
+    plain_names = manifest.config is None or manifest.quantised or not _unknown(names, manifest)
+    if table is None and not plain_names:
         manifest = with_rules_of_transformers(manifest)
         table = table_for(manifest.config)
     lookup = _Lookup(table, manifest)

@@ -18,6 +18,7 @@ from intarsia.errors import IntarsiaError
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Rule, Shape
 from intarsia.planning.inventory import Item
+from intarsia.quantised.weight import NOT_QUANTISED, Quantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,8 @@ class Manifest:
     `section` is what the user chose among those.
     `state_unclear` is to be raised by whoever needs the parameter that each optimizer state is of.
     `given` is the path by which it was asked for: its own, or that of the run it is of.
+    `quantised` are the weights that are stored with scales, by the names of the stored tensors;
+    `metadata` is what the headers of safetensors files say beside their tensors.
     """
 
     format: str
@@ -123,6 +126,8 @@ class Manifest:
     stamps: Mapping[str, tuple[int, int, int, int]] = field(default_factory=dict)
     section: tuple[str, ...] = ()
     state_unclear: IntarsiaError | None = None
+    quantised: Quantised = NOT_QUANTISED
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def sources(self) -> Mapping[str, tuple[Stored, ...]]:

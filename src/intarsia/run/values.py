@@ -57,7 +57,7 @@ def cast(bits: Bits, src: DType, dst: DType, shift: float = 0.0) -> Bits:
 @np.errstate(invalid="ignore")
 def as_float64(bits: Bits, dtype: DType) -> NDArray[Any]:
     """The numbers that bits stand for, in double precision (of two parts where complex)."""
-    native = {"F64": "f8", "F32": "f4", "F16": "f2", "BOOL": "?", "U8": "u1", "I8": "i1", "I16": "i2",
+    native = {"F64": "f8", "F32": "f4", "F16": "f2", "BOOL": "?", "U8": "u1", "F4": "u1", "I8": "i1", "I16": "i2",
               "U16": "u2", "I32": "i4", "U32": "u4", "I64": "i8", "U64": "u8"}.get(dtype.name)  # fmt: skip
     raw = np.ascontiguousarray(bits)
     if native is not None:

@@ -1,0 +1,315 @@
+"""Finding quantised weights: by the names and element types of tensors, helped by the configuration.
+
+A tensor is a part of a weight where its name is the weight's with a word that a scheme adds, and the
+weight itself is stored in an element type of quantised numbers.  Schemes that are declared and not
+known here are taken by module: every tensor beside integers belongs to them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from intarsia.dtypes import DType
+from intarsia.mesh import Shape
+from intarsia.quantised.scheme import Scheme, scheme_of
+from intarsia.quantised.shapes import misshaped
+from intarsia.quantised.weight import Part, Quantised, QuantisedWeight, Role, ScaleFault
+
+Tensors = Mapping[str, tuple[DType, Shape]]
+
+KNOWN = {
+    "fp8", "mxfp8", "fbgemm-fp8", "mxfp4", "compressed-tensors", "modelopt", "awq", "gptq",
+    "bitsandbytes", "torchao", "eetq", "quanto", "bitnet",
+}  # fmt: skip
+"""Methods whose parts are found by their words."""
+
+_AFTER = {
+    "_scale_inv": Role.SCALE,
+    "_scale": Role.SCALE,
+    "_scales": Role.SCALE,
+    "_scale_2": Role.WHOLE_SCALE,
+    "_global_scale": Role.WHOLE_SCALE,
+    "_input_scale": Role.ACTIVATION,
+    "_activation_scale": Role.ACTIVATION,
+    "_zero_point": Role.ZERO,
+    "_g_idx": Role.ORDER,
+    "_shape": Role.OTHER,
+    ".absmax": Role.SCALE,
+    ".nested_absmax": Role.SCALE,
+    ".quant_map": Role.OTHER,
+    ".nested_quant_map": Role.OTHER,
+    "._scale": Role.SCALE,
+    "._shift": Role.ZERO,
+}
+"""Words that follow the weight's own name."""
+
+_BESIDE = {
+    "SCB": Role.SCALE,
+    "qscale_weight": Role.SCALE,
+    "scale": Role.SCALE,
+    "scales": Role.SCALE,
+    "qzeros": Role.ZERO,
+    "g_idx": Role.ORDER,
+    "weight_format": Role.OTHER,
+    "input_scale": Role.ACTIVATION,
+    "output_scale": Role.ACTIVATION,
+    "activation_scale": Role.ACTIVATION,
+    "input_scale_ub": Role.ACTIVATION,
+    "input_global_scale": Role.ACTIVATION,
+    "pre_quant_scale": Role.ACTIVATION,
+    "qscale_act": Role.ACTIVATION,
+    "input_zero_point": Role.ZERO,
+    "output_zero_point": Role.ZERO,
+}
+"""Names of tensors that belong to the `weight` of the same module."""
+
+_TORCHAO = {
+    "scale": Role.SCALE,
+    "scale_and_zero": Role.SCALE,
+    "per_tensor_scale": Role.WHOLE_SCALE,
+    "zero_point": Role.ZERO,
+    "act_pre_scale": Role.ACTIVATION,
+    "act_per_tensor_scale": Role.ACTIVATION,
+}
+"""Words between which torchao puts the weight's name: `_weight_scale`."""
+
+_PACKED = ("_packed", "_blocks", "._data")
+"""What follows the name of a weight whose stored form has a name of its own."""
+
+_STATE = re.compile(r"^(?P<of>.+)\.quant_state\.\w+$")
+_INNER = re.compile(
+    r"^(?P<module>.+\.)_(?P<name>[a-z]\w*?)_(?P<word>qdata|" + "|".join(_TORCHAO) + r")$"
+)
+_SUFFIX = re.compile(
+    r"^(?P<of>.+?)(?P<word>"
+    + "|".join(re.escape(w) for w in sorted([*_AFTER, *_PACKED], key=len, reverse=True))
+    + r")$"
+)
+_INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "F4")
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What the name of a tensor says: part of which weight, by which word; `sure` where no other
+    tensor is called so."""
+
+    name: str
+    of: str
+    word: str
+    role: Role
+    sure: bool
+
+
+def find_quantised(
+    tensors: Tensors, config: Mapping[str, Any] | None, modelopt: Mapping[str, Any] | None = None
+) -> Quantised:
+    """The quantised weights among stored tensors, and what is wrong with their scales."""
+    scheme = scheme_of(config, modelopt)
+    claims = [claim for name in tensors for claim in _claims(name)]
+    mains = _mains(tensors, claims)
+    held: dict[str, list[Part]] = {}
+    loose: list[_Claim] = []
+    taken = {part.name for part in mains.values()}
+    for claim in claims:
+        if claim.name in taken:
+            continue
+        if claim.of in mains:
+            dtype, shape = tensors[claim.name]
+            held.setdefault(claim.of, []).append(
+                Part(claim.name, claim.word, claim.role, dtype, shape)
+            )
+            taken.add(claim.name)
+        elif claim.sure or _is_sure_of(claim, scheme):
+            loose.append(claim)
+    weights = [
+        _weight(of, main, tuple(held[of]), scheme) for of, main in mains.items() if of in held
+    ]
+    bare = [main for of, main in mains.items() if of not in held]
+    others = _by_module(tensors, taken, scheme)
+    words = {part.word for w in weights for part in w.others}
+    faults = [
+        *_missing(weights, bare, scheme),
+        *_orphaned(tensors, loose, words, scheme),
+        *(fault for w in weights for fault in misshaped(w)),
+    ]
+    lone = [p for p in bare if not any(p.name in fault.tensors for fault in faults)]
+    found = (*weights, *others)
+    return Quantised(found, tuple(faults), tuple(_notes(found, lone, scheme)))
+
+
+def _claims(name: str) -> Iterator[_Claim]:
+    """What a name may say, the surest first."""
+    if found := _STATE.match(name):
+        yield _Claim(name, found["of"], ".quant_state", Role.OTHER, True)
+        return
+    if (found := _INNER.match(name)) and found["word"] != "qdata":
+        yield _Claim(name, found["module"] + found["name"], found["word"], _TORCHAO[found["word"]], True)  # fmt: skip
+    if (found := _SUFFIX.match(name)) and found["word"] in _AFTER:
+        of, word = found["of"], found["word"]
+        sure = of.endswith(".weight") or word == "_scale_inv"
+        yield _Claim(name, of, word, _AFTER[word], sure)
+    module, _, leaf = name.rpartition(".")
+    if leaf in _BESIDE:
+        sure = leaf in ("SCB", "qzeros", "qscale_weight")
+        yield _Claim(name, f"{module}.weight", leaf, _BESIDE[leaf], sure)
+
+
+def _is_sure_of(claim: _Claim, scheme: Scheme | None) -> bool:
+    """Whether the declared scheme uses the word, so that a tensor called so is a part."""
+    words = {"mxfp4": ("_scales",), "awq": ("scales",), "gptq": ("scales", "g_idx")}
+    return scheme is not None and claim.word in words.get(scheme.method, ())
+
+
+def _mains(tensors: Tensors, claims: Iterable[_Claim]) -> dict[str, Part]:
+    """The stored weights in element types of quantised numbers, by the name of the plain weight."""
+    found: dict[str, Part] = {}
+    claims = list(claims)
+    claimed, claiming = {claim.of for claim in claims}, {claim.name for claim in claims}
+    for name, (dtype, shape) in tensors.items():
+        eight = dtype.name.startswith("F8") and dtype.name != "F8_E8M0"
+        if not (eight or dtype.name in _INTEGERS):
+            continue
+        of, word = name, ""
+        if name.endswith(".qweight"):
+            of, word = name.removesuffix("qweight") + "weight", "qweight"
+        elif (inner := _INNER.match(name)) and inner["word"] == "qdata":
+            of, word = inner["module"] + inner["name"], "qdata"
+        elif (suffix := _SUFFIX.match(name)) and suffix["word"] in _PACKED:
+            of, word = suffix["of"], suffix["word"]
+        elif not (name.endswith(".weight") or name in claimed or (eight and len(shape) > 1)):
+            continue
+        if not word and name in claiming and not name.endswith(".weight"):
+            continue
+        if of not in found or word:
+            found[of] = Part(name, word, Role.WEIGHT, dtype, shape)
+    return found
+
+
+def _weight(of: str, main: Part, others: tuple[Part, ...], scheme: Scheme | None) -> QuantisedWeight:  # fmt: skip
+    words = {part.word for part in others}
+    form = {"_packed": "packed", "_blocks": "mxfp4", "._data": "quanto"}.get(main.word, main.word)
+    if not form:
+        form = "nf4" if ".absmax" in words else "scaled"
+    method = scheme.method if scheme else ""
+    whole = main.dtype.name.startswith("F8") or (
+        main.dtype.name == "I8"
+        and method in ("compressed-tensors", "bitsandbytes", "eetq", "modelopt", "quanto")
+    )
+    packed = bool(main.word) or not whole
+    return QuantisedWeight(of, form, main, others, packed, scheme)
+
+
+def _by_module(
+    tensors: Tensors, taken: set[str], scheme: Scheme | None
+) -> Iterator[QuantisedWeight]:
+    """Weights of which a declared scheme leaves no known word: all tensors of modules with integers.
+
+    Where the scheme is known, only modules that have no weight at all.
+    """
+    if scheme is None:
+        return
+    known = scheme.method in KNOWN and not scheme.several
+    weighted = {name.rpartition(".")[0] for name in (*tensors, *taken) if name.endswith("weight")}
+    weighted |= {name.rpartition(".")[0] for name in taken}
+    modules: dict[str, list[str]] = {}
+    for name in tensors:
+        module, _, leaf = name.rpartition(".")
+        if name not in taken and module and leaf != "bias" and not (known and module in weighted):
+            modules.setdefault(module, []).append(name)
+    for module, names in modules.items():
+        codes = [n for n in names if tensors[n][0].name in (*_INTEGERS, "F8_E4M3", "F8_E5M2")]
+        if codes and (not known or len(names) > 1):
+            parts = [
+                Part(n, n.rpartition(".")[2], Role.WEIGHT if n == codes[0] else Role.OTHER, *tensors[n])
+                for n in names
+            ]  # fmt: skip
+            main = next(p for p in parts if p.role is Role.WEIGHT)
+            rest = tuple(p for p in parts if p is not main)
+            yield QuantisedWeight(f"{module}.weight", "unknown", main, rest, True, scheme)
+
+
+def _missing(
+    weights: Iterable[QuantisedWeight], bare: Iterable[Part], scheme: Scheme | None
+) -> Iterator[ScaleFault]:
+    """Quantised weights without the scales that make numbers of them."""
+    like: dict[tuple[str, str], set[str]] = {}
+    for w in weights:
+        like.setdefault((w.main.word, w.main.dtype.name), set()).update(p.word for p in w.others)
+    for w in weights:
+        words = {part.word for part in w.others}
+        lost = [word for word in _needed(w) if not words & set(word.split("|"))]
+        if lost:
+            shown = ", ".join(x.partition("|")[0].strip("_.") for x in lost)
+            text = f"`{w.main.name}` ({w.label}) lacks its {shown}"
+            yield ScaleFault("scale-missing", (w.main.name,), text)
+    for main in bare:
+        known = scheme is not None and (scheme.method in KNOWN or bool(main.word))
+        if main.word or known or (main.word, main.dtype.name) in like:
+            said = f" and the configuration says {scheme}" if scheme else ""
+            text = f"`{main.name}` is {main.dtype}{said}: no scale of it is stored"
+            yield ScaleFault("scale-missing", (main.name,), text)
+
+
+def _needed(w: QuantisedWeight) -> list[str]:
+    """The words that a form must have, alternatives between bars."""
+    scheme = w.scheme
+    method, format = (scheme.method, scheme.format) if scheme else ("", "")
+    if w.form == "qweight":
+        return ["scales", "qzeros"] if method in ("awq", "gptq") else ["scales"]
+    if w.form == "packed":
+        more = ["_shape"] if format == "pack-quantized" else []
+        more += ["_global_scale"] if format == "nvfp4-pack-quantized" else []
+        more += ["_zero_point"] if scheme and not scheme.symmetric else []
+        return ["_scale", *more]
+    if w.form == "nf4":
+        nested = any(p.word.startswith(".nested") for p in w.others)
+        more = [".nested_absmax", ".nested_quant_map"] if nested else []
+        return [".absmax", ".quant_map", ".quant_state", *more]
+    if w.form == "mxfp4":
+        return ["_scales"]
+    if w.form == "qdata":
+        return ["scale|scale_and_zero"]
+    if w.form == "quanto":
+        return ["._scale"]
+    more = ["_scale_2"] if method == "modelopt" and format == "nvfp4" else []
+    return ["|".join(["_scale_inv", "_scale", "_scales", "SCB", "scale", "qscale_weight"]), *more]
+
+
+def _orphaned(
+    tensors: Tensors, loose: Iterable[_Claim], words: set[str], scheme: Scheme | None
+) -> Iterator[ScaleFault]:
+    """Scales whose weight is not there, or not quantised."""
+    if scheme is not None and scheme.loose:
+        return
+    for claim in loose:
+        if scheme is None and claim.word not in words:
+            continue  # a model may call a parameter so
+        if claim.of in tensors:
+            text = f"`{claim.name}` is there, and `{claim.of}` is {tensors[claim.of][0]}: nothing to scale"
+        else:
+            text = f"`{claim.name}` is there, and no weight that it belongs to"
+        yield ScaleFault("scale-orphaned", (claim.name,), text)
+
+
+def _notes(
+    weights: Iterable[QuantisedWeight], lone: list[Part], scheme: Scheme | None
+) -> Iterator[str]:
+    counts: dict[str, int] = {}
+    for w in weights:
+        counts[w.label] = counts.get(w.label, 0) + 1
+    for label, n in counts.items():
+        yield f"{n:,} weights are quantised ({label}): each moves bit for bit with its scales"
+    unknown = sum(w.form == "unknown" for w in weights)
+    if unknown:
+        yield f"the scheme {scheme} is not known: {unknown:,} modules are carried name by name, and no mesh cuts them"
+    plain = [part for part in lone if part.dtype.name.startswith("F8")]
+    if plain:
+        yield (
+            f"{len(plain):,} tensors are {plain[0].dtype} without scales, and no configuration says that they"
+            f" are quantised: they are taken as numbers of that type, `{plain[0].name}` among them"
+        )
+    if scheme is not None and not counts:
+        yield f"the configuration says {scheme}, and no tensor is quantised"

@@ -1,0 +1,155 @@
+"""What `verify`, `diff` and `inspect` say about quantised checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import intarsia
+from intarsia.errors import FormatError, UsageError
+from tests.checkpoints import intarsia as command
+from tests.checkpoints import write_hf
+from tests.quantised.models import llama, mixtral
+from tests.quantised.schemes import BLOCK, SCHEMES, fp8
+
+Q = "model.layers.1.self_attn.q_proj.weight"
+SCALE = f"{Q}_scale_inv"
+
+
+def quantised() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    tensors, config = llama()
+    return fp8(tensors, (8, 8)), config | {"quantization_config": BLOCK}
+
+
+def faults_of(path: Path) -> list[tuple[str, tuple[str, ...]]]:
+    return [(fault.kind, fault.tensors) for fault in intarsia.verify(path).faults]
+
+
+@pytest.mark.parametrize("family", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("scale-nan", float("nan")),
+        ("scale-nan", float("inf")),
+        ("scale-zero", 0.0),
+        ("scale-zero", -0.0),
+    ],
+)
+def test_scales_that_are_no_numbers_or_zero_are_faults(
+    tmp_path: Path, kind: str, value: float, family: bool
+) -> None:
+    tensors, config = quantised()
+    tensors[SCALE] = torch.full_like(tensors[SCALE], value)
+    config = config if family else config | {"model_type": "x"}
+    path = write_hf(tmp_path / "hf", tensors, config)
+    assert faults_of(path) == [(kind, (SCALE,))]
+    intarsia.convert(path, tmp_path / "dcp", to="dcp", mesh="tp=2")
+    assert faults_of(tmp_path / "dcp") == [(kind, (SCALE,))]
+
+
+def test_one_nan_among_scales_is_found_in_every_element_type(tmp_path: Path) -> None:
+    tensors, config = quantised()
+    tensors[SCALE].view(-1)[3] = float("nan")
+    assert faults_of(write_hf(tmp_path / "f32", tensors, config)) == [("scale-nan", (SCALE,))]
+    exponents = torch.full(tensors[SCALE].shape, 120, dtype=torch.uint8)
+    exponents[1, 2] = 255
+    tensors[SCALE] = exponents.view(torch.float8_e8m0fnu)
+    assert faults_of(write_hf(tmp_path / "e8m0", tensors, config)) == [("scale-nan", (SCALE,))]
+
+
+@pytest.mark.parametrize("family", [True, False])
+def test_scales_that_headers_show_to_be_wrong_are_faults_and_refused(
+    tmp_path: Path, family: bool
+) -> None:
+    tensors, config = quantised()
+    config = config if family else config | {"model_type": "x"}
+    half = tensors[SCALE][:-1].clone()
+    cases = {
+        "scale-missing": ({n: t for n, t in tensors.items() if n != SCALE}, (Q,)),
+        "scale-orphaned": (tensors | {Q: tensors[Q].bfloat16()}, (SCALE,)),
+        "scale-misshaped": (tensors | {SCALE: half}, (SCALE, Q)),
+    }
+    for kind, (wrong, names) in cases.items():
+        path = write_hf(tmp_path / kind, wrong, config)
+        assert faults_of(path) == [(kind, names)]
+        said = command("inspect", path, "--json").json
+        assert not said["complete"]
+        assert said["problems"]
+        for to in ("dcp", "hf", "torch_dist"):
+            with pytest.raises(FormatError, match=r"scal|quantised") as error:
+                intarsia.convert(path, tmp_path / "out", to=to)
+            assert error.value.kind == kind
+        into = {n: torch.empty_like(t) for n, t in wrong.items()}
+        with pytest.raises(FormatError):
+            intarsia.load(path, into=into, strict=False)
+
+
+def test_scales_that_many_weights_lack_are_one_fault(tmp_path: Path) -> None:
+    tensors, config = quantised()
+    bare = {n: t for n, t in tensors.items() if not n.endswith("_scale_inv")}
+    (fault,) = intarsia.verify(write_hf(tmp_path / "hf", bare, config)).faults
+    assert fault.kind == "scale-missing"
+    assert len(fault.tensors) == 14
+    assert "13 more like it" in fault.text
+
+
+def test_equal_scales_of_experts_and_layers_are_no_fault(tmp_path: Path) -> None:
+    tensors, config = mixtral()
+    found = fp8(tensors, (8, 8))
+    for name in found:
+        if name.endswith("_scale_inv"):
+            found[name] = torch.full_like(found[name], 0.125)
+    assert not faults_of(write_hf(tmp_path / "hf", found, config | {"quantization_config": BLOCK}))
+
+
+def test_inspect_says_how_weights_are_quantised(tmp_path: Path) -> None:
+    path = write_hf(tmp_path / "hf", *quantised())
+    said = command("inspect", path, "--json").json
+    assert said["quantised"] == {"scheme": "fp8 block 8x8", "weights": 14}
+    assert said["complete"]
+    assert "fp8 block 8x8" in command("inspect", path).out
+    plain = write_hf(tmp_path / "plain", *llama())
+    assert command("inspect", plain, "--json").json["quantised"] is None
+
+
+@pytest.mark.parametrize(
+    ("scheme", "flipped"), [(scheme, bool(k % 2)) for k, scheme in enumerate(SCHEMES)]
+)
+def test_a_quantised_and_a_plain_checkpoint_are_not_comparable(
+    tmp_path: Path, scheme: str, flipped: bool
+) -> None:
+    tensors, config = llama()
+    make, said = SCHEMES[scheme]
+    a = write_hf(tmp_path / "a", make(tensors), config | {"quantization_config": said})
+    b = write_hf(tmp_path / "b", tensors, config)
+    report = intarsia.verify(b, a) if flipped else intarsia.verify(a, b)
+    assert not report
+    assert not report.different
+    assert report.compared == len(tensors) - 14
+    assert "14 weights are not comparable" in report.notes[0]
+    assert ("B is not quantised" if not flipped else "A is not quantised") in report.notes[0]
+    assert len(report.only_in_a if flipped else report.only_in_b) == 14
+
+
+def test_two_schemes_are_not_comparable_and_equal_ones_are_compared_by_bits(tmp_path: Path) -> None:
+    tensors, config = llama()
+    paths = []
+    for k, scheme in enumerate(("fp8 blocks", "int4")):
+        make, said = SCHEMES[scheme]
+        paths.append(write_hf(tmp_path / f"{k}", make(tensors), config | {"quantization_config": said}))  # fmt: skip
+    assert "A is quantised (fp8" in intarsia.verify(*paths).notes[0]
+    found, config = quantised()
+    found[SCALE][0, 0] *= 2
+    report = intarsia.verify(paths[0], write_hf(tmp_path / "c", found, config))
+    assert [(x.tensor, x.elements) for x in report.different] == [(SCALE, 1)]
+
+
+def test_diff_needs_numbers_and_is_refused(tmp_path: Path) -> None:
+    a, b = write_hf(tmp_path / "a", *quantised()), write_hf(tmp_path / "b", *llama())
+    for pair in ((a, b), (b, a), (a, a)):
+        with pytest.raises(UsageError, match="is quantised"):
+            intarsia.diff(*pair)
+    assert command("diff", a, b).status == 2

@@ -1,0 +1,151 @@
+"""Quantised weights are found by form and configuration, and what is wrong with their scales too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from intarsia.dtypes import BY_TORCH, DType
+from intarsia.quantised import Quantised, find_quantised
+from intarsia.quantised.scheme import scheme_of
+from tests.quantised.models import llama
+from tests.quantised.schemes import BLOCK, SCHEMES, compressed, fp8_of, linears
+
+Headers = dict[str, tuple[DType, tuple[int, ...]]]
+
+
+def headers(tensors: dict[str, torch.Tensor]) -> Headers:
+    return {
+        n: (BY_TORCH[str(t.dtype).removeprefix("torch.")], tuple(t.shape))
+        for n, t in tensors.items()
+    }
+
+
+def made(scheme: str) -> tuple[Headers, dict[str, Any]]:
+    make, said = SCHEMES[scheme]
+    return headers(make(llama()[0])), {"quantization_config": said}
+
+
+def kinds(found: Quantised) -> list[tuple[str, str]]:
+    return [(fault.kind, fault.tensors[0]) for fault in found.faults]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_projection_is_one_weight_with_all_its_parts(scheme: str) -> None:
+    tensors, config = made(scheme)
+    found = find_quantised(tensors, config)
+    plain = llama()[0]
+    assert sorted(w.of for w in found.weights) == sorted(linears(plain))
+    assert not found.faults
+    assert {*found.by_part} == {n for n in tensors if n not in plain or n in linears(plain)}
+
+
+@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s != "aqlm"])
+def test_the_same_is_found_without_a_configuration(scheme: str) -> None:
+    tensors, config = made(scheme)
+    declared, undeclared = find_quantised(tensors, config), find_quantised(tensors, None)
+    assert not undeclared.faults
+    assert declared.by_part.keys() == undeclared.by_part.keys()
+
+
+@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s != "aqlm"])
+def test_each_part_that_a_scheme_needs_is_missed(scheme: str) -> None:
+    tensors, config = made(scheme)
+    stem = "model.layers.1.mlp.up_proj."
+    optional = ("g_idx", "weight_format", "input_scale")
+    parts = [p for p in find_quantised(tensors, config).by_part if p.startswith(stem)]
+    for part in (p for p in parts if not p.endswith(optional)):
+        lost = find_quantised({n: x for n, x in tensors.items() if n != part}, config)
+        main = next(w.main.name for w in find_quantised(tensors, config).weights if w.of == f"{stem}weight")  # fmt: skip
+        if part == main:
+            assert {kind for kind, _ in kinds(lost)} <= {"scale-orphaned"}
+            assert lost.faults or scheme == "torchao"
+        else:
+            assert kinds(lost) == [("scale-missing", main)], part
+
+
+@pytest.mark.parametrize("scheme", ["fp8 blocks", "fp8 rows", "int4", "awq", "gptq", "nvfp4"])
+def test_a_scale_of_another_shape_is_misshaped(scheme: str) -> None:
+    tensors, config = made(scheme)
+    scales = [n for n in tensors if n.endswith(("_scale", "_scale_inv", "scales"))]
+    name = next(n for n in scales if "layers.0.mlp.down_proj" in n and len(tensors[n][1]) == 2)
+    dtype, (rows, columns) = tensors[name]
+    for shape in ((rows + 1, columns), (rows, columns + 1), (rows * columns + 1,)):
+        found = find_quantised(tensors | {name: (dtype, shape)}, config)
+        assert kinds(found) == [("scale-misshaped", name)], shape
+        assert str(list(shape)) in found.faults[0].text
+
+
+def test_a_scale_beside_a_weight_in_full_precision_is_orphaned() -> None:
+    tensors, config = made("fp8 blocks")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    tensors[name] = (BY_TORCH["bfloat16"], tensors[name][1])
+    assert kinds(find_quantised(tensors, config)) == [("scale-orphaned", f"{name}_scale_inv")]
+    assert kinds(find_quantised(tensors, None)) == [("scale-orphaned", f"{name}_scale_inv")]
+    loose = compressed("dense", num_bits=8, type="float", strategy="channel")
+    tensors, _ = made("fp8 rows")
+    tensors[name] = (BY_TORCH["bfloat16"], tensors[name][1])
+    assert not find_quantised(tensors, {"quantization_config": loose}).faults
+
+
+def test_ragged_blocks_and_experts_in_one_tensor_are_right() -> None:
+    ragged = fp8_of("a.q_proj.weight", torch.randn(300, 200), (128, 128))
+    experts = fp8_of("a.experts.gate_up_proj", torch.randn(3, 300, 64), (128, 128), "_scale_inv")
+    said = {"quantization_config": BLOCK | {"weight_block_size": [128, 128]}}
+    found = find_quantised(headers(ragged | experts), said)
+    assert not found.faults
+    assert [w.of for w in found.weights] == ["a.q_proj.weight", "a.experts.gate_up_proj"]
+    alone = {n: t for n, t in (ragged | experts).items() if "scale" not in n}
+    assert [k for k, _ in kinds(find_quantised(headers(alone), said))] == ["scale-missing"] * 2
+
+
+def test_plain_models_with_scales_of_their_own_are_not_quantised() -> None:
+    tensors = {
+        "logit_scale": torch.zeros(()),
+        "blocks.0.norm.scale": torch.ones(4),
+        "blocks.0.norm.weight": torch.ones(4),
+        "blocks.0.layer_scale": torch.ones(4),
+        "blocks.0.attn.weight_scale": torch.ones(4),
+        "blocks.0.attn.weight": torch.ones(4, 4),
+        "embeddings.position_ids": torch.arange(9),
+        "embeddings.weight": torch.ones(4, 4),
+    }
+    found = find_quantised(headers(tensors), {"model_type": "x"})
+    assert not found
+    assert not found.notes
+
+
+def test_fp8_without_scales_or_configuration_is_taken_as_numbers_and_noted() -> None:
+    tensors = {"a.weight": torch.ones(4, 4, dtype=torch.float8_e4m3fn)}
+    found = find_quantised(headers(tensors), None)
+    assert not found
+    assert "taken as numbers of that type" in found.notes[0]
+    (fault,) = find_quantised(headers(tensors), {"quantization_config": BLOCK}).faults
+    assert fault.kind == "scale-missing"
+
+
+@pytest.mark.parametrize("holder", ["quantization_config", "compression_config", "text_config"])
+def test_a_scheme_is_read_wherever_configurations_keep_it(holder: str) -> None:
+    config: dict[str, Any] = {holder: BLOCK}
+    if holder == "text_config":
+        config = {holder: {"quantization_config": BLOCK}}
+    assert str(scheme_of(config)) == "fp8 block 8x8"
+
+
+def test_modelopt_may_keep_it_in_a_file_of_its_own() -> None:
+    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}  # fmt: skip
+    scheme = scheme_of({"model_type": "llama"}, said)
+    assert scheme is not None
+    assert (scheme.method, scheme.format, scheme.group) == ("modelopt", "nvfp4", 16)
+
+
+def test_two_declarations_that_differ_declare_nothing() -> None:
+    config = {
+        "quantization_config": BLOCK,
+        "text_config": {"quantization_config": SCHEMES["awq"][1]},
+    }
+    scheme = scheme_of(config)
+    assert scheme is not None
+    assert scheme.several
