@@ -30,7 +30,7 @@ from intarsia.format.names import divided, name_tensors
 from intarsia.format.numbered_state import NumberedState, group_lists, parameters_by_number
 from intarsia.format.optimizer_names import not_told, state_in
 from intarsia.format.sections import Sections, explained
-from intarsia.format.sides import config_of
+from intarsia.format.stored_config import choose_config
 from intarsia.format.torch_zip import check_directory, read_crc, read_payload
 from intarsia.format.wrappers import bare, unwrapped
 from intarsia.layout import Layout, Loop, Piece
@@ -64,7 +64,7 @@ class Dcp:
     ) -> Manifest:
         metadata, sizes = _open(path, complain)
         with going_on(complain, "config.json"):
-            config = config or config_of(path)
+            config = choose_config(config, path)
         listed = [*map(stored_of, metadata.tensors.values())]
         objects, paths = metadata.objects, metadata.paths
         sections = divided(listed, config, str(path), section, objects=objects, paths=paths)

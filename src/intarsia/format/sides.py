@@ -17,6 +17,7 @@ from intarsia.store.naming import unreadable
 DIGESTS = "intarsia-digests.json"
 """What the tensors of a checkpoint amount to; it is of this checkpoint alone and travels nowhere."""
 
+CONFIG = "config.json"
 MAX_SIDE_BYTES = 256 << 20
 MAX_CONFIG_BYTES = 16 << 20
 
@@ -42,7 +43,7 @@ def check_sides(sides: Sequence[Side]) -> None:
 
 def config_of(root: Path) -> Mapping[str, Any] | None:
     """The model configuration that lies in a folder, if one does."""
-    path = root / "config.json"
+    path = root / CONFIG
     return read_config(path) if is_file(path) else None
 
 
