@@ -6,13 +6,20 @@ source does, they are spelled in both: an old spelling leads back, the new one i
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from intarsia.errors import CoverageError, UsageError
 from intarsia.family import table_for
 from intarsia.format import hf
-from intarsia.format.megatron_fsdp_entries import common_in, common_of, groups_by_parameter
+from intarsia.format.megatron_common import COMMON_OBJECT, archive, arguments_of, plain
+from intarsia.format.megatron_fsdp_entries import (
+    arguments_in,
+    common_in,
+    common_of,
+    groups_by_parameter,
+)
 from intarsia.format.megatron_groups import FROM_TORCH, as_torch, groups_in, optimizer_of
 from intarsia.format.names import members_of
 from intarsia.format.parameter_groups import (
@@ -27,7 +34,7 @@ from intarsia.planning.manifest import Manifest
 from intarsia.quantity import human
 from intarsia.run.budget import Budget
 from intarsia.store.local import Folder
-from intarsia.targets import SAME_FORMATS, Wanted, Wish, has_megatron_groups, is_state
+from intarsia.targets import SAME_FORMATS, STEP, Wanted, Wish, has_megatron_groups, is_state
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class Carried:
 def carried(src: Manifest, wish: Wish, wanted: Wanted, budget: Budget) -> Carried:
     """What goes along to the destination that a wish asks for."""
     if not wanted.entries:
-        return Carried()
+        return Carried(dict(_arguments_alone(src, wish)))
     entries = read_entries(src, budget.memory_bytes // 2)
     if has_megatron_groups(src):
         if wish.to in SAME_FORMATS:
@@ -52,8 +59,34 @@ def carried(src: Manifest, wish: Wish, wanted: Wanted, budget: Budget) -> Carrie
         return Carried(entries)
     if wish.to != "torch_dist":
         return Carried(entries)
-    step = _step(src, wanted.equal[0][0]) if wanted.equal else None
+    steps = (names[0] for names in wanted.equal if names[0].startswith(STEP))
+    counter = next(steps, None)
+    step = _step(src, counter) if counter is not None else None
     return Carried(entries, _groups_of_torch(src, entries), step)
+
+
+def _arguments_alone(src: Manifest, wish: Wish) -> Iterator[tuple[str, bytes]]:
+    """The arguments that say what the model is, without the run's counters: training starts anew."""
+    held = {name: src.entries[name] for name in (COMMON_OBJECT, ARGS) if name in src.entries}
+    if wish.to not in ("torch_dist", "fsdp_dtensor") or not held:
+        return
+    with folder_of(src) as folder:
+        found = dict(_each_entry(replace(src, entries=held), folder, MAX_PLAIN_BYTES))
+    args = arguments_in(found[ARGS]) if ARGS in found else arguments_of(common_in(found))
+    kept = Namespace(**{k: v for k, v in plain(args).items() if k not in _COUNTERS})
+    if vars(kept) and wish.to == "torch_dist":
+        yield COMMON_OBJECT, archive([{ARGS: kept}])
+    elif vars(kept):
+        yield ARGS, archive(kept)
+
+
+ARGS, MAX_PLAIN_BYTES = "args", 256 << 20
+_COUNTERS = (
+    "iteration",
+    "consumed_train_samples",
+    "consumed_valid_samples",
+    "skipped_train_samples",
+)
 
 
 def read_entries(src: Manifest, limit_bytes: int) -> dict[str, bytes]:

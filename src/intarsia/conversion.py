@@ -170,10 +170,10 @@ def _check_equal(job: Job) -> None:
     if not job.wanted.equal:
         return
     from intarsia.checkpoint import Checkpoint
-    from intarsia.format.megatron_fsdp_write import check_equal
+    from intarsia.equal_tensors import check_equal
 
     with Checkpoint(job.src) as checkpoint:
-        check_equal(lambda name: checkpoint[name].tobytes(), job.wanted.equal)
+        check_equal(checkpoint, job.wanted.equal, job.budget.window_bytes)
 
 
 def _move(

@@ -19,6 +19,7 @@ from intarsia.format.inventory import with_files
 from intarsia.format.megatron_frame import METADATA, TRACKER, tracked_folder
 from intarsia.format.run_folder import Found, find, is_checkpoint
 from intarsia.format.sides import read_config
+from intarsia.format.stored_config import with_config_used
 from intarsia.format.weight_sets import MODEL, stem_of_file
 from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest
@@ -166,7 +167,7 @@ def read_manifest(
         found = find_checkpoint(path)
         chosen = sections_in(section)
         manifest = format_of(found.path).read(found.path, config, complain, chosen)
-        manifest = with_files(manifest, given(path))
+        manifest = with_config_used(with_files(manifest, given(path)))
     return replace(
         manifest,
         given=str(path),

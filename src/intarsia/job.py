@@ -11,6 +11,7 @@ from intarsia.carried import carried
 from intarsia.collector import paused
 from intarsia.errors import UsageError
 from intarsia.family import table_for
+from intarsia.feasible import check_feasible, notes_on_request
 from intarsia.format.adapter import refuse_adapter, stem_for
 from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.format.weight_sets import set_size
@@ -80,6 +81,7 @@ def prepare(
         raise UsageError(f"a shard of {max_shard_bytes} bytes cannot hold a tensor")
     refuse_adapter(manifest, wish.to)
     _refuse_part(manifest)
+    check_feasible(manifest, wish)
     with paused():
         wanted = targets_for(manifest, wish)
         manifest, told = settle_files(manifest, wish, wanted)
@@ -93,9 +95,11 @@ def prepare(
             peak_memory_bytes=budget.peak_bytes,
             window_bytes=budget.window_bytes,
             drop=dict(wanted.drop),
-            notes=(*manifest.notes, *wanted.notes, *told),
+            notes=(*manifest.notes, *wanted.notes, *told, *notes_on_request(manifest, wish)),
         )
-    return Job(manifest, wish, wanted, plan, budget, max_shard_bytes, stamps, manifest.config)
+    # A configuration that leaves arguments out is good for reading, and is not written.
+    written = None if manifest.config_unsaid else manifest.config
+    return Job(manifest, wish, wanted, plan, budget, max_shard_bytes, stamps, written)
 
 
 def _refuse_part(src: Manifest) -> None:

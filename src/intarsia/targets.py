@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -21,6 +21,7 @@ from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.quantised.refusing import refuse_faults, refuse_numbers
 
+STEP = "optimizer.step."
 MEGATRON_FORMATS = ("torch_dist", "fsdp_dtensor")
 SAME_FORMATS = ("hf", "dcp")
 """Formats between which names and fusions stay as they are, unless asked otherwise."""
@@ -109,6 +110,7 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
             " which stay beside them: those no longer round to them"
         )
     equal += _counted(src, wish)
+    equal += tied_and_stored(src, drop)
     return Wanted(
         targets,
         drop,
@@ -155,7 +157,7 @@ def _for_megatron_fsdp(src: Manifest, wish: Wish, writer: Format) -> Wanted:
         found.drop,
         wish.optimizer == "keep",
         tuple(notes),
-        tuple(found.equal),
+        (*found.equal, *tied_and_stored(src, found.drop)),
         tuple(n for n in found.rounded if has_own_master(src, n)),
     )
 
@@ -173,6 +175,18 @@ def _dropped(src: Manifest, wish: Wish, writer: Format) -> Iterator[tuple[str, s
             yield name, "optimizer state, dropped as asked"
         elif wish.to == "torch_dist" and name.startswith("optimizer.step."):
             yield name, "Megatron keeps the step in the parameter groups, where it is written"
+
+
+def tied_and_stored(src: Manifest, drop: Collection[str]) -> list[tuple[str, ...]]:
+    """Tensors that are left out because they are tied, each after its twin: both must be equal."""
+    table = table_for(src.config)
+    found: list[tuple[str, ...]] = []
+    for name in src.logical:
+        root = ".".join(name.split(".", 2)[:2]) + "." if is_state(name) else ""
+        twin = table.tied.get(name.removeprefix(root)) if table else None
+        if twin is not None and name in drop and root != STEP and root + twin in src.logical:
+            found.append((root + twin, name))
+    return found
 
 
 def _counted(src: Manifest, wish: Wish) -> tuple[tuple[str, ...], ...]:
@@ -305,13 +319,16 @@ def _model_rows(
 
     A tied tensor is written where the module has it, from its twin if need be, and nowhere else.
     """
+    missed = {x.name for x in src.absent}
     for row in rows:
         names = row.layout.tensors
         if names and all(name in table.tied for name in names):
             if dialect == "hf-module":
                 twins = {n: n if n in src.logical else table.tied[n] for n in names}
                 yield replace(row, layout=row.layout.rename(twins))
-        elif not all(n in table.optional and n not in src.logical for n in names):
+        elif not all(n in table.optional and n not in src.logical for n in names) or any(
+            n in missed for n in names
+        ):
             yield row
 
 

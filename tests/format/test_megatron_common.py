@@ -61,7 +61,8 @@ def test_arguments_of_foreign_classes(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_common_state(tmp_path: Path) -> None:
     with Folder(tmp_path) as folder:
-        assert read_common(folder, NOTHING) == {}
+        with pytest.raises(FormatError, match=r"lacks common\.pt"):
+            read_common(folder, NOTHING)
         assert read_run_config(folder) == {}
 
 

@@ -138,6 +138,10 @@ def objects(path: Path) -> set[str]:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_there_and_back(model: str, mesh: str, tmp_path: Path) -> None:
+    if model.startswith(("llama", "qwen3,")):
+        mesh = ",".join(
+            axis for axis in mesh.split(",") if "ep=" not in axis and "etp=" not in axis
+        )
     tensors = made(tmp_path / "hf", model, states=True)
     write_torch_dist(tmp_path / "hf", tmp_path / "td", mesh)
     assert_same(everything(tmp_path / "td"), tensors)
@@ -242,6 +246,7 @@ def by_hand(folder: Path, state: Mapping[str, Any]) -> Path:
     """A checkpoint with Megatron's frame around what torch wrote."""
     write_dcp(folder, state)
     (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    torch.save({"iteration": 1}, folder / "common.pt")
     (folder / "config.json").write_text(json.dumps(CASES["llama"]))
     return folder
 

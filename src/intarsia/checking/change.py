@@ -111,9 +111,10 @@ def changes(
     a: Checkpoint, b: Checkpoint, budget: Budget, progress: Progress | None = None
 ) -> Changes:
     """How far every tensor that both checkpoints hold moved, and which could not be measured."""
-    for side in (a.manifest, b.manifest):
-        what = "how far weights moved needs their numbers"
-        refuse_numbers(side.quantised, side.path, what, hint=DIFF)
+    what = "how far weights moved needs their numbers"
+    for side in (a, b):
+        refuse_numbers(side.manifest.quantised, side.manifest.path, what, hint=DIFF)
+        side.prover.all()
     matched = match(a, b)
     same = [p for p in matched.pairs if p.a.shape == p.b.shape]
     found = share_out(

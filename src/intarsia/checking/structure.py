@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import Place, place_of
 from intarsia.family import table_for
+from intarsia.family.parts import missing_tower, optional_layers
 from intarsia.planning.manifest import Chunk, Manifest, Stored
 from intarsia.planning.proof import prover_of
 
@@ -21,7 +22,7 @@ def structure_faults(
     """Every fault of a manifest; tensors and files `known` to be out of reach are not missed again."""
     yield from missing_files(manifest, files)
     yield from missing_tensors(manifest, known)
-    yield from half_an_option(manifest, known)
+    yield from missing_towers(manifest)
     yield from bad_tilings(manifest)
     yield from uncovered(manifest)
     yield from shared_bytes(manifest)
@@ -89,32 +90,22 @@ def _stack(name: str) -> tuple[str, int | None]:
     return place.template.partition("*")[0], place.layer
 
 
-def half_an_option(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
-    """Layers that a checkpoint may leave out, of which it has some tensors and lacks others."""
-    for layer, names in _options(manifest).items():
-        lost = [name for name in names if name not in {*manifest.logical, *known}]
-        if 0 < len(lost) < len(names):
-            text = f"{len(lost)} of {len(names)} tensors of {layer} are not stored: {few(lost)}"
-            yield Fault("tensor-missing", tuple(lost), layer, text)
+def missing_towers(manifest: Manifest) -> Iterator[Fault]:
+    """A configuration with a vision or audio tower of which nothing is stored."""
+    table = table_for(manifest.config)
+    section = missing_tower(table, manifest.logical) if table else None
+    if section is not None and manifest.logical:
+        text = f"the configuration has a {section}, and no tensor of such a tower is stored"
+        yield Fault("tower-missing", (), manifest.path, text)
 
 
 def left_out(manifest: Manifest) -> Iterator[str]:
     """Notes of the layers that a checkpoint leaves out, as it may."""
-    for layer, names in _options(manifest).items():
-        if not any(name in manifest.logical for name in names):
-            yield f"the configuration counts {layer}, of which nothing is stored, as is allowed"
-
-
-def _options(manifest: Manifest) -> dict[str, list[str]]:
-    """Optional tensors by their layer; those that are tied are stored or not on their own."""
     table = table_for(manifest.config)
-    found: dict[str, list[str]] = {}
-    for name in table.logical if table else ():
-        if table and name in table.optional and name not in table.tied:
-            stack, layer = _stack(name)
-            at = "mtp" if name.startswith("mtp.") else f"{stack}{layer}"
-            found.setdefault(at, []).append(name)
-    return found
+    for layer, names in optional_layers(table).items() if table else ():
+        if not any(name in manifest.logical for name in names):
+            at = layer.rstrip(".")
+            yield f"the configuration counts {at}, of which nothing is stored, as is allowed"
 
 
 def bad_tilings(manifest: Manifest) -> Iterator[Fault]:

@@ -124,6 +124,13 @@ def _table(config: str, zero_centered: bool | None) -> Table:
     if fill is None:
         fill = import_module(f"intarsia.family.{_FILES[table.family]}").fill
     fill(table)
+    if table.bare and table.head in table.optional:
+        for dialect, root in (
+            ("hf", table.hf),
+            ("hf-fused", table.hf),
+            ("hf-module", table.module),
+        ):
+            table.respell(f"{dialect}-bare", dialect, root.partition(".")[0] + ".", "")
     return table
 
 

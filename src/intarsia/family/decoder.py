@@ -10,6 +10,11 @@ from intarsia.family.verbs import by_group, by_group_with_gate, gated, stacked
 from intarsia.mesh import Rule
 
 GATED = ("gate_proj", "up_proj", "down_proj")
+CLASSIFIERS = (
+    "ForMultipleChoice", "ForQuestionAnswering", "ForRewardModel", "ForSequenceClassification",
+    "ForTokenClassification",
+)  # fmt: skip
+"""How the classes of Transformers end that have another head than one over the vocabulary."""
 
 
 def embeddings(t: Table, *, tied: bool = False, head: str = "lm_head.weight") -> None:
@@ -36,6 +41,9 @@ def embeddings(t: Table, *, tied: bool = False, head: str = "lm_head.weight") ->
         shift=t.shift(),
     )
     last.tensor(head, vocab, hidden, tp=0, module="lm_head.weight", megatron="output_layer.weight")
+    t.head = head
+    if t.bare or any(kind.endswith(CLASSIFIERS) for kind in t.architectures):
+        t.optional.add(head)
     outer = t.config.get("tie_word_embeddings")
     if outer if isinstance(outer, bool) else t.flag("tie_word_embeddings", tied):
         t.tie(head, to=table)

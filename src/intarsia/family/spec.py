@@ -36,7 +36,7 @@ class Table(Fields):
     """The rows of a family, filled by its file from a model configuration.
 
     `hf`, `module` and `megatron` are what the text model's names begin with in those dialects;
-    a vision-language wrapper changes them.  `centered` says whether the family's norms hold
+    a vision-language wrapper changes them.  `head` is the output head's logical name.  `centered` says whether the family's norms hold
     weight − 1 on the hub.  `megatron_centered` says it of Megatron's, whose stored
     `args.layernorm_zero_centered_gamma` tells; where nothing is said they follow the hub's, as
     Megatron-Bridge trains them.
@@ -50,10 +50,29 @@ class Table(Fields):
     logical: dict[str, Shape] = field(default_factory=dict)
     optional: set[str] = field(default_factory=set)
     tied: dict[str, str] = field(default_factory=dict)
+    head: str = ""
     dialects: dict[str, Rows] = field(init=False)
 
     def __post_init__(self) -> None:
         self.dialects = {dialect: Rows(self.logical) for dialect in DIALECTS}
+
+    @property
+    def headless(self) -> bool:
+        """Whether the model is one of Transformers' without an output head over the vocabulary."""
+        return bool(self.head) and self.head in self.optional and self.head not in self.tied
+
+    @property
+    def bare(self) -> bool:
+        """Whether the model is the inner one alone, whose names lack the outer one's prefix."""
+        kinds = self.architectures
+        return any(kind.endswith("Model") and not kind.endswith("LMHeadModel") for kind in kinds)
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """The classes of Transformers that the configuration names."""
+        listed = self.config.get("architectures")
+        kinds = listed if isinstance(listed, list | tuple) else ()
+        return tuple(kind for kind in kinds if isinstance(kind, str))
 
     @property
     def known(self) -> Known:

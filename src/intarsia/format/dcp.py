@@ -33,7 +33,8 @@ from intarsia.format.optimizer_names import not_told, state_in
 from intarsia.format.quantised_names import MODELOPT, modelopt_of
 from intarsia.format.safetensors_metadata import as_file, kept_metadata
 from intarsia.format.sections import Sections, explained
-from intarsia.format.sides import HEADERS, config_of
+from intarsia.format.sides import HEADERS
+from intarsia.format.stored_config import choose_config
 from intarsia.format.torch_zip import check_directory, read_crc, read_payload
 from intarsia.format.wrappers import bare, unwrapped
 from intarsia.layout import Layout, Loop, Piece
@@ -67,7 +68,7 @@ class Dcp:
     ) -> Manifest:
         metadata, sizes = _open(path, complain)
         with going_on(complain, "config.json"):
-            config = config or config_of(path)
+            config = choose_config(config, path)
         modelopt = None
         with going_on(complain, MODELOPT):
             modelopt = modelopt_of(path)

@@ -29,7 +29,7 @@ from intarsia.format.names import name_tensors
 from intarsia.format.quantised_names import MODELOPT, modelopt_of
 from intarsia.format.safetensors_header import make_header
 from intarsia.format.safetensors_metadata import HeaderMetadata
-from intarsia.format.sides import config_of
+from intarsia.format.stored_config import choose_config
 from intarsia.format.strict_json import parse_json
 from intarsia.format.weight_sets import ADAPTER, MODEL, index_of, stem_of_file
 from intarsia.mesh import Box, Mesh
@@ -85,7 +85,7 @@ class Hf:
                         check_adapter(root, found, complain)
             else:
                 with going_on(complain, "config.json"):
-                    config = config or config_of(root)
+                    config = choose_config(config, root)
                 with going_on(complain, MODELOPT):
                     modelopt = modelopt_of(root)
         named = name_tensors(found, config, str(path), complain, modelopt, section=section)

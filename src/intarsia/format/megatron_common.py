@@ -18,13 +18,14 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from struct import unpack
 from typing import Any
 from zipfile import ZipFile, ZipInfo
 
 from intarsia.errors import FormatError
 from intarsia.format.dcp_metadata import Metadata
 from intarsia.format.foreign import MEGATRON, is_megatron_rank
-from intarsia.format.inert import Inert
+from intarsia.format.inert import Inert, Tensor
 from intarsia.format.megatron_frame import (
     COMMON_FILE,
     FRAME_BYTES,
@@ -101,7 +102,7 @@ def _iterations(path: Path) -> list[Path]:
 
 
 def read_common(folder: Folder, metadata: Metadata) -> dict[str, Any]:
-    """The state that is not sharded, as inert values; empty where a checkpoint has none."""
+    """The state that is not sharded, as inert values."""
     if folder.has(COMMON_FILE):
         data, where = folder.read_all(COMMON_FILE), f"{folder.root / COMMON_FILE}"
     elif COMMON_OBJECT in metadata.objects:
@@ -109,7 +110,12 @@ def read_common(folder: Folder, metadata: Metadata) -> dict[str, Any]:
         data = folder.read_small(found.file, found.start_bytes, found.length_bytes)
         where = f"{folder.root / found.file} (`{COMMON_OBJECT}`)"
     else:
-        return {}
+        raise FormatError(
+            f"{folder.root} lacks {COMMON_FILE}, and its metadata holds no `{COMMON_OBJECT}`: arguments,"
+            " iteration and parameter groups are lost",
+            hint=f"restore {COMMON_FILE} from the save",
+            kind="common-missing",
+        )
     state = read_object(data, where)
     # A sharded object is saved as a list of one.
     state = state[0] if isinstance(state, list) and len(state) == 1 else state
@@ -124,15 +130,51 @@ def arguments_of(common: Mapping[str, Any]) -> Mapping[str, Any]:
     return args.fields if isinstance(args, Inert) else args if isinstance(args, dict) else {}
 
 
+def counters_of(entries: Mapping[str, bytes]) -> dict[str, int | float]:
+    """The counters in Megatron-Bridge's `train_state.pt`, under the names that Megatron-LM gives them."""
+    state = read_object(entries[TRAIN_STATE], TRAIN_STATE) if TRAIN_STATE in entries else {}
+    found: dict[str, int | float] = {}
+    for name, value in state.items() if isinstance(state, dict) else ():
+        if isinstance(value, Tensor) and not value.shape and name in _COUNTERS:
+            form = {"I64": "<q", "I32": "<i", "F32": "<f", "F64": "<d"}.get(value.dtype.name)
+            data = value.storage.data
+            if form and data is not None and len(data) == value.dtype.itemsize:
+                found[_COUNTERS[name]] = unpack(form, data)[0]
+    return found
+
+
+TRAIN_STATE = "train_state.pt"
+_COUNTERS = {
+    "step": "iteration",
+    "consumed_train_samples": "consumed_train_samples",
+    "consumed_valid_samples": "consumed_valid_samples",
+    "skipped_train_samples": "skipped_train_samples",
+    "floating_point_operations_so_far": "num_floating_point_operations_so_far",
+}
+
+
 def read_run_config(folder: Folder) -> dict[str, Any]:
-    """The model's plain settings in the `run_config.yaml` that Megatron-Bridge leaves behind."""
+    """The model's settings in the `run_config.yaml` that Megatron-Bridge leaves behind: plain ones, lists
+    of them, and functions by their names.
+    """
     if not folder.has(RUN_CONFIG):
         return {}
     text = folder.read_all(RUN_CONFIG).decode("utf-8", "replace")
     section = re.search(r"^model:\n((?:[ -].*\n?|\n)*)", text, re.MULTILINE)
-    lines = section[1].splitlines() if section else []
-    found = (re.match(r"^  (\w+): (\S.*)$", line) for line in lines)
-    return {line[1]: _scalar(line[2]) for line in found if line}
+    found: dict[str, Any] = {}
+    name = ""
+    for line in section[1].splitlines() if section else ():
+        if field := re.match(r"^  (\w+):(?: (\S.*))?$", line):
+            name = field[1]
+            if field[2] is not None:
+                found[name] = _scalar(field[2])
+        elif item := re.match(r"^  - (\S.*)$", line):
+            found.setdefault(name, [])
+            if isinstance(found[name], list):
+                found[name].append(_scalar(item[1]))
+        elif target := re.match(r"^    _target_: (\S+)$", line):
+            found.setdefault(name, target[1])
+    return found
 
 
 def _scalar(word: str) -> Any:

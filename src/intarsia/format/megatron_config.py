@@ -2,18 +2,28 @@
 
 Megatron's arguments do not name a model family, and some of them are defaults that the model
 does not use.  So the family and every size are taken from the stored tensors, and only what no
-shape tells (how many heads, the base of the rotation) from the arguments.  Where several hub
-families would store the same tensors, nothing is guessed: the user gives `--config`.
+shape tells (how many heads, the rotation, the router's scores) from the arguments.  Where several
+hub families would store the same tensors, nothing is guessed: the user gives `--config`.  What is
+made is translated back: arguments that it does not say are named, and it is not written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from intarsia.errors import FormatError
 from intarsia.family import MAX_LAYERS
 from intarsia.format.dcp_metadata import Metadata
+from intarsia.format.megatron_arguments import (
+    LLAMA3,
+    ROWS,
+    arguments_of_config,
+    disagreements,
+    disproved,
+    facts_of,
+)
 from intarsia.format.megatron_common import whole
 from intarsia.format.megatron_keys import Key
 from intarsia.format.megatron_optimizer import state_of
@@ -23,6 +33,7 @@ Config = dict[str, Any]
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
@@ -62,27 +73,51 @@ class _Seen:
         return {n for rest, layers in self.layers.items() if word in rest for n in layers}
 
 
-def config_from_arguments(
-    args: Mapping[str, Any], metadata: Metadata, notes: list[str]
-) -> Config | None:
-    """A hub configuration of the stored model, with a note; None where it cannot be told."""
+@dataclass(frozen=True)
+class MadeConfig:
+    """A configuration made from arguments; `unsaid` are the arguments that it leaves out."""
+
+    config: Config | None = None
+    notes: tuple[str, ...] = ()
+    unsaid: tuple[str, ...] = ()
+
+
+def config_from_arguments(args: Mapping[str, Any], metadata: Metadata) -> MadeConfig:
+    """A hub configuration of the stored model; none where its family cannot be told."""
+    notes: list[str] = []
     try:
-        return _config(args, metadata, notes)
+        config = _config(args, metadata, notes)
     except (ArithmeticError, LookupError, StopIteration, ValueError) as error:
         raise FormatError(
             "the shapes of the stored tensors are those of no model that Megatron saves"
             f" ({type(error).__name__}: {error})",
             hint="give the model's config.json with --config",
         ) from error
+    if config is None:
+        return MadeConfig()
+    doubt = disproved(args, metadata.tensors)
+    said, default = facts_of(args), {name: row.default for name, row in ROWS.items()}
+    found = disagreements(args, config)
+    unsaid = [c.field for c in found if doubt is None or c.first != default[c.field]]
+    if doubt is not None:
+        unsaid += [name for name in _TAKEN if name in said and said[name] == default[name]]
+        notes.append(f"stored arguments are defaults that the model may not use: {doubt}")
+    return MadeConfig(config, tuple(notes), tuple(f"{name}={said[name]!r}" for name in unsaid))
+
+
+_TAKEN = ("norm_epsilon", "rotary_base", "rotary_percent", "rope_scaling")
+"""What a configuration takes from arguments that no tensor bears out."""
 
 
 def _config(args: Mapping[str, Any], metadata: Metadata, notes: list[str]) -> Config | None:
     seen, heads = _Seen(metadata), whole(args, "num_attention_heads")
-    family = _family(seen)
+    family, facts = _family(seen), facts_of(args)
     embedding, qkv = seen.shape("word_embeddings.weight"), seen.shape("linear_qkv.weight")
     if family is None or heads is None or not embedding or not seen.layers:
         return None
     vocab, hidden = embedding
+    if family == "llama" and (facts.get("window") or (0, 1))[1:] == (0, ()):
+        family = "mistral"
     notes.append(
         f"config.json is made from Megatron's arguments: a {family} with {heads} heads; give"
         " --config to have the model's own"
@@ -101,9 +136,11 @@ def _config(args: Mapping[str, Any], metadata: Metadata, notes: list[str]) -> Co
         "vocab_size": vocab if padded else min(args["vocab_size"], vocab),
         "num_attention_heads": heads,
         "hidden_act": "silu",
-        "rms_norm_eps": _number(args, "norm_epsilon", "layernorm_epsilon") or 1e-5,
-        "rope_theta": _number(args, "rotary_base") or 10000,
-        "max_position_embeddings": whole(args, "max_position_embeddings") or 4096,
+        "rms_norm_eps": facts.get("norm_epsilon", 1e-5),
+        "rope_parameters": _rotation(facts, args),
+        "max_position_embeddings": whole(args, "max_position_embeddings")
+        or whole(args, "seq_length")
+        or 4096,
         "tie_word_embeddings": not seen.has("output_layer.weight"),
         "attention_bias": False,
         "dtype": next(t.dtype.torch for t in metadata.tensors.values() if t.dtype.floating),
@@ -120,12 +157,28 @@ def _config(args: Mapping[str, Any], metadata: Metadata, notes: list[str]) -> Co
         config["intermediate_size"] = dense[0] // 2
     if seen.has("mlp.router.weight"):
         _sparse(config, seen, args, family)
+    if family in ("mistral", "mixtral"):
+        window = facts.get("window")
+        config["sliding_window"] = window[0] + 1 if window is not None else None
     return config
 
 
-def _number(args: Mapping[str, Any], *names: str) -> int | float | None:
-    """The first of these arguments that is a number."""
-    return next((args[n] for n in names if type(args.get(n)) in (int, float)), None)
+def _rotation(facts: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotation, as Transformers 5 spells it; what it cannot spell is left to the comparison."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": facts.get("rotary_base", 10000)}
+    if facts.get("rotary_percent", 1.0) != 1.0:
+        rope["partial_rotary_factor"] = facts["rotary_percent"]
+    kind, *numbers = facts.get("rope_scaling", ("default",))
+    if kind == "linear":
+        rope |= {"rope_type": kind, "factor": float(numbers[0])}
+    elif kind == "llama3" and numbers[0] is not None:
+        rope |= {"rope_type": kind, "factor": float(numbers[0]), **LLAMA3}
+    elif kind == "yarn":
+        names = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale",
+                 "mscale_all_dim", "truncate")  # fmt: skip
+        said = zip(names, numbers, strict=False)
+        rope |= {"rope_type": kind, **{name: value for name, value in said if value is not None}}
+    return rope
 
 
 def _family(seen: _Seen) -> str | None:
@@ -167,6 +220,7 @@ def _sparse(config: Config, seen: _Seen, args: Mapping[str, Any], family: str) -
     count, inner, _ = seen.shape("experts.experts.linear_fc1.weight") or (0, 0, 0)
     inner //= 2
     config["num_experts_per_tok"] = whole(args, "moe_router_topk") or 2
+    facts = facts_of(args)
     if family == "mixtral":
         config |= {"num_local_experts": count, "intermediate_size": inner}
         return
@@ -174,89 +228,74 @@ def _sparse(config: Config, seen: _Seen, args: Mapping[str, Any], family: str) -
     config.setdefault("intermediate_size", whole(args, "ffn_hidden_size") or inner)
     if family == "qwen3_moe":
         config |= {"num_experts": count, "decoder_sparse_step": 1, "mlp_only_layers": []}
-        config["norm_topk_prob"] = not args.get("moe_router_pre_softmax")
+        config["norm_topk_prob"] = not facts.get("moe_router_pre_softmax")
         return
     shared = seen.shape("shared_experts.linear_fc1.weight")
     config |= {
         "n_routed_experts": count,
         "n_shared_experts": shared[0] // (2 * inner) if shared else 0,
         "first_k_dense_replace": min(seen.layers_with("mlp.router."), default=0),
-        "routed_scaling_factor": _number(args, "moe_router_topk_scaling_factor") or 1.0,
-        "n_group": whole(args, "moe_router_num_groups") or 1,
-        "topk_group": whole(args, "moe_router_group_topk") or 1,
+        "routed_scaling_factor": facts.get("moe_router_topk_scaling_factor", 1.0),
+        "n_group": facts.get("moe_router_num_groups", 1),
+        "topk_group": facts.get("moe_router_group_topk", 1),
         "norm_topk_prob": True,
     }
-
-
-_NAMES = {
-    "num_layers": ("num_hidden_layers",),
-    "hidden_size": ("hidden_size",),
-    "ffn_hidden_size": ("intermediate_size",),
-    "num_attention_heads": ("num_attention_heads",),
-    "num_query_groups": ("num_key_value_heads", "num_attention_heads"),
-    "kv_channels": ("head_dim",),
-    "max_position_embeddings": ("max_position_embeddings",),
-    "norm_epsilon": ("rms_norm_eps",),
-    "vocab_size": ("vocab_size",),
-    "num_experts": ("num_experts", "num_local_experts", "n_routed_experts"),
-    "moe_ffn_hidden_size": ("moe_intermediate_size",),
-    "moe_router_topk": ("num_experts_per_tok",),
-    "moe_shared_expert_intermediate_size": ("shared_expert_intermediate_size",),
-    "q_lora_rank": ("q_lora_rank",),
-    "kv_lora_rank": ("kv_lora_rank",),
-    "qk_head_dim": ("qk_nope_head_dim",),
-    "qk_pos_emb_head_dim": ("qk_rope_head_dim",),
-    "v_head_dim": ("v_head_dim",),
-    "linear_conv_kernel_dim": ("linear_conv_kernel_dim",),
-    "linear_key_head_dim": ("linear_key_head_dim",),
-    "linear_value_head_dim": ("linear_value_head_dim",),
-    "linear_num_key_heads": ("linear_num_key_heads",),
-    "linear_num_value_heads": ("linear_num_value_heads",),
-}
-"""Megatron's arguments, and the fields of a hub configuration that give them."""
 
 
 def arguments_for(
     config: Mapping[str, Any], mesh: Mesh, shapes: Mapping[str, Shape], centered: bool
 ) -> dict[str, Any]:
     """Megatron's arguments for a model that is written, from its configuration and its tensors."""
-    nested = config.get("text_config")
-    text: Mapping[str, Any] = nested if isinstance(nested, Mapping) else config
-    args: dict[str, Any] = {}
-    for name, fields in _NAMES.items():
-        value = next((text[f] for f in fields if text.get(f) is not None), None)
-        if value is not None:
-            args[name] = value
-    heads, hidden = args.get("num_attention_heads"), args.get("hidden_size")
-    if heads and hidden:
-        args.setdefault("kv_channels", hidden // heads)
-        args["group_query_attention"] = args.get("num_query_groups", heads) != heads
-    rope = text.get("rope_parameters")
-    rope = rope if isinstance(rope, Mapping) else {}
-    embedding = next((s for n, s in shapes.items() if n.endswith("word_embeddings.weight")), None)
+    args = arguments_of_config(config).args
     ends = {name.rpartition("layers.")[2] for name in shapes}
-    return args | {
-        "rotary_base": text.get("rope_theta") or rope.get("rope_theta") or 10000,
-        "rotary_percent": text.get("partial_rotary_factor") or 1.0,
-        "padded_vocab_size": embedding[0] if embedding else args.get("vocab_size"),
-        "position_embedding_type": "rope",
-        "add_position_embedding": True,
-        "normalization": "RMSNorm",
-        "swiglu": True,
+    ahead = {Key.parse(name).layer for name in shapes if "mtp.layers." in name}
+    return (
+        args
+        | {
+            "add_qkv_bias": any(end.endswith("linear_qkv.bias") for end in ends),
+            "add_bias_linear": any(end.endswith("linear_fc2.bias") for end in ends),
+            "qk_layernorm": any("q_layernorm" in end for end in ends)
+            or args.get("multi_latent_attention", False),
+            "mtp_num_layers": len(ahead) or None,
+            "use_dist_ckpt": True,
+        }
+        | arguments_of_tensors(shapes, centered)
+        | arguments_of_mesh(mesh)
+    )
+
+
+def arguments_of_tensors(shapes: Mapping[str, Shape], centered: bool) -> dict[str, Any]:
+    """The arguments that say how the tensors that are written are stored."""
+    embedding = next((s for n, s in shapes.items() if n.endswith("word_embeddings.weight")), None)
+    found: dict[str, Any] = {
         "layernorm_zero_centered_gamma": centered,
-        "add_qkv_bias": any(end.endswith("linear_qkv.bias") for end in ends),
-        "add_bias_linear": any(end.endswith("linear_fc2.bias") for end in ends),
-        "qk_layernorm": any("q_layernorm" in end for end in ends),
-        "multi_latent_attention": "kv_lora_rank" in args,
-        "untie_embeddings_and_output_weights": any("output_layer" in end for end in ends),
+        "untie_embeddings_and_output_weights": any("output_layer" in name for name in shapes),
+        "ckpt_format": "torch_dist",
+        "use_megatron_fsdp": False,
+    }
+    return found | ({"padded_vocab_size": embedding[0]} if embedding else {})
+
+
+def arguments_of_mesh(mesh: Mesh, old: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The arguments that say which ranks hold what; those of `old` that no longer hold are reset."""
+    found: dict[str, Any] = {
         "tensor_model_parallel_size": mesh.tp,
         "pipeline_model_parallel_size": mesh.pp,
         "expert_model_parallel_size": mesh.ep,
         "expert_tensor_parallel_size": mesh.etp,
         "context_parallel_size": mesh.cp,
         "world_size": mesh.size,
-        "use_dist_ckpt": True,
-        "ckpt_format": "torch_dist",
-        "consumed_train_samples": 0,
-        "consumed_valid_samples": 0,
     }
+    old = old or {}
+    if "data_parallel_size" in old:
+        found["data_parallel_size"] = max(1, mesh.size // (mesh.tp * mesh.pp * mesh.cp))
+    if old.get("pipeline_model_parallel_size") not in (None, mesh.pp):
+        found |= {name: None for name in _OF_STAGES if name in old}
+    return found
+
+
+_OF_STAGES = (
+    "virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage",
+    "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout",
+    "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
+)  # fmt: skip

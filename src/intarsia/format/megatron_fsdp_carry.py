@@ -13,7 +13,7 @@ from typing import Any
 from intarsia.family import table_for
 from intarsia.format.base import WriteOptions
 from intarsia.format.config_dtype import arguments_with
-from intarsia.format.megatron_common import archive, arguments_of, plain
+from intarsia.format.megatron_common import archive, arguments_of, counters_of, plain
 from intarsia.format.megatron_config import arguments_for
 from intarsia.format.megatron_fsdp_entries import (
     COUNTERS,
@@ -56,7 +56,8 @@ def written_entries(targets: Sequence[Target], options: WriteOptions) -> dict[st
     # What the source holds in this format's own spelling is nearer than a translation.
     found |= _carried(options.entries, {PART.sub("", name) for name in shapes})
     found |= _arguments(found, targets, shapes, options)
-    found.setdefault("iteration", archive(1))
+    counters = counters_of(options.entries)
+    found.setdefault("iteration", archive(counters.get("iteration") or 1))
     found.setdefault("checkpoint_version", archive(3.0))
     found.setdefault("num_floating_point_operations_so_far", archive(0))
     written = {t.name for t in targets}
@@ -138,6 +139,8 @@ def _arguments(
     if config is None or table is None:
         return {}
     made = arguments_for(config, options.mesh, shapes, table.centered)
+    counters = counters_of(options.entries)
+    made |= {name: n for name, n in counters.items() if name.endswith("_samples")}
     return {"args": archive(Namespace(**(made | mesh)))}
 
 

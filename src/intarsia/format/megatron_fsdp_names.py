@@ -14,6 +14,7 @@ from typing import Any
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import FamilyError, FormatError, IntarsiaError
 from intarsia.family import Param, Table
+from intarsia.family.parts import must_be_there
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.dcp import stored_of
 from intarsia.format.dcp_metadata import Metadata, TensorRecord
@@ -205,9 +206,8 @@ class _Reader:
             )
         floating = next((s.dtype for s in found.stored.values() if s.dtype.floating), _FLOAT)
         found.absent = tuple(
-            Logical(name, shape, floating)
-            for name, shape in table.logical.items()
-            if name not in found.logical and name not in table.optional
+            Logical(name, table.logical[name], floating)
+            for name in must_be_there(table, found.logical)
         )
         found.problems += [f"`{x.name}` {list(x.shape)} is absent" for x in found.absent]
 

@@ -11,11 +11,11 @@ left out: they follow from the main ones.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from intarsia.dtypes import DType
-from intarsia.errors import CoverageError, FamilyError, UsageError
+from intarsia.errors import FamilyError, UsageError
 from intarsia.family import Param, Table
 from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.format.cast import cast_to
@@ -129,10 +129,12 @@ def _left_out(src: Manifest, table: Table | None, optimizer: str) -> Iterator[tu
 def _rows(src: Manifest, table: Table | None, spec: str, mesh: Mesh) -> Iterator[Param]:
     """The family's rows that the source has or must have, then what no table explains."""
     covered: set[str] = set()
+    missed = {x.name for x in src.absent}
     if table is not None:
+        spare = table.optional - missed
         for row in fsdp_dtensor_rows(table, spec=spec, vocabulary=_vocabulary(src, mesh)):
             names = row.layout.tensors
-            if all(n in table.optional and n not in src.logical for n in names):
+            if all(n in spare and n not in src.logical for n in names):
                 continue
             covered.update(names)
             if not all(n in table.tied for n in names):
@@ -237,19 +239,6 @@ def spell(name: str) -> str:
     if found is None:
         return MODEL + name
     return f"{STATE}{WRAPPERS}{found['name']}.{found['kind']}"
-
-
-def check_equal(read: Callable[[str], bytes], groups: Iterable[Sequence[str]]) -> None:
-    """Raise where tensors of which only the first is written are not all equal to it."""
-    for names in groups:
-        first = read(names[0])
-        for name in names[1:]:
-            if read(name) != first:
-                raise CoverageError(
-                    f"`{names[0]}` and `{name}` differ, and one counter is to stand for both",
-                    hint="the parameters were not trained together; leave the state out with"
-                    " --optimizer drop",
-                )
 
 
 def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:

@@ -30,12 +30,17 @@ from intarsia.format.megatron_common import (
     arguments_of,
     backend_file,
     common_state,
+    counters_of,
     extra_states,
     plain,
 )
-from intarsia.format.megatron_config import arguments_for
+from intarsia.format.megatron_config import (
+    arguments_for,
+    arguments_of_mesh,
+    arguments_of_tensors,
+)
 from intarsia.format.megatron_frame import COMMON_FILE, TRACKER
-from intarsia.format.megatron_fsdp_entries import common_in, common_of
+from intarsia.format.megatron_fsdp_entries import COUNTERS, common_in, common_of
 from intarsia.format.megatron_groups import (
     FROM_TORCH,
     as_megatron,
@@ -210,7 +215,13 @@ def _common(
     args = plain(arguments_of(source))
     table = table_for(options.config)
     if options.config is not None and table is not None:
-        args |= arguments_for(options.config, options.mesh, shapes, table.centered)
+        if args:
+            args |= arguments_of_tensors(shapes, table.centered)
+            args |= arguments_of_mesh(options.mesh, args)
+        else:
+            args = arguments_for(options.config, options.mesh, shapes, table.centered)
+    counters = counters_of(options.entries)
+    args |= {k: v for k, v in counters.items() if k.endswith("_samples") and k not in args}
     optimizer = None if trained is None else _optimizer(source, trained, options)
     args = arguments_with(args, options.dtype)
     state = common_state(args, _iteration(source), optimizer)
@@ -248,8 +259,9 @@ def _optimizer(
 
 def _source_common(options: WriteOptions) -> dict[str, Any]:
     """The common state that the source had, in this format's terms."""
+    counters = counters_of(options.entries)
     if COMMON_OBJECT in options.entries:
-        return common_in(options.entries)
+        return {k: v for k, v in counters.items() if k in COUNTERS} | common_in(options.entries)
     state = common_of(options.entries)
     return state | {"args": vars(state["args"])} if "args" in state else state
 

@@ -14,6 +14,7 @@ from typing import Any
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import FamilyError, IntarsiaError
 from intarsia.family import Table, table_for
+from intarsia.family.parts import must_be_there
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.foreign_names import refuse_foreign
 from intarsia.format.optimizer_names import OURS, is_numbered_name, not_told, state_in
@@ -170,9 +171,8 @@ def _with_table(
     logical = _logical(stored, table.logical)
     held = {*logical, *stood_for(quantised, known)}
     absent = tuple(
-        Logical(name, shape, _common_dtype(listed))
-        for name, shape in table.logical.items()
-        if name not in held and name not in table.optional
+        Logical(name, table.logical[name], _common_dtype(listed))
+        for name in must_be_there(table, held)
     )
     problems = tuple(f"`{x.name}` {list(x.shape)} is absent" for x in absent)
     notes = []

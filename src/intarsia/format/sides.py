@@ -20,6 +20,7 @@ DIGESTS = "intarsia-digests.json"
 HEADERS = "safetensors_metadata.json"
 """What the headers of safetensors files say beside their tensors: kept by formats that have none."""
 
+CONFIG = "config.json"
 MAX_SIDE_BYTES = 256 << 20
 MAX_CONFIG_BYTES = 16 << 20
 
@@ -45,7 +46,7 @@ def check_sides(sides: Sequence[Side]) -> None:
 
 def config_of(root: Path) -> Mapping[str, Any] | None:
     """The model configuration that lies in a folder, if one does."""
-    path = root / "config.json"
+    path = root / CONFIG
     return read_config(path) if is_file(path) else None
 
 

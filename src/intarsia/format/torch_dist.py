@@ -12,21 +12,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from intarsia.family import Param, Table
+from intarsia.family import Param, Table, table_for
 from intarsia.format import dcp
 from intarsia.format.base import Arrangement, Located, WriteOptions, refuse_section
 from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.dcp import open_metadata
 from intarsia.format.dcp_metadata import Metadata
+from intarsia.format.megatron_arguments import check_arguments
 from intarsia.format.megatron_common import (
     COMMON_OBJECT,
+    TRAIN_STATE,
     arguments_of,
     find_checkpoint,
     looks_like_megatron,
     read_common,
     read_run_config,
 )
-from intarsia.format.megatron_config import config_from_arguments
+from intarsia.format.megatron_config import MadeConfig, config_from_arguments
 from intarsia.format.megatron_frame import COMMON_FILE, home_of
 from intarsia.format.megatron_groups import (
     SHARED,
@@ -41,7 +43,7 @@ from intarsia.format.megatron_optimizer import (
     stored_key,
 )
 from intarsia.format.megatron_write import arrange
-from intarsia.format.sides import config_of
+from intarsia.format.stored_config import choose_config
 from intarsia.format.torch_dist_names import name_tensors
 from intarsia.format.torch_frame import write_object
 from intarsia.mesh import Box, Mesh
@@ -84,12 +86,16 @@ class TorchDist:
                 }
         home = home_of(root)
         notes: list[str] = []
-        if config is None and home is not None:
-            with going_on(complain, "config.json"):
-                config = config_of(home)
-        made = config is None
+        with going_on(complain, "config.json"):
+            config = choose_config(config, home)
+        made = config_from_arguments(args, metadata) if config is None else MadeConfig(None)
         if config is None:
-            config = config_from_arguments(args, metadata, notes)
+            config = made.config
+            notes += made.notes
+        elif table_for(config) is not None:
+            with going_on(complain):
+                shapes = {name: t.shape for name, t in metadata.tensors.items()}
+                notes += check_arguments(args, config, shapes, str(root))
         found = name_tensors(metadata, config, args, str(root), complain)
         groups: list[dict[str, Any]] = []
         steps: dict[str, Stored] = {}
@@ -116,7 +122,8 @@ class TorchDist:
             files=sizes,
             family=found.family,
             config=config,
-            config_made=made,
+            config_made=made.config is not None,
+            config_unsaid=made.unsaid,
             entries=entries,
             told={STEPS: told} if told else {},
             absent=found.absent,
@@ -157,6 +164,8 @@ def _entries(folder: Folder, metadata: Metadata) -> dict[str, Entry]:
         for o in metadata.objects.values()
         if "._extra_state/" not in o.name or o.length_bytes != _EMPTY_STATE_BYTES
     }
-    if COMMON_OBJECT not in entries and folder.has(COMMON_FILE):
+    if folder.has(TRAIN_STATE):
+        entries[TRAIN_STATE] = Entry(TRAIN_STATE, TRAIN_STATE, 0, folder.size(TRAIN_STATE))
+    if folder.has(COMMON_FILE):  # Megatron reads the file where both are there, and so do we
         entries[COMMON_OBJECT] = Entry(COMMON_OBJECT, COMMON_FILE, 0, folder.size(COMMON_FILE))
     return entries

@@ -9,6 +9,7 @@ from typing import Any
 
 from intarsia.errors import FamilyError, FormatError, IntarsiaError
 from intarsia.family import Param, Table, table_for
+from intarsia.family.parts import must_be_there
 from intarsia.format.complaint import Complain, Complaint
 from intarsia.format.dcp import stored_of
 from intarsia.format.dcp_metadata import Metadata, TensorRecord
@@ -98,9 +99,9 @@ def _with_table(
     found.logical = _logical(found.stored.values(), table.logical)
     floating = next((s.dtype for s in found.stored.values() if s.dtype.floating), None)
     found.absent = tuple(
-        Logical(name, shape, floating)
-        for name, shape in table.logical.items()
-        if floating and name not in found.logical and name not in table.optional
+        Logical(name, table.logical[name], floating)
+        for name in must_be_there(table, found.logical)
+        if floating
     )
     found.problems += tuple(f"`{x.name}` {list(x.shape)} is absent" for x in found.absent)
 

@@ -96,7 +96,8 @@ class Manifest:
     """Everything that is known of a checkpoint from its headers.
 
     `config_made` says that the model configuration was put together from a framework's own
-    arguments, for want of the model's: it may be wrong in what those do not tell.
+    arguments, for want of the model's: it may be wrong in what those do not tell.  `config_unsaid`
+    are arguments that it cannot say, or that are in doubt: then it is good for reading alone.
     `told` are elements that no file holds as such, by the name that chunks give for a file.
     `stamps` of files (length, times, inode) tell a later reader that they are still those.
     `inventory` names every file of the folder and every section, with its role and its fate;
@@ -115,6 +116,7 @@ class Manifest:
     family: str | None = None
     config: Mapping[str, Any] | None = None
     config_made: bool = False
+    config_unsaid: tuple[str, ...] = ()
     entries: Mapping[str, Entry] = field(default_factory=dict)
     told: Mapping[str, bytes] = field(default_factory=dict)
     sides: tuple[Side, ...] = ()

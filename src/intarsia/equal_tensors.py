@@ -1,0 +1,53 @@
+"""Tensors of which one is written and stands for others: they are compared before a byte moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from intarsia.checkpoint import Checkpoint
+from intarsia.errors import CoverageError
+from intarsia.planning.window import windows
+
+_STEP = "optimizer.step."
+
+
+def check_equal(checkpoint: Checkpoint, groups: Iterable[Sequence[str]], window_bytes: int) -> None:
+    """Raise where tensors of which only the first is written are not all equal to it."""
+    for first, *others in groups:
+        for name in others:
+            if not equal(checkpoint, first, name, window_bytes):
+                raise _counters(first, name) if name.startswith(_STEP) else _tied(first, name)
+
+
+def equal(checkpoint: Checkpoint, a: str, b: str, window_bytes: int) -> bool:
+    """Whether two tensors of one checkpoint have the same type, shape and bits."""
+    left, right = (checkpoint.manifest.logical[name] for name in (a, b))
+    if (left.shape, left.dtype) != (right.shape, right.dtype):
+        return False
+    x, y = (checkpoint.prover.tensor(name) for name in (a, b))
+    return all(
+        np.array_equal(checkpoint.read_box(x, box), checkpoint.read_box(y, box))
+        for box in windows(left.shape, left.dtype.itemsize, max(1, window_bytes // 2))
+    )
+
+
+def _tied(first: str, name: str) -> CoverageError:
+    hint = "convert to hf or dcp, which keep both, or take the stale one out of the checkpoint"
+    if name.endswith("lm_head.weight"):
+        hint = (
+            "set tie_word_embeddings to false in config.json if the model has a head of its own;"
+            " otherwise take the stale one out of the checkpoint"
+        )
+    return CoverageError(
+        f"`{name}` is tied to `{first}`, both are stored, and they differ: one would be lost",
+        hint=hint,
+    )
+
+
+def _counters(first: str, name: str) -> CoverageError:
+    return CoverageError(
+        f"`{first}` and `{name}` differ, and one counter is to stand for both",
+        hint="the parameters were not trained together; leave the state out with --optimizer drop",
+    )

@@ -1,0 +1,88 @@
+"""What configurations say, whichever way they are spelled, and where two of them contradict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from intarsia.family import model_types
+from intarsia.family.defaults import defaults_of
+from intarsia.family.meaning import contradictions, meaning_of
+from tests.checkpoints import llama_config
+
+ROPE = {"rope_type": "yarn", "rope_theta": 77.0, "factor": 4.0}
+
+
+def fields(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    return [c.field for c in contradictions(a, b)]
+
+
+@pytest.mark.parametrize("model_type", model_types())
+def test_defaults_are_those_of_transformers(model_type: str) -> None:
+    auto = pytest.importorskip("transformers.models.auto.configuration_auto")
+    if model_type not in auto.CONFIG_MAPPING:
+        pytest.skip("Transformers has no such type")
+    made = auto.CONFIG_MAPPING[model_type]()
+    theirs = getattr(made, "text_config", made).to_dict()
+    theirs = meaning_of({"model_type": model_type, **theirs})
+    for name, value in defaults_of(model_type).items():
+        if name != "rope_parameters":
+            assert theirs[name] == value, name
+    rope = dict(theirs["rope_parameters"])
+    assert rope == meaning_of({"model_type": model_type})["rope_parameters"]
+
+
+def test_one_rotation_in_three_spellings() -> None:
+    new = llama_config(rope_parameters=ROPE)
+    old = llama_config(rope_theta=77, rope_scaling={"type": "yarn", "factor": 4})
+    assert meaning_of(new)["rope_parameters"] == meaning_of(old)["rope_parameters"]
+    assert not contradictions(new, old)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"num_attention_heads": 5}, "num_attention_heads"),
+        ({"rope_theta": 5e5}, "rope_parameters.rope_theta"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_parameters.rope_type"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, "rope_parameters.rope_theta"),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings"),
+        ({"sliding_window": 128}, "sliding_window"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+    ],
+)  # fmt: skip
+def test_a_field_with_two_values(change: dict[str, Any], field: str) -> None:
+    stored = llama_config(sliding_window=None)
+    assert field in fields(stored, stored | change)
+    assert field in fields(stored | change, stored)
+
+
+def test_what_one_leaves_out_has_the_default_of_transformers() -> None:
+    said = llama_config(rope_theta=10000.0, hidden_act="silu")
+    assert not contradictions(said, llama_config())
+    assert fields(llama_config(rope_theta=77), llama_config()) == ["rope_parameters.rope_theta"]
+
+
+def test_harmless_fields_may_differ() -> None:
+    other = {
+        "transformers_version": "4.1",
+        "torch_dtype": "float16",
+        "use_cache": False,
+        "_name_or_path": "x",
+    }
+    mine = {"transformers_version": "5.2", "dtype": "bfloat16", "eos_token_id": 7}
+    assert not contradictions(llama_config(**other), llama_config(**mine))
+
+
+def test_a_text_configuration_beside_its_wrapper() -> None:
+    text = llama_config(model_type="qwen3_5_text", architectures=["Qwen3_5ForCausalLM"])
+    outer = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"],
+             "text_config": text, "vision_config": {"depth": 2}}  # fmt: skip
+    assert not contradictions(outer, text)
+    assert fields(outer, text | {"hidden_size": 24}) == ["hidden_size"]
+    other = outer | {"vision_config": {"depth": 3}}
+    assert fields(outer, other) == ["vision_config.depth"]

@@ -1,0 +1,143 @@
+"""Megatron's arguments and hub configurations, translated both ways and held against each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from intarsia.errors import FamilyError
+from intarsia.format.megatron_arguments import (
+    arguments_of_config,
+    check_arguments,
+    disagreements,
+    facts_of,
+)
+from intarsia.format.megatron_config import arguments_for
+from intarsia.mesh import Mesh
+from tests.family.configs import CASES, DENSE, EXPERTS, LATENT, ROUTED, of
+
+PLAIN = {"decoder.layers.mlp.linear_fc1.weight": (2, 8, 4)}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_written_for_a_configuration_agrees_with_it(case: str) -> None:
+    config = CASES[case]
+    assert not disagreements(arguments_for(config, Mesh(), PLAIN, False), config)
+
+
+GPT_OSS = of("gpt_oss", DENSE, num_local_experts=3, num_experts_per_tok=2)
+MISTRAL = of("mistral", DENSE, sliding_window=None)
+CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (CASES["llama"], {"num_attention_heads": 8, "head_dim": 5}, "num_attention_heads"),
+    (CASES["llama"], {"num_key_value_heads": 4}, "num_query_groups"),
+    (CASES["llama"], {"rope_theta": 77.0}, "rotary_base"),
+    (CASES["llama"], {"rms_norm_eps": 1e-3}, "norm_epsilon"),
+    (CASES["llama"], {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+    (CASES["llama"], {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling"),
+    (CASES["llama"], {"rope_parameters": {"rope_type": "yarn", "factor": 8.0}}, "rope_scaling"),
+    (CASES["llama"], {"vocab_size": 49}, "vocab_size"),
+    (CASES["llama"], {"hidden_act": "gelu_pytorch_tanh"}, "activation"),
+    (CASES["glm4_moe"], {"partial_rotary_factor": 0.25}, "rotary_percent"),
+    (CASES["glm4_moe"], {"routed_scaling_factor": 3.0}, "moe_router_topk_scaling_factor"),
+    (CASES["glm4_moe"], {"n_group": 4}, "moe_router_num_groups"),
+    (CASES["qwen3_moe"], {"num_experts_per_tok": 1}, "moe_router_topk"),
+    (CASES["qwen3_moe"], {"norm_topk_prob": True}, "moe_router_pre_softmax"),
+    (CASES["qwen3_next"], {"linear_num_key_heads": 1, "linear_key_head_dim": 12}, "linear_num_key_heads"),
+    (CASES["deepseek_v3"], {"qk_rope_head_dim": 6, "qk_nope_head_dim": 6}, "qk_head_dim"),
+    (CASES["deepseek_v3"], {"rope_scaling": {"type": "yarn", "factor": 40.0}}, "rope_scaling"),
+    (CASES["smollm3"], {"no_rope_layer_interval": 2}, "no_rope_layers"),
+    (GPT_OSS, {"sliding_window": 64}, "window"),
+    (GPT_OSS, {"layer_types": ["full_attention"] * 3}, "window"),
+    (GPT_OSS, {"swiglu_limit": 5.0}, "activation_func_clamp_value"),
+    (MISTRAL, {"sliding_window": 32}, "window"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "change", "argument"), CHANGES, ids=lambda x: str(x)[:40])
+def test_a_fact_with_two_values(config: Any, change: Any, argument: str) -> None:
+    args = arguments_for(config, Mesh(), PLAIN, False)
+    found = {c.field for c in disagreements(args, config | change)}
+    assert argument in found
+    with pytest.raises(FamilyError, match=argument):
+        check_arguments(args, config | change, PLAIN, "here")
+    args = arguments_for(config | change, Mesh(), PLAIN, False)
+    if argument not in ("vocab_size", "activation"):
+        assert argument in {c.field for c in disagreements(args, config)}
+
+
+def test_defaults_that_the_tensors_disprove_are_noted() -> None:
+    """A script stores the parser's defaults beside a model that it built otherwise."""
+    config = CASES["qwen3"]
+    args = {
+        "num_attention_heads": 4,
+        "rotary_base": 10000,
+        "layernorm_epsilon": 1e-5,
+        "qk_layernorm": False,
+    }
+    shapes = PLAIN | {"decoder.layers.self_attention.q_layernorm.weight": (2, 10)}
+    (note,) = check_arguments(args, config, shapes, "here")
+    assert "qk_layernorm=False" in note
+    assert "norm_epsilon is 1e-05, rms_norm_eps in the configuration gives 1e-06" in note
+    with pytest.raises(FamilyError, match="norm_epsilon is 1e-05"):
+        check_arguments(args, config, PLAIN, "here")
+    with pytest.raises(FamilyError, match="rotary_base is 77"):
+        check_arguments(args | {"rotary_base": 77}, config, shapes, "here")
+
+
+def test_what_arguments_cannot_say_is_listed() -> None:
+    assert {
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "hidden_act",
+    } <= arguments_of_config(CASES["gemma2"]).unsaid.keys()
+    assert (
+        "embedding_multiplier"
+        in arguments_of_config(of("granite", DENSE, embedding_multiplier=12.0)).unsaid
+    )
+    longrope = of(
+        "phi3",
+        DENSE,
+        rope_scaling={"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
+    )
+    assert "rope_parameters" in arguments_of_config(longrope).unsaid
+    assert (
+        "norm_topk_prob"
+        in arguments_of_config(
+            of("deepseek_v3", DENSE, ROUTED, LATENT, norm_topk_prob=False)
+        ).unsaid
+    )
+    assert not arguments_of_config(CASES["qwen3_moe"]).unsaid
+
+
+def test_what_a_configuration_says_is_written() -> None:
+    said = arguments_of_config(
+        CASES["glm4_moe"] | {"rope_parameters": {"partial_rotary_factor": 0.5}}
+    ).args
+    assert said["rotary_percent"] == 0.5
+    assert said["moe_router_score_function"] == "sigmoid"
+    assert said["moe_layer_freq"] == [0, 1, 1]
+    assert arguments_of_config(CASES["gemma3_text"]).args["swiglu"] is False
+    assert arguments_of_config(CASES["ernie4_5"]).args["rotary_interleaved"] is True
+    assert arguments_of_config(of("smollm3", DENSE, no_rope_layers=[1, 0, 1])).args[
+        "no_rope_freq"
+    ] == [0, 1, 0]
+    assert (
+        arguments_of_config(of("qwen3_moe", DENSE, EXPERTS)).args["moe_router_pre_softmax"] is True
+    )
+    oss = arguments_of_config(GPT_OSS).args
+    assert (oss["window_size"], oss["window_attn_skip_freq"]) == ((127, 0), [1, 0, 1])
+    assert (oss["swiglu"], oss["quick_geglu"], oss["position_embedding_type"]) == (
+        False,
+        True,
+        "yarn",
+    )
+
+
+def test_bridges_spellings_are_the_same_facts() -> None:
+    bridge = {"num_moe_experts": 3, "gated_linear_unit": True, "num_layers": 3,
+              "activation_func": "torch.nn.functional.silu", "layernorm_epsilon": 1e-6,
+              "window_size": [15, 0], "window_attn_skip_freq": 2}  # fmt: skip
+    found = facts_of(bridge)
+    assert (found["num_experts"], found["activation"], found["norm_epsilon"]) == (3, "swiglu", 1e-6)
+    assert found["window"] == (15, 0, (True, False, True))
