@@ -12,17 +12,15 @@ from intarsia.checking.content import content_faults, notes_of
 from intarsia.checking.entries import damaged_entries, misplaced_iteration
 from intarsia.checking.fault import Fault, gathered
 from intarsia.checking.headers import NO_FAMILY, read_headers
-from intarsia.checking.repeats import repeat_faults
+from intarsia.checking.masters import masters_that_differ, weights_with_masters
+from intarsia.checking.repeats import made_by_copying, repeat_faults
+from intarsia.checking.same_content import Content
 from intarsia.checking.state import misshapen_state, missing_state
 from intarsia.checking.structure import left_out, structure_faults
 from intarsia.checking.survey import survey, surveyed
-from intarsia.checking.training import (
-    masters_that_differ,
-    notes_on_steps,
-    rounded_masters,
-    steps_that_disagree,
-)
+from intarsia.checking.training import notes_on_steps, rounded_masters, steps_that_disagree
 from intarsia.checking.unfinished import garbled_tracker, unfinished
+from intarsia.checking.unmapped import unmapped_faults
 from intarsia.errors import FormatError, IntarsiaError
 from intarsia.family import table_for
 from intarsia.format.sides import DIGESTS, read_config
@@ -110,17 +108,23 @@ def examine(
     known = {name for fault in faults for name in fault.tensors} | headers.lost
     expected, refused = _expected(manifest)
     faults += refused
-    wanted = {n: x for n, x in manifest.logical.items() if expected and n not in known}
+    summed = manifest.logical if expected else weights_with_masters(manifest.logical)
+    wanted = {n: x for n, x in summed.items() if n not in known}
     found = survey(manifest, budget, progress, wanted)
     more = after(progress, sum(seen.item.nbytes for seen in found))
     table = table_for(manifest.config)
     padded = manifest.format in ("torch_dist", "fsdp_dtensor")
     faults += content_faults(found, padded)
-    faults += repeat_faults(found, table.tied if table else _ties(manifest))
+    with Content(manifest, budget) as content:
+        ties = table.tied if table else _ties(manifest)
+        repeated = list(repeat_faults(found, ties, content))
+    meant, repeated = made_by_copying(manifest.logical, repeated)
+    faults += repeated
     faults += steps_that_disagree(found)
     faults += rounded_masters(found)
     faults += masters_that_differ(manifest, found, budget, more)
     faults += damaged_entries(manifest, headers.files)
+    faults += unmapped_faults(manifest, budget)
     faults += misplaced_iteration(manifest)
     faults += garbled_tracker(where if is_folder(where) else where.parent)
     known |= {n for seen in found if seen.unread for s in seen.item.names for n in s.layout.tensors}
@@ -130,8 +134,9 @@ def examine(
         *manifest.notes,
         *headers.notes(),
         *left_out(manifest),
-        *notes_of(found),
+        *notes_of(found, faults),
         *notes_on_steps(found),
+        *meant,
     )
     return Soundness(
         manifest.path,

@@ -108,6 +108,7 @@ class TorchDist:
             path=str(root),
             stored=found.stored,
             logical=found.logical,
+            copies=tuple(found.copies),
             files=sizes,
             family=found.family,
             config=config,

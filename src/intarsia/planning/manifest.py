@@ -95,6 +95,7 @@ class Manifest:
 
     `config_made` says that the model configuration was put together from a framework's own
     arguments, for want of the model's: it may be wrong in what those do not tell.
+    `copies` hold elements that a stored tensor holds as well, on another rank.
     `told` are elements that no file holds as such, by the name that chunks give for a file.
     `stamps` of files (length, times, inode) tell a later reader that they are still those.
     `inventory` names every file of the folder and every section, with its role and its fate.
@@ -111,6 +112,7 @@ class Manifest:
     config_made: bool = False
     entries: Mapping[str, Entry] = field(default_factory=dict)
     told: Mapping[str, bytes] = field(default_factory=dict)
+    copies: tuple[Stored, ...] = ()
     sides: tuple[Side, ...] = ()
     inventory: tuple[Item, ...] = ()
     absent: tuple[Logical, ...] = ()
