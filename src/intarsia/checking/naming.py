@@ -9,8 +9,8 @@ from math import prod
 
 from intarsia.planning.manifest import Stored
 
-_LAYER = re.compile(r"(?<![^.])(?P<word>layers|layer|h|blocks|block)\.(?P<k>\d+)(?=\.)")
-_NUMBERED = re.compile(r"(?<![^.])(?P<word>(?!experts\.|local_experts\.)\w+)\.(?P<k>\d+)(?=\.)")
+_LAYER = re.compile(r"(?<![^.])(?:layers|layer|h|blocks|block)\.(?P<k>\d+)(?=\.)")
+_NUMBERED = re.compile(r"(?<![^.])(?:(?!experts\.|local_experts\.)\w+)\.(?P<k>\d+)(?=\.)")
 """Any other list of modules: `resblocks.3.`, `stages.0.`."""
 _EXPERT = re.compile(r"(?<![^.])(?P<word>experts|local_experts)\.(?P<k>\d+)(?=\.)")
 _STATE = re.compile(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from intarsia.checking.attested import digest_faults, digests_in
+from intarsia.checking.attested import digest_faults, digests_in, object_faults
 from intarsia.checking.content import content_faults, notes_of
 from intarsia.checking.entries import damaged_entries, misplaced_iteration
 from intarsia.checking.fault import Fault, gathered
@@ -18,11 +18,11 @@ from intarsia.checking.same_content import Content
 from intarsia.checking.state import misshapen_state, missing_state
 from intarsia.checking.structure import left_out, structure_faults
 from intarsia.checking.survey import survey, surveyed
+from intarsia.checking.ties import tied_in
 from intarsia.checking.training import notes_on_steps, rounded_masters, steps_that_disagree
 from intarsia.checking.unfinished import garbled_tracker, unfinished
 from intarsia.checking.unmapped import unmapped_faults
 from intarsia.errors import FormatError, IntarsiaError
-from intarsia.family import table_for
 from intarsia.format.sides import DIGESTS, read_config
 from intarsia.formats import find_checkpoint, format_of
 from intarsia.planning.manifest import Manifest
@@ -112,12 +112,10 @@ def examine(
     wanted = {n: x for n, x in summed.items() if n not in known}
     found = survey(manifest, budget, progress, wanted)
     more = after(progress, sum(seen.item.nbytes for seen in found))
-    table = table_for(manifest.config)
     padded = manifest.format in ("torch_dist", "fsdp_dtensor")
     faults += content_faults(found, padded)
     with Content(manifest, budget) as content:
-        ties = table.tied if table else _ties(manifest)
-        repeated = list(repeat_faults(found, ties, content))
+        repeated = list(repeat_faults(found, tied_in(manifest), content))
     meant, repeated = made_by_copying(manifest.logical, repeated)
     faults += repeated
     faults += steps_that_disagree(found)
@@ -129,6 +127,7 @@ def examine(
     faults += garbled_tracker(where if is_folder(where) else where.parent)
     known |= {n for seen in found if seen.unread for s in seen.item.names for n in s.layout.tensors}
     faults += digest_faults(manifest, found, expected, known, budget, more)
+    faults += object_faults(manifest, budget)
     compared, elements = surveyed(found)
     notes = (
         *manifest.notes,
@@ -158,12 +157,3 @@ def _expected(manifest: Manifest) -> tuple[Mapping[str, str], list[Fault]]:
     except IntarsiaError as error:
         error.blame()
         return {}, [Fault(error.kind, (), DIGESTS, error.brief, hint=error.hint or "")]
-
-
-def _ties(manifest: Manifest) -> dict[str, str]:
-    """The tie of head and embedding that a configuration without a table states."""
-    if not (manifest.config or {}).get("tie_word_embeddings"):
-        return {}
-    heads = [name for name in manifest.logical if name.endswith("lm_head.weight")]
-    tables = [name for name in manifest.logical if name.endswith("embed_tokens.weight")]
-    return {heads[0]: tables[0]} if len(heads) == len(tables) == 1 else {}

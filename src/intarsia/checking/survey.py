@@ -102,9 +102,16 @@ class _Reader:
         if item.kinds != {"master"} or not item.stored.dtype.floating:
             return {}
         names = (state_of(name)[1] for name in item.stored.layout.tensors)
-        held = {name: self.wanted[name] for name in names if name in self.wanted}
+        held = {
+            name: self.wanted[name]
+            for name in names
+            if name in self.wanted and self.wanted[name].shape == self._master(name).shape
+        }
         types = {x.dtype for x in held.values()}
         return held if len(types) == 1 and all(t.floating for t in types) else {}
+
+    def _master(self, weight: str) -> Logical:
+        return self.manifest.logical[f"optimizer.master.{weight}"]
 
     def _chunk(
         self,

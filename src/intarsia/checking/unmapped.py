@@ -68,7 +68,9 @@ def _wrong_chunk(folder: Folder, name: str, chunk: Chunk, budget: Budget) -> Ite
         yield Fault(error.kind, (name,), where, error.brief, chunk.box.size)
         return
     if crc is not None and found != crc:
-        text = f"CRC-32 {found:08x}, recorded {crc:08x} when it was saved; no logical tensor holds it"
+        text = (
+            f"CRC-32 {found:08x}, recorded {crc:08x} when it was saved; no logical tensor holds it"
+        )
         where = f"{chunk.file} bytes [{start:,}:{start + length:,})"
         yield Fault("checksum-wrong", (name,), where, text, chunk.box.size)
 

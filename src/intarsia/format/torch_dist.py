@@ -19,8 +19,10 @@ from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.dcp import open_metadata
 from intarsia.format.dcp_metadata import Metadata
 from intarsia.format.megatron_common import (
+    BACKEND,
     COMMON_OBJECT,
     arguments_of,
+    check_backend,
     find_checkpoint,
     looks_like_megatron,
     read_common,
@@ -65,6 +67,8 @@ class TorchDist:
     ) -> Manifest:
         root = find_checkpoint(path)
         with Folder(root) as folder:
+            with going_on(complain, BACKEND):
+                check_backend(folder)
             metadata, sizes = open_metadata(folder, complain)
             common, shared = {}, {}
             with going_on(complain):

@@ -18,6 +18,9 @@ from intarsia.mesh import Box, share
 from intarsia.planning.window import windows
 
 RANKS = 64
+FEW_BLOCKS = 16
+"""Beyond, a block is told by its rows: one of so many is found around any few of them."""
+
 DENSE = 0.8
 """The share of a block's elements that must differ before the whole block is held to be wrong."""
 
@@ -61,6 +64,13 @@ class Place:
     @property
     def everywhere(self) -> bool:
         return self.dense and self.box.size >= (1 - TRIM) * prod(self.shape)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it has several indices of every axis that it is cut on, and is one of few blocks."""
+        found = self.cuts or ()
+        several = all(self.box.shape[c.axis] > 1 for c in found)
+        return several and all(c.parts <= FEW_BLOCKS for c in found)
 
     @property
     def cuts(self) -> tuple[Cut, ...] | None:
