@@ -19,6 +19,9 @@ from intarsia.format.megatron_buckets import is_bucket
 _MEGATRON_PADS_TO = 1024
 """Megatron pads a vocabulary to a multiple of 128 for every tensor-parallel rank."""
 
+_FEW_RANKS = 8
+"""Up to so many ranks, an equal share of a vocabulary's rows is rather a rank's than padding."""
+
 _PADS_TO = 128
 """What vocabularies are padded to a multiple of elsewhere, at most."""
 
@@ -126,7 +129,7 @@ def zero_block(seen: Seen, portrait: Portrait, padded: bool, pruned: Pruned) -> 
         for lo, hi in runs:
             chunk = word == "rows" and _is_a_chunk(seen, (lo, hi)) and not place.is_vocabulary
             enough = hi - lo >= max(_FEWEST_ROWS, length // share) and is_share(lo, hi, length)
-            if not (chunk and hi - lo >= 2) and not enough:
+            if not (chunk and hi - lo >= 2) and not (enough and not _is_scattered(runs, length)):
                 continue
             trailing = place.is_vocabulary and word == "rows" and hi == length
             if trailing and is_padding(hi - lo, length, padded):
@@ -142,6 +145,13 @@ def zero_block(seen: Seen, portrait: Portrait, padded: bool, pruned: Pruned) -> 
             break
 
 
+def _is_scattered(runs: Sequence[Run], length: int) -> bool:
+    """Whether zero rows lie here and there, as where single weights were pruned."""
+    longest = max(hi - lo for lo, hi in runs)
+    others = [hi - lo for lo, hi in runs if not is_share(lo, hi, length)]
+    return 4 * max(others, default=0) > longest
+
+
 def is_share(lo: int, hi: int, length: int) -> bool:
     """Whether `[lo, hi)` are the shares of one or more ranks of an even cut.
 
@@ -150,7 +160,7 @@ def is_share(lo: int, hi: int, length: int) -> bool:
     """
     for parts in range(2, min(64, length) + 1):
         step = -(-length // parts)
-        if lo % step == 0 and (hi % step == 0 or hi == length) and hi - lo < length:
+        if step >= _FEWEST_ROWS and lo % step == 0 and (hi % step == 0 or hi == length) and hi - lo < length:
             return True
     return False
 
@@ -163,7 +173,8 @@ def is_padding(count: int, length: int, padded: bool) -> bool:
     """
     if padded:
         return count <= _MEGATRON_PADS_TO
-    return count < _PADS_TO and bool(length % count) and 2 * count < length
+    share = length % count == 0 and length // count <= _FEW_RANKS
+    return count < _PADS_TO and not share and 2 * count < length
 
 
 def _is_a_chunk(seen: Seen, run: Run) -> bool:

@@ -51,6 +51,7 @@ def faults_of_moves(
                 found, text = _layers(group, names, differing)
             else:
                 found, text = _swapped(group, words)
+            text += ", and their numbers changed" if any(m.change for m in group) else ""
             explained = sum(m.score.explained for m in group)
             wrong = sum(m.score.differing for m in group)
             text += f": explains {explained:,} of {wrong:,} differing elements"

@@ -97,6 +97,8 @@ class Place:
             rank = self.first // step
             room, end = step // 100 + 1, min((rank + 1) * step, size)
             if self.first - rank * step <= room and 0 <= end - self.last - 1 <= room:
+                if parts > FEW_BLOCKS or n <= self.shape[-1]:
+                    break  # a row or so, of which any number of ranks would have one
                 return Flat(self.first, self.last, parts, rank)
         width = self.shape[-1]
         cuts = self.first % width or (self.last + 1) % width
