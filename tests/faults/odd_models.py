@@ -8,12 +8,11 @@ from random import Random
 
 import torch
 
-from tests.checkpoints import llama_config, write_hf
+from tests.checkpoints import llama_config, shapes, write_hf
 from tests.faults.reference import MESHES
 from tests.faults.sound import CONFIG as MOE
 from tests.faults.sound import Tensors
 from tests.faults.sound import weights as moe_weights
-from tests.checkpoints import shapes
 
 ODD = (
     "pruned heads", "dead neurons", "pruned elements", "upcycled", "depth-scaled", "made deeper", "fresh",
@@ -39,7 +38,9 @@ def _plain(tensors: Tensors) -> Tensors:
     return {n: x.clone().contiguous() for n, x in tensors.items()}
 
 
-def _llama(random: Random, std: float = 0.05, **changes: object) -> tuple[Tensors, dict[str, object]]:
+def _llama(
+    random: Random, std: float = 0.05, **changes: object
+) -> tuple[Tensors, dict[str, object]]:
     config = llama_config(
         hidden_size=24, num_hidden_layers=random.choice([2, 3, 6]), intermediate_size=random.choice([32, 40, 48]),
         head_dim=8, vocab_size=random.choice([64, 96, 100]),
@@ -47,7 +48,9 @@ def _llama(random: Random, std: float = 0.05, **changes: object) -> tuple[Tensor
     dtype = random.choice([torch.float32, torch.bfloat16, torch.float16])
     seed = torch.Generator().manual_seed(random.randrange(1 << 30))
     tensors = {
-        n: torch.ones(s, dtype=dtype) if "norm" in n else (std * torch.randn(s, generator=seed)).to(dtype)
+        n: torch.ones(s, dtype=dtype)
+        if "norm" in n
+        else (std * torch.randn(s, generator=seed)).to(dtype)
         for n, s in shapes(config).items()
     }
     return tensors, config
@@ -86,7 +89,12 @@ def _made(kind: str, random: Random) -> tuple[Tensors, dict[str, object] | None]
         share = random.choice([0.5, 0.75, 0.9])
         for x in tensors.values():
             if x.ndim > 1:
-                x[torch.rand(x.shape, generator=torch.Generator().manual_seed(random.randrange(99))) < share] = 0
+                x[
+                    torch.rand(
+                        x.shape, generator=torch.Generator().manual_seed(random.randrange(99))
+                    )
+                    < share
+                ] = 0
     elif kind == "depth-scaled":
         for layer in layers:
             for leaf in ("self_attn.o_proj", "mlp.down_proj"):
@@ -107,14 +115,19 @@ def _made(kind: str, random: Random) -> tuple[Tensors, dict[str, object] | None]
                 four[n] = made.to(dtype)
         tensors = four
     elif kind == "fresh":
-        for n, x in tensors.items():
+        for n in list(tensors):
             if random.random() < 0.3 and "o_proj" in n:
                 for other in tensors:
                     if "o_proj" in other:
                         tensors[other] = torch.zeros_like(tensors[other])
     elif kind == "merged":
         other, _ = _llama(random)
-        tensors = {n: (0.5 * x + 0.5 * other[n].to(x.dtype)) if n in other and other[n].shape == x.shape else x for n, x in tensors.items()}
+        tensors = {
+            n: (0.5 * x + 0.5 * other[n].to(x.dtype))
+            if n in other and other[n].shape == x.shape
+            else x
+            for n, x in tensors.items()
+        }
     elif kind == "padded":
         for name in ("model.embed_tokens.weight", "lm_head.weight"):
             tensors[name][-random.randint(1, 7) :] = 0
@@ -142,7 +155,11 @@ def _nameless(kind: str, random: Random) -> Tensors:
         rates = torch.exp(torch.arange(width // 2) * (-log(10_000) / (width // 2)))
         angles = torch.arange(positions)[:, None] * rates
         both = [angles.sin(), angles.cos()]
-        out["embed_positions.weight"] = torch.cat(both, 1) if random.random() < 0.5 else torch.stack(both, 2).reshape(positions, width)
+        out["embed_positions.weight"] = (
+            torch.cat(both, 1)
+            if random.random() < 0.5
+            else torch.stack(both, 2).reshape(positions, width)
+        )
         for k in range(count):
             out[f"layers.{k}.rotary.table"] = out["embed_positions.weight"].clone()
             out[f"layers.{k}.fc.weight"] = torch.randn(16, 16, generator=seed)
@@ -157,7 +174,9 @@ def _nameless(kind: str, random: Random) -> Tensors:
                 powers = torch.randint(-3, random.choice([-2, 0, 1]), shape, generator=seed)
                 out[f"{at}.up_proj.scale_weight"] = torch.pow(2.0, powers).to(dtype)
             elif kind == "signs":
-                out[f"{at}.rotation.weight"] = torch.sign(torch.randn(16, 16, generator=seed)).to(dtype)
+                out[f"{at}.rotation.weight"] = torch.sign(torch.randn(16, 16, generator=seed)).to(
+                    dtype
+                )
         if kind == "biases of some layers":
             bias = torch.randn(16, generator=seed) if k >= count - count // 3 else torch.zeros(16)
             out[f"model.layers.{k}.mlp.fc.bias"] = bias

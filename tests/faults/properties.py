@@ -22,7 +22,16 @@ from random import Random
 import torch
 
 import intarsia
-from tests.faults.mistakes import block_of, blocks, by_group, each, heads, interleaved, older, together
+from tests.faults.mistakes import (
+    block_of,
+    blocks,
+    by_group,
+    each,
+    heads,
+    interleaved,
+    older,
+    together,
+)
 from tests.faults.odd_models import ODD, odd_model
 from tests.faults.reference import MODELS, Config, Tensors, weights, write
 from tests.faults.statements import untrue
@@ -110,9 +119,9 @@ def _layers(mapping: Callable[[int, Random], list[int]]) -> Fault:
             for name in tensors:
                 start = f"model.layers.{layer}."
                 other = name.replace(start, f"model.layers.{source}.")
-                if name.startswith(start) and some in name and other in tensors and layer != source:
-                    if tensors[other].shape == tensors[name].shape:
-                        out[name] = tensors[other].clone()
+                there = name.startswith(start) and some in name and layer != source
+                if there and other in tensors and tensors[other].shape == tensors[name].shape:
+                    out[name] = tensors[other].clone()
         return out
 
     return fault
@@ -170,7 +179,9 @@ def _with(fault: Callable[..., Tensors]) -> Fault:
 FAULTS: dict[str, Fault] = {
     "elements": _changed(_elements),
     "bits": _changed(_bits),
-    "rows stale": _rows(lambda x, r: torch.randn(x.shape, generator=torch.Generator().manual_seed(r.randrange(99)))),
+    "rows stale": _rows(
+        lambda x, r: torch.randn(x.shape, generator=torch.Generator().manual_seed(r.randrange(99)))
+    ),
     "rows zero": _rows(lambda x, r: torch.zeros_like(x)),
     "rows NaN": _rows(lambda x, r: torch.full_like(x, float("nan"))),
     "rows scaled": _rows(lambda x, r: x * 1.5),
@@ -241,7 +252,9 @@ def cases(count: int, start: int, which: str) -> Iterator[tuple[int, str, list[s
     made: dict[tuple[str, str], Path] = {}
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(start, start + count):
-            case = faulty(seed, Path(folder), made) if which == "faulty" else sound(seed, Path(folder))
+            case = (
+                faulty(seed, Path(folder), made) if which == "faulty" else sound(seed, Path(folder))
+            )
             yield seed, *case
 
 

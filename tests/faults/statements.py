@@ -65,7 +65,11 @@ def _place(d: Difference, unequal: NDArray[np.bool_]) -> Iterator[str]:
         yield f"{d.tensor}: place {where.first} to {where.last}, found {ends}"
     for axis, span in enumerate(where.axes):
         held = np.unique(at[:, axis])
-        if span.count is not None and (span.first, span.end - 1, span.count) != (held[0], held[-1], len(held)):
+        if span.count is not None and (span.first, span.end - 1, span.count) != (
+            held[0],
+            held[-1],
+            len(held),
+        ):
             yield f"{d.tensor}: axis {axis} {span}"
     for spots in (where.a, where.b):
         if spots.spots and not spots.more and not spots.unseen:
@@ -77,7 +81,9 @@ def _place(d: Difference, unequal: NDArray[np.bool_]) -> Iterator[str]:
 def _diagnoses(a: Arrays, b: Arrays, found: Comparison) -> Iterator[str]:
     for d in found.different:
         text, claim = d.diagnosis, None
-        if move := re.match(r"(A|B) holds `([^`]+)` of (A|B)(, and (.*))?: explains ([\d,]+) of", text):
+        if move := re.match(
+            r"(A|B) holds `([^`]+)` of (A|B)(, and (.*))?: explains ([\d,]+) of", text
+        ):
             claim = _moved(move[2], move[1], move[5], a, b)
         else:
             claim = claim_of(text, a, b)
@@ -95,12 +101,12 @@ def _faults(a: Arrays, b: Arrays, found: Comparison) -> Iterator[str]:
         wrong = sum(told[name].elements for name in dict.fromkeys(f.tensors))
         if f.elements != wrong:
             yield f"{f.kind}: {f.elements} elements told, its tensors have {wrong}: {f.text}"
-        if count := re.search(r"explains ([\d,]+) of ([\d,]+) differing", f.text):
-            if int(count[2].replace(",", "")) != wrong:
-                yield f"{f.kind}: {count[0]}, its tensors have {wrong}"
-        if count := re.search(r"in (\d+) tensors", f.text):
-            if int(count[1]) != len(f.tensors):
-                yield f"{f.kind}: {count[0]}, it has {len(f.tensors)}"
+        count = re.search(r"explains ([\d,]+) of ([\d,]+) differing", f.text)
+        if count and int(count[2].replace(",", "")) != wrong:
+            yield f"{f.kind}: {count[0]}, its tensors have {wrong}"
+        count = re.search(r"in (\d+) tensors", f.text)
+        if count and int(count[1]) != len(f.tensors):
+            yield f"{f.kind}: {count[0]}, it has {len(f.tensors)}"
         if re.search(r"\b(tp|ep|pp) rank", f.text):
             yield f"{f.kind}: a rank that no file tells of: {f.text}"
         yield from _one_fault(f.text, f.tensors, a, b)
@@ -124,11 +130,18 @@ def _one_fault(text: str, tensors: tuple[str, ...], a: Arrays, b: Arrays) -> Ite
         yield f"untrue: {text}"
 
 
-def _of_many(text: str, tensors: tuple[str, ...], a: Arrays, b: Arrays) -> Callable[[], bool] | None:
+def _of_many(
+    text: str, tensors: tuple[str, ...], a: Arrays, b: Arrays
+) -> Callable[[], bool] | None:
     """What is said of several tensors together."""
-    if found := re.match(r"every matrix of (experts|layers) (.+?) (differs|is zero on one side|is NaN on one side), and", text):
+    if found := re.match(
+        r"every matrix of (experts|layers) (.+?) (differs|is zero on one side|is NaN on one side), and",
+        text,
+    ):
         return lambda: _every_matrix(found[1], found[2], found[3], tensors, a, b)
-    if found := re.match(r"(\S+) and (\S+) hold each other's values in (A|B)|gate and up swapped: ", text):
+    if found := re.match(
+        r"(\S+) and (\S+) hold each other's values in (A|B)|gate and up swapped: ", text
+    ):
         return lambda: all(_is_elsewhere(name, a, b) for name in tensors)
     if found := re.match(r"(\S+) holds the values of (\S+) in (A|B)", text):
         return lambda: all(_is_elsewhere(name, a, b) for name in tensors)
@@ -144,10 +157,13 @@ def _of_many(text: str, tensors: tuple[str, ...], a: Arrays, b: Arrays) -> Calla
         return lambda: _mapped(what, {int(t): int(s) for t, s in pairs}, tensors, a, b, side, text)
     if found := re.match(r"expert (\d+) copied over (.+?) of (A|B), in", text):
         return lambda: all(_holds(n, _expert(n, int(found[1])), found[3], a, b) for n in tensors)
-    if found := re.match(r"experts \[(\d+):(\d+)\) in each of (\d+) blocks of (\d+) of (A|B)", text):
+    if found := re.match(
+        r"experts \[(\d+):(\d+)\) in each of (\d+) blocks of (\d+) of (A|B)", text
+    ):
         lo, size = int(found[1]), int(found[4])
         return lambda: all(
-            _holds(n, _expert(n, lo + _number(n, "experts") % size), found[5], a, b) for n in tensors
+            _holds(n, _expert(n, lo + _number(n, "experts") % size), found[5], a, b)
+            for n in tensors
         )
     if found := re.match(r"(\d+) of the (\d+) tensors that (\S+) of (A|B) holds a part of", text):
         return lambda: int(found[1]) == len(tensors)
@@ -197,7 +213,9 @@ def _shifted(
     tensors: tuple[str, ...], k: int, first: int, a: Arrays, b: Arrays, around: bool = False
 ) -> bool:
     stems = {_layer(name, 0) for name in tensors}
-    layers = sorted({_number(n, "layers") for n in a if re.search(r"layers\.\d", n) and _layer(n, 0) in stems})
+    layers = sorted(
+        {_number(n, "layers") for n in a if re.search(r"layers\.\d", n) and _layer(n, 0) in stems}
+    )
     for stem in stems:
         for layer in layers:
             source = (layer - k) % len(layers) if around else layer - k
@@ -210,7 +228,13 @@ def _shifted(
 
 
 def _mapped(
-    what: str, pairs: Mapping[int, int], tensors: tuple[str, ...], a: Arrays, b: Arrays, side: str, text: str
+    what: str,
+    pairs: Mapping[int, int],
+    tensors: tuple[str, ...],
+    a: Arrays,
+    b: Arrays,
+    side: str,
+    text: str,
 ) -> bool:
     word = what
     put = _layer if what == "layers" else _expert
@@ -235,7 +259,10 @@ def _every_matrix(
     put = _layer if what == "layers" else _expert
     stems = {re.split(rf"\b{what}\.\d+\.", n)[0] for n in tensors}
     for name in a:
-        if not re.search(rf"\b{what}\.\d+\.", name) or re.split(rf"\b{what}\.\d+\.", name)[0] not in stems:
+        if (
+            not re.search(rf"\b{what}\.\d+\.", name)
+            or re.split(rf"\b{what}\.\d+\.", name)[0] not in stems
+        ):
             continue
         inside = _number(name, what) in held
         unequal = bool((_bits(a[name]) != _bits(b[name])).any())
@@ -245,7 +272,12 @@ def _every_matrix(
             return False
         if inside and unequal and "zero" in how and a[name].any() and b[name].any():
             return False
-        if inside and unequal and "NaN" in how and not (np.isnan(a[name]).any() or np.isnan(b[name]).any()):
+        if (
+            inside
+            and unequal
+            and "NaN" in how
+            and not (np.isnan(a[name]).any() or np.isnan(b[name]).any())
+        ):
             return False
     return put is not None
 
@@ -299,7 +331,9 @@ def _factors(found: re.Match[str]) -> Claim:
 
     def holds(name: str, x: Array, y: Array) -> bool:
         one, other = (y, x) if found["flip"] else (x, y)
-        rows, columns = {"row": (1, x.shape[1]), "column": (x.shape[0], 1)}.get(found["what"], (0, 0))
+        rows, columns = {"row": (1, x.shape[1]), "column": (x.shape[0], 1)}.get(
+            found["what"], (0, 0)
+        )
         if size:
             rows, columns = int(size[1]), int(size[2])
         with np.errstate(all="ignore"):
@@ -309,7 +343,9 @@ def _factors(found: re.Match[str]) -> Claim:
             for r in range(0, x.shape[0], rows):
                 for c in range(0, x.shape[1], columns):
                     part = ratio[r : r + rows, c : c + columns]
-                    flat &= bool(np.mean(np.abs(part - np.nanmedian(part)) <= 0.02 * np.abs(part)) >= 0.9)
+                    flat &= bool(
+                        np.mean(np.abs(part - np.nanmedian(part)) <= 0.02 * np.abs(part)) >= 0.9
+                    )
         return bool(np.mean(inside) >= 0.98) and flat
 
     return holds
@@ -346,8 +382,13 @@ def _copy(text: str, cuts: list[tuple[int, ...]], x: Array, y: Array) -> bool:
     mine = y if found[1] == "B" else x
     for rank, parts, axis in cuts:
         step = -(-x.shape[axis] // parts)
-        blocks = [np.take(mine, np.arange(r * step, min((r + 1) * step, x.shape[axis])), axis) for r in (rank, int(found[2]))]
-        if blocks[0].shape == blocks[1].shape and np.array_equal(_bits(blocks[0]), _bits(blocks[1])):
+        blocks = [
+            np.take(mine, np.arange(r * step, min((r + 1) * step, x.shape[axis])), axis)
+            for r in (rank, int(found[2]))
+        ]
+        if blocks[0].shape == blocks[1].shape and np.array_equal(
+            _bits(blocks[0]), _bits(blocks[1])
+        ):
             return True
     return False
 
@@ -379,7 +420,9 @@ def _flat(found: re.Match[str]) -> Claim:
     return holds
 
 
-def _value(predict: Callable[[Array, Array], NDArray[np.bool_]]) -> Callable[[re.Match[str]], Claim]:
+def _value(
+    predict: Callable[[Array, Array], NDArray[np.bool_]],
+) -> Callable[[re.Match[str]], Claim]:
     """A change of value that explains as many differing elements as the sentence counts, or nearly all."""
 
     def make(found: re.Match[str]) -> Claim:
@@ -392,7 +435,9 @@ def _value(predict: Callable[[Array, Array], NDArray[np.bool_]]) -> Callable[[re
     return make
 
 
-def _with_number(predict: Callable[[float, Array, Array], NDArray[np.bool_]]) -> Callable[[re.Match[str]], Claim]:
+def _with_number(
+    predict: Callable[[float, Array, Array], NDArray[np.bool_]],
+) -> Callable[[re.Match[str]], Claim]:
     def make(found: re.Match[str]) -> Claim:
         number = float(found["n"])
 
@@ -401,7 +446,10 @@ def _with_number(predict: Callable[[float, Array, Array], NDArray[np.bool_]]) ->
             with np.errstate(all="ignore"):
                 if found.groupdict().get("flip"):
                     x, y = y, x
-                return bool(np.mean(predict(number, x.astype(np.float64), y.astype(np.float64))[unequal]) >= 0.99)
+                return bool(
+                    np.mean(predict(number, x.astype(np.float64), y.astype(np.float64))[unequal])
+                    >= 0.99
+                )
 
         return holds
 
@@ -411,7 +459,12 @@ def _with_number(predict: Callable[[float, Array, Array], NDArray[np.bool_]]) ->
 def _round(x: Array, kind: str) -> Array:
     import torch
 
-    types = {"BF16": torch.bfloat16, "F16": torch.float16, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+    types = {
+        "BF16": torch.bfloat16,
+        "F16": torch.float16,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F8_E5M2": torch.float8_e5m2,
+    }
     return torch.from_numpy(np.ascontiguousarray(x)).to(types[kind]).float().numpy()
 
 
@@ -432,14 +485,14 @@ def _same_values(found: re.Match[str]) -> Claim:
     def holds(name: str, x: Array, y: Array) -> bool:
         counts = re.search(r"explains ([\d,]+) of ([\d,]+)", found.string)
         wrong = int(_unequal(x, y).sum())
-        if counts and int(counts[2].replace(",", "")) != wrong:
-            return False
-        return True
+        return not (counts and int(counts[2].replace(",", "")) != wrong)
 
     return holds
 
 
-def _order(predict: Callable[[re.Match[str], Array], Array | None]) -> Callable[[re.Match[str]], Claim]:
+def _order(
+    predict: Callable[[re.Match[str], Array], Array | None],
+) -> Callable[[re.Match[str]], Claim]:
     """A rearrangement of one tensor that is written out: A in that order is B where they differ."""
 
     def make(found: re.Match[str]) -> Claim:
@@ -449,7 +502,10 @@ def _order(predict: Callable[[re.Match[str], Array], Array | None]) -> Callable[
                 if moved is None:
                     return True  # too long to be written out
                 unequal = _unequal(x, y)
-                if moved.shape == other.shape and np.mean((_bits(moved) == _bits(other))[unequal]) >= 0.49:
+                if (
+                    moved.shape == other.shape
+                    and np.mean((_bits(moved) == _bits(other))[unequal]) >= 0.49
+                ):
                     return True
             return False
 
@@ -526,26 +582,63 @@ FORMS: list[tuple[str, Callable[[re.Match[str]], Claim]]] = [
     (r"A is NaN(:| where)", _value(lambda x, y: np.isnan(x))),
     (r"(B is A|A is B) rounded to (\w+)", _rounded),
     (r"signs flipped", _value(lambda x, y: y == -x)),
-    (r"one bit of an element flipped", _value(lambda x, y: np.vectorize(lambda v: bin(int(v)).count("1"))(_bits(x) ^ _bits(y)) == 1)),
-    (r"every element of (?P<side>B) is (?P<n>\S+?)(:|$)", _with_number(lambda n, x, y: np.abs(y - n) <= 1e-4 * abs(n))),
-    (r"every element of (?P<side>A) is (?P<n>\S+?)(:|$)", _with_number(lambda n, x, y: np.abs(x - n) <= 1e-4 * abs(n))),
+    (
+        r"one bit of an element flipped",
+        _value(
+            lambda x, y: np.vectorize(lambda v: bin(int(v)).count("1"))(_bits(x) ^ _bits(y)) == 1
+        ),
+    ),
+    (
+        r"every element of (?P<side>B) is (?P<n>\S+?)(:|$)",
+        _with_number(lambda n, x, y: np.abs(y - n) <= 1e-4 * abs(n)),
+    ),
+    (
+        r"every element of (?P<side>A) is (?P<n>\S+?)(:|$)",
+        _with_number(lambda n, x, y: np.abs(x - n) <= 1e-4 * abs(n)),
+    ),
     (r"(?P<flip>A is B)?(B is A)? times a factor for every (?P<what>row|column|block)", _factors),
-    (r"B is A times (?P<n>-?[\d.e+-]+)", _with_number(lambda n, x, y: np.abs(y - n * x) <= 1e-3 * np.abs(y))),
-    (r"(?P<flip>A is B) times (?P<n>-?[\d.e+-]+)", _with_number(lambda n, x, y: np.abs(y - n * x) <= 1e-3 * np.abs(y))),
-    (r"B is A plus (?P<n>[\d.e+-]+)", _with_number(lambda n, x, y: np.abs(y - x - n) <= 1e-3 * (np.abs(x) + np.abs(y) + n))),
-    (r"B is A minus (?P<n>[\d.e+-]+)", _with_number(lambda n, x, y: np.abs(x - y - n) <= 1e-3 * (np.abs(x) + np.abs(y) + n))),
-    (r"(heads permuted|shards in the wrong order): \d+ blocks of (?P<size>\d+) " + NOUN + r" come in the order \[(?P<order>[^\]]*)\]", _order(_listed_order)),
+    (
+        r"B is A times (?P<n>-?[\d.e+-]+)",
+        _with_number(lambda n, x, y: np.abs(y - n * x) <= 1e-3 * np.abs(y)),
+    ),
+    (
+        r"(?P<flip>A is B) times (?P<n>-?[\d.e+-]+)",
+        _with_number(lambda n, x, y: np.abs(y - n * x) <= 1e-3 * np.abs(y)),
+    ),
+    (
+        r"B is A plus (?P<n>[\d.e+-]+)",
+        _with_number(lambda n, x, y: np.abs(y - x - n) <= 1e-3 * (np.abs(x) + np.abs(y) + n)),
+    ),
+    (
+        r"B is A minus (?P<n>[\d.e+-]+)",
+        _with_number(lambda n, x, y: np.abs(x - y - n) <= 1e-3 * (np.abs(x) + np.abs(y) + n)),
+    ),
+    (
+        r"(heads permuted|shards in the wrong order): \d+ blocks of (?P<size>\d+) "
+        + NOUN
+        + r" come in the order \[(?P<order>[^\]]*)\]",
+        _order(_listed_order),
+    ),
     (NOUN + r" in another order: \[(?P<order>[^\]]*)\] of A", _order(_listed_order)),
-    (NOUN + r" in reverse order", _order(lambda f, x: np.flip(x, {"rows": 0, "columns": 1}.get(f["noun"], 0)))),
+    (
+        NOUN + r" in reverse order",
+        _order(lambda f, x: np.flip(x, {"rows": 0, "columns": 1}.get(f["noun"], 0))),
+    ),
     (NOUN + r" shifted by (?P<n>-?\d+)", _order(_shift_rows)),
     (r"content shifted by (?P<n>-?\d+) element", _order(_shift_flat)),
-    (r"every one of (?P<parts>\d+) blocks on axis (?P<axis>\d+) holds block (?P<every>\d+)", _order(_duplicate_block)),
+    (
+        r"every one of (?P<parts>\d+) blocks on axis (?P<axis>\d+) holds block (?P<every>\d+)",
+        _order(_duplicate_block),
+    ),
     (r"of \d+ blocks of (?P<size>\d+) on axis (?P<axis>\d+), block", _order(_duplicate_block)),
     (r"transposed, then read", _order(lambda f, x: x.T.reshape(x.shape))),
     (r"transposed", _order(lambda f, x: x.T)),
     (r"read with the shape of A's transpose", _order(lambda f, x: x.reshape(x.shape[::-1]).T)),
     (r"\d+ blocks of \d+ \S+ strided", _same_values),
-    (r"(gate and up|query, key and value|rotary halves|rows of|components|\w+(, \w+)+ interleaved)", _same_values),
+    (
+        r"(gate and up|query, key and value|rotary halves|rows of|components|\w+(, \w+)+ interleaved)",
+        _same_values,
+    ),
     (r"experts come in the order", _same_values),
     (r"only rows ([\d,]+) to ([\d,]+) differ, which pad the vocabulary", _padding),
     (r"whole (4 KiB pages|512-byte sectors) of", _unexplained),

@@ -160,7 +160,12 @@ def is_share(lo: int, hi: int, length: int) -> bool:
     """
     for parts in range(2, min(64, length) + 1):
         step = -(-length // parts)
-        if step >= _FEWEST_ROWS and lo % step == 0 and (hi % step == 0 or hi == length) and hi - lo < length:
+        if (
+            step >= _FEWEST_ROWS
+            and lo % step == 0
+            and (hi % step == 0 or hi == length)
+            and hi - lo < length
+        ):
             return True
     return False
 

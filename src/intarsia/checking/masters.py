@@ -18,7 +18,6 @@ from intarsia.checking.naming import state_of
 from intarsia.checking.seen import Seen
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
-from intarsia.layout import Layout
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
@@ -95,7 +94,7 @@ def compare_master(checkpoint: Checkpoint, name: str, budget: Budget) -> Stale |
     count, first, most = 0, "", 0.0
     for box in windows(weight.shape, master.dtype.itemsize, budget.window_bytes // 4):
         narrow, wide = (
-            checkpoint.read_box(Layout.of(x.name, x.shape), box, x.dtype).view(bits_dtype(x.dtype))
+            checkpoint.read_box(checkpoint.prover.tensor(x.name), box).view(bits_dtype(x.dtype))
             for x in (weight, master)
         )
         near = _agree(narrow, cast(wide, master.dtype, weight.dtype), weight)

@@ -89,10 +89,11 @@ class Content:
             self._checkpoint = Checkpoint(self._manifest)
         width = max(stored.shape[-1] if stored.shape else 1, 1)
         flat = stored.layout.reshape(-1, width)
+        proven = self._checkpoint.prove(stored.name, flat, stored.dtype)
         for part in windows(box.shape, stored.dtype.itemsize, self._budget.window_bytes // 4):
             where = part.moved(box.offsets)
             if flat.box(where.offsets, where.shape).mapped == part.size:  # padding says nothing
-                held = self._checkpoint.read_box(flat, where, stored.dtype)
+                held = self._checkpoint.read_box(proven, where)
                 yield held.view(bits_dtype(stored.dtype))
 
 

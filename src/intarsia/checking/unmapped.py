@@ -111,11 +111,12 @@ def _unequal(checkpoint: Checkpoint, copy: Stored, chunk: Chunk, budget: Budget)
     size = copy.dtype.itemsize
     if located.piece is not None:
         return 0
+    proven = checkpoint.prove(copy.name, copy.layout, copy.dtype)
     folder, count, done = folder_of(checkpoint.manifest), 0, 0
     with folder:
         for part in windows(chunk.box.shape, size, budget.window_bytes // 4):
             box = part.moved(chunk.box.offsets)
-            held = checkpoint.read_box(copy.layout, box, copy.dtype)
+            held = checkpoint.read_box(proven, box)
             start = located.start_bytes + done * size
             raw = np.frombuffer(folder.read(chunk.file, start, part.size * size), np.uint8)
             if not np.array_equal(held, raw):

@@ -105,13 +105,27 @@ def test_every_kind_of_difference_is_documented() -> None:
     kinds: dict[str, str] = {}
     for file in (ROOT / "src/intarsia/checking/diagnosis").glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in at:
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in at
+            ):
                 args = node.args[at[node.func.id] :]
                 if args and isinstance(args[0], ast.Constant) and args[0].value:
                     kinds[str(args[0].value)] = file.name
             if isinstance(node, ast.Tuple) and node.elts and isinstance(node.elts[0], ast.Constant):
                 word = node.elts[0].value
-                if isinstance(word, str) and word.endswith(("-swapped", "-interleaved", "-permuted", "-shifted", "-duplicated", "-missing", "-moved")):
+                if isinstance(word, str) and word.endswith(
+                    (
+                        "-swapped",
+                        "-interleaved",
+                        "-permuted",
+                        "-shifted",
+                        "-duplicated",
+                        "-missing",
+                        "-moved",
+                    )
+                ):
                     kinds[word] = file.name
     assert len(kinds) > 20
     assert not {kind: file for kind, file in kinds.items() if f"`{kind}`" not in page}
