@@ -196,14 +196,15 @@ def digest_with(
     section: SectionLike = None,
 ) -> Digests:
     """The digests of a checkpoint, by ranks that read the same one."""
-    from intarsia.checking.digest import digests_of
+    from intarsia.checking.digest import digests_of, objects_of
 
     with team.together():
         checkpoint = open(path, config, section)
     with checkpoint:
         facts = {f"source file {f}": str(Stamp(*s)) for f, s in checkpoint.manifest.stamps.items()}
         agree(team, facts | {"--secure": str(secure), "--memory, --workers": str(budget)})
-        return digests_of(checkpoint, budget, progress, secure=secure, team=team)
+        found = digests_of(checkpoint, budget, progress, secure=secure, team=team)
+        return replace(found, objects=objects_of(checkpoint.manifest, budget))
 
 
 def diff(

@@ -80,3 +80,23 @@ def test_a_stack_of_experts_is_told_by_the_ones_that_are_hurt(tmp_path: Path) ->
     save_file({"layers.0.experts.down_proj": stack}, tmp_path / "model.safetensors")
     (fault,) = intarsia.verify(tmp_path).faults
     assert fault.text == "experts 1 = 4 of a layer are equal: layers.0.experts.down_proj"
+
+
+@pytest.mark.parametrize("kind", ["experts-identical", "layers-repeated"])
+def test_a_model_made_by_copying_is_noted_until_it_was_trained(kind: str, tmp_path: Path) -> None:
+    """Upcycled from a dense model, or made deeper by repeating layers."""
+    for trained_ in (False, True):
+        tensors = trained(weights(4)) if trained_ else weights(4)
+        for name in list(tensors):
+            source = name.replace("layers.2.", "layers.0.").replace("layers.3.", "layers.1.")
+            if kind == "experts-identical":
+                source = name
+                for e in (1, 2, 3):
+                    source = source.replace(f".experts.{e}.", ".experts.0.")
+            tensors[name] = tensors[source].clone()
+        report = intarsia.verify(write(tensors, tmp_path / f"{trained_}"))
+        if trained_:
+            assert {fault.kind for fault in report.faults} == {kind}
+        else:
+            assert report.sound, report
+            assert any("not trained since" in note for note in report.notes)

@@ -252,7 +252,10 @@ def test_one_rank_s_experts_saved_for_another_are_told_as_blocks(tmp_path: Path)
         tensors[names[12 + 8 + e]] = tensors[names[12 + e]].clone()
     (fault,) = intarsia.verify(write_hf(tmp_path / "block", tensors)).faults
     assert (fault.kind, fault.where) == ("expert-blocks-repeated", "layers 1")
-    assert "experts [8:12) equal experts [0:4): one rank's were saved for another" in fault.text
+    assert (
+        "experts [8:12) equal experts [0:4), as where one rank's were saved for another"
+        in fault.text
+    )
     assert len(fault.tensors) == 8
     tensors[names[12 + 7]] = tensors[names[12 + 5]].clone()
     (fault,) = intarsia.verify(write_hf(tmp_path / "mixed", tensors)).faults

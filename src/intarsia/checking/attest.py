@@ -16,8 +16,11 @@ from intarsia.checking.digest import (
     digest_of,
     digests_of,
     mismatches,
+    objects_of,
     stored_digests,
+    with_twins,
 )
+from intarsia.checking.ties import twins_of
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
 from intarsia.format.base import Arrangement
@@ -80,12 +83,14 @@ def attest(written: Manifest, work: Work, src: Manifest, budget: Budget) -> Atte
     rest = [name for name in written.logical if name not in found]
     with Checkpoint(written) as checkpoint:
         found |= digests_of(checkpoint, budget, names=rest, team=Crew()).tensors
+    found = with_twins(found, twins_of(written))
+    digests = Digests(QUICK, found, objects_of(written, budget))
     promised = stored_digests(src)
     if promised is None:
-        return Attested(Digests(QUICK, found))
+        return Attested(digests)
     rounded = {name for target, name in work.sums if target in work.rounded}
     _check(promised, found, written, src, rounded)
-    return Attested(Digests(QUICK, found), promised.digests.root)
+    return Attested(digests, promised.digests.root)
 
 
 def _check(
@@ -101,6 +106,7 @@ def _check(
         for name, digest in promised.digests.tensors.items()
         if name in found
         and name in src.logical
+        and name in written.logical
         and src.logical[name].dtype == written.logical[name].dtype
         and name not in rounded
     }

@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from intarsia.checking.digest import digest_of, digests_of, mismatches, stored_digests
+from intarsia.checking.digest import digest_of, digests_of, mismatches, objects_of, stored_digests
 from intarsia.checking.fault import Fault, few
 from intarsia.checking.seen import Seen
+from intarsia.checking.ties import twins_of
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import IntarsiaError
 from intarsia.format.sides import DIGESTS
@@ -36,6 +37,23 @@ def digests_in(manifest: Manifest) -> Mapping[str, str]:
     tensors = found.digests.tensors if found else {}
     # The state of the optimizer lies in a folder of its own, which is not asked about.
     return {n: d for n, d in tensors.items() if n in manifest.logical or n[:10] != "optimizer."}
+
+
+def object_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
+    """Objects that are not those whose digests were stored: changed, emptied, deleted, added."""
+    try:
+        attested = stored_digests(manifest) if is_folder(Path(manifest.path)) else None
+        if attested is None or not attested.digests.objects:
+            return
+        wrong = mismatches(attested.digests.objects, objects_of(manifest, budget))
+    except IntarsiaError:
+        return  # told by whoever reads the digests, or the objects
+    if wrong:
+        names = tuple(each.name for each in wrong)
+        gone = [each.name for each in wrong if not each.found]
+        text = f"{len(names):,} objects are not those whose digests were stored: {few(names)}"
+        text += f"; absent: {few(gone)}" if gone else ""
+        yield Fault("digest-differs", names, DIGESTS, text)
 
 
 def digest_faults(
@@ -69,6 +87,10 @@ def digest_faults(
             text = f"the digests of {few(rest)} cannot be taken: {error.brief}"
             yield Fault(error.kind, tuple(rest), DIGESTS, text)
             known = {*known, *rest}
+    # What is tied and not stored has the digest of its twin, where the file tells it.
+    told |= {
+        n: told[x.name] for n, x in twins_of(manifest).items() if n in expected and x.name in told
+    }
     asked = {n: d for n, d in expected.items() if n not in known}
     wrong = mismatches(asked, told)
     if not wrong:

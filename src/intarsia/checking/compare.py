@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from intarsia.checking.beside import Beside, compare_beside
 from intarsia.checking.diagnosis import Finding, Unequal, diagnose
 from intarsia.checking.diagnosis.whereabouts import Whereabouts
 from intarsia.checking.fault import Fault
 from intarsia.checking.main_weights import differ_from_main
 from intarsia.checking.pairs import Pair, match, read_windows
+from intarsia.checking.unmapped import unmapped_faults
 from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import DType
 from intarsia.layout import unravel
@@ -69,10 +71,15 @@ class Comparison:
     different: tuple[Difference, ...]
     notes: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
+    beside: tuple[Beside, ...] = ()
+    damaged: tuple[Fault, ...] = ()
+    """Faults of what one side stores outside of every tensor."""
 
     @property
     def equal(self) -> bool:
-        return not (self.only_in_a or self.only_in_b or self.different)
+        """Whether all tensors and the state of the run are the same, and nothing is damaged."""
+        same = not (self.only_in_a or self.only_in_b or self.different or self.damaged)
+        return same and not any(each.counts for each in self.beside)
 
     def __bool__(self) -> bool:
         return self.equal
@@ -87,7 +94,8 @@ class Comparison:
             "only_in_a": list(self.only_in_a),
             "only_in_b": list(self.only_in_b),
             "different": [d.as_json() for d in self.different],
-            "faults": [f.as_json() for f in self.faults],
+            "faults": [f.as_json() for f in (*self.damaged, *self.faults)],
+            "beside": [each.as_json() for each in self.beside],
             "notes": list(self.notes),
         }
 
@@ -114,6 +122,12 @@ def compare(
         different=tuple(map(_told, unequal, diagnosis.findings)),
         notes=(*matched.notes, *_padding(a, "A", budget), *_padding(b, "B", budget)),
         faults=diagnosis.faults,
+        beside=compare_beside(a.manifest, b.manifest, budget),
+        damaged=tuple(
+            replace(fault, where=f"{side}: {fault.where}")
+            for side, held in (("A", a.manifest), ("B", b.manifest))
+            for fault in unmapped_faults(held, budget)
+        ),
     )
 
 

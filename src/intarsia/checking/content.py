@@ -6,19 +6,34 @@ of zeros where every layer has them so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import Place, tensors_in
 from intarsia.checking.portrait import Portrait, Run
+from intarsia.checking.pruned import Pruned
 from intarsia.checking.seen import Odd, Seen
 from intarsia.format.megatron_buckets import is_bucket
 
 _MEGATRON_PADS_TO = 1024
 """Megatron pads a vocabulary to a multiple of 128 for every tensor-parallel rank."""
 
+_FEW_RANKS = 8
+"""Up to so many ranks, an equal share of a vocabulary's rows is rather a rank's than padding."""
+
 _PADS_TO = 128
 """What vocabularies are padded to a multiple of elsewhere, at most."""
+
+_MANTISSA = {"F16": 0x3FF, "BF16": 0x7F}
+_FEWEST_BITS = 5
+"""Bits of their mantissas that numbers of another type use; signs and powers of two use none."""
+
+_FEWEST_ROWS = 4
+"""Fewer zero rows are neurons that died, unless they are all that a file holds of a rank."""
+
+_STARTS_AT_ZERO = re.compile(r"lora_(embedding_)?(B|up)\b|lora_B|ia3_l|\.gate_(attn|mlp)$")
+"""Adapters that are zero until they are trained, in some layers or in all."""
 
 _LEAST_WEIGHT, _MOST_WEIGHT = 0.2, 1e-8
 """Every number of a matrix above the first, or below the second: no weights are like that."""
@@ -26,6 +41,7 @@ _LEAST_WEIGHT, _MOST_WEIGHT = 0.2, 1e-8
 
 def content_faults(found: Sequence[Seen], padded: bool) -> Iterator[Fault]:
     """The faults of every tensor; `padded` says that vocabularies may end with zero rows."""
+    pruned = Pruned(found)
     for seen in found:
         yield from seen.faults
         if seen.faults:
@@ -35,7 +51,7 @@ def content_faults(found: Sequence[Seen], padded: bool) -> Iterator[Fault]:
         yield from dtype_implausible(seen)
         yield from value_implausible(seen)
         for portrait in seen.portraits:
-            yield from zero_block(seen, portrait, padded)
+            yield from zero_block(seen, portrait, padded, pruned)
     yield from zero_tensors(found)
     yield from zero_scalars(found)
 
@@ -71,6 +87,8 @@ def dtype_implausible(seen: Seen) -> Iterator[Fault]:
         return
     if stored.layout.size < 64 or stored.dtype.name not in ("F16", "BF16") or seen.not_finite.count:
         return
+    if (seen.used_bits & _MANTISSA[stored.dtype.name]).bit_count() < _FEWEST_BITS:
+        return
     least, most = seen.magnitude(seen.least), seen.magnitude(seen.most)
     fp16 = stored.dtype.name == "F16" and least > _LEAST_WEIGHT
     bf16 = stored.dtype.name == "BF16" and 0 < most < _MOST_WEIGHT
@@ -87,15 +105,16 @@ def dtype_implausible(seen: Seen) -> Iterator[Fault]:
 def value_implausible(seen: Seen) -> Iterator[Fault]:
     """Numbers that no training gives a weight, and that memory which was never written holds."""
     stored = seen.item.stored
-    if not stored.name.endswith("weight") or seen.item.kinds - {"", "master"}:
+    leaf = stored.name.rpartition(".")[2]
+    if "mask" in leaf or "scale" in leaf or seen.item.kinds - {"", "master"}:
         return
     if seen.absurd.count:
         most = seen.magnitude(seen.most)
         yield _odd("value-implausible", seen, seen.absurd, f"beyond 1e8, up to {most:.2g}")
 
 
-def zero_block(seen: Seen, portrait: Portrait, padded: bool) -> Iterator[Fault]:
-    """Rows or columns of a matrix that are all zero, enough of them to be a rank's share."""
+def zero_block(seen: Seen, portrait: Portrait, padded: bool, pruned: Pruned) -> Iterator[Fault]:
+    """Rows or columns of a matrix that are all zero, just so many as are a rank's share."""
     unit, place = portrait.unit, portrait.unit.place
     if min(unit.rows, unit.columns) < 2 or not seen.item.stored.dtype.floating:
         return
@@ -108,17 +127,47 @@ def zero_block(seen: Seen, portrait: Portrait, padded: bool) -> Iterator[Fault]:
         ("columns", portrait.zero_columns, unit.columns, unit.rows),
     ):
         for lo, hi in runs:
-            least = max(2, length // share)
-            if word == "rows" and _is_a_chunk(seen, (lo, hi)) and not place.is_vocabulary:
-                least = 2
+            chunk = word == "rows" and _is_a_chunk(seen, (lo, hi)) and not place.is_vocabulary
+            enough = hi - lo >= max(_FEWEST_ROWS, length // share) and is_share(lo, hi, length)
+            if not (chunk and hi - lo >= 2) and not (enough and not _is_scattered(runs, length)):
+                continue
             trailing = place.is_vocabulary and word == "rows" and hi == length
-            if hi - lo < least or (trailing and is_padding(hi - lo, length, padded)):
+            if trailing and is_padding(hi - lo, length, padded):
                 continue
             stored = seen.item.stored
+            if word == "rows" and pruned.has_rows(stored, unit, lo, hi):
+                continue
+            if word == "columns" and pruned.has_columns(stored, unit, lo, hi):
+                continue
             names = tensors_in(stored, unit, *((lo, hi) if word == "rows" else ()))
             text = f"{word} [{lo}:{hi}) of {length} of `{_named(seen, place)}` are all zero"
             yield Fault("zero-block", names, f"{word} [{lo}:{hi})", text, (hi - lo) * across)
             break
+
+
+def _is_scattered(runs: Sequence[Run], length: int) -> bool:
+    """Whether zero rows lie here and there, as where single weights were pruned."""
+    longest = max(hi - lo for lo, hi in runs)
+    others = [hi - lo for lo, hi in runs if not is_share(lo, hi, length)]
+    return 4 * max(others, default=0) > longest
+
+
+def is_share(lo: int, hi: int, length: int) -> bool:
+    """Whether `[lo, hi)` are the shares of one or more ranks of an even cut.
+
+    >>> is_share(16, 32, 48), is_share(16, 48, 48), is_share(15, 32, 48)
+    (True, True, False)
+    """
+    for parts in range(2, min(64, length) + 1):
+        step = -(-length // parts)
+        if (
+            step >= _FEWEST_ROWS
+            and lo % step == 0
+            and (hi % step == 0 or hi == length)
+            and hi - lo < length
+        ):
+            return True
+    return False
 
 
 def is_padding(count: int, length: int, padded: bool) -> bool:
@@ -129,7 +178,8 @@ def is_padding(count: int, length: int, padded: bool) -> bool:
     """
     if padded:
         return count <= _MEGATRON_PADS_TO
-    return count < _PADS_TO and bool(length % count) and 2 * count < length
+    share = length % count == 0 and length // count <= _FEW_RANKS
+    return count < _PADS_TO and not share and 2 * count < length
 
 
 def _is_a_chunk(seen: Seen, run: Run) -> bool:
@@ -159,7 +209,12 @@ def zero_tensors(found: Sequence[Seen]) -> Iterator[Fault]:
             matrix = min(p.unit.rows, p.unit.columns) > 1
             norm = "norm" in place.template and not place.template.endswith("bias")
             told = matrix and not place.is_rare if place.is_moment else matrix or norm
-            if seen.item.stored.dtype.floating and told:
+            vector = (
+                not matrix and not place.kind and p.unit.columns > 1 and place.layer is not None
+            )
+            if _STARTS_AT_ZERO.search(place.template):
+                continue
+            if seen.item.stored.dtype.floating and (told or vector):
                 alike.setdefault((place.kind, place.template), []).append((seen, p))
                 if not p.zero:
                     moving.add(_at(place))
@@ -173,6 +228,9 @@ def zero_tensors(found: Sequence[Seen]) -> Iterator[Fault]:
         ]
         if not zero or (len(zero) == len(group) and not _is_needed(zero[0][1], norms)):
             continue
+        starts_at_zero = template.endswith(".bias") and zero[0][1].unit.rows == 1
+        if starts_at_zero and 2 * len(zero) >= len(group):
+            continue  # a part of the model that was never trained
         names = [name for seen, p in zero for name in tensors_in(seen.item.stored, p.unit)]
         rest = len(group) - len(zero)
         text = f"{few(names)} {'is' if len(names) == 1 else 'are'} all zero"
@@ -201,8 +259,9 @@ def zero_scalars(found: Sequence[Seen]) -> Iterator[Fault]:
             yield Fault("zero-scalar", (stored.name,), _files(seen), f"`{stored.name}` is 0", 1)
 
 
-def notes_of(found: Sequence[Seen]) -> Iterator[str]:
-    """What is worth saying and no fault."""
+def notes_of(found: Sequence[Seen], faults: Iterable[Fault]) -> Iterator[str]:
+    """What is worth saying, and no fault says."""
+    lost = {name for fault in faults if fault.kind == "zero-block" for name in fault.tensors}
     unsealed = sum(seen.unsealed for seen in found)
     if unsealed:
         yield f"{unsealed:,} chunks were saved without a CRC-32, so their bytes cannot be checked"
@@ -212,9 +271,9 @@ def notes_of(found: Sequence[Seen]) -> Iterator[str]:
             if not p.unit.place.is_vocabulary or p.unit.place.kind:
                 continue
             name = seen.item.stored.name
-            if hi > lo:
+            if hi > lo and lost.isdisjoint(tensors_in(seen.item.stored, p.unit)):
                 yield f"`{name}` ends with {hi - lo:,} zero rows, as padding does"
-            elif p.alike_at_end > 1:
+            elif hi == lo and p.alike_at_end > 1:
                 yield f"`{name}` ends with {p.alike_at_end:,} equal rows, as tokens never trained do"
 
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from intarsia.carried import read_entries
 from intarsia.checking.digest_steps import steps_over
+from intarsia.checking.ties import twins_of
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FormatError
 from intarsia.format.sides import DIGESTS
@@ -39,6 +41,8 @@ class Digests:
 
     kind: str
     tensors: Mapping[str, str]
+    objects: Mapping[str, str] = field(default_factory=dict)
+    """The SHA-256 of each object beside the tensors, which every format spells in its own way."""
 
     @property
     def root(self) -> str:
@@ -51,7 +55,14 @@ class Digests:
             "root": self.root,
             "kind": self.kind,
             "tensors": dict(sorted(self.tensors.items())),
+            "objects": dict(sorted(self.objects.items())),
         }
+
+
+def objects_of(manifest: Manifest, budget: Budget) -> dict[str, str]:
+    """The digest of each object beside the tensors, as its bytes are."""
+    found = read_entries(manifest, budget.memory_bytes // 2)
+    return {name: f"{SECURE}:{hashlib.sha256(data).hexdigest()}" for name, data in found.items()}
 
 
 def digest_of(x: Logical, total: Sum) -> str:
@@ -81,6 +92,7 @@ def digests_of(
     """The digests of a checkpoint's tensors, or of those named; the ranks of a job share the work."""
     logical = checkpoint.manifest.logical
     wanted = {name: logical[name] for name in (logical if names is None else names)}
+    twins = twins_of(checkpoint.manifest) if names is None else {}
     team = team or Crew()
     with team.together() as shared:
         if secure:
@@ -105,9 +117,15 @@ def digests_of(
             shared.value = merged(sums)
     if secure:
         found = {name: digest for part in shared.values for name, digest in part.items()}
-        return Digests(SECURE, {name: found[name] for name in wanted})
+        return Digests(SECURE, with_twins({name: found[name] for name in wanted}, twins))
     total = merged(shared.values)
-    return Digests(QUICK, {n: digest_of(x, total.get(n, Sum())) for n, x in wanted.items()})
+    found = {n: digest_of(x, total.get(n, Sum())) for n, x in wanted.items()}
+    return Digests(QUICK, with_twins(found, twins))
+
+
+def with_twins(found: Mapping[str, str], twins: Mapping[str, Logical]) -> dict[str, str]:
+    """The digests, and of what is tied and not stored that of the tensor that it is."""
+    return {**found, **{name: found[x.name] for name, x in twins.items() if x.name in found}}
 
 
 def _hash(checkpoint: Checkpoint, x: Logical, budget: Budget) -> str:
@@ -162,7 +180,8 @@ def stored_digests(manifest: Manifest) -> Attested | None:
             said = parse_json(folder.read_all(DIGESTS), str(path), hint=_REMOVE)
         tensors = {str(k): str(v) for k, v in said["tensors"].items()}
         files = {str(k): str(v) for k, v in said.get("files", {}).items()}
-        found = Attested(Digests(str(said["kind"]), tensors), said["from"], files)
+        objects = {str(k): str(v) for k, v in said.get("objects", {}).items()}
+        found = Attested(Digests(str(said["kind"]), tensors, objects), said["from"], files)
         root = said["root"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{path} is no file of digests ({error})", hint=_REMOVE) from error
@@ -171,6 +190,8 @@ def stored_digests(manifest: Manifest) -> Attested | None:
             f"{path} holds digests of the kind `{found.digests.kind}`; this version knows `{QUICK}`",
             hint=f"remove {DIGESTS} to go without, or use the version that wrote it",
         )
+    if not tensors and manifest.logical:
+        raise FormatError(f"{path} holds no digest, though tensors are stored", hint=_REMOVE)
     if found.digests.root != root:
         raise FormatError(
             f"{path} contradicts itself: it says {root}, its tensors give {found.digests.root}",

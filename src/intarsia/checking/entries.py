@@ -39,7 +39,7 @@ def damaged_entries(manifest: Manifest, known: Collection[str] = ()) -> Iterator
                 continue
             where = f"{entry.file} byte {entry.start_bytes:,}"
             try:
-                wrong = _wrong_in(folder, entry)
+                wrong = wrong_in(folder, entry)
             except (IntarsiaError, *BROKEN_ZIP) as error:
                 if isinstance(error, IntarsiaError):
                     error.blame()
@@ -83,7 +83,7 @@ def _place(entry: Entry) -> tuple[str, int, int]:
     return entry.file, entry.start_bytes, entry.length_bytes
 
 
-def _wrong_in(folder: Folder, entry: Entry) -> str | None:
+def wrong_in(folder: Folder, entry: Entry) -> str | None:
     """What is wrong with an object's bytes; those that a program saved as they are may be any."""
     file, start, length = _place(entry)
     if length < _LEAST_BYTES:

@@ -9,7 +9,9 @@ from math import prod
 
 from intarsia.planning.manifest import Stored
 
-_LAYER = re.compile(r"(?<![^.])(?P<word>layers|layer|h|blocks|block)\.(?P<k>\d+)(?=\.)")
+_LAYER = re.compile(r"(?<![^.])(?:layers|layer|h|blocks|block)\.(?P<k>\d+)(?=\.)")
+_NUMBERED = re.compile(r"(?<![^.])(?:(?!experts\.|local_experts\.)\w+)\.(?P<k>\d+)(?=\.)")
+"""Any other list of modules: `resblocks.3.`, `stages.0.`."""
 _EXPERT = re.compile(r"(?<![^.])(?P<word>experts|local_experts)\.(?P<k>\d+)(?=\.)")
 _STATE = re.compile(
     r"^optimizer\.(?P<kind>exp_avg_sq|exp_avg|master|step|[A-Za-z_0-9]+)\.(?P<of>.+)$"
@@ -56,9 +58,15 @@ def place_of(name: str) -> Place:
     kind = ""
     if state := _STATE.match(name):
         kind, name = state["kind"], state["of"]
-    layer, expert = _LAYER.search(name), _EXPERT.search(name)
-    template = _EXPERT.sub(r"\g<word>.*", _LAYER.sub(r"\g<word>.*", name, count=1))
+    layer, expert = layer_in(name), _EXPERT.search(name)
+    starred = f"{name[: layer.start('k')]}*{name[layer.end('k') :]}" if layer else name
+    template = _EXPERT.sub(r"\g<word>.*", starred)
     return Place(template, kind, layer and int(layer["k"]), expert and int(expert["k"]))
+
+
+def layer_in(name: str) -> re.Match[str] | None:
+    """Where a name has the number of its layer: `k` is it."""
+    return _LAYER.search(name) or _NUMBERED.search(name)
 
 
 def state_of(name: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from intarsia.checking.ties import twins_of
 from intarsia.checking.unlike import unlike
 from intarsia.checkpoint import Checkpoint
 from intarsia.family import table_for
@@ -45,17 +46,16 @@ class Matched:
 
 
 def match(a: Checkpoint, b: Checkpoint) -> Matched:
-    """Pairs of equal names; a tied tensor that one side leaves out is held against its twin.
+    """Pairs of equal names; a tied tensor that one side leaves out is the one that it is tied to.
 
     A main weight that lies in the place of the weight, as in `fsdp_dtensor`, is held against the other
     side's main weight, and the weight of that side against it rounded.
     """
     left, right = a.manifest.logical, b.manifest.logical
-    table = table_for(a.config) or table_for(b.config)
-    tied = table.tied if table else {}
+    tied = {"A": twins_of(a.manifest), "B": twins_of(b.manifest)}
     mains = _main_weights(a.manifest, b.manifest)
     norms = recentred_norms(a.config or b.config) if mains else {}
-    apart = unlike(a.manifest, b.manifest, table)
+    apart = unlike(a.manifest, b.manifest, table_for(a.config) or table_for(b.config))
     left = {name: x for name, x in left.items() if name not in apart.a}
     right = {name: x for name, x in right.items() if name not in apart.b}
     pairs = [
@@ -63,20 +63,22 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
     ]
     notes = list(apart.notes)
     only = [sorted(apart.a), sorted(apart.b)]
-    for side, (ours, theirs) in enumerate(((left, right), (right, left))):
-        for name in ours:
-            twin = tied.get(name)
+    for side, (ours, theirs, other) in enumerate(((left, right, "B"), (right, left, "A"))):
+        for name, x in ours.items():
             if name in theirs:
                 continue
-            if twin is not None and twin in theirs:
-                pair = Pair(ours[name], theirs[twin])
+            twin = tied[other].get(name)
+            if twin is None and name.startswith(MASTER) and name.removeprefix(MASTER) in mains:
+                pair = Pair(x, theirs[name.removeprefix(MASTER)])
                 pairs.append(pair if side == 0 else pair.flipped)
-                notes.append(f"`{name}` is tied and stored on one side; compared with `{twin}`")
-            elif name.startswith(MASTER) and name.removeprefix(MASTER) in mains:
-                pair = Pair(ours[name], theirs[name.removeprefix(MASTER)])
-                pairs.append(pair if side == 0 else pair.flipped)
-            elif not _is_weight_itself((a, b)[side].manifest, name):
+                continue
+            if twin is None and _is_weight_itself((a, b)[side].manifest, name):
+                continue
+            if twin is None:
                 only[side].append(name)
+                continue
+            pairs.append(Pair(x, twin) if side == 0 else Pair(twin, x))
+            notes.append(f"`{name}` is tied and not stored in {other}; compared with `{twin.name}`")
     return Matched(tuple(pairs), tuple(only[0]), tuple(only[1]), tuple(notes))
 
 

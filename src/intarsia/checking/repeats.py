@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from intarsia.checking.fault import Fault, few
-from intarsia.checking.naming import place_of, state_of, tensors_in
-from intarsia.checking.portrait import Portrait
+from intarsia.checking.naming import Place, place_of, state_of, tensors_in
+from intarsia.checking.same_content import Content, Drawn
 from intarsia.checking.seen import Seen
 from intarsia.planning.manifest import Stored
 
-Drawn = tuple[Stored, Portrait]
 Experts = dict[int, Drawn]
+_Stack = tuple[str, int | None, str]
+"""The template of a list of modules, an expert, and a kind of state."""
+
+_NUMBER = re.compile(r"(?<=\.)(?<!experts\.)\d+(?=\.)")
 
 
-def repeat_faults(found: Sequence[Seen], tied: Mapping[str, str]) -> Iterator[Fault]:
+def repeat_faults(
+    found: Sequence[Seen], tied: Mapping[str, str], content: Content
+) -> Iterator[Fault]:
     """What is equal and should not be; and what should be and is not."""
     drawn = [(seen.item.stored, p) for seen in found for p in seen.portraits]
+    drawn = content.confirmed(drawn)
     parts = [
         [(stored, p) for stored, p in drawn if is_part(p.unit.place)]
         for is_part in (
@@ -29,7 +36,7 @@ def repeat_faults(found: Sequence[Seen], tied: Mapping[str, str]) -> Iterator[Fa
     for repeated in (repeated_experts, repeated_layers):
         # What was copied with its state is told once, of the weights.
         yield from next((faults for part in parts if (faults := list(repeated(part)))), ())
-    shards = [fault for seen in found for fault in repeated_shards(seen)]
+    shards = [fault for seen in found for fault in repeated_shards(seen, content)]
     told = {name for fault in shards for name in fault.tensors}
     # As above: state that repeats where its parameter does adds nothing.
     yield from (
@@ -38,6 +45,27 @@ def repeat_faults(found: Sequence[Seen], tied: Mapping[str, str]) -> Iterator[Fa
         if not all(state_of(name)[0] and state_of(name)[1] in told for name in fault.tensors)
     )
     yield from tied_that_differ(found, tied)
+
+
+def made_by_copying(
+    logical: Iterable[str], faults: Sequence[Fault]
+) -> tuple[list[str], list[Fault]]:
+    """Copies that a model was made of and not trained since, as notes; and the faults that are left.
+
+    A model without moments may have been made so: all experts from one, several layers repeated.
+    With moments it was trained, and training tells copies apart.
+    """
+    moments = any(place_of(name).is_moment for name in logical)
+    layers = [fault for fault in faults if fault.kind == "layers-repeated"]
+    notes, left = [], []
+    for fault in faults:
+        made = fault.kind == "experts-identical" or (fault in layers and len(layers) > 1)
+        if made and not moments:
+            how = "upcycled" if fault.kind == "experts-identical" else "made deeper"
+            notes.append(f"{fault.text}, as in a model that was {how} and not trained since")
+        else:
+            left.append(fault)
+    return notes, left
 
 
 def repeated_experts(drawn: Sequence[Drawn]) -> Iterator[Fault]:
@@ -79,7 +107,7 @@ def _pattern(held: Experts) -> tuple[str, str]:
     if block := _block_of(held):
         return (
             "expert-blocks-repeated",
-            f"experts repeat every {block}: one rank's {block} experts were saved for all",
+            f"experts repeat every {block}, as where one rank's {block} were saved for all",
         )
     same = [experts for experts in _classes(held).values() if len(experts) > 1]
     pairs = sorted((b, a) for first, *rest in same for b in rest for a in (first,))
@@ -88,7 +116,8 @@ def _pattern(held: Experts) -> tuple[str, str]:
     if len(pairs) > 1 and stretch and last < lo:
         return (
             "expert-blocks-repeated",
-            f"experts [{lo}:{hi + 1}) equal experts [{first}:{last + 1}): one rank's were saved for another",
+            f"experts [{lo}:{hi + 1}) equal experts [{first}:{last + 1}), as where one rank's were"
+            " saved for another",
         )
     told = few([" = ".join(map(str, experts)) for experts in same], 4)
     return "experts-repeated", f"experts {told} of a layer are equal"
@@ -122,12 +151,11 @@ def _size(groups: Mapping[Any, Experts]) -> int:
 
 def repeated_layers(drawn: Sequence[Drawn]) -> Iterator[Fault]:
     """Layers that are equal in every matrix, or in some; what all layers share is a buffer."""
-    templates: dict[tuple[str, int | None, str], dict[int, Drawn]] = {}
+    templates: dict[_Stack, dict[int, Drawn]] = {}
     for stored, p in drawn:
-        place = p.unit.place
-        if place.layer is not None and p.telling and stored.dtype.floating:
-            key = (place.template, place.expert, place.kind)
-            templates.setdefault(key, {})[place.layer] = (stored, p)
+        if p.telling and stored.dtype.floating:
+            for key, number in _stacks(stored, p.unit.place):
+                templates.setdefault(key, {})[number] = (stored, p)
     equal: dict[tuple[str, int, int], list[Drawn]] = {}
     held: dict[tuple[str, int], int] = {}
     for (template, _, _), layers in templates.items():
@@ -154,6 +182,17 @@ def repeated_layers(drawn: Sequence[Drawn]) -> Iterator[Fault]:
         yield Fault(kind, tuple(names), f"{stack}{second}", text, elements)
 
 
+def _stacks(stored: Stored, place: Place) -> Iterator[tuple[_Stack, int]]:
+    """Every list of modules that a matrix is in, as the template of its name, and its number there."""
+    name = state_of(stored.name)[1]
+    numbers = list(_NUMBER.finditer(name))
+    for found in numbers:
+        template = f"{name[: found.start()]}*{name[found.end() :]}"
+        yield (template, place.expert, place.kind), int(found[0])
+    if not numbers and place.layer is not None:
+        yield (place.template, place.expert, place.kind), place.layer
+
+
 def _shared_by_all(templates: Mapping[Any, Mapping[int, Drawn]]) -> set[str]:
     """Templates of which every layer holds the same: masks and tables that were saved along."""
     return {
@@ -163,7 +202,7 @@ def _shared_by_all(templates: Mapping[Any, Mapping[int, Drawn]]) -> set[str]:
     }
 
 
-def repeated_shards(seen: Seen) -> Iterator[Fault]:
+def repeated_shards(seen: Seen, content: Content) -> Iterator[Fault]:
     """Blocks of one matrix that are equal; what a step may leave out has moments that say nothing."""
     stored = seen.item.stored
     for p in seen.portraits:
@@ -176,10 +215,15 @@ def repeated_shards(seen: Seen) -> Iterator[Fault]:
             if repeat is None:
                 continue
             (a, b), (c, d) = repeat.runs(length)
+            axis = int(word == "columns")
+            if not content.repeats(stored, p.unit, axis, ((a, b), (c, d))):
+                continue
+            size = length // repeat.blocks
+            every = [(k * size, (k + 1) * size) for k in range(repeat.blocks)]
+            all_ = repeat.every and repeat.blocks > 2
+            all_ = all_ and content.repeats(stored, p.unit, axis, every)
             text = f"{word} [{c}:{d}) of `{stored.name}` equal {word} [{a}:{b})"
-            text += (
-                f", as do all {repeat.blocks} blocks" if repeat.every and repeat.blocks > 2 else ""
-            )
+            text += f", as do all {repeat.blocks} blocks" if all_ else ""
             names = tensors_in(stored, p.unit)
             yield Fault("shards-repeated", names, f"{word} [{c}:{d})", text, (d - c) * across)
             break

@@ -15,7 +15,7 @@ from intarsia.dtypes import DType
 from intarsia.layout import unravel
 from intarsia.planning.manifest import Chunk, Stored
 from intarsia.run.hashing import Sum
-from intarsia.run.values import Bits, as_float64, bits_dtype, cast
+from intarsia.run.values import Bits, as_float64, bits_dtype
 
 _NOT_FINITE = {
     "F64": 0x7FF0 << 48, "F32": 0x7F80 << 16, "BF16": 0x7F80, "F16": 0x7C00,
@@ -23,12 +23,14 @@ _NOT_FINITE = {
 }  # fmt: skip
 """The least magnitude, as bits, that is no finite number."""
 
-_NO_EXPONENT = 0xFF
-"""The one byte of F8_E8M0, which has no sign and no zero, that is no number."""
-
 _ABSURD = {"F64": 0x4197_D784 << 32, "F32": 0x4CBE_BC20, "BF16": 0x4CBF}
 """The magnitude, as bits, from which on no weight is plausible: 1e8."""
 
+_ONLY_NAN = {"F8_E8M0": 0xFF, "F8_E4M3FNUZ": 0x80, "F8_E5M2FNUZ": 0x80}
+"""The bits of the one element that is no number, in types without infinity and signed zero."""
+
+_VARIANCES = {"exp_avg_sq", "max_exp_avg_sq"}
+"""State that is a mean of squares, or the largest of them."""
 
 _MOST_ROWS = 256
 """Of how many rows with odd elements it is known which tensors they belong to."""
@@ -82,7 +84,7 @@ class Seen:
     least: int = -1
     most: int = 0
     total: int = 0
-    rounded: int | None = None
+    rounded: dict[str, Sum] = field(default_factory=dict)
     unsealed: int = 0
     marks: dict[Chunk, tuple[int, bool]] = field(default_factory=dict)
     value: float | None = None
@@ -100,29 +102,24 @@ class Seen:
         return float(as_float64(np.array([bits], bits_dtype(dtype)), dtype)[0])
 
 
-def look(
-    seen: Seen,
-    sketch: Sketch,
-    rounding: DType | None,
-    block: Bits,
-    rows: NDArray[np.int64],
-    column: int,
-) -> None:
+def look(seen: Seen, sketch: Sketch, block: Bits, rows: NDArray[np.int64], column: int) -> None:
     """Take one block into the sums, and count what no sound tensor holds."""
     stored = seen.item.stored
     dtype = stored.dtype
-    seen.total = (seen.total + sketch.add(block, rows, column)) % (1 << 64)
-    if dtype.name == "U8" and block.size:
+    if dtype.name in ("U8", "F8_E8M0") and block.size:
         seen.most = max(seen.most, int(block.max()))
-    if not dtype.floating or not block.size:
+    if dtype.name == "C64" or dtype.name in _ONLY_NAN or not dtype.floating or not block.size:
+        seen.total = (seen.total + sketch.add(block, rows, column)) % (1 << 64)
+        marks = _no_numbers(block, dtype)
+        if marks is not None:
+            seen.not_finite.add(marks, rows, column, stored)
         return
-    if dtype.name == "F8_E8M0":
-        seen.most = max(seen.most, int(block.max()))
-        seen.not_finite.add(block == _NO_EXPONENT, rows, column, stored)
-        return
-    sign = 1 << (8 * dtype.itemsize - 1)
-    magnitude = block & block.dtype.type(sign - 1)
+    sign = block.dtype.type(1 << (8 * dtype.itemsize - 1))
+    magnitude = block & (sign - block.dtype.type(1))
     least, most = int(magnitude.min()), int(magnitude.max())
+    # A zero below zero is a zero: blocks of both are lost alike.
+    even = np.where(magnitude == 0, magnitude, block) if least == 0 else block
+    seen.total = (seen.total + sketch.add(even, rows, column)) % (1 << 64)
     seen.least = least if seen.least < 0 else min(seen.least, least)
     seen.most = max(seen.most, most)
     limit = _NOT_FINITE.get(dtype.name)
@@ -130,10 +127,18 @@ def look(
         seen.not_finite.add(magnitude >= limit, rows, column, stored)
     if limit is not None and most >= (least := _ABSURD.get(dtype.name, limit)):
         seen.absurd.add((magnitude >= least) & (magnitude < limit), rows, column, stored)
-    if dtype.name == "F32":
+    if dtype.name in ("F32", "F16", "BF16"):
         seen.used_bits |= int(np.bitwise_or.reduce(block, axis=None))
-    if "exp_avg_sq" in seen.item.kinds and int(block.max()) > sign:
+    if seen.item.kinds & _VARIANCES and int(block.max()) > int(sign):
         seen.negative.add(block > sign, rows, column, stored)
-    if rounding is not None and seen.rounded is not None:
-        narrow = cast(block, dtype, rounding)
-        seen.rounded = (seen.rounded + int(narrow.sum(dtype=np.uint64))) % (1 << 64)
+
+
+def _no_numbers(block: Bits, dtype: DType) -> NDArray[np.bool_] | None:
+    """Where elements of the odder types are NaN or infinite; None where none is."""
+    if dtype.name == "C64":
+        marks = ~np.isfinite(np.ascontiguousarray(block).view("c8"))
+    elif dtype.name in _ONLY_NAN:
+        marks = block == _ONLY_NAN[dtype.name]
+    else:
+        return None
+    return marks if marks.any() else None

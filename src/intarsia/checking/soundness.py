@@ -7,25 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from intarsia.checking.attested import digest_faults, digests_in
+from intarsia.checking.attested import digest_faults, digests_in, object_faults
 from intarsia.checking.content import content_faults, notes_of
 from intarsia.checking.entries import damaged_entries, misplaced_iteration
 from intarsia.checking.fault import Fault, gathered
 from intarsia.checking.headers import NO_FAMILY, read_headers
-from intarsia.checking.repeats import repeat_faults
+from intarsia.checking.masters import masters_that_differ, weights_with_masters
+from intarsia.checking.repeats import made_by_copying, repeat_faults
+from intarsia.checking.same_content import Content
 from intarsia.checking.scales import scale_faults, scale_faults_of_headers, weights_among
 from intarsia.checking.state import misshapen_state, missing_state
 from intarsia.checking.structure import left_out, structure_faults
 from intarsia.checking.survey import survey, surveyed
-from intarsia.checking.training import (
-    masters_that_differ,
-    notes_on_steps,
-    rounded_masters,
-    steps_that_disagree,
-)
+from intarsia.checking.ties import tied_in
+from intarsia.checking.training import notes_on_steps, rounded_masters, steps_that_disagree
 from intarsia.checking.unfinished import garbled_tracker, unfinished
+from intarsia.checking.unmapped import unmapped_faults
 from intarsia.errors import FormatError, IntarsiaError
-from intarsia.family import table_for
 from intarsia.format.sides import DIGESTS, read_config
 from intarsia.formats import find_checkpoint, format_of
 from intarsia.planning.inventory import unread_sections
@@ -114,31 +112,37 @@ def examine(
     known = {name for fault in faults for name in fault.tensors} | headers.lost
     expected, refused = _expected(manifest)
     faults += refused
-    wanted = {n: x for n, x in manifest.logical.items() if expected and n not in known}
+    summed = manifest.logical if expected else weights_with_masters(manifest.logical)
+    wanted = {n: x for n, x in summed.items() if n not in known}
     found = survey(manifest, budget, progress, wanted)
     more = after(progress, sum(seen.item.nbytes for seen in found))
-    table = table_for(manifest.config)
     padded = manifest.format in ("torch_dist", "fsdp_dtensor")
     weights = weights_among(found, manifest.quantised)
     faults += content_faults(weights, padded)
     faults += scale_faults(found, manifest.quantised)
-    faults += repeat_faults(weights, table.tied if table else _ties(manifest))
+    with Content(manifest, budget) as content:
+        repeated = list(repeat_faults(weights, tied_in(manifest), content))
+    meant, repeated = made_by_copying(manifest.logical, repeated)
+    faults += repeated
     faults += steps_that_disagree(found)
     faults += rounded_masters(found)
     faults += masters_that_differ(manifest, found, budget, more)
     faults += damaged_entries(manifest, headers.files)
+    faults += unmapped_faults(manifest, budget)
     faults += misplaced_iteration(manifest)
     faults += garbled_tracker(where if is_folder(where) else where.parent)
     known |= {n for seen in found if seen.unread for s in seen.item.names for n in s.layout.tensors}
     faults += digest_faults(manifest, found, expected, known, budget, more)
+    faults += object_faults(manifest, budget)
     compared, elements = surveyed(found)
     notes = (
         *manifest.notes,
         *headers.notes(),
         *left_out(manifest),
         *unread_sections(manifest.inventory),
-        *notes_of(found),
+        *notes_of(found, faults),
         *notes_on_steps(found),
+        *meant,
     )
     return Soundness(
         manifest.path,
@@ -160,12 +164,3 @@ def _expected(manifest: Manifest) -> tuple[Mapping[str, str], list[Fault]]:
     except IntarsiaError as error:
         error.blame()
         return {}, [Fault(error.kind, (), DIGESTS, error.brief, hint=error.hint or "")]
-
-
-def _ties(manifest: Manifest) -> dict[str, str]:
-    """The tie of head and embedding that a configuration without a table states."""
-    if not (manifest.config or {}).get("tie_word_embeddings"):
-        return {}
-    heads = [name for name in manifest.logical if name.endswith("lm_head.weight")]
-    tables = [name for name in manifest.logical if name.endswith("embed_tokens.weight")]
-    return {heads[0]: tables[0]} if len(heads) == len(tables) == 1 else {}

@@ -9,8 +9,8 @@ from intarsia.checking.naming import place_of, state_of
 from intarsia.planning.manifest import Manifest
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_SHAPED = (*_MOMENTS, "master")
-_KINDS = (*_SHAPED, "step")
+_SHAPED = (*_MOMENTS, "master", "max_exp_avg_sq", "momentum_buffer", "exp_inf")
+_KINDS = (*_MOMENTS, "master", "step")
 
 _FEW = 10
 """Of ten parameters that are alike at most one is lost; more were left out on purpose."""

@@ -16,6 +16,7 @@ from intarsia.checking.naming import state_of
 from intarsia.checking.seen import Seen, look
 from intarsia.checking.sketch import Sketch
 from intarsia.checking.sums import Summing
+from intarsia.checking.unmapped import SEALED
 from intarsia.dtypes import DType
 from intarsia.errors import IntarsiaError
 from intarsia.format.base import Format, Located
@@ -31,9 +32,6 @@ from intarsia.run.progress import Progress
 from intarsia.run.sharing import share_out
 from intarsia.run.values import Bits, as_float64, bits_dtype
 from intarsia.store.local import Folder
-
-_SEALED = ("dcp", "torch_dist", "fsdp_dtensor")
-"""Formats whose chunks are archives of torch, with a checksum each."""
 
 _ROW_BYTES = 32
 
@@ -73,10 +71,8 @@ class _Reader:
 
     def see(self, item: Item) -> Seen:
         seen, stored = Seen(item), item.stored
-        summing = Summing(item, self.wanted)
+        summing = Summing(item, self.wanted, self._weights(item))
         sketch = Sketch(item.units, stored.dtype, self.most_sums)
-        rounding = self._rounding(item)
-        seen.rounded = None if rounding is None else 0
         format = format_named(self.manifest.format)
         for chunk in item.chunks:
             if not chunk.box.size:
@@ -86,14 +82,14 @@ class _Reader:
                 continue
             summing.start(chunk)
             try:
-                self._chunk(seen, sketch, rounding, format, chunk, summing)
+                self._chunk(seen, sketch, format, chunk, summing)
             except IntarsiaError as error:
                 error.blame()
                 where = f"{chunk.file} byte {chunk.start_bytes:,}"
                 text = error.brief
                 seen.faults.append(Fault(error.kind, _names(stored), where, text, chunk.box.size))
         whole = sum(unit.rows * unit.columns for unit in item.units)
-        seen.sums = summing.sums
+        seen.sums, seen.rounded = summing.sums, summing.rounded
         if not seen.unread and whole == sum(chunk.box.size for chunk in item.chunks):
             seen.portraits = sketch.portraits(_padded(stored, sketch))
             if stored.layout.size == 1 and seen.value is None:
@@ -101,18 +97,26 @@ class _Reader:
                 seen.value = float(as_float64(bits, stored.dtype).real[0])
         return seen
 
-    def _rounding(self, item: Item) -> DType | None:
-        """The weight's element type, where the item is a main weight that is kept apart from it."""
-        if item.kinds != {"master"}:
-            return None
-        weight = self.manifest.logical.get(state_of(item.stored.layout.tensors[0])[1])
-        return weight.dtype if weight is not None and weight.dtype.floating else None
+    def _weights(self, item: Item) -> dict[str, Logical]:
+        """The weights of one element type whose main weights the item holds, apart from them."""
+        if item.kinds != {"master"} or not item.stored.dtype.floating:
+            return {}
+        names = (state_of(name)[1] for name in item.stored.layout.tensors)
+        held = {
+            name: self.wanted[name]
+            for name in names
+            if name in self.wanted and self.wanted[name].shape == self._master(name).shape
+        }
+        types = {x.dtype for x in held.values()}
+        return held if len(types) == 1 and all(t.floating for t in types) else {}
+
+    def _master(self, weight: str) -> Logical:
+        return self.manifest.logical[f"optimizer.master.{weight}"]
 
     def _chunk(
         self,
         seen: Seen,
         sketch: Sketch,
-        rounding: DType | None,
         format: Format,
         chunk: Chunk,
         summing: Summing,
@@ -121,7 +125,7 @@ class _Reader:
         located = format.locate(self.folder, stored, chunk)
         size = chunk.box.size * stored.dtype.itemsize
         start, length, crc = located.start_bytes, size, None
-        if self.manifest.format in _SEALED and chunk.file not in self.manifest.told:
+        if self.manifest.format in SEALED and chunk.file not in self.manifest.told:
             start, length, crc = sealed(self.folder, chunk)
             seen.unsealed += crc is None and size > 0
         together = (start, length) == (located.start_bytes, size) and located.piece is None
@@ -130,12 +134,12 @@ class _Reader:
             for block, rows, column, at in self._blocks(chunk, stored, located):
                 summed = summing.add(block, at)
                 found = crc32(block, found) if summed is None else join(found, summed, block.nbytes)
-                look(seen, sketch, rounding, block, rows, column)
+                look(seen, sketch, block, rows, column)
         else:
             found = self._sum(chunk.file, start, length)
             for block, rows, column, at in self._blocks(chunk, stored, located):
                 summing.add(block, at)
-                look(seen, sketch, rounding, block, rows, column)
+                look(seen, sketch, block, rows, column)
         if crc is not None and found != crc:
             text = f"CRC-32 {found:08x}, recorded {crc:08x} when it was saved"
             where = f"{chunk.file} bytes [{start:,}:{start + length:,})"

@@ -45,6 +45,9 @@ def run(
     def text() -> None:
         for name, digest in sorted(found.tensors.items()):
             print(f"{digest}  {visible(name)}")
-        print(f"{found.root}  root of {len(found.tensors):,} tensors")
+        for name, digest in sorted(found.objects.items()):
+            print(f"{digest}  object {visible(name)}")
+        beside = f"; {len(found.objects):,} objects are not in it" if found.objects else ""
+        print(f"{found.root}  root of {len(found.tensors):,} tensors{beside}")
 
     answer(found.as_json(), text)

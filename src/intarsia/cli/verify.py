@@ -113,6 +113,8 @@ def _tell_pair(found: Comparison) -> None:
     if found.equal:
         say(f"equal: {found.compared:,} tensors, {found.elements:,} elements, bit by bit")
     else:
+        for fault in found.damaged:
+            say(f"{fault.kind}: {fault.text}\n  in {fault.where}")
         _tell_differences(found)
         for side, names in (("A", found.only_in_a), ("B", found.only_in_b)):
             for name in names[:ROWS]:
@@ -121,8 +123,20 @@ def _tell_pair(found: Comparison) -> None:
                 say(f"only in {side}: … and {len(names) - ROWS} more")
         for fault in found.faults:
             say(f"{fault.kind}: {fault.text}\n  in {fault.where}")
+    _tell_beside(found)
     for note in found.notes:
         say(f"note: {note}")
+
+
+def _tell_beside(found: Comparison) -> None:
+    """What lies beside the tensors: each that is not equal, and how many are."""
+    told = [each for each in found.beside if each.verdict != "equal"]
+    for each in told[:ROWS]:
+        say(str(each))
+    if len(told) > ROWS:
+        say(f"… and {len(told) - ROWS:,} more beside the tensors; --json names all")
+    if same := len(found.beside) - len(told):
+        say(f"beside the tensors, {same:,} settings, objects and files are equal")
 
 
 def _tell_differences(found: Comparison) -> None:

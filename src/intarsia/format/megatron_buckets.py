@@ -69,9 +69,12 @@ def is_bucket(name: str) -> bool:
 
 
 def read_buckets(
-    records: Sequence[TensorRecord], model: Sequence[Stored], where: str
+    records: Sequence[TensorRecord],
+    model: Sequence[Stored],
+    where: str,
+    copies: list[Stored] | None = None,
 ) -> list[Stored]:
-    """The state of every parameter, as parts of the buckets that hold it.
+    """The state of every parameter, as parts of the buckets that hold it; `copies` receives its copies.
 
     `model` are the model's tensors, layer by layer and expert by expert.  Their chunks tell how
     many ranks tensor parallelism had, and so the number of groups that of pipeline stages.
@@ -80,6 +83,7 @@ def read_buckets(
     if {*by_link} - {0, 1}:
         raise FormatError(f"{where} has the state of {len(by_link)} optimizers", hint=_HINT)
     found: list[Stored] = []
+    twins = [] if copies is None else copies
     tp, etp = (_cuts([s for s in model if s.rule.is_expert == e]) for e in (False, True))
     pp = ep = 1
     for link, by_type in sorted(by_link.items()):
@@ -103,7 +107,8 @@ def read_buckets(
         for kind, buffers in by_type.items():
             params = [s for s in held if len(by_type) == 1 or s.dtype.torch == kind]
             rows = [Param(s.name, s.layout, s.rule, s.shift) for s in params]
-            found += _read(buffers, rows, grid, where)
+            for copied, stored in _read(buffers, rows, grid, where):
+                (twins if copied else found).append(stored)
     return found
 
 
@@ -167,7 +172,9 @@ class Grid:
                 yield (stage * self.ep + e) * self.tp + t, t, e
 
 
-def _read(buffers: Buffers, rows: Sequence[Param], grid: Grid, where: str) -> Iterator[Stored]:
+def _read(
+    buffers: Buffers, rows: Sequence[Param], grid: Grid, where: str
+) -> Iterator[tuple[bool, Stored]]:
     fits: dict[Any, list[_Placed]] = {}
     for spec in SPECS:
         placed = _fit_all(buffers, parameters_of(rows, spec), grid)
@@ -185,10 +192,11 @@ def _read(buffers: Buffers, rows: Sequence[Param], grid: Grid, where: str) -> It
 
 
 class Entry(NamedTuple):
-    """A parameter in a bucket; it has no row where another rank's copy is the one that is read."""
+    """A parameter in a bucket; `copied` where another rank's copy is the one that is read."""
 
     name: str
-    row: Param | None
+    row: Param
+    copied: bool
     bucket: int
     start: int
     size: int
@@ -261,7 +269,7 @@ def _fit(params: list[tuple[Param, bool]], buckets: list[Bucket]) -> list[Entry]
             return None
         if not {start, start + size} <= buckets[bucket].cuts:
             return None
-        entries.append(Entry(row.name, None if copied else row, bucket, start, size))
+        entries.append(Entry(row.name, row, copied, bucket, start, size))
         at = start + size
     filled = bucket == len(buckets) - 1 and _aligned(at) >= buckets[bucket].size
     return entries if filled or not (params or buckets) else None
@@ -284,10 +292,10 @@ def _local(p: Parameter, grid: Grid, t: int, e: int) -> tuple[Param, bool] | Non
     return p.local(parts), p.copied or t >= tp
 
 
-def _stored(buckets: list[Bucket], rank: str, entries: list[Entry]) -> Iterator[Stored]:
-    for _, row, bucket, start, size in entries:
-        if row is None:
-            continue
+def _stored(
+    buckets: list[Bucket], rank: str, entries: list[Entry]
+) -> Iterator[tuple[bool, Stored]]:
+    for _, row, copied, bucket, start, size in entries:
         flat = Param(row.name, row.layout.reshape(-1), Rule(layer=row.rule.layer), row.shift)
         for kind, record in buckets[bucket].records.items():
             state = state_row(flat, kind)
@@ -297,6 +305,9 @@ def _stored(buckets: list[Bucket], rank: str, entries: list[Entry]) -> Iterator[
                 if start <= c.offsets[0] < start + size
             )
             name = f"{state.name}@{rank}"
-            yield Stored(
-                name, record.dtype, state.layout, chunks, state.rule, record.name, state.shift
+            yield (
+                copied,
+                Stored(
+                    name, record.dtype, state.layout, chunks, state.rule, record.name, state.shift
+                ),
             )

@@ -23,7 +23,7 @@ from typing import Any
 from zipfile import ZipFile, ZipInfo
 
 from intarsia.errors import FormatError
-from intarsia.format.dcp_metadata import Metadata
+from intarsia.format.dcp_metadata import MAX_METADATA_BYTES, Metadata
 from intarsia.format.foreign import MEGATRON, is_megatron_rank
 from intarsia.format.inert import Inert, Tensor
 from intarsia.format.megatron_frame import (
@@ -85,7 +85,35 @@ def _is_legacy(folder: Path) -> bool:
 
 
 def _is_torch_dist(folder: Path) -> bool:
-    return is_file(folder / METADATA) and _backend(folder) == "torch_dist"
+    if not is_file(folder / METADATA):
+        return False
+    return _backend(folder) == "torch_dist" or has_frame(folder)
+
+
+def has_frame(folder: Path) -> bool:
+    """Whether only Megatron writes such a folder, whatever its `metadata.json` says: the common
+    state lies in it, in either of its homes.
+    """
+    if is_file(folder / COMMON_FILE):
+        return True
+    with Folder(folder) as files:
+        return COMMON_OBJECT.encode() in files.read_all(METADATA, MAX_METADATA_BYTES)
+
+
+def check_backend(folder: Folder) -> None:
+    """Raise where `metadata.json`, by which Megatron knows its checkpoints, does not name this one."""
+    if _backend(folder.root) == "torch_dist":
+        return
+    said = "is absent" if not folder.has(BACKEND) else "names no backend"
+    if (name := _backend(folder.root)) is not None:
+        said = f"names the backend {name!r}"
+    raise FormatError(
+        f"{folder.root / BACKEND} {said}, and the folder holds Megatron's common state:"
+        " it is a torch_dist checkpoint that Megatron does not load",
+        hint="restore the file: " + backend_file().decode(),
+        kind="malformed",
+        path=folder.root / BACKEND,
+    )
 
 
 def _backend(folder: Path) -> str | None:

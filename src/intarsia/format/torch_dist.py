@@ -20,9 +20,11 @@ from intarsia.format.dcp import open_metadata
 from intarsia.format.dcp_metadata import Metadata
 from intarsia.format.megatron_arguments import check_arguments
 from intarsia.format.megatron_common import (
+    BACKEND,
     COMMON_OBJECT,
     TRAIN_STATE,
     arguments_of,
+    check_backend,
     find_checkpoint,
     looks_like_megatron,
     read_common,
@@ -72,6 +74,8 @@ class TorchDist:
         refuse_section(section, self.name)
         root = find_checkpoint(path)
         with Folder(root) as folder:
+            with going_on(complain, BACKEND):
+                check_backend(folder)
             metadata, sizes = open_metadata(folder, complain)
             common, shared = {}, {}
             with going_on(complain):
@@ -119,6 +123,7 @@ class TorchDist:
             path=str(root),
             stored=found.stored,
             logical=found.logical,
+            copies=tuple(found.copies),
             files=sizes,
             family=found.family,
             config=config,

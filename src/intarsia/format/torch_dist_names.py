@@ -26,6 +26,7 @@ class Found:
 
     stored: dict[str, Stored] = field(default_factory=dict)
     logical: dict[str, Logical] = field(default_factory=dict)
+    copies: list[Stored] = field(default_factory=list)
     family: str | None = None
     absent: tuple[Logical, ...] = ()
     problems: tuple[str, ...] = ()
@@ -124,7 +125,8 @@ def _add_buckets(found: Found, buckets: list[TensorRecord], where: str) -> None:
     if not buckets:
         return
     try:
-        for stored in read_buckets(buckets, list(found.stored.values()), where):
+        model = list(found.stored.values())
+        for stored in read_buckets(buckets, model, where, found.copies):
             found.add(stored)
         found.notes += ("optimizer state is read out of Megatron's buckets, where it fits exactly",)
     except FormatError as error:

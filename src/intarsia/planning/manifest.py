@@ -98,6 +98,7 @@ class Manifest:
     `config_made` says that the model configuration was put together from a framework's own
     arguments, for want of the model's: it may be wrong in what those do not tell.  `config_unsaid`
     are arguments that it cannot say, or that are in doubt: then it is good for reading alone.
+    `copies` hold elements that a stored tensor holds as well, on another rank.
     `told` are elements that no file holds as such, by the name that chunks give for a file.
     `stamps` of files (length, times, inode) tell a later reader that they are still those.
     `inventory` names every file of the folder and every section, with its role and its fate;
@@ -119,6 +120,7 @@ class Manifest:
     config_unsaid: tuple[str, ...] = ()
     entries: Mapping[str, Entry] = field(default_factory=dict)
     told: Mapping[str, bytes] = field(default_factory=dict)
+    copies: tuple[Stored, ...] = ()
     sides: tuple[Side, ...] = ()
     inventory: tuple[Item, ...] = ()
     absent: tuple[Logical, ...] = ()

@@ -16,7 +16,7 @@ from intarsia.checking.diagnosis.compound import told_besides
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.groups import Kin
-from intarsia.checking.diagnosis.moved import kind_of, told
+from intarsia.checking.diagnosis.moved import MOVED, told
 from intarsia.checking.diagnosis.moves import find_moves
 from intarsia.checking.diagnosis.names import pattern
 from intarsia.checking.diagnosis.pages import damaged_pages, whereabouts
@@ -86,7 +86,7 @@ def diagnose(
     for pair, move in find_moves(list(open_.values())).items():
         change = move.change
         found[pair] = Finding(
-            pair.a.name, kind_of(move), told(move),
+            pair.a.name, MOVED, told(move),
             explained=move.score.explained, differing=move.score.differing, move=move,
             second=told_besides(pair.a.name, change, move.score) if change else None,
         )  # fmt: skip
@@ -99,6 +99,10 @@ def diagnose(
         *missing("B", matched.only_in_a, b.manifest.logical),
         *missing("A", matched.only_in_b, a.manifest.logical),
         *summarise(findings, a.manifest, b.manifest),
+    )
+    kinds = {name: fault.kind for fault in faults for name in fault.tensors}
+    findings = tuple(
+        replace(f, kind=kinds.get(f.tensor, f.kind)) if f.move else f for f in findings
     )
     return Diagnosis(findings, faults)
 

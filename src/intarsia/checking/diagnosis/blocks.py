@@ -9,9 +9,8 @@ from intarsia.checking.diagnosis.chunks import Chunks
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import Finding
 from intarsia.checking.diagnosis.groups import Kin
-from intarsia.checking.diagnosis.hypothesis import ENOUGH, NEARLY_ALL, Hypothesis, Score
+from intarsia.checking.diagnosis.hypothesis import ENOUGH, Hypothesis, Score
 from intarsia.checking.diagnosis.places import Place, copied_from
-from intarsia.checking.diagnosis.whereabouts import Cut
 
 OF_PLACES = ("zero", "nan")
 """Values that tell what a wrong block holds; alone they explain only a whole tensor."""
@@ -24,7 +23,7 @@ Tried = list[tuple[Score, Hypothesis]]
 def lost(score: Score, h: Hypothesis) -> bool:
     """Whether the differing elements are lost: zeros, unless they are few, or NaN."""
     enough = h.kind == "nan" or score.explained >= ENOUGH
-    return h.kind in OF_PLACES and score.share >= NEARLY_ALL and enough
+    return h.kind in OF_PLACES and score.explained == score.differing and enough
 
 
 def wrong_block(
@@ -41,7 +40,7 @@ def wrong_block(
         text = f"only rows {first:,} to {e.shape[0] - 1:,} differ, which pad the vocabulary"
         return _placed(e, "padding", text, ("padding",), place)
     enough = place.dense and not place.everywhere and place.differing >= ENOUGH
-    cuts = place.cuts if enough else None
+    cuts = place.cuts if enough and place.is_large else None
     odd = chunks.dense and not (chunks.most and content == "stale" and not chunks.copied)
     odd &= place.differing >= ENOUGH
     flat = None if odd else place.flat
@@ -51,7 +50,7 @@ def wrong_block(
         cuts, flat = (cuts, None) if whole or not flat.parts else (None, flat)
     if not cuts and not odd and not flat:
         return None if content == "stale" else _lost_somewhere(e, content, side, place)
-    told = " and ".join(_rank(kin, e, c) for c in cuts or ()) or (str(flat) if flat else "")
+    told = " and ".join(map(str, cuts or ())) or (str(flat) if flat else "")
     told = told or f"the part in {', '.join(chunks.files)}"
     copied = copied_from(e, place) if cuts and content == "stale" else None
     if copied:
@@ -61,9 +60,9 @@ def wrong_block(
         content, side = "duplicated", chunks.copied
         text = f"{told} of {side} is a copy of another part"
     elif content == "stale":
-        text = f"{told} differs, the rest is equal: one side's is stale"
+        text = f"{told} differs, the rest is equal"
     else:
-        text = f"{told} of {side} is {'NaN' if content == 'nan' else 'zero'}"
+        text = f"{told} of {side} is {'NaN' if content == 'nan' else 'zero'} where it differs"
     kind = "nan" if content == "nan" else f"rank-{content}"
     key: tuple[object, ...] = tuple((c.parts, c.rank) for c in cuts or ()) or chunks.files
     if flat:
@@ -86,11 +85,6 @@ def _placed(
     n = place.differing
     whole = place.everywhere
     return Finding(e.name, kind, f"{text} ({n:,} elements)", text, key, n, n, whole, files)
-
-
-def _rank(kin: Kin, e: Evidence, cut: Cut) -> str:
-    held = kin.tp_axis(e.name) == cut.axis
-    return f"{cut} (tp rank {cut.rank}, where tp={cut.parts})" if held else str(cut)
 
 
 def _pads(e: Evidence, place: Place, content: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +10,7 @@ from math import prod
 
 from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.places import DENSE, Place
+from intarsia.checking.diagnosis.whereabouts import Cut
 from intarsia.mesh import share
 
 Told = tuple[str, Hashable]
@@ -31,24 +33,26 @@ def in_company(findings: Sequence[Finding]) -> list[Finding]:
 def _led(f: Finding, leading: Sequence[Told], told: Mapping[Told, str]) -> Finding:
     kind = STALE if f.kind == UNEXPLAINED else f.kind
     for leader in leading:
-        if f.place is not None and leader[0] == kind and _is_block(f.place, leader[1]):
-            n, fault = f.differing, told[leader]
+        cut = _block(f.place, leader[1]) if f.place is not None and leader[0] == kind else None
+        if cut is not None:
+            n = f.differing
+            fault = re.sub(r"block \d+ of \d+ on axis \d+", str(cut), told[leader], count=1)
             text = f"{fault} ({n:,} elements)"
             return replace(f, kind=kind, key=leader[1], fault=fault, text=text, explained=n)
     return f
 
 
-def _is_block(place: Place, key: Hashable) -> bool:
-    """Whether the differences fill the block `((parts, rank),)` on some axis."""
+def _block(place: Place, key: Hashable) -> Cut | None:
+    """The block `((parts, rank),)` that the differences fill, on some axis."""
     match key:
         case ((int(parts), int(rank)),):
             pass
         case _:
-            return False
+            return None
     for axis, size in enumerate(place.shape):
         first, count = share(size, parts, rank)
         lo, n = place.box.offsets[axis], place.box.shape[axis]
         block = prod(place.shape) // max(size, 1) * count
         if 0 < count < size and first <= lo and lo + n <= first + count:
-            return place.differing >= DENSE * block
-    return False
+            return Cut(axis, parts, rank) if place.differing >= DENSE * block else None
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -24,6 +25,8 @@ SOME = 0.3
 """The share of a sample that a first step must explain where a second one is a wrong block."""
 
 MOST_TRIED = 6
+IN_PLACE = ", once in place"
+"""What is said of a tensor's second fault holds when the first one is undone."""
 
 
 def resembles(score: Score, moved: Sequence[Window]) -> bool:
@@ -65,10 +68,9 @@ def _then_changed(e: Evidence, h: Hypothesis) -> Finding | None:
 
 def told_besides(tensor: str, value: Hypothesis, score: Score) -> Finding:
     """A change of value as the second fault of a tensor."""
-    key = value.key or value.text
-    return Finding(
-        tensor, value.kind, value.text, value.text, key, score.explained, score.differing
-    )
+    text = f"{value.text}{IN_PLACE}"
+    key = ("besides", value.key or value.text)
+    return Finding(tensor, value.kind, text, text, key, score.explained, score.differing)
 
 
 def _then_wrong(e: Evidence, kin: Kin, h: Hypothesis) -> Finding | None:
@@ -83,7 +85,12 @@ def _then_wrong(e: Evidence, kin: Kin, h: Hypothesis) -> Finding | None:
     if second is None or not second.kind.startswith("rank-"):
         return None
     text = f"{h.text}: {score}; and {second.text}"
-    return _first(e, h, text, score.explained + second.explained, score.differing, second)
+    explained = min(score.explained + second.explained, score.differing)
+    second = replace(
+        second, text=f"{second.text}{IN_PLACE}", fault=f"{second.fault}{IN_PLACE}", place=None,
+        key=("besides", second.key), explained=explained, differing=score.differing,
+    )  # fmt: skip
+    return _first(e, h, text, explained, score.differing, second)
 
 
 def _first(

@@ -47,8 +47,13 @@ def wrong_files(
                 continue
             tensors = tuple(f.tensor for f in group)
             differing = sum(f.differing for f in group)
-            text = f"{file} of {side} is {content}: {len(group)} of the {len(touched)} tensors that"
-            text += f" it holds a part of differ there, and nowhere else ({differing:,} elements)"
-            faults.append(Fault(f"rank-{content}", tensors, f"{file}; {where(tensors)}", text))
+            text = (
+                f"{len(group)} of the {len(touched)} tensors that {file} of {side} holds a part of"
+            )
+            text += f" {'are zero' if content == 'zero' else 'differ'} there where they differ, and"
+            text += f" nowhere else ({differing:,} elements)"
+            faults.append(
+                Fault(f"rank-{content}", tensors, f"{file}; {where(tensors)}", text, differing)
+            )
             findings = [f for f in findings if f not in group]
     return faults, findings

@@ -149,12 +149,6 @@ class Kin:
         found = found or self.table.text.get("num_attention_heads")
         return found if isinstance(found, int) and found > 0 else None
 
-    def tp_axis(self, name: str) -> int | None:
-        """The axis that tensor parallelism cuts."""
-        plain = OPTIMIZER.sub("", name)
-        rows = self.table.dialects["hf"] if self.table else {}
-        return rows[plain].rule.tp if plain in rows else None
-
     @cached_property
     def _rows_of(self) -> dict[str, list[str]]:
         """Megatron's names of the components that lie in each logical tensor."""

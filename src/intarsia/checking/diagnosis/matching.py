@@ -86,7 +86,9 @@ def _named(e: Evidence, kin: Kin, axis: int, order: Ints) -> Iterator[Hypothesis
         text = f"heads permuted: {what} come in the order {_listed(blocks)} of A"
         yield Hypothesis("heads-permuted", text, layout, key)
     elif cut:
-        text = f"{what} strided: a shard of fsdp={cut[0]} over tp={cut[1]} read as a plain one"
+        text = (
+            f"{what} strided, as where a shard of fsdp={cut[0]} over tp={cut[1]} is read as plain"
+        )
         yield Hypothesis("strided-shard", text, layout, key)
     else:
         text = f"shards in the wrong order: {what} come in the order {_listed(blocks)} of A"
@@ -110,7 +112,7 @@ def _any_order(e: Evidence, axis: int, order: Ints, noun: str) -> Hypothesis:
 def _duplicated(axis: int, size: int, blocks: Sequence[int], layout: Layout) -> Hypothesis:
     count = len(blocks)
     moved = [r for r, b in enumerate(blocks) if b != r]
-    if count == 1 + len(moved):
+    if len({*blocks}) == 1:
         text = f"every one of {count} blocks on axis {axis} holds block {blocks[moved[0]]}"
     else:
         told = ", ".join(f"{r} holds {blocks[r]}" for r in moved[:8])

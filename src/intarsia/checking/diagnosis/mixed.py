@@ -96,7 +96,7 @@ def _put_down(group: Group) -> Iterator[Order]:
                 continue
             listed = ", ".join(group.labels[k] for k in way)
             text = f"{group.name} put down in the order {listed}"
-            text += f" by each rank of tp={n}" if n > 1 else ""
+            text += f" in each of {n} shards, as the ranks of tp={n} fuse them" if n > 1 else ""
             kind = KINDS.get(group.name, ("components-interleaved",) * 2)[way == plain]
             order = concat([shards[k] for k in way], 1).reshape(-1)
             yield Order(kind, text, order, (n, way))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from intarsia.checking.diagnosis.finding import Finding
@@ -20,11 +20,19 @@ from intarsia.checking.fault import Fault
 
 GATED = ({"gate_proj", "up_proj"}, {"w1", "w3"})
 SWAPPED = "gate-up-swapped"
+MOVED = "tensors-swapped"
+"""A name that holds another name's values, and no more is known."""
+
 Map = dict[int, int]
 
 
-def faults_of_moves(findings: Iterable[Finding], names: Iterable[str]) -> Iterator[Fault]:
-    """One fault for all experts that moved, one for all layers, one for each pair of roles."""
+def faults_of_moves(
+    findings: Iterable[Finding], names: Iterable[str], differing: Collection[str]
+) -> Iterator[Fault]:
+    """One fault for all experts that moved alike, one for all layers, one for each pair of roles.
+
+    `names` are all tensors, `differing` those that are not equal.
+    """
     moves = [f.move for f in findings if f.move is not None]
     kinds: dict[tuple[str, ...], list[Move]] = {}
     pairs = {(move.to, move.source) for move in moves}
@@ -34,18 +42,38 @@ def faults_of_moves(findings: Iterable[Finding], names: Iterable[str]) -> Iterat
         words = sorted(words) if mutual else words
         kinds.setdefault((move.side, kind, *words), []).append(move)
     names = list(names)
-    for (_, kind, *words), group in kinds.items():
-        tensors = tuple(m.to for m in group)
-        if kind == "experts":
-            found, text = _experts(group, names)
-        elif kind == "layers":
-            found, text = _layers(group, names)
-        else:
-            found, text = _swapped(group, words)
-        explained = sum(m.score.explained for m in group)
-        differing = sum(m.score.differing for m in group)
-        text += f": explains {explained:,} of {differing:,} differing elements"
-        yield Fault(found, tensors, where(tensors), text)
+    for (_, kind, *words), moved in kinds.items():
+        for group in _alike(kind, moved):
+            tensors = tuple(m.to for m in group)
+            if kind == "experts":
+                found, text = _experts(group, names, differing)
+            elif kind == "layers":
+                found, text = _layers(group, names, differing)
+            else:
+                found, text = _swapped(group, words)
+            text += ", and their numbers changed" if any(m.change for m in group) else ""
+            explained = sum(m.score.explained for m in group)
+            wrong = sum(m.score.differing for m in group)
+            text += f": explains {explained:,} of {wrong:,} differing elements"
+            yield Fault(found, tensors, where(tensors), text, wrong)
+
+
+def _alike(kind: str, moves: Sequence[Move]) -> Iterator[list[Move]]:
+    """Moves of tensors that went the same ways: those of one name each are told apart otherwise."""
+    if kind == "names":
+        yield list(moves)
+        return
+    by_name: dict[str, list[Move]] = {}
+    for move in moves:
+        by_name.setdefault(without_expert(without_layer(move.to)), []).append(move)
+    same: dict[frozenset[tuple[object, ...]], list[Move]] = {}
+    for group in by_name.values():
+        ways = frozenset(
+            (layer_of(m.to), expert_of(m.to), layer_of(m.source), expert_of(m.source))
+            for m in group
+        )
+        same.setdefault(ways, []).extend(group)
+    yield from same.values()
 
 
 def half_swapped(findings: Sequence[Finding]) -> list[Finding]:
@@ -67,14 +95,6 @@ def told(move: Move) -> str:
     return f"{move.side} holds `{move.source}` of {other}{change}: {move.score}"
 
 
-def kind_of(move: Move) -> str:
-    """The kind that one move alone would be."""
-    kind, *words = _kind(move)
-    if kind == "experts":
-        return "experts-moved"
-    return "layers-moved" if kind == "layers" else _swapped([move], words)[0]
-
-
 def _kind(move: Move) -> tuple[str, ...]:
     if layer_of(move.to) == layer_of(move.source):
         if without_expert(move.to) == without_expert(move.source):
@@ -94,15 +114,17 @@ def _swapped(group: list[Move], words: list[str]) -> tuple[str, str]:
     pairs = {(m.to, m.source) for m in group}
     mutual = all((source, to) in pairs for to, source in pairs)
     side = group[0].side
-    if {one, other} in GATED and (mutual or len(group) == 1):
+    if {one, other} in GATED and mutual:
         return SWAPPED, "gate and up swapped"
     if mutual:
-        return "tensors-swapped", f"{one} and {other} hold each other's values in {side}"
-    return "tensors-swapped", f"{one} holds the values of {other} in {side}"
+        return MOVED, f"{one} and {other} hold each other's values in {side}"
+    return MOVED, f"{one} holds the values of {other} in {side}"
 
 
-def _experts(group: list[Move], names: list[str]) -> tuple[str, str]:
-    count = 1 + max((n for name in names if (n := expert_of(name)) is not None), default=0)
+def _experts(group: list[Move], names: list[str], differing: Collection[str]) -> tuple[str, str]:
+    stems = {without_expert(m.to) for m in group}
+    held = [name for name in names if without_expert(name) in stems]
+    count = 1 + max((n for name in held if (n := expert_of(name)) is not None), default=0)
     maps: dict[int | None, Map] = {}
     for m in group:
         to, source = expert_of(m.to), expert_of(m.source)
@@ -116,36 +138,56 @@ def _experts(group: list[Move], names: list[str]) -> tuple[str, str]:
     many = "" if alike else ", in each layer another way; in the first: "
     if all(_injective(m, count) for m in maps.values()):
         return "experts-permuted", f"experts permuted {layers}{many or ': '}{_mapping(first)}"
+    if not _is_twice(group, differing):
+        return MOVED, f"experts hold others in {side} {layers}{many or ': '}{_mapping(first)}"
     if len({*first.values()}) == 1 and alike:
         source = next(iter(first.values()))
         text = f"expert {source} copied over {listed(first)} of {side}, {layers}"
         return "experts-duplicated", text
     blocks = blocks_of(whole)
     if alike and blocks and len({*blocks}) == 1:
-        text = f"expert-parallel rank {blocks[0]}'s {count // len(blocks)} experts"
-        return "experts-duplicated", f"{text} on all of {len(blocks)} ranks of {side}, {layers}"
+        size = count // len(blocks)
+        lo = blocks[0] * size
+        text = f"experts [{lo}:{lo + size}) in each of {len(blocks)} blocks of {size} of {side}"
+        return "experts-duplicated", f"{text}, {layers}"
     text = f"experts duplicated in {side} {layers}{many or ': '}{_mapping(first)}"
     return "experts-duplicated", text
 
 
-def _layers(group: list[Move], names: list[str]) -> tuple[str, str]:
-    count = 1 + max((n for name in names if (n := layer_of(name)) is not None), default=0)
+def _layers(group: list[Move], names: list[str], differing: Collection[str]) -> tuple[str, str]:
+    stems = {without_layer(m.to) for m in group}
+    layers = {
+        k for name in names if without_layer(name) in stems and (k := layer_of(name)) is not None
+    }
     found: Map = {}
     for m in group:
         to, source = layer_of(m.to), layer_of(m.source)
         if to is not None and source is not None:
             found[to] = source
-    side = group[0].side
+    side, first = group[0].side, min(found)
     gaps = {to - source for to, source in found.items()}
-    around = {gap % count for gap in gaps}
-    if len(gaps) == 1 or (len(around) == 1 and count > 2):
-        k = gaps.pop() if len(gaps) == 1 else around.pop()
-        k = k - count if k > count // 2 else k
-        text = f"layers shifted by {k} from layer {min(found)} on: layer {min(found)} of {side}"
-        return "layers-shifted", f"{text} is layer {found[min(found)]} of the other"
-    if _injective(found, count):
-        return "layers-permuted", f"layers permuted: {_mapping(found)}"
-    return "layers-duplicated", f"layers duplicated in {side}: {_mapping(found)}"
+    if len(gaps) == 1 and len(found) > 1:
+        (k,) = gaps
+        # A shift is one only if every layer of it shifted.
+        if {*found} == {at for at in layers if at >= first and at - k in layers}:
+            text = f"layers shifted by {k} from layer {first} on: layer {first} of {side}"
+            return "layers-shifted", f"{text} is layer {found[first]} of the other"
+    around = {(to - source) % len(layers) for to, source in found.items()}
+    if len(around) == 1 and {*found} == layers == {*range(len(layers))} and len(layers) > 2:
+        (k,) = around
+        k = k - len(layers) if k > len(layers) // 2 else k
+        return "layers-shifted", f"layers of {side} shifted by {k} around the end"
+    if {*found} == {*found.values()}:
+        return "layers-permuted", f"layers permuted in {side}: {_mapping(found)}"
+    if _is_twice(group, differing):
+        return "layers-duplicated", f"layers duplicated in {side}: {_mapping(found)}"
+    return MOVED, f"layers hold others in {side}: {_mapping(found)}"
+
+
+def _is_twice(group: list[Move], differing: Collection[str]) -> bool:
+    """Whether something that moved stands in its own place as well, or in two others."""
+    sources = [m.source for m in group]
+    return len({*sources}) < len(sources) or any(name not in differing for name in sources)
 
 
 def _injective(found: Mapping[int, int], count: int) -> bool:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-LAYER = re.compile(r"\b(?:layers|blocks|h)\.(\d+)\.")
+from intarsia.checking.naming import layer_in
+
 EXPERT = re.compile(r"\bexperts\.(\d+)\.")
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def layer_of(name: str) -> int | None:
-    found = LAYER.search(name)
-    return int(found[1]) if found else None
+    found = layer_in(name)
+    return int(found["k"]) if found else None
 
 
 def expert_of(name: str) -> int | None:
@@ -21,7 +22,8 @@ def expert_of(name: str) -> int | None:
 
 
 def without_layer(name: str) -> str:
-    return LAYER.sub("layers.*.", name)
+    found = layer_in(name)
+    return f"{name[: found.start('k')]}*{name[found.end('k') :]}" if found else name
 
 
 def without_expert(name: str) -> str:

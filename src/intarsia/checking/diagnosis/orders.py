@@ -85,7 +85,9 @@ def _interleaved(group: Group) -> Iterator[Order]:
         if all(size >= n and (size % n == 0 or n in UNEVEN) for size in group.sizes):
             shards = [chunk(part, n) for part in parts]
             order = concat([shard[t] for t in range(n) for shard in shards])
-            whose = "row by row" if n == group.sizes[0] else f"by the ranks of tp={n}"
+            whose = (
+                "row by row" if n == group.sizes[0] else f"in {n} shards, as by the ranks of tp={n}"
+            )
             title = group.name if group.name != "components" else ", ".join(group.labels)
             yield Order(kind, f"{title} interleaved {whose}", order, (n,))
 

@@ -18,6 +18,9 @@ from intarsia.mesh import Box, share
 from intarsia.planning.window import windows
 
 RANKS = 64
+FEW_BLOCKS = 16
+"""Beyond, a block is told by its rows: one of so many is found around any few of them."""
+
 DENSE = 0.8
 """The share of a block's elements that must differ before the whole block is held to be wrong."""
 
@@ -63,6 +66,13 @@ class Place:
         return self.dense and self.box.size >= (1 - TRIM) * prod(self.shape)
 
     @property
+    def is_large(self) -> bool:
+        """Whether it has several indices of every axis that it is cut on, and is one of few blocks."""
+        found = self.cuts or ()
+        several = all(self.box.shape[c.axis] > 1 for c in found)
+        return several and all(c.parts <= FEW_BLOCKS for c in found)
+
+    @property
     def cuts(self) -> tuple[Cut, ...] | None:
         """The block of a mesh that the box is, one cut an axis; None where it is none."""
         found = []
@@ -87,6 +97,8 @@ class Place:
             rank = self.first // step
             room, end = step // 100 + 1, min((rank + 1) * step, size)
             if self.first - rank * step <= room and 0 <= end - self.last - 1 <= room:
+                if parts > FEW_BLOCKS or n <= self.shape[-1]:
+                    break  # a row or so, of which any number of ranks would have one
                 return Flat(self.first, self.last, parts, rank)
         width = self.shape[-1]
         cuts = self.first % width or (self.last + 1) % width

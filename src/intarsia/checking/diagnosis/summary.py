@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from intarsia.checking.diagnosis.company import in_company
@@ -13,7 +13,6 @@ from intarsia.checking.diagnosis.finding import NOT_KNOWN, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.moved import faults_of_moves, half_swapped
 from intarsia.checking.diagnosis.names import (
     EXPERT,
-    LAYER,
     expert_of,
     layer_of,
     listed,
@@ -21,6 +20,7 @@ from intarsia.checking.diagnosis.names import (
     without_layer,
 )
 from intarsia.checking.fault import Fault
+from intarsia.checking.naming import layer_in
 from intarsia.mesh import share
 from intarsia.planning.manifest import Logical, Manifest
 
@@ -28,6 +28,7 @@ BLOCKS = ("shards-permuted", "heads-permuted", "strided-shard")
 """Kinds that look alike in a tensor whose heads are as large as its shards."""
 
 WHOLE = (UNEXPLAINED, "zero", "nan")
+MOST_TEXTS = 3
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -35,7 +36,7 @@ def summarise(findings: Sequence[Finding], a: Manifest, b: Manifest) -> tuple[Fa
     """One fault for each cause, those that touch most tensors first."""
     names = list(a.logical)
     findings = in_company(half_swapped(findings))
-    moved = list(faults_of_moves(findings, names))
+    moved = list(faults_of_moves(findings, names, {f.tensor for f in findings}))
     rest = _unified([f for f in findings if f.move is None])
     rest += [f.second for f in findings if f.second is not None]
     files, rest = wrong_files(rest, (("B", b), ("A", a)))
@@ -72,9 +73,13 @@ def _fault(kind: str, group: list[Finding], names: list[str]) -> Fault:
     tensors = tuple(f.tensor for f in group)
     texts = Counter(f.fault for f in group)
     text = texts.most_common(1)[0][0]
+    if len(texts) > 1:
+        text = "; ".join(f"{told} (in {count})" for told, count in texts.most_common(MOST_TEXTS))
+        text += "; and others" if len(texts) > MOST_TEXTS else ""
     explained, differing = sum(f.explained for f in group), sum(f.differing for f in group)
     if len(group) > 1:
-        text += f", the same in {len(group)} tensors{_layers(tensors, names)}"
+        alike = ", the same" if len(texts) == 1 else ";"
+        text += f"{alike} in {len(group)} tensors{_layers(tensors, names)}"
     files = sorted({file for f in group for file in f.files})
     if files and not any(file in text for file in files):
         text += f"; all of it in {', '.join(files)}"
@@ -84,7 +89,7 @@ def _fault(kind: str, group: list[Finding], names: list[str]) -> Fault:
         text += f"; in {group[0].tensor}: {first}" if first else ""
     elif differing:
         text += f": explains {explained:,} of {differing:,} differing elements"
-    return Fault(kind, tensors, where(tensors), text)
+    return Fault(kind, tensors, where(tensors), text, differing)
 
 
 def _layers(tensors: Iterable[str], names: Iterable[str]) -> str:
@@ -116,7 +121,7 @@ def _lost_ranks(
 ) -> tuple[list[Fault], list[Finding]]:
     """What an expert-parallel or a pipeline rank holds, where every matrix of it is wrong."""
     faults: list[Fault] = []
-    for axis, what, number in (("ep", "experts", EXPERT), ("pp", "layers", LAYER)):
+    for what, number in (("experts", _expert), ("layers", layer_in)):
         numbered = {n: _numbered(number, n) for n in logical}
         for kind in WHOLE:
             wrong = [f for f in findings if f.kind == kind and numbered[f.tensor]]
@@ -128,22 +133,31 @@ def _lost_ranks(
             group = [f for f in wrong if f.tensor in inside]
             matrices = {n for n in inside if len(logical[n].shape) > 1}
             full = len(matrices) > 1 and matrices <= {f.tensor for f in group}
-            if rank is None or not full:
+            wrong_elsewhere = {f.tensor for f in findings if f not in group}
+            if rank is None or not full or wrong_elsewhere & {*_of(stems, numbered)}:
                 continue
             content = {"zero": "zero", "nan": "NaN"}.get(kind, "stale")
-            text = (
-                f"{what} {listed(held)}, those of {axis} rank {rank[1]} of {rank[0]}, are {content}"
-            )
+            differs = "differs" if content == "stale" else f"is {content} on one side"
+            text = f"every matrix of {what} {listed(held)} {differs}, and of the other {what} none"
             tensors = tuple(f.tensor for f in group)
             name = "nan" if kind == "nan" else f"rank-{content}"
-            faults.append(Fault(name, tensors, where(tensors), text))
+            differing = sum(f.differing for f in group)
+            faults.append(Fault(name, tensors, where(tensors), text, differing))
             findings = [f for f in findings if f not in group]
     return faults, findings
 
 
-def _numbered(number: re.Pattern[str], name: str) -> tuple[str, int] | None:
+def _of(stems: set[str], numbered: Mapping[str, tuple[str, int] | None]) -> Iterator[str]:
+    return (name for name, at in numbered.items() if at and at[0] in stems)
+
+
+def _expert(name: str) -> re.Match[str] | None:
+    return EXPERT.search(name)
+
+
+def _numbered(number: Callable[[str], re.Match[str] | None], name: str) -> tuple[str, int] | None:
     """What stands before the number of an expert or layer, and the number."""
-    found = number.search(name)
+    found = number(name)
     return (name[: found.start(1)], int(found[1])) if found else None
 
 

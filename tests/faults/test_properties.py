@@ -1,0 +1,33 @@
+"""What a diagnosis states holds, and odd models that are sound have no fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import intarsia
+from tests.faults.odd_models import ODD, odd_model
+from tests.faults.properties import cases, faulty
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_statement_of_a_diagnosis_holds(
+    seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    what, said = faulty(seed, tmp_path_factory.mktemp("faulty"), {})
+    assert not said, what
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_an_odd_model_that_is_sound_has_no_fault(kind: str, tmp_path: Path) -> None:
+    report = intarsia.verify(odd_model(kind, Random(7), tmp_path / "odd"))
+    assert report.sound, report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["faulty", "sound"])
+def test_the_properties_hold_over_many_cases(which: str) -> None:
+    wrong = [(seed, what, said) for seed, what, said in cases(400, 100_000, which) if said]
+    assert not wrong
