@@ -22,6 +22,7 @@ from intarsia.errors import CoverageError, FormatError
 from intarsia.format.sides import DIGESTS
 from intarsia.format.strict_json import parse_json
 from intarsia.planning.manifest import Logical, Manifest
+from intarsia.planning.proof import Proven
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew
@@ -95,18 +96,19 @@ def digests_of(
     twins = twins_of(checkpoint.manifest) if names is None else {}
     team = team or Crew()
     with team.together() as shared:
+        proofs = checkpoint.prover.tensors(wanted)
         if secure:
             tensors = list(wanted.values())[team.rank :: team.size]
             hashes = share_out(
                 tensors,
                 budget.workers,
-                lambda x: _hash(checkpoint, x, budget),
+                lambda x: _hash(checkpoint, proofs[x.name], x, budget),
                 progress=progress,
                 nbytes=lambda x: x.nbytes,
             )
             shared.value = dict(zip((x.name for x in tensors), hashes, strict=True))
         else:
-            steps = steps_over(checkpoint, wanted, budget)[team.rank :: team.size]
+            steps = steps_over(checkpoint, proofs, wanted, budget)[team.rank :: team.size]
             sums = share_out(
                 steps,
                 budget.workers,
@@ -128,10 +130,9 @@ def with_twins(found: Mapping[str, str], twins: Mapping[str, Logical]) -> dict[s
     return {**found, **{name: found[x.name] for name, x in twins.items() if x.name in found}}
 
 
-def _hash(checkpoint: Checkpoint, x: Logical, budget: Budget) -> str:
+def _hash(checkpoint: Checkpoint, proven: Proven, x: Logical, budget: Budget) -> str:
     """The SHA-256 of a tensor's element type, its shape and its row-major bytes."""
     found = hashlib.sha256(_kind_of(x).encode())
-    proven = checkpoint.prover.tensor(x.name)
     for box in windows(x.shape, x.dtype.itemsize, budget.window_bytes):
         found.update(checkpoint.read_box(proven, box).data)
     return f"{SECURE}:{found.hexdigest()}"

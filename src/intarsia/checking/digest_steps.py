@@ -85,17 +85,22 @@ class Read:
 
 
 def steps_over(
-    checkpoint: Checkpoint, wanted: Mapping[str, Logical], budget: Budget
+    checkpoint: Checkpoint,
+    proofs: Mapping[str, Proven],
+    wanted: Mapping[str, Logical],
+    budget: Budget,
 ) -> list[InPlace | Read]:
     """The work on a checkpoint, in the order of its bytes, so that a disk reads on and on."""
-    return sorted(_steps(checkpoint, wanted, budget), key=lambda step: step.start_bytes)
+    return sorted(_steps(checkpoint, proofs, wanted, budget), key=lambda step: step.start_bytes)
 
 
 def _steps(
-    checkpoint: Checkpoint, wanted: Mapping[str, Logical], budget: Budget
+    checkpoint: Checkpoint,
+    proofs: Mapping[str, Proven],
+    wanted: Mapping[str, Logical],
+    budget: Budget,
 ) -> Iterator[InPlace | Read]:
     """Chunks as they lie in their files where they can be summed so, windows of the other tensors."""
-    proofs = {name: checkpoint.prover.tensor(name) for name in wanted}
     in_place = {name for name, x in wanted.items() if x.size and _is_plain(proofs[name], x)}
     for stored in checkpoint.manifest.stored.values():
         names = in_place.intersection(stored.layout.tensors)

@@ -145,8 +145,20 @@ class Prover:
     def attempt(self, target: Target) -> Proven | list[Gap]:
         """The proof of a target, or the faults that forbid it."""
         sources = sources_of(target.layout, self.src)
+        if self._is_plain(target, sources):
+            return Proven(self.src, target, sources, _KEY)
         faults = list(self._target_faults(target, sources))
         return faults or Proven(self.src, target, sources, _KEY)
+
+    def _is_plain(self, target: Target, sources: tuple[Stored, ...]) -> bool:
+        """Whether a target is one whole stored tensor that is a whole logical one, as most are."""
+        layout, boxes = target.layout, target.boxes
+        if len(sources) != 1 or len(layout.pieces) != 1 or sources[0].layout != layout:
+            return False
+        name = layout.pieces[0].tensor
+        if name not in self.src.logical or self.tensor_faults(name):
+            return False
+        return self._tiling(layout.shape, boxes) is None
 
     def tensor(self, name: str) -> Proven:
         """The proof of a logical tensor."""
@@ -157,6 +169,13 @@ class Prover:
             found = self.prove(Target(name, x.dtype, Layout.of(name, x.shape), whole))
             self._proven[name] = found
         return found
+
+    def tensors(self, names: Iterable[str]) -> dict[str, Proven]:
+        """The proofs of logical tensors; raise what is wrong with any of them, in their order."""
+        faults = [fault for name in names for fault in self.tensor_faults(name)]
+        if faults:
+            self.refuse(faults)
+        return {name: self.tensor(name) for name in names}
 
     def stored(self, stored: Stored) -> Proven:
         """The proof of a stored tensor: that nothing else holds what it holds."""
@@ -227,7 +246,9 @@ class Prover:
         if found is None:
             sources = self.src.sources.get(name, ())
             faults = [fault for s in sources if (fault := self.stored_fault(s)) is not None]
-            found = self._tensors[name] = (*faults, *self.held_faults(name))
+            if not _is_whole(self.src.logical[name].shape, sources):
+                faults += self.held_faults(name)
+            found = self._tensors[name] = tuple(faults)
         return found
 
     def held_faults(self, name: str) -> Iterator[Gap]:
@@ -317,6 +338,8 @@ class Prover:
         return found
 
     def _tiling(self, shape: Shape, boxes: Sequence[Box]) -> TilingFault | None:
+        if len(boxes) == 1 and boxes[0].shape == shape and not any(boxes[0].offsets):
+            return None
         # The boxes are kept with the answer, so that no others come to have their identity.
         held = self._tilings.get((shape, id(boxes)))
         if held is None:
