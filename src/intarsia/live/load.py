@@ -195,11 +195,12 @@ def _fill(
     groups = groups_of(manifest, entries) if optimizer is not None else None
     if optimizer is not None and hyperparameters == "stored":
         agreed = agreed_groups(into, optimizer, demand.rows, groups)
-        check_settings(agreed, optimizer, manifest.path, strict=strict)
     if optimizer is not None:
         states = state_to_fill(
             into, optimizer, demand.rows, manifest, settled.literal, groups, strict=strict
         )
+        if agreed is not None:
+            check_settings(agreed, optimizer, manifest.path, strict=strict)
         report.never_stepped = list(states.never_stepped)
         fillings = fillings + prove(states.holdings, manifest)
     report.held_bytes = sum(each.holding.nbytes for each in fillings)
