@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 from intarsia.checkpoint import Checkpoint
 from intarsia.conversion import Report, carry_out
 from intarsia.dtypes import dtype_named
-from intarsia.errors import SectionError
+from intarsia.errors import ForeignNamesError, SectionError
 from intarsia.formats import read_manifest
 from intarsia.job import Job, prepare
 from intarsia.mesh import Mesh
@@ -233,10 +234,11 @@ def open_pair(
     A section is A's, and B's too where B has several models.
     """
     left, right = open(a, config, section), _other(b, config, section)
-    if _lacks_config(left) and not _lacks_config(right):
-        left = open(a, right.config, section)
-    elif _lacks_config(right) and not _lacks_config(left):
-        right = _other(b, left.config, section)
+    with suppress(ForeignNamesError):  # another model, compared name by name
+        if _lacks_config(left) and not _lacks_config(right):
+            left = open(a, right.config, section)
+        elif _lacks_config(right) and not _lacks_config(left):
+            right = _other(b, left.config, section)
     return left, right
 
 

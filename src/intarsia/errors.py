@@ -86,6 +86,10 @@ class FamilyError(IntarsiaError):
     kind = "config-contradicts"
 
 
+class ForeignNamesError(FamilyError):
+    """A checkpoint has none of the names that the family of its configuration has."""
+
+
 class CoverageError(IntarsiaError):
     """A plan that cannot prove that every element arrives exactly once."""
 

@@ -94,7 +94,7 @@ def test_a_traceback_is_shown_where_it_is_asked_for(tmp_path: Path, monkeypatch)
 
 
 def test_a_bug_of_ours_is_one_message_too(src: Path, monkeypatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr("intarsia.formats.read_manifest", broken)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from intarsia.errors import FamilyError
+from intarsia.errors import ForeignNamesError
 from intarsia.family import Table
 
 _DIALECTS = (
@@ -50,7 +50,7 @@ def refuse_foreign(names: Iterable[str], table: Table, where: str) -> None:
         return
     kind, step = _dialect(held, table)
     shown = ", ".join(f"`{name}`" for name in held[:3]) + (", …" if len(held) > 3 else "")
-    raise FamilyError(
+    raise ForeignNamesError(
         f"none of the {len(held)} tensors has a name that {table.family} has on the hub, in Transformers or"
         f" in Megatron{kind}: {shown} - at {where}",
         hint=f"{step}; or {_BY_NAME}" if step else f"another model's configuration? Or {_BY_NAME}",
