@@ -226,3 +226,17 @@ def test_copies_that_were_saved_unequal_are_found(tmp_path: Path) -> None:
     wrong = replace(one, chunks=other.chunks)
     (fault,) = copies_that_differ(replace(manifest, copies=(wrong,)), budget)
     assert fault.kind == "copies-differ"
+
+
+@pytest.mark.parametrize("to", ["dcp", "fsdp_dtensor", "hf"])
+def test_what_was_made_of_megatron_s_checkpoint_is_of_its_own_format(
+    to: str, tmp_path: Path
+) -> None:
+    """Though it carries Megatron's common state along."""
+    src = MEGATRON / "td_dense_tp2"
+    if not src.is_dir():
+        pytest.skip("the checkpoints of Megatron are absent")
+    config = src / "hf_truth" / "config.json"
+    intarsia.convert(src / "iter_0000010", tmp_path / "out", to=to, config=config)
+    assert intarsia.open(tmp_path / "out").format == to
+    assert intarsia.verify(tmp_path / "out").sound

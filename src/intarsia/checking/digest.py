@@ -42,7 +42,7 @@ class Digests:
 
     kind: str
     tensors: Mapping[str, str]
-    objects: Mapping[str, str] = field(default_factory=dict)
+    objects: Mapping[str, str] = field(default_factory=dict, compare=False)
     """The SHA-256 of each object beside the tensors, which every format spells in its own way."""
 
     @property

@@ -30,6 +30,7 @@ from intarsia.format.megatron_frame import (
     COMMON_FILE,
     FRAME_BYTES,
     METADATA,
+    RELEASE,
     TRACKER,
     tracked_folder,
 )
@@ -42,6 +43,11 @@ from intarsia.store.looking import is_file, is_folder, listed
 BACKEND = "metadata.json"
 COMMON_OBJECT = "common_state/shard_0_1"
 RUN_CONFIG = "run_config.yaml"
+_OWN_NAMES = re.compile(
+    rb"(?:\x8c.|X.{3}\x00)(?:decoder\.(?:layers|final_)|embedding\.word_embeddings\.)", re.DOTALL
+)
+"""Names of tensors as a pickle begins them: other formats put sections before them."""
+
 _ITERATION = re.compile(r"^iter_(\d{7,})$")
 
 
@@ -91,13 +97,16 @@ def _is_torch_dist(folder: Path) -> bool:
 
 
 def has_frame(folder: Path) -> bool:
-    """Whether only Megatron writes such a folder, whatever its `metadata.json` says: the common
-    state lies in it, in either of its homes.
+    """Whether only Megatron writes such a folder, whatever its `metadata.json` says: its common file,
+    or in an iteration's folder its common object beside tensors under Megatron's own names.
     """
     if is_file(folder / COMMON_FILE):
         return True
+    if not _ITERATION.match(folder.name) and folder.name != RELEASE:
+        return False
     with Folder(folder) as files:
-        return COMMON_OBJECT.encode() in files.read_all(METADATA, MAX_METADATA_BYTES)
+        data = files.read_all(METADATA, MAX_METADATA_BYTES)
+    return COMMON_OBJECT.encode() in data and _OWN_NAMES.search(data) is not None
 
 
 def check_backend(folder: Folder) -> None:

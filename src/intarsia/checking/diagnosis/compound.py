@@ -69,7 +69,7 @@ def _then_changed(e: Evidence, h: Hypothesis) -> Finding | None:
 def told_besides(tensor: str, value: Hypothesis, score: Score) -> Finding:
     """A change of value as the second fault of a tensor."""
     text = f"{value.text}{IN_PLACE}"
-    key = ("besides", value.key or value.text)
+    key = value.key or value.text
     return Finding(tensor, value.kind, text, text, key, score.explained, score.differing)
 
 
