@@ -78,7 +78,9 @@ def _objects(a: Manifest, b: Manifest, budget: Budget) -> Iterator[Beside]:
     groups = list(_settings(a, b, left, right))
     yield from groups
     spelled = {n for n in {*left, *right} if groups and n.startswith(ROOT)}
+    # A checkpoint of weights alone has nothing to hold against the objects of a run.
     same_names = a.format in _SAME_NAMES and b.format in _SAME_NAMES
+    same_names &= all(held or _has_state(m) for held, m in ((left, a), (right, b)))
     apart: dict[str, list[str]] = {"A": [], "B": []}
     for name in sorted({*left, *right} - spelled):
         if name in left and name in right:

@@ -121,11 +121,12 @@ def _tell_pair(found: Comparison) -> None:
                 say(f"only in {side}: {name}")
             if len(names) > ROWS:
                 say(f"only in {side}: … and {len(names) - ROWS} more")
-        for fault in found.faults:
-            say(f"{fault.kind}: {fault.text}\n  in {fault.where}")
     _tell_beside(found)
     for note in found.notes:
         say(f"note: {note}")
+    # The verdict comes last, where a terminal shows it.
+    for fault in () if found.equal else found.faults:
+        say(f"{fault.kind}: {fault.text}\n  in {fault.where}")
 
 
 def _tell_beside(found: Comparison) -> None:
