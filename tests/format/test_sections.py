@@ -81,6 +81,34 @@ def test_two_of_the_frameworks_own_names_are_refused() -> None:
         divide(tensors("", "model."), KNOWN, "x")
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_larger_of_two_sections_is_not_taken_for_the_model(count: int) -> None:
+    part = dict([*tensors("policy.").items()][:count])
+    with pytest.raises(SectionError, match=r"(?s)2 sections.*ema \(4 .*policy"):
+        divide(tensors("ema.") | part, KNOWN, "x")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_frameworks_own_name_wins_over_a_larger_section(count: int) -> None:
+    part = dict([*tensors("model.").items()][:count])
+    assert read(divide(tensors("ema.") | part, KNOWN, "x")) == set(part)
+
+
+def test_a_tower_inside_the_model_is_no_rival_of_it() -> None:
+    tower = {"net.vision.head.weight": Tensor((4, 4), 16)}
+    found = divide(tensors("net.") | tower, KNOWN, "x")
+    assert read(found) == set(tensors("net."))
+    assert found.names["net.vision.head.weight"] == "vision.head.weight"
+
+
+def test_two_models_of_unlike_sizes_are_refused_and_may_be_carried_whole() -> None:
+    wide = {name: Tensor((9, 9), 81) for name in tensors("draft.")}
+    both, paths = wide | tensors("goal."), nested("draft", "goal")
+    with pytest.raises(SectionError, match=r"(?s)2 sections.*draft.*goal"):
+        divide(both, None, "x", paths=paths)
+    assert {*divide(both, None, "x", paths=paths, chosen=["."]).names.values()} == {*both}
+
+
 def test_part_of_a_model_is_no_other_model_and_is_carried() -> None:
     found = divide(tensors("model.") | {"probe.head.weight": Tensor((4, 4), 16)}, KNOWN, "x")
     assert found.names["probe.head.weight"] == "probe.head.weight"

@@ -70,6 +70,12 @@ class Section:
         common = self.shapes.items() & other.shapes.items()
         return 2 * len(common) > min(len(self.shapes), len(other.shapes))
 
+    def rivals(self, other: Section) -> bool:
+        """Whether both hold a tensor of one name, and neither lies inside the other."""
+        inside = f"{self.label}.".startswith(f"{other.label}.") if other.label else False
+        around = f"{other.label}.".startswith(f"{self.label}.") if self.label else False
+        return not (inside or around) and not self.shapes.keys().isdisjoint(other.shapes)
+
     def __str__(self) -> str:
         return f"{self.label or TOP} ({len(self.names)} tensors, {human(self.nbytes)})"
 
@@ -125,14 +131,14 @@ def divide(
     wanted = [name for name in chosen if f"{name}." not in roots]
     if known is not None:
         found = _by_table(rest, known)
-        whole = _whole(found)
     else:
         found = _by_nesting(rest, paths) if paths else _by_word(rest, configured, bool(wanted))
-        whole = list(found.values())
     if wanted:
         model, others = _choose(wanted, found, rest, where)
+    elif known is not None:
+        model, others = _explained_model(list(found.values()), where)
     else:
-        model, others = _model_of(whole, where, explained=known is not None)
+        model, others = _model_of(list(found.values()), where)
     names = dict(model.names)
     sections = [s for s in found.values() if s is not model and s not in others]
     if known is not None and not wanted:
@@ -196,12 +202,6 @@ def _label(words: Sequence[str | int]) -> str:
     return "" if label == "base_model.model" else label
 
 
-def _whole(found: Mapping[str, Section]) -> list[Section]:
-    """The sections that may be a whole model; fewer than half of the largest's names are a part of one."""
-    most = max((len(s.names) for s in found.values()), default=0)
-    return [s for s in found.values() if 2 * len(s.names) > most]
-
-
 def _by_nesting(tensors: Mapping[str, Tensor], paths: Paths) -> dict[str, Section]:
     """Sections by where torch's nesting of the state dict ends and the keys of a module begin."""
     found: dict[str, Section] = {}
@@ -242,31 +242,37 @@ def _by_word(tensors: Mapping[str, Tensor], configured: bool, asked: bool) -> di
     return {s.label: s for s in found.values() if s in twins}
 
 
-def _model_of(
-    whole: Sequence[Section], where: str, *, explained: bool
-) -> tuple[Section, list[Section]]:
-    """The section that is the model, and those that are other models; raise where several may be it."""
-    named = [s for s in whole if s.label]
-    own = [s for s in (whole if explained else named) if s.own]
-    if len(own) == 1:
-        others = [s for s in whole if s is not own[0] and (explained or s.like(own[0]))]
-        return own[0], others
-    rivals = (
-        whole if explained else [s for s in whole if any(s is not o and s.like(o) for o in whole)]
-    )
-    if len(rivals) > 1:
+def _explained_model(found: Sequence[Section], where: str) -> tuple[Section, list[Section]]:
+    """The section with a framework's own name, or the only one that holds its names, and other models.
+
+    Beside the model, what holds fewer than half of its names is carried name by name as a part of it.
+    """
+    own = [s for s in found if s.own]
+    among = own or found
+    if rivals := [s for s in among if any(s is not o and s.rivals(o) for o in among)]:
         raise _several(rivals, where)
-    if explained and rivals:
-        return rivals[0], []
-    alone = len(whole) == 1 and len(named) == 1 and any("." in name for name in named[0].shapes)
+    model = max(among, key=lambda s: len(s.names), default=Section(""))
+    others = [s for s in found if own and not s.own and 2 * len(s.names) > len(model.names)]
+    return model, others
+
+
+def _model_of(found: Sequence[Section], where: str) -> tuple[Section, list[Section]]:
+    """The section that is the model, and those that are other models; raise where several may be it."""
+    named = [s for s in found if s.label]
+    own = [s for s in named if s.own]
+    if len(own) == 1:
+        return own[0], [s for s in found if s is not own[0] and s.like(own[0])]
+    if rivals := [s for s in found if any(s is not o and s.rivals(o) for o in found)]:
+        raise _several(rivals, where, f", or carry all under their full names with --section {TOP}")
+    alone = len(found) == 1 and len(named) == 1 and any("." in name for name in named[0].shapes)
     return (named[0] if alone else Section("")), []
 
 
-def _several(rivals: Sequence[Section], where: str) -> SectionError:
+def _several(rivals: Sequence[Section], where: str, carried: str = "") -> SectionError:
     listed = "".join(f"\n  {section}" for section in rivals)
     return SectionError(
         f"{len(rivals)} sections may be the model - at {where}{listed}",
-        hint=f"choose one with --section {rivals[0].label or TOP} (section= in Python)",
+        hint=f"choose one with --section {rivals[0].label or TOP} (section= in Python){carried}",
     )
 
 
