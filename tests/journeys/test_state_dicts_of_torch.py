@@ -127,6 +127,27 @@ def test_numbers_are_parameters_by_name_where_torch_was_given_names(tmp_path: Pa
         intarsia.load(src, into=fresh, optimizer=adam(fresh.parameters()))
 
 
+def test_numbers_without_names_are_for_an_optimizer_in_the_order_of_its_model(
+    tmp_path: Path,
+) -> None:
+    def crossed(model: Any) -> torch.optim.AdamW:
+        """Gate and up, which have one shape, the other way round."""
+        held = dict(model.named_parameters())
+        other = {"gate_proj": "up_proj", "up_proj": "gate_proj"}
+        words = [[other.get(word, word) for word in name.split(".")] for name in held]
+        return adam([held[".".join(each)] for each in words])
+
+    model = small()
+    optimizer = crossed(model)
+    step(model, optimizer, 0)
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    src = write_dcp(tmp_path / "src", saved)
+    fresh = small(3)
+    with pytest.raises(FormatError, match=r"`\S+up_proj\S+ before `\S+gate_proj"):
+        intarsia.load(src, into=fresh, optimizer=crossed(fresh))
+    assert any("in the order of the model's" in note for note in intarsia.plan(src, to="hf").notes)
+
+
 def regrouped(model: Any) -> torch.optim.AdamW:
     """Two groups without names, so that the order of the numbers is not the model's."""
     held = [*model.parameters()]

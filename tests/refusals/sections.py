@@ -72,6 +72,16 @@ def saved(tmp: Path) -> tuple[Path, Small]:
     return tmp / "run", net
 
 
+@refusal("Numbered state for an optimizer that is in another order than its model", area="sections")
+def an_optimizer_in_another_order(tmp: Path) -> None:
+    net = Small()
+    optimizer = torch.optim.AdamW([*net.b.parameters(), *net.a.parameters()])
+    net.b(net.a(torch.ones(1, 3))).sum().backward()
+    optimizer.step()
+    saved = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
+    intarsia.load(write_dcp(tmp / "run", saved), into=net, optimizer=optimizer)
+
+
 @refusal("An optimizer of fewer parameters than the checkpoint has state of", area="sections")
 def half_an_optimizer(tmp: Path) -> None:
     path, net = saved(tmp)

@@ -28,7 +28,12 @@ from intarsia.format.dcp_metadata import (
 )
 from intarsia.format.dcp_write import arrange
 from intarsia.format.names import divided, name_tensors
-from intarsia.format.numbered_state import NumberedState, group_lists, parameters_by_number
+from intarsia.format.numbered_state import (
+    NumberedState,
+    give_names,
+    group_lists,
+    parameters_by_number,
+)
 from intarsia.format.optimizer_names import not_told, state_in
 from intarsia.format.quantised_names import MODELOPT, modelopt_of
 from intarsia.format.safetensors_metadata import as_file, kept_metadata
@@ -79,7 +84,7 @@ class Dcp:
         objects, paths = metadata.objects, metadata.paths
         sections = divided(listed, config, str(path), section, objects=objects, paths=paths)
         with Folder(path) as folder:
-            numbers, unclear = numbers_in(folder, metadata, sections, table_for(config))
+            numbers, by_order, unclear = numbers_in(folder, metadata, sections, table_for(config))
             entries, told = entries_of(folder, metadata, sections, numbers)
         named = name_tensors(
             listed,
@@ -103,9 +108,10 @@ class Dcp:
             inventory=named.inventory,
             absent=named.absent,
             problems=named.problems,
-            notes=(*named.notes, *_remarks(numbers, unclear)),
+            notes=(*named.notes, *_remarks(numbers, by_order, unclear)),
             section=tuple(section),
             state_unclear=unclear or named.unclear,
+            state_by_order=by_order,
             quantised=named.quantised,
             metadata=metadata_kept,
         )
@@ -169,11 +175,11 @@ def spell(name: str) -> str:
 
 def numbers_in(
     folder: Folder, metadata: Metadata, sections: Sections, table: Table | None
-) -> tuple[dict[str, str], FormatError | None]:
-    """The parameters of the optimizer's numbered states, and why they are not known where they are not."""
+) -> tuple[dict[str, str], bool, FormatError | None]:
+    """The parameters of the optimizer's numbered states, whether by their order alone, and why they are not known."""
     root = sections.optimizer
     if root is None:
-        return {}, None
+        return {}, False, None
     tensors = metadata.tensors
     states = [
         NumberedState(name, state.param, tensors[name].shape)
@@ -182,7 +188,7 @@ def numbers_in(
     ]
     groups = group_lists(folder, metadata, root)
     if not states and not any(type(n) is int for g in groups for n in g.get("params") or ()):
-        return {}, None
+        return {}, False, None
     order = {
         sections.names[name]: tensors[name].shape
         for name in metadata.paths
@@ -195,14 +201,22 @@ def numbers_in(
 
     try:
         tied = table.tied if table else ()
-        return parameters_by_number(states, groups, order, named, tied), None
+        numbers = parameters_by_number(states, groups, order, named, tied)
+        return numbers, bool(states) and not give_names(groups), None
     except FormatError as why:
-        return {}, not_told(why.brief, str(folder.root)) if states else None
+        return {}, False, not_told(why.brief, str(folder.root)) if states else None
 
 
-def _remarks(numbers: Mapping[str, str], unclear: FormatError | None) -> Iterator[str]:
+def _remarks(
+    numbers: Mapping[str, str], by_order: bool, unclear: FormatError | None
+) -> Iterator[str]:
     if numbers:
         yield f"the optimizer's state is numbered: {len(numbers)} numbers are parameters by name here"
+    if by_order:
+        yield (
+            "the numbers have no names: they are taken in the order of the model's parameters, as an"
+            " optimizer has them that was given model.parameters()"
+        )
     if unclear is not None:
         yield unclear.brief
 

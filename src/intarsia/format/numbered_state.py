@@ -82,15 +82,22 @@ def group_lists(folder: Folder, metadata: Metadata, root: str) -> list[dict[str,
     return [found[k] for k in sorted(found)]
 
 
+def give_names(groups: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether every group names each of its numbers."""
+    return all(len(g.get("param_names") or ()) == len(g.get("params") or ()) for g in groups)
+
+
 def _by_name(groups: Sequence[Mapping[str, Any]], named: Callable[[str], str]) -> dict[str, str]:
     """The numbers by the names that the groups give; none where one group gives none."""
-    found: dict[str, str] = {}
-    for group in groups:
-        numbers, names = group.get("params") or [], group.get("param_names")
-        if names is None or len(names) != len(numbers):
-            return {}
-        found |= {str(n): named(str(name)) for n, name in zip(numbers, names, strict=True)}
-    return found
+    if not give_names(groups):
+        return {}
+    return {
+        str(number): named(str(name))
+        for group in groups
+        for number, name in zip(
+            group.get("params") or (), group.get("param_names") or (), strict=True
+        )
+    }
 
 
 def _by_order(

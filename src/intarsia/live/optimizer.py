@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import CoverageError, UsageError
 from intarsia.family import Param
+from intarsia.format.optimizer_names import not_told
 from intarsia.format.parameter_groups import Group, Groups, different_fields, merged
 from intarsia.format.wrappers import bare
 from intarsia.live.holding import Holding, cut, is_dtensor, is_present, memory_of
@@ -82,9 +84,23 @@ def unused_state(
     """The parameters of which a checkpoint has state, and this optimizer steps none."""
     if manifest.state_unclear is not None:
         raise manifest.state_unclear
+    if manifest.state_by_order:
+        _check_order(model, optimizer, manifest)
     held = {param for param, kinds in kinds_of(manifest).items() if kinds - {MASTER}}
     steps = (each.name for each in stepped(model, optimizer) if each.name in rows)
     return frozenset(held - {n for name in steps for n in rows[name].layout.tensors})
+
+
+def _check_order(model: Any, optimizer: Any, manifest: Manifest) -> None:
+    """Refuse an optimizer in another order than its model's, where the state was saved without names."""
+    place = {id(param): k for k, param in enumerate(model.parameters())}
+    for one, two in pairwise(stepped(model, optimizer)):
+        if one.group == two.group and place[id(one.param)] > place[id(two.param)]:
+            why = (
+                f"the optimizer has `{one.name}` before `{two.name}`, the model has them the other way"
+                " round, and nothing says in which order the state was saved"
+            )
+            raise not_told(why, manifest.path)
 
 
 def state_to_fill(

@@ -103,7 +103,8 @@ class Manifest:
     `stamps` of files (length, times, inode) tell a later reader that they are still those.
     `inventory` names every file of the folder and every section, with its role and its fate;
     `section` is what the user chose among those.
-    `state_unclear` is to be raised by whoever needs the parameter that each optimizer state is of.
+    `state_unclear` is to be raised by whoever needs the parameter that each optimizer state is of;
+    `state_by_order` says that this is known by the order of the model's parameters alone.
     `given` is the path by which it was asked for: its own, or that of the run it is of.
     `quantised` are the weights that are stored with scales, by the names of the stored tensors;
     `metadata` is what the headers of safetensors files say beside their tensors.
@@ -130,6 +131,7 @@ class Manifest:
     stamps: Mapping[str, tuple[int, int, int, int]] = field(default_factory=dict)
     section: tuple[str, ...] = ()
     state_unclear: IntarsiaError | None = None
+    state_by_order: bool = False
     quantised: Quantised = NOT_QUANTISED
     metadata: Mapping[str, str] = field(default_factory=dict)
 
