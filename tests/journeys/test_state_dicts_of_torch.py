@@ -304,6 +304,20 @@ def test_tensors_beside_the_model_are_carried_by_name(tmp_path: Path) -> None:
         assert_same(read_hf(out), model.state_dict() | head | {"noise": torch.ones(3)})
 
 
+@pytest.mark.parametrize("key", ["model", "state", None])
+def test_a_submodule_called_optimizer_is_not_taken_for_state(
+    tmp_path: Path, key: str | None
+) -> None:
+    learned = torch.nn.ModuleDict(
+        {"optimizer": torch.nn.Sequential(torch.nn.Linear(3, 3)), "body": torch.nn.Linear(3, 3)}
+    )
+    held = learned.state_dict()
+    src = write_dcp(tmp_path / "src", {key: held} if key else held)
+    with pytest.raises(intarsia.FamilyError, match="is the state of no parameter here"):
+        intarsia.convert(src, tmp_path / "no", to="hf", optimizer="drop")
+    assert not (tmp_path / "no").exists()
+
+
 def test_names_of_torchtitan_are_another_dialect(tmp_path: Path) -> None:
     words = {
         "model.": "", "embed_tokens": "tok_embeddings", "self_attn": "attention", "q_proj": "wq",

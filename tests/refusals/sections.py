@@ -50,6 +50,13 @@ def numbers_of_two_groups(tmp: Path) -> None:
     intarsia.convert(src, tmp / "out", to="torch_dist", config=CONFIG)
 
 
+@refusal("A submodule of the model that is called optimizer", area="sections")
+def a_submodule_called_optimizer(tmp: Path) -> None:
+    names = ("optimizer.0.weight", "body.weight")
+    src = write_dcp(tmp / "run", {"model": {name: torch.ones(3, 3) for name in names}})
+    intarsia.convert(src, tmp / "out", to="hf")
+
+
 @refusal("Names of torchtitan beside a configuration of the hub", area="sections")
 def names_of_torchtitan(tmp: Path) -> None:
     names = {"tok_embeddings.weight": (47, 20), "layers.0.attention.wq.weight": (24, 20)}

@@ -67,6 +67,7 @@ def name_tensors(
     if sections is None:
         sections = divided(listed, config, where, section)
     spelled = [*_Names(sections, table, numbers or {}).spelled(listed)]
+    _mistakable(spelled, sections, table, where, complain)
     weights = {s.name: (s.dtype, s.shape) for s in spelled if not OURS.match(s.name)}
     quantised = find_quantised(weights, config, modelopt)
     if table is None:
@@ -89,6 +90,30 @@ def name_tensors(
     if sections.unclear is not None:
         notes += (sections.unclear.brief,)
     return replace(named, inventory=sections.inventory, unclear=unclear, notes=notes)
+
+
+def _mistakable(
+    spelled: Iterable[Stored],
+    sections: Sections,
+    table: Table | None,
+    where: str,
+    complain: Complain,
+) -> None:
+    """Complain of a tensor that has a name of optimizer state and no form or parameter of such."""
+    params = {*sections.names.values(), *(table.known if table else ())}
+    for s in spelled:
+        ours, key = OURS.match(s.name), s.key or s.name
+        if ours is None or not sections.names or is_numbered_name(s.name):
+            continue
+        root = sections.state.get(key)
+        odd = ours["kind"] not in ("state", "param_groups") and ours["param"] not in params
+        if root is None or (odd and OURS.match(key) and not state_in(key, root)):
+            error = FamilyError(
+                f"`{key}` has a name of optimizer state, and is the state of no parameter here - at {where}",
+                hint="names that begin with `optimizer.` are kept for optimizer state: if it is a submodule"
+                " of the model, rename that in the state dict and save again",
+            )
+            complain(Complaint(error, _files(s)))
 
 
 def divided(
