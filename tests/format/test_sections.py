@@ -109,6 +109,20 @@ def test_two_models_of_unlike_sizes_are_refused_and_may_be_carried_whole() -> No
     assert {*divide(both, None, "x", paths=paths, chosen=["."]).names.values()} == {*both}
 
 
+@pytest.mark.parametrize("with_table", [True, False])
+def test_an_average_in_its_wrapper_is_another_model_with_all_that_is_its(with_table: bool) -> None:
+    counted = {"swa.n_averaged": Tensor((), 8)}
+    wrapped = {f"swa.{n}": ("swa", n) for n in (*(f"module.{n}" for n in NAMES), "n_averaged")}
+    known = KNOWN if with_table else None
+    held = tensors("model.", "swa.module.") | counted
+    found = divide(held, known, "x", paths=nested("model") | wrapped)
+    assert set(found.names) == set(tensors("model."))
+    assert [item.nbytes for item in found.inventory if item.fate is Fate.LEFT_OUT] == [72]
+    held = tensors("net.", "swa.module.") | counted
+    with pytest.raises(SectionError, match=r"(?s)2 sections.*net.*swa"):
+        divide(held, known, "x", paths=nested("net") | wrapped)
+
+
 def test_part_of_a_model_is_no_other_model_and_is_carried() -> None:
     found = divide(tensors("model.") | {"probe.head.weight": Tensor((4, 4), 16)}, KNOWN, "x")
     assert found.names["probe.head.weight"] == "probe.head.weight"

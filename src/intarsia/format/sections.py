@@ -65,16 +65,29 @@ class Section:
         """Whether a framework calls its model so."""
         return all(word in _OWN for word in self.label.split(".") if word)
 
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """What the names of all that goes with it begin with, whatever wrapper its tensors are in."""
+        return tuple({*self.prefixes, f"{self.label}."} - {"", "."})
+
+    @cached_property
+    def unwrapped(self) -> dict[str, Shape]:
+        """Its shapes by names in which `module`, a wrapper's word here, is left out."""
+        return {
+            ".".join(word for word in name.split(".") if word != MODULE): shape
+            for name, shape in self.shapes.items()
+        }
+
     def like(self, other: Section) -> bool:
         """Whether most of the smaller one's names are the other's too, with the same shapes."""
-        common = self.shapes.items() & other.shapes.items()
+        common = self.unwrapped.items() & other.unwrapped.items()
         return 2 * len(common) > min(len(self.shapes), len(other.shapes))
 
     def rivals(self, other: Section) -> bool:
         """Whether both hold a tensor of one name, and neither lies inside the other."""
         inside = f"{self.label}.".startswith(f"{other.label}.") if other.label else False
         around = f"{other.label}.".startswith(f"{self.label}.") if self.label else False
-        return not (inside or around) and not self.shapes.keys().isdisjoint(other.shapes)
+        return not (inside or around) and not self.unwrapped.keys().isdisjoint(other.unwrapped)
 
     def __str__(self) -> str:
         return f"{self.label or TOP} ({len(self.names)} tensors, {human(self.nbytes)})"
@@ -146,14 +159,14 @@ def divide(
             names |= part.names
             sections.remove(part)
     prefixes = tuple(sorted(model.prefixes - {""}, key=len, reverse=True))
-    foreign = tuple(p for s in others for p in s.prefixes if p)
+    foreign = tuple(head for s in others for head in s.heads)
     left: dict[str, list[str]] = {s.label: list(s.names) for s in others}
     for name in rest:
         if name in names or any(name in s.names for s in others):
             continue
         plain = bare(name)
         if plain.startswith(foreign) and foreign:
-            label = next(s.label for s in others if plain.startswith(tuple(s.prefixes - {""})))
+            label = next(s.label for s in others if plain.startswith(s.heads))
             left[label].append(name)
         elif prefix := next((p for p in prefixes if plain.startswith(p)), ""):
             names[name] = plain.removeprefix(prefix)
