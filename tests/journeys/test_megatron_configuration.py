@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import intarsia
 from intarsia.errors import CoverageError, FamilyError, FormatError, UsageError
 from intarsia.family import table_for
+from intarsia.format.megatron_arguments import arguments_of_config
 from tests.checkpoints import llama_config, model, write_hf
 from tests.family.configs import CASES
 
@@ -223,6 +224,12 @@ def test_what_config_json_alone_says_is_missed_without_it(
         intarsia.convert(folder, tmp_path / "back", to="hf", config=CASES[family])
     intarsia.convert(folder, tmp_path / "back", to="hf", config=config)
     assert intarsia.verify(src, tmp_path / "back")
+
+
+def test_a_slope_that_megatrons_activation_does_not_have() -> None:
+    config = CASES["gpt_oss"] | {"swiglu_alpha": 1.5}
+    assert arguments_of_config(config).unsaid == {"swiglu_alpha": 1.5}
+    assert not arguments_of_config(CASES["gpt_oss"]).unsaid
 
 
 def test_a_run_that_has_not_begun_is_equal_to_what_is_written_of_it(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ _YARN = {
 _UNSAYABLE = {
     "attention_multiplier": 1.0, "attn_logit_softcapping": None, "clip_qkv": None,
     "embedding_multiplier": 1.0, "final_logit_softcapping": None, "logits_scaling": 1.0,
-    "residual_multiplier": 1.0, "use_bidirectional_attention": False, "attention_chunk_size": None,
+    "residual_multiplier": 1.0, "swiglu_alpha": 1.702, "use_bidirectional_attention": False, "attention_chunk_size": None,
 }  # fmt: skip
 """Fields that no argument of Megatron-LM says, and the value at which they change nothing."""
 
