@@ -50,6 +50,7 @@ _OWN_NAMES = re.compile(
 
 _ITERATION = re.compile(r"^iter_(\d{7,})$")
 
+
 def looks_like_megatron(path: Path) -> bool:
     """Whether a folder is, or leads to, a checkpoint of Megatron's own formats."""
     return is_folder(path) and any(_is_torch_dist(p) or _is_legacy(p) for p in _candidates(path))
