@@ -306,9 +306,13 @@ def _name_by_name(src: Manifest, wish: Wish, writer: Format, dialect: str) -> li
 def _without_a_table(src: Manifest, wish: Wish, dialect: str) -> FamilyError:
     model_type = (src.config or {}).get("model_type")
     said = f"model_type {model_type!r} has no table" if model_type else "no model configuration"
+    hint = "give the model's config.json with --config"
+    if model_type:
+        hint = "write a table for it (docs/how-to/add-a-family.md)"
+    if src.format in SAME_FORMATS:
+        hint += ", or use --dialect same between hf and dcp"
     return FamilyError(
-        f"{src.path} cannot be written as {wish.to} in dialect {dialect!r}: {said}",
-        hint="give the model's config.json with --config, or use --dialect same between hf and dcp",
+        f"{src.path} cannot be written as {wish.to} in dialect {dialect!r}: {said}", hint=hint
     )
 
 

@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import intarsia
 from intarsia.errors import CoverageError, FamilyError, FormatError, UsageError
+from intarsia.family import table_for
+from intarsia.format.megatron_arguments import arguments_of_config
 from tests.checkpoints import llama_config, model, write_hf
 from tests.family.configs import CASES
 
@@ -23,6 +25,13 @@ torch.serialization.add_safe_globals([Namespace])
 def source(at: Path, **changes: Any) -> Path:
     config = llama_config(**changes)
     return write_hf(at, model(config), config, 1)
+
+
+def weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """A model of a family whose names on the hub are the logical ones."""
+    table = table_for(config)
+    assert table is not None
+    return {n: torch.randn(shape).bfloat16() for n, shape in table.logical.items()}
 
 
 def common(folder: Path) -> dict[str, Any]:
@@ -174,6 +183,7 @@ def test_a_window_and_a_router_survive_too(tmp_path: Path) -> None:
         ({"no_rope_freq": 2}, "no_rope_layers"),
         ({"window_size": (7, 0), "window_attn_skip_freq": 2}, "window="),
         ({"qk_l2_norm": True}, "qk_l2_norm=True"),
+        ({"rotary_percent": 0.5}, "rotary_percent=0.5"),
     ],
 )
 def test_arguments_that_no_configuration_says_need_one(
@@ -188,6 +198,75 @@ def test_arguments_that_no_configuration_says_need_one(
     assert {name: args[name] for name in change} == change
     assert not (tmp_path / "mesh" / "config.json").exists()
     assert intarsia.verify(src, tmp_path / "mesh")
+
+
+@pytest.mark.parametrize("middle", ["torch_dist", "fsdp_dtensor"])
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        ("granite", {"residual_multiplier": 0.5}),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}),
+        ("deepseek_v3", {"norm_topk_prob": False}),
+    ],
+)
+def test_what_config_json_alone_says_is_missed_without_it(
+    family: str, change: Any, middle: str, tmp_path: Path
+) -> None:
+    config = CASES[family] | change
+    src = write_hf(tmp_path / "hf", weights(config), config, 1)
+    intarsia.convert(src, tmp_path / "mid", to=middle)
+    intarsia.convert(tmp_path / "mid", tmp_path / "other", to=middle)
+    for folder in (tmp_path / "mid", tmp_path / "other"):
+        (folder / "config.json").unlink()
+        with pytest.raises(FamilyError, match=rf"only_in_config_json=.*{next(iter(change))}"):
+            intarsia.convert(folder, tmp_path / "back", to="hf")
+    with pytest.raises(FamilyError, match=r"only_in_config_json is .*, other fields"):
+        intarsia.convert(folder, tmp_path / "back", to="hf", config=CASES[family])
+    intarsia.convert(folder, tmp_path / "back", to="hf", config=config)
+    assert intarsia.verify(src, tmp_path / "back")
+
+
+def test_a_slope_that_megatrons_activation_does_not_have() -> None:
+    config = CASES["gpt_oss"] | {"swiglu_alpha": 1.5}
+    assert arguments_of_config(config).unsaid == {"swiglu_alpha": 1.5}
+    assert not arguments_of_config(CASES["gpt_oss"]).unsaid
+
+
+def test_a_run_that_has_not_begun_is_equal_to_what_is_written_of_it(tmp_path: Path) -> None:
+    src = trained(tmp_path)
+    (file,) = src.glob("iter_*/common.pt")
+    state = common(src) | {"iteration": 0}
+    del state["num_floating_point_operations_so_far"]
+    torch.save(state, file)
+    intarsia.convert(src, tmp_path / "out", to="torch_dist")
+    assert intarsia.verify(src, tmp_path / "out")
+    assert intarsia.verify(tmp_path / "out", src)
+    torch.save(state | {"iteration": 2}, file)
+    assert not intarsia.verify(src, tmp_path / "out")
+
+
+def test_norms_over_all_heads_are_no_familys_that_arguments_tell(tmp_path: Path) -> None:
+    config = CASES["olmoe"]
+    src = write_hf(tmp_path / "hf", weights(config), config, 1)
+    intarsia.convert(src, tmp_path / "td", to="torch_dist")
+    (tmp_path / "td" / "config.json").unlink()
+    with pytest.raises(FamilyError, match="no model configuration"):
+        intarsia.convert(tmp_path / "td", tmp_path / "back", to="hf")
+
+
+@pytest.mark.parametrize("to", ["hf", "dcp", "fsdp_dtensor"])
+@pytest.mark.parametrize("middle", ["torch_dist", "fsdp_dtensor"])
+def test_a_model_is_equal_to_what_comes_back_from_megatron(
+    middle: str, to: str, tmp_path: Path
+) -> None:
+    src = source(tmp_path / "hf")
+    intarsia.convert(src, tmp_path / "mid", to=middle)
+    intarsia.convert(tmp_path / "mid", tmp_path / "back", to=to)
+    assert intarsia.open(tmp_path / "back").format == to
+    for a, b in ((src, tmp_path / "back"), (tmp_path / "back", src)):
+        found = intarsia.verify(a, b)
+        assert found, [str(each) for each in found.beside]
+        assert any(each.verdict == "not compared" for each in found.beside)
 
 
 def test_a_tied_head_that_differs_is_not_dropped(tmp_path: Path) -> None:

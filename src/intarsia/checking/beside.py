@@ -13,6 +13,7 @@ from typing import Any
 from intarsia.carried import groups_of, read_entries
 from intarsia.errors import IntarsiaError
 from intarsia.format.megatron_common import COMMON_OBJECT, DROPPED, arguments_of, plain
+from intarsia.format.megatron_fsdp_entries import COUNTERS, SCHEDULER
 from intarsia.format.parameter_groups import ROOT
 from intarsia.format.torch_zip import BROKEN_ZIP, read_object
 from intarsia.planning.manifest import Manifest
@@ -82,10 +83,11 @@ def _objects(a: Manifest, b: Manifest, budget: Budget) -> Iterator[Beside]:
     same_names = a.format in _SAME_NAMES and b.format in _SAME_NAMES
     same_names &= all(held or _has_state(m) for held, m in ((left, a), (right, b)))
     apart: dict[str, list[str]] = {"A": [], "B": []}
+    frame = _frame_of_one(a, b, left, right, groups)
     for name in sorted({*left, *right} - spelled):
         if name in left and name in right:
             yield from _same_name(name, left[name], right[name])
-        elif same_names:
+        elif same_names and name not in frame:
             yield Beside("object", name, ONLY["A" if name in left else "B"], counts=True)
         else:
             apart["A" if name in left else "B"].append(name)
@@ -98,6 +100,31 @@ def _objects(a: Manifest, b: Manifest, budget: Budget) -> Iterator[Beside]:
                 NOT_COMPARED,
                 f"{side} has it, and the other side ({other}) does not",
             )
+
+
+def _frame_of_one(
+    a: Manifest,
+    b: Manifest,
+    left: Mapping[str, bytes],
+    right: Mapping[str, bytes],
+    settings: list[Beside],
+) -> set[str]:
+    """Megatron's frame of a run where one side came from Megatron and the other did not.
+
+    Where there is optimizer state, the frame is left aside only if its settings were compared.
+    """
+    frames = [
+        {n for n in held if n == COMMON_OBJECT or (ARGUMENTS in held and _is_frame(n))}
+        for held in (left, right)
+    ]
+    compared = any(each.part == "setting" for each in settings)
+    if all(frames) or (not compared and any(map(_has_state, (a, b)))):
+        return set()
+    return frames[0] | frames[1]
+
+
+def _is_frame(name: str) -> bool:
+    return name in (ARGUMENTS, *COUNTERS) or name.startswith(f"{SCHEDULER}.")
 
 
 def _same_name(name: str, left: bytes, right: bytes) -> Iterator[Beside]:
@@ -113,6 +140,7 @@ def _same_name(name: str, left: bytes, right: bytes) -> Iterator[Beside]:
         for key in sorted({*one, *other}, key=str):
             if not _alike(one.get(key), other.get(key)):
                 run = key in _RUN or str(key).startswith("consumed_")
+                run = run and not _at_the_start(key, one.get(key), other.get(key))
                 text = _both(one.get(key), other.get(key))
                 yield Beside("object", f"{name}.{key}", DIFFERENT, text, counts=run)
         return
@@ -120,6 +148,12 @@ def _same_name(name: str, left: bytes, right: bytes) -> Iterator[Beside]:
         yield Beside("object", name, EQUAL, "though its bytes differ")
         return
     yield Beside("object", name, DIFFERENT, _both(one, other), counts=True)
+
+
+def _at_the_start(key: str, x: Any, y: Any) -> bool:
+    """Whether two counters both say that no step was taken; Megatron's first iteration is 1."""
+    start = (None, 0, 1) if key == "iteration" else (None, 0)
+    return x in start and y in start
 
 
 def _settings(

@@ -21,10 +21,16 @@ Arguments = Mapping[str, Any]
 _LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2")
 _SIGMOID = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "kimi_k2")
 _LINEAR = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+_PARTLY_ROTATED = ("glm4_moe", "glm4_moe_lite", "phi3", *_LINEAR)
+"""Families whose modules rotate a part of each head; others take no notice of the field."""
+
 _INNER_IS_EXPERT = ("mixtral", "gpt_oss", "olmoe")
 _SCALED_EMBEDDING = ("gemma", "gemma2", "gemma3", "gemma3_text")
 _WIDTHS = {"gemma": 256, "gemma2": 256, "gemma3": 256, "gemma3_text": 256, "gpt_oss": 64,
            "qwen3": 128, "qwen3_next": 256, "qwen3_vl": 128} | dict.fromkeys(_LINEAR, 256)  # fmt: skip
+UNSAID = "only_in_config_json"
+"""Our word among the arguments for what they cannot say: a configuration made from them is not the model's."""
+
 LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -44,7 +50,7 @@ _YARN = {
 _UNSAYABLE = {
     "attention_multiplier": 1.0, "attn_logit_softcapping": None, "clip_qkv": None,
     "embedding_multiplier": 1.0, "final_logit_softcapping": None, "logits_scaling": 1.0,
-    "residual_multiplier": 1.0, "use_bidirectional_attention": False, "attention_chunk_size": None,
+    "residual_multiplier": 1.0, "swiglu_alpha": 1.702, "use_bidirectional_attention": False, "attention_chunk_size": None,
 }  # fmt: skip
 """Fields that no argument of Megatron-LM says, and the value at which they change nothing."""
 
@@ -106,6 +112,7 @@ _ROWS = (
     Row("linear_num_key_heads", ("linear_num_key_heads",), 16),
     Row("linear_num_value_heads", ("linear_num_value_heads",), 32),
     Row("vocab_size", ("vocab_size",)),
+    Row(UNSAID, ("other fields",)),
 )  # fmt: skip
 ROWS = {row.argument: row for row in _ROWS}
 
@@ -198,7 +205,9 @@ def _rotation(said: Said, text: Mapping[str, Any], family: str) -> None:
         said.unsaid["rope_parameters.sliding_attention"] = rope.get("sliding_attention")
         rope = rope["full_attention"]
     _take(args, "rotary_base", rope, "rope_theta")
-    args["rotary_percent"] = rope.get("partial_rotary_factor", 1.0)
+    args["rotary_percent"] = (
+        rope.get("partial_rotary_factor", 1.0) if family in _PARTLY_ROTATED else 1.0
+    )
     args["rotary_interleaved"] = family == "ernie4_5"
     if family in _LATENT and text.get("rope_interleave", True) is False:
         said.unsaid["rope_interleave"] = False
@@ -481,6 +490,8 @@ def disagreements(args: Arguments, config: Mapping[str, Any]) -> list[Contradict
     tokens, trained = meaning_of(config).get("vocab_size"), args.get("vocab_size")
     if type(tokens) is int and type(trained) is int and tokens < trained:
         found.append(Contradiction("vocab_size", trained, tokens))
+    if args.get(UNSAID) and args[UNSAID] != said.unsaid:
+        found.append(Contradiction(UNSAID, args[UNSAID], said.unsaid))
     return found
 
 

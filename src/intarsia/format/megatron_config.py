@@ -19,12 +19,13 @@ from intarsia.format.dcp_metadata import Metadata
 from intarsia.format.megatron_arguments import (
     LLAMA3,
     ROWS,
+    UNSAID,
     arguments_of_config,
     disagreements,
     disproved,
     facts_of,
 )
-from intarsia.format.megatron_common import whole
+from intarsia.format.megatron_common import plain, whole
 from intarsia.format.megatron_keys import Key
 from intarsia.format.megatron_optimizer import state_of
 from intarsia.mesh import Mesh, Shape
@@ -102,6 +103,7 @@ def config_from_arguments(args: Mapping[str, Any], metadata: Metadata) -> MadeCo
     if doubt is not None:
         unsaid += [name for name in _TAKEN if name in said and said[name] == default[name]]
         notes.append(f"stored arguments are defaults that the model may not use: {doubt}")
+    said |= {UNSAID: plain(args.get(UNSAID))}
     return MadeConfig(config, tuple(notes), tuple(f"{name}={said[name]!r}" for name in unsaid))
 
 
@@ -148,8 +150,11 @@ def _config(args: Mapping[str, Any], metadata: Metadata, notes: list[str]) -> Co
     if family == "deepseek_v3":
         _latent(config, seen, args)
     else:
-        width = (seen.shape("q_layernorm.weight") or (whole(args, "kv_channels"),))[0]
-        width = width or hidden // heads
+        width = whole(args, "kv_channels") or hidden // heads
+        normed = seen.shape("q_layernorm.weight")
+        if normed == (heads * width,) and heads > 1:
+            return None  # one norm over all heads: olmoe, whose other fields no argument tells
+        width = normed[0] if normed else width
         config["head_dim"] = width
         config["num_key_value_heads"] = (qkv[0] // width - heads) // 2
     dense = seen.shapes.get("mlp.linear_fc1.weight")
@@ -246,7 +251,7 @@ def arguments_for(
     config: Mapping[str, Any], mesh: Mesh, shapes: Mapping[str, Shape], centered: bool
 ) -> dict[str, Any]:
     """Megatron's arguments for a model that is written, from its configuration and its tensors."""
-    args = arguments_of_config(config).args
+    args = arguments_of_config(config).args | arguments_of_words_lacking(config)
     ends = {name.rpartition("layers.")[2] for name in shapes}
     ahead = {Key.parse(name).layer for name in shapes if "mtp.layers." in name}
     return (
@@ -262,6 +267,12 @@ def arguments_for(
         | arguments_of_tensors(shapes, centered)
         | arguments_of_mesh(mesh)
     )
+
+
+def arguments_of_words_lacking(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The argument that keeps what no argument of Megatron's says of a model."""
+    unsaid = arguments_of_config(config).unsaid
+    return {UNSAID: unsaid} if unsaid else {}
 
 
 def arguments_of_tensors(shapes: Mapping[str, Shape], centered: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from intarsia.family import table_for
 from intarsia.format.base import WriteOptions
 from intarsia.format.config_dtype import arguments_with
 from intarsia.format.megatron_common import archive, arguments_of, counters_of, plain
-from intarsia.format.megatron_config import arguments_for
+from intarsia.format.megatron_config import arguments_for, arguments_of_words_lacking
 from intarsia.format.megatron_fsdp_entries import (
     COUNTERS,
     SCHEDULER,
@@ -133,6 +133,8 @@ def _arguments(
         mesh["layernorm_zero_centered_gamma"] = shift == 0.0
     if said:
         mesh = arguments_with(said, options.dtype) | mesh if options.dtype else mesh
+        if config is not None and table is not None:
+            mesh |= arguments_of_words_lacking(config)
         if all(said.get(name) == value for name, value in mesh.items()):
             return {}
         return {"args": archive(Namespace(**(said | mesh)))}

@@ -38,6 +38,7 @@ from intarsia.format.megatron_config import (
     arguments_for,
     arguments_of_mesh,
     arguments_of_tensors,
+    arguments_of_words_lacking,
 )
 from intarsia.format.megatron_frame import COMMON_FILE, TRACKER
 from intarsia.format.megatron_fsdp_entries import COUNTERS, common_in, common_of
@@ -218,6 +219,7 @@ def _common(
         if args:
             args |= arguments_of_tensors(shapes, table.centered)
             args |= arguments_of_mesh(options.mesh, args)
+            args |= arguments_of_words_lacking(options.config)
         else:
             args = arguments_for(options.config, options.mesh, shapes, table.centered)
     counters = counters_of(options.entries)

@@ -83,10 +83,11 @@ class Watch:
     def _refused(self, value: float, dst: DType, element: int) -> PrecisionError:
         index = unravel(element, self.box.shape) if self.box.shape else ()
         place = [o + i for o, i in zip(self.box.offsets, index, strict=True)]
+        wider = "fp32" if dst.name == "BF16" else "bf16 or fp32"
         return PrecisionError(
             f"`{self.target.name}`{place} is {value!r}, which {dst} cannot hold"
             f" (its greatest number is {greatest(dst):.6g})",
-            hint="choose a wider type, such as bf16 or fp32",
+            hint=f"choose a wider type, such as {wider}",
         )
 
 
