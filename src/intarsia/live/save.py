@@ -31,7 +31,9 @@ from intarsia.live.latest import continues, point
 from intarsia.live.megatron_model import is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import hub_config
 from intarsia.live.names import config_of, named_tensors
-from intarsia.live.optimizer import groups_of, states
+from intarsia.live.optimizer import states, values
+from intarsia.live.optimizer_class import CLASS, class_of, opened
+from intarsia.live.optimizer_groups import settings_of
 from intarsia.live.parts import Part, Seen, parts_of
 from intarsia.live.replicas import (
     Holders,
@@ -103,11 +105,14 @@ def snapshot(
     tensors = {bare(name): x for name, x in named_tensors(model).items()}
     entries: dict[str, bytes] = {}
     if optimizer is not None:
-        for state in states(model, optimizer):
+        own = opened(optimizer)
+        entries = values(model, own.held) | {CLASS: pack(class_of(own.held), CLASS)}
+        for state in states(model, own.held):
             tensors[f"optimizer.state.{bare(state.param.name)}.{state.kind}"] = state.tensor
-        for number, group in enumerate(groups_of(model, optimizer)):
-            for key, value in group.items():
-                name = f"optimizer.param_groups.{number}.{key}"
+        for name, value in settings_of(model, own.settings):
+            if hasattr(value, "dtype"):
+                tensors[name] = value
+            else:
                 entries[name] = pack(value, name)
     seen = {name: Seen.of(tensor, name) for name, tensor in tensors.items()}
     cut = partial(parts_of, seen)
