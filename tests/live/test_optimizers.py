@@ -45,7 +45,7 @@ def step(model: nn.Module, optimizer: Any, number: int) -> float:
         return loss
 
     if isinstance(optimizer, torch.optim.LBFGS):
-        return float(optimizer.step(closure))
+        return optimizer.step(closure).item()
     loss = closure()
     optimizer.step()
     return loss.item()

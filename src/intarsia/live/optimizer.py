@@ -280,6 +280,16 @@ def states(model: Any, optimizer: Any) -> Iterator[State]:
                 yield State(each, kind, _as_param(value, each), whole=False)
 
 
+def never_stepped(model: Any, optimizer: Any) -> list[str]:
+    """The parameters on this rank that an optimizer has no state of."""
+    mine = (each for each in stepped(model, optimizer) if is_present(each.param))
+    return [
+        bare(each.name)
+        for each in mine
+        if each.param.numel() and not optimizer.state.get(each.param)
+    ]
+
+
 def values(model: Any, optimizer: Any) -> dict[str, bytes]:
     """The rest of the state that an optimizer has, as entries; raise where it is of no parameter."""
     import torch
