@@ -29,6 +29,7 @@ from intarsia.format.parameter_groups import (
     has_torch_groups,
     numbered_entries,
 )
+from intarsia.format.torch_zip import read_object
 from intarsia.formats import folder_of
 from intarsia.planning.manifest import Manifest
 from intarsia.quantity import human
@@ -61,7 +62,9 @@ def carried(src: Manifest, wish: Wish, wanted: Wanted, budget: Budget) -> Carrie
         return Carried(entries)
     steps = (names[0] for names in wanted.equal if names[0].startswith(STEP))
     counter = next(steps, None)
-    step = _step(src, counter) if counter is not None else None
+    step = _step_in(src, entries)
+    if step is None and counter is not None:
+        step = _step(src, counter)
     return Carried(entries, _groups_of_torch(src, entries), step)
 
 
@@ -177,6 +180,26 @@ def _check_steps(src: Manifest, entries: Mapping[str, bytes]) -> None:
             f" {', '.join(f'{x:g}' for x in sorted(told))}: torch_dist keeps the groups' alone",
             hint="one of them is stale: convert the checkpoint as it was saved, or --optimizer drop",
         )
+
+
+def _step_in(src: Manifest, entries: Mapping[str, bytes]) -> float | None:
+    """The step that is stored as a number beside the tensors; raise where more than that is."""
+    start, steps = "optimizer.state.", set[float]()
+    for name, data in entries.items():
+        if name.startswith(start):
+            value = plain(read_object(data, name))
+            if not name.endswith(".step") or type(value) not in (int, float):
+                raise UsageError(
+                    f"`{name}` of {src.path} is optimizer state that torch_dist has no place for",
+                    hint="convert to dcp or hf, which keep it, or leave it out with --optimizer drop",
+                )
+            steps.add(value)
+    if len(steps) > 1:
+        raise CoverageError(
+            f"the parameters of {src.path} are at steps {sorted(steps)}, and torch_dist keeps one",
+            hint="take a checkpoint of one step, or leave the state out with --optimizer drop",
+        )
+    return steps.pop() if steps else None
 
 
 def _step(src: Manifest, name: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,21 @@ from tests.distributed.small_model import Small, step
 from tests.live import transformer_engine_stand_in as stand_in
 
 ROOT = Path(__file__).parents[2]
+
+
+class Loader:
+    """A data loader with a state, as torchdata's."""
+
+    def __init__(self) -> None:
+        self.at = 12
+
+    def state_dict(self) -> dict[str, int]:
+        found = {"at": self.at}
+        self.at = 0
+        return found
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
 
 
 def blocks(path: Path, language: str) -> list[str]:
@@ -60,10 +76,14 @@ def test_a_live_model_is_loaded_and_saved_as_its_page_shows(tmp_path: Path) -> N
         "checkpoint": tmp_path,
         "run": tmp_path / "run",
         "train": lambda model, optimizer: step(model, optimizer, 1),
+        "loader": Loader(),
     }
     for code in blocks(page, "python"):
         exec(compile(code, str(page), "exec"), scope)
     assert scope["position"] == 4
+    assert scope["loader"].at == 12
+    assert scope["extra"]["generators"]["python"] == random.getstate()
+    assert torch.equal(scope["extra"]["generators"]["torch"], torch.get_rng_state())
 
 
 def test_the_example_of_resuming_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,3 +149,74 @@ def test_counters_that_contradict_their_groups_are_refused(tmp_path: Path) -> No
     (tmp_path / "hf" / "intarsia.digests.json").unlink(missing_ok=True)
     with pytest.raises(CoverageError, match=r"is 5, and the parameter groups .* are at step 1"):
         intarsia.convert(tmp_path / "hf", tmp_path / "out", to="torch_dist")
+
+
+def saved_by_torch(path: Path, change: Any) -> Path:
+    """AdamW after a step, changed, as torch saves it."""
+    model = made()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    step(model, optimizer)
+    change(optimizer)
+    weights, state = get_state_dict(model, optimizer)
+    with warnings.catch_warnings(action="ignore"):
+        dcp.save({"model": weights, "optimizer": state}, checkpoint_id=path, no_dist=True)
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    return path
+
+
+def with_whole_steps(optimizer: Any) -> None:
+    for state in optimizer.state.values():
+        state["step"] = 16000001
+
+
+def with_tensor_lr(optimizer: Any) -> None:
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.003)
+
+
+def test_steps_that_are_numbers_are_not_lost(tmp_path: Path) -> None:
+    source = saved_by_torch(tmp_path / "dcp", with_whole_steps)
+    for form in ("dcp", "hf", "torch_dist"):
+        path = tmp_path / form
+        if form != "dcp":
+            intarsia.convert(source, path, to=form)
+        model = made(1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        intarsia.load(path, into=model, optimizer=optimizer)
+        steps = {float(state["step"]) for state in optimizer.state.values()}
+        assert steps == {16000001.0}
+        assert len(optimizer.state) == len(list(model.parameters()))
+
+
+def test_a_value_that_megatron_has_no_place_for_is_refused(tmp_path: Path) -> None:
+    def change(optimizer: Any) -> None:
+        for state in optimizer.state.values():
+            state["note"] = "warm"
+
+    source = saved_by_torch(tmp_path / "dcp", change)
+    with pytest.raises(UsageError, match=r"note` of .* no place"):
+        intarsia.convert(source, tmp_path / "out", to="torch_dist")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_learning_rate_that_torch_stored_as_a_tensor_comes_back(tmp_path: Path) -> None:
+    source = saved_by_torch(tmp_path / "dcp", with_tensor_lr)
+    intarsia.convert(source, tmp_path / "hf", to="hf")
+    for path in (source, tmp_path / "hf"):
+        model = made(1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=7.0)
+        intarsia.load(path, into=model, optimizer=optimizer)
+        assert torch.equal(optimizer.param_groups[0]["lr"], torch.tensor(0.003))
+    with pytest.raises(CoverageError):
+        intarsia.convert(source, tmp_path / "out", to="torch_dist")
+
+
+def test_adams_groups_do_not_turn_adamw_into_adam(tmp_path: Path) -> None:
+    def change(optimizer: Any) -> None:
+        optimizer.param_groups[0]["decoupled_weight_decay"] = False
+
+    source = saved_by_torch(tmp_path / "dcp", change)
+    model = made(1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(UsageError, match="AdamW always has True"):
+        intarsia.load(source, into=model, optimizer=optimizer)
+    assert optimizer.param_groups[0]["decoupled_weight_decay"] is True

@@ -77,7 +77,7 @@ def groups_of_torch(
             listed[group] = value
         elif value is not DROPPED:
             found.setdefault(group, {})[field] = value
-    if not found:
+    if not found and not listed:
         return None
     if flat:
         return Groups(merged(Group(logical(n), fields) for n, fields in found.items()), flat=True)

@@ -97,7 +97,8 @@ class Demand:
         for name, to in self._tied.items():
             if name in used or to in used:
                 used |= {name, to}
-        left = {n for n in self.manifest.logical if not n.startswith("optimizer.")} - used
+        held = {n for n, x in self.manifest.logical.items() if 0 not in x.shape}
+        left = {n for n in held if not n.startswith("optimizer.")} - used
         return Doubts(frozenset(disputed), frozenset(unfit), frozenset(left - self._ahead))
 
     def without_ahead(self, names: frozenset[str]) -> frozenset[str]:

@@ -17,21 +17,21 @@ from intarsia.errors import UsageError
 from intarsia.family import table_for
 from intarsia.formats import find_checkpoint, folder_of, format_named
 from intarsia.live.demand import Demand, Place, Settled, cast_names, settle
-from intarsia.live.entries import extra_in
+from intarsia.live.entries import extra_in, unpack
 from intarsia.live.fill import fill, prove
 from intarsia.live.materialise import materialise
 from intarsia.live.megatron_model import chunks_of, install, is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import unlike_settings, with_settings
 from intarsia.live.names import config_of, manifest_for
-from intarsia.live.optimizer import (
+from intarsia.live.optimizer import put, read_counters, state_to_fill, unused_state
+from intarsia.live.optimizer_class import CLASS, Opened, check_class, opened
+from intarsia.live.optimizer_groups import (
     agreed_groups,
     check_settings,
-    put,
     put_groups,
-    read_counters,
-    state_to_fill,
-    unused_state,
+    with_tensors,
 )
+from intarsia.live.optimizer_values import shared_in
 from intarsia.live.shared_memory import with_one_source
 from intarsia.masters import check_rounded
 from intarsia.mesh import Mesh
@@ -80,6 +80,7 @@ def load(
     strict: bool = True,
     cast: bool = True,
     hyperparameters: str = "stored",
+    optimizer_class: str = "same",
     device: Any = None,
     memory: str | int | None = None,
     workers: int | None = None,
@@ -93,10 +94,13 @@ def load(
     say which part of each tensor plain local shards are.  `strict` refuses a checkpoint with tensors
     that the model does not have, or without state that its optimizer needs; `cast=False` refuses another
     floating-point type, which otherwise is rounded to and reported.  `hyperparameters` are those of
-    the checkpoint ("stored"), or stay the optimizer's own ("mine").
+    the checkpoint ("stored"), or stay the optimizer's own ("mine").  `optimizer_class="any"` takes the
+    state of another class of optimizer, where this one keeps the same kinds.
     """
     if hyperparameters not in ("stored", "mine"):
         raise UsageError(f"hyperparameters is {hyperparameters!r}", hint="stored or mine")
+    if optimizer_class not in ("same", "any"):
+        raise UsageError(f"optimizer_class is {optimizer_class!r}", hint="same or any")
     team = ranks_of_model()
     with team.together() as shared:
         found = find_checkpoint(path)
@@ -106,12 +110,13 @@ def load(
         left = [name for module in modules for name in materialise(module, device)]
         if is_megatron(into):
             refuse_optimizer(optimizer)
+        own = opened(optimizer) if optimizer is not None else None
         demand = Demand.of(
             into, manifest_for(where, into, config, section), _place(mesh, rank, team)
         )
         doubts = demand.doubts
-        if optimizer is not None:
-            unused = unused_state(into, optimizer, demand.rows, demand.manifest)
+        if own is not None:
+            unused = unused_state(into, own.held, demand.rows, demand.manifest)
             doubts = replace(doubts, unused_state=demand.without_ahead(unused))
         shared.value = doubts
     with team.together():
@@ -131,13 +136,15 @@ def load(
             demand,
             settled,
             into,
-            optimizer,
+            own,
             hyperparameters,
+            optimizer_class,
             budget,
             team,
             progress,
             report,
             strict=strict,
+            cast=cast,
         )
     return report
 
@@ -179,29 +186,36 @@ def _fill(
     demand: Demand,
     settled: Settled,
     into: Any,
-    optimizer: Any,
+    own: Opened | None,
     hyperparameters: str,
+    optimizer_class: str,
     budget: Budget,
     team: Crew,
     progress: Progress | None,
     report: Loaded,
     *,
     strict: bool,
+    cast: bool,
 ) -> None:
     """Read every element; an optimizer gets its state when all of it is there."""
     manifest, fillings = demand.manifest, settled.fillings
     entries = read_entries(manifest, budget.memory_bytes // 2) if manifest.entries else {}
     states = agreed = None
-    groups = groups_of(manifest, entries) if optimizer is not None else None
-    if optimizer is not None and hyperparameters == "stored":
-        agreed = agreed_groups(into, optimizer, demand.rows, groups)
-    if optimizer is not None:
+    if own is not None:
+        groups = groups_of(manifest, entries)
+        saved = unpack(entries[CLASS], CLASS) if CLASS in entries else None
+        if optimizer_class == "same" or hyperparameters == "stored":
+            check_class(saved, own.held, manifest.path)
+        if hyperparameters == "stored":
+            groups = with_tensors(groups, manifest)
+            agreed = agreed_groups(into, own.settings, demand.rows, groups)
         states = state_to_fill(
-            into, optimizer, demand.rows, manifest, settled.literal, groups, strict=strict
+            into, own.held, demand.rows, manifest, entries, settled.literal, groups, strict=strict
         )
         if agreed is not None:
-            check_settings(agreed, optimizer, manifest.path, strict=strict)
+            check_settings(agreed, own.settings, manifest.path, strict=strict)
         report.never_stepped = list(states.never_stepped)
+        report.cast += cast_names(states.holdings, manifest, allowed=cast)
         fillings = fillings + prove(states.holdings, manifest)
     report.held_bytes = sum(each.holding.nbytes for each in fillings)
     with folder_of(manifest) as folder:
@@ -209,14 +223,13 @@ def _fill(
         losses = fill(source, fillings, budget, counting(progress, report.held_bytes))
         if is_megatron(into):
             install(into)
-        if states is not None:
+        if own is not None and states is not None:
             read_counters(manifest, states.counters)
-            put(optimizer, states.fresh)
+            put(own.held, states.fresh, shared_in(entries))
         report.read_bytes = folder.read_bytes
-    if agreed is not None:
-        lost = put_groups(optimizer, agreed)
-        report.notes += [f"no hyperparameters were stored for {x}" for x in lost]
-    elif optimizer is not None:
+    if own is not None and agreed is not None:
+        report.notes += put_groups(own.settings, agreed)
+    elif own is not None:
         report.notes.append("the optimizer keeps its own hyperparameters, as asked")
     report.extra, notes = extra_in(entries, team.rank, team.size)
     report.notes += notes

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from intarsia.errors import CoverageError, UsageError
 from intarsia.family import Param
 from intarsia.format.optimizer_names import not_told
-from intarsia.format.parameter_groups import Group, Groups, different_fields, merged
+from intarsia.format.parameter_groups import ROOT, Groups
 from intarsia.format.wrappers import bare
 from intarsia.live.holding import Holding, cut, is_dtensor, is_present, memory_of
 from intarsia.live.names import own_name
+from intarsia.live.optimizer_class import check_kinds
+from intarsia.live.optimizer_values import is_value, kinds_of_values, value_in, values_of
 from intarsia.planning.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def kinds_of(manifest: Manifest) -> dict[str, set[str]]:
     """For each logical parameter, the kinds of state that a checkpoint has of it."""
     found: dict[str, set[str]] = {}
     for name in manifest.logical:
-        if name.startswith("optimizer."):
+        if name.startswith("optimizer.") and not name.startswith(ROOT):
             kind, _, param = name.removeprefix("optimizer.").partition(".")
             found.setdefault(param, set()).add(kind)
     return found
@@ -87,8 +89,23 @@ def unused_state(
     if manifest.state_by_order:
         _check_order(model, optimizer, manifest)
     held = {param for param, kinds in kinds_of(manifest).items() if kinds - {MASTER}}
-    steps = (each.name for each in stepped(model, optimizer) if each.name in rows)
-    return frozenset(held - {n for name in steps for n in rows[name].layout.tensors})
+    values = kinds_of_values(manifest.entries).keys()
+    steps = [each.name for each in stepped(model, optimizer)]
+    known = {n for name in steps for n in _spellings(name, rows)}
+    tensors = {n for name in steps for n in _tensors(name, rows)}
+    return frozenset((held - tensors) | (values - known))
+
+
+def _tensors(name: str, rows: Mapping[str, Param]) -> tuple[str, ...]:
+    """The logical tensors of a parameter; one without elements is made of none, and has its name."""
+    row = rows.get(name)
+    return () if row is None else row.layout.tensors or (row.name,)
+
+
+def _spellings(name: str, rows: Mapping[str, Param]) -> tuple[str, ...]:
+    """The names under which a parameter may have values among the entries of a checkpoint."""
+    row = rows.get(name)
+    return tuple(dict.fromkeys((bare(name), *((row.name,) if row is not None else ()))))
 
 
 def _check_order(model: Any, optimizer: Any, manifest: Manifest) -> None:
@@ -108,6 +125,7 @@ def state_to_fill(
     optimizer: Any,
     rows: Mapping[str, Param],
     manifest: Manifest,
+    entries: Mapping[str, bytes],
     literal: Collection[str],
     groups: Groups | None,
     *,
@@ -120,9 +138,9 @@ def state_to_fill(
     """
     import torch
 
-    kinds = kinds_of(manifest)
+    kinds, values = kinds_of(manifest), kinds_of_values(entries)
     listed = {member for group in (groups.each if groups else ()) for member in group.members}
-    if not listed and not any(found - {MASTER} for found in kinds.values()):
+    if not listed and not values and not any(found - {MASTER} for found in kinds.values()):
         raise CoverageError(
             f"{manifest.path} holds no optimizer state",
             hint="load the model alone (optimizer=None), or give a checkpoint saved with its optimizer",
@@ -132,9 +150,11 @@ def state_to_fill(
     lost: list[str] = []
     for each in stepped(model, optimizer):
         row = rows.get(each.name)
-        names = row.layout.tensors if row is not None else ()
+        names = _tensors(each.name, rows)
         held = [kinds.get(n, set()) - {MASTER} for n in names]
-        if not any(held):
+        spelled = next((n for n in _spellings(each.name, rows) if n in values), None)
+        told = values[spelled] if spelled is not None else set()
+        if not any(held) and not told:
             if each.param.numel():
                 never.append(each.name)
                 known = (listed.issuperset(names) and names) or bare(each.name) in listed
@@ -142,14 +162,19 @@ def state_to_fill(
                     lost.append(each.name)
             out.fresh[each.param] = {}
             continue
-        assert row is not None
         _check_alike(each.name, dict(zip(names, held, strict=True)), manifest)
+        mine = held[0] if held else set()
+        check_kinds(each.name, mine | told, optimizer, manifest.path)
         state = out.fresh[each.param] = {}
+        for kind in sorted(told):
+            state[kind] = value_in(entries, str(spelled), kind, each.param.device)
         old = optimizer.state.get(each.param, {})
-        for kind in sorted(held[0]):
+        for kind in sorted(mine - told):
+            assert row is not None
             logical = tuple(f"optimizer.{kind}.{n}" for n in names)
             if all(manifest.logical[n].shape == () for n in logical) and each.param.dim():
-                state[kind] = _counter(old.get(kind), kind)
+                stored = getattr(torch, manifest.logical[logical[0]].dtype.torch)
+                state[kind] = _counter(old.get(kind), stored, each, optimizer)
                 out.counters.append((state[kind], logical))
                 continue
             layout = row.layout.rename(f"optimizer.{kind}.".__add__)
@@ -174,7 +199,8 @@ def state_to_fill(
 
 def _check_alike(name: str, held: Mapping[str, set[str]], manifest: Manifest) -> None:
     """Raise where the tensors that a parameter is made of have not the same kinds of state."""
-    (_, kinds), *others = held.items()
+    first, *others = held.items() or [("", set[str]())]
+    kinds = first[1]
     for lacking, some in others:
         if some != kinds:
             raise CoverageError(
@@ -190,26 +216,35 @@ def read_counters(
     """Read the steps; those of the parts of one parameter must agree."""
     from intarsia.checkpoint import Checkpoint
 
-    known: dict[str, float] = {}
+    known: dict[str, torch.Tensor] = {}
     with Checkpoint(manifest) as checkpoint:
         for tensor, names in counters:
             for name in names:
                 if name not in known:
-                    known[name] = checkpoint[name].number()
-            values = {known[name] for name in names}
-            if len(values) > 1:
+                    known[name] = checkpoint[name][...]
+            first = known[names[0]]
+            if any(not _same(known[name], first) for name in names):
+                values = sorted({known[name].item() for name in names})
                 raise CoverageError(
-                    f"{names[0]} and its {len(names) - 1} companions are at steps {sorted(values)}, and"
+                    f"{names[0]} and its {len(names) - 1} companions are at steps {values}, and"
                     " one parameter holds them all",
                     hint="the parts of the checkpoint were saved at different steps",
                 )
-            tensor.fill_(values.pop())
+            tensor.copy_(first)
 
 
-def _counter(old: Any, kind: str) -> torch.Tensor:
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and (a.item() == b.item() or bool(a != a and b != b))
+
+
+def _counter(old: Any, stored: torch.dtype, each: Stepped, optimizer: Any) -> torch.Tensor:
+    """Memory for a state without axes; torch wants that of fused steps beside the parameter."""
     import torch
 
-    return torch.zeros_like(old) if isinstance(old, torch.Tensor) else torch.zeros(())
+    group = optimizer.param_groups[each.group]
+    beside = group.get("capturable") or group.get("fused")
+    device = old.device if isinstance(old, torch.Tensor) else each.param.device if beside else "cpu"
+    return torch.zeros((), dtype=stored, device=device)
 
 
 def _like(param: torch.Tensor, old: Any, stored: torch.dtype) -> torch.Tensor:
@@ -224,96 +259,18 @@ def _like(param: torch.Tensor, old: Any, stored: torch.dtype) -> torch.Tensor:
     return torch.empty_like(param, dtype=stored, requires_grad=False).detach()
 
 
-def put(optimizer: Any, fresh: Mapping[torch.Tensor, dict[str, Any]]) -> None:
+def put(
+    optimizer: Any, fresh: Mapping[torch.Tensor, dict[str, Any]], shared: Mapping[str, Any]
+) -> None:
     """Give an optimizer the state that was filled, in the place of what it had."""
+    for key in [key for key in optimizer.state if isinstance(key, str)]:
+        del optimizer.state[key]
+    optimizer.state.update(shared)
     for param, state in fresh.items():
         if state:
             optimizer.state[param] = state
         else:
             optimizer.state.pop(param, None)
-
-
-def agreed_groups(
-    model: Any, optimizer: Any, rows: Mapping[str, Param], groups: Groups | None
-) -> list[Mapping[str, Any] | None]:
-    """For each group of an optimizer the settings that all of its parameters were stored with.
-
-    None where nothing was stored; raise where parameters of one group were stored with unlike settings.
-    """
-    each = merged(groups.each) if groups else ()
-    of = {n: k for k, g in enumerate(each) for n in g.members}
-    held: dict[int, dict[int, list[str]]] = {}
-    for param in stepped(model, optimizer):
-        tensors = (
-            *(rows[param.name].layout.tensors if param.name in rows else ()),
-            bare(param.name),
-        )
-        for k in {of[n] for n in tensors if n in of}:
-            held.setdefault(param.group, {}).setdefault(k, []).append(bare(param.name))
-    found: list[Mapping[str, Any] | None] = []
-    for number, mine in enumerate(optimizer.param_groups):
-        stored = held.get(number, {})
-        known = [{k: v for k, v in each[n].fields.items() if k in mine} for n in stored]
-        if any(repr(sorted(x.items())) != repr(sorted(known[0].items())) for x in known):
-            raise _regrouped(number, each, held, len(optimizer.param_groups))
-        found.append(known[0] if known else None)
-    return found
-
-
-def _regrouped(
-    number: int, each: Sequence[Group], held: Mapping[int, Mapping[int, list[str]]], count: int
-) -> UsageError:
-    """Both groupings, the checkpoint's and the optimizer's."""
-    lines = [
-        f"group {number} of the optimizer holds parameters that were stored with unlike settings"
-    ]
-    lines += [
-        f"  the checkpoint's group {k}: {len(g.members)} tensors, {different_fields(each, g)}"
-        for k, g in enumerate(each)
-    ]
-    for mine in range(count):
-        parts = (f"{len(x)} of group {k} ({x[0]})" for k, x in sorted(held.get(mine, {}).items()))
-        lines.append(f"  the optimizer's group {mine}: {', '.join(parts)}")
-    return UsageError(
-        "\n".join(lines),
-        hint='make the optimizer with the groups of the checkpoint, or load with hyperparameters="mine",'
-        " which keeps the optimizer's own",
-    )
-
-
-def put_groups(optimizer: Any, agreed: Sequence[Mapping[str, Any] | None]) -> list[str]:
-    """Set the hyperparameters of groups; the groups of which nothing was stored."""
-    lost = []
-    for number, (mine, found) in enumerate(zip(optimizer.param_groups, agreed, strict=True)):
-        if found is None:
-            lost.append(f"group {number} of the optimizer")
-            continue
-        for key, value in found.items():
-            if key not in ("params", "param_names"):
-                mine[key] = _alike(mine[key], value)
-    return lost
-
-
-def check_settings(
-    agreed: Sequence[Mapping[str, Any] | None], optimizer: Any, where: str, *, strict: bool
-) -> None:
-    """Raise where nothing was stored of a group's settings, unless that is allowed."""
-    held = zip(agreed, optimizer.param_groups, strict=True)
-    lost = [str(k) for k, (found, mine) in enumerate(held) if found is None and mine["params"]]
-    if lost and strict:
-        raise CoverageError(
-            f"{where} has no hyperparameters (lr and the like) for group {', '.join(lost)} of the optimizer",
-            hint='load with hyperparameters="mine" to keep those that the optimizer has',
-        )
-
-
-def _alike(mine: Any, value: Any) -> Any:
-    """A stored value in the type that the optimizer has (tuples come back as lists, say)."""
-    import torch
-
-    if isinstance(mine, torch.Tensor) and not isinstance(value, torch.Tensor):
-        return torch.full_like(mine, float(value))
-    return type(mine)(value) if isinstance(mine, (tuple, list)) else value
 
 
 @dataclass(frozen=True)
@@ -327,18 +284,47 @@ class State:
 
 
 def states(model: Any, optimizer: Any) -> Iterator[State]:
-    """The state that an optimizer really has."""
-    import torch
-
+    """The state that an optimizer really has, as far as it is of its parameters' shapes."""
     for each in stepped(model, optimizer):
         value: Any
         for kind, value in optimizer.state.get(each.param, {}).items():
-            if not isinstance(value, torch.Tensor):
-                value = torch.tensor(value)
+            if is_value(value, each.param):
+                continue
             if value.dim() == 0 and each.param.dim():
                 yield State(each, kind, memory_of(value).cpu(), whole=True)
             else:
                 yield State(each, kind, _as_param(value, each), whole=False)
+
+
+def never_stepped(model: Any, optimizer: Any) -> list[str]:
+    """The parameters on this rank that an optimizer has no state of."""
+    mine = (each for each in stepped(model, optimizer) if is_present(each.param))
+    return [
+        bare(each.name)
+        for each in mine
+        if each.param.numel() and not optimizer.state.get(each.param)
+    ]
+
+
+def values(model: Any, optimizer: Any) -> dict[str, bytes]:
+    """The rest of the state that an optimizer has, as entries; raise where it is of no parameter."""
+    import torch
+
+    params = [(each.name, each.param) for each in stepped(model, optimizer)]
+    known = {id(param) for _, param in params}
+    for key in optimizer.state:
+        if isinstance(key, torch.Tensor) and id(key) not in known:
+            raise UsageError(
+                f"the optimizer keeps state of a tensor of {list(key.shape)} that is in none of its groups",
+                hint="take it out of `optimizer.state`, or into a group",
+            )
+    return values_of(params, optimizer.state)
+
+
+_UNLIKE = (
+    "state of another shape is kept of plain parameters only, as nothing says which part of it a rank"
+    " has: save the model alone (optimizer=None), or train it unsharded"
+)
 
 
 def _as_param(value: Any, each: Stepped) -> Any:
@@ -347,14 +333,16 @@ def _as_param(value: Any, each: Stepped) -> Any:
         if tuple(value.shape) != tuple(each.param.shape):
             raise UsageError(
                 f"a state of `{each.name}` has shape {list(value.shape)}, the parameter"
-                f" {list(each.param.shape)}"
+                f" {list(each.param.shape)}",
+                hint=_UNLIKE,
             )
         return value
     local = memory_of(each.param)
     if tuple(value.shape) != tuple(local.shape):
         raise UsageError(
             f"a plain state of `{each.name}` has shape {list(value.shape)}, its parameter"
-            f" {list(local.shape)} on this rank"
+            f" {list(local.shape)} on this rank",
+            hint=_UNLIKE,
         )
     from torch.distributed.tensor import DTensor
 
@@ -362,15 +350,3 @@ def _as_param(value: Any, each: Stepped) -> Any:
     return DTensor.from_local(
         value, param.device_mesh, param.placements, shape=param.shape, stride=param.stride()
     )
-
-
-def groups_of(model: Any, optimizer: Any) -> list[dict[str, Any]]:
-    """The hyperparameters of an optimizer's groups, with the names of their parameters."""
-    names: dict[int, list[str]] = {}
-    for each in stepped(model, optimizer):
-        names.setdefault(each.group, []).append(bare(each.name))
-    return [
-        {k: v for k, v in group.items() if k not in ("params", "param_names")}
-        | {"params": names.get(number, [])}
-        for number, group in enumerate(optimizer.param_groups)
-    ]

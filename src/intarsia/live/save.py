@@ -31,7 +31,10 @@ from intarsia.live.latest import continues, point
 from intarsia.live.megatron_model import is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import hub_config
 from intarsia.live.names import config_of, named_tensors
-from intarsia.live.optimizer import groups_of, states
+from intarsia.live.optimizer import never_stepped, states, values
+from intarsia.live.optimizer_agreement import WITHOUT, agreed_entries
+from intarsia.live.optimizer_class import CLASS, class_of, opened
+from intarsia.live.optimizer_groups import settings_of
 from intarsia.live.parts import Part, Seen, parts_of
 from intarsia.live.replicas import (
     Holders,
@@ -103,11 +106,18 @@ def snapshot(
     tensors = {bare(name): x for name, x in named_tensors(model).items()}
     entries: dict[str, bytes] = {}
     if optimizer is not None:
-        for state in states(model, optimizer):
+        own = opened(optimizer)
+        entries = values(model, own.held)
+        entries |= {
+            CLASS: pack(class_of(own.held), CLASS),
+            WITHOUT: pack(never_stepped(model, own.held), WITHOUT),
+        }
+        for state in states(model, own.held):
             tensors[f"optimizer.state.{bare(state.param.name)}.{state.kind}"] = state.tensor
-        for number, group in enumerate(groups_of(model, optimizer)):
-            for key, value in group.items():
-                name = f"optimizer.param_groups.{number}.{key}"
+        for name, value in settings_of(model, own.settings):
+            if hasattr(value, "dtype"):
+                tensors[name] = value
+            else:
                 entries[name] = pack(value, name)
     seen = {name: Seen.of(tensor, name) for name, tensor in tensors.items()}
     cut = partial(parts_of, seen)
@@ -134,7 +144,9 @@ def write(
     try:
         with team.together():
             holders = holders_of([said for said, _, _, _ in told.values])
-            entries = shared_entries([held for _, held, _, _ in told.values])
+            names = [[each.name for each in said] for said, _, _, _ in told.values]
+            alike = agreed_entries([held for _, held, _, _ in told.values], names)
+            entries = shared_entries(alike)
             entries |= extra_entries([extra for _, _, extra, _ in told.values])
             held = [(name, *kind_of(x.boxes), ranks_of(x.boxes)) for name, x in holders.items()]
             arrangement = lay_out(held, entries, team.size)

@@ -1,0 +1,344 @@
+"""Optimizers come back whole: every setting of every group and every state, in its own type."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import intarsia
+from intarsia.errors import CoverageError, IntarsiaError, LayoutError, UsageError
+from intarsia.live.optimizer_class import _KINDS
+
+Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+class Tiny(nn.Module):
+    """A matrix, a vector, a number and a parameter without elements."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.up = nn.Linear(3, 5)
+        self.down = nn.Linear(5, 2)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.empty = nn.Parameter(torch.empty(0, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.down(torch.tanh(self.up(x))) * self.scale + self.empty.sum()
+        return found
+
+
+def step(model: nn.Module, optimizer: Any, number: int) -> float:
+    torch.manual_seed(100 + number)
+    x = torch.randn(4, 3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    if isinstance(optimizer, torch.optim.LBFGS):
+        return optimizer.step(closure).item()
+    loss = closure()
+    optimizer.step()
+    return loss.item()
+
+
+def matrices(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.dim() == 2 and p.numel()]
+
+
+OPTIMIZERS: dict[str, Make] = {
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "plain SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
+    "Adadelta": torch.optim.Adadelta,
+    "Adamax": torch.optim.Adamax,
+    "NAdam": torch.optim.NAdam,
+    "RAdam": torch.optim.RAdam,
+    "Rprop": torch.optim.Rprop,
+    "ASGD": torch.optim.ASGD,
+    "Adafactor": torch.optim.Adafactor,
+    "LBFGS": lambda p: torch.optim.LBFGS(p, max_iter=3),
+}
+if hasattr(torch.optim, "Muon"):
+    OPTIMIZERS["Muon"] = torch.optim.Muon
+
+
+def params_for(name: str, model: nn.Module) -> list[nn.Parameter]:
+    """Muon takes matrices alone; Adafactor divides by the number of elements."""
+    held = matrices(model) if name == "Muon" else list(model.parameters())
+    return [p for p in held if p.numel()] if name == "Adafactor" else held
+
+
+def exact(value: Any) -> Any:
+    """A value that is equal only to one of the same types throughout."""
+    if isinstance(value, torch.Tensor):
+        return "tensor", str(value.dtype), tuple(value.shape), value.detach().flatten().tolist()
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [exact(x) for x in value]
+    if isinstance(value, dict):
+        return {k: exact(x) for k, x in value.items()}
+    return type(value).__name__, value
+
+
+def all_of(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {n: exact(p) for n, p in model.named_parameters()}
+    names = {p: n for n, p in model.named_parameters()}
+    for key, state in optimizer.state.items():
+        found[f"state of {names.get(key, key)}"] = exact(state)
+    for k, group in enumerate(optimizer.param_groups):
+        found |= {f"{k}.{key}": exact(x) for key, x in group.items() if key != "params"}
+    return found
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_resumed_run_is_the_one_that_never_stopped(name: str, tmp_path: Path) -> None:
+    model = Tiny()
+    optimizer = OPTIMIZERS[name](params_for(name, model))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for k in range(3):
+        step(model, optimizer, k)
+        scheduler.step()
+    extra = {"scheduler": scheduler.state_dict(), "scaler": scaler.state_dict()}
+    intarsia.save(tmp_path / "saved", model, optimizer, extra)
+    told = all_of(model, optimizer)
+
+    other = Tiny(1)
+    again = OPTIMIZERS[name](params_for(name, other))
+    schedule = torch.optim.lr_scheduler.StepLR(again, 2, 0.5)
+    groups = again.param_groups
+    report = intarsia.load(tmp_path / "saved", into=other, optimizer=again)
+    schedule.load_state_dict(report.extra["scheduler"])
+    assert report.extra["scaler"] == scaler.state_dict()
+    assert schedule.optimizer.param_groups is groups
+    assert all_of(other, again) == told
+    for k in range(3, 6):
+        assert step(model, optimizer, k) == step(other, again, k)
+        scheduler.step()
+        schedule.step()
+    assert all_of(other, again) == all_of(model, optimizer)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() & _KINDS.keys()))
+def test_the_kinds_of_state_are_those_that_torch_keeps(name: str) -> None:
+    model = Tiny()
+    optimizer = OPTIMIZERS[name](params_for(name, model))
+    step(model, optimizer, 0)
+    needed, allowed = (set(words.split()) for words in _KINDS[name])
+    for param, state in optimizer.state.items():
+        if param.numel():
+            assert needed <= state.keys() <= needed | allowed
+
+
+class Odd(torch.optim.SGD):
+    """An optimizer of a user's, with state of every type."""
+
+
+def odd(model: nn.Module) -> Odd:
+    return Odd(model.parameters(), lr=0.1)
+
+
+VALUES: dict[str, Any] = {
+    "an_int": 20000001,
+    "a_bool": True,
+    "none": None,
+    "a_float": 0.1,
+    "text": "warm",
+    "a_tuple": (1, 2.5, (3,)),
+    "long": torch.tensor(20000001),
+    "double": torch.tensor(0.1, dtype=torch.float64),
+    "flag": torch.tensor(True),
+    "half": torch.tensor(0.1, dtype=torch.bfloat16),
+    "factor": torch.arange(7.0),
+    "many": [torch.arange(3), {"x": torch.tensor(2.5)}],
+}
+
+
+def test_every_state_keeps_its_type(tmp_path: Path) -> None:
+    model = Tiny()
+    optimizer = odd(model)
+    for param in model.parameters():
+        optimizer.state[param] = copy.deepcopy(VALUES)
+    optimizer.state["global"] = {"count": 7, "window": torch.arange(4)}
+    optimizer.state["seen.tokens"] = 1 << 40
+    optimizer.param_groups[0] |= {"step": 12, "initial_lr": 0.3, "own": (1, None), "note": "x"}
+    intarsia.save(tmp_path / "saved", model, optimizer)
+    told = all_of(model, optimizer)
+    other = Tiny(1)
+    again = odd(other)
+    again.state["stale"] = 3
+    intarsia.load(tmp_path / "saved", into=other, optimizer=again)
+    assert all_of(other, again) == told
+
+
+def test_tensors_among_the_settings_stay_tensors(tmp_path: Path) -> None:
+    model = Tiny()
+    groups = [
+        {"params": list(model.up.parameters()), "lr": torch.tensor(1e-3)},
+        {"params": list(model.down.parameters()), "lr": torch.tensor(1.00001e-3)},
+    ]
+    optimizer = torch.optim.AdamW(groups, foreach=False)
+    step(model, optimizer, 0)
+    intarsia.save(tmp_path / "saved", model, optimizer)
+    for lr in (7.0, torch.tensor(7.0)):
+        other = Tiny(1)
+        both = [{"params": list(m.parameters())} for m in (other.up, other.down)]
+        again = torch.optim.AdamW(both, lr=lr, foreach=False)
+        intarsia.load(tmp_path / "saved", into=other, optimizer=again)
+        assert all_of(other, again) == all_of(model, optimizer)
+    joined = torch.optim.AdamW([*other.up.parameters(), *other.down.parameters()])
+    with pytest.raises(UsageError, match=r"lr=tensor\(0\.0010000"):
+        intarsia.load(tmp_path / "saved", into=other, optimizer=joined)
+
+
+def test_a_setting_that_no_checkpoint_holds_is_refused(tmp_path: Path) -> None:
+    model = Tiny()
+    for value in (print, [torch.tensor(1.0)], {"a": {1, 2}}):
+        optimizer = odd(model)
+        optimizer.param_groups[0]["own"] = value
+        with pytest.raises(UsageError, match=r"param_groups\.0\.own"):
+            intarsia.save(tmp_path / "saved", model, optimizer)
+    assert not (tmp_path / "saved").exists()
+
+
+def saved(path: Path, make: Make, steps: int = 1) -> Path:
+    model = Tiny()
+    optimizer = make(list(model.parameters()))
+    for k in range(steps):
+        step(model, optimizer, k)
+    intarsia.save(path, model, optimizer)
+    return path
+
+
+def test_another_class_is_refused_unless_asked_for(tmp_path: Path) -> None:
+    path = saved(tmp_path / "saved", OPTIMIZERS["Adam"])
+    model = Tiny(1)
+    before = all_of(model, torch.optim.SGD(model.parameters()))
+    asked: dict[str, Any] = {"optimizer_class": "any", "hyperparameters": "mine"}
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.5)
+    for options in ({}, {"optimizer_class": "any"}, {"hyperparameters": "mine"}):
+        with pytest.raises(
+            UsageError, match=r"saved with torch\.optim\.adam\.Adam, the optimizer is"
+        ):
+            intarsia.load(path, into=model, optimizer=adamw, **options)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+    with pytest.raises(UsageError, match="SGD keeps momentum_buffer"):
+        intarsia.load(path, into=model, optimizer=sgd, **asked)
+    assert all_of(model, torch.optim.SGD(model.parameters())) == before
+    intarsia.load(path, into=model, optimizer=adamw, **asked)
+    assert adamw.param_groups[0]["lr"] == 0.5
+    assert adamw.param_groups[0]["decoupled_weight_decay"] is True
+    assert len(adamw.state) == 6
+
+
+def test_a_type_is_not_cast_in_the_state_either(tmp_path: Path) -> None:
+    path = saved(tmp_path / "saved", OPTIMIZERS["Adam"])
+    model = Tiny(1)
+    optimizer = OPTIMIZERS["Adam"](list(model.parameters()))
+    step(model, optimizer, 0)
+    state = optimizer.state[model.up.weight]
+    state["exp_avg"] = state["exp_avg"].bfloat16()
+    with pytest.raises(LayoutError, match=r"exp_avg` is BF16 in the model and F32"):
+        intarsia.load(path, into=model, optimizer=optimizer, cast=False)
+    report = intarsia.load(path, into=model, optimizer=optimizer)
+    assert report.cast == ["up.weight.exp_avg"]
+
+
+def test_values_of_parameters_that_the_optimizer_lacks_are_refused(tmp_path: Path) -> None:
+    model = Tiny()
+    optimizer = odd(model)
+    optimizer.state[model.scale] = {"count": 3}
+    intarsia.save(tmp_path / "saved", model, optimizer)
+    fewer = Odd([*model.up.parameters(), *model.down.parameters()])
+    with pytest.raises(CoverageError, match=r"state of 1 parameters .* not step: scale"):
+        intarsia.load(tmp_path / "saved", into=model, optimizer=fewer)
+    report = intarsia.load(tmp_path / "saved", into=model, optimizer=fewer, strict=False)
+    assert report.unused == ["optimizer state of scale"]
+
+
+def test_state_that_belongs_to_no_group_is_refused(tmp_path: Path) -> None:
+    model = Tiny()
+    optimizer = odd(model)
+    optimizer.state[torch.zeros(3)] = {"x": 1}
+    with pytest.raises(UsageError, match="none of its groups"):
+        intarsia.save(tmp_path / "saved", model, optimizer)
+    optimizer = odd(model)
+    optimizer.state[7] = {"x": 1}
+    with pytest.raises(UsageError, match="under 7"):
+        intarsia.save(tmp_path / "saved", model, optimizer)
+    optimizer = odd(model)
+    optimizer.state[model.scale] = {"a.b": 1}
+    with pytest.raises(UsageError, match=r"called 'a\.b'"):
+        intarsia.save(tmp_path / "saved", model, optimizer)
+
+
+class Noam:
+    """A wrapper that counts steps itself."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.steps = 5
+
+
+def test_wrappers_are_opened_or_refused(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = Tiny()
+    inner = OPTIMIZERS["AdamW"](list(model.parameters()))
+    step(model, inner, 0)
+    for several in ([inner], {"main": inner}):
+        with pytest.raises(UsageError, match="1 optimizers were given"):
+            intarsia.save(tmp_path / "saved", model, several)
+    with pytest.raises(UsageError, match="Noam wraps AdamW"):
+        intarsia.save(tmp_path / "saved", model, Noam(inner))
+    with pytest.raises(UsageError, match="no optimizer"):
+        intarsia.save(tmp_path / "saved", model, object())
+    intarsia.save(tmp_path / "saved", model, accelerator.prepare_optimizer(inner))
+    other = Tiny(1)
+    again = OPTIMIZERS["AdamW"](list(other.parameters()))
+    wrapped = accelerator.prepare_optimizer(again)
+    intarsia.load(tmp_path / "saved", into=other, optimizer=wrapped)
+    assert all_of(other, again) == all_of(model, inner)
+    for wrong in ([again], Noam(again)):
+        with pytest.raises(IntarsiaError):
+            intarsia.load(tmp_path / "saved", into=other, optimizer=wrong)
+
+
+def test_settings_of_groups_without_parameters_come_back(tmp_path: Path) -> None:
+    def made(model: Tiny, lr: float) -> torch.optim.SGD:
+        groups = [{"params": list(model.parameters())}, {"params": [], "lr": lr / 2}]
+        return torch.optim.SGD(groups, lr=lr)
+
+    model = Tiny()
+    optimizer = made(model, 0.25)
+    intarsia.save(tmp_path / "saved", model, optimizer)
+    other = made(model, 7.0)
+    intarsia.load(tmp_path / "saved", into=model, optimizer=other)
+    assert [g["lr"] for g in other.param_groups] == [0.25, 0.125]
+
+
+def test_groups_without_any_setting_are_no_reason_to_refuse(tmp_path: Path) -> None:
+    class Bare(torch.optim.Optimizer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {})
+
+    model = Tiny()
+    optimizer = Bare(model.parameters())
+    optimizer.state[model.scale]["n"] = 3
+    intarsia.save(tmp_path / "saved", model, optimizer)
+    again = Bare(model.parameters())
+    intarsia.load(tmp_path / "saved", into=model, optimizer=again)
+    assert again.state[model.scale] == {"n": 3}
