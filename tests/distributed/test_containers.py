@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import intarsia
 from intarsia.errors import IntarsiaError
+from intarsia.live import clip_grad_norm_
 from tests.distributed.ranks import on_ranks
 from tests.distributed.small_model import build, optimizer_of, step, whole
 
@@ -119,6 +123,26 @@ def _resumed_in_another_wrapper(folder: Path) -> None:
 
 def test_state_and_settings_are_found_behind_every_wrapper(tmp_path: Path) -> None:
     on_ranks(2, _resumed_in_another_wrapper, tmp_path)
+
+
+def _norms(kind: float) -> list[float]:
+    mesh = init_device_mesh("cpu", (2,))
+    found = []
+    for bad in (0, 1, None):
+        p = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+        p.grad = distribute_tensor(torch.tensor([3.0, 1.0, 2.0, 5.0]), mesh, [Shard(0)])
+        if dist.get_rank() == bad:
+            p.grad.to_local()[0] = float("nan")
+        found.append(clip_grad_norm_(p, 1.0, kind).item())
+    return found
+
+
+@pytest.mark.parametrize(("kind", "norm"), [(float("inf"), 5.0), (1.0, 11.0)])
+def test_a_gradient_that_is_no_number_on_one_rank_is_so_for_all(kind: float, norm: float) -> None:
+    for found in on_ranks(2, _norms, kind):
+        assert isnan(found[0])
+        assert isnan(found[1])
+        assert found[2] == norm
 
 
 def _disagreeing(folder: Path, case: str) -> str:
