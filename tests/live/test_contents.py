@@ -154,3 +154,57 @@ def test_extra_state_that_is_not_plain_or_not_stored_is_refused(tmp_path: Path) 
     report = intarsia.load(tmp_path / "ck", into=Counting(3), strict=False)
     assert [*report.kept] == ["_extra_state"]
     assert intarsia.load(tmp_path / "ck", into=Counting(None)).complete
+
+
+def test_state_dicts_of_a_model_and_its_optimizer_in_one_dict_come_back(tmp_path: Path) -> None:
+    def trained(seed: int) -> dict[str, Any]:
+        net: Any = linear(seed)
+        optimizer = torch.optim.Adam(net.parameters(), lr=seed / 100)
+        net(torch.ones(4)).sum().backward()
+        optimizer.step()
+        return {"model": net.state_dict(), "optim": optimizer.state_dict(), "epoch": seed}
+
+    first, other = trained(1), trained(2)
+    intarsia.save(tmp_path / "ck", first)
+    assert intarsia.load(tmp_path / "ck", into=other).complete
+    assert all(torch.equal(x, other["model"][n]) for n, x in first["model"].items())
+    for number, state in first["optim"]["state"].items():
+        assert all(torch.equal(x, other["optim"]["state"][number][k]) for k, x in state.items())
+    assert other["optim"]["param_groups"] == first["optim"]["param_groups"]
+    assert other["epoch"] == 1
+
+
+def test_extra_that_is_called_as_an_optimizers_settings_is_carried(tmp_path: Path) -> None:
+    given = {"param_groups": [{"lr": 1.0}], "optim.param_groups": 3}
+    intarsia.save(tmp_path / "ck", linear(1), extra=given)
+    assert intarsia.load(tmp_path / "ck", into=linear(2)).extra == given
+
+
+def test_a_model_with_adapters_is_resumed_with_its_optimizer(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 3), nn.Linear(3, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(self.up(x))
+
+    def adapted(seed: int) -> tuple[Any, Any]:
+        torch.manual_seed(seed)
+        net = peft.get_peft_model(Net(), peft.LoraConfig(r=2, target_modules=["up"]))
+        held = [p for p in net.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(held, lr=seed / 100)
+        net(torch.ones(4)).sum().backward()
+        optimizer.step()
+        return net, optimizer
+
+    (first, before), (other, after) = adapted(1), adapted(2)
+    intarsia.save(tmp_path / "ck", first, before)
+    report = intarsia.load(tmp_path / "ck", other, after)
+    assert same(first, other)
+    assert after.param_groups[0]["lr"] == 0.01
+    for a, b in zip(before.state.values(), after.state.values(), strict=True):
+        assert all(torch.equal(x, b[k]) for k, x in a.items())
+    assert "up.base_layer.weight" in report.filled

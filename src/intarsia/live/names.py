@@ -32,17 +32,25 @@ class Rows:
 
 def own_name(model: Any) -> Callable[[str], str]:
     """The function that takes the words of wrappers out of a live model's names: DDP's only where DDP is."""
-    wrapped = {path for path, each in model.named_modules() if _is_data_parallel(each)}
+    wrapped = {(p, MODULE) for p, each in model.named_modules() if _is_data_parallel(each)}
+    wrapped |= {found for p, each in model.named_modules() if (found := _of_adapters(p, each))}
 
     def clean(name: str) -> str:
         kept, path = [], ""
         for word in name.split("."):
-            if not (word in WORDS or (word == MODULE and path in wrapped)):
+            if not (word in WORDS or (path, word) in wrapped):
                 kept.append(word)
             path = f"{path}.{word}" if path else word
         return ".".join(kept)
 
     return clean
+
+
+def _of_adapters(path: str, module: Any) -> tuple[str, str] | None:
+    """The word that PEFT puts before the names of the model inside, where this is PEFT's."""
+    if not type(module).__module__.startswith("peft.") or not hasattr(module, "peft_config"):
+        return None
+    return next(((path, w) for w in ("base_model", "model") if w in module._modules), None)
 
 
 def _is_data_parallel(module: Any) -> bool:
