@@ -132,6 +132,16 @@ def test_ranks_of_a_tensor_parallel_group_share_a_batch(fake_mesh: Mesh) -> None
     assert batch_place(fake_mesh(rank=6, dp=2, ep=2, tp=2)) == (3, 4)
 
 
+def test_a_batch_goes_by_the_dimension_that_the_model_was_cut_along(fake_mesh: Mesh) -> None:
+    mesh = fake_mesh(rank=3, dp=2, model=2)
+    with pytest.raises(UsageError, match=r"along \['model'\] of the mesh share their data"):
+        batch_place(mesh)
+    assert batch_place(mesh, tp="model") == (1, 2)
+    assert batch_place(mesh, tp=None) == (3, 4)
+    intarsia.parallelize(on_meta("llama", intermediate_size=96), mesh, tp="model")
+    assert batch_place(mesh) == (1, 2)
+
+
 LLAMA4 = {"num_local_experts": 4, "intermediate_size": 32, "intermediate_size_mlp": 64}
 REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], dict[str, int], dict[str, Any], str]] = {
     "uneven experts": (moe, {"ep": 3}, {}, "8 experts .* over 3 expert-parallel ranks"),

@@ -33,6 +33,9 @@ _OTHERS = re.compile(
 )
 """Words by which people call one of several models."""
 
+_GIVEN = ("extra.", "extra_of_rank.")
+"""What a caller of `save` adds under names of its own, which say nothing of sections."""
+
 Paths = Mapping[str, tuple[str | int, ...]]
 
 
@@ -113,7 +116,7 @@ class Sections:
 
     def entry(self, name: str) -> str | None:
         """The name of an object beside the tensors; None where it goes with a section that is left out."""
-        root = self._owner(name)
+        root = None if name.startswith(_GIVEN) else self._owner(name)
         if root is not None:
             if self.unclear is not None and len(self.roots) > 1:
                 return f"optimizer.{name}"
@@ -136,7 +139,7 @@ def divide(
     chosen: Sequence[str] = (),
 ) -> Sections:
     """Divide the tensors of a state dict; `known` are the names of the family's table, if it has one."""
-    objects = list(objects)
+    objects = [name for name in objects if not name.startswith(_GIVEN)]
     roots = roots_of({name: t.shape for name, t in tensors.items()}, objects)
     of = owner(roots)
     state = {name: root for name in tensors if (root := of(name)) is not None}

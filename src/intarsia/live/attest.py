@@ -8,7 +8,7 @@ from typing import Any
 
 from intarsia.checking.digest import QUICK, Attested, Digests, digest_of
 from intarsia.dtypes import DType
-from intarsia.errors import FamilyError
+from intarsia.errors import FamilyError, SectionError
 from intarsia.format.names import name_tensors
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Shape
@@ -31,15 +31,17 @@ class Witness:
     def of(
         tensors: Iterable[tuple[str, DType, Shape]], config: Mapping[str, Any] | None
     ) -> Witness | None:
-        """None where the configuration contradicts the tensors: then there is nothing to go by."""
-        stored = (Stored(n, dtype, Layout.of(n, shape), (), key=n) for n, dtype, shape in tensors)
+        """None where the configuration contradicts the tensors, or a reader would leave some out."""
+        stored = [Stored(n, dtype, Layout.of(n, shape), (), key=n) for n, dtype, shape in tensors]
         try:
             named = name_tensors(stored, config, "the model")
-        except FamilyError:
+        except (FamilyError, SectionError):
             return None
         layouts: dict[str, tuple[Layout, ...]] = {}
         for s in named.stored.values():
             layouts[s.key] = (*layouts.get(s.key, ()), s.layout)
+        if any(s.key not in layouts for s in stored):
+            return None
         return Witness(layouts, named.logical)
 
     def sums(self, name: str, box: Box, data: Bytes, dtype: DType) -> tuple[Sums, int]:

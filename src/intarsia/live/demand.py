@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ from intarsia.errors import CoverageError, LayoutError, UsageError
 from intarsia.family import Param, table_for
 from intarsia.layout import Layout
 from intarsia.live import megatron_rows
+from intarsia.live.contents import Contents
 from intarsia.live.fill import Filling, prove
 from intarsia.live.holding import (
     Holding,
@@ -23,8 +24,7 @@ from intarsia.live.holding import (
     memory_of,
     placed,
 )
-from intarsia.live.megatron_model import is_megatron
-from intarsia.live.names import find_rows, named_tensors
+from intarsia.live.names import find_rows
 from intarsia.live.optimizer import MASTER
 from intarsia.live.quantised import check_quantised
 from intarsia.mesh import Box, Mesh
@@ -36,31 +36,33 @@ Place = tuple[Mesh, int]
 @dataclass(frozen=True)
 class Doubts:
     """What one rank cannot settle alone: readings of placements that do not fit its memory (`disputed`
-    in the first reading, `unfit` in both), tensors of the checkpoint that it does not take, and
-    parameters whose state its optimizer does not."""
+    in the first reading, `unfit` in both), tensors of the checkpoint that it does not take,
+    parameters whose state its optimizer does not, and whether its modules hand out copies."""
 
     disputed: frozenset[str]
     unfit: frozenset[str]
     unused: frozenset[str]
     unused_state: frozenset[str] = frozenset()
+    copies: bool = False
 
 
 @dataclass(frozen=True)
 class Demand:
     """The tensors of a model on this rank, each with the row that says what its elements are.
 
-    `place` says which part of each tensor a plain one is.
+    `place` says which part of each tensor a plain one is; `contents` what was given, if not Megatron's.
     """
 
     manifest: Manifest
     tensors: Mapping[str, Any]
     rows: Mapping[str, Param]
     place: Place | None = None
+    contents: Contents = Contents()
 
     @staticmethod
-    def of(into: Any, manifest: Manifest, place: Place | None) -> Demand:
+    def of(into: Any, manifest: Manifest, place: Place | None, contents: Contents | None) -> Demand:
         """What a module or a state dict asks for; raise where a tensor has no source."""
-        if is_megatron(into):
+        if contents is None:
             if place is not None:
                 raise UsageError(
                     "a Megatron model says itself which part of each tensor it holds",
@@ -68,7 +70,7 @@ class Demand:
                 )
             tensors, found = megatron_rows.rows_of(into, manifest.config)
         else:
-            tensors = {n: x for n, x in named_tensors(into).items() if is_present(x)}
+            tensors = {n: x for n, x in contents.tensors.items() if is_present(x)}
             found, manifest = find_rows(tensors, manifest)
         found = check_quantised(tensors, found, manifest)
         missing = [n for n in found.missing if tensors[n].numel()]
@@ -78,7 +80,14 @@ class Demand:
                 f" {manifest.path}: {', '.join(missing[:4])}{', …' if len(missing) > 4 else ''}",
                 hint="the checkpoint is another model's, or incomplete",
             )
-        return Demand(manifest, tensors, found.rows, place)
+        return Demand(manifest, tensors, found.rows, place, contents or Contents())
+
+    def apart(self) -> Demand:
+        """The same, to be read into memory of its own, where modules hand out no more than copies."""
+        contents = self.contents.apart()
+        return replace(
+            self, contents=contents, tensors={n: contents.tensors[n] for n in self.tensors}
+        )
 
     @cached_property
     def doubts(self) -> Doubts:
@@ -97,9 +106,14 @@ class Demand:
         for name, to in self._tied.items():
             if name in used or to in used:
                 used |= {name, to}
-        held = {n for n, x in self.manifest.logical.items() if 0 not in x.shape}
+        # A tensor without elements has nothing that could be left out.
+        held = {n for n, x in self.manifest.logical.items() if x.size}
         left = {n for n in held if not n.startswith("optimizer.")} - used
-        return Doubts(frozenset(disputed), frozenset(unfit), frozenset(left - self._ahead))
+        left -= self.contents.extra_state.keys()
+        copies = bool(self.contents.copies)
+        return Doubts(
+            frozenset(disputed), frozenset(unfit), frozenset(left - self._ahead), copies=copies
+        )
 
     def without_ahead(self, names: frozenset[str]) -> frozenset[str]:
         """Parameters that the model could have: none that its module leaves out or holds under a twin's name."""

@@ -7,7 +7,7 @@ so that reading executes nothing.  A value that ranks do not share is kept rank 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from intarsia.dtypes import BY_NAME
@@ -53,8 +53,10 @@ def _plain(value: Any) -> Any:
 
     if isinstance(value, torch.Tensor):
         from intarsia.live.fill import as_bytes
-        from intarsia.live.holding import dtype_of
+        from intarsia.live.holding import dtype_of, is_dtensor
 
+        if is_dtensor(value):
+            raise UsageError("it holds a DTensor, of which each rank has a part")
         held = value.detach().cpu().contiguous()
         data = as_bytes(held).tobytes()
         return {_TENSOR: dtype_of(held, "a tensor").name, "shape": list(held.shape), "data": data}
@@ -123,6 +125,13 @@ def extra_in(
                 " it is the list of all"
             )
     return found, notes
+
+
+def spread(entries: Iterable[str], size: int) -> tuple[set[str], set[str]]:
+    """The keys of values that ranks did not share: of as many ranks as there are now, and of another number."""
+    found = (_RANK.match(n.removeprefix(OF_RANK)) for n in entries if n.startswith(OF_RANK))
+    each = [(m["name"], int(m["size"])) for m in found if m]
+    return {n for n, before in each if before != size}, {n for n, before in each if before == size}
 
 
 def shared_entries(values: Sequence[Mapping[str, bytes]]) -> dict[str, bytes]:

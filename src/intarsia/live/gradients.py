@@ -67,12 +67,22 @@ def _norm(grads: Sequence[Tensor], p: float, device: torch.device) -> Tensor:
         norms = torch.stack(torch._foreach_norm(held, p)) if held else total.new_zeros(1)
         part = norms.max() if largest else norms.pow(p).sum()
         if cut is not None:
-            kind = Partial("max" if largest else "sum")
-            placed = [kind if dim else Replicate() for dim in cut[1]]
-            part = DTensor.from_local(part, cut[0], placed, run_check=False).full_tensor()
+            part = _over_ranks(part, cut, "max" if largest else "sum")
         part = part.to(device)
         total = torch.maximum(total, part) if largest else total + part
     return total if largest else total.pow(1 / p)
+
+
+def _over_ranks(part: Tensor, cut: tuple[DeviceMesh, tuple[bool, ...]], kind: str) -> Tensor:
+    """The sum or the largest over the dimensions that cut; NaN where any rank has it."""
+    mesh, cuts = cut
+    placed = [Partial(kind) if dim else Replicate() for dim in cuts]
+    # Which of a number and NaN is larger, each backend answers in its own way.
+    nan = part.isnan()
+    both = torch.stack([part.masked_fill(nan, 0.0), nan.to(part.dtype)])
+    found = DTensor.from_local(both, mesh, placed, run_check=False).full_tensor()
+    whole: Tensor = found[0].masked_fill(found[1] > 0, float("nan"))
+    return whole
 
 
 def _cut(grad: Tensor) -> Cut:

@@ -16,13 +16,15 @@ from intarsia.carried import groups_of, read_entries
 from intarsia.errors import UsageError
 from intarsia.family import table_for
 from intarsia.formats import find_checkpoint, folder_of, format_named
+from intarsia.live.contents import Contents
 from intarsia.live.demand import Demand, Place, Settled, cast_names, settle
 from intarsia.live.entries import extra_in, unpack
 from intarsia.live.fill import fill, prove
+from intarsia.live.kept import check_kept, kept_of
 from intarsia.live.materialise import materialise
 from intarsia.live.megatron_model import chunks_of, install, is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import unlike_settings, with_settings
-from intarsia.live.names import config_of, manifest_for
+from intarsia.live.names import config_of, facts_of, manifest_for, model_in, named_as_is
 from intarsia.live.optimizer import put, read_counters, state_to_fill, unused_state
 from intarsia.live.optimizer_class import CLASS, Opened, check_class, opened
 from intarsia.live.optimizer_groups import (
@@ -32,12 +34,14 @@ from intarsia.live.optimizer_groups import (
     with_tensors,
 )
 from intarsia.live.optimizer_values import shared_in
+from intarsia.live.own_memory import refuse_flat_state
 from intarsia.live.shared_memory import with_one_source
+from intarsia.live.values import Values
 from intarsia.masters import check_rounded
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
-from intarsia.run.crew import Crew, ranks_of_model
+from intarsia.run.crew import Crew, check_alike, ranks_of_model
 from intarsia.run.losses import Changed, changed_tensors, summary
 from intarsia.run.progress import Progress, counting
 from intarsia.run.source import Source
@@ -59,6 +63,12 @@ class Loaded:
     read_bytes: int = 0
     held_bytes: int = 0
     notes: list[str] = field(default_factory=list)
+    kept: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything of the model was filled; `kept` says what was not, and why."""
+        return not self.kept
 
     def __str__(self) -> str:
         notes = "".join(f"\nnote     {note}" for note in self.notes)
@@ -106,14 +116,27 @@ def load(
         found = find_checkpoint(path)
         where = found.path
         budget = Budget.of(memory, workers)
-        modules = [part for part in chunks_of(into) if hasattr(part, "_apply")]
-        left = [name for module in modules for name in materialise(module, device)]
+        named = named_as_is(where, into, config, section)
+        manifest = named or manifest_for(where, into, config, section)
+        shared.value = facts_of(manifest) | {
+            "strict": str(strict),
+            "cast": str(cast),
+            "hyperparameters": hyperparameters,
+            "optimizer_class": optimizer_class,
+            "optimizer": "none" if optimizer is None else "given",
+        }
+    check_alike(shared.values)
+    with team.together() as shared:
+        left = [name for module in _modules(into) for name in materialise(module, device)]
         if is_megatron(into):
             refuse_optimizer(optimizer)
+        elif optimizer is not None:
+            refuse_flat_state(into)
         own = opened(optimizer) if optimizer is not None else None
-        demand = Demand.of(
-            into, manifest_for(where, into, config, section), _place(mesh, rank, team)
-        )
+        contents = None if is_megatron(into) else Contents.of(into)
+        if named and contents and not contents.tensors.keys() <= named.stored.keys():
+            manifest = manifest_for(where, into, config, section)
+        demand = Demand.of(into, manifest, _place(mesh, rank, team), contents)
         doubts = demand.doubts
         if own is not None:
             unused = unused_state(into, own.held, demand.rows, demand.manifest)
@@ -121,17 +144,23 @@ def load(
         shared.value = doubts
     with team.together():
         manifest = demand.manifest
+        if copied := any(each.copies for each in shared.values):
+            demand = demand.apart()
+        values = Values.of(demand.contents, manifest, team.size)
+        kept = kept_of(demand.contents, values, left)
+        if strict:
+            check_kept(kept, manifest.path)
         settled = settle(demand, shared.values, strict=strict)
         tied = _tied(into, manifest)
         settled = with_one_source(settled, manifest, tied, budget, strict=strict)
         check_rounded(manifest, settled.precise, budget, hint=_STALE)
-        report = Loaded(str(where), manifest.format, unused=settled.unused)
-        report.config = config_of(into) or manifest.config
+        report = Loaded(str(where), manifest.format, unused=settled.unused, kept=kept)
+        report.config = config_of(model_in(into)) or manifest.config
         if is_megatron(into):
             report.config = with_settings(manifest.config, into)
             report.notes += unlike_settings(into)
         report.cast = cast_names(settled.holdings, manifest, allowed=cast)
-        report.notes += [*found.notes, *_remarks(left)]
+        report.notes += [*found.notes, *(f"`{n}` is as it was: {why}" for n, why in kept.items())]
         _fill(
             demand,
             settled,
@@ -143,8 +172,10 @@ def load(
             team,
             progress,
             report,
+            values,
             strict=strict,
             cast=cast,
+            copied=copied,
         )
     return report
 
@@ -155,9 +186,14 @@ _STALE = (
 )
 
 
+def _modules(into: Any) -> list[Any]:
+    held = into.values() if isinstance(into, Mapping) else chunks_of(into)
+    return [part for part in held if hasattr(part, "_apply")]
+
+
 def _tied(into: Any, manifest: Manifest) -> dict[str, str]:
     """The tensors that the model or the checkpoint takes from others by its configuration."""
-    tables = (table_for(config) for config in (manifest.config, config_of(into)))
+    tables = (table_for(config) for config in (manifest.config, config_of(model_in(into))))
     return {name: to for table in tables if table for name, to in table.tied.items()}
 
 
@@ -173,15 +209,6 @@ def _place(mesh: Any, rank: int | None, team: Crew) -> Place | None:
     return where, number
 
 
-def _remarks(left: list[str]) -> list[str]:
-    notes = []
-    if left:
-        notes.append(
-            f"{len(left)} buffers stay on `meta`, as nothing says what they hold: {left[0]}"
-        )
-    return notes
-
-
 def _fill(
     demand: Demand,
     settled: Settled,
@@ -193,9 +220,11 @@ def _fill(
     team: Crew,
     progress: Progress | None,
     report: Loaded,
+    values: Values,
     *,
     strict: bool,
     cast: bool,
+    copied: bool,
 ) -> None:
     """Read every element; an optimizer gets its state when all of it is there."""
     manifest, fillings = demand.manifest, settled.fillings
@@ -223,6 +252,8 @@ def _fill(
         losses = fill(source, fillings, budget, counting(progress, report.held_bytes))
         if is_megatron(into):
             install(into)
+        if copied:
+            demand.contents.give(manifest.path)
         if own is not None and states is not None:
             read_counters(manifest, states.counters)
             put(own.held, states.fresh, shared_in(entries))
@@ -233,6 +264,7 @@ def _fill(
         report.notes.append("the optimizer keeps its own hyperparameters, as asked")
     report.extra, notes = extra_in(entries, team.rank, team.size)
     report.notes += notes
+    values.put(demand.contents, manifest, entries, report.extra)
     targets = {each.holding.name: each.holding.target for each in fillings}
     report.changed = list(changed_tensors(losses, targets))
     report.notes += summary(tuple(report.changed))

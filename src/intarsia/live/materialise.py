@@ -1,6 +1,6 @@
 """Giving memory to a model that was built on the `meta` device, each process its own shards.
 
-Parameters that are one object under two names stay one, and keep what frameworks say of them.
+Parameters and buffers that are one object under two names stay one, and keep what frameworks say of them.
 Buffers that no checkpoint holds (rotary frequencies) are computed by the model's own
 initialisation, where it has one.
 """
@@ -24,7 +24,7 @@ def materialise(model: nn.Module, device: Any = None) -> list[str]:
     if not any(x.is_meta for x in _tensors(model)):
         return []
     shared, told = _shared(model), _told(model)
-    passing = {id(x) for _, _, x in _passing_buffers(model)}
+    passing = {id(x) for _, _, x in _passing_buffers(model)} - _lasting(model)
 
     def memory(x: torch.Tensor) -> torch.Tensor:
         if not x.is_meta or id(x) in passing:
@@ -37,7 +37,10 @@ def materialise(model: nn.Module, device: Any = None) -> list[str]:
         for places in shared:
             (owner, key), *others = places
             for module, name in others:
-                module._parameters[name] = owner._parameters[key]
+                if key in owner._parameters:
+                    module._parameters[name] = owner._parameters[key]
+                else:
+                    module._buffers[name] = owner._buffers[key]
         for module, name, attributes in told:
             vars(module._parameters[name]).update(attributes)
         _compute_buffers(model, device)
@@ -53,13 +56,25 @@ def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _shared(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """The places of every parameter that has more than one."""
-    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    """The places of every parameter and of every buffer that has more than one."""
+    places: dict[tuple[int, bool], list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
-        for key, param in module._parameters.items():
-            if param is not None and param.is_meta:
-                places.setdefault(id(param), []).append((module, key))
+        for held in (module._parameters, module._buffers):
+            for key, x in held.items():
+                if x is not None and x.is_meta:
+                    kind = id(x), held is module._parameters
+                    places.setdefault(kind, []).append((module, key))
     return [found for found in places.values() if len(found) > 1]
+
+
+def _lasting(model: nn.Module) -> set[int]:
+    """The buffers that are in a state dict, under any of their names."""
+    return {
+        id(x)
+        for module in model.modules()
+        for key, x in module._buffers.items()
+        if key not in module._non_persistent_buffers_set
+    }
 
 
 def _told(model: nn.Module) -> list[tuple[nn.Module, str, dict[str, Any]]]:

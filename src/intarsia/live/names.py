@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from intarsia.errors import UsageError
 from intarsia.family import Param, Table, table_for
-from intarsia.format.sections import Section, explained
+from intarsia.format.sections import TOP, Section, explained
 from intarsia.format.wrappers import MODULE, WORDS, bare
 from intarsia.formats import read_manifest, with_rules_of_transformers
 from intarsia.planning.inventory import left_out
 from intarsia.planning.manifest import Manifest
+from intarsia.store.stamp import when
 
 
 @dataclass(frozen=True)
@@ -30,17 +32,25 @@ class Rows:
 
 def own_name(model: Any) -> Callable[[str], str]:
     """The function that takes the words of wrappers out of a live model's names: DDP's only where DDP is."""
-    wrapped = {path for path, each in model.named_modules() if _is_data_parallel(each)}
+    wrapped = {(p, MODULE) for p, each in model.named_modules() if _is_data_parallel(each)}
+    wrapped |= {found for p, each in model.named_modules() if (found := _of_adapters(p, each))}
 
     def clean(name: str) -> str:
         kept, path = [], ""
         for word in name.split("."):
-            if not (word in WORDS or (word == MODULE and path in wrapped)):
+            if not (word in WORDS or (path, word) in wrapped):
                 kept.append(word)
             path = f"{path}.{word}" if path else word
         return ".".join(kept)
 
     return clean
+
+
+def _of_adapters(path: str, module: Any) -> tuple[str, str] | None:
+    """The word that PEFT puts before the names of the model inside, where this is PEFT's."""
+    if not type(module).__module__.startswith("peft.") or not hasattr(module, "peft_config"):
+        return None
+    return next(((path, w) for w in ("base_model", "model") if w in module._modules), None)
 
 
 def _is_data_parallel(module: Any) -> bool:
@@ -50,49 +60,42 @@ def _is_data_parallel(module: Any) -> bool:
     return isinstance(module, (DataParallel, DistributedDataParallel))
 
 
-def named_tensors(into: Any) -> dict[str, Any]:
-    """The tensors of a module or of a (nested) state dict, by dotted name."""
-    if hasattr(into, "state_dict") and hasattr(into, "named_modules"):
-        state = into.state_dict(keep_vars=True)
-        clean = own_name(into)
-        held = {clean(n): x for n, x in state.items() if hasattr(x, "placements") or _is_tensor(x)}
-        if len({clean(n) for n in state}) < len(state):
-            raise UsageError(
-                "two tensors of the model have one name once the words of wrappers are taken out",
-                hint="rename the submodule that is called as a wrapper's",
-            )
-        return held
-    if isinstance(into, Mapping):
-        return dict(_flat(into, ""))
-    raise UsageError(
-        f"{type(into).__name__} can neither be loaded into nor saved",
-        hint="give a torch module, or a state dict of tensors",
-    )
-
-
-def _is_tensor(x: Any) -> bool:
-    import torch
-
-    return isinstance(x, torch.Tensor)
-
-
-def _flat(state: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in state.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _flat(value, name + ".")
-        elif _is_tensor(value):
-            yield name, value
-
-
 def manifest_for(path: Any, into: Any, config: Any = None, section: Any = None) -> Manifest:
     """A checkpoint's manifest; a model lends its configuration where the checkpoint has none."""
     manifest = read_manifest(path, config, section=section)
+    into = model_in(into)
     if config is None and (manifest.config is None or manifest.config_made):
         lent = config_of(into)
         if lent is not None:
             manifest = read_manifest(path, lent, section=section)
     return manifest
+
+
+def named_as_is(path: Any, into: Any, config: Any, section: Any) -> Manifest | None:
+    """All sections of a checkpoint under the names on disk, for a dict that asks for several by name."""
+    if section is not None or not isinstance(into, Mapping):
+        return None
+    parts = [x for x in into.values() if isinstance(x, Mapping) or hasattr(x, "named_modules")]
+    if len(parts) < 2 and not any(hasattr(x, "named_modules") for x in parts):
+        return None
+    return read_manifest(path, config, section=TOP)
+
+
+def facts_of(manifest: Manifest) -> dict[str, str]:
+    """What all ranks that load a checkpoint have to find alike: its path, and each file's length and time."""
+    found = {"checkpoint": str(Path(manifest.path).resolve()), "section": str(manifest.section)}
+    for file, stamp in sorted(manifest.stamps.items()):
+        size, mtime, *_ = stamp
+        found[f"file {file}"] = f"{size:,} bytes of {when(mtime)}"
+    return found
+
+
+def model_in(given: Any) -> Any:
+    """The one module of a dict; anything else as it is."""
+    if not isinstance(given, Mapping):
+        return given
+    modules = [x for x in given.values() if hasattr(x, "named_modules")]
+    return modules[0] if len(modules) == 1 else given
 
 
 def config_of(model: Any) -> dict[str, Any] | None:

@@ -116,11 +116,39 @@ class Roles:
         return DeviceMesh._concatenate([self.mesh[self.replicate], cut])
 
 
+_tp_on: dict[DeviceMesh, set[str | None]] = {}
+"""The dimension of each mesh that models were cut along by `parallelize`."""
+
+
+def remember(roles: Roles) -> None:
+    """Keep in mind which dimension of a mesh is `tp`, for `batch_place`."""
+    _tp_on.setdefault(roles.mesh, set()).add(roles.tp)
+
+
+def _used_tp(mesh: DeviceMesh, usual: str) -> str | None:
+    """The dimension along which ranks share their data; raise where nothing tells."""
+    names = mesh.mesh_dim_names or ()
+    used = _tp_on.get(mesh, set())
+    if len(used) == 1:
+        return next(iter(used))
+    known = (TP, EP, FSDP, *ORDER)
+    strange = [n for k, n in enumerate(names) if n not in known and mesh.size(k) > 1]
+    if used or (usual not in names and strange):
+        raise UsageError(
+            f"nothing says whether ranks along {strange or list(names)} of the mesh share their data",
+            hint=f"name the dimension of tensor parallelism, tp={(strange or list(names))[0]!r}, or tp=None",
+        )
+    return usual
+
+
 def batch_place(mesh: DeviceMesh, *, tp: str | None = TP) -> tuple[int, int]:
     """Which of how many batches this rank trains on; ranks of one `tp` group share theirs.
 
-    On a mesh of dp=2, ep=2, tp=2, ranks 0 and 1 are at (0, 4), ranks 6 and 7 at (3, 4).
+    On a mesh of dp=2, ep=2, tp=2, ranks 0 and 1 are at (0, 4), ranks 6 and 7 at (3, 4).  `tp` is
+    the dimension that a model was parallelized with on this mesh, unless another is named.
     """
+    if isinstance(tp, Usual):
+        tp = _used_tp(mesh, tp)
     place, count = 0, 1
     for at, name in enumerate(mesh.mesh_dim_names or ()):
         if name != tp:

@@ -17,24 +17,26 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from intarsia.errors import CoverageError
+from intarsia.errors import CoverageError, UsageError
 from intarsia.format.base import Arrangement, Slot
 from intarsia.format.dcp_write import file_of, lay_out
 from intarsia.format.sides import DIGESTS
 from intarsia.format.wrappers import bare
 from intarsia.live import megatron_rows
 from intarsia.live.attest import Sums, Witness
+from intarsia.live.contents import Contents
 from intarsia.live.entries import extra_entries, pack, packed, shared_entries
 from intarsia.live.fill import as_bytes
 from intarsia.live.holding import memories_of
 from intarsia.live.latest import continues, point
 from intarsia.live.megatron_model import is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import hub_config
-from intarsia.live.names import config_of, named_tensors
+from intarsia.live.names import config_of, model_in
 from intarsia.live.optimizer import never_stepped, states, values
 from intarsia.live.optimizer_agreement import WITHOUT, agreed_entries
 from intarsia.live.optimizer_class import CLASS, class_of, opened
 from intarsia.live.optimizer_groups import settings_of
+from intarsia.live.own_memory import refuse_flat_state
 from intarsia.live.parts import Part, Seen, parts_of
 from intarsia.live.replicas import (
     Holders,
@@ -46,6 +48,7 @@ from intarsia.live.replicas import (
     kind_of,
     ranks_of,
 )
+from intarsia.live.values import packed_with
 from intarsia.replacing import check_replaceable
 from intarsia.run.checksum import crc32
 from intarsia.run.crew import Crew
@@ -103,9 +106,17 @@ def snapshot(
             given,
             hub_config(config),
         )
-    tensors = {bare(name): x for name, x in named_tensors(model).items()}
+    contents = Contents.of(model)
+    tensors = dict(contents.tensors)
+    if not tensors:
+        raise UsageError(
+            "there is no tensor to save",
+            hint="give a module, or a dict of modules and tensors; `extra` goes beside them",
+        )
+    given = packed_with(contents, given)
     entries: dict[str, bytes] = {}
     if optimizer is not None:
+        refuse_flat_state(model)
         own = opened(optimizer)
         entries = values(model, own.held)
         entries |= {
@@ -121,7 +132,7 @@ def snapshot(
                 entries[name] = pack(value, name)
     seen = {name: Seen.of(tensor, name) for name, tensor in tensors.items()}
     cut = partial(parts_of, seen)
-    return Snapshot(memories_of(tensors), cut, entries, given, config or config_of(model))
+    return Snapshot(memories_of(tensors), cut, entries, given, config or config_of(model_in(model)))
 
 
 def write(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,8 +131,13 @@ def agree(team: Crew, facts: Mapping[str, str]) -> None:
     """Raise on every rank where one of them is about to do something else than the first."""
     with team.together() as shared:
         shared.value = dict(facts)
-    first = shared.values[0]
-    for rank, found in enumerate(shared.values):
+    check_alike(shared.values)
+
+
+def check_alike(told: Sequence[Mapping[str, str]]) -> None:
+    """Raise where a rank told other facts than the first; all ranks have all that were told."""
+    first = told[0]
+    for rank, found in enumerate(told):
         wrong = [name for name in {**first, **found} if first.get(name) != found.get(name)]
         if wrong:
             shown = "\n".join(

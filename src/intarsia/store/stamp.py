@@ -39,12 +39,13 @@ class Stamp(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.size_bytes:,} bytes of {_when(self.mtime_ns)},"
-            f" inode {self.inode} of {_when(self.ctime_ns)}"
+            f"{self.size_bytes:,} bytes of {when(self.mtime_ns)},"
+            f" inode {self.inode} of {when(self.ctime_ns)}"
         )
 
 
-def _when(nanoseconds: int) -> str:
+def when(nanoseconds: int) -> str:
+    """A time of a file, in words."""
     seconds, rest = divmod(nanoseconds, 10**9)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:09d}"
 

@@ -1,0 +1,145 @@
+"""Everything that a caller gives to be saved or filled: a module, or a dict of whatever it likes.
+
+    {"actor": module, "critic": module, "alpha": tensor, "step": 7}
+
+Modules in a dict are sections of the checkpoint, tensors go by their keys, and what is neither (a
+number, text, a list) is an entry.  Nothing is skipped: what cannot be carried is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from intarsia.errors import UsageError
+from intarsia.format.wrappers import bare
+from intarsia.live.own_memory import Handed, is_module, of_numbers
+
+Leaf = tuple[Any, Any]
+"""A dict, and the key of one of its values."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What was given: modules by what stands before their names, tensors and other values of dicts by name."""
+
+    modules: Mapping[str, Handed] = field(default_factory=dict)
+    loose: Mapping[str, Any] = field(default_factory=dict)
+    leaves: Mapping[str, Leaf] = field(default_factory=dict)
+
+    @staticmethod
+    def of(given: Any) -> Contents:
+        """Take apart what a caller gives; with FSDP1, collective."""
+        if is_module(given):
+            return Contents({"": Handed.by(given)})
+        if not isinstance(given, Mapping):
+            raise UsageError(
+                f"{type(given).__name__} can neither be loaded into nor saved",
+                hint="give a torch module, or a dict of modules and tensors",
+            )
+        modules: dict[str, Handed] = {}
+        loose: dict[str, Any] = {}
+        leaves: dict[str, Leaf] = {}
+        taken: set[str] = set()
+        for name, held, key in _leaves(given, ""):
+            value = held[key]
+            if name in taken:
+                raise UsageError(
+                    f"two values of the dict have the name `{name}`, once their keys are joined by dots",
+                    hint="rename a key",
+                )
+            taken.add(name)
+            if is_module(value):
+                modules[f"{name}."] = Handed.by(value)
+            elif _is_tensor(value):
+                loose[name] = of_numbers(value, name)
+            else:
+                _check_plain(value, name)
+                leaves[name] = (held, key)
+        return Contents(modules, loose, leaves)
+
+    @cached_property
+    def tensors(self) -> dict[str, Any]:
+        """All tensors by name; raise where two have one."""
+        found: dict[str, Any] = {}
+        handed = ((p + n, x) for p, h in self.modules.items() for n, x in h.tensors.items())
+        for given, x in (*self.loose.items(), *handed):
+            name = bare(given)
+            if name in found:
+                raise UsageError(
+                    f"two tensors have the name `{name}` once the words of wrappers are taken out",
+                    hint="rename a key of the dict, or the submodule that is called as a wrapper's",
+                )
+            found[name] = x
+        return found
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What is no tensor, by name."""
+        return {name: held[key] for name, (held, key) in self.leaves.items()}
+
+    @property
+    def extra_state(self) -> dict[str, Any]:
+        """What modules gave by `get_extra_state`, by name."""
+        return {prefix + n: x for prefix, h in self.modules.items() for n, x in h.extra.items()}
+
+    def set_extra_state(self, found: Mapping[str, Any]) -> None:
+        """Give modules the extra state that was stored of them."""
+        for prefix, handed in self.modules.items():
+            for name in handed.extra:
+                if prefix + name in found:
+                    handed.set_extra(name, found[prefix + name])
+
+    @property
+    def copies(self) -> list[str]:
+        """The names of tensors that are only copies of what their module has."""
+        return [prefix + n for prefix, h in self.modules.items() for n in h.copies]
+
+    @property
+    def left_out(self) -> list[str]:
+        """What modules have and do not hand out."""
+        return [prefix + n for prefix, h in self.modules.items() for n in h.left_out]
+
+    def apart(self) -> Contents:
+        """The same, with the tensors of modules in memory of their own."""
+        return replace(self, modules={p: h.apart() for p, h in self.modules.items()})
+
+    def give(self, where: str) -> None:
+        """Give every module what was read for it."""
+        for handed in self.modules.values():
+            handed.give(where)
+
+
+def _leaves(given: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any, Any]]:
+    for key, value in given.items():
+        if not isinstance(key, (str, int)):
+            raise UsageError(
+                f"the dict has the key {key!r} of type {type(key).__name__}",
+                hint="use text as keys",
+            )
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{name}.")
+        else:
+            yield name, given, key
+
+
+def _is_tensor(x: Any) -> bool:
+    import torch
+
+    return isinstance(x, torch.Tensor)
+
+
+def _check_plain(value: Any, name: str) -> None:
+    if hasattr(value, "param_groups") and hasattr(value, "state"):
+        raise UsageError(
+            f"`{name}` is an optimizer, whose state goes by the names of one model's parameters",
+            hint="give each model with its optimizer to a call of its own: save(path, model, optimizer)",
+        )
+    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        raise UsageError(
+            f"`{name}` is a {type(value).__name__}, which is neither a module nor a plain value",
+            hint=f'give its state_dict(): extra={{"{name}": x.state_dict()}}',
+        )

@@ -1,0 +1,83 @@
+"""What live checkpoints hold beside tensors: the plain values of a dict, and the extra state of modules.
+
+Both are entries like `extra`, under the names that they have in the dict or in the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from intarsia.checkpoint import Checkpoint
+from intarsia.errors import UsageError
+from intarsia.live.contents import Contents
+from intarsia.live.entries import EXTRA, pack, spread, unpack
+from intarsia.planning.manifest import Manifest
+
+
+def packed_with(contents: Contents, given: Mapping[str, bytes]) -> dict[str, bytes]:
+    """`extra` as it was given, with the values and the extra state of what is saved; raise where names meet."""
+    found = dict(given)
+    for name, value in (*contents.values.items(), *contents.extra_state.items()):
+        if name in found:
+            raise UsageError(
+                f"`{name}` is both in `extra` and in what is saved", hint="rename one of them"
+            )
+        found[name] = pack(value, name)
+    return found
+
+
+@dataclass(frozen=True)
+class Values:
+    """Where the values and the extra state that were asked for are stored; and which are not."""
+
+    entries: Mapping[str, str]
+    tensors: Mapping[str, str]
+    lost: Mapping[str, str]
+
+    @staticmethod
+    def of(contents: Contents, manifest: Manifest, size: int) -> Values:
+        """Look for everything that is no tensor, for `size` ranks."""
+        entries, tensors, lost = dict[str, str](), dict[str, str](), dict[str, str]()
+        listed, own = spread(manifest.entries, size)
+        label = next((x.name for x in manifest.inventory if x.kind == "section"), "")
+        for name in (*contents.leaves, *contents.extra_state):
+            ways = (EXTRA + name, name, f"{EXTRA}{label}.{name}", f"{label}.{name}")
+            entry = next((way for way in ways if way in manifest.entries), None)
+            if entry is not None or name in own:
+                entries[name] = entry or name
+            elif name in listed:
+                lost[name] = "each rank saved its own, and there were more or fewer ranks"
+            elif name in manifest.logical and name in contents.extra_state:
+                tensors[name] = name
+            elif not _is_empty(contents.extra_state.get(name, name)):
+                lost[name] = "it has no source"
+        return Values(entries, tensors, lost)
+
+    def put(
+        self,
+        contents: Contents,
+        manifest: Manifest,
+        entries: Mapping[str, bytes],
+        extra: dict[str, Any],
+    ) -> None:
+        """Put everything in its place; what was a module's goes out of `extra`."""
+        found = {
+            name: extra[name] if name in extra else unpack(entries[entry], f"`{name}`")
+            for name, entry in self.entries.items()
+        }
+        if self.tensors:
+            with Checkpoint(manifest) as checkpoint:
+                found |= {name: checkpoint[at][...] for name, at in self.tensors.items()}
+        for name, (held, key) in contents.leaves.items():
+            if name in found and isinstance(held, MutableMapping):
+                held[key] = found[name]
+        contents.set_extra_state(found)
+        for name in contents.extra_state:
+            extra.pop(name, None)
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a module has no extra state to speak of, though it could."""
+    return value is None or (hasattr(value, "numel") and not value.numel())

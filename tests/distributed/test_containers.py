@@ -1,0 +1,179 @@
+"""Containers of torch that change names or hand out copies, on two ranks: filled, saved and resumed as plain models."""
+
+from __future__ import annotations
+
+import warnings
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import intarsia
+from intarsia.errors import IntarsiaError
+from intarsia.live import clip_grad_norm_
+from tests.distributed.ranks import on_ranks
+from tests.distributed.small_model import build, optimizer_of, step, whole
+
+
+def fsdp1(seed: int, kind: StateDictType, *, original: bool) -> Any:
+    warnings.simplefilter("ignore")
+    model = build(seed, "")
+    model.blocks[0] = FullyShardedDataParallel(
+        model.blocks[0], use_orig_params=original, device_id=torch.device("cpu")
+    )
+    for p in model.parameters():
+        p.requires_grad_(True)
+    model = FullyShardedDataParallel(model, use_orig_params=original, device_id=torch.device("cpu"))
+    FullyShardedDataParallel.set_state_dict_type(model, kind)
+    return model
+
+
+def plain_of(model: Any) -> dict[str, torch.Tensor]:
+    with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+        named = {n.replace("_fsdp_wrapped_module.", ""): x for n, x in model.named_parameters()}
+        return {n: x.detach().clone() for n, x in named.items()}
+
+
+def _through_fsdp1(folder: Path) -> None:
+    truth = build(1, "").state_dict()
+    ways = [(k, o) for k in StateDictType for o in (True, False)]
+    for at, (kind, original) in enumerate(ways):
+        model = fsdp1(2, kind, original=original)
+        report = intarsia.load(folder / "plain", into=model)
+        assert report.complete
+        found = plain_of(model)
+        assert len(found) == 16
+        assert all(torch.equal(x, truth[n]) for n, x in found.items())
+        intarsia.save(folder / f"again{at}", model)
+        into = build(3, "")
+        intarsia.load(folder / f"again{at}", into=into)
+        assert all(torch.equal(x, truth[n]) for n, x in into.state_dict().items())
+    for act in (intarsia.load, intarsia.save):
+        with pytest.raises(IntarsiaError, match="FSDP1 keeps optimizer state in pieces"):
+            act(folder / "plain", model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_fsdp1_is_filled_and_saved_whatever_its_kind_of_state_dict(tmp_path: Path) -> None:
+    intarsia.save(tmp_path / "plain", build(1, ""))
+    on_ranks(2, _through_fsdp1, tmp_path)
+
+
+def wrapped(seed: int, how: str) -> nn.Module:
+    """The small model under FSDP2, with wrappers round some of its layers."""
+    model: Any = build(seed, "")
+    if "some" in how:
+        model.blocks[1] = checkpoint_wrapper(model.blocks[1])
+    if "all" in how:
+        for k in range(2):
+            model.blocks[k].up = checkpoint_wrapper(model.blocks[k].up)
+            model.blocks[k] = checkpoint_wrapper(model.blocks[k])
+    if "layer" in how:
+        model.blocks[0] = torch.compile(model.blocks[0], backend="eager")
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    return torch.compile(model, backend="eager") if "compile" in how else model
+
+
+def named(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+    found = {}
+    for name, param in model.named_parameters():
+        name = name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", "")
+        found[name] = whole(param)
+        for kind, value in optimizer.state.get(param, {}).items():
+            found[f"{name}:{kind}"] = whole(value)
+    return found
+
+
+def _resumed_in_another_wrapper(folder: Path) -> None:
+    for at, (before, after) in enumerate(
+        [
+            ("some", "all"),
+            ("all", "plain"),
+            ("plain", "all"),
+            ("compile", "some"),
+            ("layer", "all compile"),
+        ]
+    ):
+        model = wrapped(1, before)
+        optimizer = optimizer_of(model, lr=0.03)
+        for number in range(2):
+            step(model, optimizer, number)
+        intarsia.save(folder / f"ck{at}", model, optimizer)
+        truth = named(model, optimizer)
+        assert sum(":" in name for name in truth) > 20
+        other = wrapped(2, after)
+        fresh = optimizer_of(other, lr=0.5)
+        report = intarsia.load(folder / f"ck{at}", other, fresh)
+        found = named(other, fresh)
+        assert found.keys() == truth.keys()
+        assert all(torch.equal(x, truth[n]) for n, x in found.items())
+        assert fresh.param_groups[0]["lr"] == 0.03
+        assert not any("wrapped" in name or "orig_mod" in name for name in report.filled)
+        assert step(other, fresh, 2) == step(model, optimizer, 2)
+
+
+def test_state_and_settings_are_found_behind_every_wrapper(tmp_path: Path) -> None:
+    on_ranks(2, _resumed_in_another_wrapper, tmp_path)
+
+
+def _norms(kind: float) -> list[float]:
+    mesh = init_device_mesh("cpu", (2,))
+    found = []
+    for bad in (0, 1, None):
+        p = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+        p.grad = distribute_tensor(torch.tensor([3.0, 1.0, 2.0, 5.0]), mesh, [Shard(0)])
+        if dist.get_rank() == bad:
+            p.grad.to_local()[0] = float("nan")
+        found.append(clip_grad_norm_(p, 1.0, kind).item())
+    return found
+
+
+@pytest.mark.parametrize(("kind", "norm"), [(float("inf"), 5.0), (1.0, 11.0)])
+def test_a_gradient_that_is_no_number_on_one_rank_is_so_for_all(kind: float, norm: float) -> None:
+    for found in on_ranks(2, _norms, kind):
+        assert isnan(found[0])
+        assert isnan(found[1])
+        assert found[2] == norm
+
+
+def _disagreeing(folder: Path, case: str) -> str:
+    rank = dist.get_rank()
+    path, options = folder / "a", dict[str, Any]()
+    if case == "path":
+        path = folder / ("a" if rank == 0 else "b")
+    elif case == "strict":
+        options["strict"] = rank == 0
+    model = build(7, "")
+    before = {n: x.clone() for n, x in model.state_dict().items()}
+    try:
+        intarsia.load(path, into=model, **options)
+    except IntarsiaError as error:
+        assert all(torch.equal(x, before[n]) for n, x in model.state_dict().items())
+        return str(error)
+    return "done"
+
+
+@pytest.mark.parametrize("case", ["path", "strict", "same"])
+def test_ranks_that_load_something_else_all_stop(tmp_path: Path, case: str) -> None:
+    intarsia.save(tmp_path / "a", build(1, ""))
+    intarsia.save(tmp_path / "b", build(2, ""))
+    told = on_ranks(2, _disagreeing, tmp_path, case)
+    if case == "same":
+        assert told == ["done", "done"]
+        return
+    for said in told:
+        assert "rank 1 was asked for something else than rank 0" in said
+        if case == "path":
+            assert f"{tmp_path / 'a'} on rank 0" in said
+            assert f"{tmp_path / 'b'} on rank 1" in said
+        else:
+            assert "strict: True on rank 0, False on rank 1" in said

@@ -1,0 +1,152 @@
+"""What a load fills is what the module has: its memory, or what its `load_state_dict` takes; never a copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import intarsia
+from intarsia.errors import CoverageError, LayoutError
+
+
+class Scaled(nn.Linear):
+    """Keeps its weight scaled, and hands it out in plain numbers."""
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = self.weight.detach() * 4
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
+        state[f"{prefix}weight"] = state[f"{prefix}weight"] / 4
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+class Deaf(nn.Linear):
+    """Hands out copies, and takes nothing back."""
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[f"{prefix}weight"] = self.weight.detach().clone()
+        destination[f"{prefix}bias"] = self.bias.detach().clone()
+
+    def _load_from_state_dict(self, *given: Any) -> None:
+        pass
+
+
+class Refusing(Deaf):
+    def _load_from_state_dict(self, *given: Any) -> None:
+        raise ValueError("sealed")
+
+
+class Secretive(nn.Module):
+    """Leaves a parameter out of its state dict, as wrappers do that save adapters alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(3, 2)
+        self.adapter = nn.Linear(3, 2)
+        self.register_state_dict_post_hook(self._adapter_alone)
+
+    @staticmethod
+    def _adapter_alone(module: Any, state: Any, prefix: str, meta: Any) -> None:
+        for key in [key for key in state if ".adapter" not in f".{key}"]:
+            del state[key]
+
+
+def model(kind: type[nn.Module], seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 3), kind(3, 2))
+
+
+def test_a_module_that_hands_out_copies_is_filled_by_its_own_load(tmp_path: Path) -> None:
+    first, other = model(Scaled, 1), model(Scaled, 2)
+    intarsia.save(tmp_path / "ck", first)
+    report = intarsia.load(tmp_path / "ck", into=other)
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True)
+    )
+    assert report.complete
+    assert len(report.filled) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [(Deaf, "1.bias, 1.weight|1.weight, 1.bias"), (Refusing, "sealed")]
+)
+def test_a_module_that_takes_nothing_back_is_refused(
+    tmp_path: Path, kind: type[nn.Module], told: str
+) -> None:
+    intarsia.save(tmp_path / "ck", model(kind, 1))
+    with pytest.raises(CoverageError, match=told):
+        intarsia.load(tmp_path / "ck", into=model(kind, 2))
+
+
+def test_views_of_a_parameter_under_other_names_are_its_own_memory(tmp_path: Path) -> None:
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.both = nn.Parameter(torch.randn(4, 3))
+
+        def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+            destination[f"{prefix}q"], destination[f"{prefix}k"] = self.both.detach().chunk(2)
+
+    first, other = Fused(), Fused()
+    intarsia.save(tmp_path / "ck", first)
+    assert intarsia.load(tmp_path / "ck", into=other).complete
+    assert torch.equal(first.both, other.both)
+
+
+def test_a_parameter_that_is_not_handed_out_is_refused_or_reported(tmp_path: Path) -> None:
+    module = Secretive()
+    intarsia.save(tmp_path / "ck", module)
+    with pytest.raises(CoverageError, match=r"base\.bias, base\.weight.*does not hand it out"):
+        intarsia.load(tmp_path / "ck", into=module)
+    report = intarsia.load(tmp_path / "ck", into=module, strict=False)
+    assert not report.complete
+    assert [*report.kept] == ["base.bias", "base.weight"]
+
+
+def test_a_buffer_that_stays_on_meta_is_reported(tmp_path: Path) -> None:
+    class Rotary(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 2)
+            self.register_buffer("angles", torch.ones(2), persistent=False)
+
+    intarsia.save(tmp_path / "ck", Rotary())
+    with torch.device("meta"):
+        module = Rotary()
+    report = intarsia.load(tmp_path / "ck", into=module)
+    assert not report.complete
+    assert "on `meta`" in report.kept["angles"]
+    assert not module.weight.is_meta
+
+
+def test_a_tensor_that_keeps_its_numbers_in_several_is_refused(tmp_path: Path) -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    module = nn.Linear(3, 2)
+    module.weight = nn.Parameter(TwoTensor(torch.ones(2, 3), torch.zeros(2, 3)))
+    with pytest.raises(LayoutError, match="`weight` is a TwoTensor"):
+        intarsia.save(tmp_path / "ck", module)
+    assert not (tmp_path / "ck").exists()
+
+
+def test_parameters_without_elements_and_buffers_shared_on_meta_are_filled(tmp_path: Path) -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.none = nn.Parameter(torch.empty(0, 4))
+            self.a, self.b = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+            self.b.running_mean = self.a.running_mean
+
+    first = Odd()
+    first.a.running_mean.fill_(7)
+    intarsia.save(tmp_path / "ck", first)
+    with torch.device("meta"):
+        other = Odd()
+    assert intarsia.load(tmp_path / "ck", into=other).complete
+    assert other.none.shape == (0, 4)
+    assert other.a.running_mean.tolist() == [7, 7, 7]
+    assert other.b.running_mean is other.a.running_mean

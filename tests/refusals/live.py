@@ -1,0 +1,53 @@
+"""Live models and dicts that cannot be filled or saved whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import intarsia
+from tests.refusals.case import refusal
+
+
+@refusal("A save without a single tensor", area="live")
+def nothing_to_save(tmp: Path) -> None:
+    intarsia.save(tmp / "out", {"step": 7})
+
+
+@refusal("An optimizer in the dict that is saved", area="live")
+def optimizer_in_a_dict(tmp: Path) -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Linear(2, 3)
+    intarsia.save(tmp / "out", {"model": model, "adam": torch.optim.Adam(model.parameters())})
+
+
+@refusal("A value in the dict that is not plain", area="live")
+def value_that_is_not_plain(tmp: Path) -> None:
+    import torch
+
+    intarsia.save(tmp / "out", {"w": torch.ones(2), "tokenizer": object()})
+
+
+@refusal("A module that hands out copies and takes nothing back", area="live")
+def copies(tmp: Path) -> None:
+    from torch import nn
+
+    class Sealed(nn.Linear):
+        def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+            destination[f"{prefix}weight"] = self.weight.detach().clone()
+
+        def _load_from_state_dict(self, *given: Any) -> None:
+            pass
+
+    intarsia.save(tmp / "model", Sealed(2, 3))
+    intarsia.load(tmp / "model", into=Sealed(2, 3))
+
+
+@refusal("A value that the dict asks for and the checkpoint lacks", area="live")
+def missing_value(tmp: Path) -> None:
+    import torch
+
+    intarsia.save(tmp / "model", {"w": torch.ones(2)})
+    intarsia.load(tmp / "model", into={"w": torch.ones(2), "step": 0})
