@@ -74,7 +74,15 @@ def _made(kind: str, random: Random) -> tuple[Tensors, dict[str, object] | None]
             head = random.randrange(4)
             tensors[at.format(layer, "q")][8 * head : 8 * head + 8] = 0
             tensors[at.format(layer, "o")][:, 8 * head : 8 * head + 8] = 0
-        if len({tuple(tensors[at.format(k, "o")].float().abs().sum(0) == 0) for k in layers}) == 1:
+        if (
+            len(
+                {
+                    tuple((tensors[at.format(k, "o")].float().abs().sum(0) == 0).tolist())
+                    for k in layers
+                }
+            )
+            == 1
+        ):
             tensors[at.format(0, "q")][:] = tensors[at.format(0, "q")] + 0.01
             tensors[at.format(0, "o")][:] = tensors[at.format(0, "o")] + 0.01
     elif kind == "dead neurons":

@@ -166,14 +166,23 @@ def _layers(group: list[Move], names: list[str], differing: Collection[str]) -> 
             found[to] = source
     side, first = group[0].side, min(found)
     gaps = {to - source for to, source in found.items()}
-    if len(gaps) == 1 and len(found) > 1:
+    # Every tensor of these layers moved with them, or the layers did not.
+    whole = {m.to for m in group} >= {
+        name for name in names if without_layer(name) in stems and layer_of(name) in found
+    }
+    if whole and len(gaps) == 1 and len(found) > 1:
         (k,) = gaps
         # A shift is one only if every layer of it shifted.
         if {*found} == {at for at in layers if at >= first and at - k in layers}:
             text = f"layers shifted by {k} from layer {first} on: layer {first} of {side}"
             return "layers-shifted", f"{text} is layer {found[first]} of the other"
     around = {(to - source) % len(layers) for to, source in found.items()}
-    if len(around) == 1 and {*found} == layers == {*range(len(layers))} and len(layers) > 2:
+    if (
+        whole
+        and len(around) == 1
+        and {*found} == layers == {*range(len(layers))}
+        and len(layers) > 2
+    ):
         (k,) = around
         k = k - len(layers) if k > len(layers) // 2 else k
         return "layers-shifted", f"layers of {side} shifted by {k} around the end"
