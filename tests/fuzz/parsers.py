@@ -108,7 +108,7 @@ def _pickle(data: bytes) -> object:
 
 def _metadata(data: bytes) -> object:
     found = read_metadata(data, "here")
-    return config_from_arguments({"num_attention_heads": 2}, found, [])
+    return config_from_arguments({"num_attention_heads": 2}, found)
 
 
 def _words(data: bytes) -> object:
@@ -218,7 +218,7 @@ class _Checkpoints:
                 journal = Journal(staging, job.wanted.targets)
                 found = journal.find()
                 done = found and journal.prove(found, arrangement)
-                return done and (done.nbytes, done.rounded, done.sums, done.ranges)
+                return done and (done.nbytes, done.losses, done.sums, done.ranges)
 
             return read
 
@@ -263,8 +263,7 @@ def _with_folder(root: Path) -> None:
 
 def _bridged(root: Path) -> None:
     home = models.converted(root, "torch_dist", config=False)
-    for name in ("common.pt",):
-        (home / name).unlink()
+    (home / "common.pt").write_bytes(archive({"iteration": 1}))
     found = models.metadata_at(home)
     found.objects.pop(COMMON_OBJECT)
     models.write(home, found)

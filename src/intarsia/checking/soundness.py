@@ -102,6 +102,8 @@ def examine(
         return Soundness(str(path), 0, 0, (fault,))
     headers = read_headers(where, config, section)
     manifest, faults = headers.manifest, list(headers.faults())
+    if manifest is None and (fault := unfinished(where)) is not None:
+        return Soundness(str(path), 0, 0, (fault,))
     if manifest is None:
         notes: tuple[str, ...] = (_NOT_JUDGED,)
         return Soundness(str(path), 0, 0, gathered(faults), notes, format)

@@ -107,7 +107,7 @@ def check_directory(read: Read, length: int, payload: Payload, crc: int | None, 
     """
     members = _directory(read, length, where)
     if sum(m.size or 0 for m in members.values()) > length:
-        raise FormatError(f"members of the archive lie on the same bytes - at {where}")
+        raise FormatError(f"members of the archive lie on one another - at {where}")
     own = {m.crc for m in members.values() if m.start == payload.start_bytes and m.size}
     if payload.length_bytes and not own:
         raise FormatError(f"the directory does not lead to the tensor's bytes - at {where}")

@@ -50,10 +50,11 @@ class _Told:
 
 @dataclass(frozen=True)
 class Crew:
-    """This process's rank among those that work together; `apart` where they meet on their own."""
+    """This process's rank among those that work together, and where they meet: in a group, or apart."""
 
     rank: int = 0
     size: int = 1
+    group: Any = None
     apart: Apart | None = None
 
     @contextmanager
@@ -81,7 +82,7 @@ class Crew:
             if self.apart is not None:
                 answers = self.apart.all_gather((told, shared.value))
             else:
-                dist.all_gather_object(answers, (told, shared.value))
+                dist.all_gather_object(answers, (told, shared.value), group=self.group)
         except RuntimeError as error:
             if failure is not None:
                 raise failure from error
