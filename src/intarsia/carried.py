@@ -74,7 +74,7 @@ def _arguments_alone(src: Manifest, wish: Wish) -> Iterator[tuple[str, bytes]]:
     if wish.to not in ("torch_dist", "fsdp_dtensor") or not held:
         return
     with folder_of(src) as folder:
-        found = dict(_each_entry(replace(src, entries=held), folder, MAX_PLAIN_BYTES))
+        found = dict(each_entry(replace(src, entries=held), folder, MAX_PLAIN_BYTES))
     args = arguments_in(found[ARGS]) if ARGS in found else arguments_of(common_in(found))
     kept = Namespace(**{k: v for k, v in plain(args).items() if k not in _COUNTERS})
     if vars(kept) and wish.to == "torch_dist":
@@ -100,7 +100,7 @@ def read_entries(src: Manifest, limit_bytes: int) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     total = 0
     with folder_of(src) as folder:
-        for name, data in _each_entry(src, folder, limit_bytes):
+        for name, data in each_entry(src, folder, limit_bytes):
             if data not in held:
                 held[data] = data
                 total += len(data)
@@ -110,7 +110,7 @@ def read_entries(src: Manifest, limit_bytes: int) -> dict[str, bytes]:
     return found
 
 
-def _each_entry(src: Manifest, folder: Folder, limit_bytes: int) -> Iterator[tuple[str, bytes]]:
+def each_entry(src: Manifest, folder: Folder, limit_bytes: int) -> Iterator[tuple[str, bytes]]:
     if src.format == "hf":
         yield from hf.read_entries(folder).items() if src.entries else ()
         return

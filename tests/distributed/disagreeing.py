@@ -51,7 +51,10 @@ def other_memory() -> None:
 def other_config() -> None:
     config = json.loads((ROOT / "hf" / "config.json").read_text())
     intarsia.convert(
-        ROOT / "hf", ROOT / "config", to="dcp", config=config | {"rope_theta": 10.0 + RANK}
+        ROOT / "hf",
+        ROOT / "config",
+        to="dcp",
+        config=config | {"transformers_version": f"5.{RANK}"},
     )
 
 

@@ -93,15 +93,15 @@ def test_a_disk_that_is_full_at_the_closing_files_is_resumed_from_there(
     src: Path, tmp_path: Path, monkeypatch, file: str
 ) -> None:
     out = tmp_path / "out"
-    honest = Staging.write_small
+    honest = Staging.create
 
-    def full(self: Staging, name: str, data: bytes, **options: object) -> None:
+    def full(self: Staging, name: str, size: int, **options: object) -> None:
         if name == file:
             raise StoreError(f"{self.folder / name}: No space left on device", hint="free some")
-        honest(self, name, data, **options)
+        honest(self, name, size, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Staging, "write_small", full)
+        patch.setattr(Staging, "create", full)
         with pytest.raises(StoreError, match=f"{file}: No space left on device"):
             intarsia.convert(src, out, **OPTIONS)
     assert not out.exists()

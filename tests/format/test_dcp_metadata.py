@@ -122,6 +122,8 @@ def test_torch_reads_what_is_written_here(tmp_path: Path) -> None:
     tensors, objects, at, blobs = {}, {}, 0, b""
     want: dict[str, torch.Tensor] = {}
     for dtype in BY_NAME.values():
+        if dtype.name == "F4":  # two numbers in a byte, which torch does not copy
+            continue
         name = f"t.{dtype.torch}"
         want[name] = torch.tensor([[1, 0], [1, 1]]).to(getattr(torch, dtype.torch))
         chunks = []

@@ -76,7 +76,9 @@ def test_only_floating_elements_change_their_type() -> None:
             cast(np.zeros(2, bits_dtype(other)), other, f32)
 
 
-@pytest.mark.parametrize("dtype", [d for d in BY_NAME.values() if d.name != "C64"], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [d for d in BY_NAME.values() if d.name not in ("C64", "F4")], ids=str
+)
 def test_bits_stand_for_the_numbers_that_torch_reads(dtype: DType) -> None:
     numbers = random_tensor((500,), of(dtype))
     found = as_float64(raw(numbers, dtype), dtype)

@@ -11,7 +11,7 @@ from intarsia.checking.fault import Fault, few
 from intarsia.checking.seen import Seen
 from intarsia.checking.ties import twins_of
 from intarsia.checkpoint import Checkpoint
-from intarsia.errors import IntarsiaError
+from intarsia.errors import CoverageError, FormatError, IntarsiaError
 from intarsia.format.sides import DIGESTS
 from intarsia.format.weight_sets import INDEX
 from intarsia.planning.manifest import Manifest
@@ -46,7 +46,7 @@ def object_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
         if attested is None or not attested.digests.objects:
             return
         wrong = mismatches(attested.digests.objects, objects_of(manifest, budget))
-    except IntarsiaError:
+    except (FormatError, CoverageError):
         return  # told by whoever reads the digests, or the objects
     if wrong:
         names = tuple(each.name for each in wrong)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.carried import groups_of, read_entries
-from intarsia.errors import IntarsiaError
+from intarsia.errors import FormatError, IntarsiaError, UsageError
 from intarsia.format.megatron_common import COMMON_OBJECT, DROPPED, arguments_of, plain
 from intarsia.format.megatron_fsdp_entries import COUNTERS, SCHEDULER
 from intarsia.format.parameter_groups import ROOT
@@ -71,7 +71,7 @@ def _objects(a: Manifest, b: Manifest, budget: Budget) -> Iterator[Beside]:
     for side, manifest in (("A", a), ("B", b)):
         try:
             held.append(read_entries(manifest, budget.memory_bytes // 4))
-        except (IntarsiaError, *BROKEN_ZIP) as error:
+        except (FormatError, UsageError, *BROKEN_ZIP) as error:
             text = f"{side}: {str(error).partition(chr(10))[0]}"
             yield Beside("objects", manifest.path, NOT_COMPARED, text)
             return
@@ -164,7 +164,7 @@ def _settings(
     for manifest, entries in ((a, left), (b, right)):
         try:
             told.append(groups_of(manifest, entries))
-        except (IntarsiaError, *BROKEN_ZIP):
+        except (FormatError, UsageError, *BROKEN_ZIP):
             told.append(None)
     one, other = (
         {

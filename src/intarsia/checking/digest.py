@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from intarsia.carried import read_entries
+from intarsia.carried import each_entry
 from intarsia.checking.digest_steps import steps_over
 from intarsia.checking.ties import twins_of
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FormatError
 from intarsia.format.sides import DIGESTS
 from intarsia.format.strict_json import parse_json
+from intarsia.formats import folder_of
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.proof import Proven
 from intarsia.planning.window import windows
@@ -62,8 +63,11 @@ class Digests:
 
 def objects_of(manifest: Manifest, budget: Budget) -> dict[str, str]:
     """The digest of each object beside the tensors, as its bytes are."""
-    found = read_entries(manifest, budget.memory_bytes // 2)
-    return {name: f"{SECURE}:{hashlib.sha256(data).hexdigest()}" for name, data in found.items()}
+    with folder_of(manifest) as folder:
+        return {
+            name: f"{SECURE}:{hashlib.sha256(data).hexdigest()}"
+            for name, data in each_entry(manifest, folder, budget.memory_bytes)
+        }
 
 
 def digest_of(x: Logical, total: Sum) -> str:

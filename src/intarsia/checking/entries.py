@@ -11,7 +11,7 @@ from zipfile import ZipFile
 from zlib import crc32
 
 from intarsia.checking.fault import Fault
-from intarsia.errors import IntarsiaError
+from intarsia.errors import FormatError, IntarsiaError
 from intarsia.format.megatron_common import COMMON_OBJECT
 from intarsia.format.megatron_frame import COMMON_FILE
 from intarsia.format.torch_zip import BROKEN_ZIP, read_object
@@ -60,7 +60,7 @@ def misplaced_iteration(manifest: Manifest) -> Iterator[Fault]:
     for where, data in _common_states(manifest):
         try:
             state = read_object(data, where)
-        except IntarsiaError:
+        except FormatError:
             continue  # told as a damaged entry
         state = state[0] if isinstance(state, list) and len(state) == 1 else state
         counted = state.get("iteration") if isinstance(state, dict) else None

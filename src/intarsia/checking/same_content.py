@@ -15,7 +15,7 @@ import numpy as np
 from intarsia.checking.naming import Unit
 from intarsia.checking.portrait import Portrait, Run
 from intarsia.checkpoint import Checkpoint
-from intarsia.errors import IntarsiaError
+from intarsia.errors import CoverageError, FormatError
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Manifest, Stored
 from intarsia.planning.window import windows
@@ -80,7 +80,7 @@ class Content:
                 if not np.array_equal(x, y):
                     return False
                 told = told if told >= _TELLS_BITS else told + information(x)
-        except IntarsiaError:
+        except (FormatError, CoverageError):
             return False  # what cannot be read is told elsewhere
         return told >= _TELLS_BITS
 

@@ -13,7 +13,7 @@ from intarsia.checking.entries import wrong_in
 from intarsia.checking.fault import Fault
 from intarsia.checking.headers import is_there
 from intarsia.checkpoint import Checkpoint
-from intarsia.errors import IntarsiaError
+from intarsia.errors import CoverageError, FormatError, IntarsiaError
 from intarsia.format.dcp import open_metadata, sealed
 from intarsia.format.torch_zip import BROKEN_ZIP
 from intarsia.formats import folder_of
@@ -37,7 +37,7 @@ def unmapped_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
     with folder_of(manifest) as folder:
         try:
             metadata, _ = open_metadata(folder, kept.append)
-        except IntarsiaError:
+        except FormatError:
             return  # told by whoever read the headers
         mapped = {(c.file, c.start_bytes) for s in manifest.stored.values() for c in s.chunks}
         mapped |= {(e.file, e.start_bytes) for e in manifest.entries.values()}
@@ -94,7 +94,7 @@ def copies_that_differ(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
         for copy in manifest.copies:
             try:
                 count = sum(_unequal(checkpoint, copy, c, budget) for c in copy.chunks)
-            except IntarsiaError:
+            except (FormatError, CoverageError):
                 continue  # told elsewhere
             if count:
                 files = sorted({c.file for c in copy.chunks})

@@ -28,6 +28,7 @@ from intarsia.planning.manifest import Logical, Stored
 from intarsia.quantised import Quantised, find_quantised
 
 STEP = "step"
+SIDE_FOLDER = "optimizer/"
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight", "shared_head.head.weight")
 
 
@@ -105,6 +106,8 @@ def _mistakable(
         ours, key = OURS.match(s.name), s.key or s.name
         if ours is None or not sections.names or is_numbered_name(s.name):
             continue
+        if all(file.startswith(SIDE_FOLDER) for file in _files(s)):
+            continue  # training state by its place
         root = sections.state.get(key)
         odd = ours["kind"] not in ("state", "param_groups") and ours["param"] not in params
         if root is None or (odd and OURS.match(key) and not state_in(key, root)):
