@@ -317,7 +317,11 @@ def _once_in_place(claim: Claim, text: str, a: Arrays, b: Arrays) -> Claim:
         like = [n for n in a if n in b and a[n].shape == x.shape]
         if any(claim(name, a[n], y) or claim(name, x, b[n]) for n in like):
             return True
-        if _from_anywhere(text, a, y) or _from_anywhere(text.replace("A is B", "B is A"), b, x):
+        back = re.sub("A is B", "B is A", text)
+        if _from_anywhere(text, [*a.values()], [y]) or _from_anywhere(back, [*b.values()], [x]):
+            return True
+        # The other side may be the one that is put in place.
+        if _from_anywhere(text, [x], [*b.values()]) or _from_anywhere(back, [y], [*a.values()]):
             return True
         u, v = np.sort(x.reshape(-1)), np.sort(y.reshape(-1))
         return claim(name, u, v) or claim(name, u, v[::-1].copy())
@@ -325,9 +329,9 @@ def _once_in_place(claim: Claim, text: str, a: Arrays, b: Arrays) -> Claim:
     return holds
 
 
-def _from_anywhere(text: str, side: Arrays, y: Array) -> bool:
-    """Whether elements are those of tensors of the other side, rounded or multiplied."""
-    pool = np.unique(np.concatenate([x.reshape(-1) for x in side.values()])).astype(np.float64)
+def _from_anywhere(text: str, side: list[Array], other: list[Array]) -> bool:
+    """Whether the elements of the smaller side, one being changed as the sentence says, are the other's."""
+    pool = np.unique(np.concatenate([x.reshape(-1) for x in side])).astype(np.float64)
     if found := re.match(r"B is A times (-?[\d.e+-]+)", text):
         pool = np.sort(pool * float(found[1]))
     elif found := re.match(r"B is A (plus|minus) ([\d.e+-]+)", text):
@@ -338,10 +342,11 @@ def _from_anywhere(text: str, side: Arrays, y: Array) -> bool:
         pool = np.unique(_round(pool.astype(np.float32), found[1])).astype(np.float64)
     else:
         return False
-    flat = y.reshape(-1).astype(np.float64)
-    at = np.clip(np.searchsorted(pool, flat), 1, len(pool) - 1)
-    gap = np.minimum(np.abs(pool[at] - flat), np.abs(pool[at - 1] - flat))
-    return bool(np.mean(gap <= 1e-6 * (1 + np.abs(flat))) >= 0.99)
+    flat = np.unique(np.concatenate([y.reshape(-1) for y in other])).astype(np.float64)
+    few, many = (flat, pool) if len(other) == 1 else (pool, flat)
+    at = np.clip(np.searchsorted(many, few), 1, len(many) - 1)
+    gap = np.minimum(np.abs(many[at] - few), np.abs(many[at - 1] - few))
+    return bool(np.mean(gap <= 1e-6 * (1 + np.abs(few))) >= 0.99)
 
 
 def _factors(found: re.Match[str]) -> Claim:
