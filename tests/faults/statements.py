@@ -116,7 +116,8 @@ def _one_fault(text: str, tensors: tuple[str, ...], a: Arrays, b: Arrays) -> Ite
     claim = _of_many(text, tensors, a, b)
     if claim is None:
         several = re.findall(r"(?:^|; )([^;]+?) \(in \d+\)", text)
-        sentence = re.split(r", the same in |: explains ", text)[0]
+        sentence = re.split(r", the same in |, and changed besides|: explains ", text)[0]
+        sentence += ", changed besides" if "changed besides" in text else ""
         parts = several or [sentence]
         claims = [c for part in parts if (c := claim_of(part, a, b)) is not None]
         if len(claims) < len(parts):
@@ -316,10 +317,36 @@ def _once_in_place(claim: Claim, text: str, a: Arrays, b: Arrays) -> Claim:
         like = [n for n in a if n in b and a[n].shape == x.shape]
         if any(claim(name, a[n], y) or claim(name, x, b[n]) for n in like):
             return True
+        back = re.sub("A is B", "B is A", text)
+        if _from_anywhere(text, [*a.values()], [y]) or _from_anywhere(back, [*b.values()], [x]):
+            return True
+        # The other side may be the one that is put in place.
+        if _from_anywhere(text, [x], [*b.values()]) or _from_anywhere(back, [y], [*a.values()]):
+            return True
         u, v = np.sort(x.reshape(-1)), np.sort(y.reshape(-1))
         return claim(name, u, v) or claim(name, u, v[::-1].copy())
 
     return holds
+
+
+def _from_anywhere(text: str, side: list[Array], other: list[Array]) -> bool:
+    """Whether the elements of the smaller side, one being changed as the sentence says, are the other's."""
+    pool = np.unique(np.concatenate([x.reshape(-1) for x in side])).astype(np.float64)
+    if found := re.match(r"B is A times (-?[\d.e+-]+)", text):
+        pool = np.sort(pool * float(found[1]))
+    elif found := re.match(r"B is A (plus|minus) ([\d.e+-]+)", text):
+        pool = pool + float(found[2]) * (1 if found[1] == "plus" else -1)
+    elif text.startswith("signs flipped"):
+        pool = -pool[::-1]
+    elif found := re.match(r"B is A rounded to (\w+)", text):
+        pool = np.unique(_round(pool.astype(np.float32), found[1])).astype(np.float64)
+    else:
+        return False
+    flat = np.unique(np.concatenate([y.reshape(-1) for y in other])).astype(np.float64)
+    few, many = (flat, pool) if len(other) == 1 else (pool, flat)
+    at = np.clip(np.searchsorted(many, few), 1, len(many) - 1)
+    gap = np.minimum(np.abs(many[at] - few), np.abs(many[at - 1] - few))
+    return bool(np.mean(gap <= 1e-6 * (1 + np.abs(few))) >= 0.99)
 
 
 def _factors(found: re.Match[str]) -> Claim:
@@ -490,6 +517,11 @@ def _same_values(found: re.Match[str]) -> Claim:
     return holds
 
 
+def _is_changed(text: str) -> bool:
+    """Whether a sentence says that the numbers changed too: then the order is told by their signs."""
+    return "changed besides" in text or re.search(r", and (A|B) is|, and signs", text) is not None
+
+
 def _order(
     predict: Callable[[re.Match[str], Array], Array | None],
 ) -> Callable[[re.Match[str]], Claim]:
@@ -502,6 +534,8 @@ def _order(
                 if moved is None:
                     return True  # too long to be written out
                 unequal = _unequal(x, y)
+                if _is_changed(found.string) and moved.shape == other.shape and _near(moved, other):
+                    return True
                 if (
                     moved.shape == other.shape
                     and np.mean((_bits(moved) == _bits(other))[unequal]) >= 0.49
@@ -571,6 +605,7 @@ def _padding(found: re.Match[str]) -> Claim:
 
 NOUN = r"(?P<noun>rows|columns|indices of axis \d+)"
 FORMS: list[tuple[str, Callable[[re.Match[str]], Claim]]] = [
+    (r"the rest is unexplained", lambda found: lambda name, x, y: True),
     (r"block \d+ of \d+ on axis \d+( and block \d+ of \d+ on axis \d+)* (of|differs)", _block),
     (r"(flat block|the flat range of elements) ", _flat),
     (r"the part in \S+", _unexplained),
@@ -633,7 +668,7 @@ FORMS: list[tuple[str, Callable[[re.Match[str]], Claim]]] = [
     (r"of \d+ blocks of (?P<size>\d+) on axis (?P<axis>\d+), block", _order(_duplicate_block)),
     (r"transposed, then read", _order(lambda f, x: x.T.reshape(x.shape))),
     (r"transposed", _order(lambda f, x: x.T)),
-    (r"read with the shape of A's transpose", _order(lambda f, x: x.reshape(x.shape[::-1]).T)),
+    (r"read with the shape of [AB]'s transpose", _order(lambda f, x: x.reshape(x.shape[::-1]).T)),
     (r"\d+ blocks of \d+ \S+ strided", _same_values),
     (
         r"(gate and up|query, key and value|rotary halves|rows of|components|\w+(, \w+)+ interleaved)",

@@ -80,6 +80,10 @@ def _fault(kind: str, group: list[Finding], names: list[str]) -> Fault:
     if len(group) > 1:
         alike = ", the same" if len(texts) == 1 else ";"
         text += f"{alike} in {len(group)} tensors{_layers(tensors, names)}"
+    if twice := sum(f.second is not None for f in group):
+        text += (
+            f"; {twice:,} of them changed besides" if len(group) > 1 else ", and changed besides"
+        )
     files = sorted({file for f in group for file in f.files})
     if files and not any(file in text for file in files):
         text += f"; all of it in {', '.join(files)}"
