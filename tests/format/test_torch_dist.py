@@ -16,11 +16,21 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
+import intarsia
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import FamilyError, FormatError
 from intarsia.family import table_for
 from intarsia.format.torch_dist import TorchDist
-from tests.checkpoints import ROOT, assert_same, normal_tensor, read_dcp, write_dcp, write_hf
+from tests.checkpoints import (
+    ROOT,
+    assert_same,
+    llama_config,
+    model,
+    normal_tensor,
+    read_dcp,
+    write_dcp,
+    write_hf,
+)
 from tests.family.configs import CASES
 from tests.parity.megatron_writing import read, write_torch_dist
 
@@ -412,3 +422,16 @@ def test_resharding_keeps_groups_and_steps(tmp_path: Path) -> None:
     assert [group["step"] for group in groups] == [3.0, 3.0]
     assert state["content_metadata"]["distrib_optim_sharding_type"] == "fully_reshardable"
     assert (tmp_path / "td" / "latest_checkpointed_iteration.txt").read_text() == "10"
+
+
+def test_objects_without_a_place_are_named(tmp_path: Path) -> None:
+    """The generators of ranks belong to a mesh, and the position of a loader has no home in Megatron."""
+    weights = {"model": dict(model(llama_config()))}
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(llama_config()))
+    dcp.save(weights | {"loader": {"position": 7}}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    report = intarsia.convert(
+        tmp_path / "dcp", tmp_path / "out", to="torch_dist", config=str(config)
+    )
+    (note,) = [note for note in report.notes if "have no place in torch_dist" in note]
+    assert "loader.position" in note

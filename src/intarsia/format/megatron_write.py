@@ -94,7 +94,25 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         folder + BACKEND: backend_file(),
         TRACKER: str(iteration).encode(),
     }
-    return Arrangement(files.sizes, slots, files.fixed, closing, tuple(_remarks(state, options)))
+    remarks = (*_remarks(state, options), *_left_behind(state, held, options))
+    return Arrangement(files.sizes, slots, files.fixed, closing, remarks)
+
+
+def _left_behind(
+    state: Mapping[str, Any], held: Mapping[str, bytes], options: WriteOptions
+) -> Iterator[str]:
+    """Objects of the source that this format, or this mesh, has no place for."""
+    told = {"optimizer", COMMON_OBJECT.partition("/")[0], *state}
+    left = [
+        name
+        for name in options.entries
+        if name not in held
+        and re.split(r"[./]", name)[0] not in told
+        and "_extra_state" not in name
+    ]
+    if left:
+        shown = ", ".join(left[:4]) + (", …" if len(left) > 4 else "")
+        yield f"{len(left)} objects have no place in torch_dist on this mesh and are not carried: {shown}"
 
 
 def _remarks(state: Mapping[str, Any], options: WriteOptions) -> Iterator[str]:
