@@ -22,17 +22,15 @@ from intarsia.format.base import Arrangement, Located, WriteOptions, refuse_sect
 from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.dcp import open_metadata
 from intarsia.format.dcp_metadata import MAX_METADATA_BYTES, METADATA, Metadata
-from intarsia.format.megatron_arguments import check_arguments
 from intarsia.format.megatron_common import looks_like_megatron, the_one
-from intarsia.format.megatron_config import MadeConfig, config_from_arguments
-from intarsia.format.megatron_frame import home_of, tracked_folder
+from intarsia.format.megatron_frame import tracked_folder
 from intarsia.format.megatron_fsdp_entries import arguments, entries_of, is_entry
 from intarsia.format.megatron_fsdp_keys import TensorParallel, is_numbered, section_of
 from intarsia.format.megatron_fsdp_names import as_torch_dist, name_tensors
 from intarsia.format.megatron_fsdp_write import arrange, fsdp_dtensor_rows, spell
+from intarsia.format.megatron_settled_config import settle_config
 from intarsia.format.numbered_state import NumberedState, group_lists, parameters_by_number
 from intarsia.format.optimizer_names import not_told
-from intarsia.format.stored_config import choose_config
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.store.local import Folder
@@ -71,19 +69,8 @@ class FsdpDtensor:
             with going_on(complain):
                 args = arguments(folder, metadata)
             numbers, unclear = _numbers(folder, metadata)
-        notes: list[str] = []
-        home = home_of(root)
-        with going_on(complain, "config.json"):
-            config = choose_config(config, home)
-        alike = as_torch_dist(metadata)
-        made = config_from_arguments(args, alike) if config is None else MadeConfig(None)
-        if config is None:
-            config = made.config
-            notes += made.notes
-        elif table_for(config) is not None:
-            with going_on(complain):
-                shapes = {name: t.shape for name, t in alike.tensors.items()}
-                notes += check_arguments(args, config, shapes, str(root))
+        settled = settle_config(config, args, as_torch_dist(metadata), root, complain)
+        config, notes = settled.config, [*settled.notes]
         centered = args.get("layernorm_zero_centered_gamma")
         table = table_for(config, zero_centered=centered if isinstance(centered, bool) else None)
         tensors = [r for r in metadata.tensors.values() if not is_entry(r.name)]
@@ -100,8 +87,8 @@ class FsdpDtensor:
             files=sizes,
             family=table.family if table else None,
             config=config,
-            config_made=made.config is not None,
-            config_unsaid=made.unsaid,
+            config_made=settled.made,
+            config_unsaid=settled.unsaid,
             entries=entries_of(metadata),
             absent=found.absent,
             problems=tuple(found.problems),

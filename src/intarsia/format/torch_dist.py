@@ -12,13 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from intarsia.family import Param, Table, table_for
+from intarsia.family import Param, Table
 from intarsia.format import dcp
 from intarsia.format.base import Arrangement, Located, WriteOptions, refuse_section
 from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.dcp import open_metadata
 from intarsia.format.dcp_metadata import Metadata
-from intarsia.format.megatron_arguments import check_arguments
 from intarsia.format.megatron_common import (
     BACKEND,
     COMMON_OBJECT,
@@ -30,8 +29,7 @@ from intarsia.format.megatron_common import (
     read_common,
     read_run_config,
 )
-from intarsia.format.megatron_config import MadeConfig, config_from_arguments
-from intarsia.format.megatron_frame import COMMON_FILE, home_of
+from intarsia.format.megatron_frame import COMMON_FILE
 from intarsia.format.megatron_groups import (
     SHARED,
     STEPS,
@@ -44,8 +42,8 @@ from intarsia.format.megatron_keys import Key, torch_dist_rows
 from intarsia.format.megatron_optimizer import (
     stored_key,
 )
+from intarsia.format.megatron_settled_config import settle_config
 from intarsia.format.megatron_write import arrange
-from intarsia.format.stored_config import choose_config
 from intarsia.format.torch_dist_names import name_tensors
 from intarsia.format.torch_frame import write_object
 from intarsia.mesh import Box, Mesh
@@ -88,18 +86,8 @@ class TorchDist:
                     for name, e in entries.items()
                     if SHARED.match(name)
                 }
-        home = home_of(root)
-        notes: list[str] = []
-        with going_on(complain, "config.json"):
-            config = choose_config(config, home)
-        made = config_from_arguments(args, metadata) if config is None else MadeConfig(None)
-        if config is None:
-            config = made.config
-            notes += made.notes
-        elif table_for(config) is not None:
-            with going_on(complain):
-                shapes = {name: t.shape for name, t in metadata.tensors.items()}
-                notes += check_arguments(args, config, shapes, str(root))
+        settled = settle_config(config, args, metadata, root, complain)
+        config, notes = settled.config, [*settled.notes]
         found = name_tensors(metadata, config, args, str(root), complain)
         groups: list[dict[str, Any]] = []
         steps: dict[str, Stored] = {}
@@ -127,8 +115,8 @@ class TorchDist:
             files=sizes,
             family=found.family,
             config=config,
-            config_made=made.config is not None,
-            config_unsaid=made.unsaid,
+            config_made=settled.made,
+            config_unsaid=settled.unsaid,
             entries=entries,
             told={STEPS: told} if told else {},
             absent=found.absent,
