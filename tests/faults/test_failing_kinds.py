@@ -113,6 +113,19 @@ def test_a_checkpoint_that_is_replaced_on_a_failing_disk_is_there_or_the_new_one
     assert sum(replaced(place, at, errno.EIO) for at in range(count - 30, count + 10, 6))
 
 
+def test_every_look_at_the_folder_that_is_written_may_fail(place: Place) -> None:
+    folder = str(place.out.with_name(".out.intarsia-partial"))
+    looks = run(place, Trouble(under=folder, calls="i")).calls
+    assert looks
+    for at in range(1, looks + 1):
+        place.clear()
+        ended = run(place, Trouble(under=folder, calls="i", at=at, errno=errno.EIO))
+        if ended.status:
+            assert_clear(ended, errno.EIO, place.root)
+        else:
+            assert not ended.failed or "could not be removed" in ended.out, ended
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.ESTALE, errno.EINTR])
 def test_every_call_of_a_replacement_may_fail(place: Place, number: int) -> None:

@@ -148,7 +148,7 @@ class Staging:
         """See the folder that the owner made, as soon as the file system shows it to this process."""
         deadline = time.monotonic() + AWAIT_SECONDS
         self.number = number
-        while not exists(self.folder) or os.stat(self.folder).st_ino != number:
+        while not exists(self.folder) or self.folder_number != number:
             if time.monotonic() > deadline:
                 raise StoreError(
                     f"this rank does not see {self.folder}, which rank 0 has made",
