@@ -40,7 +40,7 @@ from intarsia.format.safetensors_metadata import as_file, kept_metadata
 from intarsia.format.sections import Sections, explained
 from intarsia.format.sides import HEADERS
 from intarsia.format.stored_config import choose_config
-from intarsia.format.torch_zip import check_directory, read_crc, read_payload
+from intarsia.format.torch_zip import check_directory, keeping_ends, read_crc, read_payload
 from intarsia.format.wrappers import bare, unwrapped
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box, Mesh, Shape
@@ -364,9 +364,10 @@ def sealed(folder: Folder, chunk: Chunk) -> tuple[int, int, int | None]:
     """
     where = f"{folder.root / chunk.file} byte {chunk.start_bytes:,}"
 
-    def read(start_bytes: int, length_bytes: int) -> bytes:
+    def read_there(start_bytes: int, length_bytes: int) -> bytes:
         return folder.read(chunk.file, chunk.start_bytes + start_bytes, length_bytes)
 
+    read = keeping_ends(read_there, chunk.length_bytes)
     payload = read_payload(read, chunk.length_bytes, where)
     crc = read_crc(read, chunk.length_bytes, payload, where)
     check_directory(read, chunk.length_bytes, payload, crc, where)

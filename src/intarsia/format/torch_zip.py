@@ -25,6 +25,7 @@ from intarsia.format.unpickle import load_inert
 Read = Callable[[int, int], bytes]
 
 _HEAD_BYTES = 1024
+_TAIL_BYTES = 2048
 _MEMBER_BYTES = 16 << 20
 """The most that is read of an archive at once to find a tensor: its pickle, or its directory."""
 _REPEATED_BYTES = 64 << 10
@@ -60,6 +61,26 @@ class _Member(NamedTuple):
     start: int
     size: int | None
     crc: int
+
+
+def keeping_ends(read: Read, length: int) -> Read:
+    """Reads of a blob whose first and last bytes, where an archive tells of itself, are read once."""
+    head_bytes = min(length, _HEAD_BYTES)
+    tail_at = max(head_bytes, length - _TAIL_BYTES)
+    ends: dict[int, bytes] = {}
+
+    def near(at: int, size: int) -> bytes:
+        if at >= 0 and at + size <= head_bytes:
+            first, last = 0, head_bytes
+        elif at >= tail_at and at + size <= length:
+            first, last = tail_at, length
+        else:
+            return read(at, size)
+        if first not in ends:
+            ends[first] = read(first, last - first)
+        return ends[first][at - first : at - first + size]
+
+    return near
 
 
 def read_payload(read: Read, length: int, where: str) -> Payload:

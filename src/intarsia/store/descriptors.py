@@ -7,8 +7,8 @@ import os
 import resource
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 _ALL: weakref.WeakSet[Descriptors] = weakref.WeakSet()
@@ -46,9 +46,12 @@ class Descriptors:
         weakref.finalize(self, _close_all, self._held)
         _ALL.add(self)
 
-    @contextmanager
-    def use(self, name: str) -> Iterator[int]:
+    def use(self, name: str) -> Use:
         """The descriptor of a file, which stays open inside."""
+        return Use(self, name)
+
+    def take(self, name: str) -> _Held:
+        """Open a file, or find it open, and count one user more."""
         with self._lock:
             held = self._held.pop(name, None)
             if held is None:
@@ -57,11 +60,12 @@ class Descriptors:
                 held = _Held(self._opened(name))
             self._held[name] = held  # the last of all: the one used last
             held.users += 1
-        try:
-            yield held.fd
-        finally:
-            with self._lock:
-                held.users -= 1
+        return held
+
+    def leave(self, held: _Held) -> None:
+        """Count one user less."""
+        with self._lock:
+            held.users -= 1
 
     def names(self) -> list[str]:
         """The files that are open."""
@@ -107,6 +111,22 @@ class Descriptors:
             return False
         self._closing(idle, self._held.pop(idle).fd)
         return True
+
+
+class Use:
+    """A guard inside which a file stays open; small tensors are read by the hundred thousand."""
+
+    __slots__ = ("_files", "_held", "_name")
+
+    def __init__(self, files: Descriptors, name: str) -> None:
+        self._files, self._name = files, name
+
+    def __enter__(self) -> int:
+        self._held = self._files.take(self._name)
+        return self._held.fd
+
+    def __exit__(self, *_: object) -> None:
+        self._files.leave(self._held)
 
 
 def _close_all(held: dict[str, _Held]) -> None:

@@ -6,14 +6,14 @@ import os
 import stat
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from intarsia.errors import ChangedError, FormatError, IntarsiaError, UnsafeError
 from intarsia.quantity import human
-from intarsia.store.descriptors import Descriptors
+from intarsia.store.descriptors import Descriptors, Use
 from intarsia.store.looking import is_file
 from intarsia.store.naming import unreadable
 from intarsia.store.stamp import Stamp, changed, note_stamp
@@ -28,6 +28,7 @@ AHEAD_BYTES = 8 << 20
 MAX_SMALL_BYTES = 256 << 20
 """The largest file that is read as a whole, where its reader states no other."""
 
+_SMALL_BYTES = 1 << 20
 
 ROOT = "."
 """The name of the folder itself among its open files."""
@@ -82,7 +83,7 @@ class Folder:
 
     def read(self, file: str, start_bytes: int, length_bytes: int) -> bytes:
         """Exactly these bytes of a file."""
-        if file not in self._told:
+        if length_bytes > _SMALL_BYTES and file not in self._told:
             with self._use(file):  # what cannot be opened is not worth the memory
                 pass
         buffer = bytearray(length_bytes)
@@ -114,7 +115,7 @@ class Folder:
             at = 0
             while at < len(view):
                 try:
-                    count = os.preadv(fd, [view[at:]], start_bytes + at)
+                    count = os.preadv(fd, [view[at:]] if at else [view], start_bytes + at)
                 except OSError as error:
                     raise unreadable(self.root / file, error) from error
                 if count == 0:
@@ -150,18 +151,9 @@ class Folder:
             with self._use(file) as fd, suppress(OSError):  # advice that is not taken
                 os.posix_fadvise(fd, start_bytes, ahead_bytes, os.POSIX_FADV_WILLNEED)
 
-    @contextmanager
-    def _use(self, file: str) -> Iterator[int]:
+    def _use(self, file: str) -> _Reading:
         """The descriptor of a file, checked to be the one that it was."""
-        try:
-            use = self._files.use(file)
-            fd = use.__enter__()
-        except OSError as error:
-            raise self._gone(file, error) from error
-        try:
-            yield fd
-        finally:
-            use.__exit__(None, None, None)
+        return _Reading(self, file)
 
     def _gone(self, file: str, error: OSError) -> IntarsiaError:
         """What it means that a file cannot be opened: that it is gone since then, or was never there."""
@@ -192,6 +184,22 @@ class Folder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Reading(Use):
+    """A guard inside which a file of a folder stays open."""
+
+    __slots__ = ("_folder",)
+
+    def __init__(self, folder: Folder, file: str) -> None:
+        super().__init__(folder._files, file)
+        self._folder = folder
+
+    def __enter__(self) -> int:
+        try:
+            return super().__enter__()
+        except OSError as error:
+            raise self._folder._gone(self._name, error) from error
 
 
 class _Opening:
