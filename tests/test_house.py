@@ -171,3 +171,41 @@ def test_what_is_there_is_asked_of_the_one_file_that_tells_a_no_from_an_error() 
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 where = f"{path.relative_to(SOURCE)}:{node.lineno}"
                 assert node.func.attr not in ASKING, f"{where} asks Path, not store/looking.py"
+
+
+ACTING = {
+    "chmod", "lstat", "mkdir", "mkstemp", "open", "read_bytes", "read_text", "resolve", "rmdir",
+    "rmtree", "samefile", "stat", "symlink_to", "touch", "unlink", "write_bytes", "write_text",
+}  # fmt: skip
+"""Methods of `Path`, and functions of `os` and `shutil`, that raise an `OSError` of the disk's."""
+
+
+def unguarded(node: ast.AST, guarded: bool = False) -> Iterator[ast.Call]:
+    """Calls to the file system that neither `naming` nor an `except OSError` stands around."""
+    if isinstance(node, ast.Call):
+        base, _, name = ast.unparse(node.func).rpartition(".")
+        ours = base == "api" or (not base and name != "open")  # functions of the same name
+        if name in ACTING and not ours and not guarded:
+            yield node
+    inside = guarded
+    if isinstance(node, ast.With):
+        held = [ast.unparse(item.context_expr) for item in node.items]
+        inside = guarded or any(h.startswith("naming(") or "suppress(OSError" in h for h in held)
+    if isinstance(node, ast.Try):
+        caught = " ".join(ast.unparse(h.type) if h.type else "OSError" for h in node.handlers)
+        inside = guarded or "OSError" in caught
+    for name, value in ast.iter_fields(node):
+        held_by = inside if name in ("body", "items") else guarded
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from unguarded(child, held_by)
+
+
+def test_no_call_to_the_disk_can_raise_an_error_that_names_no_file() -> None:
+    """Beside the store, whose callers name the file, and what is read out of the package itself."""
+    for path in files():
+        if part_of(path) in ("store", "demo_model", "api") or path.name in ("page.py", "output.py"):
+            continue
+        tree = ast.parse(path.read_text(), str(path))
+        wrong = [f"{node.lineno}: {ast.unparse(node)}" for node in unguarded(tree)]
+        assert not wrong, f"{path.relative_to(SOURCE)} {wrong}"

@@ -35,6 +35,7 @@ from intarsia.run.source import Source
 from intarsia.run.tally import Sums, Tally
 from intarsia.store.destination import readers_of
 from intarsia.store.looking import given, real
+from intarsia.store.naming import naming
 from intarsia.store.staging import Staging
 
 
@@ -218,8 +219,10 @@ def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any
         if side.name != "config.json" or job.wish.dtype is None:
             staging.copy_in(side.name, Path(side.path))
         else:
-            text = Path(side.path).read_text()
-            staging.write_small(side.name, with_dtype(text, job.wish.dtype).encode())
+            with naming(Path(side.path)):
+                text = Path(side.path).read_bytes().decode(errors="surrogateescape")
+            text = with_dtype(text, job.wish.dtype)
+            staging.write_small(side.name, text.encode(errors="surrogateescape"))
     if job.config is not None and not any(s.name == "config.json" for s in job.src.sides):
         text = json.dumps(job.config, indent=2) + "\n"
         if job.wish.dtype is not None:

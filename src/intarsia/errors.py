@@ -137,6 +137,6 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StoppedError(IntarsiaError):
-    """The user stopped the run."""
+    """A signal stopped the run, Ctrl-C or another; the exit status is 128 and its number."""
 
     exit_status = 130

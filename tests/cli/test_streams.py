@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import intarsia
+from intarsia import resuming
 from tests.checkpoints import environment, llama_config, model, write_hf
 from tests.checkpoints import intarsia as cli
 
@@ -113,3 +116,60 @@ def test_too_little_memory_is_said(src: Path, monkeypatch) -> None:
     answer = cli("verify", src)
     assert answer.status == 2
     assert answer.err.startswith("intarsia: not enough memory\n  hint: ")
+
+
+@pytest.mark.parametrize(
+    ("number", "word"), [(signal.SIGTERM, "terminated"), (signal.SIGHUP, "hung up")]
+)
+def test_a_signal_that_ends_a_command_is_said_and_is_its_status(
+    src: Path, tmp_path: Path, monkeypatch, number: signal.Signals, word: str
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+
+    out = tmp_path / "out"
+    monkeypatch.setattr("intarsia.api.verify", stopped)
+    assert cli("verify", src) == (128 + number, "", f"intarsia: {word}\n")
+    monkeypatch.setattr("intarsia.conversion._attest", stopped)
+    answer = cli("convert", src, out, "--to", "dcp")
+    assert answer.status == 128 + number
+    assert answer.err.startswith(f"intarsia: {word}; nothing was committed\n  hint: ")
+    assert "run again with --resume" in answer.err
+    assert not out.exists()
+    monkeypatch.undo()
+    assert "resumed" in cli("convert", src, out, "--to", "dcp", "--resume").out
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_a_signal_that_comes_when_all_is_done_does_not_hide_that(
+    src: Path, tmp_path: Path, monkeypatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    out = tmp_path / "out"
+    monkeypatch.setattr("intarsia.cli.convert.answer", stopped)
+    answer = cli("convert", src, out, "--to", "dcp")
+    assert answer == (143, "", f"intarsia: terminated; {out} is whole and in its place\n")
+
+
+def test_a_second_signal_waits_until_all_is_in_order(
+    src: Path, tmp_path: Path, monkeypatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    honest = resuming.keep_what_is_proven
+
+    def again(*arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        honest(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("intarsia.conversion._attest", stopped)
+    monkeypatch.setattr("intarsia.conversion.keep_what_is_proven", again)
+    answer = cli("convert", src, tmp_path / "out", "--to", "dcp")
+    assert answer.status == 143
+    assert "run again with --resume" in answer.err

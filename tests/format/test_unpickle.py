@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intarsia.dtypes import BY_TORCH
-from intarsia.errors import FormatError, IntarsiaError, UnsafeError
+from intarsia.errors import FormatError, IntarsiaError, LimitError, UnsafeError
 from intarsia.format.inert import Array, Inert
 from intarsia.format.unpickle import load_inert
 
@@ -233,3 +233,13 @@ def test_a_damaged_pickle_raises_nothing_but_our_errors(seed: bytes, data: st.Da
         broken[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
     with suppress(IntarsiaError):
         repr(load_inert(bytes(broken), "here"))
+
+
+def test_too_little_memory_is_no_fault_of_a_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(data: bytes) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("intarsia.format.unpickle.check_pickle", full)
+    with pytest.raises(LimitError, match="not enough memory to read a pickle") as raised:
+        load_inert(pickle.dumps({"a": 1}), "common.pt")
+    assert not raised.value.is_fault

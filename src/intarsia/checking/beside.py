@@ -18,6 +18,7 @@ from intarsia.format.parameter_groups import ROOT
 from intarsia.format.torch_zip import BROKEN_ZIP, read_object
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
+from intarsia.store.naming import unreadable
 
 EQUAL, DIFFERENT, NOT_COMPARED = "equal", "different", "not compared"
 ONLY = {"A": "only in A", "B": "only in B"}
@@ -223,12 +224,15 @@ def _files(a: Manifest, b: Manifest) -> Iterator[Beside]:
         if name not in one or name not in other:
             yield Beside("file", name, ONLY["A" if name in one else "B"])
             continue
-        try:
-            same = Path(one[name]).read_bytes() == Path(other[name]).read_bytes()
-        except OSError as error:
-            yield Beside("file", name, NOT_COMPARED, error.strerror or "it cannot be read")
-            continue
+        same = _content(Path(one[name])) == _content(Path(other[name]))
         yield Beside("file", name, EQUAL if same else DIFFERENT)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def _value(name: str, data: bytes) -> Any:

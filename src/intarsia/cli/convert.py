@@ -56,37 +56,39 @@ def run(
     from intarsia import api
     from intarsia.conversion import carry_out
     from intarsia.run.crew import crew, note_on_ranks
+    from intarsia.run.stopping import stop_word
 
-    with crew(alone=alone or dry_run) as team:
-        OUTPUT.rank = team.rank
-        with team.together():
-            job = api.job(
-                src,
-                to=to,
-                mesh=mesh,
-                dialect=dialect,
-                megatron_spec=megatron_spec,
-                dtype=dtype,
-                memory=memory,
-                workers=workers,
-                max_shard_size=max_shard_size,
-                optimizer=optimizer,
-                config=config,
-                section=section,
-                digests=digests,
-            )
-        if dry_run:
-            answer(job.plan.as_json(), lambda: say(job.plan))
-            raise typer.Exit(0 if job.plan.proven else 1)
-        try:
+    report = None
+    try:
+        with crew(alone=alone or dry_run) as team:
+            OUTPUT.rank = team.rank
+            with team.together():
+                job = api.job(
+                    src,
+                    to=to,
+                    mesh=mesh,
+                    dialect=dialect,
+                    megatron_spec=megatron_spec,
+                    dtype=dtype,
+                    memory=memory,
+                    workers=workers,
+                    max_shard_size=max_shard_size,
+                    optimizer=optimizer,
+                    config=config,
+                    section=section,
+                    digests=digests,
+                )
+            if dry_run:
+                answer(job.plan.as_json(), lambda: say(job.plan))
+                raise typer.Exit(0 if job.plan.proven else 1)
             with progress("converting") as advance:
                 report = carry_out(
                     job, dst, overwrite=overwrite, resume=resume, progress=advance, team=team
                 )
-        except Interrupted as stop:
-            kept = "; ".join(getattr(stop, "__notes__", ()))
-            if stop.committed:
-                raise StoppedError(f"interrupted; {dst} is whole and in its place") from stop
-            raise StoppedError("interrupted; nothing was committed", hint=kept or None) from stop
-    report = replace(report, notes=(*report.notes, *note_on_ranks(alone=alone)))
-    answer(report.as_json(), lambda: say(report))
+        report = replace(report, notes=(*report.notes, *note_on_ranks(alone=alone)))
+        answer(report.as_json(), lambda: say(report))
+    except KeyboardInterrupt as stop:
+        if report is not None or (isinstance(stop, Interrupted) and stop.committed):
+            raise StoppedError(f"{stop_word()}; {dst} is whole and in its place") from stop
+        kept = "; ".join(getattr(stop, "__notes__", ()))
+        raise StoppedError(f"{stop_word()}; nothing was committed", hint=kept or None) from stop

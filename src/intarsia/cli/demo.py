@@ -11,6 +11,8 @@ import typer
 
 from intarsia.cli.output import answer, table
 from intarsia.quantity import human
+from intarsia.store.looking import given
+from intarsia.store.naming import naming
 
 NAME = "demo"
 
@@ -36,8 +38,10 @@ def run(
         with tempfile.TemporaryDirectory(prefix="intarsia-demo-") as scratch:
             _route(Path(scratch), seed)
     else:
-        Path(folder).mkdir(parents=True)
-        _route(Path(folder), seed)
+        where = given(folder)
+        with naming(where):
+            where.mkdir(parents=True)
+        _route(where, seed)
 
 
 def _route(root: Path, seed: int) -> None:
@@ -45,7 +49,8 @@ def _route(root: Path, seed: int) -> None:
     from intarsia.demo_model import write_model
 
     source = root / "model"
-    write_model(source, seed)
+    with naming(source):
+        write_model(source, seed)
     rows = []
     here = source
     for k, (to, mesh) in enumerate(ROUTE, 1):

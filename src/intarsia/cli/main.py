@@ -16,6 +16,7 @@ from intarsia import __version__
 from intarsia.cli import convert, demo, diff, digest, explain, inspect, plan, verify
 from intarsia.cli.output import OUTPUT, complain, open_streams, to_stdout
 from intarsia.errors import IntarsiaError, LimitError, StoppedError
+from intarsia.run.stopping import stop_status, stop_word, stopping
 
 app = typer.Typer(
     name="intarsia",
@@ -61,28 +62,40 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     OUTPUT.json = "--json" in words[:end]
     OUTPUT.quiet = any(word in ("--quiet", "-q") for word in words[:end])
     kept = [w for w in words[:end] if w not in ("--json", "--quiet", "-q")] + words[end:]
-    status = 2
+    with stopping():
+        try:
+            status = _status_of(kept)
+        except KeyboardInterrupt:
+            status = _failed(StoppedError(stop_word()), stop_status())
+        with to_stdout():
+            pass
+    raise SystemExit(status)
+
+
+def _status_of(words: list[str]) -> int:
+    """Run one command: its exit status, and on stderr why it failed."""
     try:
-        app(kept, standalone_mode=True)
+        app(words, standalone_mode=True)
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else 0
         if status == 130:  # an interrupt, of which Typer says nothing
-            _failed(StoppedError("interrupted"), status)
+            raise KeyboardInterrupt from stop
+        return status
+    except StoppedError as error:
+        return _failed(error, stop_status())
     except IntarsiaError as error:
-        status = _failed(error, error.exit_status)
+        return _failed(error, error.exit_status)
     except MemoryError as error:
         told: IntarsiaError = LimitError(
             "not enough memory", hint="free some, or give less with --memory"
         )
-        status = _failed(told, 2, error)
+        return _failed(told, 2, error)
     except Exception as error:
         told = IntarsiaError(
             f"{type(error).__name__}: {error}", hint="INTARSIA_DEBUG=1 shows where"
         )
-        status = _failed(told, 2, error)
-    with to_stdout():
-        pass
-    raise SystemExit(status)
+        return _failed(told, 2, error)
+    return 2
 
 
 _MOST = 4000

@@ -52,7 +52,7 @@ class Skeleton:
             kind = _model_class(transformers, config, whole)
             with torch.device("meta"), _counted(torch.nn.modules.module):
                 model = kind(whole)
-        except FamilyError:
+        except (FamilyError, MemoryError):
             raise
         except Exception as error:  # whatever a strange configuration makes of a model's code
             raise FamilyError(

@@ -19,9 +19,10 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from intarsia.dtypes import BY_TORCH, DType
-from intarsia.errors import FormatError, UnsafeError
+from intarsia.errors import FormatError, LimitError, StoreError, UnsafeError
 from intarsia.format.inert import Array, Inert, Storage, Tensor, axes_of, brief, inert_class
 from intarsia.format.pickle_scan import MAX_KEYS, check_pickle
+from intarsia.quantity import human
 
 MAX_CLASSES = 10_000
 
@@ -191,7 +192,12 @@ def load_inert(
     try:
         check_pickle(data)
         return unpickler.load()
-    except UnsafeError:
+    except (UnsafeError, StoreError):
         raise
+    except MemoryError as error:
+        raise LimitError(
+            f"not enough memory to read a pickle of {human(len(data))} - at {where}",
+            hint="free some memory",
+        ) from error
     except Exception as error:  # a hostile pickle can raise any of them
         raise FormatError(f"the pickle cannot be read ({error!r}) - at {where}") from error

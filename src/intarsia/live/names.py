@@ -19,6 +19,7 @@ from intarsia.format.wrappers import MODULE, WORDS, bare
 from intarsia.formats import read_manifest, with_rules_of_transformers
 from intarsia.planning.inventory import left_out
 from intarsia.planning.manifest import Manifest
+from intarsia.store.looking import real
 from intarsia.store.stamp import when
 
 
@@ -83,7 +84,7 @@ def named_as_is(path: Any, into: Any, config: Any, section: Any) -> Manifest | N
 
 def facts_of(manifest: Manifest) -> dict[str, str]:
     """What all ranks that load a checkpoint have to find alike: its path, and each file's length and time."""
-    found = {"checkpoint": str(Path(manifest.path).resolve()), "section": str(manifest.section)}
+    found = {"checkpoint": str(real(Path(manifest.path))), "section": str(manifest.section)}
     for file, stamp in sorted(manifest.stamps.items()):
         size, mtime, *_ = stamp
         found[f"file {file}"] = f"{size:,} bytes of {when(mtime)}"

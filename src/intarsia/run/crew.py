@@ -16,6 +16,7 @@ from typing import Any
 
 from intarsia.errors import IntarsiaError, StoreError, UsageError
 from intarsia.run.apart import Apart
+from intarsia.run.stopping import ending_at_once
 
 _VARIABLES = ("WORLD_SIZE", "RANK", "MASTER_ADDR")
 
@@ -79,10 +80,11 @@ class Crew:
         told = None if failure is None else _Told.of(failure)
         answers: list[Any] = [None] * self.size
         try:
-            if self.apart is not None:
-                answers = self.apart.all_gather((told, shared.value))
-            else:
-                dist.all_gather_object(answers, (told, shared.value), group=self.group)
+            with ending_at_once():
+                if self.apart is not None:
+                    answers = self.apart.all_gather((told, shared.value))
+                else:
+                    dist.all_gather_object(answers, (told, shared.value), group=self.group)
         except RuntimeError as error:
             if failure is not None:
                 raise failure from error

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 from intarsia.errors import UsageError
-from intarsia.store.looking import exists
 from intarsia.store.naming import naming, unlockable
 
 
@@ -30,12 +29,18 @@ class Lock:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
             try:
                 self._lock(fd)
-                # Its last owner may have removed it in between.
-                if exists(self.path) and os.path.samestat(os.stat(self.path), os.fstat(fd)):
+                if self._is_mine(fd):
                     self.fd = fd
             finally:
                 if self.fd is None:
                     os.close(fd)
+
+    def _is_mine(self, fd: int) -> bool:
+        """Whether the file still has its name: its last owner may have removed it in between."""
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(fd))
+        except FileNotFoundError:
+            return False
 
     def _lock(self, fd: int) -> None:
         try:
