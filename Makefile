@@ -37,10 +37,10 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal --durations=10 --hypothesis-profile=same
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal --durations=10 -rs --hypothesis-profile=same
 
 test-all: lint
-	$(BIN)/python -m pytest --durations=20 --hypothesis-profile=new
+	$(BIN)/python -m pytest --durations=20 -rs --hypothesis-profile=new
 
 $(VENV)/.bench: $(VENV)/.test
 	$(PIP) --editable ".[bench]"
@@ -51,4 +51,4 @@ bench: $(VENV)/.bench
 		echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis tests/fixtures/unpacked

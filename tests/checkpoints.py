@@ -17,14 +17,14 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from tests import fixtures
+
 ROOT = Path(__file__).resolve().parent.parent
-FIXTURES = ROOT.parent / "shared" / "fixtures" / "hf"
 FAMILIES = (
     "deepseek_v3", "glm4_moe", "gpt_oss", "llama", "mixtral", "qwen3", "qwen3_moe",
     "qwen3_moe_sharded", "qwen3_next",
@@ -44,11 +44,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def fixture(family: str) -> Path:
-    """A checkpoint that Transformers wrote; the test is skipped where it is absent."""
-    path = FIXTURES / family
-    if not path.is_dir():
-        pytest.skip(f"the checkpoint {path} is absent")
-    return path
+    """A checkpoint that Transformers wrote."""
+    return fixtures.fixture("hf", family)
 
 
 def llama_config(**changes: Any) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 import intarsia
 from tests.family.configs import CASES
 from tests.family.models import save
+from tests.fixtures import fixture
 
-MEGATRON = Path(__file__).parents[1] / "../shared/fixtures/megatron"
 ROUTES = {
     "fd_dense_tp2_fsdp2": (
         ("fsdp_dtensor", "fsdp=4"),
@@ -40,9 +40,7 @@ ROUTES = {
 
 @pytest.mark.parametrize("case", ROUTES)
 def test_nothing_of_a_trained_model_is_lost_on_the_way(case: str, tmp_path: Path) -> None:
-    start = MEGATRON / case
-    if not start.is_dir():
-        pytest.skip("the folder of checkpoints written by real frameworks is absent")
+    start = fixture("megatron", case)
     config = start / "hf_truth" / "config.json"
     truth = load_file(start / "hf_truth_optimizer.safetensors")
     here = start

@@ -10,15 +10,9 @@ from safetensors.torch import load_file
 
 import intarsia
 from intarsia.errors import FamilyError, UsageError
+from tests.fixtures import FIXTURES
 
-FIXTURES = Path(__file__).parents[1] / "../shared/fixtures/hf"
-needs_fixtures = pytest.mark.skipif(
-    not FIXTURES.is_dir(), reason="the folder of checkpoints written by real frameworks is absent"
-)
-
-
-def folders() -> list[Path]:
-    return sorted(FIXTURES.iterdir()) if FIXTURES.is_dir() else []
+FOLDERS = sorted((FIXTURES / "hf").iterdir())
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -35,8 +29,7 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
         assert torch.equal(x, b[name]), name
 
 
-@needs_fixtures
-@pytest.mark.parametrize("folder", folders(), ids=lambda p: p.name)
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name)
 def test_the_module_dialect_is_what_from_pretrained_holds(folder: Path, tmp_path: Path) -> None:
     intarsia.convert(folder, tmp_path / "module", to="hf", dialect="hf-module")
     truth = load_file(folder / "module.safetensors")
@@ -46,8 +39,7 @@ def test_the_module_dialect_is_what_from_pretrained_holds(folder: Path, tmp_path
     assert_same(weights(folder), weights(tmp_path / "hub"))
 
 
-@needs_fixtures
-@pytest.mark.parametrize("folder", folders(), ids=lambda p: p.name)
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name)
 def test_a_fused_spelling_on_a_mesh_is_the_same_weights(folder: Path, tmp_path: Path) -> None:
     intarsia.convert(
         folder, tmp_path / "fused", to="dcp", dialect="hf-fused", mesh="tp=2,ep=2,fsdp=3"
@@ -58,7 +50,8 @@ def test_a_fused_spelling_on_a_mesh_is_the_same_weights(folder: Path, tmp_path: 
 
 
 def test_a_type_without_a_table_takes_the_rules_of_transformers(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     config = transformers.Ernie4_5_MoeConfig(
         hidden_size=24,
         intermediate_size=40,

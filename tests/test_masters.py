@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 import intarsia
 from intarsia import CoverageError, PrecisionError
-from tests.checkpoints import fixture as hf_fixture
 from tests.checkpoints import llama_config, model, read_hf
+from tests.fixtures import fixture
 from tests.live.megatron_fsdp_cases import hf_with_optimizer, logical_tensors, to_fsdp
 
 CONFIG = llama_config(num_hidden_layers=1)
@@ -109,9 +109,7 @@ def test_a_main_weight_that_is_lost_is_missed(to: str, tmp_path: Path) -> None:
 
 
 def test_norms_that_were_rounded_around_one_agree_with_their_main_weights(tmp_path: Path) -> None:
-    source = hf_fixture("qwen3_next").parents[1] / "megatron" / "td_gdn_tp2"
-    if not source.is_dir():
-        pytest.skip(f"the checkpoint {source} is absent")
+    source = fixture("megatron", "td_gdn_tp2")
     config = source / "hf_truth" / "config.json"
     intarsia.convert(source, tmp_path / "hf", to="hf", config=config)
     to_fsdp(tmp_path / "hf", tmp_path / "fsdp")

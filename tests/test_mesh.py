@@ -155,7 +155,8 @@ def test_every_rank_has_its_own_place(mesh: Mesh) -> None:
 @some
 @given(st.integers(0, 40), st.integers(1, 9))
 def test_a_share_is_what_torch_chunk_gives(n: int, parts: int) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     chunks = [list(c.tolist()) for c in torch.arange(n).chunk(parts)] if n else []
     chunks += [[]] * (parts - len(chunks))
     found = [share(n, parts, k) for k in range(parts)]

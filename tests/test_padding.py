@@ -11,9 +11,9 @@ import intarsia
 from intarsia import formats
 from intarsia.padding import trained_padding
 from intarsia.run.budget import Budget
-from tests.checkpoints import fixture as hf_fixture
 from tests.checkpoints import intarsia as command
 from tests.checkpoints import llama_config, model, read_dcp, write_dcp, write_hf
+from tests.fixtures import fixture
 
 CONFIG = llama_config(num_hidden_layers=1, vocab_size=40)
 
@@ -57,7 +57,7 @@ def test_padding_of_zeros_is_not_worth_a_word(tmp_path: Path) -> None:
 
 
 def test_megatrons_own_padding_is_counted_by_parameter_and_state(tmp_path: Path) -> None:
-    root = hf_fixture("qwen3").parents[1] / "megatron"
+    root = fixture("megatron")
     for case in sorted(root.glob("td_*")):
         manifest = formats.read_manifest(case, case / "hf_truth" / "config.json")
         padded = [s for s in manifest.stored.values() if s.layout.mapped < s.layout.size]

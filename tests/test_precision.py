@@ -143,8 +143,6 @@ def test_parts_of_unlike_types_are_fused_in_the_one_that_is_asked_for(
 @pytest.mark.parametrize("to", ["torch_dist", "fsdp_dtensor"])
 def test_megatrons_arguments_name_the_precision_that_was_written(to: str, tmp_path: Path) -> None:
     source = FIXTURES / "td_dense_tp2"
-    if not source.is_dir():
-        pytest.skip(f"the checkpoint {source} is absent")
     config = source / "hf_truth" / "config.json"
     for dtype, said in (("fp16", (False, True)), (None, (True, False)), ("fp32", (False, False))):
         out = tmp_path / f"{dtype}"

@@ -14,6 +14,7 @@ import intarsia
 from intarsia.format.sides import DIGESTS
 from tests.checkpoints import intarsia as command
 from tests.checkpoints import llama_config, model, write_dcp, write_hf
+from tests.fixtures import fixture
 
 CONFIG = llama_config()
 
@@ -160,7 +161,7 @@ def test_a_file_of_no_digests_is_no_file_of_digests(tmp_path: Path) -> None:
     assert [f.kind for f in intarsia.verify(tmp_path / "out").faults] == ["malformed"]
 
 
-MEGATRON = Path(__file__).parents[3] / "shared" / "fixtures" / "megatron"
+MEGATRON = fixture("megatron")
 
 
 @pytest.mark.parametrize("which", ["copy", "padding", "extra state"])
@@ -168,8 +169,6 @@ def test_what_no_tensor_holds_is_checked_too(which: str, tmp_path: Path) -> None
     """Optimizer state in Megatron's buckets has copies and gaps, and modules have empty states."""
     src = MEGATRON / ("td_dense_tp2" if which == "extra state" else "td_dense_tp2pp2_dpresh")
     src /= "iter_0000010"
-    if not src.is_dir():
-        pytest.skip("the checkpoints of Megatron are absent")
     shutil.copytree(src, tmp_path / "out", dirs_exist_ok=True, copy_function=shutil.copyfile)
     manifest = intarsia.open(tmp_path / "out").manifest
     home = Path(manifest.path)
@@ -212,8 +211,6 @@ def _unmapped(manifest: Any, home: Path, which: str) -> tuple[str, int, int]:
 def test_copies_that_were_saved_unequal_are_found(tmp_path: Path) -> None:
     """Though every checksum is right."""
     src = MEGATRON / "td_dense_tp2pp2_dpresh" / "iter_0000010"
-    if not src.is_dir():
-        pytest.skip("the checkpoints of Megatron are absent")
     from dataclasses import replace
 
     from intarsia.checking.unmapped import copies_that_differ
@@ -234,8 +231,6 @@ def test_what_was_made_of_megatron_s_checkpoint_is_of_its_own_format(
 ) -> None:
     """Though it carries Megatron's common state along."""
     src = MEGATRON / "td_dense_tp2"
-    if not src.is_dir():
-        pytest.skip("the checkpoints of Megatron are absent")
     config = src / "hf_truth" / "config.json"
     intarsia.convert(src / "iter_0000010", tmp_path / "out", to=to, config=config)
     assert intarsia.open(tmp_path / "out").format == to

@@ -18,6 +18,7 @@ import intarsia
 from intarsia.checking.digest import mismatches, stored_digests
 from intarsia.format.sides import DIGESTS
 from intarsia.run.budget import Budget
+from tests import fixtures
 from tests.checkpoints import (
     assert_same,
     bits,
@@ -46,7 +47,6 @@ ROADS = (
     ("torch_dist", "", {"megatron_spec": "local"}),
     ("fsdp_dtensor", "fsdp=3", {}),
 )
-MEGATRON = Path(__file__).parents[2] / "../shared/fixtures/megatron"
 
 
 @pytest.fixture
@@ -159,9 +159,7 @@ def test_the_file_says_what_it_was_made_from(src: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["fd_dense_tp2_fsdp2", "fd_moe_ep2_fsdp2"])
 def test_optimizer_state_is_attested_too(case: str, tmp_path: Path) -> None:
-    start = MEGATRON / case
-    if not start.is_dir():
-        pytest.skip("the folder of checkpoints written by real frameworks is absent")
+    start = fixtures.fixture("megatron", case)
     here, config = start, start / "hf_truth" / "config.json"
     for k, to in enumerate(("fsdp_dtensor", "torch_dist", "fsdp_dtensor", "dcp", "hf")):
         out = tmp_path / f"{k}-{to}"

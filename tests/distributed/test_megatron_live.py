@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,6 @@ from intarsia.mesh import Box
 from tests.checkpoints import ROOT, assert_same, bits, read_hf
 from tests.distributed.ranks import on_ranks_with
 from tests.live.megatron_fsdp_cases import hf_with_optimizer
-
-if find_spec("megatron") is None:
-    pytest.skip("megatron-core is not installed", allow_module_level=True)
-
 from tests.parity.test_megatron_core_loads import Model, make
 
 MODELS = "tests.distributed.megatron_model"

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file
 
 Arrays = dict[str, np.ndarray]
 
@@ -24,8 +26,6 @@ class Saved:
 
 def build(config: dict[str, Any]) -> Any:
     """A model of this configuration, every parameter and buffer random."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
     given = {k: v for k, v in config.items() if k != "model_type"}
     whole = transformers.AutoConfig.for_model(config["model_type"], **given)
     kind = "AutoModelForImageTextToText" if "vision_config" in config else "AutoModelForCausalLM"
@@ -40,11 +40,10 @@ def build(config: dict[str, Any]) -> Any:
 
 def save(config: dict[str, Any], folder: Path) -> Saved:
     """Build a model, save it, and read back every name and value."""
-    numpy = pytest.importorskip("safetensors.numpy")
     model = build(config)
     model.save_pretrained(folder)
     disk: Arrays = {}
     for file in folder.glob("*.safetensors"):
-        disk |= numpy.load_file(file)
+        disk |= load_file(file)
     module = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     return Saved(json.loads((folder / "config.json").read_text()), disk, module)

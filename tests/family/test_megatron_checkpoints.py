@@ -8,6 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import load_file as load_arrays
+from safetensors.torch import load_file
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from intarsia.family import Table, table_for
 from intarsia.family.verbs import by_group, by_group_with_gate, gated
@@ -15,8 +20,8 @@ from intarsia.layout import Layout
 from tests.family.arrays import carried
 from tests.family.configs import DENSE, EXPERTS, of
 from tests.family.test_transformers_models import logical_arrays
+from tests.fixtures import FIXTURES
 
-FIXTURES = Path(__file__).parents[2] / "../shared/fixtures"
 CASES = {
     "bridge/llama3/torch_dist_tp2_pp1_ep1_etp1": "bridge/llama3",
     "bridge/qwen3/torch_dist_tp2_pp2_ep1_etp1": "bridge/qwen3",
@@ -33,8 +38,6 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_rows_make_the_stored_tensors(case: str) -> None:
-    if not FIXTURES.is_dir():
-        pytest.skip("no checkpoints written by Megatron at ../shared/fixtures")
     truth = FIXTURES / CASES[case] / "hf_truth"
     config = json.loads((truth / "config.json").read_text())
     table = table_for(config, zero_centered=False)
@@ -70,9 +73,6 @@ def stacked(table: Table, logical: dict[str, np.ndarray]) -> dict[str, np.ndarra
 
 
 def read_hf(folder: Path) -> dict[str, np.ndarray]:
-    torch = pytest.importorskip("torch")
-    from safetensors.torch import load_file
-
     return {
         name: tensor.to(torch.float32).numpy()
         for name, tensor in load_file(folder / "model.safetensors").items()
@@ -81,10 +81,6 @@ def read_hf(folder: Path) -> dict[str, np.ndarray]:
 
 def read_dcp(folder: Path) -> dict[str, np.ndarray]:
     """Every tensor of the model section, by torch's own reader."""
-    torch = pytest.importorskip("torch")
-    from torch.distributed.checkpoint import FileSystemReader
-    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
-
     reader = FileSystemReader(folder)
     wanted = {
         name: torch.empty(tuple(entry.size), dtype=entry.properties.dtype)
@@ -132,7 +128,4 @@ def test_components_make_the_bridges_projection(case: str, family: str) -> None:
 
 
 def read_case(case: str, file: str) -> dict[str, np.ndarray]:
-    if not FIXTURES.is_dir():
-        pytest.skip("no outputs of Megatron-Bridge at ../shared/fixtures")
-    numpy = pytest.importorskip("safetensors.numpy")
-    return numpy.load_file(FIXTURES / "mapping_refs" / case / f"{file}.safetensors")
+    return load_arrays(FIXTURES / "mapping_refs" / case / f"{file}.safetensors")

@@ -22,7 +22,6 @@ from intarsia.errors import FamilyError, FormatError
 from intarsia.family import table_for
 from intarsia.format.torch_dist import TorchDist
 from tests.checkpoints import (
-    ROOT,
     assert_same,
     llama_config,
     model,
@@ -32,18 +31,11 @@ from tests.checkpoints import (
     write_hf,
 )
 from tests.family.configs import CASES
+from tests.fixtures import FIXTURES, fixture
 from tests.parity.megatron_writing import read, write_torch_dist
 
-FIXTURES = ROOT.parent / "shared" / "fixtures"
 MESHES = ("", "tp=2", "tp=2,pp=3", "tp=2,pp=2,ep=3", "tp=4,etp=2,ep=2,fsdp=2")
 MODELS = ("llama", "qwen3, biases, tied", "qwen3_moe", "qwen3_next", "deepseek_v3", "glm4_moe")
-
-
-def fixture(*words: str) -> Path:
-    path = FIXTURES.joinpath(*words)
-    if not path.is_dir():
-        pytest.skip(f"the checkpoint {path} is absent")
-    return path
 
 
 def config_at(folder: Path) -> dict[str, Any]:
@@ -117,7 +109,7 @@ def test_megatron_0_15() -> None:
 
 BRIDGES = sorted(
     str(path.relative_to(FIXTURES / "bridge")) for path in FIXTURES.glob("bridge/*/torch_dist_*")
-) or ["qwen3/torch_dist_tp2_pp1_ep1_etp1"]
+)
 
 
 @pytest.mark.parametrize("case", BRIDGES)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 import intarsia
@@ -18,7 +19,6 @@ from intarsia.format.megatron_arguments import arguments_of_config
 from tests.checkpoints import llama_config, model, write_hf
 from tests.family.configs import CASES
 
-transformers = pytest.importorskip("transformers")
 torch.serialization.add_safe_globals([Namespace])
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -14,18 +13,16 @@ import intarsia
 from intarsia import formats
 from intarsia.checkpoint import Checkpoint
 from intarsia.planning.manifest import Manifest
-from tests.checkpoints import ROOT, normal_tensor, write_hf
+from tests import fixtures
+from tests.checkpoints import normal_tensor, write_hf
 
-FIXTURES = ROOT.parent / "shared" / "fixtures" / "megatron"
+FIXTURES = fixtures.FIXTURES / "megatron"
 CASES = ("fd_dense_hsdp2x2", "fd_dense_tp2_fsdp2", "fd_gdn_fsdp2_split", "fd_moe_ep2_fsdp2")
 
 
 def fixture(case: str) -> Path:
-    """A checkpoint that Megatron-FSDP wrote; the test is skipped where it is absent."""
-    path = FIXTURES / case
-    if not path.is_dir():
-        pytest.skip(f"the checkpoint {path} is absent")
-    return path
+    """A checkpoint that Megatron wrote."""
+    return fixtures.fixture("megatron", case)
 
 
 def to_fsdp(

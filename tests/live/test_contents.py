@@ -181,7 +181,7 @@ def test_extra_that_is_called_as_an_optimizers_settings_is_carried(tmp_path: Pat
 
 
 def test_a_model_with_adapters_is_resumed_with_its_optimizer(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
+    import peft
 
     class Net(nn.Module):
         def __init__(self) -> None:

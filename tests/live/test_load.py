@@ -18,10 +18,9 @@ from intarsia.errors import CoverageError, LayoutError, UsageError
 from intarsia.format.dcp_metadata import read_metadata
 from intarsia.format.dcp_metadata_write import write_metadata
 from tests.distributed.small_model import Small, build, everything, optimizer_of, step
+from tests.fixtures import FIXTURES
 
-FIXTURES = Path(__file__).resolve().parents[3] / "shared" / "fixtures"
 HUB = sorted(p.parent.name for p in FIXTURES.glob("hf/*/module.safetensors"))
-needs_fixtures = pytest.mark.skipif(not HUB, reason="the fixtures are not here")
 
 
 @pytest.fixture
@@ -39,7 +38,6 @@ def transformers_model(folder: Path, *, meta: bool = True, dtype: Any = torch.fl
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
-@needs_fixtures
 @pytest.mark.parametrize("name", HUB)
 def test_a_transformers_model_on_meta_becomes_what_transformers_loads(name: str) -> None:
     folder = FIXTURES / "hf" / name
@@ -56,7 +54,6 @@ def test_a_transformers_model_on_meta_becomes_what_transformers_loads(name: str)
     assert torch.allclose(found, next(iter(told.values())), atol=1e-3, rtol=1e-3)
 
 
-@needs_fixtures
 @pytest.mark.parametrize("form", ["torch_dist", "fsdp_dtensor", "dcp"])
 def test_every_format_fills_a_model_alike(tmp_path: Path, form: str) -> None:
     folder = FIXTURES / "hf" / "qwen3_moe"
@@ -74,7 +71,6 @@ def test_every_format_fills_a_model_alike(tmp_path: Path, form: str) -> None:
     assert all(torch.equal(x, truth[n]) for n, x in model.state_dict().items())
 
 
-@needs_fixtures
 def test_a_model_without_its_head_and_one_in_wrappers_are_filled(tmp_path: Path) -> None:
     folder = FIXTURES / "hf" / "qwen3_moe"
     truth = load_file(folder / "module.safetensors")
@@ -86,7 +82,6 @@ def test_a_model_without_its_head_and_one_in_wrappers_are_filled(tmp_path: Path)
     assert torch.equal(wrapped["module"].lm_head.weight, truth["lm_head.weight"])
 
 
-@needs_fixtures
 def test_tied_weights_of_a_model_on_meta_stay_one_tensor() -> None:
     folder = FIXTURES / "hf" / "qwen3"
     model = transformers_model(folder)

@@ -13,13 +13,12 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
+from torch.distributed.tensor import _utils as dtensor
+from torch.distributed.tensor import placement_types
 
 from intarsia.layout import Layout, chunk, concat, cover
 from tests.oracle.layouts import ids
-
-torch = pytest.importorskip("torch")
-placement_types = pytest.importorskip("torch.distributed.tensor.placement_types")
-dtensor = pytest.importorskip("torch.distributed.tensor._utils")
 
 Replicate, Shard = placement_types.Replicate, placement_types.Shard
 StridedShard = placement_types._StridedShard

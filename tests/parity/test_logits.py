@@ -10,17 +10,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import intarsia
+from tests.fixtures import FIXTURES
 
-FIXTURES = Path(__file__).parents[2] / "../shared/fixtures/hf"
 DENSE = ("llama", "qwen3")
-pytestmark = pytest.mark.skipif(
-    not FIXTURES.is_dir(), reason="the folder of checkpoints written by real frameworks is absent"
-)
 
 
-@pytest.mark.parametrize(
-    "folder", sorted(FIXTURES.iterdir()) if FIXTURES.is_dir() else [], ids=lambda p: p.name
-)
+@pytest.mark.parametrize("folder", sorted((FIXTURES / "hf").iterdir()), ids=lambda p: p.name)
 def test_logits_are_those_of_the_reference(folder: Path, tmp_path: Path) -> None:
     mesh = "tp=2,pp=2" if folder.name in DENSE else "tp=2,ep=2,pp=2"
     intarsia.convert(folder, tmp_path / "megatron", to="torch_dist", mesh=mesh)

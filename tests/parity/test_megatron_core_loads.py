@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from intarsia.checkpoint import Checkpoint
 from tests.checkpoints import ROOT
 from tests.parity.megatron_writing import read, write_torch_dist
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed")
-transformers = pytest.importorskip("transformers")
 
 SIZES = {
     "hidden_size": 32,

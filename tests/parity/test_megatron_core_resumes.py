@@ -15,8 +15,6 @@ from tests.checkpoints import write_dcp
 from tests.parity.megatron_writing import write_torch_dist
 from tests.parity.test_megatron_core_loads import Model, iteration, launch, make
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed")
-
 pytestmark = pytest.mark.slow
 
 MESHES = [

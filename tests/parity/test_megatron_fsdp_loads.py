@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,7 @@ import pytest
 from tests.checkpoints import environment, fixture, read_hf
 from tests.live.megatron_fsdp_cases import hf_with_optimizer, to_fsdp
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed"),
-]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("transformers")
-
 from intarsia.errors import FamilyError
 from intarsia.family import from_transformers, table_for
 from intarsia.family.transformers_skeleton import Skeleton

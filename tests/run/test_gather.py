@@ -124,7 +124,8 @@ def test_bytes_that_several_copies_need_are_read_once(folder, monkeypatch) -> No
 
 
 def test_a_copy_can_cast_on_the_way(folder) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     src, dst = BY_NAME["BF16"], BY_NAME["F32"]
     column = Piece("", 1, 2, (Loop(5, 7, 3), Loop(3, 1, 1)))
     buffer = np.zeros(4 * 20, np.uint8)
