@@ -251,7 +251,9 @@ def environment(**changes: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | changes
 
 
-def python(*words: object, check: bool = False, **changes: str) -> subprocess.CompletedProcess[str]:
+def python(
+    *words: object, check: bool = False, seconds: int = 240, **changes: str
+) -> subprocess.CompletedProcess[str]:
     """Run Python in a child process, Intarsia being importable."""
     command = [sys.executable, *(str(word) for word in words)]
     return subprocess.run(
@@ -260,7 +262,7 @@ def python(*words: object, check: bool = False, **changes: str) -> subprocess.Co
         text=True,
         env=environment(**changes),
         check=check,
-        timeout=240,
+        timeout=seconds,
     )
 
 
