@@ -186,7 +186,8 @@ def _stamps_of(manifest: Manifest, seen: Mapping[str, Stamp]) -> dict[str, Stamp
     """The stamps of a checkpoint's files: as they were when their headers were read, or now."""
     root = root_of(manifest)
     read = (x.name for x in manifest.inventory if x.kind != "section" and x.fate is Fate.READ)
-    files = {f: seen.get(str(root / f)) for f in (*manifest.files, *_HEADERS, *read)}
+    sides = (side.name for side in manifest.sides if side.path in seen)
+    files = {f: seen.get(str(root / f)) for f in (*manifest.files, *_HEADERS, *read, *sides)}
     now = {f: Stamp.of(root / f) for f, then in files.items() if not then and is_file(root / f)}
     return {file: then for file, then in files.items() if then} | now
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import intarsia
-from intarsia.errors import IntarsiaError
+from intarsia.errors import ChangedError, IntarsiaError
+from intarsia.format import sides
 from intarsia.run.budget import Budget
 from intarsia.store.staging import Staging
 from tests.checkpoints import leftovers, llama_config, model, python, write_hf
@@ -99,3 +101,23 @@ def test_a_disk_that_fills_at_any_of_the_files_is_told_and_resumed(
     intarsia.convert(src, out, resume=True, **OPTIONS)
     assert intarsia.verify(src, out)
     assert not leftovers(tmp_path)
+
+
+def test_a_configuration_that_changes_when_it_has_been_read_is_not_copied(
+    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the tensors would go by one configuration, and another lie beside them."""
+    honest, reads, last = sides.parse_json, [0], [0]
+
+    def parse(data: bytes, where: str, **more: bool) -> object:
+        reads[0] += where.endswith("config.json")
+        if reads[0] == last[0]:
+            (src / "config.json").write_text(json.dumps(CONFIG | {"rope_theta": 7.0}))
+        return honest(data, where, **more)
+
+    monkeypatch.setattr(sides, "parse_json", parse)
+    intarsia.plan(src, to="torch_dist")
+    reads[0], last[0] = 0, reads[0]
+    with pytest.raises(ChangedError, match=r"config.json changed while it was read"):
+        intarsia.convert(src, tmp_path / "out", to="torch_dist")
+    assert not (tmp_path / "out").exists()

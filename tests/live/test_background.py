@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import intarsia
+from intarsia.errors import StoreError
 from intarsia.live.background import Saving
 from tests.checkpoints import environment
 
@@ -145,3 +146,19 @@ def test_extra_with_keys_that_are_no_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(intarsia.IntarsiaError, match="the key 1 of type int"):
         intarsia.save(tmp_path / "a", {"w": torch.ones(2)}, extra={1: 2})  # type: ignore[dict-item]
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("call", ["continues", "looks", "writes"])
+def test_a_save_that_is_whole_says_so_where_latest_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def fails(*_: object) -> bool:
+        raise StoreError(f"{tmp_path / 'latest'}: Input/output error")
+
+    name = {"continues": "named_latest", "looks": "exists", "writes": "sync_path"}[call]
+    monkeypatch.setattr(f"intarsia.live.latest.{name}", fails)
+    with pytest.raises(StoreError, match="latest: Input/output error") as raised:
+        intarsia.save(tmp_path / "step-1", {"w": torch.ones(2)})
+    assert f"{tmp_path / 'step-1'} is whole and in its place" in str(raised.value.hint)
+    monkeypatch.undo()
+    assert intarsia.verify(tmp_path / "step-1")

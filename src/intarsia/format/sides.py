@@ -13,6 +13,7 @@ from intarsia.planning.manifest import Side
 from intarsia.store.local import open_plain
 from intarsia.store.looking import is_file, is_folder, is_link, real
 from intarsia.store.naming import unreadable
+from intarsia.store.stamp import Stamp, note_stamp
 
 DIGESTS = "intarsia-digests.json"
 """What the tensors of a checkpoint amount to; it is of this checkpoint alone and travels nowhere."""
@@ -55,6 +56,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
     path = path / "config.json" if is_folder(path) else path
     try:
         with os.fdopen(open_plain(path), "rb") as file:
+            note_stamp(path, Stamp.from_stat(os.fstat(file.fileno())))
             data = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
         raise unreadable(path, error) from error

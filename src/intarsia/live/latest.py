@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from intarsia.errors import FormatError, StoreError
+from intarsia.errors import FormatError, IntarsiaError, StoreError
 from intarsia.format.run_folder import LATEST, named_latest
 from intarsia.store.looking import exists, is_file
 from intarsia.store.naming import naming
@@ -25,7 +25,20 @@ def numbered(path: Path) -> bool:
     return _STEP.search(path.name) is not None
 
 
-def continues(path: Path) -> bool:
+def name_last(path: Path, latest: bool | None) -> None:
+    """Make a checkpoint that is in its place the last of its folder, if that is asked or it continues a series.
+
+    Whatever fails here takes nothing from the checkpoint, and the error says so.
+    """
+    try:
+        if _continues(path) if latest is None else latest:
+            _point(path)
+    except IntarsiaError as error:
+        error.hint = f"{path} is whole and in its place; write its name into {path.parent / LATEST}"
+        raise
+
+
+def _continues(path: Path) -> bool:
     """Whether a checkpoint is the next of the series that `latest` names, or the first of one.
 
     A series goes by the text before the number: `ema-4` does not continue `step-4`.
@@ -36,8 +49,8 @@ def continues(path: Path) -> bool:
     return not named or _STEP.sub("", named) == _STEP.sub("", path.name)
 
 
-def point(path: Path) -> None:
-    """Make `path` the last checkpoint of its folder; a reader finds the old one or the new one."""
+def _point(path: Path) -> None:
+    """Let `latest` name a checkpoint; a reader finds the old name or the new one."""
     file = path.parent / LATEST
     fresh = file.with_name(f".{LATEST}.{os.getpid()}")
     if exists(file) and not is_file(file):
@@ -50,8 +63,7 @@ def point(path: Path) -> None:
                 os.fsync(out.fileno())
             os.replace(fresh, file)
         sync_path(path.parent)
-    except StoreError as error:
+    except StoreError:
         with suppress(OSError):
             fresh.unlink()
-        error.hint = f"{path} is whole and in its place; write its name into {file}"
         raise

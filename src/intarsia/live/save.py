@@ -28,7 +28,7 @@ from intarsia.live.contents import Contents
 from intarsia.live.entries import extra_entries, pack, packed, shared_entries
 from intarsia.live.fill import as_bytes
 from intarsia.live.holding import memories_of
-from intarsia.live.latest import continues, point
+from intarsia.live.latest import name_last
 from intarsia.live.megatron_model import is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import hub_config
 from intarsia.live.names import config_of, model_in
@@ -177,9 +177,7 @@ def write(
                     attested = witness.attested([found for _, found in sums.values])
                     staging.write_small(DIGESTS, attested.as_bytes())
                 _close(staging, arrangement, config)
-                where = staging.destination
-                if continues(where) if latest is None else latest:
-                    point(where)
+                name_last(staging.destination, latest)
     except BaseException:
         staging.abandon()
         raise
