@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
+TE := $(shell sed -n 's/^\(transformer-engine==.*\)/\1/p' constraints.txt)
 
 .PHONY: demo test test-all lint bench clean help
 
@@ -24,8 +25,11 @@ $(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) --editable .
 	@touch $@
 
+# TransformerEngine's wheel is pure Python, and has a folder of its own: in site-packages, without its compiled
+# extension, it would break Megatron-core and PEFT, which take it for a working one.
 $(VENV)/.test: $(VENV)/.run
 	$(PIP) --editable ".[test]"
+	$(PIP) --no-deps --only-binary=:all: --upgrade --target $(VENV)/transformer_engine "$(TE)"
 	@touch $@
 
 demo: $(VENV)/.run

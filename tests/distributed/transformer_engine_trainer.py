@@ -1,4 +1,4 @@
-"""TransformerEngine's stand-ins trained on FSDP2 x tensor parallel: what each of four ranks does."""
+"""TransformerEngine's layers trained on FSDP2 x tensor parallel: what each of four ranks does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from intarsia.live.transformer_engine import (
     set_device_mesh,
     set_state,
 )
-from tests.live.transformer_engine_stand_in import SEED, StandInModel, train
+from tests.live.transformer_engine_model import SEED, Model, train
 
 MESHES = ((2, 2), (4, 1), (1, 4))
 
@@ -24,7 +24,7 @@ MESHES = ((2, 2), (4, 1), (1, 4))
 def parallel(seed: int, shape: tuple[int, int]) -> tuple[nn.Module, torch.optim.Optimizer]:
     SEED[0] = seed
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("fsdp", "tp"))
-    model = StandInModel(mesh["tp"].get_group())
+    model = Model(mesh["tp"].get_group())
     set_device_mesh(model, mesh["tp"])
     set_device_mesh(model, mesh["tp"])
     for layer in model.layers:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from intarsia.demo_model import write_model
 from tests.distributed.small_model import Small, step
-from tests.live import transformer_engine_stand_in as stand_in
+from tests.live import transformer_engine_model as te
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,9 +48,9 @@ def test_the_example_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_transformer_engine_is_saved_and_loaded_as_its_page_shows(tmp_path: Path) -> None:
-    """On one rank, with stand-ins; `tests/distributed` has the meshes."""
+    """On one rank; `tests/distributed` has the meshes."""
     page = ROOT / "docs/how-to/transformer-engine.md"
-    model_of, batch = stand_in.StandInModel, stand_in.whole("input", 6, 12)
+    model_of, batch = te.Model, te.whole("input", 6, 12)
     scope: dict[str, Any] = {"build": model_of, "batch": batch, "device": "cpu", "fsdp": 1, "tp": 1}
     scope["folder"] = tmp_path / "saved"
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -51,3 +51,29 @@ def missing_value(tmp: Path) -> None:
 
     intarsia.save(tmp / "model", {"w": torch.ones(2)})
     intarsia.load(tmp / "model", into={"w": torch.ones(2), "step": 0})
+
+
+@refusal("A stacked weight of TransformerEngine that is quantised", area="live")
+def quantised_stack(tmp: Path) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from intarsia.live.transformer_engine import set_device_mesh
+
+    class GroupedLinear(nn.Module):
+        """What TransformerEngine's has under `quantized_model_init`."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_gemms, self.parallel_mode, self.tp_size = 3, "column", 2
+            self.weight = nn.Parameter(torch.ones(3, 4, 8))
+            vars(self.weight).update(num_tensors=3, rowwise_data=None, quantizer=object())
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        set_device_mesh(GroupedLinear(), init_device_mesh("cpu", (2,)))
+    finally:
+        dist.destroy_process_group()

@@ -27,6 +27,14 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from intarsia.errors import LayoutError, UsageError
+from intarsia.live.transformer_engine_grouped import (
+    grouped_kinds,
+    is_grouped,
+    is_quantised,
+    marks,
+    plain_memory,
+    regrouped,
+)
 from intarsia.live.transformer_engine_rules import Cut, cuts_of, is_gemm
 from intarsia.live.transformer_engine_state import model_state, optimizer_state, set_state
 
@@ -60,10 +68,11 @@ def set_device_mesh(
             wanted += [(owner, param, cut) for param, cut in cuts.items()]
             _check_plain(name, owner, cuts, tp_mesh)
     if tp_mesh is not None:
+        kinds = {owner: grouped_kinds(owner) for owner, _, _ in wanted}
         _convert(wanted, tp_mesh)
         for owner in dict.fromkeys(owner for owner, _, _ in wanted):
             _join(owner, tp_mesh)
-            _compute_on_local_tensors(owner)
+            _compute_on_local_tensors(owner, kinds[owner])
             vars(owner)["tp_mesh"] = tp_mesh
     if weight_mesh is not None:
         _reduce_over([owner for _, owner, _ in found], weight_mesh, type(module).__name__)
@@ -116,6 +125,12 @@ def _check_plain(name: str, owner: nn.Module, cuts: Mapping[str, Cut], mesh: Dev
                 f"`{name}.{param}` is a DTensor {held.placements} already, without a tp_mesh",
                 hint="call set_device_mesh before fully_shard",
             )
+        if held is not None and is_grouped(held) and is_quantised(held):
+            raise UsageError(
+                f"`{name}.{param}` is one quantised tensor of {len(held)} weights, whose numbers have"
+                " no place of their own in a DTensor",
+                hint="build the module outside of quantized_model_init, or with single_grouped_weight=False",
+            )
         if held is not None and held.device.type not in (mesh.device_type, "meta"):
             raise UsageError(
                 f"`{name}.{param}` is on {held.device.type}, tp_mesh is of {mesh.device_type}",
@@ -141,7 +156,7 @@ def _as_dtensor(param: nn.Parameter, cut: Cut, mesh: DeviceMesh) -> nn.Parameter
     if cut.axis is not None:
         shape[cut.axis] *= mesh.size()
     placed = DTensor.from_local(
-        param.detach(),
+        plain_memory(param),
         mesh,
         [placement_of(cut)],
         run_check=False,
@@ -149,7 +164,7 @@ def _as_dtensor(param: nn.Parameter, cut: Cut, mesh: DeviceMesh) -> nn.Parameter
         stride=tuple(prod(shape[axis + 1 :]) for axis in range(len(shape))),
     )
     made = nn.Parameter(placed, requires_grad=param.requires_grad)
-    vars(made).update(vars(param))  # `sequence_parallel`, `main_grad` and others' marks
+    vars(made).update(marks(param))
     return made
 
 
@@ -169,17 +184,19 @@ def _join(owner: nn.Module, mesh: DeviceMesh) -> None:
         owner.set_tensor_parallel_group(mesh.get_group())  # type: ignore[operator]
 
 
-def _compute_on_local_tensors(owner: nn.Module) -> None:
+def _compute_on_local_tensors(owner: nn.Module, grouped: Mapping[str, type]) -> None:
     """TransformerEngine's kernels take plain tensors: while `forward` runs, a module shows them.
 
     An attribute of the instance hides the registered parameter of its name, which stays where
-    FSDP2 and the optimizer look for it; gradients reach it as DTensors.
+    FSDP2 and the optimizer look for it; gradients reach it as DTensors.  Those in `grouped` were
+    of a class of TransformerEngine's own, which its kernels ask for.
     """
 
     def show(module: nn.Module, args: Any) -> None:
         for name, param in module._parameters.items():
             if isinstance(param, DTensor):
-                vars(module)[name] = param.to_local()
+                local = param.to_local()
+                vars(module)[name] = regrouped(local, grouped[name]) if name in grouped else local
 
     def hide(module: nn.Module, args: Any, output: Any) -> None:
         for name in module._parameters:
@@ -208,7 +225,7 @@ def _quantizers(owner: nn.Module) -> Iterator[Any]:
     """The quantizers of weights that are quantised already and take statistics of a tensor."""
     for param in owner._parameters.values():
         local = param.to_local() if isinstance(param, DTensor) else param
-        quantizer = getattr(local, "_quantizer", None)
+        quantizer = getattr(local, "quantizer" if is_grouped(local) else "_quantizer", None)
         if hasattr(quantizer, "amax_reduction_group"):
             yield quantizer
 
