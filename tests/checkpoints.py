@@ -17,7 +17,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
@@ -47,6 +46,8 @@ def fixture(family: str) -> Path:
     """A checkpoint that Transformers wrote; the test is skipped where it is absent."""
     path = FIXTURES / family
     if not path.is_dir():
+        import pytest
+
         pytest.skip(f"the checkpoint {path} is absent")
     return path
 
