@@ -84,7 +84,7 @@ def _placed(
 ) -> Finding:  # fmt: skip
     n = place.differing
     whole = place.everywhere
-    return Finding(e.name, kind, f"{text} ({n:,} elements)", text, key, n, n, whole, files)
+    return Finding(e.name, kind, f"{text} ({n:,} elements)", text, key, n, n, whole, files=files)
 
 
 def _pads(e: Evidence, place: Place, content: str) -> bool:

@@ -99,5 +99,6 @@ def _first(
     whole = differing >= 0.8 * prod(e.shape)
     explained = min(explained, differing)
     return Finding(
-        e.name, h.kind, text, h.text, h.key or h.text, explained, differing, whole, second=second
-    )
+        e.name, h.kind, text, h.text, h.key or h.text, explained, differing, whole,
+        moved=True, second=second,
+    )  # fmt: skip

@@ -20,7 +20,7 @@ class Finding:
     """A tensor, the kind of its fault, and a sentence about it.
 
     `key` is equal for tensors that show the same fault; `fault` is the sentence without this
-    tensor's numbers.  `whole` says that nearly every element of the tensor differs.  `second` is
+    tensor's numbers.  `moved` says that it tells of places: which element of A each place of B has.  `whole` says that nearly every element of the tensor differs.  `second` is
     what happened to the tensor besides.  `place` and `where` tell the rows, and besides the ranks, files and
     bytes, where they tell more than the kind does.
     """
@@ -33,6 +33,7 @@ class Finding:
     explained: int = 0
     differing: int = 0
     whole: bool = False
+    moved: bool = False
     files: tuple[str, ...] = ()
     move: Move | None = None
     second: Finding | None = None

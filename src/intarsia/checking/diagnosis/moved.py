@@ -137,7 +137,8 @@ def _experts(group: list[Move], names: list[str], differing: Collection[str]) ->
     layers = f"in {len(maps)} layer{'s' if len(maps) > 1 else ''}"
     many = "" if alike else ", in each layer another way; in the first: "
     if all(_injective(m, count) for m in maps.values()):
-        return "experts-permuted", f"experts permuted {layers}{many or ': '}{_mapping(first)}"
+        text = f"experts permuted in {side} {layers}{many or ': '}{_mapping(first)}"
+        return "experts-permuted", text
     if not _is_twice(group, differing):
         return MOVED, f"experts hold others in {side} {layers}{many or ': '}{_mapping(first)}"
     if len({*first.values()}) == 1 and alike:

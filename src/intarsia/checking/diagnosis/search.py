@@ -22,6 +22,9 @@ from intarsia.checking.diagnosis.rearrange import ANY_ORDER
 from intarsia.checking.diagnosis.values import CONSTANT, value_hypotheses
 from intarsia.layout import Layout
 
+BACKWARDS = "A from B: "
+"""Begins a sentence about places that says where each element of A lies in B."""
+
 WORTH_PROVING = 0.5
 """The share of a sample's differences that a hypothesis must explain to be tried on the whole."""
 
@@ -109,17 +112,18 @@ def _found(e: Evidence, h: Hypothesis, score: Score, how: str = "") -> Finding:
     return Finding(
         e.name, h.kind, f"{h.text}{how}: {score}", h.text + how, h.key or h.text,
         score.explained, score.differing, whole=score.differing >= 0.8 * prod(e.shape),
+        moved=isinstance(h.predict, Layout | Shuffle),
     )  # fmt: skip
 
 
 def _turned(found: Finding, tensor: str) -> Finding:
     """A finding of B against A, told as one of A against B."""
-    second = found.second
+    second, start = found.second, BACKWARDS if found.moved else ""
     return replace(
         found,
         tensor=tensor,
-        text=other_side(found.text),
-        fault=other_side(found.fault),
+        text=start + other_side(found.text),
+        fault=start + other_side(found.fault),
         key=other_side(found.key) if isinstance(found.key, str) else ("turned", found.key),
         second=_turned(second, tensor) if second else None,
         where=found.where.turned if found.where else None,

@@ -84,7 +84,7 @@ def _fault(kind: str, group: list[Finding], names: list[str]) -> Fault:
         text += (
             f"; {twice:,} of them changed besides" if len(group) > 1 else ", and changed besides"
         )
-    files = sorted({file for f in group for file in f.files})
+    files = sorted({file for f in group for file in f.files}) if all(f.files for f in group) else []
     if files and not any(file in text for file in files):
         text += f"; all of it in {', '.join(files)}"
     if kind == UNEXPLAINED:

@@ -1,0 +1,321 @@
+"""Sentences about places: which element of A each place of B holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.faults.statements.held import Array, Sides
+
+Ints = NDArray[np.int64]
+Predicted = Iterator[Array]
+"""What B would hold: one array, or several where a sentence leaves open which."""
+
+
+def predictions(text: str, name: str, sides: Sides) -> Predicted | None:
+    """What a sentence says that B holds under a name; None for a sentence of no known form."""
+    for form, predict in FORMS:
+        if found := re.fullmatch(form, text):
+            return predict(found, name, sides)
+    return None
+
+
+def _axis(noun: str) -> int:
+    return {"rows": 0, "columns": 1}.get(noun) if noun in ("rows", "columns") else int(noun[-1])  # type: ignore[return-value]
+
+
+def _transposed(found: re.Match[str], name: str, sides: Sides) -> Predicted:
+    x = sides.a[name].bits
+    if found["how"] == "transposed":
+        yield x.swapaxes(-1, -2)
+    elif found["how"].startswith("transposed, then"):
+        yield x.swapaxes(-1, -2).reshape(x.shape)
+    else:
+        shape = (*x.shape[:-2], x.shape[-1], x.shape[-2])
+        yield x.reshape(shape).swapaxes(-1, -2)
+
+
+def _taken(x: Array, order: Ints, axis: int) -> Array:
+    """NumPy's `take`; what is nowhere is zero."""
+    out = np.take(x, np.maximum(order, 0), axis)
+    shape = [-1 if k == axis else 1 for k in range(x.ndim)]
+    return np.asarray(np.where((order >= 0).reshape(shape), out, x.dtype.type(0)))
+
+
+def _shifted(found: re.Match[str], name: str, sides: Sides) -> Predicted:
+    x, axis, k = sides.a[name].bits, _axis(found["noun"]), int(found["n"])
+    order = np.arange(x.shape[axis]) - k
+    if found["around"]:
+        yield _taken(x, order % x.shape[axis], axis)
+    else:
+        yield _taken(x, np.where((order >= 0) & (order < x.shape[axis]), order, -1), axis)
+
+
+def _shifted_flat(found: re.Match[str], name: str, sides: Sides) -> Predicted:
+    x, k = sides.a[name].bits, int(found["n"])
+    order = np.arange(x.size) - k
+    order = (
+        order % x.size if found["around"] else np.where((order >= 0) & (order < x.size), order, -1)
+    )
+    yield _taken(x.reshape(-1), order, 0).reshape(x.shape)
+
+
+def _in_blocks(order: Sequence[int], size: int, n: int) -> Ints:
+    return np.concatenate([np.arange(k * size, min((k + 1) * size, n)) for k in order])
+
+
+def _listed(found: re.Match[str], name: str, sides: Sides) -> Predicted:
+    """An order that is written out, or begins as it is written and goes on with equal blocks."""
+    x, y = sides.a[name].bits, sides.b[name].bits
+    noun = found.groupdict().get("noun") or "rows"
+    axis = _axis(noun)
+    size = int(found.groupdict().get("size") or 1)
+    told = [int(k) if k != "?" else -1 for k in re.findall(r"-?\d+|\?", found["order"])]
+    n = x.shape[axis]
+    if "…" not in found["order"]:
+        if size == 1:
+            yield _taken(x, np.array(told), axis)
+        else:
+            order = _in_blocks(told, size, n)
+            if len(order) == n:
+                yield _taken(x, order, axis)
+        return
+    known = np.concatenate(
+        [np.arange(k * size, min((k + 1) * size, n)) if k >= 0 else np.full(size, -1) for k in told]
+    )
+    yield _taken(x, np.concatenate([known, _found_again(x, y, axis, size, len(told))]), axis)
+
+
+def _found_again(x: Array, y: Array, axis: int, size: int, start: int) -> Ints:
+    """For the blocks of B from one on, the block of A that is it, or is most like it by its signs."""
+    u, v = (np.moveaxis(z, axis, 0).reshape(z.shape[axis], -1) for z in (x, y))
+    where: dict[bytes, int] = {}
+    count = -(-len(u) // size)
+    for k in range(count):
+        where.setdefault(u[k * size : (k + 1) * size].tobytes(), k)
+    top = x.dtype.type(1 << (8 * x.dtype.itemsize - 1))
+    signs = [(u[k * size : (k + 1) * size] & top != 0) for k in range(count)]
+    out = []
+    for k in range(start, count):
+        rows = v[k * size : (k + 1) * size]
+        at = where.get(rows.tobytes())
+        if at is None:
+            mine = rows & top != 0
+            alike = [float(np.mean(s == mine)) if s.shape == mine.shape else 0.5 for s in signs]
+            at = int(np.argmax([max(a, 1 - a) for a in alike]))
+        out.append(np.arange(at * size, at * size + len(rows)))
+    return np.minimum(np.concatenate(out), len(u) - 1) if out else np.zeros(0, np.int64)
+
+
+def _strided(found: re.Match[str], name: str, sides: Sides) -> Predicted:
+    x, axis = sides.a[name].bits, _axis(found["noun"])
+    fsdp, tp, size = int(found["fsdp"]), int(found["tp"]), int(found["size"])
+    order = np.arange(fsdp * tp).reshape(tp, fsdp).T.reshape(-1)
+    if int(found["count"]) == fsdp * tp:
+        yield _taken(x, _in_blocks(order.tolist(), size, x.shape[axis]), axis)
+
+
+def _reversed(found: re.Match[str], name: str, sides: Sides) -> Predicted:
+    yield np.flip(sides.a[name].bits, _axis(found["noun"]))
+
+
+def _duplicated(found: re.Match[str], name: str, sides: Sides) -> Predicted:
+    x, axis = sides.a[name].bits, int(found["axis"])
+    n = x.shape[axis]
+    if found.groupdict().get("every"):
+        count, source = int(found["count"]), int(found["every"])
+        size = -(-n // count)
+        yield _taken(x, _in_blocks([source] * count, size, n), axis)
+        return
+    size, count = int(found["size"]), int(found["count"])
+    blocks = [*range(count)]
+    for to, source in re.findall(r"(\d+) holds (\d+)", found["pairs"]):
+        blocks[int(to)] = int(source)
+    order = _in_blocks(blocks, size, n)
+    if "…" in found["pairs"]:
+        last = 1 + max(int(to) for to, _ in re.findall(r"(\d+) holds (\d+)", found["pairs"]))
+        again = _found_again(x, sides.b[name].bits, axis, size, last)
+        order = np.concatenate([_in_blocks(blocks[:last], size, n), again])
+    if len(order) == n:
+        yield _taken(x, order, axis)
+
+
+def _rotary(found: re.Match[str], name: str, sides: Sides) -> Predicted:
+    """Halves to pairs; which rows of a head are turned is its start or, in latent attention, its end."""
+    x = sides.a[name].bits
+    size, width = int(found["size"]), int(found["width"])
+    for first in dict.fromkeys((0, width - size)):
+        order = np.arange(len(x)).reshape(-1, width)
+        turned = order[:, first : first + size]
+        pairs = turned.reshape(-1, 2, size // 2).swapaxes(1, 2).reshape(turned.shape)
+        order = np.concatenate([order[:, :first], pairs, order[:, first + size :]], 1).reshape(-1)
+        yield np.take(x, np.argsort(order) if found["back"] else order, 0)
+
+
+def _gate_up(found: re.Match[str], name: str, sides: Sides) -> Predicted:
+    """One tensor that holds gate and up, on some axis."""
+    x = sides.a[name].bits
+    for axis, n in enumerate(x.shape):
+        if n % 2:
+            continue
+        halves, turns = np.arange(n).reshape(2, n // 2), np.arange(n).reshape(n // 2, 2)
+        order = {
+            "gate and up swapped, half by half": halves[::-1].reshape(-1),
+            "gate and up swapped, in turn": turns[:, ::-1].reshape(-1),
+            "halves of gate and up in A are in turn in B": halves.T.reshape(-1),
+            "gate and up in turn in A are halves in B": np.argsort(halves.T.reshape(-1)),
+        }[found[0]]
+        yield np.take(x, order, axis)
+
+
+def _parts(name: str, title: str, sides: Sides) -> tuple[list[str], list[Ints]]:
+    """The tensors that are stored as one, and the rows of all of them that each part has."""
+    if title in ("gate and up", "query, key and value"):
+        wanted = {
+            "gate and up": (("gate_proj", "up_proj"), ("w1", "w3")),
+            "query, key and value": (("q_proj", "k_proj", "v_proj"),),
+        }[title]
+        for roles in wanted:
+            for role in roles:
+                if f".{role}." in name:
+                    names = [name.replace(f".{role}.", f".{r}.") for r in roles]
+                    ends = np.cumsum([0, *(len(sides.a[n].bits) for n in names)])
+                    return names, [np.arange(a, b) for a, b in pairwise(ends)]
+        return [], []
+    c = sides.config
+    keys, values = c["linear_num_key_heads"], c["linear_num_value_heads"]
+    dk, dv = c["linear_key_head_dim"], c["linear_value_head_dim"]
+    per = values // keys
+    if "conv1d" in name:
+        return [name], np.split(np.arange(len(sides.a[name].bits)), [keys * dk, 2 * keys * dk])
+    names = [re.sub(r"in_proj_\w+", f"in_proj_{w}", name) for w in ("qkvz", "ba")]
+    first = np.arange(len(sides.a[names[0]].bits)).reshape(keys, -1)
+    second = np.arange(len(sides.a[names[1]].bits)).reshape(keys, -1) + first.size
+    cut = [*np.split(first, np.cumsum([dk, dk, per * dv]), 1), *np.split(second, [per], 1)]
+    return names, [part.reshape(-1) for part in cut]
+
+
+def _grouped(name: str, title: str, sides: Sides, order: Callable[[list[int]], Ints]) -> Predicted:
+    """A tensor of a group whose fused rows come in an order."""
+    names, parts = _parts(name, title, sides)
+    if not names:
+        return
+    fused = np.concatenate(parts)
+    rows = np.empty(len(fused), np.int64)
+    rows[fused] = fused[order([len(p) for p in parts])]
+    start = sum(len(sides.a[n].bits) for n in names[: names.index(name)])
+    mine = rows[start : start + len(sides.a[name].bits)]
+    held = np.concatenate([sides.a[n].bits.reshape(len(sides.a[n].bits), -1) for n in names])
+    yield held[mine].reshape(sides.a[name].shape)
+
+
+def _starts(sizes: Sequence[int]) -> list[Ints]:
+    ends = np.cumsum([0, *sizes])
+    return [np.arange(a, b) for a, b in pairwise(ends)]
+
+
+def _cut(rows: Ints, n: int) -> list[Ints]:
+    size = -(-len(rows) // n)
+    return [rows[k * size : (k + 1) * size] for k in range(n)]
+
+
+def _interleaved(found: re.Match[str], name: str, sides: Sides) -> Predicted:
+    title = found["title"]
+
+    def order(sizes: list[int]) -> Ints:
+        n = int(found["n"]) if found["n"] else sizes[0]
+        shards = [_cut(rows, n) for rows in _starts(sizes)]
+        turns = np.concatenate([shard[t] for t in range(n) for shard in shards])
+        return np.argsort(turns) if found["back"] else turns
+
+    return _grouped(name, title, sides, order)
+
+
+def _put_down(found: re.Match[str], name: str, sides: Sides) -> Predicted:
+    title, told = found["title"], found["order"].split(", ")
+
+    def order(sizes: list[int]) -> Ints:
+        n = int(found["n"] or 1)
+        labels = {
+            "gate and up": ("w1", "w3") if "w1" in told else ("gate_proj", "up_proj"),
+            "query, key and value": ("q_proj", "k_proj", "v_proj"),
+        }.get(title, ("query", "key", "value"))
+        shards = dict(zip(labels, (_cut(rows, n) for rows in _starts(sizes)), strict=True))
+        turns = np.concatenate([shards[w][t] for t in range(n) for w in told])
+        return np.argsort(turns) if found["back"] else turns
+
+    return _grouped(name, title, sides, order)
+
+
+def _by_group(found: re.Match[str], name: str, sides: Sides) -> Predicted:
+    def order(sizes: list[int]) -> Ints:
+        groups = [rows.reshape(int(found["n"]), -1) for rows in _starts(sizes)]
+        fused = np.concatenate(groups, 1).reshape(-1)
+        return np.argsort(fused) if found["how"] == "one by one and read group by group" else fused
+
+    return _grouped(name, "query, key and value", sides, order)
+
+
+def _cut_elsewhere(found: re.Match[str], name: str, sides: Sides) -> Predicted:
+    k = int(found["n"]) * (1 if found["when"] == "late" else -1)
+
+    def order(sizes: list[int]) -> Ints:
+        return np.roll(np.arange(sum(sizes)), -k)
+
+    return _grouped(name, found["title"], sides, order)
+
+
+def _mixed(found: re.Match[str], name: str, sides: Sides) -> Predicted:
+    """Rows of a group in each other's place: each is looked up among all of A, and the runs are counted."""
+    names, parts = _parts(name, found["title"], sides)
+    if not names:
+        return
+    fused = np.concatenate(parts)
+    u, v = (
+        np.concatenate([side[n].bits.reshape(len(side[n].bits), -1) for n in names])[fused]
+        for side in (sides.a, sides.b)
+    )
+    where: dict[bytes, int] = {}
+    for k, row in enumerate(u):
+        where.setdefault(row.tobytes(), k)
+    order = np.array([where.get(row.tobytes(), -1) for row in v])
+    runs = 1 + np.count_nonzero(np.diff(order[order >= 0]) != 1)
+    unique = len(where) == len(u) and (order >= 0).all()
+    if unique and runs != int(found["n"]):
+        return
+    rows = np.empty_like(u)
+    rows[fused] = _taken(u, order, 0)
+    start = sum(len(sides.a[n].bits) for n in names[: names.index(name)])
+    yield rows[start : start + len(sides.a[name].bits)].reshape(sides.a[name].shape)
+
+
+NOUN = r"(?P<noun>rows|columns|indices of axis \d+)"
+GROUPS = r"(?P<title>gate and up|query, key and value|\w+(?:, \w+)+)"
+BACK = r"(?P<back> in A, and one after the other in B)?"
+BLOCKS = rf"(?P<count>\d+) blocks of (?P<size>\d+) {NOUN}"
+FORMS: list[tuple[str, Callable[[re.Match[str], str, Sides], Predicted]]] = [
+    (r"(?P<how>transposed(?:, then read with the shape of A)?|read with the shape of A's transpose)", _transposed),
+    (rf"{NOUN} shifted by (?P<n>-?\d+)(?P<around> around the end)?", _shifted),
+    (r"content shifted by (?P<n>-?\d+) elements?(?P<around> around the end)?", _shifted_flat),
+    (rf"heads permuted: {BLOCKS} come in the order (?P<order>\[.*\]) of A", _listed),
+    (rf"shards in the wrong order: {BLOCKS} come in the order (?P<order>\[.*\]) of A", _listed),
+    (rf"{NOUN} in another order: (?P<order>\[.*\]) of A", _listed),
+    (r"experts come in the order (?P<order>\[.*\]) of A", _listed),
+    (rf"{NOUN} in reverse order", _reversed),
+    (rf"{BLOCKS} strided, as where a shard of fsdp=(?P<fsdp>\d+) over tp=(?P<tp>\d+) is read as plain", _strided),
+    (r"every one of (?P<count>\d+) blocks on axis (?P<axis>\d+) holds block (?P<every>\d+)", _duplicated),
+    (r"of (?P<count>\d+) blocks of (?P<size>\d+) on axis (?P<axis>\d+), block (?P<pairs>.*)", _duplicated),
+    (r"rotary halves of A are pairs in B, (?P<size>\d+) rows of each head of (?P<width>\d+)(?P<back>, the other way round)?", _rotary),
+    (r"gate and up swapped, (half by half|in turn)|halves of gate and up in A are in turn in B|gate and up in turn in A are halves in B", _gate_up),
+    (r"gate and up swapped", lambda f, n, s: _grouped(n, "gate and up", s, lambda z: np.concatenate(_starts(z)[::-1]))),
+    (rf"{GROUPS} interleaved (?:row by row|in (?P<n>\d+) shards, as by the ranks of tp=(?P=n)){BACK}", _interleaved),
+    (rf"(?P<title>gate and up|query, key and value|components) put down in the order (?P<order>\w+(?:, \w+)*?)(?: in each of (?P<n>\d+) shards, as the ranks of tp=(?P=n) fuse them)?{BACK}", _put_down),
+    (r"query, key and value of (?P<n>\d+) groups are stored (?P<how>group by group and read one by one|one by one and read group by group)", _by_group),
+    (r"(?P<title>gate and up|query, key and value|components) are cut out of the fused tensor (?P<n>\d+) rows? too (?P<when>late|early) in B", _cut_elsewhere),
+    (r"rows of (?P<title>gate and up|query, key and value|components) lie in each other's place, in (?P<n>\d+) runs", _mixed),
+]  # fmt: skip
+"""Every form of a sentence about places."""
