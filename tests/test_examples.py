@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -14,16 +18,21 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 import intarsia
+from tests.distributed.ranks import server
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 def run(script: str, *given: str | Path, ranks: int = 1) -> str:
     """What an example prints, alone or under torchrun."""
     command = [sys.executable, str(ROOT / "examples" / script), *map(str, given)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = free_port()
     if ranks > 1:
         launcher = [sys.executable, "-m", "torch.distributed.run"]
         command = [*launcher, f"--nproc-per-node={ranks}", f"--master-port={port}", *command[1:]]
@@ -39,16 +48,44 @@ def run(script: str, *given: str | Path, ranks: int = 1) -> str:
     return done.stdout
 
 
+def run_forked(script: str, *given: str | Path, ranks: int = 1) -> str:
+    """What an example prints in processes that have imported torch and Transformers already."""
+    with tempfile.TemporaryDirectory() as folder:
+        port, out = free_port(), Path(folder) / "out"
+        processes = [
+            server.Process(target=_main, args=(script, given, rank, ranks, port, out))
+            for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(240)
+            assert process.exitcode == 0, process
+        return out.read_text()
+
+
+def _main(
+    script: str, given: Sequence[str | Path], rank: int, ranks: int, port: str, out: Path
+) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_PORT": port}
+    torch.set_num_threads(1)
+    sys.argv = [script, *map(str, given)]
+    with (out if rank == 0 else Path(os.devnull)).open("w") as said, redirect_stdout(said):
+        runpy.run_path(str(ROOT / "examples" / script), run_name="__main__")
+
+
 def losses(text: str) -> list[float]:
     return [float(x) for x in re.findall(r"loss ([\d.]+)", text)]
 
 
-def test_a_training_goes_on_on_another_mesh(tmp_path: Path) -> None:
-    straight = losses(run("train_and_resume.py", tmp_path / "straight", "--steps", "6"))
-    first = losses(run("train_and_resume.py", tmp_path / "run", "--steps", "4", ranks=2))
-    then = losses(
-        run("train_and_resume.py", tmp_path / "run", "--steps", "2", "--tp", "2", ranks=2)
-    )
+@pytest.mark.parametrize(
+    "start", [run_forked, pytest.param(run, marks=pytest.mark.slow)], ids=["forked", "torchrun"]
+)
+def test_a_training_goes_on_on_another_mesh(start: Callable[..., str], tmp_path: Path) -> None:
+    script = "train_and_resume.py"
+    straight = losses(start(script, tmp_path / "straight", "--steps", "6"))
+    first = losses(start(script, tmp_path / "run", "--steps", "4", ranks=2))
+    then = losses(start(script, tmp_path / "run", "--steps", "2", "--tp", "2", ranks=2))
     assert first + then == pytest.approx(straight, rel=1e-5)
     assert (tmp_path / "run" / "latest").read_text() == "step-6\n"
 

@@ -13,8 +13,8 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-_server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(
+server = multiprocessing.get_context("forkserver")
+server.set_forkserver_preload(
     [
         "torch.distributed.tensor",
         "torch.distributed.fsdp",
@@ -42,7 +42,7 @@ def answers_of(answers: list[tuple[bool, Any]]) -> list[Any]:
 
 
 def outcomes(
-    count: int, work: Callable[..., Any], *given: Any, seconds: float = 120, context: Any = _server
+    count: int, work: Callable[..., Any], *given: Any, seconds: float = 120, context: Any = server
 ) -> list[tuple[bool, Any]]:
     """For each rank whether `work` succeeded, and its result or the traceback of its failure."""
     with tempfile.TemporaryDirectory() as folder:
@@ -70,8 +70,8 @@ def on_ranks_with(
     module: str, count: int, work: Callable[..., Any], *given: Any, seconds: float = 240
 ) -> list[Any]:
     """As `on_ranks`, on ranks forked from a process that has imported `module` once for all."""
-    mine, theirs = _server.Pipe(duplex=False)
-    process = _server.Process(target=_fork, args=(theirs, module, count, work, given, seconds))
+    mine, theirs = server.Pipe(duplex=False)
+    process = server.Process(target=_fork, args=(theirs, module, count, work, given, seconds))
     process.start()
     theirs.close()
     good, answer = _answer(mine, seconds)

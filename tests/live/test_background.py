@@ -54,7 +54,11 @@ def saved(folder: Path) -> bool:
 
 @pytest.mark.parametrize(
     ("end", "status"),
-    [("", 0), ("raise SystemExit(3)", 3), ("raise RuntimeError('training failed')", 1)],
+    [
+        ("raise RuntimeError('training failed')", 1),
+        pytest.param("", 0, marks=pytest.mark.slow),
+        pytest.param("raise SystemExit(3)", 3, marks=pytest.mark.slow),
+    ],
 )
 def test_a_save_on_the_last_line_is_finished(tmp_path: Path, end: str, status: int) -> None:
     done = script(tmp_path, SLOW_DISK, SAVE, end)
