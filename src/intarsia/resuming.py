@@ -71,7 +71,7 @@ def _go_on(
     staging.check_room(max(0, _need(arrangement) - held))
     for file, size in arrangement.files.items():
         staging.create(file, size, keep=True)
-    staging.sync_data()
+    staging.sync_data(created=True)
     staging.sync_names()
     journal.begin(facts, done, found.generation + 1)
     wrong = f"; {human(damaged)} were not as they had been written, and are written again"

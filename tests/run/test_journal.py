@@ -232,6 +232,7 @@ def test_a_sync_that_fails_fails_the_run(journal: Journal, monkeypatch) -> None:
     monkeypatch.setattr(subject, "LEAST_SECONDS", 0.0)
     monkeypatch.setattr(os, "fdatasync", broken)
     journal.join(0)
+    journal.staging.write("f", 8, [ROWS[0]])
     journal.record(row(0))
     with pytest.raises(StoreError, match="Input/output error"), journal:
         pass

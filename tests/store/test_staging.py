@@ -6,12 +6,15 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from intarsia.errors import IntarsiaError, StoreError, UsageError
+from intarsia.store.lock import Lock
 from intarsia.store.staging import Staging
 from tests.checkpoints import environment, files_of, leftovers
 
@@ -343,3 +346,108 @@ def test_a_run_killed_between_the_two_steps_is_undone_by_the_next(tmp_path: Path
         begun(tmp_path / "out")
     assert (tmp_path / "out" / "old").read_text() == "old"
     assert not aside.exists()
+
+
+@pytest.mark.parametrize("call", ["_lock", "_is_mine"])
+def test_an_interrupt_while_the_lock_is_taken_leaves_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    honest = getattr(Lock, call)
+
+    def interrupted(self: Lock, fd: int) -> object:
+        monkeypatch.setattr(Lock, call, honest)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Lock, call, interrupted)
+    lock = Lock(tmp_path / "lock", tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        lock.take()
+    assert not lock.held
+    assert not (tmp_path / "lock").exists()
+
+
+def test_an_interrupt_while_another_holds_the_lock_leaves_it_to_that_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (Lock(tmp_path / "lock", tmp_path / "out") for _ in range(2))
+    first.take()
+
+    def interrupted(self: Lock, fd: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Lock, "_lock", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        second.take()
+    assert (tmp_path / "lock").exists()
+    first.give_back()
+
+
+def many_files(staging: Staging, count: int) -> None:
+    staging.begin()
+    for k in range(count):
+        staging.create(f"f{k}", 4)
+    for k in range(count):
+        staging.write(f"f{k}", 0, [b"data"])
+
+
+def test_many_files_are_synced_side_by_side_and_each_after_its_last_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: dict[str, bytes] = {}
+    both, honest = threading.Barrier(2), os.fsync
+
+    def fsync(fd: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        if path.name in ("f0", "f1"):
+            both.wait(10)  # in one sync after another the first would wait in vain
+        if path.is_file():
+            synced[path.name] = path.read_bytes()
+        honest(fd)
+
+    staging = Staging(tmp_path / "out")
+    monkeypatch.setattr(os, "fsync", fsync)
+    many_files(staging, 60)
+    staging.commit()
+    assert synced == files_of(tmp_path / "out") == {f"f{k}": b"data" for k in range(60)}
+
+
+def test_a_sync_of_many_that_fails_fails_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = os.fsync
+
+    def fsync(fd: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("f33"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        honest(fd)
+
+    staging = Staging(tmp_path / "out")
+    monkeypatch.setattr(os, "fsync", fsync)
+    many_files(staging, 60)
+    with pytest.raises(StoreError, match="f33: Input/output error") as raised:
+        staging.commit()
+    assert raised.value.lost
+    assert not staging.abandon(keep=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_more_files_than_may_be_open_are_each_on_disk_before_they_are_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("intarsia.store.descriptors.affordable", lambda: 8)
+    synced, honest, honest_data = set(), os.fsync, os.fdatasync
+
+    def noted(sync: Callable[[int], None]) -> Callable[[int], None]:
+        def call(fd: int) -> None:
+            sync(fd)
+            synced.add(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", noted(honest))
+    monkeypatch.setattr(os, "fdatasync", noted(honest_data))
+    staging = Staging(tmp_path / "out")
+    many_files(staging, 50)
+    staging.sync_data()
+    assert synced >= {f"f{k}" for k in range(50)}
+    staging.abandon()

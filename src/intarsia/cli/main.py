@@ -55,21 +55,25 @@ def options(
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run one command and exit with its status."""
+    with stopping():
+        try:
+            status = _status_of(_read(arguments))
+        except KeyboardInterrupt:
+            status = _failed(StoppedError(stop_word()), stop_status())
+        with to_stdout():
+            pass
+    raise SystemExit(status)
+
+
+def _read(arguments: list[str] | None) -> list[str]:
+    """The words of a call, without the options that every command takes, which are noted."""
     open_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     end = words.index("--") if "--" in words else len(words)
     OUTPUT.rank = 0
     OUTPUT.json = "--json" in words[:end]
     OUTPUT.quiet = any(word in ("--quiet", "-q") for word in words[:end])
-    kept = [w for w in words[:end] if w not in ("--json", "--quiet", "-q")] + words[end:]
-    with stopping():
-        try:
-            status = _status_of(kept)
-        except KeyboardInterrupt:
-            status = _failed(StoppedError(stop_word()), stop_status())
-        with to_stdout():
-            pass
-    raise SystemExit(status)
+    return [w for w in words[:end] if w not in ("--json", "--quiet", "-q")] + words[end:]
 
 
 def _status_of(words: list[str]) -> int:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from intarsia.errors import StoreError
+
 _ALL: weakref.WeakSet[Descriptors] = weakref.WeakSet()
 
 
@@ -40,7 +42,7 @@ class Descriptors:
     ) -> None:
         self._opening = opening
         self._closing = closing
-        self._most = most or affordable()
+        self.most = most or affordable()
         self._held: dict[str, _Held] = {}
         self._lock = threading.RLock()
         weakref.finalize(self, _close_all, self._held)
@@ -55,7 +57,7 @@ class Descriptors:
         with self._lock:
             held = self._held.pop(name, None)
             if held is None:
-                while len(self._held) >= self._most and self._close_one():
+                while len(self._held) >= self.most and self._close_one():
                     pass
                 held = _Held(self._opened(name))
             self._held[name] = held  # the last of all: the one used last
@@ -74,13 +76,13 @@ class Descriptors:
 
     def close(self) -> None:
         """Close every file; the first failure is raised when all are closed."""
-        failure: OSError | None = None
+        failure: Exception | None = None
         with self._lock:
             while self._held:
                 name, held = self._held.popitem()
                 try:
                     self._closing(name, held.fd)
-                except OSError as error:
+                except (OSError, StoreError) as error:
                     failure = failure or error
         if failure is not None:
             raise failure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from intarsia.errors import UsageError
@@ -31,9 +32,19 @@ class Lock:
                 self._lock(fd)
                 if self._is_mine(fd):
                     self.fd = fd
+            except KeyboardInterrupt:
+                self._forget(fd)
+                raise
             finally:
                 if self.fd is None:
                     os.close(fd)
+
+    def _forget(self, fd: int) -> None:
+        """Remove the file that was made, unless another process holds it: it would keep other users away."""
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._is_mine(fd):
+                self.path.unlink()
 
     def _is_mine(self, fd: int) -> bool:
         """Whether the file still has its name: its last owner may have removed it in between."""

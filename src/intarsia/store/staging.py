@@ -46,6 +46,8 @@ _COPIED_BYTES = 8 << 20
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _NAME_BYTES = 255 - len("..intarsia-partial-replaced")
 """The longest name to which what lies beside a destination can add its own."""
+_SIDE_BY_SIDE = 16
+"""How many files are synced at a time where there are many."""
 AWAIT_SECONDS = 20.0
 """How long a network file system may hide a new folder from other hosts."""
 
@@ -79,7 +81,9 @@ class Staging:
         self.old: Contents | None = None
         self.number: int | None = None
         self._files = Descriptors(self._open_file, self._close_file)
+        self._created: dict[str, None] = {}
         self._unsynced: dict[str, None] = {}
+        self._syncing = threading.Lock()
         self._writing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
         self._flusher: ThreadPoolExecutor | None = None
@@ -207,7 +211,7 @@ class Staging:
             with naming(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 fd = os.open(path, _OPEN | os.O_CREAT | (0 if keep else os.O_TRUNC), mode)
-                self._unsynced[file] = None
+                self._created[file] = None
                 try:
                     os.truncate(fd, size_bytes)
                 finally:
@@ -222,8 +226,13 @@ class Staging:
         spin instead of reading.
         """
         with self._writing[file], naming(self.folder / file), self._files.use(file) as fd:
-            self._unsynced[file] = None
             count = write_all(fd, start_bytes, buffers)
+            self._unsynced[file] = None  # a sync that began before does not cover it
+        if len(self._unsynced) >= self._files.most // 2 and self._syncing.acquire(blocking=False):
+            try:
+                self._sync_each(list(self._unsynced))
+            finally:
+                self._syncing.release()
         if count >= WRITEBACK_BYTES:  # so that the final sync finds little to do
             self.aside(self._start_write_back, file, start_bytes, count)
 
@@ -264,23 +273,41 @@ class Staging:
         self.settle()
         if self.failure is not None:
             raise self.failure
-        while self._unsynced:
-            file = next(iter(self._unsynced))
-            try:
-                with naming(self.folder / file, lasting=True), self._files.use(file) as fd:
-                    os.fsync(fd)
-            except StoreError as error:
-                self.failure = error
-                raise
-            self._unsynced.pop(file, None)
+        self._sync_each(list({**self._unsynced, **self._created}))
         with naming(self.folder, lasting=True):
             self._files.close()
 
-    def sync_data(self) -> None:
-        """Make durable what was written so far; the files stay open."""
-        for file in list(self._unsynced):
+    def _sync_each(self, files: Sequence[str]) -> None:
+        """Make files durable; many go side by side, which a disk takes in one go."""
+        if len(files) < 2 * _SIDE_BY_SIDE:
+            for file in files:
+                self._sync_one(file)
+            return
+        with ThreadPoolExecutor(_SIDE_BY_SIDE, "intarsia-sync") as pool:
+            try:
+                for done in [pool.submit(self._sync_one, file) for file in files]:
+                    done.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _sync_one(self, file: str) -> None:
+        self._unsynced.pop(file, None)
+        try:
             with naming(self.folder / file, lasting=True), self._files.use(file) as fd:
-                os.fdatasync(fd)
+                os.fsync(fd)
+        except StoreError as error:
+            self.failure = self.failure or error
+            raise
+        self._created.pop(file, None)
+
+    def sync_data(self, *, created: bool = False) -> None:
+        """Make durable what was written so far, and what was `created`; the files stay open."""
+        with self._syncing:
+            if self.failure is not None:
+                raise self.failure
+            for file in list({**self._unsynced, **self._created} if created else self._unsynced):
+                with naming(self.folder / file, lasting=True), self._files.use(file) as fd:
+                    os.fdatasync(fd)
 
     def sync_names(self) -> None:
         """Make the names of the files durable."""
@@ -349,6 +376,7 @@ class Staging:
         Returns whether it is kept: what a file system would not close it may not have.
         """
         self.settle()
+        self._created.clear()
         self._unsynced.clear()  # what a later run takes up it reads back
         try:
             self._files.close()
@@ -376,8 +404,12 @@ class Staging:
         """Close a file to make room for another; what the kernel could not write is known then."""
         try:
             if file in self._unsynced:
-                os.fsync(fd)
+                with naming(self.folder / file, lasting=True):
+                    os.fsync(fd)
                 del self._unsynced[file]
+        except StoreError as error:
+            self.failure = self.failure or error
+            raise
         finally:
             os.close(fd)
 
