@@ -17,7 +17,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from tests.parity.megatron_logits import build
 
-__all__ = ["megatron", "model_of", "sharded"]
+__all__ = ["megatron", "model_of", "parallel_state", "sharded"]
 
 Config = dict[str, Any]
 
@@ -51,7 +51,12 @@ def model_of(hf: Config, stage: int | None = None, **changes: Any) -> Any:
     ep = parallel_state.get_expert_model_parallel_world_size()
     dtype = getattr(torch, hf["dtype"])
     vocab = -(-hf["vocab_size"] // (8 * tp)) * 8 * tp
-    model = build(hf, vocab, tp, pp, ep, dtype, stage, **changes).to(dtype)
+    if "linear_attention" in hf.get("layer_types", ()):
+        from tests.distributed.megatron_linear_attention import build_linear
+
+        model = build_linear(hf, vocab, tp, dtype).to(dtype)
+    else:
+        model = build(hf, vocab, tp, pp, ep, dtype, stage, **changes).to(dtype)
     # Megatron's own attention refuses context parallelism when it is made; weights do not care.
     model.config.context_parallel_size = parallel_state.get_context_parallel_world_size()
     with torch.no_grad():

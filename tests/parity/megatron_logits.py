@@ -24,6 +24,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 # Megatron-core 0.16 leaves the name undefined where TransformerEngine is not installed.
@@ -38,11 +39,13 @@ def build(
     ep: int,
     dtype: torch.dtype = torch.float32,
     stage: int | None = None,
+    attention: ModuleSpec | None = None,
     **changes: Any,
 ) -> GPTModel:
     """A model of the shape that a hub configuration gives, with Megatron's own layers.
 
-    `stage` is its number in a virtual pipeline; `changes` are settings of `TransformerConfig`.
+    `stage` is its number in a virtual pipeline, `attention` its layers' own, where it is not the usual
+    one; `changes` are settings of `TransformerConfig`.
     """
     experts = hf.get("num_experts") or hf.get("num_local_experts")
     sparse = {
@@ -87,6 +90,8 @@ def build(
     spec = get_gpt_layer_local_spec(
         num_experts=experts, qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
     )
+    if attention is not None:
+        spec.submodules.self_attention = attention
     return GPTModel(
         config,
         spec,
