@@ -34,7 +34,7 @@ def check_feasible(src: Manifest, wish: Wish) -> None:
         )
     if wish.to in MEGATRON:
         _check_head(src, table, wish)
-    if wish.to != "hf":
+    if wish.to != "hf" and not table.whole:  # Transformers' rules know of no layers and experts
         _check_mesh(table, wish)
 
 
@@ -78,8 +78,9 @@ def _check_mesh(table: Table, wish: Wish) -> None:
 def notes_on_request(src: Manifest, wish: Wish) -> Iterator[str]:
     """What is to be known of a destination that can be written, and is not all that it might be."""
     table = table_for(src.config)
-    if wish.to == "dcp" and wish.mesh.ep > 1 and table and not _count_experts(table):
-        yield f"a {table.family} has no experts: the {wish.mesh.ep} ranks along ep hold copies"
+    ranks = wish.mesh.ep if wish.to == "dcp" else 1
+    if ranks > 1 and table and not table.whole and not _count_experts(table):
+        yield f"a {table.family} has no experts: the {ranks} ranks along ep hold copies"
     yield from _notes_on_arguments(src, wish)
 
 

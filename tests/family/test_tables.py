@@ -194,8 +194,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (of("qwen3_5_text", DENSE, GDN, LAYER_TYPES), r"layer_types\[1\] is 'sliding'"),
     (of("qwen3_5_text", DENSE, GDN, layer_types=["full_attention"]), "1 entries.* is 4"),
     (of("qwen3_5_text", DENSE, GDN, linear_num_key_heads=5), "linear_num_value_heads is 6.*= 5"),
-    (of("qwen3_5_text", DENSE), "linear_num_key_heads"),
-    (of("deepseek_v3", DENSE, ROUTED), "kv_lora_rank"),
     (of("deepseek_v3", DENSE, ROUTED, LATENT, moe_layer_freq=2), "moe_layer_freq is 2"),
 ]
 

@@ -54,7 +54,7 @@ def heads_of(t: Table, *, width: int | None = None) -> tuple[int, int, int]:
     hidden, heads = t.number("hidden_size"), t.number("num_attention_heads")
     groups = t.number("num_key_value_heads", default=heads)
     t.divide("num_attention_heads", heads, "num_key_value_heads", groups)
-    if t.text.get("head_dim") is None and width is None:
+    if t.value("head_dim") is None and width is None:
         width = t.divide("hidden_size", hidden, "num_attention_heads", heads)
     return heads, groups, t.number("head_dim", default=width)
 
@@ -168,6 +168,21 @@ def experts(
 def shared_expert(at: Layer, inner: int, *, hf: str = "mlp.shared_experts.") -> None:
     """An expert that every token uses."""
     mlp(at, inner, hf=hf, megatron="mlp.shared_experts.")
+
+
+def sparse_after_dense(t: Table) -> tuple[bool, ...]:
+    """For each layer whether it has experts: as `mlp_layer_types` says, or all but the first ones."""
+    count, begun = t.number("num_hidden_layers"), "first_k_dense_replace"
+    dense = t.number(begun, default=0)
+    usual = ["dense" if layer < dense else "sparse" for layer in range(count)]
+    kinds = t.kinds("mlp_layer_types", ("dense", "sparse"), usual)
+    if begun in t.text and list(kinds) != usual:
+        raise FamilyError(
+            f"config.json: {begun} is {dense}, mlp_layer_types has dense layers"
+            f" {[layer for layer, kind in enumerate(kinds) if kind == 'dense']}",
+            hint="take out the one that is not the model's",
+        )
+    return tuple(kind == "sparse" for kind in kinds)
 
 
 def is_sparse(t: Table, layer: int) -> bool:

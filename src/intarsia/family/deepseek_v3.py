@@ -17,9 +17,9 @@ def fill(t: Table) -> None:
     if (every := t.number("moe_layer_freq", default=1)) != 1:
         raise FamilyError(f"config.json: moe_layer_freq is {every}, every published model has 1")
     decoder.embeddings(t)
-    dense = t.number("first_k_dense_replace", default=0)
+    sparse = decoder.sparse_after_dense(t)
     for at in t.layers():
-        layer(at, sparse=at.stage[0] >= dense)
+        layer(at, sparse=sparse[at.stage[0]])
     for at in layers_after(t):
         layer(at, sparse=True)
 
@@ -43,7 +43,7 @@ def latent_attention(at: Layer) -> None:
     rope, nope = t.number("qk_rope_head_dim"), t.number("qk_nope_head_dim")
     value, bias = t.number("v_head_dim"), t.flag("attention_bias")
     to = "self_attention."
-    if t.text.get("q_lora_rank") is None:
+    if t.value("q_lora_rank") is None:
         query = f"{to}linear_q_proj.weight"
         at.tensor("self_attn.q_proj.weight", heads * (nope + rope), hidden, tp=0, megatron=query)
     else:

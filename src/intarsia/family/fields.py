@@ -5,9 +5,11 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from intarsia.errors import FamilyError
+from intarsia.family.layout_defaults import layout_defaults_of
 
 Config = Mapping[str, Any]
 
@@ -34,10 +36,20 @@ class Fields:
         """Whether the configuration is a vision-language wrapper's."""
         return "text_config" in self.config
 
+    @cached_property
+    def defaults(self) -> Mapping[str, int]:
+        """What the model type takes for sizes that its configuration leaves out."""
+        return layout_defaults_of(self.text.get("model_type"), self.config.get("model_type"))
+
+    def value(self, name: str) -> Any:
+        """A field as it is given, or as the model type has it where it is left out."""
+        return self.text[name] if name in self.text else self.defaults.get(name)
+
     def number(self, *names: str, default: int | None = None) -> int:
-        """The first of these whole numbers that the configuration gives."""
-        for name in names:
-            value = self.text.get(name)
+        """The first of these whole numbers that the configuration gives, or else the model type."""
+        given = [name for name in names if name in self.text]
+        for name in given or names:
+            value = self.value(name)
             if isinstance(value, int) and not isinstance(value, bool):
                 most = MAX_LAYERS if name.endswith("_layers") else MAX_NUMBER
                 if not 0 <= value <= most:

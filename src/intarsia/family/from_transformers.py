@@ -30,7 +30,7 @@ def table(config: Config, stored: Mapping[str, Shape] | None = None) -> Table:
     """
     model = Skeleton.of(config)
     shapes = dict(stored) if stored is not None else shapes_on_disk(model)
-    out = Table(str(config["model_type"]), config)
+    out = Table(str(config["model_type"]), config, whole=True)
     for name, shape in shapes.items():
         out.store(DISK, out.tensor(name, *shape), None, name, rule=_rule(shape))
     for name, layout in rows_of(model, shapes).items():

@@ -10,9 +10,9 @@ from intarsia.family.spec import Layer, Table
 
 def fill(t: Table) -> None:
     decoder.embeddings(t)
-    dense = t.number("first_k_dense_replace", default=1)
+    sparse = decoder.sparse_after_dense(t)
     for at in t.layers():
-        layer(at, sparse=at.stage[0] >= dense)
+        layer(at, sparse=sparse[at.stage[0]])
     for at in layers_after(t):
         layer(at, sparse=True)
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from intarsia.family.defaults import defaults_of
+from intarsia.family.layout_defaults import layout_defaults_of
+from intarsia.family.special_floats import with_special_floats
 
 Config = Mapping[str, Any]
 
@@ -94,13 +96,22 @@ def meaning_of(config: Config) -> dict[str, Any]:
     tied = config.get("tie_word_embeddings")
     if isinstance(tied, bool):
         found["tie_word_embeddings"] = tied
-    heads = found.get("num_attention_heads")
+    heads, groups = found.get("num_attention_heads"), "num_key_value_heads"
     if heads is not None:
-        found.setdefault("num_key_value_heads", heads)
+        found.setdefault(groups, heads if groups in text else sizes_of(config).get(groups, heads))
     for name in ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping"):
         if name in text and text[name] is None:
             found[name] = None
     return found
+
+
+def sizes_of(config: Config) -> dict[str, int]:
+    """The sizes that a configuration leaves out and its model type has, one spelling each."""
+    text = text_of(config)
+    said = {_ALIASES.get(name, name) for name in text}
+    usual = layout_defaults_of(text.get("model_type"), config.get("model_type"))
+    spelled = {_ALIASES.get(name, name): size for name, size in usual.items()}
+    return {name: size for name, size in spelled.items() if name not in said}
 
 
 def rope_of(text: Config) -> dict[str, Any]:
@@ -142,6 +153,7 @@ def contradictions(first: Config, second: Config) -> list[Contradiction]:
     A field that one leaves out has Transformers' default where that is known, and is passed over
     otherwise.
     """
+    first, second = with_special_floats(first), with_special_floats(second)
     a, b = text_of(first), text_of(second)
     together = (a is first) == (b is second)
     found = list(_unlike("", meaning_of(first), meaning_of(second), together))
@@ -172,4 +184,6 @@ def _unlike(at: str, a: Config, b: Config, together: bool) -> Iterator[Contradic
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, float) and value != value:
+        return repr(value)
     return list(value) if isinstance(value, tuple) else value

@@ -33,6 +33,8 @@ def must_be_there(table: Table, held: Collection[str]) -> list[str]:
 
 def missing_tower(table: Table, held: Collection[str]) -> str | None:
     """The section of a configuration that describes a tower, where no tensor of any is held."""
+    if table.whole:
+        return None
     towers = [name for name in _TOWERS if isinstance(table.config.get(name), Mapping)]
     text = (f"{table.hf}layers.", f"{table.module}layers.", "optimizer.", "mtp.")
     beside = (n for n in held if n not in table.logical and not n.startswith(text))

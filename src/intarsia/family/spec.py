@@ -36,7 +36,8 @@ class Table(Fields):
     """The rows of a family, filled by its file from a model configuration.
 
     `hf`, `module` and `megatron` are what the text model's names begin with in those dialects;
-    a vision-language wrapper changes them.  `head` is the output head's logical name.  `centered` says whether the family's norms hold
+    a vision-language wrapper changes them, and has tensors that no row names unless the table is
+    `whole`.  `head` is the output head's logical name.  `centered` says whether the family's norms hold
     weight − 1 on the hub.  `megatron_centered` says it of Megatron's, whose stored
     `args.layernorm_zero_centered_gamma` tells; where nothing is said they follow the hub's, as
     Megatron-Bridge trains them.
@@ -51,6 +52,7 @@ class Table(Fields):
     optional: set[str] = field(default_factory=set)
     tied: dict[str, str] = field(default_factory=dict)
     head: str = ""
+    whole: bool = False
     dialects: dict[str, Rows] = field(init=False)
 
     def __post_init__(self) -> None:

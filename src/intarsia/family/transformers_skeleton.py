@@ -13,6 +13,7 @@ from typing import Any
 
 from intarsia.errors import FamilyError
 from intarsia.family.fields import MAX_TENSORS, Config
+from intarsia.family.special_floats import with_special_floats
 from intarsia.mesh import Shape
 
 
@@ -85,7 +86,7 @@ def _inert(config: Config) -> dict[str, Any]:
     """
     return {
         name: _inert(value) if isinstance(value, Mapping) else value
-        for name, value in config.items()
+        for name, value in with_special_floats(config).items()
         if name not in _LOADING and not name.startswith("_")
     }
 

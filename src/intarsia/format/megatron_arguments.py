@@ -13,7 +13,7 @@ from math import isclose
 from typing import Any
 
 from intarsia.errors import FamilyError
-from intarsia.family.meaning import Contradiction, meaning_of
+from intarsia.family.meaning import Contradiction, meaning_of, sizes_of
 from intarsia.mesh import Shape
 
 Arguments = Mapping[str, Any]
@@ -127,7 +127,7 @@ class Said:
 
 def arguments_of_config(config: Mapping[str, Any]) -> Said:
     """What a configuration says, in the words of Megatron-LM's arguments."""
-    said, text = Said(), meaning_of(config)
+    said, text = Said(), sizes_of(config) | meaning_of(config)
     family = str(config.get("model_type"))
     _sizes(said, text, family)
     _rotation(said, text, family)
@@ -353,7 +353,7 @@ def _sparse_layers(text: Mapping[str, Any], family: str) -> int | list[int]:
     if kinds:
         found = [int(kind == "sparse") for kind in kinds]
     elif family in (*_LATENT, "glm4_moe"):
-        dense = text.get("first_k_dense_replace", 1 if family == "glm4_moe" else 0)
+        dense = text.get("first_k_dense_replace", 0)
         found = [int(i >= dense) for i in _layers(text)]
     else:
         step, dense_ = text.get("decoder_sparse_step") or 1, text.get("mlp_only_layers") or ()

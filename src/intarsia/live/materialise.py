@@ -1,8 +1,7 @@
 """Giving memory to a model that was built on the `meta` device, each process its own shards.
 
 Parameters and buffers that are one object under two names stay one, and keep what frameworks say of them.
-Buffers that no checkpoint holds (rotary frequencies) are computed by the model's own
-initialisation, where it has one.
+Buffers that no checkpoint holds are computed by the model's own initialisation, where it has one.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from intarsia.live.holding import is_dtensor
+from intarsia.live.passing_buffers import compute_buffers, passing_buffers
 
 if TYPE_CHECKING:
     import torch
@@ -24,13 +24,12 @@ def materialise(model: nn.Module, device: Any = None) -> list[str]:
     if not any(x.is_meta for x in _tensors(model)):
         return []
     shared, told = _shared(model), _told(model)
-    passing = {id(x) for _, _, x in _passing_buffers(model)} - _lasting(model)
+    passing = {id(m._buffers[k]) for _, m, k in passing_buffers(model)} - _lasting(model)
 
     def memory(x: torch.Tensor) -> torch.Tensor:
         if not x.is_meta or id(x) in passing:
             return x
-        where = device or getattr(getattr(x, "device_mesh", None), "device_type", "cpu")
-        return torch.empty_like(x, device=where)
+        return torch.empty_like(x, device=device or _mesh_device(x) or "cpu")
 
     with torch.no_grad():
         model._apply(memory)  # type: ignore[no-untyped-call]
@@ -43,8 +42,17 @@ def materialise(model: nn.Module, device: Any = None) -> list[str]:
                     module._buffers[name] = owner._buffers[key]
         for module, name, attributes in told:
             vars(module._parameters[name]).update(attributes)
-        _compute_buffers(model, device)
-    return [name for name, _, x in _passing_buffers(model) if x.is_meta]
+        compute_buffers(model, device or _device_of(model))
+    return [name for name, m, k in passing_buffers(model) if m._buffers[k].is_meta]  # type: ignore[union-attr]
+
+
+def _mesh_device(x: torch.Tensor) -> str | None:
+    return getattr(getattr(x, "device_mesh", None), "device_type", None)
+
+
+def _device_of(model: nn.Module) -> str:
+    """Where the shards of a model are."""
+    return next((where for x in _tensors(model) if (where := _mesh_device(x))), "cpu")
 
 
 def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
@@ -85,40 +93,3 @@ def _told(model: nn.Module) -> list[tuple[nn.Module, str, dict[str, Any]]]:
         for key, param in module._parameters.items()
         if param is not None and param.is_meta and not is_dtensor(param) and vars(param)
     ]
-
-
-def _passing_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
-    """The buffers that are in no state dict."""
-    for path, module in model.named_modules():
-        for key, buffer in module._buffers.items():
-            if buffer is not None and key in module._non_persistent_buffers_set:
-                yield f"{path}.{key}" if path else key, module, buffer
-
-
-def _compute_buffers(model: nn.Module, device: Any) -> None:
-    """Have a Transformers model compute its passing buffers; each must really be written."""
-    import torch
-
-    initialise = getattr(model, "_init_weights", None)
-    todo = {m for _, m, x in _passing_buffers(model) if x.is_meta}
-    if initialise is None:
-        return
-    for module in todo:
-        if next(module.parameters(recurse=False), None) is not None:
-            continue  # initialising it would draw its weights anew
-        before = {k: b for k, b in module._buffers.items() if b is not None and b.is_meta}
-        for key, buffer in before.items():
-            mark = float("nan") if buffer.is_floating_point() else _mark(buffer.dtype)
-            module._buffers[key] = torch.full_like(buffer, mark, device=device or "cpu")
-        initialise(module)
-        for key, buffer in before.items():
-            made: Any = module._buffers[key]
-            unset = made.isnan() if made.is_floating_point() else made == _mark(made.dtype)
-            if made.numel() and bool(unset.all()):
-                module._buffers[key] = buffer
-
-
-def _mark(dtype: torch.dtype) -> int:
-    import torch
-
-    return 1 if dtype == torch.bool else torch.iinfo(dtype).max

@@ -1,0 +1,139 @@
+"""Buffers that no checkpoint holds (rotary frequencies, scales of embeddings), computed anew as Transformers does.
+
+`_init_weights` of the model that a module belongs to, the nearest one around it, sets them.  It would
+also draw weights: everything that is not to be set is hidden behind tensors on `meta` meanwhile.
+A buffer counts as computed where two runs over different contents leave the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Place = tuple["nn.Module", str]
+_RUNS = (0x00, 0x55)
+"""What memory holds before each of the two runs, byte by byte."""
+
+
+def passing_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """The buffers that are in no state dict: each with its name, its module and its name there."""
+    for path, module in model.named_modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None and key in module._non_persistent_buffers_set:
+                yield f"{path}.{key}" if path else key, module, key
+
+
+def compute_buffers(model: nn.Module, device: Any) -> None:
+    """Have a Transformers model compute its passing buffers that are on `meta`."""
+    todo = [(m, k) for _, m, k in passing_buffers(model) if m._buffers[k].is_meta]  # type: ignore[union-attr]
+    owners = _owners(model)
+    direct = [m for m in dict.fromkeys(m for m, _ in todo) if m in owners]
+    if not direct:
+        return
+    _compute(model, todo, direct, owners, device)
+    left = [(m, k) for m, k in todo if m._buffers[k].is_meta]  # type: ignore[union-attr]
+    if left:  # a module around them may set them
+        _compute(model, left, _around(model, {m for m, _ in left}, owners), owners, device)
+
+
+def _compute(
+    model: nn.Module,
+    places: list[Place],
+    modules: list[nn.Module],
+    owners: dict[nn.Module, Callable[[nn.Module], None]],
+    device: Any,
+) -> None:
+    import torch
+
+    before = {place: _buffer(place) for place in places}
+    made: list[dict[Place, torch.Tensor]] = []
+    for byte in _RUNS:
+        with _hidden(model, places), torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)
+            for (module, key), buffer in before.items():
+                module._buffers[key] = _filled(buffer, byte, device)
+            for module in modules:
+                # What a model's code cannot do for a module is seen by what it leaves.
+                with suppress(Exception):
+                    owners[module](module)
+            made.append({place: _buffer(place) for place in places})
+    first, second = made
+    for place, buffer in before.items():
+        module, key = place
+        same = not first[place].is_meta and _equal(first[place], second[place])
+        module._buffers[key] = first[place] if same else buffer
+
+
+def _owners(model: nn.Module) -> dict[nn.Module, Callable[[nn.Module], None]]:
+    """For every module the initialisation of the nearest model that it is part of."""
+    found: dict[nn.Module, Callable[[nn.Module], None]] = {}
+
+    def visit(module: nn.Module, initialise: Callable[[nn.Module], None] | None) -> None:
+        initialise = getattr(module, "_init_weights", initialise)
+        if initialise is not None:
+            found.setdefault(module, initialise)
+        for child in module.children():
+            visit(child, initialise)
+
+    visit(model, None)
+    return found
+
+
+def _around(model: nn.Module, inner: set[nn.Module], owners: Any) -> list[nn.Module]:
+    """The modules that contain one of these, the innermost first."""
+    found = [m for m in model.modules() if m in owners and not inner.isdisjoint(m.modules())]
+    return found[::-1]
+
+
+@contextmanager
+def _hidden(model: nn.Module, shown: list[Place]) -> Iterator[None]:
+    """Every parameter and every buffer but those `shown` behind tensors on `meta`."""
+    import torch
+
+    visible = {(id(module), key) for module, key in shown}
+    with ExitStack() as stack:
+        for module in model.modules():
+            for held in (module._parameters, module._buffers):
+                stack.callback(held.update, dict(held))
+                for key, x in held.items():
+                    if x is not None and (id(module), key) not in visible:
+                        veil = torch.empty(x.shape, dtype=x.dtype, device="meta")
+                        if held is module._parameters:
+                            veil = torch.nn.Parameter(veil, requires_grad=False)
+                        veil._is_hf_initialized = True  # type: ignore[attr-defined]
+                        held[key] = veil
+        yield
+
+
+def _buffer(place: Place) -> torch.Tensor:
+    module, key = place
+    found = module._buffers[key]
+    assert found is not None
+    return found
+
+
+def _filled(like: torch.Tensor, byte: int, device: Any) -> torch.Tensor:
+    import torch
+
+    out = torch.empty(like.shape, dtype=like.dtype, device=device)
+    if like.dtype == torch.bool:
+        return out.fill_(bool(byte))
+    out.view(-1).view(torch.uint8).fill_(byte) if like.dim() else out.view(1).view(
+        torch.uint8
+    ).fill_(byte)
+    return out
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors hold the same bits."""
+    import torch
+
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    x, y = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+    return bool(torch.equal(x, y))

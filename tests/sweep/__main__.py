@@ -1,0 +1,42 @@
+"""`python -m tests.sweep [TYPE …]`: every model type of the installed Transformers, one process each.
+
+Results are kept as they come, so that a run that was stopped goes on where it was; `--fresh`
+begins anew.  A run over all types writes `docs/reference/models.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.sweep.page import PAGE, page
+from tests.sweep.results import Results
+from tests.sweep.run import sweep
+from tests.sweep.types import all_types
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sweep")
+    parser.add_argument("types", nargs="*", help="model types (default: all)")
+    parser.add_argument("--fresh", action="store_true", help="do not go on from earlier results")
+    parser.add_argument("--page", action="store_true", help="only write the page from what is kept")
+    parser.add_argument("-j", "--jobs", type=int, default=2, help="processes at a time")
+    given = parser.parse_args()
+    chosen = [t for t in all_types() if not given.types or t.name in given.types]
+    results = Results.kept()
+    if given.fresh or given.types:
+        results.forget(chosen)
+    if not given.page:
+        sweep(chosen, results, given.jobs)
+    wrong = [t for t in chosen if results.faults(t)]
+    for t in wrong:
+        for name, said in results.faults(t).items():
+            print(f"{t}: {name}: {said}")
+    print(f"{len(chosen) - len(wrong)} of {len(chosen)} right or named")
+    if not given.types:
+        PAGE.write_text(page(results))
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

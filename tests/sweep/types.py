@@ -1,0 +1,89 @@
+"""The model types of the installed Transformers, and a tiny model of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tests.sweep.tiny import tiny_configs
+
+KINDS = {
+    "causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "image-text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+}
+
+
+@dataclass(frozen=True, order=True)
+class Type:
+    """A model type and the kind of model that is built of it."""
+
+    name: str
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.kind}"
+
+
+class CannotBuildError(Exception):
+    """Transformers builds no model of this type here."""
+
+
+def all_types() -> list[Type]:
+    """Every causal language model and every image-text model."""
+    from transformers.models.auto import modeling_auto
+
+    return sorted(
+        Type(name, kind) for kind, names in KINDS.items() for name in getattr(modeling_auto, names)
+    )
+
+
+def class_of(type_: Type) -> Any:
+    """The class that Transformers' automatic class takes for a type."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    name = getattr(modeling_auto, KINDS[type_.kind])[type_.name]
+    return getattr(transformers, name if isinstance(name, str) else name[0])
+
+
+def tiny_config(type_: Type) -> Any:
+    """A small configuration of which a model can be built."""
+    import torch
+    from transformers import AutoConfig
+
+    kind, first = class_of(type_), None
+    try:
+        defaults = AutoConfig.for_model(type_.name).to_dict()
+    except Exception:
+        defaults = {"model_type": type_.name}
+    for given in tiny_configs(defaults):
+        fields = {k: v for k, v in given.items() if k != "model_type"}
+        try:
+            config = _fitting(AutoConfig.for_model(type_.name, **fields), kind)
+            with torch.device("meta"):
+                kind(config)
+            return config
+        except Exception as error:
+            first = first or error
+    raise CannotBuildError(f"{type(first).__name__}: {first}") from first
+
+
+def _fitting(config: Any, kind: Any) -> Any:
+    """A wrapper's configuration, or that of its text part where the model is the text part alone."""
+    wanted = kind.config_class
+    if not isinstance(config, wanted) and isinstance(config.get_text_config(), wanted):
+        return config.get_text_config()
+    return config
+
+
+def build(type_: Type) -> Any:
+    """A tiny model whose parameters are all random, and no two alike."""
+    import torch
+
+    config = tiny_config(type_)
+    torch.manual_seed(0)
+    model = class_of(type_)(config).eval()
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(torch.randn_like(param), alpha=0.02)
+    return model
