@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite, isnan
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checking.beside import Beside, compare_beside
+from intarsia.checking.change import Number, distances
 from intarsia.checking.diagnosis import Finding, Unequal, diagnose
 from intarsia.checking.diagnosis.whereabouts import Whereabouts
 from intarsia.checking.fault import Fault
@@ -41,17 +43,23 @@ class Difference:
     tensor: str
     elements: int
     first: tuple[int, ...]
-    max_abs: float
+    max_abs: Number
     diagnosis: str
     kind: str = ""
     where: Whereabouts | None = None
+
+    @property
+    def gap(self) -> str:
+        """The largest distance in words: integers exactly, others to four digits."""
+        whole = isinstance(self.max_abs, int)
+        return f"{self.max_abs:,}" if whole else f"{self.max_abs:.4g}"
 
     def as_json(self) -> dict[str, Any]:
         return {
             "tensor": self.tensor,
             "elements": self.elements,
             "first": list(self.first),
-            "max_abs": self.max_abs if np.isfinite(self.max_abs) else str(self.max_abs),
+            "max_abs": self.max_abs if isfinite(self.max_abs) else str(self.max_abs),
             "diagnosis": self.diagnosis,
             "kind": self.kind,
             "where": self.where.as_json() if self.where else None,
@@ -74,6 +82,18 @@ class Comparison:
     beside: tuple[Beside, ...] = ()
     damaged: tuple[Fault, ...] = ()
     """Faults of what one side stores outside of every tensor."""
+    rounded: int = 0
+    """Weights of one side that were held against the other side's main weights, rounded."""
+
+    @property
+    def how(self) -> str:
+        """In what sense the tensors that do not differ are equal."""
+        if not self.rounded:
+            return "bit by bit"
+        return (
+            f"bit by bit but for {self.rounded:,} weights, which one side keeps as their main weights:"
+            " they are those rounded, and their digests differ"
+        )
 
     @property
     def equal(self) -> bool:
@@ -87,6 +107,7 @@ class Comparison:
     def as_json(self) -> dict[str, Any]:
         return {
             "equal": self.equal,
+            "rounded": self.rounded,
             "a": self.a,
             "b": self.b,
             "compared": self.compared,
@@ -128,6 +149,7 @@ def compare(
             for side, held in (("A", a.manifest), ("B", b.manifest))
             for fault in unmapped_faults(held, budget)
         ),
+        rounded=sum(p.rounded for p in pairs),
     )
 
 
@@ -152,7 +174,8 @@ def _differ(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Unequal
         return Unequal(pair, max(pair.a.size, pair.b.size), (), float("nan"))
     if pair.rounded:
         return differ_from_main(a, b, pair, budget)
-    count, first, most, rounded = 0, None, 0.0, True
+    count, first, rounded = 0, None, True
+    most: Number = 0
     for box, left, right in read_windows(a, b, pair, budget):
         if pair.a.dtype == pair.b.dtype and np.array_equal(left, right):
             continue
@@ -184,8 +207,12 @@ def _unequal(x: Bits, y: Bits, pair: Pair) -> NDArray[np.bool_]:
     return found
 
 
-def _widest(x: Bits, y: Bits, pair: Pair) -> float:
-    """The largest distance between elements; NaN where one is."""
+def _widest(x: Bits, y: Bits, pair: Pair) -> Number:
+    """The largest distance between elements, exactly where they are integers; NaN where one is."""
+    a, b = pair.a.dtype, pair.b.dtype
+    if not (a.floating or b.floating) and "C64" not in (a.name, b.name):
+        parts = (slice(lo, lo + AT_ONCE) for lo in range(0, len(x), AT_ONCE))
+        return max(distances(x[part], y[part], a, b)[3] for part in parts)
     most = 0.0
     for _, u, v in _as_numbers(x, y, pair):
         with np.errstate(invalid="ignore"):
@@ -216,5 +243,5 @@ def _is_rounding(x: Any, y: Any, a: DType, b: DType) -> bool:
     return bool(np.array_equal(cast(wide, src, dst), narrow))
 
 
-def _nan_first(value: float) -> float:
-    return float("inf") if np.isnan(value) else value
+def _nan_first(value: Number) -> Number:
+    return float("inf") if isnan(value) else value
