@@ -13,19 +13,20 @@ from numpy.typing import NDArray
 from intarsia.checking.beside import Beside, compare_beside
 from intarsia.checking.change import Number, distances
 from intarsia.checking.diagnosis import Finding, Unequal, diagnose
+from intarsia.checking.diagnosis.hypothesis import same
 from intarsia.checking.diagnosis.whereabouts import Whereabouts
 from intarsia.checking.fault import Fault
 from intarsia.checking.main_weights import differ_from_main
 from intarsia.checking.pairs import Pair, match, read_windows
 from intarsia.checking.unmapped import unmapped_faults
 from intarsia.checkpoint import Checkpoint
-from intarsia.dtypes import DType
 from intarsia.layout import unravel
+from intarsia.mesh import Box
 from intarsia.padding import not_compared, trained_padding
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
 from intarsia.run.sharing import share_out
-from intarsia.run.values import Bits, as_float64, bits_dtype, cast
+from intarsia.run.values import Bits, as_float64, bits_dtype
 
 T = TypeVar("T")
 
@@ -37,7 +38,8 @@ AT_ONCE = 1 << 18
 class Difference:
     """A tensor whose elements are not the same bits in both checkpoints.
 
-    `where` says which rows, ranks, files and bytes, unless the kind of the difference tells it.
+    Where the element types differ, those that are the same once rounded to the narrower one are not
+    counted, unless that is all.  `where` says which rows, ranks, files and bytes, unless the kind of the difference tells it.
     """
 
     tensor: str
@@ -174,27 +176,43 @@ def _differ(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Unequal
         return Unequal(pair, max(pair.a.size, pair.b.size), (), float("nan"))
     if pair.rounded:
         return differ_from_main(a, b, pair, budget)
-    count, first, rounded = 0, None, True
-    most: Number = 0
+    exact, beyond = _Tally(), _Tally()
+    alike = pair.a.dtype == pair.b.dtype
     for box, left, right in read_windows(a, b, pair, budget):
-        if pair.a.dtype == pair.b.dtype and np.array_equal(left, right):
+        if alike and np.array_equal(left, right):
             continue
         x, y = left.view(bits_dtype(pair.a.dtype)), right.view(bits_dtype(pair.b.dtype))
-        unequal = _unequal(x, y, pair)
-        if pair.a.dtype != pair.b.dtype:
-            rounded = rounded and _is_rounding(x, y, pair.a.dtype, pair.b.dtype)
-        if not unequal.any():
-            continue
-        count += int(unequal.sum())
-        if first is None:
-            inside = unravel(int(unequal.argmax()), box.shape)
-            first = tuple(o + i for o, i in zip(box.offsets, inside, strict=True))
-        most = max(most, _widest(x[unequal], y[unequal], pair), key=_nan_first)
-    if pair.a.dtype != pair.b.dtype:
-        kind, story = _dtype_story(count, rounded)
+        exact.add(_unequal(x, y, pair), x, y, box, pair)
+        if not alike:
+            beyond.add(~same(x, y, pair.a.dtype, pair.b.dtype), x, y, box, pair)
+    if not alike:
+        story = "the numbers differ beyond rounding" if beyond.count else _ROUNDED[not exact.count]
+        kind = "" if beyond.count else "rounded" if exact.count else "dtype-changed"
         text = f"{pair.a.dtype} in A, {pair.b.dtype} in B; {story}"
-        return Unequal(pair, count, first or (), most, kind, text)
-    return None if first is None else Unequal(pair, count, first, most)
+        told = beyond if beyond.count else exact
+        return Unequal(pair, told.count, told.first or (), told.most, kind, text)
+    return None if exact.first is None else Unequal(pair, exact.count, exact.first, exact.most)
+
+
+_ROUNDED = ("the narrower is the wider one rounded", "the numbers are equal")
+
+
+@dataclass
+class _Tally:
+    """Elements that differ: how many, the first, and the largest distance between two."""
+
+    count: int = 0
+    first: tuple[int, ...] | None = None
+    most: Number = 0
+
+    def add(self, unequal: NDArray[np.bool_], x: Bits, y: Bits, box: Box, pair: Pair) -> None:
+        if not unequal.any():
+            return
+        self.count += int(unequal.sum())
+        if self.first is None:
+            inside = unravel(int(unequal.argmax()), box.shape)
+            self.first = tuple(o + i for o, i in zip(box.offsets, inside, strict=True))
+        self.most = max(self.most, _widest(x[unequal], y[unequal], pair), key=_nan_first)
 
 
 def _unequal(x: Bits, y: Bits, pair: Pair) -> NDArray[np.bool_]:
@@ -225,22 +243,6 @@ def _as_numbers(x: Bits, y: Bits, pair: Pair) -> Iterator[tuple[int, NDArray[Any
     for lo in range(0, len(x), AT_ONCE):
         part = slice(lo, lo + AT_ONCE)
         yield lo, as_float64(x[part], pair.a.dtype), as_float64(y[part], pair.b.dtype)
-
-
-def _dtype_story(count: int, rounded: bool) -> tuple[str, str]:
-    if count == 0:
-        return "dtype-changed", "the numbers are equal"
-    if rounded:
-        return "rounded", "the narrower is the wider one rounded"
-    return "", "the numbers differ beyond rounding"
-
-
-def _is_rounding(x: Any, y: Any, a: DType, b: DType) -> bool:
-    """Whether the narrower elements are the wider ones rounded."""
-    if not (a.floating and b.floating):
-        return False
-    wide, narrow, src, dst = (x, y, a, b) if a.itemsize >= b.itemsize else (y, x, b, a)
-    return bool(np.array_equal(cast(wide, src, dst), narrow))
 
 
 def _nan_first(value: Number) -> Number:
