@@ -244,3 +244,14 @@ def test_progress_goes_on_while_differences_are_explained(tmp_path: Path) -> Non
     assert len(report.different) == 4
     assert told[-1][0] == told[-1][1] > whole
     assert sorted(told) == told
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint64])
+def test_the_largest_distance_of_integers_is_exact(tmp_path: Path, dtype: torch.dtype) -> None:
+    x = torch.tensor([2**62, 5, 2**53 + 1], dtype=torch.int64)
+    y = torch.tensor([1, 5, 2**53], dtype=torch.int64)
+    a = write_hf(tmp_path / "a", {"steps": x.view(dtype)})
+    b = write_hf(tmp_path / "b", {"steps": y.view(dtype)})
+    (difference,) = intarsia.verify(a, b).different
+    assert difference.max_abs == difference.as_json()["max_abs"] == 2**62 - 1
+    assert difference.gap == f"{2**62 - 1:,}"

@@ -75,3 +75,21 @@ def test_megatrons_checkpoint_equals_what_it_becomes(case: str, tmp_path: Path) 
     to_fsdp(FIXTURES / case, tmp_path / "fsdp", config=config)
     found = intarsia.verify(FIXTURES / case, tmp_path / "fsdp", config=config)
     assert found, [d.as_json() for d in found.different[:3]]
+
+
+def test_equal_means_equal_digests_unless_weights_are_main_weights_rounded(
+    source: Path, tmp_path: Path
+) -> None:
+    to_fsdp(source, tmp_path / "fsdp")
+    found = intarsia.verify(source, tmp_path / "fsdp")
+    assert found
+    assert found.rounded == found.as_json()["rounded"] == len(model(CONFIG))
+    assert "their digests differ" in found.how
+    assert intarsia.digest(source).root != intarsia.digest(tmp_path / "fsdp").root
+    for to, mesh in (("dcp", "fsdp=2"), ("hf", "")):
+        made = tmp_path / f"made-{to}"
+        intarsia.convert(source, made, to=to, mesh=mesh)
+        found = intarsia.verify(source, made)
+        assert found
+        assert (found.rounded, found.how) == (0, "bit by bit")
+        assert intarsia.digest(source).root == intarsia.digest(made).root

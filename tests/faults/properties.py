@@ -63,6 +63,8 @@ def faulty(seed: int, root: Path) -> Case:
     tensors = left.tensors
     kind, changed = random_fault(tensors, left.config, random)
     held = tensors | changed
+    if any(x.dtype != tensors[n].dtype for n, x in changed.items()):
+        right = right.on_hub  # Megatron's fused tensors have one element type
     a, b = (left.write(root / "a", tensors), right.write(root / "b", held))
     before, after = tensors, held
     if random.random() < 0.3:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -115,6 +115,11 @@ class Drawn:
         """The same model in another format or mesh."""
         place = _place(random, self.family)
         return Drawn(self.family, self.dtype, *place, self.seed, self.config)
+
+    @property
+    def on_hub(self) -> Drawn:
+        """The same model in a format that keeps every tensor as it is."""
+        return self if self.format in ("hf", "dcp") else replace(self, format="hf", mesh="")
 
     @cached_property
     def tensors(self) -> Tensors:

@@ -194,7 +194,7 @@ def _change(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Change:
         x, y = left.view(bits_dtype(pair.a.dtype)), right.view(bits_dtype(pair.b.dtype))
         if x.size:
             with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-                found.add(*_numbers(x, y, pair.a.dtype, pair.b.dtype))
+                found.add(*distances(x, y, pair.a.dtype, pair.b.dtype))
     size = pair.a.size
     rms = found.gaps.root_over(_Sum(float(size))) if size else 0.0
     moved = found.gaps.value > 0
@@ -213,7 +213,7 @@ def _cosine(found: _Measure, moved: bool) -> float:
     return value if abs(value) <= 1 else copysign(1.0, value)
 
 
-def _numbers(x: Bits, y: Bits, a: DType, b: DType) -> tuple[Floats, Floats, Floats, Number]:
+def distances(x: Bits, y: Bits, a: DType, b: DType) -> tuple[Floats, Floats, Floats, Number]:
     """Elements as numbers of double precision, the distances, and the largest of those, exactly."""
     u, v = as_float64(x, a), as_float64(y, b)
     if a.name in _WIDE or b.name in _WIDE:

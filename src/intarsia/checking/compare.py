@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite, isnan
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checking.beside import Beside, compare_beside
+from intarsia.checking.change import Number, distances
 from intarsia.checking.diagnosis import Finding, Unequal, diagnose
+from intarsia.checking.diagnosis.hypothesis import same
 from intarsia.checking.diagnosis.whereabouts import Whereabouts
 from intarsia.checking.fault import Fault
 from intarsia.checking.main_weights import differ_from_main
 from intarsia.checking.pairs import Pair, match, read_windows
 from intarsia.checking.unmapped import unmapped_faults
 from intarsia.checkpoint import Checkpoint
-from intarsia.dtypes import DType
 from intarsia.layout import unravel
+from intarsia.mesh import Box
 from intarsia.padding import not_compared, trained_padding
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
 from intarsia.run.sharing import share_out
-from intarsia.run.values import Bits, as_float64, bits_dtype, cast
+from intarsia.run.values import Bits, as_float64, bits_dtype
 
 T = TypeVar("T")
 
@@ -35,23 +38,30 @@ AT_ONCE = 1 << 18
 class Difference:
     """A tensor whose elements are not the same bits in both checkpoints.
 
-    `where` says which rows, ranks, files and bytes, unless the kind of the difference tells it.
+    Where the element types differ, those that are the same once rounded to the narrower one are not
+    counted, unless that is all.  `where` says which rows, ranks, files and bytes, unless the kind of the difference tells it.
     """
 
     tensor: str
     elements: int
     first: tuple[int, ...]
-    max_abs: float
+    max_abs: Number
     diagnosis: str
     kind: str = ""
     where: Whereabouts | None = None
+
+    @property
+    def gap(self) -> str:
+        """The largest distance in words: integers exactly, others to four digits."""
+        whole = isinstance(self.max_abs, int)
+        return f"{self.max_abs:,}" if whole else f"{self.max_abs:.4g}"
 
     def as_json(self) -> dict[str, Any]:
         return {
             "tensor": self.tensor,
             "elements": self.elements,
             "first": list(self.first),
-            "max_abs": self.max_abs if np.isfinite(self.max_abs) else str(self.max_abs),
+            "max_abs": self.max_abs if isfinite(self.max_abs) else str(self.max_abs),
             "diagnosis": self.diagnosis,
             "kind": self.kind,
             "where": self.where.as_json() if self.where else None,
@@ -74,6 +84,18 @@ class Comparison:
     beside: tuple[Beside, ...] = ()
     damaged: tuple[Fault, ...] = ()
     """Faults of what one side stores outside of every tensor."""
+    rounded: int = 0
+    """Weights of one side that were held against the other side's main weights, rounded."""
+
+    @property
+    def how(self) -> str:
+        """In what sense the tensors that do not differ are equal."""
+        if not self.rounded:
+            return "bit by bit"
+        return (
+            f"bit by bit but for {self.rounded:,} weights, which one side keeps as their main weights:"
+            " they are those rounded, and their digests differ"
+        )
 
     @property
     def equal(self) -> bool:
@@ -87,6 +109,7 @@ class Comparison:
     def as_json(self) -> dict[str, Any]:
         return {
             "equal": self.equal,
+            "rounded": self.rounded,
             "a": self.a,
             "b": self.b,
             "compared": self.compared,
@@ -128,6 +151,7 @@ def compare(
             for side, held in (("A", a.manifest), ("B", b.manifest))
             for fault in unmapped_faults(held, budget)
         ),
+        rounded=sum(p.rounded for p in pairs),
     )
 
 
@@ -152,26 +176,43 @@ def _differ(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Unequal
         return Unequal(pair, max(pair.a.size, pair.b.size), (), float("nan"))
     if pair.rounded:
         return differ_from_main(a, b, pair, budget)
-    count, first, most, rounded = 0, None, 0.0, True
+    exact, beyond = _Tally(), _Tally()
+    alike = pair.a.dtype == pair.b.dtype
     for box, left, right in read_windows(a, b, pair, budget):
-        if pair.a.dtype == pair.b.dtype and np.array_equal(left, right):
+        if alike and np.array_equal(left, right):
             continue
         x, y = left.view(bits_dtype(pair.a.dtype)), right.view(bits_dtype(pair.b.dtype))
-        unequal = _unequal(x, y, pair)
-        if pair.a.dtype != pair.b.dtype:
-            rounded = rounded and _is_rounding(x, y, pair.a.dtype, pair.b.dtype)
-        if not unequal.any():
-            continue
-        count += int(unequal.sum())
-        if first is None:
-            inside = unravel(int(unequal.argmax()), box.shape)
-            first = tuple(o + i for o, i in zip(box.offsets, inside, strict=True))
-        most = max(most, _widest(x[unequal], y[unequal], pair), key=_nan_first)
-    if pair.a.dtype != pair.b.dtype:
-        kind, story = _dtype_story(count, rounded)
+        exact.add(_unequal(x, y, pair), x, y, box, pair)
+        if not alike:
+            beyond.add(~same(x, y, pair.a.dtype, pair.b.dtype), x, y, box, pair)
+    if not alike:
+        story = "the numbers differ beyond rounding" if beyond.count else _ROUNDED[not exact.count]
+        kind = "" if beyond.count else "rounded" if exact.count else "dtype-changed"
         text = f"{pair.a.dtype} in A, {pair.b.dtype} in B; {story}"
-        return Unequal(pair, count, first or (), most, kind, text)
-    return None if first is None else Unequal(pair, count, first, most)
+        told = beyond if beyond.count else exact
+        return Unequal(pair, told.count, told.first or (), told.most, kind, text)
+    return None if exact.first is None else Unequal(pair, exact.count, exact.first, exact.most)
+
+
+_ROUNDED = ("the narrower is the wider one rounded", "the numbers are equal")
+
+
+@dataclass
+class _Tally:
+    """Elements that differ: how many, the first, and the largest distance between two."""
+
+    count: int = 0
+    first: tuple[int, ...] | None = None
+    most: Number = 0
+
+    def add(self, unequal: NDArray[np.bool_], x: Bits, y: Bits, box: Box, pair: Pair) -> None:
+        if not unequal.any():
+            return
+        self.count += int(unequal.sum())
+        if self.first is None:
+            inside = unravel(int(unequal.argmax()), box.shape)
+            self.first = tuple(o + i for o, i in zip(box.offsets, inside, strict=True))
+        self.most = max(self.most, _widest(x[unequal], y[unequal], pair), key=_nan_first)
 
 
 def _unequal(x: Bits, y: Bits, pair: Pair) -> NDArray[np.bool_]:
@@ -184,8 +225,12 @@ def _unequal(x: Bits, y: Bits, pair: Pair) -> NDArray[np.bool_]:
     return found
 
 
-def _widest(x: Bits, y: Bits, pair: Pair) -> float:
-    """The largest distance between elements; NaN where one is."""
+def _widest(x: Bits, y: Bits, pair: Pair) -> Number:
+    """The largest distance between elements, exactly where they are integers; NaN where one is."""
+    a, b = pair.a.dtype, pair.b.dtype
+    if not (a.floating or b.floating) and "C64" not in (a.name, b.name):
+        parts = (slice(lo, lo + AT_ONCE) for lo in range(0, len(x), AT_ONCE))
+        return max(distances(x[part], y[part], a, b)[3] for part in parts)
     most = 0.0
     for _, u, v in _as_numbers(x, y, pair):
         with np.errstate(invalid="ignore"):
@@ -200,21 +245,5 @@ def _as_numbers(x: Bits, y: Bits, pair: Pair) -> Iterator[tuple[int, NDArray[Any
         yield lo, as_float64(x[part], pair.a.dtype), as_float64(y[part], pair.b.dtype)
 
 
-def _dtype_story(count: int, rounded: bool) -> tuple[str, str]:
-    if count == 0:
-        return "dtype-changed", "the numbers are equal"
-    if rounded:
-        return "rounded", "the narrower is the wider one rounded"
-    return "", "the numbers differ beyond rounding"
-
-
-def _is_rounding(x: Any, y: Any, a: DType, b: DType) -> bool:
-    """Whether the narrower elements are the wider ones rounded."""
-    if not (a.floating and b.floating):
-        return False
-    wide, narrow, src, dst = (x, y, a, b) if a.itemsize >= b.itemsize else (y, x, b, a)
-    return bool(np.array_equal(cast(wide, src, dst), narrow))
-
-
-def _nan_first(value: float) -> float:
-    return float("inf") if np.isnan(value) else value
+def _nan_first(value: Number) -> Number:
+    return float("inf") if isnan(value) else value

@@ -14,6 +14,7 @@ from intarsia.checking.naming import Place, tensors_in
 from intarsia.checking.portrait import Portrait, Run
 from intarsia.checking.pruned import Pruned
 from intarsia.checking.seen import Odd, Seen
+from intarsia.checking.zero_parts import ZeroParts
 from intarsia.format.megatron_buckets import is_bucket
 
 _MEGATRON_PADS_TO = 1024
@@ -41,7 +42,7 @@ _LEAST_WEIGHT, _MOST_WEIGHT = 0.2, 1e-8
 
 def content_faults(found: Sequence[Seen], padded: bool) -> Iterator[Fault]:
     """The faults of every tensor; `padded` says that vocabularies may end with zero rows."""
-    pruned = Pruned(found)
+    pruned, parts = Pruned(found), ZeroParts(found)
     for seen in found:
         yield from seen.faults
         if seen.faults:
@@ -51,7 +52,7 @@ def content_faults(found: Sequence[Seen], padded: bool) -> Iterator[Fault]:
         yield from dtype_implausible(seen)
         yield from value_implausible(seen)
         for portrait in seen.portraits:
-            yield from zero_block(seen, portrait, padded, pruned)
+            yield from zero_block(seen, portrait, padded, pruned, parts)
     yield from zero_tensors(found)
     yield from zero_scalars(found)
 
@@ -113,7 +114,9 @@ def value_implausible(seen: Seen) -> Iterator[Fault]:
         yield _odd("value-implausible", seen, seen.absurd, f"beyond 1e8, up to {most:.2g}")
 
 
-def zero_block(seen: Seen, portrait: Portrait, padded: bool, pruned: Pruned) -> Iterator[Fault]:
+def zero_block(
+    seen: Seen, portrait: Portrait, padded: bool, pruned: Pruned, parts: ZeroParts
+) -> Iterator[Fault]:
     """Rows or columns of a matrix that are all zero, just so many as are a rank's share."""
     unit, place = portrait.unit, portrait.unit.place
     if min(unit.rows, unit.columns) < 2 or not seen.item.stored.dtype.floating:
@@ -135,7 +138,7 @@ def zero_block(seen: Seen, portrait: Portrait, padded: bool, pruned: Pruned) -> 
             if trailing and is_padding(hi - lo, length, padded):
                 continue
             stored = seen.item.stored
-            if word == "rows" and pruned.has_rows(stored, unit, lo, hi):
+            if word == "rows" and any(x.has_rows(stored, unit, lo, hi) for x in (pruned, parts)):
                 continue
             if word == "columns" and pruned.has_columns(stored, unit, lo, hi):
                 continue

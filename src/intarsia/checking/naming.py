@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from intarsia.layout import clip
 from intarsia.planning.manifest import Stored
 
 _LAYER = re.compile(r"(?<![^.])(?:layers|layer|h|blocks|block)\.(?P<k>\d+)(?=\.)")
@@ -122,6 +123,6 @@ def tensors_in(stored: Stored, unit: Unit, lo: int = 0, hi: int | None = None) -
     hi = unit.rows if hi is None else hi
     start = (unit.first_row + lo) * unit.columns
     end = (unit.first_row + hi) * unit.columns
-    pieces = stored.layout.pieces
-    held = [p.tensor for p in pieces if p.at < end and p.at + p.span >= start]
+    near = (p for p in stored.layout.pieces if p.at < end and p.at + p.span >= start)
+    held = [p.tensor for p in near if any(clip(p, start, end))]
     return tuple(dict.fromkeys(held)) or (stored.key or stored.name,)

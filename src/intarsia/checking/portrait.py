@@ -56,6 +56,7 @@ class Portrait:
     repeated_rows: Repeat | None = None
     repeated_columns: Repeat | None = None
     alike_at_end: int = 0
+    zero_row_count: int = 0
 
     @property
     def telling(self) -> bool:
@@ -99,6 +100,7 @@ def portrait(
         repeat_in(rows) if wide and not unit.rows % by_row else None,
         repeat_in(columns) if wide and not unit.columns % by_column else None,
         _alike_at_end(rows if padded is None else rows[~padded]) if exact else 0,
+        int(np.count_nonzero(empty)) if exact else 0,
     )
 
 

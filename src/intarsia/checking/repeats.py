@@ -218,6 +218,8 @@ def repeated_shards(seen: Seen, content: Content) -> Iterator[Fault]:
             axis = int(word == "columns")
             if not content.repeats(stored, p.unit, axis, ((a, b), (c, d))):
                 continue
+            if axis == 1 and content.is_table(stored, p.unit):
+                continue
             size = length // repeat.blocks
             every = [(k * size, (k + 1) * size) for k in range(repeat.blocks)]
             all_ = repeat.every and repeat.blocks > 2

@@ -20,9 +20,12 @@ from intarsia.mesh import Box
 from intarsia.planning.manifest import Manifest, Stored
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
-from intarsia.run.values import Bits, bits_dtype
+from intarsia.run.values import Bits, as_float64, bits_dtype
 
 Drawn = tuple[Stored, Portrait]
+
+_ROUNDING = 0.02
+"""How far a sine that is stored in few bits may be from the sine."""
 
 _TELLS_BITS = 64.0
 """The information, in bits, from which on two parts are not equal by chance."""
@@ -57,6 +60,26 @@ class Content:
         """Whether blocks of rows (or columns) of a matrix are all equal to the first of them."""
         boxes = [_box(unit, axis, run) for run in blocks]
         return all(self._same(stored, boxes[0], stored, box) for box in boxes[1:])
+
+    def is_table(self, stored: Stored, unit: Unit) -> bool:
+        """Whether rows are the sines or cosines of 0, 1, 2 … times an angle for each column.
+
+        Those of rotary embeddings hold every angle twice, in the two halves of a head.
+        """
+        try:
+            rows = [
+                *self._windows(stored, Box((unit.first_row, 0), (min(3, unit.rows), unit.columns)))
+            ]
+        except (FormatError, CoverageError):
+            return False
+        numbers = as_float64(np.concatenate(rows), stored.dtype).real.reshape(-1, unit.columns)
+        if len(numbers) < 3:
+            return False
+        zeroth, first, second = numbers
+        cosine = np.all(zeroth == 1) and np.allclose(second, 2 * first**2 - 1, atol=_ROUNDING)
+        double = 4 * first**2 * (1 - first**2)
+        sine = np.all(zeroth == 0) and np.allclose(second**2, double, atol=_ROUNDING)
+        return bool(np.any(first)) and bool(cosine or sine)
 
     def close(self) -> None:
         if self._checkpoint is not None:

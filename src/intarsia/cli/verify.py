@@ -111,7 +111,7 @@ def _tell_alone(found: Soundness) -> None:
 
 def _tell_pair(found: Comparison) -> None:
     if found.equal:
-        say(f"equal: {found.compared:,} tensors, {found.elements:,} elements, bit by bit")
+        say(f"equal: {found.compared:,} tensors, {found.elements:,} elements, {found.how}")
     else:
         for fault in found.damaged:
             say(f"{fault.kind}: {fault.text}\n  in {fault.where}")
@@ -148,7 +148,7 @@ def _tell_differences(found: Comparison) -> None:
     for each in found.different:
         alike.setdefault((pattern(each.tensor), each.kind), []).append(each)
     rows = [
-        (d.tensor, len(same), d.elements, str(list(d.first)), d.max_abs, d.diagnosis)
+        (d.tensor, len(same), d.elements, str(list(d.first)), d.gap, d.diagnosis)
         for same in alike.values()
         for d in same[:1]
     ]

@@ -102,7 +102,7 @@ class _Known:
             "dtypes": list(dtypes),
             "shapes": list(shapes),
             "said": {
-                self.numbers[d.tensor]: [d.elements, list(d.first), f"{d.max_abs:.4g}", visible(d.diagnosis)]
+                self.numbers[d.tensor]: [d.elements, list(d.first), d.gap, visible(d.diagnosis)]
                 for d in story.different
                 if d.tensor in self.numbers
             },
@@ -149,7 +149,7 @@ def _findings(story: Story, numbers: Mapping[str, int]) -> str:
     if story.different:
         rows = "".join(
             f"<tr><td>{_tensor(d.tensor, numbers)}</td><td>{d.elements:,}</td>"
-            f'<td class="place">{html(list(d.first))}</td><td>{html(f"{d.max_abs:.4g}")}</td><td>{html(d.diagnosis)}</td></tr>'
+            f'<td class="place">{html(list(d.first))}</td><td>{html(d.gap)}</td><td>{html(d.diagnosis)}</td></tr>'
             for d in story.different[:LISTED]
         )
         heads = ("tensor", "elements", "first", "largest gap", "diagnosis")

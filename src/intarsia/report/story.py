@@ -95,6 +95,7 @@ def of_soundness(found: Soundness, manifest: Manifest | None) -> Story:
 
 def of_comparison(found: Comparison, a: Manifest, b: Manifest) -> Story:
     """How two checkpoints compare, tensor by tensor."""
+    apart = sum(each.counts for each in found.beside)
     parts = [
         *([_count(len(found.different), "tensor") + " different"] if found.different else []),
         *(
@@ -102,6 +103,12 @@ def of_comparison(found: Comparison, a: Manifest, b: Manifest) -> Story:
             for side, names in (("A", found.only_in_a), ("B", found.only_in_b))
             if names
         ),
+        *(
+            [_count(len(found.damaged), "fault") + " outside of the tensors"]
+            if found.damaged
+            else []
+        ),
+        *([_count(apart, "part") + " of the run's state different"] if apart else []),
     ]
     both = f"{found.compared:,} tensors, {found.elements:,} elements"
     states = _states((a, b), found.faults)
@@ -109,13 +116,13 @@ def of_comparison(found: Comparison, a: Manifest, b: Manifest) -> Story:
     states |= dict.fromkeys((d.tensor for d in found.different), State.DIFFERENT)
     return Story(
         title="Are these checkpoints equal?",
-        verdict="equal, bit by bit" if found.equal else "; ".join(parts),
+        verdict=f"equal, {found.how}" if found.equal else "; ".join(parts),
         good=found.equal,
         facts=(*_facts((a, b)), ("compared", (both, both))),
         sides=(a, b),
         fine="equal",
         states=states,
-        faults=found.faults,
+        faults=(*found.damaged, *found.faults),
         different=found.different,
         notes=found.notes,
     )

@@ -14,9 +14,9 @@ from tests.faults.statements.held import (
     Mask,
     Sides,
     beyond_rounding,
+    differ_at,
     number,
     other_side,
-    unequal,
 )
 from tests.faults.statements.orders import predictions
 from tests.faults.statements.places import Stored, block_holds, place_holds, where_is_untrue
@@ -43,7 +43,7 @@ def difference_is_untrue(d: Difference, sides: Sides, left: Stored, right: Store
     if x.shape != y.shape:
         out.explained, out.differing = _reshaped(d, x, y, out.wrong)
         return out
-    differ = unequal(x, y)
+    differ = differ_at(x, y)
     count = int(differ.sum())
     out.explained = out.differing = count
     if d.elements != count:
@@ -141,7 +141,7 @@ def holds_of(text: str, name: str, sides: Sides, left: Stored, right: Stored) ->
     if x.shape != y.shape:
         return False
     open_ = beyond_rounding(x, y)
-    n = int(unequal(x, y).sum())
+    n = int(differ_at(x, y).sum())
     plain = text.removesuffix(" in part").removesuffix("; the rest is unexplained")
     for _, held in _steps(plain, name, sides) or ():
         score = int((open_ & held).sum()), int((~open_ & ~held).sum())
@@ -159,7 +159,7 @@ def _sentence(text: str, name: str, sides: Sides, wrong: list[str]) -> tuple[int
     x, y = sides.a[name], sides.b[name]
     found = EXPLAINS.fullmatch(text)
     if not found:
-        n = int(unequal(x, y).sum())
+        n = int(differ_at(x, y).sum())
         said = _place_or_block(text, x, y)
         if said is None:
             wrong.append(f"nobody can carry out: {text}")
@@ -250,7 +250,7 @@ def _and_besides(
 
 def _place_or_block(text: str, x: Held, y: Held) -> bool | None:
     """A sentence that says where, and with what content, but no reason."""
-    differ = unequal(x, y)
+    differ = differ_at(x, y)
     if found := re.fullmatch(r"([\d,]+) of ([\d,]+) elements differ, (.*?); (.*)", text):
         if (number(found[1]), number(found[2])) != (int(differ.sum()), differ.size):
             return False
@@ -292,7 +292,7 @@ def _in_files(
     if not found:
         return
     files, x, y = {*found[1].split(", ")}, sides.a[name], sides.b[name]
-    differ = unequal(x, y)
+    differ = differ_at(x, y)
     held = False
     for side in (left, right):
         inside = side.within(name, files, x.shape)

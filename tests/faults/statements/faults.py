@@ -11,7 +11,7 @@ from intarsia.checking.compare import Comparison
 from intarsia.checking.diagnosis.names import listed
 from intarsia.checking.fault import Fault
 from tests.faults.statements.differences import Told, holds_of
-from tests.faults.statements.held import Sides, beyond_rounding, number, unequal
+from tests.faults.statements.held import Sides, beyond_rounding, differ_at, number
 from tests.faults.statements.places import Stored
 
 EXPLAINS = re.compile(r"(.*): explains ([\d,]+) of ([\d,]+) differing elements", re.DOTALL)
@@ -157,7 +157,7 @@ def _files(said: str, fault: Fault, sides: Sides, left: Stored, right: Stored) -
     files = {*said.removeprefix("; all of it in ").split(", ")}
     for name in fault.tensors:
         x, y = sides.a[name], sides.b[name]
-        differ = unequal(x, y)
+        differ = differ_at(x, y)
         inside = [side.within(name, files, x.shape) for side in (left, right)]
         if not any(mask.any() and not (differ & ~mask).any() for mask in inside):
             yield f"{name} differs elsewhere"
@@ -337,7 +337,7 @@ def _every_matrix(
         if len(at) < 2 or at[0] not in stems:
             continue
         x, y = sides.a[name], sides.b[name]
-        inside, differs = _number(name, what) in held, bool(unequal(x, y).any())
+        inside, differs = _number(name, what) in held, bool(differ_at(x, y).any())
         if (len(x.shape) > 1 and inside and not differs) or (not inside and differs):
             return False
         if inside and differs and "zero" in how and x.numbers.any() and y.numbers.any():
@@ -356,7 +356,7 @@ def _one_file(found: re.Match[str], tensors: tuple[str, ...], sides: Sides, side
     total = 0
     for name in tensors:
         x, y = sides.a[name], sides.b[name]
-        differ = unequal(x, y)
+        differ = differ_at(x, y)
         total += int(differ.sum())
         if (differ & ~side.within(name, {file}, x.shape)).any():
             return False

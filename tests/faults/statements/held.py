@@ -77,6 +77,12 @@ def beyond_rounding(x: Held, y: Held) -> Mask:
     return np.asarray(x.numbers != y.numbers)
 
 
+def differ_at(x: Held, y: Held) -> Mask:
+    """Where elements count as different: beyond rounding where that is not all, as they are otherwise."""
+    beyond = beyond_rounding(x, y)
+    return beyond if beyond.any() else unequal(x, y)
+
+
 @dataclass(frozen=True, eq=False)
 class Sides:
     """The tensors of A and of B, and the configuration that both have."""

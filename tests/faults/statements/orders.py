@@ -93,20 +93,23 @@ def _listed(found: re.Match[str], name: str, sides: Sides) -> Predicted:
 def _found_again(x: Array, y: Array, axis: int, size: int, start: int) -> Ints:
     """For the blocks of B from one on, the block of A that is it, or is most like it by its signs."""
     u, v = (np.moveaxis(z, axis, 0).reshape(z.shape[axis], -1) for z in (x, y))
-    where: dict[bytes, int] = {}
     count = -(-len(u) // size)
-    for k in range(count):
-        where.setdefault(u[k * size : (k + 1) * size].tobytes(), k)
+    blocks = [u[k * size : (k + 1) * size] for k in range(count)]
     top = x.dtype.type(1 << (8 * x.dtype.itemsize - 1))
-    signs = [(u[k * size : (k + 1) * size] & top != 0) for k in range(count)]
     out = []
     for k in range(start, count):
         rows = v[k * size : (k + 1) * size]
-        at = where.get(rows.tobytes())
-        if at is None:
-            mine = rows & top != 0
-            alike = [float(np.mean(s == mine)) if s.shape == mine.shape else 0.5 for s in signs]
-            at = int(np.argmax([max(a, 1 - a) for a in alike]))
+        wrong = rows != blocks[k]
+
+        def score(at: int, rows: Array = rows, wrong: Array = wrong) -> float:
+            """How many of the differing elements a block explains; its signs decide between equals."""
+            block = blocks[at]
+            if block.shape != rows.shape:
+                return -1.0
+            signs = float(np.mean((block & top != 0) == (rows & top != 0)))
+            return int((block == rows)[wrong].sum()) + 0.5 * max(signs, 1 - signs)
+
+        at = max(range(count), key=score) if wrong.any() else k
         out.append(np.arange(at * size, at * size + len(rows)))
     return np.minimum(np.concatenate(out), len(u) - 1) if out else np.zeros(0, np.int64)
 

@@ -16,7 +16,7 @@ import intarsia
 from intarsia.checking.diagnosis.whereabouts import Spot, Whereabouts
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout
-from tests.faults.statements.held import Held, Mask, number, unequal
+from tests.faults.statements.held import Held, Mask, differ_at, number
 
 CUT = re.compile(r"block (\d+) of (\d+) on axis (\d+)")
 Ints = NDArray[np.int64]
@@ -119,7 +119,7 @@ def where_is_untrue(
     name: str, where: Whereabouts, x: Held, y: Held, a: Stored, b: Stored
 ) -> Iterator[str]:
     """Every index, count, file and byte of the whereabouts of a tensor's differences."""
-    differ = unequal(x, y)
+    differ = differ_at(x, y)
     at = np.argwhere(differ)
     ends = tuple(int(k) for k in at[0]), tuple(int(k) for k in at[-1])
     if (where.first, where.last, where.elements) != (*ends, len(at)):
@@ -178,7 +178,7 @@ def _axes(text: str) -> Iterator[tuple[int, tuple[int | None, list[int]]]]:
 
 def block_holds(text: str, x: Held, y: Held) -> bool | None:
     """What is said of blocks and flat ranges, without its count; None for another kind of sentence."""
-    differ = unequal(x, y)
+    differ = differ_at(x, y)
     if found := re.fullmatch(
         rf"({CUT.pattern}(?: and {CUT.pattern})*) (differs, the rest is equal|of (?:A|B) is .*)",
         text,

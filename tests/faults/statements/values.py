@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from tests.faults.statements.held import NAMES, Held, Mask, unequal
+from tests.faults.statements.held import NAMES, Held, Mask, differ_at
 
 STEPS = {
     torch.float64: 2.0**-51,
@@ -111,7 +111,7 @@ def _factors(found: re.Match[str]) -> Claim:
         rows, columns = u.shape
         size = {"row": (1, columns), "column": (rows, 1)}.get(found["what"])
         size = size or (int(found["rows"]), int(found["columns"]))
-        differ = unequal(x, y)
+        differ = differ_at(x, y)
         room, out = 2 * _step(x, y), np.zeros(u.shape, bool)
         for r in range(0, rows, size[0]):
             for c in range(0, columns, size[1]):
@@ -140,11 +140,11 @@ FORMS: list[tuple[str, Callable[[re.Match[str]], Claim]]] = [
     (r"(?P<side>A|B) is all zeros", _turnable(_all(_bits_zero))),
     (
         r"(?P<side>A|B) is zero where (?:A|B) is not",
-        _turnable(lambda x, y: np.asarray((y.numbers == 0) | ~unequal(x, y))),
+        _turnable(lambda x, y: np.asarray((y.numbers == 0) | ~differ_at(x, y))),
     ),
     (
         r"(?P<side>A|B) is NaN where (?:A|B) has a number",
-        _turnable(lambda x, y: np.asarray((np.isnan(y.numbers) & ~np.isnan(x.numbers)) | ~unequal(x, y))),
+        _turnable(lambda x, y: np.asarray((np.isnan(y.numbers) & ~np.isnan(x.numbers)) | ~differ_at(x, y))),
     ),
     (r"(?P<side>A|B) is (?:A|B) rounded to (?P<type>\w+)", _rounded),
     (r"signs flipped", lambda found: lambda x, y: np.asarray(y.numbers == -x.numbers)),

@@ -47,7 +47,7 @@ class Unequal:
     pair: Pair
     elements: int
     first: tuple[int, ...]
-    max_abs: float
+    max_abs: float | int
     kind: str = ""
     text: str = ""
 

@@ -116,6 +116,7 @@ def _duplicated(axis: int, size: int, blocks: Sequence[int], layout: Layout) -> 
         text = f"every one of {count} blocks on axis {axis} holds block {blocks[moved[0]]}"
     else:
         told = ", ".join(f"{r} holds {blocks[r]}" for r in moved[:8])
+        told += ", …" if len(moved) > 8 else ""
         text = f"of {count} blocks of {size} on axis {axis}, block {told}"
     return Hypothesis("rank-duplicated", text, layout, (count, tuple(blocks)))
 
