@@ -34,7 +34,7 @@ from intarsia.live.megatron_settings import hub_config
 from intarsia.live.names import config_of, model_in
 from intarsia.live.optimizer import never_stepped, states, values
 from intarsia.live.optimizer_agreement import WITHOUT, agreed_entries
-from intarsia.live.optimizer_class import CLASS, class_of, opened
+from intarsia.live.optimizer_class import CLASS, classes_of, opened
 from intarsia.live.optimizer_groups import settings_of
 from intarsia.live.own_memory import refuse_flat_state
 from intarsia.live.parts import Part, Seen, parts_of
@@ -113,14 +113,16 @@ def snapshot(
             "there is no tensor to save",
             hint="give a module, or a dict of modules and tensors; `extra` goes beside them",
         )
+    contents.check_names()
     given = packed_with(contents, given)
     entries: dict[str, bytes] = {}
+    optimizer = contents.optimizer_with(optimizer)
     if optimizer is not None:
         refuse_flat_state(model)
         own = opened(optimizer)
         entries = values(model, own.held)
         entries |= {
-            CLASS: pack(class_of(own.held), CLASS),
+            CLASS: pack(classes_of(own.held), CLASS),
             WITHOUT: pack(never_stepped(model, own.held), WITHOUT),
         }
         for state in states(model, own.held):
