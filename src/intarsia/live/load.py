@@ -93,6 +93,7 @@ def load(
     hyperparameters: str = "stored",
     optimizer_class: str = "same",
     device: Any = None,
+    group: Any = None,
     memory: str | int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -106,13 +107,14 @@ def load(
     that the model does not have, or without state that its optimizer needs; `cast=False` refuses another
     floating-point type, which otherwise is rounded to and reported.  `hyperparameters` are those of
     the checkpoint ("stored"), or stay the optimizer's own ("mine").  `optimizer_class="any"` takes the
-    state of another class of optimizer, where this one keeps the same kinds.
+    state of another class of optimizer, where this one keeps the same kinds.  `group` is the process
+    group whose ranks load together (a pipeline stage's, say), if not all.
     """
     if hyperparameters not in ("stored", "mine"):
         raise UsageError(f"hyperparameters is {hyperparameters!r}", hint="stored or mine")
     if optimizer_class not in ("same", "any"):
         raise UsageError(f"optimizer_class is {optimizer_class!r}", hint="same or any")
-    team = ranks_of_model()
+    team = ranks_of_model(group)
     with team.together() as shared:
         found = find_checkpoint(path)
         where = found.path

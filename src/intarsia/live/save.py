@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,7 +153,7 @@ def write(
     with team.together() as told:
         if team.rank == 0:
             staging.check()
-        told.value = _tell(what)
+        told.value = _tell(what, team)
     try:
         with team.together():
             holders = holders_of([said for said, _, _, _ in told.values])
@@ -192,8 +192,9 @@ def write(
     )
 
 
-def _tell(what: Snapshot) -> tuple[list[Told], dict[str, bytes], dict[str, bytes], Any]:
-    said = [Told(p.name, p.dtype, p.shape, p.box, p.proof) for p in what.parts]
+def _tell(what: Snapshot, team: Crew) -> tuple[list[Told], dict[str, bytes], dict[str, bytes], Any]:
+    ranks = cache(team.numbers_of)
+    said = [Told(p.name, p.dtype, p.shape, p.box, ranks(p.proof)) for p in what.parts]
     return said, what.entries, what.extra, what.config
 
 
