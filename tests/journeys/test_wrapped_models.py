@@ -94,3 +94,33 @@ def test_layers_that_are_compiled_or_checkpointed_are_saved_under_their_own_name
     intarsia.load(tmp_path / "wrapped", into=into, optimizer=again)
     assert len(again.state) == len(clean)
     assert torch.equal(again.state[into.lm_head.weight]["exp_avg"], kept["exp_avg"])
+
+
+@pytest.mark.parametrize("sharded", ["FSDP1", "FSDP2"])
+def test_adapters_inside_fsdp_are_saved_as_those_of_the_plain_model(
+    tmp_path: Path, group: None, sharded: str
+) -> None:
+    from peft import LoraConfig, get_peft_model
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    config = LoraConfig(target_modules=["up"], r=2)
+
+    def adapted(seed: int) -> torch.nn.Module:
+        torch.manual_seed(seed)
+        model = torch.nn.ModuleDict({"up": torch.nn.Linear(4, 6), "down": torch.nn.Linear(6, 4)})
+        found: torch.nn.Module = get_peft_model(model, config)
+        return found
+
+    plain, wrapped = adapted(0), adapted(0)
+    if sharded == "FSDP2":
+        fully_shard(wrapped, mesh=init_device_mesh("cpu", (1,)))
+    else:
+        cpu = torch.device("cpu")
+        wrapped = FullyShardedDataParallel(wrapped, use_orig_params=True, device_id=cpu)
+    intarsia.save(tmp_path / "plain", plain)
+    intarsia.save(tmp_path / "wrapped", wrapped)
+    assert_same(read_dcp(tmp_path / "wrapped"), read_dcp(tmp_path / "plain"))
+    again = adapted(1)
+    intarsia.load(tmp_path / "wrapped", into=again)
+    assert_same(again.state_dict(), plain.state_dict())

@@ -107,14 +107,6 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(
     assert not [*tmp_path.iterdir()]
 
 
-def test_an_optimizer_in_a_dict_is_refused(tmp_path: Path) -> None:
-    net = linear(1)
-    optimizer = torch.optim.Adam(net.parameters())
-    with pytest.raises(UsageError, match="`opt` is an optimizer"):
-        intarsia.save(tmp_path / "ck", {"net": net, "opt": optimizer})
-    assert not [*tmp_path.iterdir()]
-
-
 class Counting(nn.Linear):
     def __init__(self, state: Any = None) -> None:
         super().__init__(3, 2)

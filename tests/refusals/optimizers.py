@@ -43,10 +43,53 @@ def another_state(tmp: Path) -> None:
     )
 
 
-@refusal("Several optimizers at once", area="optimizers")
-def several(tmp: Path) -> None:
+@refusal("A parameter that two optimizers step", area="optimizers")
+def shared_parameter(tmp: Path) -> None:
     model, optimizer = _adam(tmp)
     intarsia.save(tmp / "both", model, [optimizer, optimizer])
+
+
+@refusal("State of no parameter in one of several optimizers", area="optimizers")
+def whose_state(tmp: Path) -> None:
+    import torch
+
+    model, _ = _adam(tmp)
+    each = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
+    each[1].state["tokens"] = 7
+    intarsia.save(tmp / "both", model, each)
+
+
+@refusal("LBFGS with its parameters in another order", area="optimizers")
+def other_order(tmp: Path) -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Linear(2, 3)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    intarsia.save(tmp / "lbfgs", model, optimizer)
+    turned = torch.optim.LBFGS([*model.parameters()][::-1])
+    intarsia.load(tmp / "lbfgs", into=model, optimizer=turned)
+
+
+@refusal("An optimizer whose state dict holds more than states and groups", area="optimizers")
+def more_in_state_dict(tmp: Path) -> None:
+    import torch
+
+    class Counting(torch.optim.SGD):
+        def state_dict(self) -> Any:
+            return super().state_dict() | {"tokens": 7}
+
+    model, _ = _adam(tmp)
+    intarsia.save(tmp / "other", model, Counting(model.parameters()))
+
+
+@refusal("A parameter called by a number", area="optimizers")
+def numbered_parameter(tmp: Path) -> None:
+    import torch
+    from torch import nn
+
+    model = nn.ParameterList([torch.ones(2)])
+    intarsia.save(tmp / "other", model, torch.optim.SGD(model.parameters()))
 
 
 @refusal("A wrapper that keeps something beside its optimizer", area="optimizers")

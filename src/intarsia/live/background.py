@@ -96,6 +96,7 @@ def save(
     config: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     latest: bool | None = None,
+    group: Any = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Saved | Saving:
@@ -103,7 +104,8 @@ def save(
 
     `path` appears when it is whole, or not at all.  Where its name ends in a number, the file
     `latest` beside it names it then, unless that names another series (`latest=True` takes it
-    over, `latest=False` leaves it alone).  With `background` the call returns when a copy is
+    over, `latest=False` leaves it alone).  `group` is the process group whose ranks save together (a
+    pipeline stage's, say), if not all.  With `background` the call returns when a copy is
     taken; one save is under way at a time.  What went wrong is raised by `wait()` or by the next
     save; the process does not end before its saves, and fails if one failed unnoticed.
     """
@@ -114,7 +116,7 @@ def save(
         if before.failure is not None:
             before.wait()
     started = time.perf_counter()
-    team = ranks_of_model()
+    team = ranks_of_model(group)
     with team.together():
         what = snapshot(model, optimizer, extra, config)
         options: dict[str, Any] = {
@@ -183,12 +185,14 @@ def _aside(team: Crew) -> Crew:
     import torch
     import torch.distributed as dist
 
-    world = dist.group.WORLD
-    known = _groups.get(world)
+    whose = team.group or dist.group.WORLD
+    known = _groups.get(whose)
     group = known() if known else None
     if group is None:
-        group = dist.new_group(backend="gloo")
-        _groups[world] = ref(group)
+        # Only the ranks of a group that was given come here.
+        ranks = dist.get_process_group_ranks(team.group) if team.group else None
+        group = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
+        _groups[whose] = ref(group)
         atexit.register(_leave, ref(group))
     return replace(team, apart=Apart(group._get_backend(torch.device("cpu")), team.size))
 

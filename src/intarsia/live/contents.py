@@ -1,9 +1,10 @@
 """Everything that a caller gives to be saved or filled: a module, or a dict of whatever it likes.
 
-    {"actor": module, "critic": module, "alpha": tensor, "step": 7}
+    {"actor": module, "critic": module, "actor_optimizer": optimizer, "alpha": tensor, "step": 7}
 
-Modules in a dict are sections of the checkpoint, tensors go by their keys, and what is neither (a
-number, text, a list) is an entry.  Nothing is skipped: what cannot be carried is refused.
+Modules in a dict are sections of the checkpoint, tensors go by their keys, an optimizer's state by the
+names of its parameters, and what is none of these (a number, text, a list) is an entry.  Nothing is
+skipped: what cannot be carried is refused.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from intarsia.errors import UsageError
+from intarsia.format.optimizer_names import roots_of
 from intarsia.format.wrappers import bare
 from intarsia.live.own_memory import Handed, is_module, of_numbers
 
@@ -28,6 +30,7 @@ class Contents:
     modules: Mapping[str, Handed] = field(default_factory=dict)
     loose: Mapping[str, Any] = field(default_factory=dict)
     leaves: Mapping[str, Leaf] = field(default_factory=dict)
+    optimizers: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def of(given: Any) -> Contents:
@@ -42,6 +45,7 @@ class Contents:
         modules: dict[str, Handed] = {}
         loose: dict[str, Any] = {}
         leaves: dict[str, Leaf] = {}
+        optimizers: dict[str, Any] = {}
         taken: set[str] = set()
         for name, held, key in _leaves(given, ""):
             value = held[key]
@@ -55,10 +59,19 @@ class Contents:
                 modules[f"{name}."] = Handed.by(value)
             elif _is_tensor(value):
                 loose[name] = of_numbers(value, name)
+            elif hasattr(value, "param_groups"):
+                optimizers[name] = value
             else:
                 _check_plain(value, name)
                 leaves[name] = (held, key)
-        return Contents(modules, loose, leaves)
+        return Contents(modules, loose, leaves, optimizers)
+
+    def optimizer_with(self, given: Any) -> Any:
+        """The optimizers of the dict and the one that was given beside it; None where there are none."""
+        more = given.values() if isinstance(given, Mapping) else given
+        more = [*more] if isinstance(given, (Mapping, list, tuple)) else [given]
+        found = [*self.optimizers.values(), *more]
+        return given if not self.optimizers else [x for x in found if x is not None]
 
     @cached_property
     def tensors(self) -> dict[str, Any]:
@@ -74,6 +87,20 @@ class Contents:
                 )
             found[name] = x
         return found
+
+    def check_names(self) -> None:
+        """Raise where a module has a name that a checkpoint keeps for optimizer state."""
+        shapes = {
+            p + n: tuple(x.shape) for p, h in self.modules.items() for n, x in h.tensors.items()
+        }
+        if roots := roots_of({bare(name): shape for name, shape in shapes.items()}, ()):
+            grouped = (n for n in shapes if "param_groups" in n.split("."))
+            name = next(grouped, None) or next(n for n in shapes if n.startswith(roots[0]))
+            raise UsageError(
+                f"`{name}` of the model has a name of optimizer state, so it could not be told from that",
+                hint="rename the submodule: `optimizer.` and `optim.` at the start of a name, and `param_groups`"
+                " anywhere in it, are kept for optimizer state",
+            )
 
     @property
     def values(self) -> dict[str, Any]:
@@ -133,11 +160,6 @@ def _is_tensor(x: Any) -> bool:
 
 
 def _check_plain(value: Any, name: str) -> None:
-    if hasattr(value, "param_groups") and hasattr(value, "state"):
-        raise UsageError(
-            f"`{name}` is an optimizer, whose state goes by the names of one model's parameters",
-            hint="give each model with its optimizer to a call of its own: save(path, model, optimizer)",
-        )
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         raise UsageError(
             f"`{name}` is a {type(value).__name__}, which is neither a module nor a plain value",

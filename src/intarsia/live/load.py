@@ -26,9 +26,10 @@ from intarsia.live.megatron_model import chunks_of, install, is_megatron, refuse
 from intarsia.live.megatron_settings import unlike_settings, with_settings
 from intarsia.live.names import config_of, facts_of, manifest_for, model_in, named_as_is
 from intarsia.live.optimizer import put, read_counters, state_to_fill, unused_state
-from intarsia.live.optimizer_class import CLASS, Opened, check_class, opened
+from intarsia.live.optimizer_class import CLASS, Opened, opened
 from intarsia.live.optimizer_groups import (
     agreed_groups,
+    check_classes,
     check_settings,
     put_groups,
     with_tensors,
@@ -92,6 +93,7 @@ def load(
     hyperparameters: str = "stored",
     optimizer_class: str = "same",
     device: Any = None,
+    group: Any = None,
     memory: str | int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -105,13 +107,14 @@ def load(
     that the model does not have, or without state that its optimizer needs; `cast=False` refuses another
     floating-point type, which otherwise is rounded to and reported.  `hyperparameters` are those of
     the checkpoint ("stored"), or stay the optimizer's own ("mine").  `optimizer_class="any"` takes the
-    state of another class of optimizer, where this one keeps the same kinds.
+    state of another class of optimizer, where this one keeps the same kinds.  `group` is the process
+    group whose ranks load together (a pipeline stage's, say), if not all.
     """
     if hyperparameters not in ("stored", "mine"):
         raise UsageError(f"hyperparameters is {hyperparameters!r}", hint="stored or mine")
     if optimizer_class not in ("same", "any"):
         raise UsageError(f"optimizer_class is {optimizer_class!r}", hint="same or any")
-    team = ranks_of_model()
+    team = ranks_of_model(group)
     with team.together() as shared:
         found = find_checkpoint(path)
         where = found.path
@@ -128,12 +131,14 @@ def load(
     check_alike(shared.values)
     with team.together() as shared:
         left = [name for module in _modules(into) for name in materialise(module, device)]
-        if is_megatron(into):
-            refuse_optimizer(optimizer)
-        elif optimizer is not None:
-            refuse_flat_state(into)
-        own = opened(optimizer) if optimizer is not None else None
         contents = None if is_megatron(into) else Contents.of(into)
+        if contents is None:
+            refuse_optimizer(optimizer)
+        else:
+            optimizer = contents.optimizer_with(optimizer)
+            if optimizer is not None:
+                refuse_flat_state(into)
+        own = opened(optimizer) if optimizer is not None else None
         if named and contents and not contents.tensors.keys() <= named.stored.keys():
             manifest = manifest_for(where, into, config, section)
         demand = Demand.of(into, manifest, _place(mesh, rank, team), contents)
@@ -234,7 +239,7 @@ def _fill(
         groups = groups_of(manifest, entries)
         saved = unpack(entries[CLASS], CLASS) if CLASS in entries else None
         if optimizer_class == "same" or hyperparameters == "stored":
-            check_class(saved, own.held, manifest.path)
+            check_classes(saved, into, own.held, demand.rows, groups, manifest.path)
         if hyperparameters == "stored":
             groups = with_tensors(groups, manifest)
             agreed = agreed_groups(into, own.settings, demand.rows, groups)

@@ -15,7 +15,7 @@ from typing import Any
 from intarsia.errors import UsageError
 from intarsia.family import Param, Table, table_for
 from intarsia.format.sections import TOP, Section, explained
-from intarsia.format.wrappers import MODULE, WORDS, bare
+from intarsia.format.wrappers import MODULE, bare
 from intarsia.formats import read_manifest, with_rules_of_transformers
 from intarsia.planning.inventory import left_out
 from intarsia.planning.manifest import Manifest
@@ -33,13 +33,15 @@ class Rows:
 
 def own_name(model: Any) -> Callable[[str], str]:
     """The function that takes the words of wrappers out of a live model's names: DDP's only where DDP is."""
-    wrapped = {(p, MODULE) for p, each in model.named_modules() if _is_data_parallel(each)}
-    wrapped |= {found for p, each in model.named_modules() if (found := _of_adapters(p, each))}
+    # Some wrappers take their own words out of a state dict's names, and none out of these.
+    modules = [(bare(path), each) for path, each in model.named_modules()]
+    wrapped = {(p, MODULE) for p, each in modules if _is_data_parallel(each)}
+    wrapped |= {found for p, each in modules if (found := _of_adapters(p, each))}
 
     def clean(name: str) -> str:
         kept, path = [], ""
-        for word in name.split("."):
-            if not (word in WORDS or (path, word) in wrapped):
+        for word in bare(name).split("."):
+            if (path, word) not in wrapped:
                 kept.append(word)
             path = f"{path}.{word}" if path else word
         return ".".join(kept)
@@ -49,7 +51,9 @@ def own_name(model: Any) -> Callable[[str], str]:
 
 def _of_adapters(path: str, module: Any) -> tuple[str, str] | None:
     """The word that PEFT puts before the names of the model inside, where this is PEFT's."""
-    if not type(module).__module__.startswith("peft.") or not hasattr(module, "peft_config"):
+    # FSDP2 puts a class of its own in front.
+    own = any(base.__module__.startswith("peft.") for base in type(module).__mro__)
+    if not own or not hasattr(module, "peft_config"):
         return None
     return next(((path, w) for w in ("base_model", "model") if w in module._modules), None)
 
@@ -97,6 +101,15 @@ def model_in(given: Any) -> Any:
         return given
     modules = [x for x in given.values() if hasattr(x, "named_modules")]
     return modules[0] if len(modules) == 1 else given
+
+
+def modules_in(given: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """A module, or those of a dict, each with what stands before its names."""
+    if hasattr(given, "named_modules"):
+        yield prefix, given
+    elif isinstance(given, Mapping):
+        for key, value in given.items():
+            yield from modules_in(value, f"{prefix}{key}.")
 
 
 def config_of(model: Any) -> dict[str, Any] | None:

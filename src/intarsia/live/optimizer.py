@@ -17,9 +17,16 @@ from intarsia.format.optimizer_names import not_told
 from intarsia.format.parameter_groups import ROOT, Groups
 from intarsia.format.wrappers import bare
 from intarsia.live.holding import Holding, cut, is_dtensor, is_present, memory_of
-from intarsia.live.names import own_name
+from intarsia.live.names import modules_in, own_name
 from intarsia.live.optimizer_class import check_kinds
-from intarsia.live.optimizer_values import is_value, kinds_of_values, value_in, values_of
+from intarsia.live.optimizer_values import (
+    SHARED,
+    is_value,
+    kinds_of_values,
+    value_in,
+    values_of,
+)
+from intarsia.live.several_optimizers import Together, each_of, held_by
 from intarsia.planning.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -39,15 +46,17 @@ class Stepped:
 
 def stepped(model: Any, optimizer: Any) -> Iterator[Stepped]:
     """The parameters of an optimizer under the names that the model has for them."""
-    if not hasattr(model, "named_parameters"):
+    modules = list(modules_in(model))
+    if not modules:
         raise UsageError(
             "the state of an optimizer goes by the names of a model's parameters",
             hint="give the module, not its state dict",
         )
     names: dict[int, str] = {}
-    clean = own_name(model)
-    for name, param in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(param), clean(name))
+    for prefix, module in modules:
+        clean = own_name(module)
+        for name, param in module.named_parameters(remove_duplicate=False):
+            names.setdefault(id(param), prefix + clean(name))
     for number, group in enumerate(optimizer.param_groups):
         for at, param in enumerate(group["params"]):
             if id(param) not in names:
@@ -92,11 +101,11 @@ def unused_state(
     values = kinds_of_values(manifest.entries).keys()
     steps = [each.name for each in stepped(model, optimizer)]
     known = {n for name in steps for n in _spellings(name, rows)}
-    tensors = {n for name in steps for n in _tensors(name, rows)}
+    tensors = {n for name in steps for n in tensors_of(name, rows)}
     return frozenset((held - tensors) | (values - known))
 
 
-def _tensors(name: str, rows: Mapping[str, Param]) -> tuple[str, ...]:
+def tensors_of(name: str, rows: Mapping[str, Param]) -> tuple[str, ...]:
     """The logical tensors of a parameter; one without elements is made of none, and has its name."""
     row = rows.get(name)
     return () if row is None else row.layout.tensors or (row.name,)
@@ -110,7 +119,8 @@ def _spellings(name: str, rows: Mapping[str, Param]) -> tuple[str, ...]:
 
 def _check_order(model: Any, optimizer: Any, manifest: Manifest) -> None:
     """Refuse an optimizer in another order than its model's, where the state was saved without names."""
-    place = {id(param): k for k, param in enumerate(model.parameters())}
+    params = (param for _, module in modules_in(model) for param in module.parameters())
+    place = {id(param): k for k, param in enumerate(params)}
     for one, two in pairwise(stepped(model, optimizer)):
         if one.group == two.group and place[id(one.param)] > place[id(two.param)]:
             why = (
@@ -145,12 +155,14 @@ def state_to_fill(
             f"{manifest.path} holds no optimizer state",
             hint="load the model alone (optimizer=None), or give a checkpoint saved with its optimizer",
         )
+    _check_shared([key for key in entries if key.startswith(SHARED)], optimizer)
+    _check_one_order(model, optimizer, rows, groups, manifest.path)
     out = StateToFill([], [], {}, ())
     never: list[str] = []
     lost: list[str] = []
     for each in stepped(model, optimizer):
         row = rows.get(each.name)
-        names = _tensors(each.name, rows)
+        names = tensors_of(each.name, rows)
         held = [kinds.get(n, set()) - {MASTER} for n in names]
         spelled = next((n for n in _spellings(each.name, rows) if n in values), None)
         told = values[spelled] if spelled is not None else set()
@@ -164,7 +176,7 @@ def state_to_fill(
             continue
         _check_alike(each.name, dict(zip(names, held, strict=True)), manifest)
         mine = held[0] if held else set()
-        check_kinds(each.name, mine | told, optimizer, manifest.path)
+        check_kinds(each.name, mine | told, held_by(optimizer, each.group), manifest.path)
         state = out.fresh[each.param] = {}
         for kind in sorted(told):
             state[kind] = value_in(entries, str(spelled), kind, each.param.device)
@@ -195,6 +207,35 @@ def state_to_fill(
             hint="load with strict=False if they begin without state",
         )
     return StateToFill(out.holdings, out.counters, out.fresh, tuple(never))
+
+
+def _check_shared(keys: Sequence[str], optimizer: Any) -> None:
+    """Raise where nothing says which of several optimizers a state that is of no parameter belongs to."""
+    if keys and isinstance(optimizer, Together):
+        key = keys[0].removeprefix(SHARED)
+        raise UsageError(
+            f"`{key}` is state of one of {len(optimizer.each)} optimizers, and of no parameter that would say"
+            " of which",
+            hint="keep it in the groups of its optimizer, or in `extra`",
+        )
+
+
+def _check_one_order(
+    model: Any, optimizer: Any, rows: Mapping[str, Param], groups: Groups | None, where: str
+) -> None:
+    """Raise where the parameters of an LBFGS are in another order: its state is of all, laid end to end."""
+    stored = [list(group.members) for group in (groups.each if groups else ())]
+    for one in each_of(optimizer):
+        if not any(base.__name__ == "LBFGS" for base in type(one).__mro__):
+            continue
+        names = [each.name for each in stepped(model, one)]
+        mine = [n for name in names for n in tensors_of(name, rows) or (bare(name),)]
+        if mine not in stored:
+            raise UsageError(
+                f"{type(one).__name__} keeps one history of all its parameters in their order, and"
+                f" {where} has them in another",
+                hint="give the optimizer the parameters in the order in which they were when it was saved",
+            )
 
 
 def _check_alike(name: str, held: Mapping[str, set[str]], manifest: Manifest) -> None:
@@ -311,7 +352,13 @@ def values(model: Any, optimizer: Any) -> dict[str, bytes]:
     import torch
 
     params = [(each.name, each.param) for each in stepped(model, optimizer)]
+    _check_shared([SHARED + key for key in optimizer.state if isinstance(key, str)], optimizer)
     known = {id(param) for _, param in params}
+    if numbers := [name for name, _ in params if name.isdecimal()]:
+        raise UsageError(
+            f"the parameter `{numbers[0]}` is called by a number, as torch's numbered states are",
+            hint="make it a parameter of a submodule, which has a name",
+        )
     for key in optimizer.state:
         if isinstance(key, torch.Tensor) and id(key) not in known:
             raise UsageError(

@@ -8,6 +8,7 @@ from inspect import signature
 from typing import Any
 
 from intarsia.errors import UsageError
+from intarsia.live.several_optimizers import Together, each_of
 
 CLASS = "optimizer.class"
 """The entry that names the class of the optimizer that was saved."""
@@ -42,10 +43,15 @@ class Opened:
 def opened(optimizer: Any) -> Opened:
     """What lies in the wrappers of an optimizer; raise where one keeps something of its own."""
     if isinstance(optimizer, (Mapping, list, tuple)):
-        raise UsageError(
-            f"{len(optimizer)} optimizers were given as a {type(optimizer).__name__}",
-            hint="save each under its own path with the model, and load one after the other",
-        )
+        held = [*(optimizer.values() if isinstance(optimizer, Mapping) else optimizer)]
+        each = [opened(one) for one in held]
+        if len(each) == 1:
+            return each[0]
+        if not each:
+            raise UsageError(
+                "no optimizer is in what was given as `optimizer`", hint="give None for none"
+            )
+        return Opened(Together([x.held for x in each]), Together([x.settings for x in each]))
     if any(c.__name__ == "ZeroRedundancyOptimizer" for c in type(optimizer).__mro__):
         if getattr(optimizer, "_overlap_with_ddp", False):
             raise UsageError(
@@ -64,19 +70,44 @@ def opened(optimizer: Any) -> Opened:
                     " not that of the optimizer in it",
                     hint=f"give the optimizer itself (.{word}), and what the wrapper keeps in `extra`",
                 )
+        _check_nothing_more(optimizer, inner)
         return opened(inner)
     if not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "state")):
         raise UsageError(
             f"{type(optimizer).__name__} has no `param_groups` and `state`, so it is no optimizer",
             hint="give a torch optimizer",
         )
+    _check_nothing_more(optimizer)
     return Opened(optimizer, optimizer)
+
+
+def _check_nothing_more(optimizer: Any, inner: Any = None) -> None:
+    """Raise where the state dict of an optimizer holds more than states and groups, or than that of one inside."""
+    from torch.optim import Optimizer
+
+    if getattr(type(optimizer), "state_dict", None) in (None, Optimizer.state_dict):
+        return
+    known = {"state", "param_groups", *(inner.state_dict() if inner is not None else ())}
+    more = sorted(str(key) for key in optimizer.state_dict().keys() - known)
+    if more:
+        raise UsageError(
+            f"the state dict of {type(optimizer).__name__} holds {', '.join(more)} beside `state` and"
+            " `param_groups`, which belongs to no parameter",
+            hint="keep it in the optimizer's groups or in its `state` under a key of text"
+            + (", or give the optimizer inside, and the rest in `extra`" if inner else ""),
+        )
 
 
 def class_of(optimizer: Any) -> str:
     """The name of an optimizer's class, with its module's."""
     found = type(optimizer)
     return f"{found.__module__}.{found.__qualname__}"
+
+
+def classes_of(optimizer: Any) -> str | list[str]:
+    """The name of the class of all groups, or that of each group where they differ."""
+    found = [class_of(one) for one in each_of(optimizer) for _ in one.param_groups]
+    return found[0] if len({*found}) == 1 else found
 
 
 def check_class(stored: str | None, optimizer: Any, where: str) -> None:

@@ -14,8 +14,9 @@ from intarsia.family import Param
 from intarsia.format.megatron_common import plain
 from intarsia.format.parameter_groups import MEMBERS, ROOT, Group, Groups, different_fields, merged
 from intarsia.format.wrappers import bare
-from intarsia.live.optimizer import stepped
-from intarsia.live.optimizer_class import fixed_settings
+from intarsia.live.optimizer import stepped, tensors_of
+from intarsia.live.optimizer_class import check_class, fixed_settings
+from intarsia.live.several_optimizers import each_of, held_by
 from intarsia.planning.manifest import Manifest
 
 _NO_SETTINGS = (MEMBERS, "param_names")
@@ -123,14 +124,42 @@ def agreed_groups(
     return found
 
 
+def check_classes(
+    stored: str | Sequence[str] | None,
+    model: Any,
+    optimizer: Any,
+    rows: Mapping[str, Param],
+    groups: Groups | None,
+    where: str,
+) -> None:
+    """Raise where a parameter was stepped by another class than now; several classes are stored by group."""
+    if stored is None or isinstance(stored, str):
+        for one in each_of(optimizer):
+            check_class(stored, one, where)
+        return
+    each = groups.each if groups else ()
+    if len(stored) != len(each):
+        raise CoverageError(
+            f"{where} names the classes of {len(stored)} parameter groups, and has {len(each)}",
+            hint="the checkpoint lost some: take another",
+        )
+    of = {
+        member: name for group, name in zip(each, stored, strict=True) for member in group.members
+    }
+    for param in stepped(model, optimizer):
+        for name in (*tensors_of(param.name, rows), bare(param.name)):
+            check_class(of.get(name), held_by(optimizer, param.group), where)
+
+
 def _check_fixed(agreed: Iterable[Mapping[str, Any] | None], optimizer: Any) -> None:
     """Raise where a setting that a class decides itself was stored with another value."""
-    for key, value in fixed_settings(optimizer).items():
-        for fields in agreed:
+    for number, fields in enumerate(agreed):
+        one = held_by(optimizer, number)
+        for key, value in fixed_settings(one).items():
             if fields is not None and key in fields and fields[key] != value:
                 raise UsageError(
                     f"the checkpoint's groups have {key}={fields[key]!r}, and a"
-                    f" {type(optimizer).__name__} always has {value!r}: it was saved by another optimizer",
+                    f" {type(one).__name__} always has {value!r}: it was saved by another optimizer",
                     hint='make the optimizer that was saved, or load with hyperparameters="mine"',
                 )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from intarsia.errors import CoverageError, LayoutError, UsageError
 from intarsia.live.holding import is_dtensor, memory_of
-from intarsia.live.names import own_name
+from intarsia.live.names import modules_in, own_name
 
 EXTRA_STATE = "_extra_state"
 """The last word under which `get_extra_state` stands in a state dict."""
@@ -146,9 +146,9 @@ def is_fsdp1(module: Any) -> bool:
     return any(isinstance(each, FullyShardedDataParallel) for each in module.modules())
 
 
-def refuse_flat_state(module: Any) -> None:
+def refuse_flat_state(given: Any) -> None:
     """Raise where an optimizer steps pieces of flat parameters, which are no part of any tensor by name."""
-    if is_module(module) and is_fsdp1(module):
+    if any(is_fsdp1(module) for _, module in modules_in(given)):
         raise UsageError(
             "FSDP1 keeps optimizer state in pieces of its flat parameters",
             hint="use FSDP2 (fully_shard), or load and save the model alone and keep the optimizer with"

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from intarsia.live.megatron_settings import hub_config
 from intarsia.live.names import config_of, model_in
 from intarsia.live.optimizer import never_stepped, states, values
 from intarsia.live.optimizer_agreement import WITHOUT, agreed_entries
-from intarsia.live.optimizer_class import CLASS, class_of, opened
+from intarsia.live.optimizer_class import CLASS, classes_of, opened
 from intarsia.live.optimizer_groups import settings_of
 from intarsia.live.own_memory import refuse_flat_state
 from intarsia.live.parts import Part, Seen, parts_of
@@ -113,14 +113,16 @@ def snapshot(
             "there is no tensor to save",
             hint="give a module, or a dict of modules and tensors; `extra` goes beside them",
         )
+    contents.check_names()
     given = packed_with(contents, given)
     entries: dict[str, bytes] = {}
+    optimizer = contents.optimizer_with(optimizer)
     if optimizer is not None:
         refuse_flat_state(model)
         own = opened(optimizer)
         entries = values(model, own.held)
         entries |= {
-            CLASS: pack(class_of(own.held), CLASS),
+            CLASS: pack(classes_of(own.held), CLASS),
             WITHOUT: pack(never_stepped(model, own.held), WITHOUT),
         }
         for state in states(model, own.held):
@@ -151,7 +153,7 @@ def write(
     with team.together() as told:
         if team.rank == 0:
             staging.check()
-        told.value = _tell(what)
+        told.value = _tell(what, team)
     try:
         with team.together():
             holders = holders_of([said for said, _, _, _ in told.values])
@@ -190,8 +192,9 @@ def write(
     )
 
 
-def _tell(what: Snapshot) -> tuple[list[Told], dict[str, bytes], dict[str, bytes], Any]:
-    said = [Told(p.name, p.dtype, p.shape, p.box, p.proof) for p in what.parts]
+def _tell(what: Snapshot, team: Crew) -> tuple[list[Told], dict[str, bytes], dict[str, bytes], Any]:
+    ranks = cache(team.numbers_of)
+    said = [Told(p.name, p.dtype, p.shape, p.box, ranks(p.proof)) for p in what.parts]
     return said, what.entries, what.extra, what.config
 
 

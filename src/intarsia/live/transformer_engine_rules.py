@@ -85,7 +85,7 @@ def _cuts(name: str, module: nn.Module, blocks: int) -> Cuts:
         return dict.fromkeys(held, WHOLE)
     if [*held] == ["softmax_offset"]:  # one number for each head
         return {"softmax_offset": Cut(0)}
-    if type(module).__module__.partition(".")[0] == "transformer_engine":
+    if any(c.__module__.partition(".")[0] == "transformer_engine" for c in type(module).__mro__):
         raise UsageError(
             f"`{name}` is a {type(module).__name__}, and no rule says how tensor parallelism cuts"
             f" its {', '.join(held)}",

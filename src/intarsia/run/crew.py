@@ -58,6 +58,15 @@ class Crew:
     group: Any = None
     apart: Apart | None = None
 
+    def numbers_of(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """The numbers that ranks of the whole job have here; those that are not here have none."""
+        if self.group is None:
+            return ranks
+        import torch.distributed as dist
+
+        here = {rank: k for k, rank in enumerate(dist.get_process_group_ranks(self.group))}
+        return tuple(here[rank] for rank in ranks if rank in here)
+
     @contextmanager
     def together(self) -> Iterator[Shared]:
         """A block that succeeds on every rank or on none."""
@@ -174,13 +183,19 @@ def _is_initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def ranks_of_model() -> Crew:
-    """The ranks of the process group that a training script has set up, or this process alone."""
+def ranks_of_model(group: Any = None) -> Crew:
+    """The ranks of a process group, by default of all that a training script has set up; or this process alone."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
         return Crew()
-    return Crew(dist.get_rank(), dist.get_world_size())
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise UsageError(
+            f"rank {dist.get_rank()} is not in the process group that was given",
+            hint="call it on the ranks of that group alone",
+        )
+    return Crew(rank, dist.get_world_size(group), group)
 
 
 def _first_line(error: BaseException) -> str:
