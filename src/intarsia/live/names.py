@@ -17,6 +17,7 @@ from intarsia.family import Param, Table, table_for
 from intarsia.format.sections import TOP, Section, explained
 from intarsia.format.wrappers import MODULE, WORDS, bare
 from intarsia.formats import read_manifest, with_rules_of_transformers
+from intarsia.live.adapters import inner_words
 from intarsia.planning.inventory import left_out
 from intarsia.planning.manifest import Manifest
 from intarsia.store.looking import real
@@ -31,10 +32,14 @@ class Rows:
     missing: tuple[str, ...]
 
 
-def own_name(model: Any) -> Callable[[str], str]:
-    """The function that takes the words of wrappers out of a live model's names: DDP's only where DDP is."""
+def own_name(model: Any, *, with_peft: bool = False) -> Callable[[str], str]:
+    """The function that takes the words of wrappers out of a live model's names: DDP's only where DDP is.
+
+    `with_peft` leaves PEFT's, as its own state dicts have them.
+    """
     wrapped = {(p, MODULE) for p, each in model.named_modules() if _is_data_parallel(each)}
-    wrapped |= {found for p, each in model.named_modules() if (found := _of_adapters(p, each))}
+    if not with_peft:
+        wrapped |= inner_words(model)
 
     def clean(name: str) -> str:
         kept, path = [], ""
@@ -45,13 +50,6 @@ def own_name(model: Any) -> Callable[[str], str]:
         return ".".join(kept)
 
     return clean
-
-
-def _of_adapters(path: str, module: Any) -> tuple[str, str] | None:
-    """The word that PEFT puts before the names of the model inside, where this is PEFT's."""
-    if not type(module).__module__.startswith("peft.") or not hasattr(module, "peft_config"):
-        return None
-    return next(((path, w) for w in ("base_model", "model") if w in module._modules), None)
 
 
 def _is_data_parallel(module: Any) -> bool:
