@@ -25,11 +25,16 @@ def inner_words(model: Any) -> set[tuple[str, str]]:
 
 
 def _inner_word(module: Any) -> str | None:
-    if not type(module).__module__.startswith("peft."):
+    if not _is_pefts(module):
         return None
     # Every tuner and every model of PEFT's has a configuration; its layers have a base layer.
     words = _WORDS[:2] if hasattr(module, "peft_config") else _WORDS[2:]
     return next((word for word in words if word in module._modules), None)
+
+
+def _is_pefts(module: Any) -> bool:
+    """Whether a class of PEFT's is among a module's: `fully_shard` puts one of its own before it."""
+    return any(c.__module__.startswith("peft.") for c in type(module).__mro__)
 
 
 def added(model: Any) -> Iterator[tuple[str, Any, bool]]:
@@ -64,7 +69,7 @@ def _is_added(name: str, inner: set[tuple[str, str]]) -> bool:
 def refuse_merged(model: Any) -> None:
     """Raise where an adapter is merged into a weight, which then is neither the model's nor apart from it."""
     for path, each in model.named_modules():
-        if type(each).__module__.startswith("peft.") and getattr(each, "merged", False) is True:
+        if _is_pefts(each) and getattr(each, "merged", False) is True:
             raise UsageError(
                 f"an adapter is merged into the weights of `{path}`, and is there beside them too",
                 hint="take it out (unmerge_adapter()), or make it part of the model (merge_and_unload())",
