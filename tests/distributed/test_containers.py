@@ -29,8 +29,8 @@ def fsdp1(seed: int, kind: StateDictType, *, original: bool) -> Any:
     model.blocks[0] = FullyShardedDataParallel(
         model.blocks[0], use_orig_params=original, device_id=torch.device("cpu")
     )
-    for p in model.parameters():
-        p.requires_grad_(True)
+    for p in () if original else model.parameters():
+        p.requires_grad_(True)  # the parts of a flat parameter want gradients together
     model = FullyShardedDataParallel(model, use_orig_params=original, device_id=torch.device("cpu"))
     FullyShardedDataParallel.set_state_dict_type(model, kind)
     return model
@@ -56,14 +56,77 @@ def _through_fsdp1(folder: Path) -> None:
         into = build(3, "")
         intarsia.load(folder / f"again{at}", into=into)
         assert all(torch.equal(x, truth[n]) for n, x in into.state_dict().items())
-    for act in (intarsia.load, intarsia.save):
-        with pytest.raises(IntarsiaError, match="FSDP1 keeps optimizer state in pieces"):
-            act(folder / "plain", model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_fsdp1_is_filled_and_saved_whatever_its_kind_of_state_dict(tmp_path: Path) -> None:
     intarsia.save(tmp_path / "plain", build(1, ""))
     on_ranks(2, _through_fsdp1, tmp_path)
+
+
+def groups(model: Any, lr: float) -> torch.optim.Optimizer:
+    """AdamW with two groups, of which the second begins in the middle of a unit of FSDP's."""
+    held = [p for p in model.parameters() if p.requires_grad]
+    first, second = held[: len(held) // 2], held[len(held) // 2 :]
+    return torch.optim.AdamW(
+        [{"params": first, "lr": lr}, {"params": second, "lr": 2 * lr, "betas": (0.7, 0.9)}],
+        foreach=False,
+    )
+
+
+def _fsdp1_resumed(folder: Path) -> None:
+    kind = StateDictType.SHARDED_STATE_DICT
+    for original in (True, False):
+        model = fsdp1(1, kind, original=original)
+        optimizer = groups(model, 0.03)
+        for number in range(2):
+            step(model, optimizer, number)
+        intarsia.save(folder / f"flat{original}", model, optimizer)
+        losses = [step(model, optimizer, number) for number in (2, 3)]
+        other = fsdp1(2, kind, original=original)
+        fresh = groups(other, 0.5)
+        report = intarsia.load(folder / f"flat{original}", other, fresh)
+        assert report.complete
+        assert [g["lr"] for g in fresh.param_groups] == [0.03, 0.06]
+        assert [step(other, fresh, number) for number in (2, 3)] == losses
+        intarsia.save(folder / "again", other, fresh, overwrite=True)
+        intarsia.save(folder / "went on", model, optimizer, overwrite=True)
+        assert intarsia.verify(folder / "again", folder / "went on")
+    # A parameter that no step touched has no state, and a flat parameter has all or none.
+    plain = build(1, "")
+    optimizer = optimizer_of(plain)
+    step(plain, optimizer, 0)
+    intarsia.save(folder / "plain", plain, optimizer)
+    losses = [step(plain, optimizer, number) for number in (1, 2)]
+    model = fsdp1(3, kind, original=True)
+    fresh = optimizer_of(model, lr=0.7)
+    intarsia.load(folder / "plain", model, fresh)
+    for number, loss in zip((1, 2), losses, strict=True):
+        assert abs(step(model, fresh, number) - loss) < 1e-5
+    model = fsdp1(3, kind, original=False)
+    with pytest.raises(IntarsiaError, match=r"parts of one flat parameter of FSDP1's"):
+        intarsia.load(folder / "plain", model, optimizer_of(model), strict=False)
+
+
+def _fsdp1_elsewhere(folder: Path) -> None:
+    model = fsdp1(1, StateDictType.FULL_STATE_DICT, original=True)
+    optimizer = groups(model, 0.03)
+    step(model, optimizer, 0)
+    intarsia.save(folder / "saved", model, optimizer, background=True)
+    losses = [step(model, optimizer, number) for number in (1, 2)]
+    for layout in ("fsdp=2", ""):
+        other: Any = build(2, layout)
+        fresh = groups(other, 0.5)
+        assert intarsia.load(folder / "saved", other, fresh).complete
+        for number, loss in zip((1, 2), losses, strict=True):
+            assert abs(step(other, fresh, number) - loss) < 1e-5
+
+
+def test_an_optimizer_of_fsdp1_is_resumed_bit_by_bit(tmp_path: Path) -> None:
+    on_ranks(2, _fsdp1_resumed, tmp_path)
+
+
+def test_a_training_of_fsdp1_goes_on_in_fsdp2_and_in_one_process(tmp_path: Path) -> None:
+    on_ranks(2, _fsdp1_elsewhere, tmp_path)
 
 
 def wrapped(seed: int, how: str) -> nn.Module:

@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import intarsia
+from intarsia.live.report import Loaded
 
 LR = 3e-3
 
@@ -44,7 +45,7 @@ def trained(**changes: Any) -> tuple[LlamaForCausalLM, torch.optim.AdamW]:
     return model, optimizer
 
 
-def goes_on(folder: Path, losses: list[float], **options: Any) -> intarsia.live.load.Loaded:
+def goes_on(folder: Path, losses: list[float], **options: Any) -> Loaded:
     """Load into another model and optimizer, and see that training goes on as if nothing had happened."""
     model = small(7, **options.pop("model", {}))
     optimizer = adam(model.parameters(), lr=0.9)

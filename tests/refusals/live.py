@@ -75,3 +75,45 @@ def quantised_stack(tmp: Path) -> None:
         set_device_mesh(GroupedLinear(), init_device_mesh("cpu", (2,)))
     finally:
         dist.destroy_process_group()
+
+
+@refusal("A checkpoint of the model inside of PEFT", area="live")
+def without_adapters(tmp: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+    from torch import nn
+
+    intarsia.save(tmp / "base", nn.Sequential(nn.Linear(2, 3)))
+    model = get_peft_model(nn.Sequential(nn.Linear(2, 3)), LoraConfig(r=1, target_modules=["0"]))
+    intarsia.load(tmp / "base", into=model)
+
+
+@refusal("Adapters that are merged into the weights", area="live")
+def merged_adapters(tmp: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+    from torch import nn
+
+    model = get_peft_model(nn.Sequential(nn.Linear(2, 3)), LoraConfig(r=1, target_modules=["0"]))
+    model.merge_adapter()
+    intarsia.save(tmp / "out", model)
+
+
+@refusal("A buffer on `meta` that no checkpoint holds", area="live")
+def buffer_on_meta(tmp: Path) -> None:
+    import torch
+    from torch import nn
+
+    intarsia.save(tmp / "model", nn.Linear(2, 3))
+    model = nn.Linear(2, 3, device="meta")
+    model.register_buffer("angles", torch.empty(4, device="meta"), persistent=False)
+    intarsia.load(tmp / "model", into=model)
+
+
+@refusal("A module that does not hand out all that it has", area="live")
+def not_handed_out(tmp: Path) -> None:
+    from torch import nn
+
+    class Shy(nn.Linear):
+        def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+            destination[f"{prefix}weight"] = self.weight
+
+    intarsia.save(tmp / "out", Shy(2, 3))

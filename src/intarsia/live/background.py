@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from intarsia.errors import UsageError
-from intarsia.live.save import Saved, Snapshot, snapshot, write
+from intarsia.live.report import Saved
+from intarsia.live.save import Snapshot, snapshot, write
 from intarsia.run.apart import Apart
 from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew, ranks_of_model

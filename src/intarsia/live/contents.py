@@ -125,6 +125,21 @@ class Contents:
         return [prefix + n for prefix, h in self.modules.items() for n in h.copies]
 
     @property
+    def adapters(self) -> dict[str, bool]:
+        """The names of the tensors that PEFT added, and whether one is a second name of the model's own."""
+        found = ((p + n, again) for p, h in self.modules.items() for n, again in h.adapters.items())
+        return dict(found)
+
+    @property
+    def names_of_peft(self) -> dict[str, str]:
+        """For each name the one that PEFT's own state dict has, where PEFT is at work."""
+        return {
+            prefix + n: prefix + spelled
+            for prefix, h in self.modules.items()
+            for n, spelled in h.names_of_peft.items()
+        }
+
+    @property
     def left_out(self) -> list[str]:
         """What modules have and do not hand out."""
         return [prefix + n for prefix, h in self.modules.items() for n in h.left_out]

@@ -9,6 +9,7 @@ from typing import Any
 
 from intarsia.errors import CoverageError, LayoutError, UsageError
 from intarsia.family import Param, table_for
+from intarsia.format.adapter import is_adapter
 from intarsia.layout import Layout
 from intarsia.live import megatron_rows
 from intarsia.live.contents import Contents
@@ -24,7 +25,7 @@ from intarsia.live.holding import (
     memory_of,
     placed,
 )
-from intarsia.live.names import find_rows
+from intarsia.live.names import Rows, find_rows
 from intarsia.live.optimizer import MASTER
 from intarsia.live.quantised import check_quantised
 from intarsia.mesh import Box, Mesh
@@ -50,7 +51,8 @@ class Doubts:
 class Demand:
     """The tensors of a model on this rank, each with the row that says what its elements are.
 
-    `place` says which part of each tensor a plain one is; `contents` what was given, if not Megatron's.
+    `place` says which part of each tensor a plain one is; `contents` what was given, if not Megatron's;
+    `adapters` are PEFT's, of which the checkpoint of the model inside holds none.
     """
 
     manifest: Manifest
@@ -58,6 +60,7 @@ class Demand:
     rows: Mapping[str, Param]
     place: Place | None = None
     contents: Contents = Contents()
+    adapters: frozenset[str] = frozenset()
 
     @staticmethod
     def of(into: Any, manifest: Manifest, place: Place | None, contents: Contents | None) -> Demand:
@@ -71,16 +74,22 @@ class Demand:
             tensors, found = megatron_rows.rows_of(into, manifest.config)
         else:
             tensors = {n: x for n, x in contents.tensors.items() if is_present(x)}
-            found, manifest = find_rows(tensors, manifest)
+            found, manifest = _rows(tensors, contents, manifest)
         found = check_quantised(tensors, found, manifest)
-        missing = [n for n in found.missing if tensors[n].numel()]
-        if missing:
+        peft = contents.adapters if contents else {}
+        missing = [n for n in found.missing if tensors[n].numel() and not peft.get(n)]
+        adapters = {n for n, again in peft.items() if not again}
+        alone = bool(missing) and adapters.isdisjoint(found.rows) and adapters.issuperset(missing)
+        if missing and not alone:
             raise CoverageError(
                 f"{len(missing)} of {len(tensors)} tensors of the model have no source in"
                 f" {manifest.path}: {', '.join(missing[:4])}{', …' if len(missing) > 4 else ''}",
-                hint="the checkpoint is another model's, or incomplete",
+                hint="it is a PEFT adapter: load the model, and the adapter with PEFT's own load_adapter()"
+                if is_adapter(manifest)
+                else "the checkpoint is another model's, or incomplete",
             )
-        return Demand(manifest, tensors, found.rows, place, contents or Contents())
+        left = frozenset(missing)
+        return Demand(manifest, tensors, found.rows, place, contents or Contents(), left)
 
     def apart(self) -> Demand:
         """The same, to be read into memory of its own, where modules hand out no more than copies."""
@@ -175,6 +184,19 @@ class Demand:
                 hint="give the mesh that the model was built for",
             )
         return box
+
+
+def _rows(
+    tensors: Mapping[str, Any], contents: Contents, manifest: Manifest
+) -> tuple[Rows, Manifest]:
+    """The rows of the model's own names, or of all names as PEFT's state dict has them."""
+    found, named = find_rows(tensors, manifest)
+    spelled = contents.names_of_peft if found.missing else {}
+    if spelled.keys() >= tensors.keys():
+        other, again = find_rows({spelled[n]: x for n, x in tensors.items()}, manifest)
+        if not other.missing:
+            return Rows({n: other.rows[spelled[n]] for n in tensors}, ()), again
+    return found, named
 
 
 @dataclass(frozen=True)

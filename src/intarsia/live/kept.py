@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from intarsia.errors import CoverageError
 from intarsia.live.contents import Contents
@@ -10,24 +10,43 @@ from intarsia.live.values import Values
 
 ON_META = "it is on `meta`, and neither the checkpoint nor the model says what it holds"
 NOT_HANDED = "its module's state_dict() does not hand it out"
+ADAPTER = "PEFT added it to the model, and the checkpoint holds no adapter"
+NO_STATE = "the checkpoint has none, and nothing in it says that the parameter was never stepped"
+NO_SETTINGS = "the checkpoint has none"
 
 
-def kept_of(contents: Contents, values: Values, on_meta: Sequence[str]) -> dict[str, str]:
+def kept_of(
+    contents: Contents, values: Values, on_meta: Sequence[str], adapters: Collection[str]
+) -> dict[str, str]:
     """The names of everything that a load does not fill, each with the reason."""
     found = dict.fromkeys(contents.left_out, NOT_HANDED)
-    return found | dict.fromkeys(on_meta, ON_META) | dict(values.lost)
+    found |= dict.fromkeys(on_meta, ON_META) | dict.fromkeys(sorted(adapters), ADAPTER)
+    return found | dict(values.lost)
 
 
 def check_kept(kept: Mapping[str, str], where: str) -> None:
-    """Raise where something that a checkpoint could hold would be left as it was.
+    """Raise where something of the model would be left as it was."""
+    if not kept:
+        return
+    name, why = next(iter(kept.items()))
+    hint = "load with strict=False, which leaves them as they are"
+    if ADAPTER in kept.values():
+        hint += "; or load the model before PEFT wraps it"
+    if ON_META in kept.values():
+        hint = f"build them on a device, as only the model knows what they hold; or {hint}"
+    raise CoverageError(
+        f"{len(kept)} tensors or values of the model are not filled from {where}:"
+        f" {', '.join([*kept][:4])}{', …' if len(kept) > 4 else ''}; of `{name}`: {why}",
+        hint=hint,
+    )
 
-    A passing buffer on `meta` is in no checkpoint, and no forward pass goes over it unnoticed.
-    """
-    lost = {name: why for name, why in kept.items() if why != ON_META}
-    if lost:
-        name, why = next(iter(lost.items()))
+
+def check_adapters(left: Collection[str], empty: Sequence[str], where: str) -> None:
+    """Raise where adapters that nothing fills are on `meta`, so that there is nothing to leave as it was."""
+    if left and empty:
         raise CoverageError(
-            f"{len(lost)} tensors or values of the model are not filled from {where}:"
-            f" {', '.join([*lost][:4])}{', …' if len(lost) > 4 else ''}; of `{name}`: {why}",
-            hint="load with strict=False, which leaves them as they are",
+            f"{len(empty)} tensors of PEFT adapters are on `meta`, and {where} holds none of them:"
+            f" {', '.join(empty[:4])}{', …' if len(empty) > 4 else ''}",
+            hint="load the model first and make the adapters then (get_peft_model), or load a checkpoint"
+            " that was saved with them",
         )

@@ -8,7 +8,7 @@ after the last.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,19 @@ from intarsia.carried import groups_of, read_entries
 from intarsia.errors import UsageError
 from intarsia.family import table_for
 from intarsia.formats import find_checkpoint, folder_of, format_named
+from intarsia.live.adapters import added
 from intarsia.live.contents import Contents
 from intarsia.live.demand import Demand, Place, Settled, cast_names, settle
 from intarsia.live.entries import extra_in, unpack
 from intarsia.live.fill import fill, prove
-from intarsia.live.kept import check_kept, kept_of
+from intarsia.live.fsdp1_optimizer import WholeOptimizer
+from intarsia.live.kept import (
+    NO_SETTINGS,
+    NO_STATE,
+    check_adapters,
+    check_kept,
+    kept_of,
+)
 from intarsia.live.materialise import materialise
 from intarsia.live.megatron_model import chunks_of, install, is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import unlike_settings, with_settings
@@ -35,7 +43,7 @@ from intarsia.live.optimizer_groups import (
     with_tensors,
 )
 from intarsia.live.optimizer_values import shared_in
-from intarsia.live.own_memory import refuse_flat_state
+from intarsia.live.report import Counts, Loaded
 from intarsia.live.shared_memory import with_one_source
 from intarsia.live.values import Values
 from intarsia.masters import check_rounded
@@ -43,40 +51,9 @@ from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew, check_alike, ranks_of_model
-from intarsia.run.losses import Changed, changed_tensors, summary
+from intarsia.run.losses import changed_tensors, summary
 from intarsia.run.progress import Progress, counting
 from intarsia.run.source import Source
-
-
-@dataclass
-class Loaded:
-    """What a load filled on this rank, what it read for that, and what is to be said of it."""
-
-    path: str
-    format: str
-    filled: list[str] = field(default_factory=list)
-    cast: list[str] = field(default_factory=list)
-    changed: list[Changed] = field(default_factory=list)
-    unused: list[str] = field(default_factory=list)
-    never_stepped: list[str] = field(default_factory=list)
-    extra: dict[str, Any] = field(default_factory=dict)
-    config: Mapping[str, Any] | None = None
-    read_bytes: int = 0
-    held_bytes: int = 0
-    notes: list[str] = field(default_factory=list)
-    kept: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def complete(self) -> bool:
-        """Whether everything of the model was filled; `kept` says what was not, and why."""
-        return not self.kept
-
-    def __str__(self) -> str:
-        notes = "".join(f"\nnote     {note}" for note in self.notes)
-        return (
-            f"{len(self.filled)} tensors from {self.path} ({self.format}),"
-            f" {self.read_bytes:,} bytes read for {self.held_bytes:,} held{notes}"
-        )
 
 
 def load(
@@ -104,7 +81,8 @@ def load(
     `device`).  A model of Megatron-core's, or a list of its chunks, says itself what it holds of
     which tensor.  `section` names the model where the checkpoint holds several.  `mesh` and `rank`
     say which part of each tensor plain local shards are.  `strict` refuses a checkpoint with tensors
-    that the model does not have, or without state that its optimizer needs; `cast=False` refuses another
+    that the model does not have, and one that would leave something of the model or of its optimizer as it
+    was, which `report.kept` names otherwise; `cast=False` refuses another
     floating-point type, which otherwise is rounded to and reported.  `hyperparameters` are those of
     the checkpoint ("stored"), or stay the optimizer's own ("mine").  `optimizer_class="any"` takes the
     state of another class of optimizer, where this one keeps the same kinds.  `group` is the process
@@ -130,21 +108,26 @@ def load(
         }
     check_alike(shared.values)
     with team.together() as shared:
+        empty = [n for module in _modules(into) for n, x, _ in added(module) if x.is_meta]
         left = [name for module in _modules(into) for name in materialise(module, device)]
         contents = None if is_megatron(into) else Contents.of(into)
         if contents is None:
             refuse_optimizer(optimizer)
         else:
             optimizer = contents.optimizer_with(optimizer)
-            if optimizer is not None:
-                refuse_flat_state(into)
         own = opened(optimizer) if optimizer is not None else None
+        model, whole = into, None
+        if own is not None:
+            whole = WholeOptimizer.of(into, own, state=False)
+        if whole is not None:
+            own, model = whole.opened, whole.model
         if named and contents and not contents.tensors.keys() <= named.stored.keys():
             manifest = manifest_for(where, into, config, section)
         demand = Demand.of(into, manifest, _place(mesh, rank, team), contents)
+        check_adapters(demand.adapters, empty, manifest.path)
         doubts = demand.doubts
         if own is not None:
-            unused = unused_state(into, own.held, demand.rows, demand.manifest)
+            unused = unused_state(model, own.held, demand.rows, demand.manifest)
             doubts = replace(doubts, unused_state=demand.without_ahead(unused))
         shared.value = doubts
     with team.together():
@@ -152,7 +135,7 @@ def load(
         if copied := any(each.copies for each in shared.values):
             demand = demand.apart()
         values = Values.of(demand.contents, manifest, team.size)
-        kept = kept_of(demand.contents, values, left)
+        kept = kept_of(demand.contents, values, left, demand.adapters)
         if strict:
             check_kept(kept, manifest.path)
         settled = settle(demand, shared.values, strict=strict)
@@ -165,11 +148,13 @@ def load(
             report.config = with_settings(manifest.config, into)
             report.notes += unlike_settings(into)
         report.cast = cast_names(settled.holdings, manifest, allowed=cast)
-        report.notes += [*found.notes, *(f"`{n}` is as it was: {why}" for n, why in kept.items())]
+        report.notes += found.notes
         _fill(
             demand,
             settled,
             into,
+            model,
+            whole,
             own,
             hyperparameters,
             optimizer_class,
@@ -218,6 +203,8 @@ def _fill(
     demand: Demand,
     settled: Settled,
     into: Any,
+    model: Any,
+    whole: WholeOptimizer | None,
     own: Opened | None,
     hyperparameters: str,
     optimizer_class: str,
@@ -242,13 +229,17 @@ def _fill(
             check_classes(saved, into, own.held, demand.rows, groups, manifest.path)
         if hyperparameters == "stored":
             groups = with_tensors(groups, manifest)
-            agreed = agreed_groups(into, own.settings, demand.rows, groups)
+            agreed = agreed_groups(model, own.settings, demand.rows, groups)
         states = state_to_fill(
-            into, own.held, demand.rows, manifest, entries, settled.literal, groups, strict=strict
+            model, own.held, demand.rows, manifest, entries, settled.literal, groups, strict=strict
         )
+        if whole is not None:
+            whole.check(states.fresh, manifest.path)
         if agreed is not None:
-            check_settings(agreed, own.settings, manifest.path, strict=strict)
+            lost = check_settings(agreed, own.settings, manifest.path, strict=strict)
+            report.kept |= {f"hyperparameters of group {k}": NO_SETTINGS for k in lost}
         report.never_stepped = list(states.never_stepped)
+        report.kept |= {f"optimizer state of {name}": NO_STATE for name in states.lost}
         report.cast += cast_names(states.holdings, manifest, allowed=cast)
         fillings = fillings + prove(states.holdings, manifest)
     report.held_bytes = sum(each.holding.nbytes for each in fillings)
@@ -267,6 +258,8 @@ def _fill(
         report.notes += put_groups(own.settings, agreed)
     elif own is not None:
         report.notes.append("the optimizer keeps its own hyperparameters, as asked")
+    if whole is not None:
+        whole.give(manifest.path)
     report.extra, notes = extra_in(entries, team.rank, team.size)
     report.notes += notes
     values.put(demand.contents, manifest, entries, report.extra)
@@ -274,3 +267,6 @@ def _fill(
     report.changed = list(changed_tensors(losses, targets))
     report.notes += summary(tuple(report.changed))
     report.filled = [each.holding.name for each in fillings]
+    given = iter(states.fresh.values() if states is not None else ())
+    settings = own.settings.param_groups if own is not None else []
+    report.count(Counts.of(len(settled.fillings), given, settings))

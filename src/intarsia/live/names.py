@@ -17,6 +17,7 @@ from intarsia.family import Param, Table, table_for
 from intarsia.format.sections import TOP, Section, explained
 from intarsia.format.wrappers import MODULE, bare
 from intarsia.formats import read_manifest, with_rules_of_transformers
+from intarsia.live.adapters import inner_words
 from intarsia.planning.inventory import left_out
 from intarsia.planning.manifest import Manifest
 from intarsia.store.looking import real
@@ -31,12 +32,16 @@ class Rows:
     missing: tuple[str, ...]
 
 
-def own_name(model: Any) -> Callable[[str], str]:
-    """The function that takes the words of wrappers out of a live model's names: DDP's only where DDP is."""
+def own_name(model: Any, *, with_peft: bool = False) -> Callable[[str], str]:
+    """The function that takes the words of wrappers out of a live model's names: DDP's only where DDP is.
+
+    `with_peft` leaves PEFT's, as its own state dicts have them.
+    """
     # Some wrappers take their own words out of a state dict's names, and none out of these.
     modules = [(bare(path), each) for path, each in model.named_modules()]
     wrapped = {(p, MODULE) for p, each in modules if _is_data_parallel(each)}
-    wrapped |= {found for p, each in modules if (found := _of_adapters(p, each))}
+    if not with_peft:
+        wrapped |= {(bare(path), word) for path, word in inner_words(model)}
 
     def clean(name: str) -> str:
         kept, path = [], ""
@@ -47,15 +52,6 @@ def own_name(model: Any) -> Callable[[str], str]:
         return ".".join(kept)
 
     return clean
-
-
-def _of_adapters(path: str, module: Any) -> tuple[str, str] | None:
-    """The word that PEFT puts before the names of the model inside, where this is PEFT's."""
-    # FSDP2 puts a class of its own in front.
-    own = any(base.__module__.startswith("peft.") for base in type(module).__mro__)
-    if not own or not hasattr(module, "peft_config"):
-        return None
-    return next(((path, w) for w in ("base_model", "model") if w in module._modules), None)
 
 
 def _is_data_parallel(module: Any) -> bool:

@@ -71,12 +71,13 @@ def stepped(model: Any, optimizer: Any) -> Iterator[Stepped]:
 
 @dataclass(frozen=True)
 class StateToFill:
-    """What a load brings for an optimizer: memory to fill, counters to read, and who has none."""
+    """What a load brings for an optimizer: memory to fill, counters to read, who has none and whose is lost."""
 
     holdings: list[Holding]
     counters: list[tuple[torch.Tensor, tuple[str, ...]]]
     fresh: dict[torch.Tensor, dict[str, Any]]
     never_stepped: tuple[str, ...]
+    lost: tuple[str, ...] = ()
 
 
 def kinds_of(manifest: Manifest) -> dict[str, set[str]]:
@@ -206,7 +207,7 @@ def state_to_fill(
             f" they were never stepped: {', '.join(lost[:4])}{', …' if len(lost) > 4 else ''}",
             hint="load with strict=False if they begin without state",
         )
-    return StateToFill(out.holdings, out.counters, out.fresh, tuple(never))
+    return StateToFill(out.holdings, out.counters, out.fresh, tuple(never), tuple(lost))
 
 
 def _check_shared(keys: Sequence[str], optimizer: Any) -> None:

@@ -202,8 +202,8 @@ def put_groups(optimizer: Any, agreed: Sequence[Mapping[str, Any] | None]) -> li
 
 def check_settings(
     agreed: Sequence[Mapping[str, Any] | None], optimizer: Any, where: str, *, strict: bool
-) -> None:
-    """Raise where nothing was stored of a group's settings, unless that is allowed."""
+) -> list[str]:
+    """The groups of whose settings nothing was stored; raise where there are, unless that is allowed."""
     held = zip(agreed, optimizer.param_groups, strict=True)
     lost = [str(k) for k, (found, mine) in enumerate(held) if found is None and mine["params"]]
     if lost and strict:
@@ -211,6 +211,7 @@ def check_settings(
             f"{where} has no hyperparameters (lr and the like) for group {', '.join(lost)} of the optimizer",
             hint='load with hyperparameters="mine" to keep those that the optimizer has',
         )
+    return lost
 
 
 def _alike(mine: Any, value: Any) -> Any:

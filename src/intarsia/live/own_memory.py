@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from intarsia.errors import CoverageError, LayoutError, UsageError
+from intarsia.live.adapters import added, inner_words, refuse_merged
 from intarsia.live.holding import is_dtensor, memory_of
-from intarsia.live.names import modules_in, own_name
+from intarsia.live.names import own_name
 
 EXTRA_STATE = "_extra_state"
 """The last word under which `get_extra_state` stands in a state dict."""
@@ -36,6 +37,7 @@ class Handed:
     @staticmethod
     def by(module: Any) -> Handed:
         """What a module hands out now; with FSDP1, collective."""
+        refuse_merged(module)
         with whole_state(module):
             state = module.state_dict(keep_vars=True)
         clean = own_name(module)
@@ -68,6 +70,20 @@ class Handed:
         """What modules gave by `get_extra_state`, by name."""
         last = (key for key in self.state if key.rpartition(".")[2] == EXTRA_STATE)
         return {self.names[key]: self.state[key] for key in last}
+
+    @property
+    def adapters(self) -> dict[str, bool]:
+        """The names of the tensors that PEFT added, and whether one is a second name of the model's own."""
+        clean = own_name(self.module)
+        return {clean(name): again for name, _, again in added(self.module)}
+
+    @property
+    def names_of_peft(self) -> dict[str, str]:
+        """For each name the one that PEFT's own state dict has, where PEFT is at work."""
+        if not inner_words(self.module):
+            return {}
+        spelled = own_name(self.module, with_peft=True)
+        return {name: spelled(key) for key, name in self.names.items()}
 
     def set_extra(self, name: str, value: Any) -> None:
         """Give the module of that name its extra state."""
@@ -119,7 +135,7 @@ class Handed:
                 hint=_HINT,
             ) from error
         now = Handed.by(self.module).tensors
-        lost = [n for n, x in self.tensors.items() if n not in now or not _equal(x, now[n])]
+        lost = [n for n, x in self.tensors.items() if n not in now or not equal_bytes(x, now[n])]
         if lost:
             raise CoverageError(
                 f"{type(self.module).__name__} hands out copies of its tensors, and {len(lost)} of them are"
@@ -146,26 +162,22 @@ def is_fsdp1(module: Any) -> bool:
     return any(isinstance(each, FullyShardedDataParallel) for each in module.modules())
 
 
-def refuse_flat_state(given: Any) -> None:
-    """Raise where an optimizer steps pieces of flat parameters, which are no part of any tensor by name."""
-    if any(is_fsdp1(module) for _, module in modules_in(given)):
-        raise UsageError(
-            "FSDP1 keeps optimizer state in pieces of its flat parameters",
-            hint="use FSDP2 (fully_shard), or load and save the model alone and keep the optimizer with"
-            " FSDP.optim_state_dict and torch.distributed.checkpoint",
-        )
-
-
 def whole_state(module: Any) -> AbstractContextManager[Any]:
     """Have FSDP1 hand out and take whole tensors on every rank, whatever kind was set."""
     if not is_fsdp1(module):
         return nullcontext()
-    from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
+    from torch.distributed.fsdp import (
+        FullOptimStateDictConfig,
+        FullStateDictConfig,
+        FullyShardedDataParallel,
+        StateDictType,
+    )
 
     found: AbstractContextManager[Any] = FullyShardedDataParallel.state_dict_type(
         module,
         StateDictType.FULL_STATE_DICT,
         FullStateDictConfig(offload_to_cpu=False, rank0_only=False),
+        FullOptimStateDictConfig(offload_to_cpu=False, rank0_only=False),
     )
     return found
 
@@ -217,7 +229,7 @@ def of_numbers(x: Any, name: str) -> Any:
     return x
 
 
-def _equal(a: Any, b: Any) -> bool:
+def equal_bytes(a: Any, b: Any) -> bool:
     """Whether two tensors hold the same bytes."""
     import torch
 

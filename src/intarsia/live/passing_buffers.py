@@ -98,7 +98,8 @@ def _hidden(model: nn.Module, shown: list[Place]) -> Iterator[None]:
     visible = {(id(module), key) for module, key in shown}
     with ExitStack() as stack:
         for module in model.modules():
-            for held in (module._parameters, module._buffers):
+            both: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+            for held in both:
                 stack.callback(held.update, dict(held))
                 for key, x in held.items():
                     if x is not None and (id(module), key) not in visible:

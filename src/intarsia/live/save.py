@@ -11,7 +11,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from operator import attrgetter
 from pathlib import Path
@@ -27,6 +27,7 @@ from intarsia.live.attest import Sums, Witness
 from intarsia.live.contents import Contents
 from intarsia.live.entries import extra_entries, pack, packed, shared_entries
 from intarsia.live.fill import as_bytes
+from intarsia.live.fsdp1_optimizer import WholeOptimizer
 from intarsia.live.holding import memories_of
 from intarsia.live.latest import name_last
 from intarsia.live.megatron_model import is_megatron, refuse_optimizer
@@ -36,7 +37,6 @@ from intarsia.live.optimizer import never_stepped, states, values
 from intarsia.live.optimizer_agreement import WITHOUT, agreed_entries
 from intarsia.live.optimizer_class import CLASS, classes_of, opened
 from intarsia.live.optimizer_groups import settings_of
-from intarsia.live.own_memory import refuse_flat_state
 from intarsia.live.parts import Part, Seen, parts_of
 from intarsia.live.replicas import (
     Holders,
@@ -48,6 +48,7 @@ from intarsia.live.replicas import (
     kind_of,
     ranks_of,
 )
+from intarsia.live.report import Counts, Saved
 from intarsia.live.values import packed_with
 from intarsia.replacing import check_replaceable
 from intarsia.run.checksum import crc32
@@ -70,22 +71,12 @@ class Snapshot:
     entries: dict[str, bytes]
     extra: dict[str, bytes]
     config: Mapping[str, Any] | None
+    counts: Counts = Counts()
 
     @cached_property
     def parts(self) -> list[Part]:
         """The boxes of all tensors; worked out when they are asked for, not while training waits."""
         return list(self.cut(self.memory))
-
-
-@dataclass
-class Saved:
-    """What a save wrote, on this rank and on all."""
-
-    path: str
-    written_bytes: int = 0
-    total_bytes: int = 0
-    seconds: float = 0.0
-    notes: list[str] = field(default_factory=list)
 
 
 def snapshot(
@@ -105,6 +96,7 @@ def snapshot(
             {},
             given,
             hub_config(config),
+            Counts(len(parts)),
         )
     contents = Contents.of(model)
     tensors = dict(contents.tensors)
@@ -114,27 +106,38 @@ def snapshot(
             hint="give a module, or a dict of modules and tensors; `extra` goes beside them",
         )
     contents.check_names()
+    if lost := contents.left_out:
+        raise UsageError(
+            f"{len(lost)} tensors of the module are not in its state_dict(): {', '.join(lost[:4])}"
+            f"{', …' if len(lost) > 4 else ''}",
+            hint="have it hand them out, or save what it does hand out: save(path, module.state_dict())",
+        )
+    counts = Counts(len(tensors))
     given = packed_with(contents, given)
     entries: dict[str, bytes] = {}
     optimizer = contents.optimizer_with(optimizer)
     if optimizer is not None:
-        refuse_flat_state(model)
-        own = opened(optimizer)
-        entries = values(model, own.held)
+        own, stepped_by = opened(optimizer), model
+        if whole := WholeOptimizer.of(model, own, state=True):
+            own, stepped_by = whole.opened, whole.model
+        entries = values(stepped_by, own.held)
         entries |= {
             CLASS: pack(classes_of(own.held), CLASS),
-            WITHOUT: pack(never_stepped(model, own.held), WITHOUT),
+            WITHOUT: pack(never_stepped(stepped_by, own.held), WITHOUT),
         }
-        for state in states(model, own.held):
+        for state in states(stepped_by, own.held):
             tensors[f"optimizer.state.{bare(state.param.name)}.{state.kind}"] = state.tensor
-        for name, value in settings_of(model, own.settings):
+        for name, value in settings_of(stepped_by, own.settings):
             if hasattr(value, "dtype"):
                 tensors[name] = value
             else:
                 entries[name] = pack(value, name)
+        held = (x for key, x in own.held.state.items() if not isinstance(key, str))
+        counts = Counts.of(counts.tensors, held, own.settings.param_groups)
     seen = {name: Seen.of(tensor, name) for name, tensor in tensors.items()}
     cut = partial(parts_of, seen)
-    return Snapshot(memories_of(tensors), cut, entries, given, config or config_of(model_in(model)))
+    lent = config or config_of(model_in(model))
+    return Snapshot(memories_of(tensors), cut, entries, given, lent, counts)
 
 
 def write(
@@ -189,6 +192,10 @@ def write(
         arrangement.files.get(file_of(team.rank), 0),
         total,
         time.perf_counter() - started,
+        what.counts.tensors,
+        what.counts.state_tensors,
+        what.counts.hyperparameters,
+        sorted(what.extra),
     )
 
 

@@ -1,0 +1,76 @@
+"""PEFT's modules in a live model: the words that they put into names, and the tensors that they add.
+
+`base_model.model.blocks.0.up.base_layer.weight` is the weight `blocks.0.up.weight` of the model inside;
+`blocks.0.up.lora_A.default.weight` beside it is an adapter's, which a checkpoint of that model does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from intarsia.errors import UsageError
+
+_WORDS = ("base_model", "model", "base_layer", "original_module")
+"""What PEFT calls the module that it wraps, the outermost first."""
+
+
+def inner_words(model: Any) -> set[tuple[str, str]]:
+    """The path of each module of PEFT's with the word under which it holds what it wraps."""
+    return {
+        (path, word)
+        for path, each in model.named_modules()
+        if (word := _inner_word(each)) is not None
+    }
+
+
+def _inner_word(module: Any) -> str | None:
+    if not _is_pefts(module):
+        return None
+    # Every tuner and every model of PEFT's has a configuration; its layers have a base layer.
+    words = _WORDS[:2] if hasattr(module, "peft_config") else _WORDS[2:]
+    return next((word for word in words if word in module._modules), None)
+
+
+def _is_pefts(module: Any) -> bool:
+    """Whether a class of PEFT's is among a module's: `fully_shard` puts one of its own before it."""
+    return any(c.__module__.startswith("peft.") for c in type(module).__mro__)
+
+
+def added(model: Any) -> Iterator[tuple[str, Any, bool]]:
+    """The parameters and lasting buffers that PEFT added to a model, under their full names.
+
+    The last value says whether one is only a second name of a tensor that the model inside has.
+    """
+    inner = inner_words(model)
+    if not inner:
+        return
+    held = [
+        (f"{path}.{key}" if path else key, x)
+        for path, each in model.named_modules(remove_duplicate=False)
+        for key, x in (*each._parameters.items(), *each._buffers.items())
+        if x is not None and key not in each._non_persistent_buffers_set
+    ]
+    own = {id(x) for name, x in held if not _is_added(name, inner)}
+    yield from ((name, x, id(x) in own) for name, x in held if _is_added(name, inner))
+
+
+def _is_added(name: str, inner: set[tuple[str, str]]) -> bool:
+    """Whether a name leads into a module of PEFT's and not on into what that wraps."""
+    paths = {path for path, _ in inner}
+    at = ""
+    for word in name.split("."):
+        if at in paths and (at, word) not in inner:
+            return True
+        at = f"{at}.{word}" if at else word
+    return False
+
+
+def refuse_merged(model: Any) -> None:
+    """Raise where an adapter is merged into a weight, which then is neither the model's nor apart from it."""
+    for path, each in model.named_modules():
+        if _is_pefts(each) and getattr(each, "merged", False) is True:
+            raise UsageError(
+                f"an adapter is merged into the weights of `{path}`, and is there beside them too",
+                hint="take it out (unmerge_adapter()), or make it part of the model (merge_and_unload())",
+            )

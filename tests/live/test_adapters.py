@@ -1,0 +1,142 @@
+"""Models inside of PEFT: the weights of the model inside go by its own names, and adapters are told from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from safetensors.torch import save_file
+
+import intarsia
+from intarsia.errors import CoverageError, UsageError
+from tests.checkpoints import assert_same, read_dcp
+from tests.distributed.small_model import Small, optimizer_of, step
+from tests.journeys.training import small
+
+
+def adapted(seed: int, **options: Any) -> Any:
+    torch.manual_seed(seed)
+    settings = {"r": 2, "target_modules": ["up", "head"], "modules_to_save": ["down"]}
+    model = get_peft_model(Small(), LoraConfig(**(settings | options)))
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            if "lora_B" in name:
+                x.normal_()
+    return model
+
+
+def state(model: Any) -> dict[str, torch.Tensor]:
+    return {name: x.clone() for name, x in model.state_dict().items()}
+
+
+def is_adapters(name: str) -> bool:
+    return "lora_" in name or "modules_to_save" in name
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    torch.manual_seed(9)
+    intarsia.save(tmp_path / "base", Small())
+    return tmp_path / "base"
+
+
+def test_a_checkpoint_of_the_model_inside_fills_it_and_leaves_the_adapters(base: Path) -> None:
+    model, truth = adapted(1), read_dcp(base)
+    before = state(model)
+    with pytest.raises(CoverageError, match=r"10 tensors .*PEFT added it[\s\S]*before PEFT wraps"):
+        intarsia.load(base, into=model)
+    assert_same(state(model), before)
+    report = intarsia.load(base, into=model, strict=False)
+    assert not report.complete
+    assert sorted(report.kept) == sorted(n for n in report.kept if is_adapters(n))
+    assert len(report.kept) == 10
+    words = ("base_model.model.", "base_layer.", "original_module.")
+    for name, x in state(model).items():
+        if is_adapters(name):
+            assert torch.equal(x, before[name])
+            continue
+        for word in words:
+            name = name.replace(word, "")
+        assert torch.equal(x, truth.pop(name))
+    assert not truth
+
+
+def test_what_is_saved_inside_of_peft_has_the_names_of_the_model_and_comes_back(
+    tmp_path: Path,
+) -> None:
+    model = adapted(1)
+    optimizer = optimizer_of(model)
+    step(model, optimizer, 0)
+    intarsia.save(tmp_path / "saved", model, optimizer)
+    held = read_dcp(tmp_path / "saved")
+    assert torch.equal(held["blocks.0.up.weight"], model.base_model.model.blocks[0].up.weight)
+    again = adapted(2)
+    fresh = optimizer_of(again, lr=0.5)
+    assert intarsia.load(tmp_path / "saved", again, fresh).complete
+    assert_same(state(again), state(model))
+    assert step(again, fresh, 1) == step(model, optimizer, 1)
+    plain = Small()
+    report = intarsia.load(tmp_path / "saved", plain, strict=False)
+    assert report.complete
+    assert len(report.unused) == 10
+    assert torch.equal(plain.head.weight, model.base_model.model.head.base_layer.weight)
+
+
+@pytest.mark.parametrize("how", ["dcp", "section", "safetensors"])
+def test_a_state_dict_of_pefts_own_is_loaded(tmp_path: Path, how: str) -> None:
+    model = adapted(1)
+    if how == "safetensors":
+        save_file(state(model), tmp_path / "model.safetensors")
+    else:
+        held = state(model)
+        saved = {"model": held} if how == "section" else held
+        dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
+    again = adapted(2)
+    assert intarsia.load(tmp_path, into=again).complete
+    assert_same(state(again), state(model))
+
+
+def test_an_adapter_of_which_a_part_is_missing_is_not_left_as_it_was(tmp_path: Path) -> None:
+    held = state(adapted(1))
+    del held[next(name for name in held if "lora_B" in name)]
+    save_file(held, tmp_path / "model.safetensors")
+    with pytest.raises(CoverageError, match="have no source"):
+        intarsia.load(tmp_path, into=adapted(2), strict=False)
+
+
+def test_adapters_without_memory_are_not_left_as_they_were(base: Path) -> None:
+    with torch.device("meta"):
+        model = get_peft_model(Small(), LoraConfig(r=2, target_modules=["up"]))
+    with pytest.raises(CoverageError, match=r"4 tensors of PEFT adapters are on `meta`"):
+        intarsia.load(base, into=model, strict=False)
+
+
+def test_weights_that_an_adapter_is_merged_into_are_refused(base: Path, tmp_path: Path) -> None:
+    model = adapted(1)
+    model.merge_adapter()
+    with pytest.raises(UsageError, match="an adapter is merged into the weights of"):
+        intarsia.save(tmp_path / "out", model)
+    with pytest.raises(UsageError, match="an adapter is merged into the weights of"):
+        intarsia.load(base, into=model, strict=False)
+    model.unmerge_adapter()
+    intarsia.save(tmp_path / "out", model)
+
+
+def test_an_adapter_alone_is_pefts_to_load(tmp_path: Path) -> None:
+    adapted(1).save_pretrained(tmp_path)
+    with pytest.raises(CoverageError, match=r"PEFT's own load_adapter\(\)"):
+        intarsia.load(tmp_path, into=adapted(2), strict=False)
+
+
+def test_a_prompt_is_an_adapter_too(tmp_path: Path) -> None:
+    truth = small(1)
+    truth.save_pretrained(tmp_path)
+    config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    model = get_peft_model(small(2), config)
+    report = intarsia.load(tmp_path, into=model, strict=False)
+    assert [*report.kept] == ["prompt_encoder.default.embedding.weight"]
+    assert_same(dict(model.base_model.state_dict()), dict(truth.state_dict()))
