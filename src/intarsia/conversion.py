@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.checking.attest import Work, attest, digests_file
+from intarsia.collector import paused
 from intarsia.errors import Interrupted
 from intarsia.format.base import Arrangement
 from intarsia.format.config_dtype import with_dtype
@@ -94,7 +95,7 @@ def carry_out(
         if team.rank == 0 and not resume:
             staging.check()
     try:
-        with team.together():
+        with team.together(), paused():
             arrangement = job.arrange()
             facts = facts_of(job, arrangement)
         agree(
@@ -238,7 +239,8 @@ def _attest(
     job: Job, staging: Staging, arrangement: Arrangement, sums: Sums, losses: Losses
 ) -> None:
     """Write the digests of what was written, once they are what the source's promise."""
-    written = format_named(job.wish.to).read(staging.folder, job.config)
+    with paused():
+        written = format_named(job.wish.to).read(staging.folder, job.config)
     work = Work(job.wanted.targets, arrangement, sums, {name for name, _ in losses})
     found = attest(written, work, job.src, job.budget)
     known = {*arrangement.files, *arrangement.closing, digests_file(arrangement)}

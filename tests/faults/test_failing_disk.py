@@ -218,6 +218,9 @@ def test_reads_that_fail_are_told_by_every_command(place: Place, command: str) -
     assert calm.calls
     for at in range(1, calm.calls + 1, max(1, calm.calls // 12)):
         ended = place.process.run(*words, trouble=place.trouble(at, errno.EIO, calls=grave))
+        if not ended.failed:  # threads share the work, so one run may make fewer calls than another
+            assert (ended.status, ended.out) == (calm.status, calm.out), ended
+            continue
         assert ended.status, ended
         text = ended.err + ended.out
         assert os.strerror(errno.EIO) in text, ended

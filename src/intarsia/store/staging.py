@@ -406,7 +406,7 @@ class Staging:
             if file in self._unsynced:
                 with naming(self.folder / file, lasting=True):
                     os.fsync(fd)
-                del self._unsynced[file]
+                self._unsynced.pop(file, None)
         except StoreError as error:
             self.failure = self.failure or error
             raise

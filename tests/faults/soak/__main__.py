@@ -51,14 +51,17 @@ def play(ground: Ground, number: int, seed: int, kind: str | None = None) -> tup
     return kind, r, ""
 
 
-def soak(ground: Ground, numbers: list[int], seed: int, minutes: float = 60.0) -> Soak:
-    """Play rounds until they or the minutes are over."""
+def soak(
+    ground: Ground, numbers: list[int], seed: int, minutes: float, kinds: list[str] | None = None
+) -> Soak:
+    """Play rounds until they or the minutes are over; of `kinds` in turn, where those are given."""
     found, started = Soak(), time.monotonic()
     for number in numbers:
         found.minutes = (time.monotonic() - started) / 60
         if found.minutes > minutes:
             break
-        kind, r, failure = play(ground, number, seed)
+        chosen = kinds[number % len(kinds)] if kinds else None
+        kind, r, failure = play(ground, number, seed, chosen)
         found.kinds[kind] += 1
         found.seen += r.seen
         if failure:
@@ -74,15 +77,19 @@ def main() -> None:
     words.add_argument("--minutes", type=float, default=60.0)
     words.add_argument("--seed", type=int, default=0)
     words.add_argument("--only", type=int, help="the number of one round")
+    words.add_argument(
+        "--kind", action="append", choices=list(KINDS), help="rounds of this kind alone"
+    )
+    words.add_argument("--job", action="append", choices=list(JOBS), help="this conversion alone")
     words.add_argument("--folder", type=Path, help="a new folder to work in, which is kept")
     asked = words.parse_args()
     print(f"seed {asked.seed}", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         root = asked.folder or Path(scratch)
         root.mkdir(parents=True, exist_ok=True)
-        ground = Ground.made(root, list(JOBS))
+        ground = Ground.made(root, asked.job or list(JOBS))
         numbers = [asked.only] if asked.only is not None else list(range(asked.rounds))
-        found = soak(ground, numbers, asked.seed, asked.minutes)
+        found = soak(ground, numbers, asked.seed, asked.minutes, asked.kind)
     print(found)
     sys.exit(bool(found.failures))
 
