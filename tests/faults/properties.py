@@ -34,7 +34,7 @@ import torch
 import intarsia
 from tests.faults.odd_models import ODD, odd_model
 from tests.faults.random_checkpoints import Drawn
-from tests.faults.random_faults import random_fault
+from tests.faults.random_faults import lost, random_fault
 from tests.faults.statements import untrue
 
 AT_ONCE = 8
@@ -65,6 +65,9 @@ def faulty(seed: int, root: Path) -> Case:
     held = tensors | changed
     if any(x.dtype != tensors[n].dtype for n, x in changed.items()):
         right = right.on_hub  # Megatron's fused tensors have one element type
+    if random.random() < 0.05:
+        gone, right = lost(held, random), right.on_hub.whole
+        kind, held = f"{kind} and lost", {n: x for n, x in held.items() if n not in gone}
     a, b = (left.write(root / "a", tensors), right.write(root / "b", held))
     before, after = tensors, held
     if random.random() < 0.3:

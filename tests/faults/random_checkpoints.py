@@ -72,8 +72,25 @@ _EXPERT_MESHES = {
     "torch_dist": ("", "ep=2", "tp=2,ep=2"),
     "fsdp_dtensor": ("", "ep=2,fsdp=2"),
 }
+NAMELESS = "nameless"
+"""A model of no family: names and element types that nothing is known of."""
+
 FORMATS = ("hf", "hf", "dcp", "torch_dist", "fsdp_dtensor")
 DTYPES = (torch.float32, torch.float32, torch.bfloat16, torch.float16)
+
+
+def nameless(dtype: torch.dtype, seed: int) -> Tensors:
+    """Tensors of many element types in a few layers."""
+    random = torch.Generator().manual_seed(seed)
+    kinds = (dtype, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
+    found = {"table": torch.randn(40, 12, generator=random).to(dtype)}
+    for layer in range(3):
+        for kind in kinds:
+            made = torch.randn(18, 14, generator=random) * (1 if kind.is_floating_point else 60)
+            held = made.abs() if kind == torch.uint8 else made > 0 if kind == torch.bool else made
+            found[f"stack.layers.{layer}.{str(kind).removeprefix('torch.')}"] = held.to(kind)
+        found[f"stack.layers.{layer}.shift"] = torch.randn(18, generator=random).to(dtype)
+    return found
 
 
 def weights(config: Config, dtype: torch.dtype, seed: int) -> Tensors:
@@ -105,8 +122,8 @@ class Drawn:
 
     @staticmethod
     def of(random: Random) -> Drawn:
-        family = random.choice([*FAMILIES])
-        config = FAMILIES[family]
+        family = random.choice([*FAMILIES, NAMELESS])
+        config = FAMILIES.get(family, {})
         return Drawn(
             family, random.choice(DTYPES), *_place(random, family), random.randrange(3), config
         )
@@ -119,10 +136,17 @@ class Drawn:
     @property
     def on_hub(self) -> Drawn:
         """The same model in a format that keeps every tensor as it is."""
-        return self if self.format in ("hf", "dcp") else replace(self, format="hf", mesh="")
+        return self if self.format in ("hf", "dcp") else self.whole
+
+    @property
+    def whole(self) -> Drawn:
+        """The same model on the hub, which may lack tensors."""
+        return replace(self, format="hf", mesh="")
 
     @cached_property
     def tensors(self) -> Tensors:
+        if self.family == NAMELESS:
+            return nameless(self.dtype, self.seed)
         return weights(self.config, self.dtype, self.seed)
 
     def write(self, folder: Path, tensors: Tensors) -> Path:
@@ -134,6 +158,8 @@ class Drawn:
 
 
 def _place(random: Random, family: str) -> tuple[str, str, int]:
+    if family == NAMELESS:
+        return random.choice([("hf", "", 1), ("hf", "", 3), ("dcp", "fsdp=2", 1), ("dcp", "", 1)])
     to = random.choice(FORMATS)
     meshes = (_EXPERT_MESHES if family in _WITH_EXPERTS else _MESHES)[to]
     return to, random.choice(meshes), random.choice([1, 1, 3])
@@ -145,7 +171,7 @@ def write(
     """A checkpoint of these tensors in a format, without the digests that nobody else writes."""
     plain = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
     if to == "hf":
-        return write_hf(folder, plain, config, files)
-    hub = write_hf(folder.with_name(f"{folder.name}-hub"), plain, config)
+        return write_hf(folder, plain, config or None, files)
+    hub = write_hf(folder.with_name(f"{folder.name}-hub"), plain, config or None)
     intarsia.convert(hub, folder, to=to, mesh=mesh, workers=1)
     return folder

@@ -246,7 +246,7 @@ def _made_anew(what: str) -> Damage:
             return {}
         lo, hi = _span(len(numbers), random)
         make = random.choice(
-            [_noise, lambda x, r: torch.zeros_like(x), lambda x, r: x * float("nan")]
+            [_noise, lambda x, r: torch.zeros_like(x), _floating(lambda x, r: x * float("nan"))]
         )
         return {
             n: make(x.clone(), random)
@@ -294,7 +294,10 @@ def _fused(roles: Sequence[str], change: Callable[..., Sequence[torch.Tensor]]) 
         if random.random() < 0.3:
             names = [n for n in names if "layers.1." in n]
         held = {n: tensors[n] for n in names}
-        return together(roles, change)(held, config, random) if _evenly(held, roles) else {}
+        try:
+            return together(roles, change)(held, config, random) if _evenly(held, roles) else {}
+        except RuntimeError:
+            return {}  # sizes that so many ranks cannot cut
 
     return fault
 
@@ -405,3 +408,10 @@ def random_fault(tensors: Tensors, config: Config, random: Random) -> tuple[str,
             told.append(name)
             out |= {n: x.contiguous() for n, x in changed.items()}
     return " and ".join(told), out
+
+
+def lost(tensors: Tensors, random: Random) -> set[str]:
+    """Some tensors that were never saved: one, those of a layer, those of an expert."""
+    name = random.choice([*tensors])
+    number = re.search(random.choice([r"\blayers\.\d+\.", r"\bexperts\.\d+\."]), name)
+    return {n for n in tensors if number[0] in n} if number else {name}

@@ -334,7 +334,7 @@ def _every_matrix(
     stems = {re.split(rf"\b{what}\.\d+\.", n)[0] for n in tensors}
     for name in sides.a:
         at = re.split(rf"\b{what}\.\d+\.", name)
-        if len(at) < 2 or at[0] not in stems:
+        if len(at) < 2 or at[0] not in stems or name not in sides.b:
             continue
         x, y = sides.a[name], sides.b[name]
         inside, differs = _number(name, what) in held, bool(differ_at(x, y).any())

@@ -311,7 +311,7 @@ FORMS: list[tuple[str, Callable[[re.Match[str], str, Sides], Predicted]]] = [
     (rf"{NOUN} in reverse order", _reversed),
     (rf"{BLOCKS} strided, as where a shard of fsdp=(?P<fsdp>\d+) over tp=(?P<tp>\d+) is read as plain", _strided),
     (r"every one of (?P<count>\d+) blocks on axis (?P<axis>\d+) holds block (?P<every>\d+)", _duplicated),
-    (r"of (?P<count>\d+) blocks of (?P<size>\d+) on axis (?P<axis>\d+), block (?P<pairs>.*)", _duplicated),
+    (r"of (?P<count>\d+) blocks of (?P<size>\d+) on axis (?P<axis>\d+), block (?P<pairs>\d+ holds \d+(?:, \d+ holds \d+)*(?:, …)?)", _duplicated),
     (r"rotary halves of A are pairs in B, (?P<size>\d+) rows of each head of (?P<width>\d+)(?P<back>, the other way round)?", _rotary),
     (r"gate and up swapped, (half by half|in turn)|halves of gate and up in A are in turn in B|gate and up in turn in A are halves in B", _gate_up),
     (r"gate and up swapped", lambda f, n, s: _grouped(n, "gate and up", s, lambda z: np.concatenate(_starts(z)[::-1]))),

@@ -61,7 +61,9 @@ def _named(e: Evidence, kin: Kin, axis: int, order: Ints) -> Iterator[Hypothesis
     gap = np.unique((order - np.arange(len(order)))[order >= 0])
     if len(gap) == 1 and most:
         text = f"{noun} shifted by {-int(gap[0])}"
-        layout = along(e.whole, axis, of_runs(order))
+        every = np.arange(len(order)) + gap[0]
+        every[(every < 0) | (every >= len(order))] = -1
+        layout = along(e.whole, axis, of_runs(every))
         yield Hypothesis("shifted", text, layout, ("rows", int(gap[0])))
     turn = _turn(order)
     if turn and most:

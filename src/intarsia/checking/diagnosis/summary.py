@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from intarsia.checking.diagnosis.company import in_company
@@ -36,11 +36,12 @@ def summarise(findings: Sequence[Finding], a: Manifest, b: Manifest) -> tuple[Fa
     """One fault for each cause, those that touch most tensors first."""
     names = list(a.logical)
     findings = in_company(half_swapped(findings))
-    moved = list(faults_of_moves(findings, names, {f.tensor for f in findings}))
+    differing = {f.tensor for f in findings}
+    moved = list(faults_of_moves(findings, names, differing))
     rest = _unified([f for f in findings if f.move is None])
     rest += [f.second for f in findings if f.second is not None]
     files, rest = wrong_files(rest, (("B", b), ("A", a)))
-    ranks, rest = _lost_ranks(rest, a.logical)
+    ranks, rest = _lost_ranks(rest, a.logical, differing)
     groups: dict[tuple[str, Hashable], list[Finding]] = {}
     for f in rest:
         groups.setdefault((f.kind, f.key), []).append(f)
@@ -121,9 +122,12 @@ def _unified(findings: list[Finding]) -> list[Finding]:
 
 
 def _lost_ranks(
-    findings: list[Finding], logical: Mapping[str, Logical]
+    findings: list[Finding], logical: Mapping[str, Logical], differing: Collection[str]
 ) -> tuple[list[Fault], list[Finding]]:
-    """What an expert-parallel or a pipeline rank holds, where every matrix of it is wrong."""
+    """What an expert-parallel or a pipeline rank holds, where every matrix of it is wrong.
+
+    `differing` are all tensors that are not equal, whatever explains them.
+    """
     faults: list[Fault] = []
     for what, number in (("experts", _expert), ("layers", layer_in)):
         numbered = {n: _numbered(number, n) for n in logical}
@@ -137,7 +141,7 @@ def _lost_ranks(
             group = [f for f in wrong if f.tensor in inside]
             matrices = {n for n in inside if len(logical[n].shape) > 1}
             full = len(matrices) > 1 and matrices <= {f.tensor for f in group}
-            wrong_elsewhere = {f.tensor for f in findings if f not in group}
+            wrong_elsewhere = {*differing} - {f.tensor for f in group}
             if rank is None or not full or wrong_elsewhere & {*_of(stems, numbered)}:
                 continue
             content = {"zero": "zero", "nan": "NaN"}.get(kind, "stale")
