@@ -387,3 +387,33 @@ def test_groups_without_any_setting_are_no_reason_to_refuse(tmp_path: Path) -> N
     again = Bare(model.parameters())
     intarsia.load(tmp_path / "saved", into=model, optimizer=again)
     assert again.state[model.scale] == {"n": 3}
+
+
+def test_a_parameter_that_was_frozen_after_a_step_keeps_its_state(tmp_path: Path) -> None:
+    model = Tiny()
+    optimizer = OPTIMIZERS["Adam"](list(model.parameters()))
+    step(model, optimizer, 0)
+    model.up.requires_grad_(False)
+    intarsia.save(tmp_path / "saved", model, optimizer)
+    for frozen in (True, False):
+        other = Tiny(1)
+        other.up.requires_grad_(not frozen)
+        again = OPTIMIZERS["Adam"](list(other.parameters()))
+        intarsia.load(tmp_path / "saved", into=other, optimizer=again)
+        assert all_of(other, again) == all_of(model, optimizer)
+
+
+def test_state_from_before_the_load_does_not_stay(tmp_path: Path) -> None:
+    model = Tiny()
+    model.scale.requires_grad_(False)
+    optimizer = OPTIMIZERS["Adam"](list(model.parameters()))
+    step(model, optimizer, 0)
+    intarsia.save(tmp_path / "saved", model, optimizer)
+    other = Tiny(1)
+    again = OPTIMIZERS["Adam"](list(other.parameters()))
+    step(other, again, 5)
+    assert other.scale in again.state
+    report = intarsia.load(tmp_path / "saved", into=other, optimizer=again)
+    assert other.scale not in again.state
+    assert report.never_stepped == ["scale"]
+    assert all_of(other, again) == all_of(model, optimizer)
