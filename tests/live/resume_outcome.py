@@ -12,7 +12,7 @@ import torch
 
 import intarsia
 from tests.live.resume_scenario import Scenario
-from tests.live.resume_training import Told, half_on, label_of, with_optimizer
+from tests.live.resume_training import Told, half_on, label_of
 
 Half = tuple[Told, Told] | intarsia.IntarsiaError
 
@@ -28,7 +28,6 @@ class WrongError(AssertionError):
 
 
 REFUSALS = {
-    "flat": (r"FSDP1 keeps optimizer state", "FSDP1's flat parameters are no tensors by name"),
     "name": (r"has a name of optimizer state", "a checkpoint tells optimizer state by such names"),
     "order": (r"keeps one history of all its parameters", "LBFGS lays its parameters end to end"),
     "unlike": (r"stored with unlike settings", "one group has one value of each setting"),
@@ -54,8 +53,6 @@ def outcome(scenario: Scenario, ranks: Ranks) -> str:
         if known:
             return known
     for number, moment in enumerate(("when it was loaded", "in the end")):
-        if number and not with_optimizer(scenario):
-            continue
         expected = _all(first, number)
         exact = not number or scenario.before.place == scenario.after.place
         for rank, half in enumerate(then):
@@ -93,16 +90,10 @@ def _refused(
 
 
 def _why_not_saved(scenario: Scenario) -> str | None:
-    if {"optimizer", "optim", "param_groups"} & {*scenario.names}:
-        return "name"
-    return "flat" if with_optimizer(scenario) and scenario.before.mesh == "fsdp1" else None
+    return "name" if {"optimizer", "optim", "param_groups"} & {*scenario.names} else None
 
 
 def _why_not_loaded(scenario: Scenario, point: Told) -> str | None:
-    if not with_optimizer(scenario):
-        return None
-    if scenario.after.mesh == "fsdp1":
-        return "flat"
     if scenario.optimizer == "LBFGS" and scenario.before.backwards != scenario.after.backwards:
         return "order"
     settings: dict[str, dict[str, Any]] = {}

@@ -119,8 +119,10 @@ def _fitting(side: Side, optimizer: str, odd: set[str]) -> Side:
     """The side, as far as torch itself can train with that optimizer on it."""
     if optimizer in ("LBFGS", "Adafactor") and side.mesh not in ("plain", "ddp"):
         side = replace(side, mesh="ddp" if side.ranks > 1 else "plain")
-    if optimizer == "several" and side.mesh == "fsdp1":
+    if optimizer in ("several", "Odd") and side.mesh == "fsdp1":
         side = replace(side, mesh="fsdp2")
+    if side.mesh == "fsdp1" and side.grouping == "decay":  # its parameters are flat
+        side = replace(side, grouping="blocks")
     if optimizer == "LBFGS":
         return replace(side, grouping="one", zero=False)
     if optimizer == "Odd" or odd & {"bf16", "complex"}:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
     FullStateDictConfig,
     FullyShardedDataParallel,
     StateDictType,
@@ -152,7 +153,7 @@ def model_of(scenario: Scenario, side: Side) -> nn.Module:
     if side.mesh == "fsdp1":
         return FullyShardedDataParallel(
             model,
-            use_orig_params=scenario.peft or scenario.seed % 2 == 0,
+            use_orig_params=with_parameters(scenario, side),
             device_id=torch.device("cpu"),
         )
     return model
@@ -270,9 +271,9 @@ def _regrouped(scenario: Scenario) -> bool:
     )
 
 
-def with_optimizer(scenario: Scenario) -> bool:
-    """Whether the optimizer is saved, too: with FSDP1, which has it refused, only sometimes."""
-    return "fsdp1" not in (scenario.before.mesh, scenario.after.mesh) or scenario.seed % 3 == 0
+def with_parameters(scenario: Scenario, side: Side) -> bool:
+    """Whether FSDP1 shows parameters, which groups are made of, or one flat parameter."""
+    return scenario.peft or side.grouping != "one" or scenario.seed % 2 == 0
 
 
 def before(scenario: Scenario, folder: Path, rank: int) -> tuple[Told, Told]:
@@ -290,7 +291,7 @@ def before(scenario: Scenario, folder: Path, rank: int) -> tuple[Told, Told]:
     saved = intarsia.save(
         folder / "saved",
         run.model,
-        run.optimizer if with_optimizer(scenario) else None,
+        run.optimizer,
         extra,
         background=scenario.background,
     )
@@ -310,8 +311,7 @@ def after(scenario: Scenario, folder: Path, rank: int) -> tuple[Told, Told]:
     run = run_of(scenario, scenario.after, resumed=True)
     if scenario.stepped_before:
         run.step()
-    optimizer = run.optimizer if with_optimizer(scenario) else None
-    report = intarsia.load(folder / "saved", into=run.model, optimizer=optimizer)
+    report = intarsia.load(folder / "saved", into=run.model, optimizer=run.optimizer)
     assert report.complete, report.kept
     extra = report.extra
     torch.set_rng_state(extra["rng"])
@@ -320,7 +320,7 @@ def after(scenario: Scenario, folder: Path, rank: int) -> tuple[Told, Told]:
     mine = 0 if ranks == 1 else rank
     assert extra["rank"] == (mine if same else list(range(ranks))), extra["rank"]
     assert extra["epoch"] == BEFORE
-    if optimizer is not None and scenario.scheduled:
+    if scenario.scheduled:
         if not run.schedulers:
             run.schedulers = [_schedule(o, BEFORE) for o in run.optimizers]
         else:
@@ -336,8 +336,8 @@ def told(run: Run) -> Told:
     """Everything that a training has; collective."""
     names = {id(p): n for n, p in named(run.scenario, run.side, run.model)}
     found: Told = {n: exact(x) for n, x in _weights(run)}
-    if not with_optimizer(run.scenario):
-        return found
+    if run.side.mesh == "fsdp1":
+        return found | _told_by_fsdp1(run)
     for number, given in enumerate(run.optimizers):
         inner = given.optim if isinstance(given, ZeroRedundancyOptimizer) else given
         inner = getattr(inner, "optimizer", inner)
@@ -354,22 +354,44 @@ def told(run: Run) -> Told:
     return found
 
 
+def _told_by_fsdp1(run: Run) -> Told:
+    """The optimizer of an FSDP1 model as torch itself gathers it; collective."""
+    found: Told = {}
+    with _whole(run):
+        held = FullyShardedDataParallel.optim_state_dict(run.model, run.optimizers[0])
+    for name, state in held["state"].items():
+        clean = _clean(run, name)
+        found |= {f"state of {clean}: {kind}": exact(x) for kind, x in state.items()}
+    for group in held["param_groups"]:
+        for name in group["params"]:
+            settings = {k: x for k, x in group.items() if k != "params"}
+            found |= {f"setting of {_clean(run, name)}: {k}": exact(x) for k, x in settings.items()}
+    return found
+
+
+def _clean(run: Run, name: str) -> str:
+    """A name of a state dict without what its wrappers put in."""
+    for word in _WORDS:
+        name = name.replace(word, "")
+    start = "module." if run.side.mesh == "ddp" else ""
+    return name.removeprefix(start + ("base_model.model." if run.scenario.peft else ""))
+
+
 def _weights(run: Run) -> Iterator[tuple[str, Any]]:
     """Parameters, lasting buffers and extra state, each by one name."""
-    start = "base_model.model." if run.scenario.peft else ""
-    start = ("module." if run.side.mesh == "ddp" else "") + start
     with _whole(run):
         for name, x in run.model.state_dict().items():
-            for word in _WORDS:
-                name = name.replace(word, "")
-            yield name.removeprefix(start), x
+            yield _clean(run, name), x
 
 
 def _whole(run: Run) -> Any:
     if run.side.mesh != "fsdp1":
         return nullcontext()
     return FullyShardedDataParallel.state_dict_type(
-        run.model, StateDictType.FULL_STATE_DICT, FullStateDictConfig()
+        run.model,
+        StateDictType.FULL_STATE_DICT,
+        FullStateDictConfig(rank0_only=False),
+        FullOptimStateDictConfig(rank0_only=False),
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import intarsia
@@ -387,3 +388,62 @@ def test_groups_without_any_setting_are_no_reason_to_refuse(tmp_path: Path) -> N
     again = Bare(model.parameters())
     intarsia.load(tmp_path / "saved", into=model, optimizer=again)
     assert again.state[model.scale] == {"n": 3}
+
+
+def test_a_parameter_that_was_frozen_after_a_step_keeps_its_state(tmp_path: Path) -> None:
+    model = Tiny()
+    optimizer = OPTIMIZERS["Adam"](list(model.parameters()))
+    step(model, optimizer, 0)
+    model.up.requires_grad_(False)
+    intarsia.save(tmp_path / "saved", model, optimizer)
+    for frozen in (True, False):
+        other = Tiny(1)
+        other.up.requires_grad_(not frozen)
+        again = OPTIMIZERS["Adam"](list(other.parameters()))
+        intarsia.load(tmp_path / "saved", into=other, optimizer=again)
+        assert all_of(other, again) == all_of(model, optimizer)
+
+
+def test_state_from_before_the_load_does_not_stay(tmp_path: Path) -> None:
+    model = Tiny()
+    model.scale.requires_grad_(False)
+    optimizer = OPTIMIZERS["Adam"](list(model.parameters()))
+    step(model, optimizer, 0)
+    intarsia.save(tmp_path / "saved", model, optimizer)
+    other = Tiny(1)
+    again = OPTIMIZERS["Adam"](list(other.parameters()))
+    step(other, again, 5)
+    assert other.scale in again.state
+    report = intarsia.load(tmp_path / "saved", into=other, optimizer=again)
+    assert other.scale not in again.state
+    assert report.never_stepped == ["scale"]
+    assert all_of(other, again) == all_of(model, optimizer)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_factor_of_a_whole_parameter_is_not_given_to_its_shards(
+    group: None, tmp_path: Path
+) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model = Tiny()
+    optimizer = odd(model)
+    for kind, value in (("count", 7), ("rows", torch.arange(5.0)), ("many", [torch.arange(5)])):
+        optimizer.state[model.up.weight] = {kind: value}
+        intarsia.save(tmp_path / kind, model, optimizer)
+        other = Tiny(1)
+        fully_shard(other.up)
+        again = odd(other)
+        if kind == "count":
+            intarsia.load(tmp_path / kind, into=other, optimizer=again)
+            assert again.state[other.up.weight] == {"count": 7}
+            continue
+        with pytest.raises(UsageError, match=f"`{kind}` of `up.weight` was stored whole"):
+            intarsia.load(tmp_path / kind, into=other, optimizer=again)

@@ -27,7 +27,8 @@ def outcomes(scenarios: Iterable[Scenario], ranks: Ranks) -> Counter[str]:
         except (WrongError, RuntimeError) as error:
             wrong.append(f"seed {scenario.seed}: {error}")
     told = ", ".join(f"{n} {how}" for how, n in found.most_common())
-    print(f"{told}, {len(wrong)} wrong")
+    refused = 1 - found["equal"] / max(1, found.total())
+    print(f"{told}, {len(wrong)} wrong; {refused:.0%} refused")
     if wrong:
         pytest.fail("\n\n".join(wrong))
     return found

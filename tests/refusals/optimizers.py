@@ -123,3 +123,22 @@ def stray_state(tmp: Path) -> None:
     model, optimizer = _adam(tmp)
     optimizer.state[torch.zeros(3)] = {"step": 1}
     intarsia.save(tmp / "other", model, optimizer)
+
+
+@refusal("State of another shape for a parameter that is cut over ranks now", area="optimizers")
+def factor_for_shards(tmp: Path) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    model, optimizer = _adam(tmp)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.state[model.weight] = {"momentum_buffer": torch.ones(3)}
+    intarsia.save(tmp / "factors", model, optimizer)
+    store = dist.FileStore(str(tmp / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        again = torch.optim.SGD(fully_shard(model).parameters(), lr=0.1)
+        intarsia.load(tmp / "factors", into=model, optimizer=again)
+    finally:
+        dist.destroy_process_group()

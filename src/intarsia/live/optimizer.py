@@ -21,6 +21,7 @@ from intarsia.live.names import modules_in, own_name
 from intarsia.live.optimizer_class import check_kinds
 from intarsia.live.optimizer_values import (
     SHARED,
+    has_axes,
     is_value,
     kinds_of_values,
     value_in,
@@ -181,6 +182,12 @@ def state_to_fill(
         state = out.fresh[each.param] = {}
         for kind in sorted(told):
             state[kind] = value_in(entries, str(spelled), kind, each.param.device)
+            if is_dtensor(each.param) and has_axes(state[kind]):
+                raise UsageError(
+                    f"`{kind}` of `{each.name}` was stored whole and has not its parameter's shape, which is"
+                    " cut over ranks now",
+                    hint="load it into plain parameters, or the model alone (optimizer=None)",
+                )
         old = optimizer.state.get(each.param, {})
         for kind in sorted(mine - told):
             assert row is not None

@@ -78,6 +78,15 @@ def value_in(entries: Mapping[str, bytes], param: str, kind: str, device: Any) -
     return _on(unpack(entries[name], f"`{name}`"), device)
 
 
+def has_axes(value: Any) -> bool:
+    """Whether a value is or holds a tensor with axes."""
+    if isinstance(value, (list, tuple)):
+        return any(map(has_axes, value))
+    if isinstance(value, dict):
+        return any(map(has_axes, value.values()))
+    return getattr(value, "ndim", 0) > 0
+
+
 def _on(value: Any, device: Any) -> Any:
     import torch
 
