@@ -149,8 +149,8 @@ def _lost_ranks(
             text = f"every matrix of {what} {listed(held)} {differs}, and of the other {what} none"
             tensors = tuple(f.tensor for f in group)
             name = "nan" if kind == "nan" else f"rank-{content}"
-            differing = sum(f.differing for f in group)
-            faults.append(Fault(name, tensors, where(tensors), text, differing))
+            elements = sum(f.differing for f in group)
+            faults.append(Fault(name, tensors, where(tensors), text, elements))
             findings = [f for f in findings if f not in group]
     return faults, findings
 
