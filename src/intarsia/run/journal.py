@@ -33,10 +33,10 @@ from intarsia.run.sharing import share_out
 from intarsia.store.local import Folder
 from intarsia.store.looking import listed
 from intarsia.store.naming import naming
-from intarsia.store.staging import Staging
+from intarsia.store.staging import HEAD, Staging
 from intarsia.store.swap import sync_path
 
-JOB = "job"
+JOB = HEAD
 _OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 LEAST_SECONDS, REST = 0.25, 10
 """A mark follows the one before it after this time, and after so many times what that one took."""

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 PARTIAL = ".intarsia-partial"
 """How the name of a folder ends that is not whole yet."""
+HEAD = "job"
+"""The file of a journal that says whose it is."""
 _COPIED_BYTES = 8 << 20
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _NAME_BYTES = 255 - len("..intarsia-partial-replaced")
@@ -138,6 +140,10 @@ class Staging:
             parent.mkdir(parents=True, exist_ok=True)
             self.lock.take()
             restore(self.folder, self.destination)
+        with suppress(
+            OSError
+        ):  # an empty one is what a kill left of a journal that was being removed
+            self.journal.rmdir()
         for mine in (self.folder, self.journal):
             if is_link(mine):
                 raise StoreError(f"{mine} is a symbolic link", hint="remove it")
@@ -328,7 +334,7 @@ class Staging:
         try:
             return self.settle_down()
         except KeyboardInterrupt:
-            return ["interrupted when it was whole: the next run removes what lies beside it"]
+            return ["interrupted when it was whole: --resume removes what is left beside it"]
 
     def settle_down(self) -> list[str]:
         """Make the name of a destination durable that is in its place, and remove what lies beside it.
@@ -347,13 +353,17 @@ class Staging:
         return []
 
     def clear_up(self) -> None:
-        """Remove what lies beside a destination that is whole, the journal last."""
+        """Remove what lies beside a destination that is whole, and last by what the next run knows that."""
         try:
             with naming(self.folder):
                 if self.old is not None and self.committed:
                     remove_contents(self.folder, self.old)
                 else:
                     remove(self.folder)
+            for path in listed(self.journal):
+                if path.name != HEAD:
+                    with naming(path):
+                        remove(path)
             with naming(self.journal):
                 remove(self.journal)
         finally:

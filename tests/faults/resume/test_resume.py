@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -280,3 +281,35 @@ def test_a_model_of_many_files_is_resumed(src: Path, tmp_path: Path) -> None:
     intarsia.convert(src, out, resume=True, **(OPTIONS | options))
     assert_same(read_hf(out), model(CONFIG))
     assert len(list(out.glob("model-*.safetensors"))) > 2
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_run_that_is_killed_while_it_clears_up_is_ended_by_resume(
+    src: Path, tmp_path: Path, whole, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """At the records, at the head of the journal, and at its folder."""
+    out = tmp_path / "out"
+    count = [0]
+
+    def dying(honest: Callable[..., None]) -> Callable[..., None]:
+        def call(path: object, *more: object, **named: object) -> None:
+            beside = named.get("dir_fd") is not None or "intarsia-journal" in str(path)
+            if out.exists() and beside:
+                count[0] += 1
+                if count[0] >= at:
+                    raise KeyboardInterrupt
+            honest(path, *more, **named)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("unlink", "rmdir"):
+            patch.setattr(os, name, dying(getattr(os, name)))
+        answer = cli("convert", src, out, *WORDS)
+        assert "interrupted when it was whole: --resume removes" in answer.out
+    assert files_of(out) == whole
+    assert leftovers(tmp_path)
+    again = cli("convert", src, out, *WORDS, "--resume")
+    assert again.status == 0 or "nothing was left to resume" in again.err
+    assert files_of(out) == whole
+    assert not leftovers(tmp_path)

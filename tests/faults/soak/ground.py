@@ -72,7 +72,7 @@ class Ground:
 
 def _says_left(found: Ended) -> bool:
     """Whether a run that was done says that something lies beside it."""
-    return "could not be removed" in found.out or "the next run removes" in found.out
+    return "could not be removed" in found.out or "interrupted when it was whole" in found.out
 
 
 @dataclass
