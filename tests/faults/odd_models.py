@@ -95,7 +95,7 @@ def _pruned_heads(tensors: Tensors, random: Random) -> None:
 
 def _dead_neurons(tensors: Tensors, random: Random) -> None:
     for name in _named(tensors, r"\.(up_proj|w3)\.weight"):
-        rows = random.sample(range(len(tensors[name])), random.randint(0, 5))
+        rows = random.sample(range(len(tensors[name])), random.randint(0, 3))
         twins = [name, name.replace("up_proj", "gate_proj").replace("w3", "w1")]
         down = name.replace("up_proj", "down_proj").replace("w3", "w2")
         for row in rows:
@@ -187,7 +187,7 @@ def _low_rank(tensors: Tensors, random: Random) -> None:
 
 
 def _padded(tensors: Tensors, random: Random) -> None:
-    rows = random.randint(1, 7)
+    rows = random.choice([1, 2, 3, 4, 5, 7])  # no equal share of a few ranks
     for name in _named(tensors, "embed_tokens|lm_head"):
         tensors[name][-rows:] = 0
 
@@ -222,10 +222,10 @@ def _rounded(tensors: Tensors, random: Random) -> None:
 
 
 def _identities(tensors: Tensors, random: Random) -> None:
-    """Square projections begin as the identity."""
+    """Projections begin as the identity, or as a part of it."""
     for name in _named(tensors, random.choice([r"o_proj\.weight", r"[qo]_proj\.weight"])):
         x = tensors[name]
-        if x.ndim == 2 and x.shape[0] == x.shape[1]:
+        if x.ndim == 2:
             tensors[name] = torch.eye(*x.shape).to(x.dtype)
 
 
@@ -259,7 +259,6 @@ WITH_CONFIG: dict[str, Callable[[Config, Tensors], bool]] = {
     "upcycled": lambda config, tensors: any(".experts." in n for n in tensors),
     "made deeper": lambda config, tensors: config["num_hidden_layers"] == 6,
     "tied copies": lambda config, tensors: config["tie_word_embeddings"],
-    "identities": lambda config, tensors: config["head_dim"] * 4 == config["hidden_size"],
     "pruned heads": lambda config, tensors: config["model_type"] in ("qwen3", "llama", "qwen2", "qwen3_moe"),
 }  # fmt: skip
 """Which models a kind is made of, where it is not all."""

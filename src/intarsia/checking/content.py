@@ -13,6 +13,7 @@ from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import Place, tensors_in
 from intarsia.checking.portrait import Portrait, Run
 from intarsia.checking.pruned import Pruned
+from intarsia.checking.same_content import Content
 from intarsia.checking.seen import Odd, Seen
 from intarsia.checking.zero_parts import ZeroParts
 from intarsia.format.megatron_buckets import is_bucket
@@ -40,7 +41,7 @@ _LEAST_WEIGHT, _MOST_WEIGHT = 0.2, 1e-8
 """Every number of a matrix above the first, or below the second: no weights are like that."""
 
 
-def content_faults(found: Sequence[Seen], padded: bool) -> Iterator[Fault]:
+def content_faults(found: Sequence[Seen], padded: bool, content: Content) -> Iterator[Fault]:
     """The faults of every tensor; `padded` says that vocabularies may end with zero rows."""
     pruned, parts = Pruned(found), ZeroParts(found)
     for seen in found:
@@ -52,7 +53,7 @@ def content_faults(found: Sequence[Seen], padded: bool) -> Iterator[Fault]:
         yield from dtype_implausible(seen)
         yield from value_implausible(seen)
         for portrait in seen.portraits:
-            yield from zero_block(seen, portrait, padded, pruned, parts)
+            yield from zero_block(seen, portrait, padded, (pruned, parts), content)
     yield from zero_tensors(found)
     yield from zero_scalars(found)
 
@@ -115,7 +116,11 @@ def value_implausible(seen: Seen) -> Iterator[Fault]:
 
 
 def zero_block(
-    seen: Seen, portrait: Portrait, padded: bool, pruned: Pruned, parts: ZeroParts
+    seen: Seen,
+    portrait: Portrait,
+    padded: bool,
+    meant: tuple[Pruned, ZeroParts],
+    content: Content,
 ) -> Iterator[Fault]:
     """Rows or columns of a matrix that are all zero, just so many as are a rank's share."""
     unit, place = portrait.unit, portrait.unit.place
@@ -138,9 +143,11 @@ def zero_block(
             if trailing and is_padding(hi - lo, length, padded):
                 continue
             stored = seen.item.stored
-            if word == "rows" and any(x.has_rows(stored, unit, lo, hi) for x in (pruned, parts)):
+            if word == "rows" and any(x.has_rows(stored, unit, lo, hi) for x in meant):
                 continue
-            if word == "columns" and pruned.has_columns(stored, unit, lo, hi):
+            if word == "columns" and meant[0].has_columns(stored, unit, lo, hi):
+                continue
+            if content.is_sparse(stored, unit, (hi - lo) * across):
                 continue
             names = tensors_in(stored, unit, *((lo, hi) if word == "rows" else ()))
             text = f"{word} [{lo}:{hi}) of {length} of `{_named(seen, place)}` are all zero"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import log
 
 import numpy as np
 
@@ -26,6 +27,9 @@ Drawn = tuple[Stored, Portrait]
 
 _ROUNDING = 0.02
 """How far a sine that is stored in few bits may be from the sine."""
+
+_CHANCE = log(1e-9)
+"""What is less likely than this happens to no checkpoint by chance."""
 
 _TELLS_BITS = 64.0
 """The information, in bits, from which on two parts are not equal by chance."""
@@ -60,6 +64,16 @@ class Content:
         """Whether blocks of rows (or columns) of a matrix are all equal to the first of them."""
         boxes = [_box(unit, axis, run) for run in blocks]
         return all(self._same(stored, boxes[0], stored, box) for box in boxes[1:])
+
+    def is_sparse(self, stored: Stored, unit: Unit, zeros: int) -> bool:
+        """Whether so many zeros in a row may be chance, as many of the other elements are zero too."""
+        box = _box(unit, 0, (0, unit.rows))
+        try:
+            held = sum(int(np.count_nonzero(x)) for x in self._windows(stored, box))
+        except (FormatError, CoverageError):
+            return False
+        share = held / max(box.size - zeros, 1)
+        return 0 < share < 1 and zeros * log(1 - share) > _CHANCE
 
     def is_table(self, stored: Stored, unit: Unit) -> bool:
         """Whether rows are the sines or cosines of 0, 1, 2 … times an angle for each column.

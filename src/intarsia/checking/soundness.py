@@ -120,9 +120,9 @@ def examine(
     more = after(progress, sum(seen.item.nbytes for seen in found))
     padded = manifest.format in ("torch_dist", "fsdp_dtensor")
     weights = weights_among(found, manifest.quantised)
-    faults += content_faults(weights, padded)
-    faults += scale_faults(found, manifest.quantised)
     with Content(manifest, budget) as content:
+        faults += content_faults(weights, padded, content)
+        faults += scale_faults(found, manifest.quantised)
         repeated = list(repeat_faults(weights, tied_in(manifest), content))
     meant, repeated = made_by_copying(manifest.logical, repeated)
     faults += repeated

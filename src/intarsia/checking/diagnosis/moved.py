@@ -131,7 +131,7 @@ def _experts(group: list[Move], names: list[str], differing: Collection[str]) ->
         if to is not None and source is not None:
             maps.setdefault(layer_of(m.to), {})[to] = source
     alike = len({tuple(sorted(m.items())) for m in maps.values()}) == 1
-    first = next(iter(maps.values()))
+    first = maps[min(maps, key=lambda layer: -1 if layer is None else layer)]
     whole = [first.get(e, e) for e in range(count)]
     side = group[0].side
     layers = f"in {len(maps)} layer{'s' if len(maps) > 1 else ''}"

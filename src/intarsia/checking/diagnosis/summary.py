@@ -122,11 +122,11 @@ def _unified(findings: list[Finding]) -> list[Finding]:
 
 
 def _lost_ranks(
-    findings: list[Finding], logical: Mapping[str, Logical], differing: Collection[str]
+    findings: list[Finding], logical: Mapping[str, Logical], unequal: Collection[str]
 ) -> tuple[list[Fault], list[Finding]]:
     """What an expert-parallel or a pipeline rank holds, where every matrix of it is wrong.
 
-    `differing` are all tensors that are not equal, whatever explains them.
+    `unequal` are all tensors that are not equal, whatever explains them.
     """
     faults: list[Fault] = []
     for what, number in (("experts", _expert), ("layers", layer_in)):
@@ -141,7 +141,7 @@ def _lost_ranks(
             group = [f for f in wrong if f.tensor in inside]
             matrices = {n for n in inside if len(logical[n].shape) > 1}
             full = len(matrices) > 1 and matrices <= {f.tensor for f in group}
-            wrong_elsewhere = {*differing} - {f.tensor for f in group}
+            wrong_elsewhere = {*unequal} - {f.tensor for f in group}
             if rank is None or not full or wrong_elsewhere & {*_of(stems, numbered)}:
                 continue
             content = {"zero": "zero", "nan": "NaN"}.get(kind, "stale")
