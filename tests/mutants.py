@@ -8,16 +8,18 @@ Each mutant is a text of one source file and what it becomes.  One that survives
 
 from __future__ import annotations
 
+import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.checkpoints import ROOT, environment
+from tests.checkpoints import ROOT
+from tests.live import transformer_engine_on_cpu
 
 ITEMS = "tests/live/test_megatron_fsdp.py"
 LOADS = "tests/live/test_megatron_load.py::test_slices_are_filled_from_main_weights"
@@ -199,8 +201,7 @@ MUTANTS = [
 def copy_tree(to: Path) -> None:
     """What the tests need, without what git ignores."""
     shutil.copytree(ROOT / "src", to / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    tests = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "tests", to / "tests", ignore=tests)
+    shutil.copytree(ROOT / "tests", to / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "docs", "examples", "attacks"):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, to / name)
@@ -208,16 +209,41 @@ def copy_tree(to: Path) -> None:
             shutil.copyfile(ROOT / name, to / name)
 
 
-def tested(tree: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    path = f"{tree / 'src'}:{tree}"
-    return subprocess.run(
-        [sys.executable, "-B", "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", *tests],
-        cwd=tree,
-        env=environment() | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+def preload() -> None:
+    """Import what takes long, none of it ours, so that each run of tests is a fork that has it."""
+    for name in ("hypothesis", "pytest", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"):  # fmt: skip
+        import_module(name)
+    import_module("transformers.models.auto.modeling_auto")
+    transformer_engine_on_cpu.load()
+
+
+def tested(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
+    """The status of pytest in a fork that imports the copy, and what it said."""
+    said = tree / "said.txt"
+    child = os.fork()
+    if not child:
+        status = 70
+        try:
+            out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            status = _in_copy(tree, tests)
+        finally:
+            os._exit(status)
+    _, ended = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(ended), said.read_text(errors="replace")
+
+
+def _in_copy(tree: Path, tests: Sequence[str]) -> int:
+    for name in [n for n in sys.modules if n.partition(".")[0] in ("tests", "intarsia")]:
+        del sys.modules[name]
+    os.chdir(tree)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(tree / "src"), str(tree)])
+    ours = {str(ROOT), str(ROOT / "src"), ""}
+    sys.path[:] = [str(tree / "src"), str(tree), *(p for p in sys.path if p not in ours)]
+    sys.dont_write_bytecode = True
+    pytest = import_module("pytest")
+    return int(pytest.main(["-x", "-n", "0", "-p", "no:cacheprovider", *tests]))
 
 
 def verdict(tree: Path, mutant: Mutant) -> str:
@@ -228,12 +254,12 @@ def verdict(tree: Path, mutant: Mutant) -> str:
         return f"occurs {sound.count(mutant.text)} times"
     file.write_text(sound.replace(mutant.text, mutant.broken))
     try:
-        done = tested(tree, mutant.tests)
+        status, said = tested(tree, mutant.tests)
     finally:
         file.write_text(sound)
-    if done.returncode == 1:
+    if status == 1:
         return "dead"
-    return "survives" if done.returncode == 0 else f"not tested: {done.stdout[-300:]}"
+    return "survives" if status == 0 else f"not tested: {said[-300:]}"
 
 
 def main(words: Sequence[str]) -> int:
@@ -242,9 +268,10 @@ def main(words: Sequence[str]) -> int:
     with TemporaryDirectory(prefix="mutants-") as folder:
         tree = Path(folder)
         copy_tree(tree)
-        sound = tested(tree, sorted({test for m in chosen for test in m.tests}))
-        if sound.returncode:
-            print(f"the tests fail on the code as it is:\n{sound.stdout[-3000:]}")
+        preload()
+        status, said = tested(tree, sorted({test for m in chosen for test in m.tests}))
+        if status:
+            print(f"the tests fail on the code as it is:\n{said[-3000:]}")
             return 2
         for mutant in chosen:
             start = time.monotonic()

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 from intarsia.errors import FamilyError
 from intarsia.family import model_types, table_for
@@ -21,8 +22,7 @@ HAS_TO_BE_GIVEN = {
 
 
 def class_defaults(model_type: str) -> dict[str, Any]:
-    mapping = pytest.importorskip("transformers").CONFIG_MAPPING
-    kind = mapping[model_type]
+    kind = CONFIG_MAPPING[model_type]
     if "text_config" in getattr(kind, "sub_configs", {}):
         kind = type(kind().get_text_config())
     found = {field.name: field.default for field in dataclasses.fields(kind)}

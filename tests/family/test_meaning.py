@@ -18,12 +18,10 @@ def fields(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     return [c.field for c in contradictions(a, b)]
 
 
-@pytest.mark.parametrize("model_type", model_types())
+@pytest.mark.parametrize("model_type", sorted({*model_types()} - {"kimi_k2"}))
 def test_defaults_are_those_of_transformers(model_type: str) -> None:
     from transformers.models.auto import configuration_auto as auto
 
-    if model_type not in auto.CONFIG_MAPPING:
-        pytest.skip("Transformers has no such type")
     made = auto.CONFIG_MAPPING[model_type]()
     theirs = getattr(made, "text_config", made).to_dict()
     theirs = meaning_of({"model_type": model_type, **theirs})
