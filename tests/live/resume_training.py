@@ -336,17 +336,21 @@ def told(run: Run) -> Told:
     """Everything that a training has; collective."""
     names = {id(p): n for n, p in named(run.scenario, run.side, run.model)}
     found: Told = {n: exact(x) for n, x in _weights(run)}
-    if run.side.mesh == "fsdp1":
+    ranges = run.side.mesh == "fsdp1"
+    if ranges and not with_parameters(run.scenario, run.side):
         return found | _told_by_fsdp1(run)
     for number, given in enumerate(run.optimizers):
         inner = given.optim if isinstance(given, ZeroRedundancyOptimizer) else given
         inner = getattr(inner, "optimizer", inner)
-        for key, state in inner.state.items():
-            if isinstance(key, torch.Tensor):
-                name = names[id(key)]
-                found |= {f"state of {name}: {kind}": exact(x) for kind, x in state.items()}
-            else:
-                found[f"state {number}: {key}"] = exact(state)
+        held = {
+            f"state of {names[id(param)]}: {kind}": x
+            for param, state in inner.state.items()
+            # A rank without an element of a parameter does not step it.
+            if isinstance(param, torch.Tensor) and (param.numel() or not ranges)
+            for kind, x in state.items()
+        }
+        held |= {f"state {number}: {k}": x for k, x in inner.state.items() if isinstance(k, str)}
+        found |= {n: exact(x) for n, x in (_joined(found, held) if ranges else held).items()}
         for group in given.param_groups:
             for p in group["params"]:
                 settings = {k: x for k, x in group.items() if k != "params"}
@@ -355,18 +359,33 @@ def told(run: Run) -> Told:
 
 
 def _told_by_fsdp1(run: Run) -> Told:
-    """The optimizer of an FSDP1 model as torch itself gathers it; collective."""
+    """The optimizer of an FSDP1 model with one flat parameter, as torch gathers it; collective."""
     found: Told = {}
     with _whole(run):
         held = FullyShardedDataParallel.optim_state_dict(run.model, run.optimizers[0])
     for name, state in held["state"].items():
-        clean = _clean(run, name)
-        found |= {f"state of {clean}: {kind}": exact(x) for kind, x in state.items()}
+        found |= {f"state of {_clean(run, name)}: {kind}": exact(x) for kind, x in state.items()}
     for group in held["param_groups"]:
         for name in group["params"]:
             settings = {k: x for k, x in group.items() if k != "params"}
             found |= {f"setting of {_clean(run, name)}: {k}": exact(x) for k, x in settings.items()}
     return found
+
+
+def _joined(found: Told, state: dict[str, Any]) -> dict[str, Any]:
+    """States of parameters of which each rank has a range; torch's own gathering mixes their kinds up."""
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, state)
+    whole: dict[str, Any] = {}
+    for key in dict.fromkeys(key for held in ranks for key in held):
+        parts = [held[key] for held in ranks if key in held]
+        if isinstance(parts[0], torch.Tensor) and parts[0].dim():
+            shape = found[key.removeprefix("state of ").rpartition(": ")[0]][2]
+            whole[key] = torch.cat([x.reshape(-1) for x in parts]).reshape(shape)
+        else:
+            assert len({repr(x) for x in parts}) == 1, (key, parts)
+            whole[key] = parts[0]
+    return whole
 
 
 def _clean(run: Run, name: str) -> str:
