@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from intarsia.errors import UsageError
@@ -33,8 +34,13 @@ def _inner_word(module: Any) -> str | None:
 
 
 def _is_pefts(module: Any) -> bool:
-    """Whether a class of PEFT's is among a module's: `fully_shard` puts one of its own before it."""
-    return any(c.__module__.startswith("peft.") for c in type(module).__mro__)
+    return _is_of_peft(type(module))
+
+
+@cache
+def _is_of_peft(kind: type) -> bool:
+    """Whether a class is of PEFT's making: `fully_shard` puts one of its own before it."""
+    return any(each.__module__.startswith("peft.") for each in kind.__mro__)
 
 
 def added(model: Any) -> Iterator[tuple[str, Any, bool]]:
