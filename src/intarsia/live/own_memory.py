@@ -244,7 +244,7 @@ def _has_memory(x: Any) -> bool:
     try:
         x.untyped_storage().data_ptr()
     except RuntimeError:
-        return x.device.type == "meta"
+        return bool(x.is_meta)
     return True
 
 
