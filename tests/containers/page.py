@@ -19,7 +19,8 @@ What `intarsia.load` and `intarsia.save` do with a model in each container, foun
 - **save**: the checkpoint holds every parameter, bit by bit, under the names of the plain model.
 - **optimizer**: a training that was saved with AdamW after two steps goes on in a new model of the same kind, with the very losses of the one that never stopped.
 - **resume elsewhere**: it goes on in the container named, and a training from there goes on in this one, both within 1e-5. For Megatron: what was saved
-  with tensor parallel 2 is loaded on 1, and is the same model.
+  with tensor parallel 2 is loaded on 1, and is the same model. For TransformerEngine: **load** is from 1 x 4 (FSDP2 x tensor parallel), and the loss is
+  that of one process within 1e-5.
 
 Megatron's and TransformerEngine's modules are their own, on processors: a stand-in answers for CUDA and for the compiled kernels.
 FSDP1 is wrapped with `use_orig_params=True`; without it the parameters of one unit need state of the same kinds and step.

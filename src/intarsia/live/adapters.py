@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from intarsia.errors import UsageError
 
 _WORDS = ("base_model", "model", "base_layer", "original_module")
 """What PEFT calls the module that it wraps, the outermost first."""
+
+_known: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
+"""Classes of modules, and whether they are PEFT's."""
 
 
 def inner_words(model: Any) -> set[tuple[str, str]]:
@@ -33,8 +37,11 @@ def _inner_word(module: Any) -> str | None:
 
 
 def _is_pefts(module: Any) -> bool:
-    """Whether a class of PEFT's is among a module's: `fully_shard` puts one of its own before it."""
-    return any(c.__module__.startswith("peft.") for c in type(module).__mro__)
+    """Whether a module is of PEFT's making: `fully_shard` puts a class of its own before PEFT's."""
+    kind = type(module)
+    if kind not in _known:
+        _known[kind] = any(each.__module__.startswith("peft.") for each in kind.__mro__)
+    return _known[kind]
 
 
 def added(model: Any) -> Iterator[tuple[str, Any, bool]]:

@@ -7,9 +7,10 @@ read into a state dict apart, given to the module's `load_state_dict`, and looke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from intarsia.errors import CoverageError, LayoutError, UsageError
@@ -49,7 +50,7 @@ class Handed:
             )
         return Handed(module, state, names)
 
-    @property
+    @cached_property
     def tensors(self) -> dict[str, Any]:
         """The tensors, by name; raise where something is neither a tensor nor extra state."""
         found = {}
@@ -65,6 +66,11 @@ class Handed:
             found[self.names[key]] = of_numbers(x, self.names[key])
         return found
 
+    @cached_property
+    def clean(self) -> Callable[[str], str]:
+        """The function that takes the words of wrappers out of a name."""
+        return own_name(self.module)
+
     @property
     def extra(self) -> dict[str, Any]:
         """What modules gave by `get_extra_state`, by name."""
@@ -74,8 +80,7 @@ class Handed:
     @property
     def adapters(self) -> dict[str, bool]:
         """The names of the tensors that PEFT added, and whether one is a second name of the model's own."""
-        clean = own_name(self.module)
-        return {clean(name): again for name, _, again in added(self.module)}
+        return {self.clean(name): again for name, _, again in added(self.module)}
 
     @property
     def names_of_peft(self) -> dict[str, str]:
@@ -93,7 +98,7 @@ class Handed:
             if given == name and _has_extra_state(each):
                 each.set_extra_state(value)
 
-    @property
+    @cached_property
     def copies(self) -> list[str]:
         """The names of tensors whose memory is no parameter's and no buffer's of the module."""
         own = {place for x in _held(self.module) for place in _places(x)}
@@ -104,18 +109,17 @@ class Handed:
         """The parameters and lasting buffers whose memory the state dict does not have."""
         if is_fsdp1(self.module):
             return []  # its flat parameters are what the tensors are made of
+        named = {self.clean(n): x for n, x in _named(self.module)}
+        unnamed = {n: x for n, x in named.items() if n not in self.tensors}
+        if not unnamed:
+            return []
         handed = {place for x in self.tensors.values() for place in _places(x)}
         # A module that hands out copies may give them other names.
         within = {name.rpartition(".")[0] for name in self.copies}
-        clean = own_name(self.module)
-        named = ((clean(n), x) for n, x in _named(self.module))
         return sorted(
-            {
-                n
-                for n, x in named
-                if not (n in self.tensors or n.rpartition(".")[0] in within)
-                and not handed.issuperset(_places(x))
-            }
+            n
+            for n, x in unnamed.items()
+            if n.rpartition(".")[0] not in within and not handed.issuperset(_places(x))
         )
 
     def apart(self) -> Handed:
@@ -221,12 +225,27 @@ def _is_tensor(x: Any) -> bool:
 
 def of_numbers(x: Any, name: str) -> Any:
     """A tensor that is its memory; raise where a class of tensors keeps its numbers in several."""
-    if hasattr(x, "__tensor_flatten__") and not is_dtensor(x):
+    if not is_dtensor(x) and (hasattr(x, "__tensor_flatten__") or not _has_memory(x)):
         raise LayoutError(
             f"`{name}` is a {type(x).__name__}, which keeps its numbers in several tensors",
-            hint="load or save the model before it is quantised, or give those tensors in a dict",
+            hint="load or save the model before it is quantised, or give those tensors in a dict;"
+            " TransformerEngine's stacked weights have memory after"
+            " intarsia.live.transformer_engine.set_device_mesh",
         )
     return x
+
+
+def _has_memory(x: Any) -> bool:
+    """Whether a tensor has memory of its own: that of some classes is only in the tensors inside."""
+    import torch
+
+    if type(x) in (torch.Tensor, torch.nn.Parameter):
+        return True
+    try:
+        x.untyped_storage().data_ptr()
+    except RuntimeError:
+        return bool(x.is_meta)
+    return True
 
 
 def equal_bytes(a: Any, b: Any) -> bool:
