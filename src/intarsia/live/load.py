@@ -35,6 +35,7 @@ from intarsia.live.optimizer_groups import (
 )
 from intarsia.live.optimizer_values import shared_in
 from intarsia.live.own_memory import refuse_flat_state
+from intarsia.live.passing_buffers import computed_by
 from intarsia.live.shared_memory import with_one_source
 from intarsia.live.values import Values
 from intarsia.masters import check_rounded
@@ -103,7 +104,7 @@ def load(
     which tensor.  `section` names the model where the checkpoint holds several.  `mesh` and `rank`
     say which part of each tensor plain local shards are.  `strict` refuses a checkpoint with tensors
     that the model does not have, or without state that its optimizer needs; `cast=False` refuses another
-    floating-point type, which otherwise is rounded to and reported.  `hyperparameters` are those of
+    floating-point type, which otherwise is cast to; what that rounds is reported.  `hyperparameters` are those of
     the checkpoint ("stored"), or stay the optimizer's own ("mine").  `optimizer_class="any"` takes the
     state of another class of optimizer, where this one keeps the same kinds.
     """
@@ -138,6 +139,8 @@ def load(
             manifest = manifest_for(where, into, config, section)
         demand = Demand.of(into, manifest, _place(mesh, rank, team), contents)
         doubts = demand.doubts
+        computed = {n for module in _modules(into) for n in computed_by(module, doubts.unused)}
+        doubts = replace(doubts, unused=doubts.unused - computed)
         if own is not None:
             unused = unused_state(into, own.held, demand.rows, demand.manifest)
             doubts = replace(doubts, unused_state=demand.without_ahead(unused))
@@ -160,6 +163,9 @@ def load(
             report.config = with_settings(manifest.config, into)
             report.notes += unlike_settings(into)
         report.cast = cast_names(settled.holdings, manifest, allowed=cast)
+        if computed:
+            shown = f"{', '.join(sorted(computed)[:4])}{', …' if len(computed) > 4 else ''}"
+            report.notes.append(f"not taken, since the model computes them for itself: {shown}")
         report.notes += [*found.notes, *(f"`{n}` is as it was: {why}" for n, why in kept.items())]
         _fill(
             demand,
