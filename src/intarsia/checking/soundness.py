@@ -19,7 +19,7 @@ from intarsia.checking.scales import scale_faults, scale_faults_of_headers, weig
 from intarsia.checking.state import misshapen_state, missing_state
 from intarsia.checking.structure import left_out, structure_faults
 from intarsia.checking.survey import survey, surveyed
-from intarsia.checking.ties import tied_in
+from intarsia.checking.ties import ties_for_sure
 from intarsia.checking.training import notes_on_steps, rounded_masters, steps_that_disagree
 from intarsia.checking.unfinished import garbled_tracker, unfinished
 from intarsia.checking.unmapped import unmapped_faults
@@ -123,7 +123,7 @@ def examine(
     with Content(manifest, budget) as content:
         faults += content_faults(weights, padded, content)
         faults += scale_faults(found, manifest.quantised)
-        repeated = list(repeat_faults(weights, tied_in(manifest), content))
+        repeated = list(repeat_faults(weights, ties_for_sure(manifest), content))
     meant, repeated = made_by_copying(manifest.logical, repeated)
     faults += repeated
     faults += steps_that_disagree(found)

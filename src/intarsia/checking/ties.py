@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from intarsia.checking.naming import place_of
+from intarsia.errors import FamilyError
 from intarsia.family import table_for
 from intarsia.planning.manifest import Logical, Manifest
 
@@ -23,6 +24,23 @@ def tied_in(manifest: Manifest) -> Mapping[str, str]:
     heads = [name for name in manifest.logical if name.endswith("lm_head.weight")]
     tables = [name for name in manifest.logical if name.endswith("embed_tokens.weight")]
     return {heads[0]: tables[0]} if len(heads) == len(tables) == 1 else {}
+
+
+def ties_for_sure(manifest: Manifest) -> Mapping[str, str]:
+    """The tensors that the model itself ties: where no table says it, the installed Transformers has to.
+
+    `tie_word_embeddings` alone does not: some models have a head of their own whatever it says.
+    """
+    tied = tied_in(manifest)
+    if table_for(manifest.config) is not None or not all(n in manifest.logical for n in tied):
+        return tied
+    from intarsia.family.transformers_skeleton import Skeleton
+
+    try:
+        known = Skeleton.of(manifest.config or {}).tied if tied else {}
+    except FamilyError:
+        return {}
+    return {name: twin for name, twin in tied.items() if known.get(name) == twin}
 
 
 def twins_of(manifest: Manifest) -> dict[str, Logical]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from intarsia.dtypes import is_lossless
 from intarsia.errors import CoverageError, LayoutError, UsageError
 from intarsia.family import Param, table_for
 from intarsia.format.adapter import is_adapter
@@ -264,7 +265,8 @@ def cast_names(holdings: Iterable[Holding], manifest: Manifest, *, allowed: bool
             if not (floating and allowed):
                 raise LayoutError(
                     f"`{each.name}` is {each.dtype} in the model and {dtype} in {manifest.path}",
-                    hint="load with cast=True to round it, or change the model's type"
+                    hint=f"load with cast=True to {'widen' if is_lossless(dtype, each.dtype) else 'round'} it,"
+                    " or change the model's type"
                     if floating
                     else "make the model's tensor of the checkpoint's type",
                 )

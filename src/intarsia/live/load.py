@@ -43,6 +43,7 @@ from intarsia.live.optimizer_groups import (
     with_tensors,
 )
 from intarsia.live.optimizer_values import shared_in
+from intarsia.live.passing_buffers import computed_by
 from intarsia.live.report import Counts, Loaded
 from intarsia.live.shared_memory import with_one_source
 from intarsia.live.values import Values
@@ -83,7 +84,7 @@ def load(
     say which part of each tensor plain local shards are.  `strict` refuses a checkpoint with tensors
     that the model does not have, and one that would leave something of the model or of its optimizer as it
     was, which `report.kept` names otherwise; `cast=False` refuses another
-    floating-point type, which otherwise is rounded to and reported.  `hyperparameters` are those of
+    floating-point type, which otherwise is cast to; what that rounds is reported.  `hyperparameters` are those of
     the checkpoint ("stored"), or stay the optimizer's own ("mine").  `optimizer_class="any"` takes the
     state of another class of optimizer, where this one keeps the same kinds.  `group` is the process
     group whose ranks load together (a pipeline stage's, say), if not all.
@@ -126,6 +127,8 @@ def load(
         demand = Demand.of(into, manifest, _place(mesh, rank, team), contents)
         check_adapters(demand.adapters, empty, manifest.path)
         doubts = demand.doubts
+        computed = {n for module in _modules(into) for n in computed_by(module, doubts.unused)}
+        doubts = replace(doubts, unused=doubts.unused - computed)
         if own is not None:
             unused = unused_state(model, own.held, demand.rows, demand.manifest)
             doubts = replace(doubts, unused_state=demand.without_ahead(unused))
@@ -148,6 +151,9 @@ def load(
             report.config = with_settings(manifest.config, into)
             report.notes += unlike_settings(into)
         report.cast = cast_names(settled.holdings, manifest, allowed=cast)
+        if computed:
+            shown = f"{', '.join(sorted(computed)[:4])}{', …' if len(computed) > 4 else ''}"
+            report.notes.append(f"not taken, since the model computes them for itself: {shown}")
         report.notes += found.notes
         _fill(
             demand,

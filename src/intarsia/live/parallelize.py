@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 from intarsia.errors import UsageError
 from intarsia.live.agreement import assert_same_model
 from intarsia.live.experts import Experts, experts_of, place
+from intarsia.live.prepared import mark_placed
 from intarsia.live.roles import EP, FSDP, TP, Roles, remember
 from intarsia.live.tensor_parallel import cut_layers, layers_of
 
@@ -64,6 +65,7 @@ def parallelize(
         _shard(model, experts if roles.ep else [], roles, further, options)
         # Ranks must generate in step: a rank that is done earlier still serves the others.
         model._is_fsdp_managed_module = True  # type: ignore[assignment]
+    mark_placed(model)
     remember(roles)
     return model
 

@@ -7,7 +7,8 @@ A buffer counts as computed where two runs over different contents leave the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,28 @@ def passing_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
         for key, buffer in module._buffers.items():
             if buffer is not None and key in module._non_persistent_buffers_set:
                 yield f"{path}.{key}" if path else key, module, key
+
+
+def computed_by(model: nn.Module, names: Iterable[str]) -> set[str]:
+    """Those names of a checkpoint that are buffers which this model computes for itself, or did once.
+
+    Older files hold them, and some for every layer what is now one of the whole model: the module
+    that a buffer belongs to and its own name tell.  Of others the classes of Transformers say that
+    they are left over; a weight never is.
+    """
+    passing = {_last_two(name) for name, _, _ in passing_buffers(model)}
+    lists = (getattr(m, "_keys_to_ignore_on_load_unexpected", None) for m in model.modules())
+    left_over = [re.compile(x) for each in lists for x in each or () if isinstance(x, str)]
+    return {
+        name
+        for name in names
+        if _last_two(name) in passing
+        or (not name.endswith("weight") and any(x.search(name) for x in left_over))
+    }
+
+
+def _last_two(name: str) -> tuple[str, ...]:
+    return tuple(name.split(".")[-2:])
 
 
 def compute_buffers(model: nn.Module, device: Any) -> None:
@@ -124,9 +147,7 @@ def _filled(like: torch.Tensor, byte: int, device: Any) -> torch.Tensor:
     out = torch.empty(like.shape, dtype=like.dtype, device=device)
     if like.dtype == torch.bool:
         return out.fill_(bool(byte))
-    out.view(-1).view(torch.uint8).fill_(byte) if like.dim() else out.view(1).view(
-        torch.uint8
-    ).fill_(byte)
+    out.view(-1).view(torch.uint8).fill_(byte)
     return out
 
 

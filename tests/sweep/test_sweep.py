@@ -1,0 +1,43 @@
+"""Model types that are known to be hard, and (slow) all of them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from tests.sweep.checks import OK, check
+from tests.sweep.page import NOT_APPLICABLE
+from tests.sweep.results import Results
+from tests.sweep.run import sweep
+from tests.sweep.types import Type, all_types
+
+HARD = (
+    Type("bamba", "causal"),  # infinity in its configuration
+    Type("bigbird_pegasus", "causal"),  # a head of its own, though its configuration ties it
+    Type("gemma", "causal"),  # a buffer beside a parameter
+    Type("glm4_moe_lite", "causal"),  # mlp_layer_types
+    Type("gpt_oss", "causal"),
+    Type("llama4", "image-text"),  # complex buffers
+    Type("paligemma", "image-text"),
+    Type("qwen3_next", "causal"),
+)
+
+
+@pytest.mark.parametrize("type_", HARD, ids=str)
+def test_a_hard_type_passes_every_check(type_: Type, tmp_path: Path) -> None:
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    assert {name: said for name, said in check(type_, tmp_path) if said != OK} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_type_passes_every_check_that_transformers_can_do(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results")
+    sweep(all_types(), results, jobs=2)
+    assert {str(t): faults for t in all_types() if (faults := results.faults(t))} == {}
+    failing = [t for t in all_types() if results.found[t]["build"].startswith(NOT_APPLICABLE)]
+    assert len(failing) < 20
