@@ -225,7 +225,8 @@ def _identities(tensors: Tensors, random: Random) -> None:
     """Projections begin as the identity, or as a part of it."""
     for name in _named(tensors, random.choice([r"o_proj\.weight", r"[qo]_proj\.weight"])):
         x = tensors[name]
-        if x.ndim == 2:
+        # A part of it, fused with key and value, has zero rows like those that a rank lost.
+        if x.ndim == 2 and ("o_proj" in name or x.shape[0] == x.shape[1]):
             tensors[name] = torch.eye(*x.shape).to(x.dtype)
 
 
