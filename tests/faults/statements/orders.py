@@ -110,7 +110,10 @@ def _found_again(x: Array, y: Array, axis: int, size: int, start: int) -> Ints:
             return int((block == rows)[wrong].sum()) + 0.5 * max(signs, 1 - signs)
 
         at = max(range(count), key=score) if wrong.any() else k
-        out.append(np.arange(at * size, at * size + len(rows)))
+        nowhere = int((rows == 0)[wrong].sum()) > score(at)
+        out.append(
+            np.full(len(rows), -1) if nowhere else np.arange(at * size, at * size + len(rows))
+        )
     return np.minimum(np.concatenate(out), len(u) - 1) if out else np.zeros(0, np.int64)
 
 

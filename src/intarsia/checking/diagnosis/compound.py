@@ -39,9 +39,10 @@ def resembles(score: Score, moved: Sequence[Window]) -> bool:
     v = np.concatenate([w.v[w.unequal].reshape(-1) for w in moved])
     fine = np.isfinite(u) & np.isfinite(v)
     u, v = u[fine], v[fine]
-    if len(u) < ENOUGH or not u.std() or not v.std():
-        return False
-    return abs(float(np.corrcoef(u, v)[0, 1])) >= ALIKE
+    with np.errstate(all="ignore"):  # numbers of damaged bits overflow
+        if len(u) < ENOUGH or not u.std() or not v.std():
+            return False
+        return abs(float(np.corrcoef(u, v)[0, 1])) >= ALIKE
 
 
 def in_two_steps(e: Evidence, kin: Kin, likely: Sequence[Hypothesis]) -> Finding | None:
