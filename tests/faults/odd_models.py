@@ -356,7 +356,7 @@ def _tiny(random: Random) -> Tensors:
             [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool]
         )
         made = torch.randn(shape, generator=_seed(random)).mul(3).to(dtype)
-        name = random.choice(["layers.{}.weight", "w{}", "a.{}.b.weight", "block.{}.scale"])
+        name = random.choice(["layers.{}.weight", "w{}", "a.{}.b.weight", "block.{}.shift"])
         fill = random.choice([made, made, torch.ones_like(made)])
         out[name.format(k)] = fill
     return out
