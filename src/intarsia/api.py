@@ -21,6 +21,8 @@ from intarsia.quantity import bytes_in
 from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew, agree, crew
 from intarsia.run.progress import Progress
+from intarsia.store.looking import given
+from intarsia.store.replaced import unreplaced
 from intarsia.store.stamp import Stamp
 from intarsia.targets import Wish
 
@@ -159,10 +161,13 @@ def verify(
         return examine(a, config, Budget.of(memory, workers), progress, section)
     from intarsia.checking.compare import compare
 
-    left, right = open_pair(a, b, config, section)
-    with left, right:
-        found = compare(left, right, Budget.of(memory, workers), progress)
-        unread = (x for side in (left, right) for x in unread_sections(side.manifest.inventory))
+    with unreplaced(given(a), given(b)) as check:
+        left, right = open_pair(a, b, config, section)
+        with left, right:
+            found = compare(left, right, Budget.of(memory, workers), progress)
+            unread = (x for side in (left, right) for x in unread_sections(side.manifest.inventory))
+        if not found:
+            check()
         return replace(found, notes=(*found.notes, *unread))
 
 

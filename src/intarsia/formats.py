@@ -25,6 +25,7 @@ from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest
 from intarsia.store.local import Folder
 from intarsia.store.looking import exists, given, is_file, is_folder, listed
+from intarsia.store.replaced import unreplaced
 from intarsia.store.staging import PARTIAL
 from intarsia.store.stamp import Stamp, noting_stamps
 
@@ -163,7 +164,7 @@ def read_manifest(
     """
     if isinstance(config, (str, Path)):
         config = read_config(given(config))
-    with paused(), noting_stamps() as seen:
+    with paused(), noting_stamps() as seen, unreplaced(given(path)):
         found = find_checkpoint(path)
         chosen = sections_in(section)
         manifest = format_of(found.path).read(found.path, config, complain, chosen)

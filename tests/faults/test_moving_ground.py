@@ -11,7 +11,8 @@ import pytest
 
 import intarsia
 from intarsia.errors import ChangedError, IntarsiaError
-from intarsia.format import sides
+from intarsia.format import hf_files, sides
+from intarsia.run import journal
 from intarsia.run.budget import Budget
 from intarsia.store.staging import Staging
 from tests.checkpoints import leftovers, llama_config, model, python, write_hf
@@ -67,6 +68,8 @@ def test_a_folder_that_somebody_removes_ends_the_run_with_its_name(
     with monkeypatch.context() as patch:
         patch.setattr(Budget, "window_bytes", property(lambda _: 2048))
         patch.setattr(Staging, "write", write)
+        patch.setattr(journal, "LEAST_SECONDS", 0.0)
+        patch.setattr(journal, "REST", 0)
         if what == "journal":  # a run that is killed needs it, and no other
             intarsia.convert(src, out, workers=1, **OPTIONS)
         else:
@@ -121,3 +124,29 @@ def test_a_configuration_that_changes_when_it_has_been_read_is_not_copied(
     with pytest.raises(ChangedError, match=r"config.json changed while it was read"):
         intarsia.convert(src, tmp_path / "out", to="torch_dist")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("how", ["verify", "verify A B", "open"])
+def test_a_checkpoint_that_is_replaced_while_it_is_checked_is_not_called_unsound(
+    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The index was of the one, and the files that it names are gone with it."""
+    out = Path(shutil.copytree(src, tmp_path / "out"))
+    new = write_hf(tmp_path / "new", model(CONFIG, seed=4), CONFIG)
+    honest = hf_files.parse_json
+
+    def parse(data: bytes, where: str, **more: bool) -> object:
+        if where.startswith(str(out)) and new.exists():
+            shutil.rmtree(out)
+            new.rename(out)
+        return honest(data, where, **more)
+
+    monkeypatch.setattr(hf_files, "parse_json", parse)
+    check = {
+        "verify": lambda: intarsia.verify(out),
+        "verify A B": lambda: intarsia.verify(src, out),
+        "open": lambda: intarsia.open(out),
+    }[how]
+    with pytest.raises(ChangedError, match=f"{out} (was replaced or removed|is another folder)"):
+        check()
+    assert intarsia.verify(out)

@@ -31,6 +31,7 @@ from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
 from intarsia.store.looking import given, is_folder
+from intarsia.store.replaced import unreplaced
 
 _NOT_JUDGED = "too little can be read: the content of no tensor was judged"
 
@@ -91,9 +92,23 @@ def examine(
 
     Raises where the path is no checkpoint at all; a checkpoint that cannot be read is at fault.
     """
-    where = given(path)
     if isinstance(config, (str, Path)):
         config = read_config(given(config))
+    with unreplaced(given(path)) as check:
+        found = _examined(path, config, budget, progress, section)
+        if not found:
+            check()
+    return found
+
+
+def _examined(
+    path: str | Path,
+    config: Mapping[str, Any] | None,
+    budget: Budget,
+    progress: Progress | None,
+    section: str | Sequence[str] | None,
+) -> Soundness:
+    where = given(path)
     try:
         format = format_of(find_checkpoint(where).path).name
     except FormatError:

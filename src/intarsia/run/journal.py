@@ -31,7 +31,7 @@ from intarsia.run.execute import Part, Written
 from intarsia.run.records import line_of, read_lines, to_line, written_in
 from intarsia.run.sharing import share_out
 from intarsia.store.local import Folder
-from intarsia.store.looking import listed
+from intarsia.store.looking import exists, listed
 from intarsia.store.naming import naming
 from intarsia.store.staging import HEAD, Staging
 from intarsia.store.swap import sync_path
@@ -228,7 +228,13 @@ class Journal:
                     now + max(LEAST_SECONDS, REST * (now - started)),
                 )
         except BaseException as error:
-            self._failure = error
+            if not self._is_gone(error):
+                self._failure = error
+
+    def _is_gone(self, error: BaseException) -> bool:
+        """Whether somebody has removed the journal: there are no marks then, and nothing to resume."""
+        lost = isinstance(error, StoreError) and isinstance(error.__cause__, FileNotFoundError)
+        return lost and not exists(self.folder)
 
     def _append(self, line: bytes) -> None:
         assert self._fd is not None, "nobody joined"

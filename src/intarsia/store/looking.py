@@ -51,6 +51,15 @@ def is_link(path: Path) -> bool:
     return stat.S_ISLNK(_mode(path, follow=False))
 
 
+def number_of(path: Path) -> tuple[int, int] | None:
+    """By which a file or folder is known from all others; None where nothing is."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def size_of(path: Path) -> int:
     """The length in bytes of a file that is there."""
     try:

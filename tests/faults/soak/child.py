@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ CALLS = (
 CHANGING = ("fdatasync", "fsync", "mkdir", "pwritev", "rename", "replace", "truncate", "write")
 """Calls that a full disk refuses."""
 SECONDS = 60
+_numbers = count()
 CRASHED = 70
 
 
@@ -71,7 +73,7 @@ class Child:
 
     def __init__(self, folder: Path, work: Callable[[], object], trouble: Trouble = CALM) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.base = folder / f"child-{len(list(folder.iterdir()))}"
+        self.base = folder / f"child-{next(_numbers)}"
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()

@@ -1,0 +1,42 @@
+"""A checkpoint whose place another takes while it is read: what is found then is of neither."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from intarsia.errors import ChangedError, IntarsiaError
+from intarsia.store.looking import is_folder, listed, number_of
+
+
+@contextmanager
+def unreplaced(*paths: Path) -> Iterator[Callable[[], None]]:
+    """Gives a check that raises where a path, or a folder in it, is another one than it was at first.
+
+    No error that is raised inside is told of a checkpoint that was replaced meanwhile.
+    """
+    held = [each for path in paths for each in (path, *_folders_in(path))]
+    before = {path: number_of(path) for path in held}
+
+    def check() -> None:
+        for path, number in before.items():
+            if number is not None and number_of(path) != number:
+                raise ChangedError(
+                    f"{path} was replaced or removed while it was read",
+                    hint="another checkpoint may have taken its place: run again",
+                    path=path,
+                )
+
+    try:
+        yield check
+    except IntarsiaError as error:
+        if error.is_fault:
+            check()
+        raise
+
+
+def _folders_in(path: Path) -> list[Path]:
+    """The folders that a run's checkpoints may be; hidden ones come and go."""
+    below = listed(path) if is_folder(path) else []
+    return [each for each in below if not each.name.startswith(".") and is_folder(each)]
