@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers")
-
 from tests.sweep.checks import OK, check
 from tests.sweep.page import NOT_APPLICABLE
 from tests.sweep.results import Results
