@@ -34,8 +34,8 @@ def outcomes(scenarios: Iterable[Scenario], ranks: Ranks) -> Counter[str]:
     return found
 
 
-QUICK = (5, 19, 69, 82, 84, 107, 118, 148, 158)
-"""Seeds that together have every oddity, wrapper and grouping, four optimizers, several, and a refusal."""
+QUICK = (5, 19, 82, 84, 107, 118, 148, 158)
+"""Seeds that together have most oddities, wrappers, groupings and optimizers, and a refusal."""
 
 
 @pytest.mark.parametrize("seed", QUICK)
