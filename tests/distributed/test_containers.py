@@ -121,6 +121,38 @@ def _fsdp1_elsewhere(folder: Path) -> None:
             assert abs(step(other, fresh, number) - loss) < 1e-5
 
 
+def _fsdp1_with_two_optimizers(folder: Path) -> None:
+    def made(seed: int, lr: float) -> tuple[Any, list[torch.optim.Optimizer]]:
+        model = fsdp1(seed, StateDictType.FULL_STATE_DICT, original=True)
+        held = [p for p in model.parameters() if p.requires_grad]
+        adam = torch.optim.AdamW(held[:7], lr=lr, foreach=False)
+        return model, [adam, torch.optim.SGD(held[7:], lr=3 * lr, momentum=0.9, foreach=False)]
+
+    def steps(model: Any, each: list[Any], numbers: tuple[int, ...]) -> list[float]:
+        found = []
+        for number in numbers:
+            each[1].zero_grad()
+            found.append(step(model, each[0], number))
+            each[1].step()
+        return found
+
+    model, both = made(1, 0.01)
+    for optimizer in both:
+        optimizer.zero_grad()
+    steps(model, both, (0, 1))
+    intarsia.save(folder / "two", model, both)
+    losses = steps(model, both, (2, 3))
+    again, fresh = made(2, 0.5)
+    report = intarsia.load(folder / "two", again, fresh)
+    assert report.complete
+    assert [o.param_groups[0]["lr"] for o in fresh] == [0.01, 0.03]
+    assert steps(again, fresh, (2, 3)) == losses
+
+
+def test_two_optimizers_of_fsdp1_are_resumed(tmp_path: Path) -> None:
+    on_ranks(2, _fsdp1_with_two_optimizers, tmp_path)
+
+
 def test_an_optimizer_of_fsdp1_is_resumed_bit_by_bit(tmp_path: Path) -> None:
     on_ranks(2, _fsdp1_resumed, tmp_path)
 

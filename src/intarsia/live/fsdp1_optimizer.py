@@ -17,7 +17,7 @@ from intarsia.errors import UsageError
 from intarsia.live.names import modules_in, own_name
 from intarsia.live.optimizer_class import Opened
 from intarsia.live.own_memory import equal_bytes, is_fsdp1, is_module
-from intarsia.live.several_optimizers import Together
+from intarsia.live.several_optimizers import Together, each_of
 
 State = dict[str, Any]
 
@@ -85,27 +85,26 @@ class WholeOptimizer:
         """The optimizer by whole parameters, with its state if asked for; None without FSDP1; collective."""
         if not any(is_fsdp1(each) for _, each in modules_in(module)):
             return None
-        if not is_module(module) or isinstance(own.held, Together):
+        if not is_module(module):
             raise UsageError(
                 "FSDP1 keeps optimizer state in pieces of its flat parameters, which are known of one model"
-                " and one optimizer alone",
-                hint="give the FSDP1 model itself with its one optimizer, or use FSDP2 (fully_shard)",
+                " alone",
+                hint="give the FSDP1 model itself with its optimizers, or use FSDP2 (fully_shard)",
             )
-        if own.settings is not own.held:
-            raise UsageError(
-                f"FSDP1 shards the state of an optimizer already, and {type(own.settings).__name__} does too",
-                hint=f"give FSDP1 the plain {type(own.held).__name__}",
-            )
-        optimizer, units = own.held, list(_units(module))
+        for held, settings in zip(each_of(own.held), each_of(own.settings), strict=True):
+            if held is not settings:
+                raise UsageError(
+                    f"FSDP1 shards the state of an optimizer already, and {type(settings).__name__} does too",
+                    hint=f"give FSDP1 the plain {type(held).__name__}",
+                )
+        units = list(_units(module))
         model = WholeModel(units)
-        stands = object.__new__(type(optimizer))
-        stands.defaults = getattr(optimizer, "defaults", {})
-        stands.param_groups = list(_groups(optimizer, units, model))
-        stands.state = {key: x for key, x in optimizer.state.items() if isinstance(key, str)}
+        each = [_standing_for(one, units, model) for one in each_of(own.held)]
+        stands = Together(each) if len(each) > 1 else each[0]
         for unit in units if state else ():
-            for name, held in _gathered(unit, optimizer).items():
+            for name, held in _gathered(unit, own.held).items():
                 stands.state[model.params[name]] = held
-        return WholeOptimizer(optimizer, units, model, stands)
+        return WholeOptimizer(own.held, units, model, stands)
 
     @property
     def opened(self) -> Opened:
@@ -125,14 +124,12 @@ class WholeOptimizer:
         found = {}
         for spans in self._by_held().values():
             found[spans[0].held] = self._cut(spans, where)
-        for param in [key for key in self.optimizer.state if not isinstance(key, str)]:
-            del self.optimizer.state[param]
-        for key in [key for key in self.optimizer.state if key not in self.stands.state]:
-            del self.optimizer.state[key]
-        self.optimizer.state.update({p: held for p, held in found.items() if held})
-        self.optimizer.state.update(
-            {key: x for key, x in self.stands.state.items() if isinstance(key, str)}
-        )
+        for real, stands in zip(each_of(self.optimizer), each_of(self.stands), strict=True):
+            real.state.clear()
+            real.state.update({key: x for key, x in stands.state.items() if isinstance(key, str)})
+        for param, held in found.items():
+            if held:
+                self.optimizer.state[param] = held
         for mine, theirs in zip(self.optimizer.param_groups, self.stands.param_groups, strict=True):
             mine.update({key: x for key, x in theirs.items() if key != "params"})
 
@@ -169,6 +166,15 @@ class WholeOptimizer:
                 part = value.reshape(-1)[span.start : span.start + span.size]
                 span.of(made[kind]).copy_(part)
         return made
+
+
+def _standing_for(optimizer: Any, units: Sequence[Unit], model: WholeModel) -> Any:
+    """An optimizer of the same class with the groups of another, for whole parameters and without their state."""
+    stands = object.__new__(type(optimizer))
+    stands.defaults = getattr(optimizer, "defaults", {})
+    stands.param_groups = list(_groups(optimizer, units, model))
+    stands.state = {key: x for key, x in optimizer.state.items() if isinstance(key, str)}
+    return stands
 
 
 def _units(module: Any) -> Iterator[Unit]:

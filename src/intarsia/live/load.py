@@ -232,7 +232,7 @@ def _fill(
         groups = groups_of(manifest, entries)
         saved = unpack(entries[CLASS], CLASS) if CLASS in entries else None
         if optimizer_class == "same" or hyperparameters == "stored":
-            check_classes(saved, into, own.held, demand.rows, groups, manifest.path)
+            check_classes(saved, model, own.held, demand.rows, groups, manifest.path)
         if hyperparameters == "stored":
             groups = with_tensors(groups, manifest)
             agreed = agreed_groups(model, own.settings, demand.rows, groups)
