@@ -66,7 +66,6 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"]}},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
-    "emu3": {"vocabulary_map": {"<image>": 100, "<|extra_200|>": 101}},
     "ernie4_5_vl_moe": {"text_config": _THREE},
     "falcon_h1": {"mamba_d_ssm": WIDTH},
     "gemma3n_text": {"num_kv_shared_layers": 0},
