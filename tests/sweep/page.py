@@ -24,7 +24,8 @@ Every causal language model and every image-text model of Transformers {version}
 - *logits*: equal, bit for bit, to those of the model that `from_pretrained` loads
 - *hf-module*: `--dialect hf-module` writes `state_dict()`, by name and value
 
-✓ holds; a number is a note below the table: there Transformers itself cannot do what would be compared with.
+✓ holds; a number is a note below the table: there Transformers itself cannot do what would be compared with, no
+small model could be made, or Intarsia refuses by name.
 """
 
 

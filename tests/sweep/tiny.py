@@ -50,8 +50,40 @@ _COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth")
 _PAIRS = (("num_attention_heads", "num_key_value_heads"), ("n_head", "num_kv_heads"))
 _ABSENT = {"head_dim": HEAD, "num_key_value_heads": HEADS, "compress_ratio": 2, "token_budget": 8}
 
+_THREE = {"rope_parameters": {"mrope_section": [2, 3, 3]}}
+_THREE_OF_HALF = {"rope_parameters": {"mrope_section": [2, 1, 1]}}
+_BY_LAYER = {
+    "rope_parameters": {
+        kind: {"rope_type": "default", "rope_theta": 10000.0}
+        for kind in ("full_attention", "sliding_attention")
+    }
+}
 _SPECIAL: dict[str, dict[str, Any]] = {
-    "reformer": {"is_decoder": True},
+    "chameleon": {"vocabulary_map": {"<image>": 100}},
+    "cohere_compass": {"text_config": _BY_LAYER},
+    "cohere_compass_text": _BY_LAYER,
+    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"]}},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "ernie4_5_vl_moe": {"text_config": _THREE},
+    "falcon_h1": {"mamba_d_ssm": WIDTH},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},
+    "gemma4_unified_assistant": {"text_config": {"num_kv_shared_layers": 0}},
+    "glm46v": {"text_config": _THREE_OF_HALF},
+    "glm4v": {"text_config": _THREE_OF_HALF},
+    "glm4v_moe": {"text_config": {"rope_parameters": {"mrope_section": [2, 1, 1]}}},
+    "glm5_next": {"text_config": {"index_kpool": 2}, "index_kpool": 2},
+    "glm_ocr": {"text_config": _THREE},
+    "glmga": {"text_config": _THREE},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mamba2": {"num_heads": 2 * HEADS},
+    "paddleocr_vl": {"text_config": _THREE},
+    "qwen2_5_omni_thinker": {"text_config": _THREE},
+    "qwen2_5_vl": {"text_config": _THREE},
+    "qwen2_vl": {"text_config": _THREE},
+    "reformer": {"is_decoder": True, "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 48]},
 }
 
 
@@ -108,6 +140,8 @@ class _Shrinking:
         for name in _COUNTS:
             if count and config.get(name) == count:
                 out[name] = len(kept)
+        if "qk_rope_head_dim" in config and config.get("head_dim") == config["qk_rope_head_dim"]:
+            out["head_dim"] = out["qk_rope_head_dim"]
         for heads, groups in _PAIRS:
             if config.get(heads) == config.get(groups) and isinstance(config.get(heads), int):
                 out[groups] = out[heads]
@@ -117,7 +151,7 @@ class _Shrinking:
         if _is_range(value, count):
             return list(range(len(kept)))
         if count and len(value) == count:
-            return [value[i] for i in kept]
+            return [self._number(name, value[i]) for i in kept]
         if _PLACES.fullmatch(name) and all(type(x) is int for x in value):
             near = [x if -LAYERS <= x < LAYERS else x % LAYERS for x in value]
             return list(dict.fromkeys(near))
