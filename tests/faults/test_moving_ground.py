@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import intarsia
+from intarsia.checking.fault import Fault
 from intarsia.errors import ChangedError, IntarsiaError
 from intarsia.format import hf_files, sides
 from intarsia.run import journal
@@ -150,3 +151,21 @@ def test_a_checkpoint_that_is_replaced_while_it_is_checked_is_not_called_unsound
     with pytest.raises(ChangedError, match=f"{out} (was replaced or removed|is another folder)"):
         check()
     assert intarsia.verify(out)
+
+
+def test_a_fault_that_is_found_in_what_was_replaced_meanwhile_is_none(
+    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Path(shutil.copytree(src, tmp_path / "out"))
+    new = write_hf(tmp_path / "new", model(CONFIG, seed=4), CONFIG)
+
+    def absent(*_: object) -> list[Fault]:
+        if new.exists():
+            out.rename(tmp_path / "gone")
+            new.rename(out)
+        return [Fault("file-missing", (), "x", "x is absent")]
+
+    monkeypatch.setattr("intarsia.checking.soundness.damaged_entries", absent)
+    with pytest.raises(ChangedError, match=f"{out} was replaced or removed while it was read"):
+        intarsia.verify(out)
+    assert not intarsia.verify(out), "one that stays where it is has its faults"
