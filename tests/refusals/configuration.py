@@ -98,3 +98,8 @@ def no_experts(tmp: Path) -> None:
 @refusal("More pipeline stages than layers", area=AREA)
 def too_many_stages(tmp: Path) -> None:
     intarsia.convert(_llama(tmp / "model"), tmp / "out", to="dcp", mesh="pp=4")
+
+
+@refusal("Two statements about which layers have experts", area=AREA)
+def layers_with_experts(tmp: Path) -> None:
+    table_for(CASES["glm4_moe_lite"] | {"mlp_layer_types": ["sparse", "dense", "sparse"]})

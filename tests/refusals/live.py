@@ -117,3 +117,23 @@ def not_handed_out(tmp: Path) -> None:
             destination[f"{prefix}weight"] = self.weight
 
     intarsia.save(tmp / "out", Shy(2, 3))
+
+
+@refusal("Mixed precision of accelerate that does not reach a placed model", area="live")
+def precision_out_of_reach(tmp: Path) -> None:
+    import torch
+    from accelerate.state import AcceleratorState
+    from torch import nn
+
+    from intarsia.live.prepared import mark_placed
+
+    model = nn.Linear(2, 3)
+    mark_placed(model)
+    state = AcceleratorState._shared_state
+    before = dict(state)
+    state["_mixed_precision"] = "bf16"
+    try:
+        model(torch.ones(1, 2))
+    finally:
+        state.clear()
+        state.update(before)

@@ -131,7 +131,7 @@ def check(type_: Type, folder: Path) -> Iterator[tuple[str, str]]:
     try:
         _ = subject.model
     except CannotBuildError as error:
-        yield "build", f"n/a: {_brief(error)}"
+        yield "build", f"n/a: no small model could be made: {_brief(error)}"
         return
     yield "build", OK
     try:
