@@ -115,7 +115,7 @@ def strided(fsdp: int, tp: int) -> Change:
 
     def change(x: torch.Tensor, config: Config, random: Random) -> torch.Tensor:
         shards = [part.chunk(fsdp) for part in x.chunk(tp)]
-        return torch.cat([shards[t][d] for d in range(fsdp) for t in range(tp)])
+        return torch.cat([s[d] for d in range(fsdp) for s in shards if d < len(s)])
 
     return change
 

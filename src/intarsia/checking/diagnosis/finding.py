@@ -20,8 +20,8 @@ class Finding:
     """A tensor, the kind of its fault, and a sentence about it.
 
     `key` is equal for tensors that show the same fault; `fault` is the sentence without this
-    tensor's numbers.  `moved` says that it tells of places: which element of A each place of B has.  `whole` says that nearly every element of the tensor differs.  `second` is
-    what happened to the tensor besides.  `place` and `where` tell the rows, and besides the ranks, files and
+    tensor's numbers.  `moved` says that it tells of places, and `side` whose: where each element of that side lies
+    in the other.  `whole` says that nearly every element of the tensor differs.  `second` is what happened to the tensor besides.  `place` and `where` tell the rows, and besides the ranks, files and
     bytes, where they tell more than the kind does.
     """
 
@@ -34,6 +34,7 @@ class Finding:
     differing: int = 0
     whole: bool = False
     moved: bool = False
+    side: str = "B"
     files: tuple[str, ...] = ()
     move: Move | None = None
     second: Finding | None = None

@@ -27,30 +27,30 @@ Map = dict[int, int]
 
 
 def faults_of_moves(
-    findings: Iterable[Finding], names: Iterable[str], differing: Collection[str]
+    findings: Iterable[Finding], names: Iterable[str], equal: Collection[str]
 ) -> Iterator[Fault]:
     """One fault for all experts that moved alike, one for all layers, one for each pair of roles.
 
-    `names` are all tensors, `differing` those that are not equal.
+    `names` are all tensors, `equal` those that both sides have alike.
     """
     moves = [f.move for f in findings if f.move is not None]
-    kinds: dict[tuple[str, ...], list[Move]] = {}
-    pairs = {(move.to, move.source) for move in moves}
+    kinds: dict[tuple[str, bool, str, tuple[str, ...]], list[Move]] = {}
+    pairs = {(move.side, move.to, move.source) for move in moves}
     for move in moves:
         kind, *words = _kind(move)
-        mutual = (move.source, move.to) in pairs
+        mutual = kind == "names" and (move.side, move.source, move.to) in pairs
         words = sorted(words) if mutual else words
-        kinds.setdefault((move.side, kind, *words), []).append(move)
+        kinds.setdefault((move.side, mutual, kind, tuple(words)), []).append(move)
     names = list(names)
-    for (_, kind, *words), moved in kinds.items():
+    for (side, mutual, kind, roles), moved in kinds.items():
         for group in _alike(kind, moved):
             tensors = tuple(m.to for m in group)
             if kind == "experts":
-                found, text = _experts(group, names, differing)
+                found, text = _experts(group, names, equal)
             elif kind == "layers":
-                found, text = _layers(group, names, differing)
+                found, text = _layers(group, names, equal)
             else:
-                found, text = _swapped(group, words)
+                found, text = _swapped(side, mutual, *roles)
             text += ", and their numbers changed" if any(m.change for m in group) else ""
             explained = sum(m.score.explained for m in group)
             wrong = sum(m.score.differing for m in group)
@@ -82,7 +82,7 @@ def half_swapped(findings: Sequence[Finding]) -> list[Finding]:
     out = []
     for f in findings:
         half = swapped.get(f.move.source) if f.move and _kind(f.move)[0] == "names" else None
-        if half is not None:
+        if half is not None and f.move is not None and f.move.side == half.side:
             f = replace(f, kind=half.kind, fault=half.fault, key=half.key, move=None)
         out.append(f)
     return out
@@ -109,11 +109,7 @@ def _role(name: str) -> str:
     return parts[-2] if len(parts) > 1 else name
 
 
-def _swapped(group: list[Move], words: list[str]) -> tuple[str, str]:
-    one, other = words
-    pairs = {(m.to, m.source) for m in group}
-    mutual = all((source, to) in pairs for to, source in pairs)
-    side = group[0].side
+def _swapped(side: str, mutual: bool, one: str, other: str) -> tuple[str, str]:
     if {one, other} in GATED and mutual:
         return SWAPPED, "gate and up swapped"
     if mutual:
@@ -121,9 +117,10 @@ def _swapped(group: list[Move], words: list[str]) -> tuple[str, str]:
     return MOVED, f"{one} holds the values of {other} in {side}"
 
 
-def _experts(group: list[Move], names: list[str], differing: Collection[str]) -> tuple[str, str]:
+def _experts(group: list[Move], names: list[str], equal: Collection[str]) -> tuple[str, str]:
     stems = {without_expert(m.to) for m in group}
     held = [name for name in names if without_expert(name) in stems]
+    held += [m.source for m in group]  # which one side may have lost
     count = 1 + max((n for name in held if (n := expert_of(name)) is not None), default=0)
     maps: dict[int | None, Map] = {}
     for m in group:
@@ -136,10 +133,10 @@ def _experts(group: list[Move], names: list[str], differing: Collection[str]) ->
     side = group[0].side
     layers = f"in {len(maps)} layer{'s' if len(maps) > 1 else ''}"
     many = "" if alike else ", in each layer another way; in the first: "
-    if all(_injective(m, count) for m in maps.values()):
+    if all(_is_permutation(m, count) for m in maps.values()):
         text = f"experts permuted in {side} {layers}{many or ': '}{_mapping(first)}"
         return "experts-permuted", text
-    if not _is_twice(group, differing):
+    if not _is_twice(group, equal):
         return MOVED, f"experts hold others in {side} {layers}{many or ': '}{_mapping(first)}"
     if len({*first.values()}) == 1 and alike:
         source = next(iter(first.values()))
@@ -155,7 +152,7 @@ def _experts(group: list[Move], names: list[str], differing: Collection[str]) ->
     return "experts-duplicated", text
 
 
-def _layers(group: list[Move], names: list[str], differing: Collection[str]) -> tuple[str, str]:
+def _layers(group: list[Move], names: list[str], equal: Collection[str]) -> tuple[str, str]:
     stems = {without_layer(m.to) for m in group}
     layers = {
         k for name in names if without_layer(name) in stems and (k := layer_of(name)) is not None
@@ -189,20 +186,20 @@ def _layers(group: list[Move], names: list[str], differing: Collection[str]) -> 
         return "layers-shifted", f"layers of {side} shifted by {k} around the end"
     if {*found} == {*found.values()}:
         return "layers-permuted", f"layers permuted in {side}: {_mapping(found)}"
-    if _is_twice(group, differing):
+    if _is_twice(group, equal):
         return "layers-duplicated", f"layers duplicated in {side}: {_mapping(found)}"
     return MOVED, f"layers hold others in {side}: {_mapping(found)}"
 
 
-def _is_twice(group: list[Move], differing: Collection[str]) -> bool:
+def _is_twice(group: list[Move], equal: Collection[str]) -> bool:
     """Whether something that moved stands in its own place as well, or in two others."""
     sources = [m.source for m in group]
-    return len({*sources}) < len(sources) or any(name not in differing for name in sources)
+    return len({*sources}) < len(sources) or any(name in equal for name in sources)
 
 
-def _injective(found: Mapping[int, int], count: int) -> bool:
-    """Whether no number comes twice, those that did not move included."""
-    return len({found.get(k, k) for k in range(count)}) == count
+def _is_permutation(found: Mapping[int, int], count: int) -> bool:
+    """Whether every number comes once, those that did not move included."""
+    return {found.get(k, k) for k in range(count)} == {*range(count)}
 
 
 def _mapping(found: Mapping[int, int]) -> str:

@@ -125,6 +125,7 @@ def _turned(found: Finding, tensor: str) -> Finding:
         text=start + other_side(found.text),
         fault=start + other_side(found.fault),
         key=other_side(found.key) if isinstance(found.key, str) else ("turned", found.key),
+        side="A" if found.side == "B" else "B",
         second=_turned(second, tensor) if second else None,
         where=found.where.turned if found.where else None,
     )

@@ -37,7 +37,8 @@ def summarise(findings: Sequence[Finding], a: Manifest, b: Manifest) -> tuple[Fa
     names = list(a.logical)
     findings = in_company(half_swapped(findings))
     differing = {f.tensor for f in findings}
-    moved = list(faults_of_moves(findings, names, differing))
+    equal = a.logical.keys() & b.logical.keys() - differing
+    moved = list(faults_of_moves(findings, names, equal))
     rest = _unified([f for f in findings if f.move is None])
     rest += [f.second for f in findings if f.second is not None]
     files, rest = wrong_files(rest, (("B", b), ("A", a)))

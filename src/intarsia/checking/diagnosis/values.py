@@ -114,7 +114,8 @@ def _estimated(e: Evidence, step: float) -> Iterator[Hypothesis]:
         return
     big = np.abs(u) > 0
     if big.any() and np.count_nonzero(v):
-        near = float(np.median(v[big] / u[big]))
+        with np.errstate(over="ignore"):
+            near = float(np.median(v[big] / u[big]))
         kept = big & (np.abs(v - near * u) <= step * np.abs(v))
         if near and kept.any():
             factor = _round(float(np.dot(u[kept], v[kept]) / np.dot(u[kept], u[kept])), step)

@@ -1,0 +1,57 @@
+"""Moves of whole tensors, told together only as far as each of them goes."""
+
+from __future__ import annotations
+
+from intarsia.checking.diagnosis.finding import Finding
+from intarsia.checking.diagnosis.hypothesis import Score
+from intarsia.checking.diagnosis.moved import SWAPPED, faults_of_moves, half_swapped
+from intarsia.checking.diagnosis.moves import Move
+
+GATE, UP = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"
+
+
+def moved(to: str, source: str, side: str) -> Finding:
+    score = Score(8, 8, 0)
+    return Finding(to, "tensors-swapped", "", move=Move(to, source, score, side))
+
+
+def texts(*findings: Finding, names: tuple[str, ...] = (GATE, UP)) -> list[str]:
+    return [f.text.partition(": explains")[0] for f in faults_of_moves(findings, names, ())]
+
+
+def test_two_names_of_one_side_that_hold_each_other_are_swapped() -> None:
+    assert texts(moved(GATE, UP, "B"), moved(UP, GATE, "B")) == ["gate and up swapped"]
+
+
+def test_names_of_two_sides_are_told_one_by_one() -> None:
+    assert texts(moved(UP, GATE, "A"), moved(GATE, UP, "B")) == [
+        "up_proj holds the values of gate_proj in A",
+        "gate_proj holds the values of up_proj in B",
+    ]
+
+
+def test_a_swap_in_one_layer_and_half_of_one_in_another_are_two_faults() -> None:
+    gate, up = GATE.replace("0", "1"), UP.replace("0", "1")
+    assert texts(moved(GATE, UP, "B"), moved(UP, GATE, "B"), moved(gate, up, "B")) == [
+        "gate and up swapped",
+        "gate_proj holds the values of up_proj in B",
+    ]
+
+
+def test_half_of_a_swap_is_part_of_it_on_its_own_side_alone() -> None:
+    for side in ("A", "B"):
+        half = Finding(UP, SWAPPED, "", "gate and up swapped", "key", side=side)
+        same, other = (
+            half_swapped([moved(GATE, UP, side), half])[0],
+            moved(GATE, UP, "AB"["BA".index(side)]),
+        )
+        assert (same.kind, same.move) == (SWAPPED, None)
+        assert half_swapped([other, half])[0] == other
+
+
+def test_experts_that_hold_one_which_is_lost_are_not_permuted() -> None:
+    name = "model.layers.0.mlp.experts.{}.up_proj.weight"
+    found = [moved(name.format(to), name.format(s), "A") for to, s in ((0, 3), (1, 0), (2, 1))]
+    names = tuple(name.format(e) for e in range(3))
+    (text,) = texts(*found, names=names)
+    assert text == "experts hold others in A in 1 layer: 0 holds 3, 1 holds 0, 2 holds 1"
