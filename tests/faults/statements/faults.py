@@ -274,7 +274,8 @@ def _has_role(name: str, role: str) -> bool:
 
 
 def _from_role(name: str, role: str, side: str, changed: bool, sides: Sides) -> bool:
-    names = [n for n in sides.a if _has_role(n, role) and n != name]
+    other = sides.a if side == "B" else sides.b
+    names = [n for n in other if _has_role(n, role) and n != name]
     return any(_holds(name, n, side, changed, sides) for n in names)
 
 
