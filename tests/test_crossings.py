@@ -41,9 +41,9 @@ ROUTES = {
 @pytest.mark.parametrize(
     "case",
     [
-        "fd_moe_ep2_fsdp2",
+        "fd_gdn_fsdp2_split",
         pytest.param("fd_dense_tp2_fsdp2", marks=pytest.mark.slow),
-        pytest.param("fd_gdn_fsdp2_split", marks=pytest.mark.slow),
+        pytest.param("fd_moe_ep2_fsdp2", marks=pytest.mark.slow),
     ],
 )
 def test_nothing_of_a_trained_model_is_lost_on_the_way(case: str, tmp_path: Path) -> None:

@@ -53,11 +53,8 @@ def is_link(path: Path) -> bool:
 
 def number_of(path: Path) -> tuple[int, int] | None:
     """By which a file or folder is known from all others; None where nothing is."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+    found = _found(path)
+    return None if found is None else (found.st_dev, found.st_ino)
 
 
 def size_of(path: Path) -> int:
@@ -101,11 +98,17 @@ def real(path: Path) -> Path:
 
 def _mode(path: Path, *, follow: bool = True) -> int:
     """What kind of thing is there; 0 for nothing."""
+    found = _found(path, follow=follow)
+    return 0 if found is None else found.st_mode
+
+
+def _found(path: Path, *, follow: bool = True) -> os.stat_result | None:
+    """What the file system says of a path; None where nothing is there."""
     try:
-        return os.stat(path, follow_symlinks=follow).st_mode
+        return os.stat(path, follow_symlinks=follow)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # a name with a NUL names nothing
-        return 0
+        return None
     except OSError as error:
         if error.errno == errno.ELOOP:
-            return 0
+            return None
         raise unreadable(path, error) from error
