@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,18 @@ def part_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+@cache
+def imports(path: Path) -> list[tuple[str, bool]]:
     """Every imported module, and whether only a type checker imports it."""
-    tree = ast.parse(path.read_text(), str(path))
+    return list(_imports(tree_of(path), path))
+
+
+def _imports(tree: ast.Module, path: Path) -> Iterator[tuple[str, bool]]:
     for node in ast.walk(tree):
         for child in ast.iter_child_nodes(node):
             child.parent = node  # type: ignore[attr-defined]
@@ -123,7 +133,7 @@ def test_pure_parts_call_nothing_that_opens_files(part: str) -> None:
     for path in files():
         if part_of(path) != part:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in ("open", "print", "input", "exec", "eval"), path
 
@@ -133,7 +143,7 @@ def test_torch_and_other_heavy_libraries_are_imported_inside_functions() -> None
     for path in files():
         if part_of(path) in ("live", "collector", "demo_model"):
             continue
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         for node in tree.body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = (
@@ -148,7 +158,7 @@ def test_no_pickle_is_executed() -> None:
     for path in files():
         roots = {name.split(".")[0] for name, _ in imports(path)}
         assert not roots & {"marshal", "shelve", "dill", "cloudpickle"}, path
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 called = f"{node.value.id}.{node.attr}"
                 forbidden = {"pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load"}
@@ -167,7 +177,7 @@ def test_what_is_there_is_asked_of_the_one_file_that_tells_a_no_from_an_error() 
     for path in files():
         if part_of(path) in ("cli", "report"):
             continue
-        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 where = f"{path.relative_to(SOURCE)}:{node.lineno}"
                 assert node.func.attr not in ASKING, f"{where} asks Path, not store/looking.py"
@@ -206,6 +216,6 @@ def test_no_call_to_the_disk_can_raise_an_error_that_names_no_file() -> None:
     for path in files():
         if part_of(path) in ("store", "demo_model", "api") or path.name in ("page.py", "output.py"):
             continue
-        tree = ast.parse(path.read_text(), str(path))
+        tree = tree_of(path)
         wrong = [f"{node.lineno}: {ast.unparse(node)}" for node in unguarded(tree)]
         assert not wrong, f"{path.relative_to(SOURCE)} {wrong}"

@@ -76,6 +76,8 @@ def _listed(found: re.Match[str], name: str, sides: Sides) -> Predicted:
     size = int(found.groupdict().get("size") or 1)
     told = [int(k) if k != "?" else -1 for k in re.findall(r"-?\d+|\?", found["order"])]
     n = x.shape[axis]
+    if max(told, default=0) * size >= n:
+        return  # the order of a longer tensor
     if "…" not in found["order"]:
         if size == 1:
             yield _taken(x, np.array(told), axis)
