@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -166,3 +167,28 @@ def test_a_save_that_is_whole_says_so_where_latest_cannot_be_written(
     assert f"{tmp_path / 'step-1'} is whole and in its place" in str(raised.value.hint)
     monkeypatch.undo()
     assert intarsia.verify(tmp_path / "step-1")
+
+
+def test_a_load_waits_for_the_save_that_is_under_way(tmp_path: Path) -> None:
+    model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    for step in (1, 2):
+        with torch.no_grad():
+            model.weight += step
+        intarsia.save(
+            tmp_path / "saved",
+            model,
+            background=True,
+            overwrite=True,
+            progress=lambda done, total: time.sleep(0.3),
+        )
+        assert intarsia.load(tmp_path / "saved", other).complete
+        assert torch.equal(other.weight, model.weight)
+
+
+def test_a_load_raises_what_the_save_before_it_failed_with(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    intarsia.save(tmp_path / "saved", model)
+    intarsia.save(tmp_path / "saved", model, background=True)
+    with pytest.raises(intarsia.IntarsiaError, match="exists"):
+        intarsia.load(tmp_path / "saved", model)
+    assert intarsia.load(tmp_path / "saved", model).complete

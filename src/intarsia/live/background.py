@@ -108,14 +108,9 @@ def save(
     over, `latest=False` leaves it alone).  `group` is the process group whose ranks save together (a
     pipeline stage's, say), if not all.  With `background` the call returns when a copy is
     taken; one save is under way at a time.  What went wrong is raised by `wait()` or by the next
-    save; the process does not end before its saves, and fails if one failed unnoticed.
+    save or load; the process does not end before its saves, and fails if one failed unnoticed.
     """
-    global _last
-    before, _last = _last, None
-    if before is not None:
-        before._join()
-        if before.failure is not None:
-            before.wait()
+    finish_last()
     started = time.perf_counter()
     team = ranks_of_model(group)
     with team.together():
@@ -135,8 +130,19 @@ def save(
     saving = Saving(path)
     saving.pause_seconds = time.perf_counter() - started
     saving._start(lambda: _write_aside(path, copied, aside, options))
+    global _last
     _last = saving
     return saving
+
+
+def finish_last() -> None:
+    """Wait for the save that is under way; raise what went wrong, if nobody was told yet."""
+    global _last
+    before, _last = _last, None
+    if before is not None:
+        before._join()
+        if before.failure is not None:
+            before.wait()
 
 
 def _write_aside(

@@ -17,6 +17,7 @@ from intarsia.errors import UsageError
 from intarsia.family import table_for
 from intarsia.formats import find_checkpoint, folder_of, format_named
 from intarsia.live.adapters import added
+from intarsia.live.background import finish_last
 from intarsia.live.contents import Contents
 from intarsia.live.demand import Demand, Place, Settled, cast_names, settle
 from intarsia.live.entries import extra_in, unpack
@@ -87,12 +88,14 @@ def load(
     floating-point type, which otherwise is cast to; what that rounds is reported.  `hyperparameters` are those of
     the checkpoint ("stored"), or stay the optimizer's own ("mine").  `optimizer_class="any"` takes the
     state of another class of optimizer, where this one keeps the same kinds.  `group` is the process
-    group whose ranks load together (a pipeline stage's, say), if not all.
+    group whose ranks load together (a pipeline stage's, say), if not all.  A save of this process that
+    is under way in the background is finished first.
     """
     if hyperparameters not in ("stored", "mine"):
         raise UsageError(f"hyperparameters is {hyperparameters!r}", hint="stored or mine")
     if optimizer_class not in ("same", "any"):
         raise UsageError(f"optimizer_class is {optimizer_class!r}", hint="same or any")
+    finish_last()
     team = ranks_of_model(group)
     with team.together() as shared:
         found = find_checkpoint(path)
