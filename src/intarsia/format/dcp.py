@@ -332,7 +332,7 @@ def _shared(metadata: Metadata) -> dict[str, tuple[str, str]]:
 
 def locate(folder: Folder, stored: Stored, chunk: Chunk) -> Located:
     """Find a chunk's elements inside its archive, and check them against the metadata."""
-    where = f"{folder.root / chunk.file} byte {chunk.start_bytes:,} (`{stored.key}` {chunk.box})"
+    where = f"{folder.root}/{chunk.file} byte {chunk.start_bytes:,} (`{stored.key}` {chunk.box})"
 
     def read(start_bytes: int, length_bytes: int) -> bytes:
         return folder.read(chunk.file, chunk.start_bytes + start_bytes, length_bytes)

@@ -24,11 +24,12 @@ def inner_words(model: Any) -> set[tuple[str, str]]:
     return {
         (path, word)
         for path, each in model.named_modules()
-        if (word := _inner_word(each)) is not None
+        if (word := inner_word(each)) is not None
     }
 
 
-def _inner_word(module: Any) -> str | None:
+def inner_word(module: Any) -> str | None:
+    """The word under which a module of PEFT's holds what it wraps; None for any other module."""
     if not _is_pefts(module):
         return None
     # Every tuner and every model of PEFT's has a configuration; its layers have a base layer.

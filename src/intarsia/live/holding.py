@@ -8,8 +8,8 @@ it, and the literal one only where the memory says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from intarsia.dtypes import BY_TORCH, DType
@@ -48,10 +48,15 @@ class Holding:
 
 def dtype_of(tensor: Any, name: str) -> DType:
     """The element type of a torch tensor."""
-    found = BY_TORCH.get(str(tensor.dtype).removeprefix("torch."))
+    found = _dtype_of(tensor.dtype)
     if found is None:
         raise LayoutError(f"`{name}` has element type {tensor.dtype}, which no format stores")
     return found
+
+
+@cache
+def _dtype_of(dtype: torch.dtype) -> DType | None:
+    return BY_TORCH.get(str(dtype).removeprefix("torch."))
 
 
 def is_dtensor(x: Any) -> bool:
@@ -61,16 +66,14 @@ def is_dtensor(x: Any) -> bool:
 
 def memory_of(tensor: Any) -> torch.Tensor:
     """The memory of a tensor in this process: what a DTensor keeps here, or all of it."""
-    return memories_of({"": tensor})[""]
+    if is_dtensor(tensor):
+        import torch
 
-
-def memories_of(tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The memory of each tensor in this process."""
-    import torch
-
-    # Without gradients a DTensor hands out its memory; with them, it goes through autograd.
-    with torch.no_grad():
-        return {n: (x.to_local() if is_dtensor(x) else x).detach() for n, x in tensors.items()}
+        # Without gradients a DTensor hands out its memory; with them, it goes through autograd.
+        with torch.no_grad():
+            tensor = tensor.to_local()
+    found: torch.Tensor = tensor.detach()
+    return found
 
 
 def is_present(tensor: Any) -> bool:

@@ -23,6 +23,7 @@ from intarsia.live.demand import Demand, Place, Settled, cast_names, settle
 from intarsia.live.entries import extra_in, unpack
 from intarsia.live.fill import fill, prove
 from intarsia.live.fsdp1_optimizer import WholeOptimizer
+from intarsia.live.holding import Holding
 from intarsia.live.kept import (
     NO_SETTINGS,
     NO_STATE,
@@ -34,7 +35,14 @@ from intarsia.live.materialise import materialise
 from intarsia.live.megatron_model import chunks_of, install, is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import unlike_settings, with_settings
 from intarsia.live.names import config_of, facts_of, manifest_for, model_in, named_as_is
-from intarsia.live.optimizer import put, read_counters, state_to_fill, unused_state
+from intarsia.live.optimizer import (
+    Steps,
+    counter_holdings,
+    put,
+    set_counters,
+    state_to_fill,
+    unused_state,
+)
 from intarsia.live.optimizer_class import CLASS, Opened, opened
 from intarsia.live.optimizer_groups import (
     agreed_groups,
@@ -120,11 +128,13 @@ def load(
         else:
             optimizer = contents.optimizer_with(optimizer)
         own = opened(optimizer) if optimizer is not None else None
-        model, whole = into, None
+        model, whole, steps = into, None, None
         if own is not None:
             whole = WholeOptimizer.of(into, own, state=False)
         if whole is not None:
             own, model = whole.opened, whole.model
+        if own is not None:
+            steps = Steps.of(model, own)
         if named and contents and not contents.tensors.keys() <= named.stored.keys():
             manifest = manifest_for(where, into, config, section)
         demand = Demand.of(into, manifest, _place(mesh, rank, team), contents)
@@ -132,8 +142,8 @@ def load(
         doubts = demand.doubts
         computed = {n for module in _modules(into) for n in computed_by(module, doubts.unused)}
         doubts = replace(doubts, unused=doubts.unused - computed)
-        if own is not None:
-            unused = unused_state(model, own.held, demand.rows, demand.manifest)
+        if steps is not None:
+            unused = unused_state(model, steps.held, demand.rows, demand.manifest)
             doubts = replace(doubts, unused_state=demand.without_ahead(unused))
         shared.value = doubts
     with team.together():
@@ -162,9 +172,9 @@ def load(
             demand,
             settled,
             into,
-            model,
             whole,
             own,
+            steps,
             hyperparameters,
             optimizer_class,
             budget,
@@ -212,9 +222,9 @@ def _fill(
     demand: Demand,
     settled: Settled,
     into: Any,
-    model: Any,
     whole: WholeOptimizer | None,
     own: Opened | None,
+    steps: Steps | None,
     hyperparameters: str,
     optimizer_class: str,
     budget: Budget,
@@ -231,17 +241,26 @@ def _fill(
     manifest, fillings = demand.manifest, settled.fillings
     entries = read_entries(manifest, budget.memory_bytes // 2) if manifest.entries else {}
     states = agreed = None
-    if own is not None:
+    counters: dict[str, Holding] = {}
+    if own is not None and steps is not None:
         groups = groups_of(manifest, entries)
         saved = unpack(entries[CLASS], CLASS) if CLASS in entries else None
         if optimizer_class == "same" or hyperparameters == "stored":
-            check_classes(saved, model, own.held, demand.rows, groups, manifest.path)
+            check_classes(saved, steps.held, own.held, demand.rows, groups, manifest.path)
         if hyperparameters == "stored":
             groups = with_tensors(groups, manifest)
-            agreed = agreed_groups(model, own.settings, demand.rows, groups)
+            agreed = agreed_groups(steps.settings, own.settings, demand.rows, groups)
         states = state_to_fill(
-            model, own.held, demand.rows, manifest, entries, settled.literal, groups, strict=strict
+            steps.held,
+            own.held,
+            demand.rows,
+            manifest,
+            entries,
+            settled.literal,
+            groups,
+            strict=strict,
         )
+        counters = counter_holdings(manifest, states.counters)
         if whole is not None:
             whole.check(states.fresh, manifest.path)
         if agreed is not None:
@@ -252,15 +271,17 @@ def _fill(
         report.cast += cast_names(states.holdings, manifest, allowed=cast)
         fillings = fillings + prove(states.holdings, manifest)
     report.held_bytes = sum(each.holding.nbytes for each in fillings)
+    steps_read = prove(counters.values(), manifest)
+    total_bytes = report.held_bytes + sum(each.nbytes for each in counters.values())
     with folder_of(manifest) as folder:
         source = Source(manifest, format_named(manifest.format), folder)
-        losses = fill(source, fillings, budget, counting(progress, report.held_bytes))
+        losses = fill(source, fillings + steps_read, budget, counting(progress, total_bytes))
         if is_megatron(into):
             install(into)
         if copied:
             demand.contents.give(manifest.path)
         if own is not None and states is not None:
-            read_counters(manifest, states.counters)
+            set_counters(states.counters, counters)
             put(own.held, states.fresh, shared_in(entries))
         report.read_bytes = folder.read_bytes
     if own is not None and agreed is not None:

@@ -17,7 +17,7 @@ from intarsia.family import Param, Table, table_for
 from intarsia.format.sections import TOP, Section, explained
 from intarsia.format.wrappers import MODULE, bare
 from intarsia.formats import read_manifest, with_rules_of_transformers
-from intarsia.live.adapters import inner_words
+from intarsia.live.adapters import inner_word
 from intarsia.planning.inventory import left_out
 from intarsia.planning.manifest import Manifest
 from intarsia.store.looking import real
@@ -38,10 +38,14 @@ def own_name(model: Any, *, with_peft: bool = False) -> Callable[[str], str]:
     `with_peft` leaves PEFT's, as its own state dicts have them.
     """
     # Some wrappers take their own words out of a state dict's names, and none out of these.
-    modules = [(bare(path), each) for path, each in model.named_modules()]
-    wrapped = {(p, MODULE) for p, each in modules if _is_data_parallel(each)}
-    if not with_peft:
-        wrapped |= {(bare(path), word) for path, word in inner_words(model)}
+    wrapped = set[tuple[str, str]]()
+    for path, each in model.named_modules():
+        if _is_data_parallel(each):
+            wrapped.add((bare(path), MODULE))
+        elif not with_peft and (word := inner_word(each)) is not None:
+            wrapped.add((bare(path), word))
+    if not wrapped:
+        return bare
 
     def clean(name: str) -> str:
         kept, path = [], ""

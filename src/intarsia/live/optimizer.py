@@ -6,7 +6,7 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,10 @@ from intarsia.family import Param
 from intarsia.format.optimizer_names import not_told
 from intarsia.format.parameter_groups import ROOT, Groups
 from intarsia.format.wrappers import bare
+from intarsia.layout import Layout
 from intarsia.live.holding import Holding, cut, is_dtensor, is_present, memory_of
 from intarsia.live.names import modules_in, own_name
-from intarsia.live.optimizer_class import check_kinds
+from intarsia.live.optimizer_class import Opened, check_kinds
 from intarsia.live.optimizer_values import (
     SHARED,
     has_axes,
@@ -45,8 +46,26 @@ class Stepped:
     group: int
 
 
-def stepped(model: Any, optimizer: Any) -> Iterator[Stepped]:
+def stepped(model: Any, optimizer: Any) -> tuple[Stepped, ...]:
     """The parameters of an optimizer under the names that the model has for them."""
+    return tuple(_stepped(model, optimizer))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The parameters whose state this rank holds, and those that the groups of settings name."""
+
+    held: tuple[Stepped, ...]
+    settings: tuple[Stepped, ...]
+
+    @staticmethod
+    def of(model: Any, own: Opened) -> Steps:
+        """The names of an optimizer's parameters, looked up once."""
+        held = stepped(model, own.held)
+        return Steps(held, held if own.settings is own.held else stepped(model, own.settings))
+
+
+def _stepped(model: Any, optimizer: Any) -> Iterator[Stepped]:
     modules = list(modules_in(model))
     if not modules:
         raise UsageError(
@@ -92,18 +111,17 @@ def kinds_of(manifest: Manifest) -> dict[str, set[str]]:
 
 
 def unused_state(
-    model: Any, optimizer: Any, rows: Mapping[str, Param], manifest: Manifest
+    model: Any, steps: Sequence[Stepped], rows: Mapping[str, Param], manifest: Manifest
 ) -> frozenset[str]:
     """The parameters of which a checkpoint has state, and this optimizer steps none."""
     if manifest.state_unclear is not None:
         raise manifest.state_unclear
     if manifest.state_by_order:
-        _check_order(model, optimizer, manifest)
+        _check_order(model, steps, manifest)
     held = {param for param, kinds in kinds_of(manifest).items() if kinds - {MASTER}}
     values = kinds_of_values(manifest.entries).keys()
-    steps = [each.name for each in stepped(model, optimizer)]
-    known = {n for name in steps for n in _spellings(name, rows)}
-    tensors = {n for name in steps for n in tensors_of(name, rows)}
+    known = {n for each in steps for n in _spellings(each.name, rows)}
+    tensors = {n for each in steps for n in tensors_of(each.name, rows)}
     return frozenset((held - tensors) | (values - known))
 
 
@@ -119,11 +137,11 @@ def _spellings(name: str, rows: Mapping[str, Param]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((bare(name), *((row.name,) if row is not None else ()))))
 
 
-def _check_order(model: Any, optimizer: Any, manifest: Manifest) -> None:
+def _check_order(model: Any, steps: Sequence[Stepped], manifest: Manifest) -> None:
     """Refuse an optimizer in another order than its model's, where the state was saved without names."""
     params = (param for _, module in modules_in(model) for param in module.parameters())
     place = {id(param): k for k, param in enumerate(params)}
-    for one, two in pairwise(stepped(model, optimizer)):
+    for one, two in pairwise(steps):
         if one.group == two.group and place[id(one.param)] > place[id(two.param)]:
             why = (
                 f"the optimizer has `{one.name}` before `{two.name}`, the model has them the other way"
@@ -133,7 +151,7 @@ def _check_order(model: Any, optimizer: Any, manifest: Manifest) -> None:
 
 
 def state_to_fill(
-    model: Any,
+    steps: Sequence[Stepped],
     optimizer: Any,
     rows: Mapping[str, Param],
     manifest: Manifest,
@@ -158,11 +176,11 @@ def state_to_fill(
             hint="load the model alone (optimizer=None), or give a checkpoint saved with its optimizer",
         )
     _check_shared([key for key in entries if key.startswith(SHARED)], optimizer)
-    _check_one_order(model, optimizer, rows, groups, manifest.path)
+    _check_one_order(steps, optimizer, rows, groups, manifest.path)
     out = StateToFill([], [], {}, ())
     never: list[str] = []
     lost: list[str] = []
-    for each in stepped(model, optimizer):
+    for each in steps:
         row = rows.get(each.name)
         names = tensors_of(each.name, rows)
         held = [kinds.get(n, set()) - {MASTER} for n in names]
@@ -229,14 +247,18 @@ def _check_shared(keys: Sequence[str], optimizer: Any) -> None:
 
 
 def _check_one_order(
-    model: Any, optimizer: Any, rows: Mapping[str, Param], groups: Groups | None, where: str
+    steps: Sequence[Stepped],
+    optimizer: Any,
+    rows: Mapping[str, Param],
+    groups: Groups | None,
+    where: str,
 ) -> None:
     """Raise where the parameters of an LBFGS are in another order: its state is of all, laid end to end."""
     stored = [list(group.members) for group in (groups.each if groups else ())]
     for one in each_of(optimizer):
         if not any(base.__name__ == "LBFGS" for base in type(one).__mro__):
             continue
-        names = [each.name for each in stepped(model, one)]
+        names = [each.name for each in steps if held_by(optimizer, each.group) is one]
         mine = [n for name in names for n in tensors_of(name, rows) or (bare(name),)]
         if mine not in stored:
             raise UsageError(
@@ -259,27 +281,33 @@ def _check_alike(name: str, held: Mapping[str, set[str]], manifest: Manifest) ->
             )
 
 
-def read_counters(
-    manifest: Manifest, counters: Sequence[tuple[torch.Tensor, tuple[str, ...]]]
-) -> None:
-    """Read the steps; those of the parts of one parameter must agree."""
-    from intarsia.checkpoint import Checkpoint
+def counter_holdings(
+    manifest: Manifest, counters: Iterable[tuple[torch.Tensor, tuple[str, ...]]]
+) -> dict[str, Holding]:
+    """Memory for each step that the checkpoint has of the counters' parameters."""
+    import torch
 
-    known: dict[str, torch.Tensor] = {}
-    with Checkpoint(manifest) as checkpoint:
-        for tensor, names in counters:
-            for name in names:
-                if name not in known:
-                    known[name] = checkpoint[name][...]
-            first = known[names[0]]
-            if any(not _same(known[name], first) for name in names):
-                values = sorted({known[name].item() for name in names})
-                raise CoverageError(
-                    f"{names[0]} and its {len(names) - 1} companions are at steps {values}, and"
-                    " one parameter holds them all",
-                    hint="the parts of the checkpoint were saved at different steps",
-                )
-            tensor.copy_(first)
+    found: dict[str, Holding] = {}
+    for name in dict.fromkeys(name for _, names in counters for name in names):
+        dtype = getattr(torch, manifest.logical[name].dtype.torch)
+        found[name] = Holding(name, Layout.of(name, ()), torch.empty((), dtype=dtype))
+    return found
+
+
+def set_counters(
+    counters: Iterable[tuple[torch.Tensor, tuple[str, ...]]], read: Mapping[str, Holding]
+) -> None:
+    """Set the steps that were read; those of the parts of one parameter must agree."""
+    for tensor, names in counters:
+        first, *others = (read[name].tensor for name in names)
+        if any(not _same(x, first) for x in others):
+            values = sorted({x.item() for x in (first, *others)})
+            raise CoverageError(
+                f"{names[0]} and its {len(others)} companions are at steps {values}, and"
+                " one parameter holds them all",
+                hint="the parts of the checkpoint were saved at different steps",
+            )
+        tensor.copy_(first)
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -332,9 +360,9 @@ class State:
     whole: bool
 
 
-def states(model: Any, optimizer: Any) -> Iterator[State]:
+def states(steps: Sequence[Stepped], optimizer: Any) -> Iterator[State]:
     """The state that an optimizer really has, as far as it is of its parameters' shapes."""
-    for each in stepped(model, optimizer):
+    for each in steps:
         value: Any
         for kind, value in optimizer.state.get(each.param, {}).items():
             if is_value(value, each.param):
@@ -345,9 +373,9 @@ def states(model: Any, optimizer: Any) -> Iterator[State]:
                 yield State(each, kind, _as_param(value, each), whole=False)
 
 
-def never_stepped(model: Any, optimizer: Any) -> list[str]:
+def never_stepped(steps: Sequence[Stepped], optimizer: Any) -> list[str]:
     """The parameters on this rank that an optimizer has no state of."""
-    mine = (each for each in stepped(model, optimizer) if is_present(each.param))
+    mine = (each for each in steps if is_present(each.param))
     return [
         bare(each.name)
         for each in mine
@@ -355,11 +383,11 @@ def never_stepped(model: Any, optimizer: Any) -> list[str]:
     ]
 
 
-def values(model: Any, optimizer: Any) -> dict[str, bytes]:
+def values(steps: Sequence[Stepped], optimizer: Any) -> dict[str, bytes]:
     """The rest of the state that an optimizer has, as entries; raise where it is of no parameter."""
     import torch
 
-    params = [(each.name, each.param) for each in stepped(model, optimizer)]
+    params = [(each.name, each.param) for each in steps]
     _check_shared([SHARED + key for key in optimizer.state if isinstance(key, str)], optimizer)
     known = {id(param) for _, param in params}
     if numbers := [name for name, _ in params if name.isdecimal()]:

@@ -14,7 +14,7 @@ from intarsia.family import Param
 from intarsia.format.megatron_common import plain
 from intarsia.format.parameter_groups import MEMBERS, ROOT, Group, Groups, different_fields, merged
 from intarsia.format.wrappers import bare
-from intarsia.live.optimizer import stepped, tensors_of
+from intarsia.live.optimizer import Stepped, tensors_of
 from intarsia.live.optimizer_class import check_class, fixed_settings
 from intarsia.live.several_optimizers import each_of, held_by
 from intarsia.planning.manifest import Manifest
@@ -32,10 +32,10 @@ class TensorSetting:
         return f"tensor({self.tensor.tolist()!r}, {self.tensor.dtype})"
 
 
-def settings_of(model: Any, optimizer: Any) -> Iterator[tuple[str, Any]]:
+def settings_of(steps: Iterable[Stepped], optimizer: Any) -> Iterator[tuple[str, Any]]:
     """Every setting of an optimizer's groups under its name in a checkpoint, with the names of their parameters."""
     names: dict[int, list[str]] = {}
-    for each in stepped(model, optimizer):
+    for each in steps:
         names.setdefault(each.group, []).append(bare(each.name))
     for number, group in enumerate(optimizer.param_groups):
         yield f"{ROOT}{number}.{MEMBERS}", names.get(number, [])
@@ -86,7 +86,7 @@ def with_tensors(groups: Groups | None, manifest: Manifest) -> Groups | None:
 
 
 def agreed_groups(
-    model: Any, optimizer: Any, rows: Mapping[str, Param], groups: Groups | None
+    steps: Iterable[Stepped], optimizer: Any, rows: Mapping[str, Param], groups: Groups | None
 ) -> list[Mapping[str, Any] | None]:
     """For each group of an optimizer the settings that all of its parameters were stored with.
 
@@ -102,7 +102,7 @@ def agreed_groups(
         for n in dict.fromkeys(group.members):
             of.setdefault(n, []).append(k)
     held: dict[int, dict[int, list[str]]] = {}
-    for param in stepped(model, optimizer):
+    for param in steps:
         tensors = (
             *(rows[param.name].layout.tensors if param.name in rows else ()),
             bare(param.name),
@@ -126,7 +126,7 @@ def agreed_groups(
 
 def check_classes(
     stored: str | Sequence[str] | None,
-    model: Any,
+    steps: Iterable[Stepped],
     optimizer: Any,
     rows: Mapping[str, Param],
     groups: Groups | None,
@@ -146,7 +146,7 @@ def check_classes(
     of = {
         member: name for group, name in zip(each, stored, strict=True) for member in group.members
     }
-    for param in stepped(model, optimizer):
+    for param in steps:
         for name in (*tensors_of(param.name, rows), bare(param.name)):
             check_class(of.get(name), held_by(optimizer, param.group), where)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,6 +34,8 @@ class Handed:
     module: Any
     state: Mapping[str, Any]
     names: Mapping[str, str]
+    clean: Callable[[str], str]
+    """Takes the words of wrappers out of a name."""
 
     @staticmethod
     def by(module: Any) -> Handed:
@@ -48,7 +50,7 @@ class Handed:
                 "two tensors of the model have one name once the words of wrappers are taken out",
                 hint="rename the submodule that is called as a wrapper's",
             )
-        return Handed(module, state, names)
+        return Handed(module, state, names, clean)
 
     @cached_property
     def tensors(self) -> dict[str, Any]:
@@ -65,11 +67,6 @@ class Handed:
                 )
             found[self.names[key]] = of_numbers(x, self.names[key])
         return found
-
-    @cached_property
-    def clean(self) -> Callable[[str], str]:
-        """The function that takes the words of wrappers out of a name."""
-        return own_name(self.module)
 
     @property
     def extra(self) -> dict[str, Any]:
@@ -92,9 +89,8 @@ class Handed:
 
     def set_extra(self, name: str, value: Any) -> None:
         """Give the module of that name its extra state."""
-        clean = own_name(self.module)
         for path, each in self.module.named_modules():
-            given = clean(f"{path}.{EXTRA_STATE}" if path else EXTRA_STATE)
+            given = self.clean(f"{path}.{EXTRA_STATE}" if path else EXTRA_STATE)
             if given == name and _has_extra_state(each):
                 each.set_extra_state(value)
 
@@ -125,7 +121,7 @@ class Handed:
     def apart(self) -> Handed:
         """The same in memory of its own."""
         copied = {k: x.detach().clone() if _is_tensor(x) else x for k, x in self.state.items()}
-        return Handed(self.module, copied, self.names)
+        return replace(self, state=copied)
 
     def give(self, where: str) -> None:
         """Give the module this state by its `load_state_dict`, and see that it has it; with FSDP1, collective."""

@@ -28,12 +28,12 @@ from intarsia.live.contents import Contents
 from intarsia.live.entries import extra_entries, pack, packed, shared_entries
 from intarsia.live.fill import as_bytes
 from intarsia.live.fsdp1_optimizer import WholeOptimizer
-from intarsia.live.holding import memories_of
+from intarsia.live.holding import memory_of
 from intarsia.live.latest import name_last
 from intarsia.live.megatron_model import is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import hub_config
 from intarsia.live.names import config_of, model_in
-from intarsia.live.optimizer import never_stepped, states, values
+from intarsia.live.optimizer import Steps, never_stepped, states, values
 from intarsia.live.optimizer_agreement import WITHOUT, agreed_entries
 from intarsia.live.optimizer_class import CLASS, classes_of, opened
 from intarsia.live.optimizer_groups import settings_of
@@ -120,14 +120,15 @@ def snapshot(
         own, stepped_by = opened(optimizer), model
         if whole := WholeOptimizer.of(model, own, state=True):
             own, stepped_by = whole.opened, whole.model
-        entries = values(stepped_by, own.held)
+        steps = Steps.of(stepped_by, own)
+        entries = values(steps.held, own.held)
         entries |= {
             CLASS: pack(classes_of(own.held), CLASS),
-            WITHOUT: pack(never_stepped(stepped_by, own.held), WITHOUT),
+            WITHOUT: pack(never_stepped(steps.held, own.held), WITHOUT),
         }
-        for state in states(stepped_by, own.held):
+        for state in states(steps.held, own.held):
             tensors[f"optimizer.state.{bare(state.param.name)}.{state.kind}"] = state.tensor
-        for name, value in settings_of(stepped_by, own.settings):
+        for name, value in settings_of(steps.settings, own.settings):
             if hasattr(value, "dtype"):
                 tensors[name] = value
             else:
@@ -137,7 +138,9 @@ def snapshot(
     seen = {name: Seen.of(tensor, name) for name, tensor in tensors.items()}
     cut = partial(parts_of, seen)
     lent = config or config_of(model_in(model))
-    return Snapshot(memories_of(tensors), cut, entries, given, lent, counts)
+    return Snapshot(
+        {n: memory_of(x) for n, x in tensors.items()}, cut, entries, given, lent, counts
+    )
 
 
 def write(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -29,7 +30,7 @@ class Together:
         """The groups of all."""
         return [group for optimizer in self.each for group in optimizer.param_groups]
 
-    @property
+    @cached_property
     def state(self) -> MutableMapping[Any, Any]:
         """The states of all."""
         return _States(self.each)

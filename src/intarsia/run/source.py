@@ -37,7 +37,10 @@ class Source:
     def fill_stretch(self, proven: Proven, box: Box, start: int, buffer: Bytes) -> list[Fill]:
         """The reads that fill a box whose elements, row-major, follow each other from `start` on."""
         stop = start + box.size
-        within = partial(proven.target.layout.reshape(-1).narrow, 0, start, stop)
+
+        def within() -> Layout:
+            return proven.target.layout.reshape(-1).narrow(0, start, stop)
+
         return self._fill(proven, proven.stretch(start, stop), within, box, buffer)
 
     def _fill(
