@@ -19,17 +19,39 @@ from intarsia.errors import (
 
 if TYPE_CHECKING:
     from intarsia.api import convert, diff, digest, open, plan, verify
+    from intarsia.checking.change import Changes
+    from intarsia.checking.compare import Comparison
+    from intarsia.checking.digest import Digests
+    from intarsia.checking.soundness import Soundness
+    from intarsia.checkpoint import Checkpoint
+    from intarsia.conversion import Report
+    from intarsia.lazy_tensor import Tensor
     from intarsia.live.background import save
     from intarsia.live.load import load
     from intarsia.live.parallelize import parallelize
+    from intarsia.options import Options
+    from intarsia.planning.plan import Plan
 
 __version__ = "0.1.0"
 
-_LAZY = dict.fromkeys(("convert", "diff", "digest", "open", "plan", "verify"), "intarsia.api") | {
-    "load": "intarsia.live.load",
-    "parallelize": "intarsia.live.parallelize",
-    "save": "intarsia.live.background",
+_HOMES = {
+    "intarsia.api": ("convert", "diff", "digest", "open", "plan", "verify"),
+    "intarsia.checking.change": ("Changes",),
+    "intarsia.checking.compare": ("Comparison",),
+    "intarsia.checking.digest": ("Digests",),
+    "intarsia.checking.soundness": ("Soundness",),
+    "intarsia.checkpoint": ("Checkpoint",),
+    "intarsia.conversion": ("Report",),
+    "intarsia.lazy_tensor": ("Tensor",),
+    "intarsia.live.background": ("save",),
+    "intarsia.live.load": ("load",),
+    "intarsia.live.parallelize": ("parallelize",),
+    "intarsia.options": ("Options",),
+    "intarsia.planning.plan": ("Plan",),
 }
+"""What is imported when it is first asked for, by its module."""
+
+_LAZY = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
@@ -38,16 +60,30 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'intarsia' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 __all__ = [
+    "Changes",
+    "Checkpoint",
+    "Comparison",
     "CoverageError",
+    "Digests",
     "FamilyError",
     "FormatError",
     "IntarsiaError",
     "LayoutError",
+    "Options",
+    "Plan",
     "PrecisionError",
+    "Report",
+    "Soundness",
     "StoreError",
+    "Tensor",
     "UnsafeError",
     "UsageError",
+    "__version__",
     "convert",
     "diff",
     "digest",
