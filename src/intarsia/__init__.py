@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from intarsia.checking.soundness import Soundness
     from intarsia.checkpoint import Checkpoint
     from intarsia.conversion import Report
+    from intarsia.explanation import Explanation, explain
+    from intarsia.inspection import Inspection, inspect
     from intarsia.lazy_tensor import Tensor
     from intarsia.live.background import save
     from intarsia.live.load import load
@@ -42,6 +44,8 @@ _HOMES = {
     "intarsia.checking.soundness": ("Soundness",),
     "intarsia.checkpoint": ("Checkpoint",),
     "intarsia.conversion": ("Report",),
+    "intarsia.explanation": ("Explanation", "explain"),
+    "intarsia.inspection": ("Inspection", "inspect"),
     "intarsia.lazy_tensor": ("Tensor",),
     "intarsia.live.background": ("save",),
     "intarsia.live.load": ("load",),
@@ -70,8 +74,10 @@ __all__ = [
     "Comparison",
     "CoverageError",
     "Digests",
+    "Explanation",
     "FamilyError",
     "FormatError",
+    "Inspection",
     "IntarsiaError",
     "LayoutError",
     "Options",
@@ -87,6 +93,8 @@ __all__ = [
     "convert",
     "diff",
     "digest",
+    "explain",
+    "inspect",
     "load",
     "open",
     "parallelize",

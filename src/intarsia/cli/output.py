@@ -124,13 +124,6 @@ def printable(text: str) -> str:
     return "\n".join(map(visible, text.split("\n")))
 
 
-def facts(rows: Sequence[tuple[str, object]]) -> None:
-    """Print names and values, one pair a line."""
-    width = max((len(name) for name, _ in rows), default=0) + 2
-    for name, value in rows:
-        print(f"{name:<{width}}{_cell(value)}")
-
-
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
     """A progress bar of bytes, rate and time left on a terminal; silence in a pipe."""
