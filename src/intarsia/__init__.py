@@ -15,6 +15,7 @@ from intarsia.errors import (
     StoreError,
     UnsafeError,
     UsageError,
+    needing_torch,
 )
 
 if TYPE_CHECKING:
@@ -59,9 +60,10 @@ _LAZY = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'intarsia' has no attribute {name!r}")
+    with needing_torch(f"intarsia.{name}"):
         return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'intarsia' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
