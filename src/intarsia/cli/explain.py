@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from intarsia.cli import options
-from intarsia.cli.output import answer, say, table
+from intarsia.cli.output import answer, say, table, width
 
 NAME = "explain"
 
@@ -25,7 +25,7 @@ def run(
     found = explain(path, tensor, mesh, config, section)
 
     def text() -> None:
-        say(found.drawing(110))
+        say(found.drawing(width(110)))
         heads = ("file", "bytes from", "to", "chunk", "elements", "pieces", "holds")
         rows = [
             (p.file, p.start_bytes, p.end_bytes, p.chunk, p.elements, p.count, p.holds)
