@@ -22,7 +22,7 @@ $(BIN)/python:
 # torch by its exact version first: a range would take the registry's newest, CUDA build and all.
 $(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) "$(TORCH)"
-	$(PIP) --editable .
+	$(PIP) --editable ".[torch]"
 	@touch $@
 
 # TransformerEngine's wheel is pure Python, and has a folder of its own: in site-packages, without its compiled

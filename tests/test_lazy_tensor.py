@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import intarsia
 from intarsia.lazy_tensor import Tensor
-from tests.checkpoints import bits, matrix, random_tensor, write_hf
+from tests.checkpoints import bits, matrix, python, random_tensor, write_hf
 
 W = torch.arange(60, dtype=torch.float32).reshape(5, 4, 3)
 NATIVE = {"bfloat16"} | {f"float8_{k}" for k in ("e4m3fn", "e5m2", "e8m0fnu", "e4m3fnuz", "e5m2fnuz")}  # fmt: skip
@@ -40,6 +43,34 @@ def test_it_has_the_measures_of_an_array(lazy: Tensor) -> None:
     assert lazy.numel() == W.numel()
     assert lazy.dtype == W.dtype
     assert len(lazy) == len(array)
+
+
+def test_it_is_read_by_the_names_of_safe_open(opened: intarsia.Checkpoint, tmp_path: Path) -> None:
+    """A script that reads with safetensors reads with this."""
+    tensors = matrix() | {"w": W}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", "pt") as peer:
+        assert set(peer.keys()) <= set(opened.keys())
+        for name in peer.keys():  # noqa: SIM118
+            assert bits(opened.get_tensor(name)) == bits(peer.get_tensor(name)), name
+            mine, theirs = opened.get_slice(name), peer.get_slice(name)
+            assert mine.get_shape() == theirs.get_shape()
+            assert mine.get_dtype() == theirs.get_dtype()
+        part = peer.get_slice("w")[1:4, 2]
+        assert torch.equal(opened.get_slice("w")[1:4, 2], part)
+    with pytest.raises(KeyError, match="is not in"):
+        opened.get_slice("absent")
+
+
+def test_its_measures_cost_no_torch(tmp_path: Path) -> None:
+    save_file({"w": W}, tmp_path / "model.safetensors")
+    code = (
+        f"import sys, intarsia, numpy as np; x = intarsia.open({str(tmp_path)!r})['w'];"
+        "print(x.shape, x.ndim, x.size, x.numel(), x.nbytes, len(x), x.get_dtype(), repr(x), np.asarray(x).sum(),"
+        "'torch' in sys.modules)"
+    )
+    told = "(5, 4, 3) 3 60 60 240 5 F32 <Tensor w [5, 4, 3] F32> 1770.0 False\n"
+    assert python("-c", code).stdout == told
 
 
 def test_numpy_takes_it_for_the_array_that_it_is(lazy: Tensor) -> None:
@@ -105,6 +136,8 @@ REFUSED: dict[str, Callable[[Tensor], object]] = {
     "equal": lambda x: x == x,
     "not equal": lambda x: x != W,
     "equal from torch": lambda x: x == W,
+    "equal on the right of torch": lambda x: W == x,  # noqa: SIM300
+    "equal on the right of NumPy": lambda x: W.numpy() == x,
     "equal to nothing": lambda x: x == None,  # noqa: E711
     "less": lambda x: x < 3,
     "truth": lambda x: bool(x),

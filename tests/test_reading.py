@@ -78,7 +78,7 @@ def test_no_tensor_is_read_from_another_checkpoint(path: Path, change, begun: bo
 
 
 def test_a_conversion_whose_source_changes_half_way_is_refused(path: Path, tmp_path: Path) -> None:
-    job = intarsia.api.job(path, to="dcp")
+    job = intarsia.api.job(path, intarsia.Options(to="dcp"))
     replace_one(path)
     with pytest.raises(ChangedError, match="changed while it was read"):
         intarsia.conversion.carry_out(job, tmp_path / "out")

@@ -15,42 +15,88 @@ from intarsia.errors import (
     StoreError,
     UnsafeError,
     UsageError,
+    needing_torch,
 )
 
 if TYPE_CHECKING:
     from intarsia.api import convert, diff, digest, open, plan, verify
+    from intarsia.checking.change import Changes
+    from intarsia.checking.compare import Comparison
+    from intarsia.checking.digest import Digests
+    from intarsia.checking.soundness import Soundness
+    from intarsia.checkpoint import Checkpoint
+    from intarsia.conversion import Report
+    from intarsia.explanation import Explanation, explain
+    from intarsia.inspection import Inspection, inspect
+    from intarsia.lazy_tensor import Tensor
     from intarsia.live.background import save
     from intarsia.live.load import load
     from intarsia.live.parallelize import parallelize
+    from intarsia.options import Options
+    from intarsia.planning.plan import Plan
 
 __version__ = "0.1.0"
 
-_LAZY = dict.fromkeys(("convert", "diff", "digest", "open", "plan", "verify"), "intarsia.api") | {
-    "load": "intarsia.live.load",
-    "parallelize": "intarsia.live.parallelize",
-    "save": "intarsia.live.background",
+_HOMES = {
+    "intarsia.api": ("convert", "diff", "digest", "open", "plan", "verify"),
+    "intarsia.checking.change": ("Changes",),
+    "intarsia.checking.compare": ("Comparison",),
+    "intarsia.checking.digest": ("Digests",),
+    "intarsia.checking.soundness": ("Soundness",),
+    "intarsia.checkpoint": ("Checkpoint",),
+    "intarsia.conversion": ("Report",),
+    "intarsia.explanation": ("Explanation", "explain"),
+    "intarsia.inspection": ("Inspection", "inspect"),
+    "intarsia.lazy_tensor": ("Tensor",),
+    "intarsia.live.background": ("save",),
+    "intarsia.live.load": ("load",),
+    "intarsia.live.parallelize": ("parallelize",),
+    "intarsia.options": ("Options",),
+    "intarsia.planning.plan": ("Plan",),
 }
+"""What is imported when it is first asked for, by its module."""
+
+_LAZY = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'intarsia' has no attribute {name!r}")
+    with needing_torch(f"intarsia.{name}"):
         return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'intarsia' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 __all__ = [
+    "Changes",
+    "Checkpoint",
+    "Comparison",
     "CoverageError",
+    "Digests",
+    "Explanation",
     "FamilyError",
     "FormatError",
+    "Inspection",
     "IntarsiaError",
     "LayoutError",
+    "Options",
+    "Plan",
     "PrecisionError",
+    "Report",
+    "Soundness",
     "StoreError",
+    "Tensor",
     "UnsafeError",
     "UsageError",
+    "__version__",
     "convert",
     "diff",
     "digest",
+    "explain",
+    "inspect",
     "load",
     "open",
     "parallelize",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 from intarsia.checkpoint import Checkpoint
 from intarsia.conversion import Report, carry_out
@@ -15,6 +13,7 @@ from intarsia.errors import ForeignNamesError, SectionError
 from intarsia.formats import read_manifest
 from intarsia.job import Job, prepare
 from intarsia.mesh import Mesh
+from intarsia.options import ConfigLike, MeshLike, Options, PathLike, SectionLike, explained
 from intarsia.planning.inventory import unread_sections
 from intarsia.planning.plan import Plan
 from intarsia.quantity import bytes_in
@@ -32,13 +31,8 @@ if TYPE_CHECKING:
     from intarsia.checking.digest import Digests
     from intarsia.checking.soundness import Soundness
 
-Path_ = str | Path
-ConfigLike = str | Path | Mapping[str, Any] | None
-MeshLike = str | Mapping[str, int] | Mesh | None
-SectionLike = str | Sequence[str] | None
 
-
-def open(path: Path_, config: ConfigLike = None, section: SectionLike = None) -> Checkpoint:
+def open(path: PathLike, config: ConfigLike = None, section: SectionLike = None) -> Checkpoint:
     """Open a checkpoint of any format; only its headers are read.
 
     `section` names the model where a checkpoint holds several.
@@ -46,12 +40,35 @@ def open(path: Path_, config: ConfigLike = None, section: SectionLike = None) ->
     return Checkpoint(read_manifest(path, config, section=section))
 
 
-def job(
-    src: Path_,
+def job(src: PathLike, options: Options) -> Job:
+    """A conversion, planned and proven, not yet run."""
+    wish = Wish(
+        to=options.to,
+        mesh=Mesh.parse(options.mesh),
+        dialect=options.dialect,
+        dtype=dtype_named(options.dtype) if options.dtype else None,
+        optimizer=options.optimizer,
+        spec=options.megatron_spec,
+    )
+    made = prepare(
+        src,
+        wish,
+        Budget.of(options.memory, options.workers),
+        max_shard_bytes=bytes_in(options.max_shard_size),
+        config=options.config,
+        section=options.section,
+    )
+    return replace(made, digests=options.digests)
+
+
+@explained
+def plan(
+    src: PathLike,
     *,
     to: str,
     mesh: MeshLike = None,
     dialect: str | None = None,
+    megatron_spec: str = "te",
     dtype: str | None = None,
     memory: str | int | None = None,
     workers: int | None = None,
@@ -59,56 +76,72 @@ def job(
     optimizer: str = "keep",
     config: ConfigLike = None,
     section: SectionLike = None,
-    megatron_spec: str = "te",
     digests: bool = True,
-) -> Job:
-    """A conversion, planned and proven, not yet run."""
-    wish = Wish(
+) -> Plan:
+    """What converting would do: the proof, the bytes, the memory."""
+    options = Options(
         to=to,
-        mesh=Mesh.parse(mesh),
+        mesh=mesh,
         dialect=dialect,
-        dtype=dtype_named(dtype) if dtype else None,
+        megatron_spec=megatron_spec,
+        dtype=dtype,
+        memory=memory,
+        workers=workers,
+        max_shard_size=max_shard_size,
         optimizer=optimizer,
-        spec=megatron_spec,
-    )
-    budget = Budget.of(memory, workers)
-    made = prepare(
-        src,
-        wish,
-        budget,
-        max_shard_bytes=bytes_in(max_shard_size),
         config=config,
         section=section,
+        digests=digests,
     )
-    return replace(made, digests=digests)
+    return job(src, options).plan
 
 
-def plan(src: Path_, *, to: str, **options: Any) -> Plan:
-    """What converting would do: the proof, the bytes, the memory.  Options as for `convert`."""
-    return job(src, to=to, **options).plan
-
-
+@explained
 def convert(
-    src: Path_,
-    dst: Path_,
+    src: PathLike,
+    dst: PathLike,
     *,
     to: str,
-    overwrite: bool = False,
+    mesh: MeshLike = None,
+    dialect: str | None = None,
+    megatron_spec: str = "te",
+    dtype: str | None = None,
+    memory: str | int | None = None,
+    workers: int | None = None,
+    max_shard_size: str | int = "5GB",
+    optimizer: str = "keep",
+    config: ConfigLike = None,
+    section: SectionLike = None,
+    digests: bool = True,
     resume: bool = False,
+    overwrite: bool = False,
     alone: bool = False,
     progress: Progress | None = None,
-    **options: Any,
 ) -> Report:
     """Convert a checkpoint; the destination appears when it is whole, or not at all.
 
-    With `resume`, what an earlier run of the same job had written before it was killed is kept.
-    The ranks of a `torchrun` job share the work, unless one is to do it `alone`.
-    Options: `mesh`, `dialect`, `dtype`, `memory`, `workers`, `max_shard_size`, `optimizer`,
-    `config`, `section`, `megatron_spec`, `digests`.
+    With `resume`, what an earlier run of the same job had written before it was killed is kept;
+    with `overwrite`, a checkpoint in the place of the destination is replaced.  The ranks of a
+    `torchrun` job share the work, unless one is to do it `alone`.  `progress` is called with the
+    bytes that are written and all that will be.
     """
+    options = Options(
+        to=to,
+        mesh=mesh,
+        dialect=dialect,
+        megatron_spec=megatron_spec,
+        dtype=dtype,
+        memory=memory,
+        workers=workers,
+        max_shard_size=max_shard_size,
+        optimizer=optimizer,
+        config=config,
+        section=section,
+        digests=digests,
+    )
     with crew(alone=alone) as team:
         with team.together():
-            planned = job(src, to=to, **options)
+            planned = job(src, options)
         return carry_out(
             planned, dst, overwrite=overwrite, resume=resume, progress=progress, team=team
         )
@@ -116,7 +149,7 @@ def convert(
 
 @overload
 def verify(
-    a: Path_,
+    a: PathLike,
     b: None = None,
     *,
     config: ConfigLike = ...,
@@ -129,8 +162,8 @@ def verify(
 
 @overload
 def verify(
-    a: Path_,
-    b: Path_,
+    a: PathLike,
+    b: PathLike,
     *,
     config: ConfigLike = ...,
     section: SectionLike = ...,
@@ -141,8 +174,8 @@ def verify(
 
 
 def verify(
-    a: Path_,
-    b: Path_ | None = None,
+    a: PathLike,
+    b: PathLike | None = None,
     *,
     config: ConfigLike = None,
     section: SectionLike = None,
@@ -172,7 +205,7 @@ def verify(
 
 
 def digest(
-    path: Path_,
+    path: PathLike,
     *,
     secure: bool = False,
     config: ConfigLike = None,
@@ -193,7 +226,7 @@ def digest(
 
 def digest_with(
     team: Crew,
-    path: Path_,
+    path: PathLike,
     config: ConfigLike,
     budget: Budget,
     progress: Progress | None = None,
@@ -214,8 +247,8 @@ def digest_with(
 
 
 def diff(
-    a: Path_,
-    b: Path_,
+    a: PathLike,
+    b: PathLike,
     *,
     config: ConfigLike = None,
     section: SectionLike = None,
@@ -232,7 +265,7 @@ def diff(
 
 
 def open_pair(
-    a: Path_, b: Path_, config: ConfigLike, section: SectionLike = None
+    a: PathLike, b: PathLike, config: ConfigLike, section: SectionLike = None
 ) -> tuple[Checkpoint, Checkpoint]:
     """Two checkpoints, one lending the other its model configuration where that has none of its own.
 
@@ -247,7 +280,7 @@ def open_pair(
     return left, right
 
 
-def _other(path: Path_, config: ConfigLike, section: SectionLike) -> Checkpoint:
+def _other(path: PathLike, config: ConfigLike, section: SectionLike) -> Checkpoint:
     try:
         return open(path, config)
     except SectionError:

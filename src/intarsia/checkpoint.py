@@ -56,6 +56,14 @@ class Checkpoint(Mapping[str, Tensor]):
             raise KeyError(f"{name!r} is not in {self.manifest.path}") from None
         return Tensor(logical, lambda box: self.read_box(self.prover.tensor(name), box))
 
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """All of a tensor, as `safetensors.safe_open` gives it."""
+        return self[name][...]
+
+    def get_slice(self, name: str) -> Tensor:
+        """A tensor to be indexed, as `safetensors.safe_open` gives it: the same as `ck[name]`."""
+        return self[name]
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.manifest.logical)
 

@@ -107,6 +107,11 @@ _EXTENTS = {
 }
 
 
+def extent_of(dtype: DType) -> Extent:
+    """What numbers a floating-point type has."""
+    return _EXTENTS[dtype.name]
+
+
 def is_lossless(src: DType, dst: DType) -> bool:
     """Whether every number of one type is a number of the other.
 

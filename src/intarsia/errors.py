@@ -9,6 +9,8 @@ error speaks of the checkpoint, and not of the moment or of this process.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,6 +54,27 @@ class IntarsiaError(Exception):
 
 class UsageError(IntarsiaError):
     """The call cannot be carried out as asked (an unknown format, a destination that exists)."""
+
+
+class MissingTorchError(UsageError, ImportError):  # type: ignore[misc]  # both have a `path`
+    """The call needs torch, which is an extra and not installed."""
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(
+            f"{what} needs torch, which is not installed",
+            hint=f"pip install 'intarsia[torch]'{hint and '; '}{hint}",
+        )
+
+
+@contextmanager
+def needing_torch(what: str, hint: str = "") -> Iterator[None]:
+    """A block that imports torch, for `what`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        raise MissingTorchError(what, hint) from error
 
 
 class SectionError(UsageError):

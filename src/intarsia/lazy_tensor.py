@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.dtypes import DType
-from intarsia.errors import UsageError
+from intarsia.errors import UsageError, needing_torch
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Logical
 from intarsia.run.gather import Bytes
@@ -69,9 +69,19 @@ class Tensor:
     def nbytes(self) -> int:
         return self._logical.nbytes
 
+    def get_shape(self) -> list[int]:
+        """The shape, as a slice of `safetensors.safe_open` gives it."""
+        return list(self.shape)
+
+    def get_dtype(self) -> str:
+        """The element type by its safetensors name, such as `BF16`: no torch is imported for it."""
+        return self._logical.dtype.name
+
     @property
     def dtype(self) -> torch.dtype:
-        import torch
+        """The element type as torch has it."""
+        with needing_torch(f"the dtype of `{self.name}`", "get_dtype() names it without torch"):
+            import torch
 
         found = getattr(torch, self._logical.dtype.torch)
         assert isinstance(found, torch.dtype)
@@ -180,7 +190,8 @@ def box_of_index(index: Any, shape: Shape, name: str) -> tuple[Box, Shape, list[
 
 def as_torch(buffer: Bytes, dtype: DType, shape: Shape) -> torch.Tensor:
     """The bytes of a tensor as a torch tensor, without a copy."""
-    import torch
+    with needing_torch("a tensor that is read", "np.asarray(tensor) is a NumPy array"):
+        import torch
 
     kind = getattr(torch, dtype.torch)
     if not len(buffer):

@@ -152,7 +152,7 @@ def test_verify_tells_of_layers_alike_once_and_of_the_faults_last(
     lines = intarsia("verify", root / "hf", other).out.splitlines()
     assert len(gates) > 1
     assert lines[0].startswith(f"different: {2 * len(gates)} of ")
-    assert sum(line.startswith("│ model") for line in lines) == 2
+    assert sum(line.startswith("model") for line in lines) == 2
     assert f"--json tells of all {2 * len(gates)}" in lines
     assert lines[-2].startswith("gate-up-swapped: ")
 

@@ -75,6 +75,37 @@ def test_an_unprovable_plan_gives_status_one(tmp_path: Path) -> None:
     assert "hint:" in done.err
 
 
+@pytest.mark.parametrize("k", range(22))
+def test_wrong_usage_is_one_json_document_too(src: Path, tmp_path: Path, k: int) -> None:
+    words = usage(src, tmp_path / "out")[k]
+    answer = intarsia("--json", *words)
+    assert answer.status == 2
+    assert answer.json.keys() == {"error", "message", "hint"}
+    assert answer.json["error"] in ("UsageError", "FormatError")
+    if answer.err.startswith("Usage:"):
+        assert answer.json["hint"].endswith("--help shows how it is called")
+    assert answer.err == intarsia(*words).err
+
+
+def test_no_command_at_all_shows_the_help_and_is_json_too() -> None:
+    answer = intarsia("--json")
+    assert answer.status == 2
+    assert "Usage:" in answer.err
+    assert answer.json["error"] == "UsageError"
+
+
+def test_a_connection_that_breaks_is_no_reader_who_has_seen_enough(
+    src, tmp_path, monkeypatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("intarsia.conversion._move", broken)
+    answer = intarsia("convert", src, tmp_path / "out", "--to", "dcp")
+    assert answer.status == 2
+    assert "a connection broke" in answer.err
+
+
 def test_an_error_goes_to_json_too(tmp_path: Path) -> None:
     answer = intarsia("inspect", tmp_path / "absent", "--json")
     assert answer.status == 2
@@ -97,7 +128,7 @@ def test_a_bug_of_ours_is_one_message_too(src: Path, monkeypatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("intarsia.formats.read_manifest", broken)
+    monkeypatch.setattr("intarsia.inspection.read_manifest", broken)
     answer = intarsia("inspect", src)
     assert answer.status == 2
     assert answer.err == (

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import re
 import unicodedata
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
+import intarsia as library
 from attacks.names import STEERING, tensors_that_steer_the_terminal
+from intarsia.cli.main import main
 from intarsia.cli.output import printable, table
+from intarsia.demo_model import write_model
 from tests.checkpoints import intarsia
 
 
@@ -47,10 +53,75 @@ def test_of_all_characters_only_those_that_show_are_printed() -> None:
 def test_a_table_shows_hostile_names_in_one_row_each(capsys: pytest.CaptureFixture[str]) -> None:
     table("", ["name"], [[name] for name in STEERING])
     out = capsys.readouterr().out
-    assert len(out.splitlines()) == len(STEERING) + 4
+    assert len(out.splitlines()) == len(STEERING) + 1
     assert all(c == "\n" or c.isprintable() for c in out)
     assert r"\x1b[2J" in out
     assert "[bold red]markup[/]" in out
+
+
+class Terminal(io.StringIO):
+    """Standard output of a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def lines(self) -> list[str]:
+        return re.sub(r"\x1b\[[\d;]*m", "", self.getvalue()).splitlines()
+
+
+LONG = "model.layers.10.mlp.experts.127.post_attention_layernorm.weight"
+ROWS = [
+    (LONG, 1_234_567, "[0, 0]", 0.25, "nothing known explains them, " * 4),
+    ("w", 1, "", 0.5, "zero"),
+]
+HEADS = ("tensor", "elements", "first", "max abs", "diagnosis")
+
+
+def test_in_a_pipe_each_row_is_one_line_of_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    table("different", HEADS, ROWS)
+    title, heads, first, second = capsys.readouterr().out.splitlines()
+    assert title == "different"
+    assert heads.split() == ["tensor", "elements", "first", "max", "abs", "diagnosis"]
+    assert re.split("  +", first) == [LONG, "1,234,567", "[0, 0]", "0.25", ROWS[0][4].strip()]
+    assert second.split() == ["w", "1", "0.5", "zero"]
+    assert first.index("[0, 0]") == heads.index("first")
+    assert f"{title}{heads}{first}{second}".isascii()
+    table("", ("a",), [("x",), ("y",)], most=1)
+    assert capsys.readouterr().out == "a\nx\n… and 1 more\n"
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_on_a_terminal_a_table_is_as_wide_as_that_and_loses_nothing(
+    columns: int, monkeypatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    table("different", HEADS, ROWS)
+    lines = screen.lines
+    assert max(map(len, lines)) <= columns
+    assert any("1,234,567" in line for line in lines), "a number is not cut in two"
+    cells = "".join(line[: line.find("  ")] if "  " in line else line for line in lines)
+    assert LONG in cells
+
+
+def test_pictures_and_the_demo_fit_a_terminal_of_80_columns(tmp_path: Path, monkeypatch) -> None:
+    write_model(tmp_path / "model", 0)
+    monkeypatch.setenv("COLUMNS", "80")
+    route = (("fsdp_dtensor", "ep=2,fsdp=4"), ("dcp", "fsdp=4,replicate=2"))
+    monkeypatch.setattr("intarsia.cli.demo.ROUTE", route)
+    name = "model.layers.1.mlp.experts.3.gate_proj.weight"
+    library.convert(tmp_path / "model", tmp_path / "run", to="torch_dist", mesh="tp=2")
+    for words in (["explain", tmp_path / "run", name, "--mesh", "tp=2"], ["inspect", "--tensors", tmp_path / "run"],
+                  ["demo"]):  # fmt: skip
+        screen = Terminal()
+        with redirect_stdout(screen), pytest.raises(SystemExit, match="0"):
+            main([str(word) for word in words])
+        wide = [line for line in screen.lines if len(line) > 80]
+        assert [
+            line for line in wide if not line.startswith(("path ", "stored as ", "unread "))
+        ] == []
 
 
 def test_digests_are_one_line_each_whatever_the_tensors_are_called(tmp_path: Path) -> None:

@@ -59,6 +59,15 @@ def test_a_difference_stays_a_difference_and_what_is_done_done(src, other, end: 
     assert shell(f'intarsia verify "$1" "$2" --json {end}', src, other).returncode == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["--help", "convert --help", "--version", 'digest "$1"', 'inspect "$1" --tensors --json'],
+)
+def test_a_reader_who_has_seen_enough_is_no_fault(src: Path, words: str) -> None:
+    done = shell(f"(sleep 0.3; intarsia {words}) | true", src)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_failure_is_one_though_stderr_is_full(src: Path) -> None:
     assert shell('intarsia inspect "$1/absent" 2> /dev/full', src).returncode == 2
 

@@ -17,7 +17,7 @@ from zlib import crc32
 import torch
 
 from attacks import models, sound
-from intarsia import api
+from intarsia import Options, api
 from intarsia.checking.digest import stored_digests
 from intarsia.cli.output import printable
 from intarsia.dtypes import dtype_named
@@ -205,7 +205,7 @@ class _Checkpoints:
 
     def add_journal(self) -> None:
         src, dst = models.hf(self.place / "journal-src", state=False), self.place / "journal"
-        job = api.job(src, to="dcp", workers=1)
+        job = api.job(src, Options(to="dcp", workers=1))
         arrangement, staging = job.arrange(), Staging(dst)
         with suppress(_StoppedError):
             api.convert(src, dst, to="dcp", workers=1, progress=_stop)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import intarsia
-from tests.checkpoints import llama_config
+from tests.checkpoints import llama_config, model, write_hf
 from tests.refusals.case import refusal
 
 
@@ -18,3 +20,18 @@ def unknown_format(tmp: Path) -> None:
 def no_checkpoint(tmp: Path) -> None:
     (tmp / "empty").mkdir()
     intarsia.open(tmp / "empty", llama_config())
+
+
+@refusal("A tensor that is read where torch is not installed", area="usage")
+def no_torch(tmp: Path) -> None:
+    config = llama_config()
+    found = intarsia.open(write_hf(tmp / "model", model(config), config))
+    with patch.dict(sys.modules, {"torch": None}):
+        found["model.norm.weight"][:4]
+
+
+@refusal("A list as the index of a tensor that is not read yet", area="usage")
+def list_as_index(tmp: Path) -> None:
+    config = llama_config()
+    found = intarsia.open(write_hf(tmp / "model", model(config), config))
+    found["model.embed_tokens.weight"][[0, 2]]

@@ -8,6 +8,7 @@ import torch
 
 from intarsia.dtypes import BY_NAME, DType
 from intarsia.errors import UsageError
+from intarsia.run import values
 from intarsia.run.values import as_float64, bits_dtype, cast, may_cast
 from tests.checkpoints import bits, random_tensor
 
@@ -83,3 +84,30 @@ def test_bits_stand_for_the_numbers_that_torch_reads(dtype: DType) -> None:
     numbers = random_tensor((500,), of(dtype))
     found = as_float64(raw(numbers, dtype), dtype)
     assert np.array_equal(found, numbers.to(torch.float64).numpy(), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [d for d in FLOATS if d.itemsize == 1], ids=str)
+def test_each_code_of_a_byte_stands_for_the_number_that_torch_reads(dtype: DType) -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    found, want = as_float64(codes.numpy(), dtype), codes.view(of(dtype)).double().numpy()
+    assert np.array_equal(found, want, equal_nan=True)
+    told = ~np.isnan(want)
+    assert np.array_equal(np.signbit(found[told]), np.signbit(want[told])), "a zero has its sign"
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0, -1.0])
+@pytest.mark.parametrize("dst", FLOATS, ids=str)
+def test_a_cast_without_torch_gives_torchs_numbers(dst: DType, shift: float, monkeypatch) -> None:
+    """And a NaN where torch gives one."""
+    for src in FLOATS:
+        numbers = raw(some(src), src)
+        want = cast(numbers, src, dst, shift)
+        with monkeypatch.context() as patch:
+            patch.setattr(values, "_has_torch", lambda: False)
+            patch.setattr(values, "_AT_ONCE", 1000)
+            found = cast(numbers, src, dst, shift)
+            assert cast(numbers[:0].reshape(2, 0), src, dst, shift).shape == (2, 0)
+        nan = np.isnan(as_float64(want, dst))
+        assert np.array_equal(nan, np.isnan(as_float64(found, dst)))
+        assert np.array_equal(found[~nan], want[~nan]), src
+        assert found.dtype == bits_dtype(dst)

@@ -10,30 +10,16 @@ import typer
 from intarsia.cli import options
 from intarsia.cli.output import OUTPUT, answer, progress, say
 from intarsia.errors import Interrupted, StoppedError
+from intarsia.options import Options
 
 NAME = "convert"
 
 
+@options.spelled_out
 def run(
     src: options.Path,
     dst: Annotated[str, typer.Argument(help="The folder to write; it must not exist.")],
-    to: options.To,
-    mesh: options.Mesh = "",
-    dialect: options.Dialect = None,
-    megatron_spec: options.MegatronSpec = "te",
-    dtype: options.Dtype = None,
-    memory: options.Memory = None,
-    workers: options.Workers = None,
-    max_shard_size: options.MaxShardSize = "5GB",
-    optimizer: options.Optimizer = "keep",
-    config: options.Config = None,
-    section: options.Section = None,
-    digests: Annotated[
-        bool,
-        typer.Option(
-            "--digests/--no-digests", help="Take digests on the way, and keep them in the result."
-        ),
-    ] = True,
+    asked: Options,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a run of the same job that was killed.")
     ] = False,
@@ -63,21 +49,7 @@ def run(
         with crew(alone=alone or dry_run) as team:
             OUTPUT.rank = team.rank
             with team.together():
-                job = api.job(
-                    src,
-                    to=to,
-                    mesh=mesh,
-                    dialect=dialect,
-                    megatron_spec=megatron_spec,
-                    dtype=dtype,
-                    memory=memory,
-                    workers=workers,
-                    max_shard_size=max_shard_size,
-                    optimizer=optimizer,
-                    config=config,
-                    section=section,
-                    digests=digests,
-                )
+                job = api.job(src, asked)
             if dry_run:
                 answer(job.plan.as_json(), lambda: say(job.plan))
                 raise typer.Exit(0 if job.plan.proven else 1)

@@ -77,21 +77,10 @@ def _route(root: Path, seed: int) -> None:
     equal = all(row["equal"] for row in rows)
 
     def text() -> None:
-        columns = (
-            "step",
-            "from",
-            "to",
-            "mesh",
-            "tensors",
-            "copies",
-            "bytes",
-            "seconds",
-            "proven",
-            "equal",
-        )
+        columns = ("to", "mesh", "copies", "bytes", "seconds", "proven", "equal")
         shown = [[human(int(str(r[c]))) if c == "bytes" else r[c] for c in columns] for r in rows]
         table(
-            "A small mixture-of-experts model, step by step, each held against the first",
+            "A small mixture of experts, from format to format, each held against the first",
             columns,
             shown,
         )

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Annotated, NoReturn
+from collections.abc import Callable
+from functools import wraps
+from io import StringIO
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -15,13 +18,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from intarsia import __version__
 from intarsia.cli import convert, demo, diff, digest, explain, inspect, plan, verify
 from intarsia.cli.output import OUTPUT, complain, open_streams, to_stdout
-from intarsia.errors import IntarsiaError, LimitError, StoppedError
+from intarsia.errors import IntarsiaError, LimitError, StoppedError, StoreError, UsageError
 from intarsia.run.stopping import stop_status, stop_word, stopping
+
+_WrongCall: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
+"""Typer's error of a wrong call, of which that of a wrong parameter is one."""
 
 app = typer.Typer(
     name="intarsia",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -29,8 +34,23 @@ app = typer.Typer(
     epilog="Exit status: 0 done or equal, 1 a check found a difference, a fault or an unprovable plan, "
     "2 wrong usage or unreadable input. INTARSIA_DEBUG=1 shows tracebacks.",
 )
+
+
+def _working(run: Callable[..., None]) -> Callable[..., None]:
+    """A command in which a broken pipe is a failure: `answer` sees to that of its reader."""
+
+    @wraps(run)
+    def command(**words: Any) -> None:
+        try:
+            run(**words)
+        except BrokenPipeError as error:
+            raise StoreError(f"a connection broke: {error}") from error
+
+    return command
+
+
 for command in (inspect, plan, convert, verify, digest, diff, explain, demo):
-    app.command(command.NAME)(command.run)
+    app.command(command.NAME)(_working(command.run))
 
 
 def _version(asked: bool) -> None:
@@ -79,12 +99,11 @@ def _read(arguments: list[str] | None) -> list[str]:
 def _status_of(words: list[str]) -> int:
     """Run one command: its exit status, and on stderr why it failed."""
     try:
-        app(words, standalone_mode=True)
-    except SystemExit as stop:
-        status = stop.code if isinstance(stop.code, int) else 0
-        if status == 130:  # an interrupt, of which Typer says nothing
-            raise KeyboardInterrupt from stop
-        return status
+        status = app(words, standalone_mode=False)
+    except SystemExit:  # Typer's, where the reader of a help page has seen enough
+        return 0
+    except _WrongCall as error:
+        return _called_wrongly(error)
     except StoppedError as error:
         return _failed(error, stop_status())
     except IntarsiaError as error:
@@ -99,7 +118,21 @@ def _status_of(words: list[str]) -> int:
             f"{type(error).__name__}: {error}", hint="INTARSIA_DEBUG=1 shows where"
         )
         return _failed(told, 2, error)
-    return 2
+    if status == 130:  # an interrupt, of which Typer says nothing
+        raise KeyboardInterrupt
+    return status if isinstance(status, int) else 0
+
+
+def _called_wrongly(error: typer.BadParameter) -> int:
+    """Say that a command was not called as it can be, as Typer says it and as JSON."""
+    where = error.ctx.command_path if error.ctx else "intarsia"
+    if OUTPUT.json:
+        told = UsageError(error.format_message(), hint=f"{where} --help shows how it is called")
+        _print_error(told)
+    said = StringIO()
+    error.show(said)
+    complain(said.getvalue().rstrip())
+    return error.exit_code
 
 
 _MOST = 4000
@@ -117,11 +150,12 @@ def _failed(error: IntarsiaError, status: int, cause: BaseException | None = Non
 
         traceback.print_exception(cause or error)
     if OUTPUT.json and OUTPUT.speaks:
-        with to_stdout():
-            print(
-                json.dumps(
-                    {"error": type(error).__name__, "message": str(error), "hint": error.hint}
-                )
-            )
+        _print_error(error)
     complain(f"intarsia: {_short(str(error))}")
     return status
+
+
+def _print_error(error: IntarsiaError) -> None:
+    with to_stdout():
+        told = {"error": type(error).__name__, "message": str(error), "hint": error.hint}
+        print(json.dumps(told))

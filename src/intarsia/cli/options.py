@@ -2,65 +2,69 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, fields
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from intarsia.options import Options
+
+_TEXT = str | None
+_KINDS = (bool, str, int | None)
+"""What words of a command line become; every other type is given as a text."""
+
+_HINTS = get_type_hints(Options)
+_FIELDS = {f.name: f for f in fields(Options)}
+
+
+def _option(field: Field[Any]) -> Any:
+    """A field of `Options` as typer annotates an option."""
+    hint, flag = _HINTS[field.name], f"--{field.name.replace('_', '-')}"
+    words = field.metadata["words"]
+    info = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if hint is bool else flag,
+        help=field.metadata["help"],
+        autocompletion=(lambda: list(words)) if words else None,
+    )
+    return Annotated[hint if hint in _KINDS else _TEXT, info]
+
+
+def spelled_out(run: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameter of type `Options` is an option of the command line for each field."""
+    own = signature(run, eval_str=True).parameters.values()
+    (name,) = (p.name for p in own if p.annotation is Options)
+
+    def spelled() -> Iterator[Parameter]:
+        for p in own:
+            if p.name != name:
+                yield p.replace(kind=Parameter.KEYWORD_ONLY)
+                continue
+            for f in _FIELDS.values():
+                default = Parameter.empty if f.default is MISSING else f.default
+                yield Parameter(
+                    f.name, Parameter.KEYWORD_ONLY, default=default, annotation=_option(f)
+                )
+
+    def command(**words: Any) -> None:
+        asked = Options(**{field: words.pop(field) for field in _FIELDS})
+        run(**words, **{name: asked})
+
+    command.__doc__ = run.__doc__
+    command.__signature__ = Signature(list(spelled()))  # type: ignore[attr-defined]
+    return command
+
+
 Path = Annotated[str, typer.Argument(help="A checkpoint: a folder, or one safetensors file.")]
-To = Annotated[
-    str, typer.Option("--to", help="The format to write: hf, dcp, torch_dist or fsdp_dtensor.")
-]
-Mesh = Annotated[
-    str,
-    typer.Option(
-        "--mesh",
-        help="The ranks to write for, such as tp=2,fsdp=3. Axes: tp, etp, ep, pp, cp, fsdp, replicate.",
-    ),
-]
-Dialect = Annotated[
-    str | None,
-    typer.Option(
-        "--dialect",
-        help="Names and fusions to write: same (as stored), hf (as on the hub), hf-fused (3-D experts), hf-module (as"
-        " the Transformers module), megatron. [default: same between hf and dcp, otherwise the format's own]",
-    ),
-]
-MegatronSpec = Annotated[
-    str,
-    typer.Option(
-        "--megatron-spec", help="Megatron's layer specification to name tensors by: te or local."
-    ),
-]
-Dtype = Annotated[
-    str | None, typer.Option("--dtype", help="Cast floating-point weights, to bf16 for example.")
-]
-Memory = Annotated[
-    str | None,
-    typer.Option(
-        "--memory", help="Most memory for buffers. [default: 2GiB or a quarter of the machine]"
-    ),
-]
-Workers = Annotated[int | None, typer.Option("--workers", help="Threads that move bytes.")]
-MaxShardSize = Annotated[
-    str, typer.Option("--max-shard-size", help="Largest safetensors file to write.")
-]
-Optimizer = Annotated[
-    str, typer.Option("--optimizer", help="keep or drop optimizer state and other training state.")
-]
-Config = Annotated[
-    str | None,
-    typer.Option("--config", help="The model's config.json, where the checkpoint holds none."),
-]
+Mesh = _option(_FIELDS["mesh"])
+Memory = _option(_FIELDS["memory"])
+Workers = _option(_FIELDS["workers"])
+Config = _option(_FIELDS["config"])
+Section = _option(_FIELDS["section"])
 Alone = Annotated[
     bool,
     typer.Option("--alone", help="Await no other ranks, whatever torchrun has started."),
-]
-Section = Annotated[
-    str | None,
-    typer.Option(
-        "--section",
-        help="The section that is the model, where a checkpoint holds several; after a comma its optimizer's.",
-    ),
 ]
 Html = Annotated[
     str | None,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from shutil import get_terminal_size
 from typing import Any, TextIO
 
 from intarsia.report.safe import visible
@@ -48,6 +49,8 @@ def to_stdout() -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough
+        sys.stdout = _nowhere()
     except OSError as error:
         sys.stdout = _nowhere()  # what is left to print goes nowhere
         complain(f"intarsia: not all of the answer was printed: {error.strerror or error}")
@@ -83,21 +86,57 @@ def open_streams() -> None:
 def table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], most: int = 0
 ) -> None:
-    """Print rows in columns; numbers to the right, at most `most` rows where that is given."""
+    """Print rows in columns; numbers to the right, at most `most` rows where that is given.
+
+    On a terminal the table is drawn and folded to its width; elsewhere each row is one line of text.
+    """
+    shown = rows[:most] if most else rows
+    cells = [[visible(_cell(value)) for value in row] for row in shown]
+    right = [
+        bool(shown) and all(isinstance(row[k], (int, float)) for row in shown)
+        for k in range(len(columns))
+    ]
+    (_drawn if sys.stdout.isatty() else _plain)(title, columns, cells, right)
+    if len(shown) < len(rows):
+        print(f"… and {len(rows) - len(shown):,} more")
+
+
+def _drawn(
+    title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool]
+) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    shown = rows[:most] if most else rows
     out = Table(title=title or None, title_justify="left", header_style="bold", title_style="bold")
-    for k, name in enumerate(columns):
-        numeric = bool(shown) and all(isinstance(row[k], (int, float)) for row in shown)
-        out.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in shown:
-        out.add_row(*(visible(_cell(value)) for value in row))
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
-    console.print(out)
-    if len(shown) < len(rows):
-        console.print(f"… and {len(rows) - len(shown):,} more")
+    out.box, out.pad_edge, out.show_edge = SIMPLE_HEAD, False, False
+    for name, numeric in zip(columns, right, strict=True):
+        out.add_column(
+            name, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric
+        )
+    for row in cells:
+        out.add_row(*map(Text, row))
+    Console(highlight=False, markup=False).print(out)
+
+
+def _plain(
+    title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool]
+) -> None:
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    if title:
+        print(title)
+    for row in (columns, *cells):
+        padded = (
+            f"{text:>{width}}" if numeric else f"{text:<{width}}"
+            for text, width, numeric in zip(row, widths, right, strict=True)
+        )
+        print("  ".join(padded).rstrip())
+
+
+def width(most: int) -> int:
+    """How wide a picture may be: `most` characters, or as many as the terminal has."""
+    return min(most, get_terminal_size().columns) if sys.stdout.isatty() else most
 
 
 def _cell(value: object) -> str:
@@ -122,13 +161,6 @@ def printable(text: str) -> str:
     'norm\\\\x1b[2J'
     """
     return "\n".join(map(visible, text.split("\n")))
-
-
-def facts(rows: Sequence[tuple[str, object]]) -> None:
-    """Print names and values, one pair a line."""
-    width = max((len(name) for name, _ in rows), default=0) + 2
-    for name, value in rows:
-        print(f"{name:<{width}}{_cell(value)}")
 
 
 @contextmanager

@@ -71,7 +71,10 @@ def run(
     if b is None:
         answer(alone.as_json(), lambda: _tell_alone(alone))
         raise typer.Exit(0 if alone.sound else 1)
-    answer(pair.as_json(), lambda: _tell_pair(pair))
+    from intarsia.checking.next_step import next_step
+
+    step = next_step(pair)
+    answer(pair.as_json() | {"next": step}, lambda: _tell_pair(pair, step))
     raise typer.Exit(0 if pair.equal else 1)
 
 
@@ -109,7 +112,7 @@ def _tell_alone(found: Soundness) -> None:
         say(f"note: {note}")
 
 
-def _tell_pair(found: Comparison) -> None:
+def _tell_pair(found: Comparison, step: str | None) -> None:
     if found.equal:
         say(f"equal: {found.compared:,} tensors, {found.elements:,} elements, {found.how}")
     else:
@@ -127,6 +130,8 @@ def _tell_pair(found: Comparison) -> None:
     # The verdict comes last, where a terminal shows it.
     for fault in () if found.equal else found.faults:
         say(f"{fault.kind}: {fault.text}\n  in {fault.where}")
+    if step:
+        say(f"next: {step}")
 
 
 def _tell_beside(found: Comparison) -> None:

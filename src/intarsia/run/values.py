@@ -5,6 +5,7 @@ Elements move as raw bits; only here do bits become numbers.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 
 from intarsia.dtypes import DType
 from intarsia.errors import UsageError
+from intarsia.run.codes import numbers_of_codes
+from intarsia.run.numpy_cast import rounded
 
 Bits = NDArray[Any]
 _UNSIGNED: dict[int, np.dtype[Any]] = {
@@ -20,6 +23,8 @@ _UNSIGNED: dict[int, np.dtype[Any]] = {
     4: np.dtype("<u4"),
     8: np.dtype("<u8"),
 }
+_AT_ONCE = 1 << 16
+"""Elements that are numbers of double precision at one time."""
 
 
 def bits_dtype(dtype: DType) -> np.dtype[Any]:
@@ -40,6 +45,8 @@ def cast(bits: Bits, src: DType, dst: DType, shift: float = 0.0) -> Bits:
         raise UsageError(f"elements cannot be cast from {src} to {dst}")
     if src.name == "BF16" and dst.name == "F32" and not shift:
         return bits.astype(np.uint32) << 16
+    if not _has_torch():
+        return _cast_without_torch(bits, src, dst, shift)
     import torch
 
     raw = np.ascontiguousarray(bits)
@@ -54,6 +61,31 @@ def cast(bits: Bits, src: DType, dst: DType, shift: float = 0.0) -> Bits:
     return plain.numpy().view(bits_dtype(dst)).reshape(bits.shape)
 
 
+@cache
+def _has_torch() -> bool:
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return False
+    return True
+
+
+def _cast_without_torch(bits: Bits, src: DType, dst: DType, shift: float) -> Bits:
+    raw = np.ascontiguousarray(bits).reshape(-1)
+    found = np.empty(raw.shape, bits_dtype(dst))
+    for lo in range(0, len(raw), _AT_ONCE):
+        numbers = as_float64(raw[lo : lo + _AT_ONCE], src)
+        if shift:
+            if dst.itemsize < src.itemsize:
+                numbers = as_float64(rounded(numbers, dst), dst)
+            wide = "f8" if src.name == "F64" else "f4"
+            numbers = (numbers.astype(wide) + shift).astype(np.float64)
+        found[lo : lo + _AT_ONCE] = rounded(numbers, dst)
+    return found.reshape(bits.shape)
+
+
 @np.errstate(invalid="ignore")
 def as_float64(bits: Bits, dtype: DType) -> NDArray[Any]:
     """The numbers that bits stand for, in double precision (of two parts where complex)."""
@@ -66,8 +98,4 @@ def as_float64(bits: Bits, dtype: DType) -> NDArray[Any]:
         return (raw.astype(np.uint32) << 16).view("f4").astype(np.float64)
     if dtype.name == "C64":
         return raw.view("c8").astype(np.complex128)
-    import torch
-
-    numbers = torch.from_numpy(raw.view("u1")).view(getattr(torch, dtype.torch))
-    found: NDArray[np.float64] = numbers.to(torch.float64).numpy()
-    return found
+    return np.asarray(numbers_of_codes(dtype)[raw.view("u1")])

@@ -1,0 +1,144 @@
+"""What a checkpoint is, from its headers alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from intarsia.formats import read_manifest
+from intarsia.mesh import Shape
+from intarsia.options import ConfigLike, PathLike, SectionLike
+from intarsia.planning.inventory import Fate, Item, lines
+from intarsia.planning.manifest import Manifest
+from intarsia.quantity import human
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as it is stored, in as many chunks as its file or files hold of it."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    chunks: int
+    bytes: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "chunks": self.chunks,
+            "bytes": self.bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """How weights are quantised, and how many are."""
+
+    scheme: str
+    weights: int
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What the headers of a checkpoint say; its text is what `intarsia inspect` prints.
+
+    `complete` says whether every tensor is there, and every scale that a quantised one needs.
+    """
+
+    path: str
+    format: str
+    family: str | None
+    tensors: int
+    parameters: int
+    bytes: int
+    dtypes: Mapping[str, int]
+    files: Mapping[str, int]
+    entries: int
+    complete: bool
+    problems: tuple[str, ...]
+    inventory: tuple[Item, ...]
+    quantised: Quantised | None
+    notes: tuple[str, ...]
+    tensor_list: tuple[StoredTensor, ...] = field(repr=False)
+    manifest: Manifest = field(repr=False, compare=False)
+
+    def as_json(self, *, tensors: bool = False) -> dict[str, Any]:
+        """One document; with `tensors`, every tensor is listed."""
+        q = self.quantised
+        document: dict[str, Any] = {
+            "path": self.path,
+            "format": self.format,
+            "family": self.family,
+            "tensors": self.tensors,
+            "parameters": self.parameters,
+            "bytes": self.bytes,
+            "dtypes": dict(self.dtypes),
+            "files": dict(self.files),
+            "entries": self.entries,
+            "complete": self.complete,
+            "problems": list(self.problems),
+            "inventory": [item.as_json() for item in self.inventory],
+            "quantised": {"scheme": q.scheme, "weights": q.weights} if q else None,
+            "notes": list(self.notes),
+        }
+        if tensors:
+            document["tensor_list"] = [x.as_json() for x in self.tensor_list]
+        return document
+
+    def __str__(self) -> str:
+        kinds = sorted(self.dtypes.items(), key=lambda kind: -kind[1])
+        rows = [
+            ("path", self.path),
+            ("format", self.format),
+            ("family", self.family or "unknown"),
+            ("tensors", f"{self.tensors:,}"),
+            ("parameters", f"{self.parameters:,}"),
+            ("bytes", f"{human(self.bytes)} in {len(self.files)} file(s)"),
+            ("dtypes", ", ".join(f"{name} x {count}" for name, count in kinds)),
+            ("entries", f"{self.entries:,}"),
+            ("complete", "yes" if self.complete else "no"),
+        ]
+        rows += [("problem", text) for text in self.problems[:20]]
+        rows += [("unread", text) for text in lines(self.inventory)]
+        rows += [
+            ("section", f"{i.name}: {i.role}, {human(i.nbytes)}")
+            for i in self.inventory
+            if i.kind == "section" and i.fate is Fate.READ and i.nbytes
+        ]
+        rows += [("note", text) for text in self.notes]
+        return "\n".join(f"{name:<12}{text}" for name, text in rows)
+
+
+def inspect(path: PathLike, config: ConfigLike = None, section: SectionLike = None) -> Inspection:
+    """What a checkpoint is and whether it is complete; only its headers are read.
+
+    `section` names the model where a checkpoint holds several.
+    """
+    found = read_manifest(path, config, section=section)
+    q = found.quantised
+    return Inspection(
+        path=found.path,
+        format=found.format,
+        family=found.family,
+        tensors=len(found.stored),
+        parameters=found.parameters,
+        bytes=found.nbytes,
+        dtypes=dict(Counter(s.dtype.name for s in found.stored.values())),
+        files=dict(found.files),
+        entries=len(found.entries),
+        complete=not found.absent and not q.faults,
+        problems=(*found.problems, *(fault.text for fault in q.faults)),
+        inventory=found.inventory,
+        quantised=Quantised(str(q), len(q.weights)) if q else None,
+        notes=found.notes,
+        tensor_list=tuple(
+            StoredTensor(s.key or s.name, s.dtype.name, s.shape, len(s.chunks), s.nbytes)
+            for s in found.stored.values()
+        ),
+        manifest=found,
+    )

@@ -1,0 +1,96 @@
+"""What a conversion is asked for: one set of options, for Python and for the command line.
+
+Each field of `Options` is a keyword argument of `plan` and `convert` and an option of both
+commands; its help is written here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from textwrap import indent, wrap
+from typing import Any, TypeVar
+
+from intarsia.mesh import Mesh
+
+PathLike = str | Path
+ConfigLike = str | Path | Mapping[str, Any] | None
+MeshLike = str | Mapping[str, int] | Mesh | None
+SectionLike = str | Sequence[str] | None
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def _says(text: str, *words: str) -> dict[str, Any]:
+    """What an option means, and the words that it may have where they are few."""
+    return {"help": text, "words": words}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a conversion should write, and what it may use."""
+
+    to: str = field(
+        metadata=_says(
+            "The format to write: hf, dcp, torch_dist or fsdp_dtensor.",
+            *("hf", "dcp", "torch_dist", "fsdp_dtensor"),
+        )
+    )
+    mesh: MeshLike = field(
+        default=None,
+        metadata=_says(
+            "The ranks to write for, such as tp=2,fsdp=3. Axes: tp, etp, ep, pp, cp, fsdp, replicate."
+        ),
+    )
+    dialect: str | None = field(
+        default=None,
+        metadata=_says(
+            "Names and fusions to write: same (as stored), hf (as on the hub), hf-fused (3-D experts),"
+            " hf-module (as the Transformers module), megatron."
+            " [default: same between hf and dcp, otherwise the format's own]",
+            *("same", "hf", "hf-fused", "hf-module", "megatron"),
+        ),
+    )
+    megatron_spec: str = field(
+        default="te",
+        metadata=_says(
+            "Megatron's layer specification to name tensors by: te or local.", "te", "local"
+        ),
+    )
+    dtype: str | None = field(
+        default=None,
+        metadata=_says("Cast floating-point weights, to bf16 for example.", "bf16", "fp16", "fp32"),
+    )
+    memory: str | int | None = field(
+        default=None,
+        metadata=_says("Most memory for buffers. [default: 2GiB or a quarter of the machine]"),
+    )
+    workers: int | None = field(default=None, metadata=_says("Threads that move bytes."))
+    max_shard_size: str | int = field(
+        default="5GB", metadata=_says("Largest safetensors file to write.")
+    )
+    optimizer: str = field(
+        default="keep",
+        metadata=_says("keep or drop optimizer state and other training state.", "keep", "drop"),
+    )
+    config: ConfigLike = field(
+        default=None,
+        metadata=_says("The model's config.json, where the checkpoint holds none."),
+    )
+    section: SectionLike = field(
+        default=None,
+        metadata=_says(
+            "The section that is the model, where a checkpoint holds several; after a comma its optimizer's."
+        ),
+    )
+    digests: bool = field(
+        default=True, metadata=_says("Take digests on the way, and keep them in the result.")
+    )
+
+
+def explained(call: Call) -> Call:
+    """A function with what each of the options means added to its docstring."""
+    told = [f"{f.name}: {f.metadata['help']}" for f in fields(Options)]
+    lines = [line for text in told for line in wrap(text, 90, subsequent_indent="    ")]
+    call.__doc__ = f"{call.__doc__}\n    Options:\n{indent(chr(10).join(lines), ' ' * 8)}\n    "
+    return call
