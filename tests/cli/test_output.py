@@ -101,9 +101,23 @@ def test_on_a_terminal_a_table_is_as_wide_as_that_and_loses_nothing(
     table("different", HEADS, ROWS)
     lines = screen.lines
     assert max(map(len, lines)) <= columns
+    told = " ".join("".join(lines).split())
+    for cell in (LONG, "1,234,567", "[0, 0]", "0.25", ROWS[0][4].strip(), "zero"):
+        assert cell.replace(" ", "") in told.replace(" ", "")
     assert any("1,234,567" in line for line in lines), "a number is not cut in two"
-    cells = "".join(line[: line.find("  ")] if "  " in line else line for line in lines)
-    assert LONG in cells
+
+
+def test_columns_that_fit_or_are_short_stay_columns(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    table("", ("tensor", "elements", "kind"), [(LONG, 1_234_567, "zero"), ("w", 2, "nan")])
+    heads, rule, *rows = screen.lines
+    assert heads.split() == ["tensor", "elements", "kind"]
+    assert set(rule) == {"─"}
+    assert len(rows) == 3, "a name is folded, and its number is not"
+    assert rows[0].split()[1:] == ["1,234,567", "zero"]
+    assert max(map(len, screen.lines)) <= 60
 
 
 def test_pictures_and_the_demo_fit_a_terminal_of_80_columns(tmp_path: Path, monkeypatch) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from shutil import get_terminal_size
+from textwrap import wrap
 from typing import Any, TextIO
 
 from intarsia.report.safe import visible
@@ -88,7 +89,8 @@ def table(
 ) -> None:
     """Print rows in columns; numbers to the right, at most `most` rows where that is given.
 
-    On a terminal the table is drawn and folded to its width; elsewhere each row is one line of text.
+    On a terminal the table is drawn as wide as that is, or each row is a few lines; elsewhere a row
+    is one line of text.
     """
     shown = rows[:most] if most else rows
     cells = [[visible(_cell(value)) for value in row] for row in shown]
@@ -109,6 +111,12 @@ def _drawn(
     from rich.table import Table
     from rich.text import Text
 
+    console = Console(highlight=False, markup=False)
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    too_wide = sum(widths) + 3 * (len(widths) - 1) > console.width
+    if too_wide and widths[-1] > _PROSE:
+        _records(title, columns, cells, console.width)
+        return
     out = Table(title=title or None, title_justify="left", header_style="bold", title_style="bold")
     out.box, out.pad_edge, out.show_edge = SIMPLE_HEAD, False, False
     for name, numeric in zip(columns, right, strict=True):
@@ -117,7 +125,24 @@ def _drawn(
         )
     for row in cells:
         out.add_row(*map(Text, row))
-    Console(highlight=False, markup=False).print(out)
+    console.print(out)
+
+
+_PROSE = 40
+"""From here on a last cell is text to be read, which a narrow column would chop up."""
+
+
+def _records(
+    title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], screen: int
+) -> None:
+    """Each row as a few lines: its name, what is in its columns, and the text of the last one."""
+    if title:
+        print(title)
+    for name, *facts, text in cells:
+        told = ", ".join(f"{c} {v}" for c, v in zip(columns[1:-1], facts, strict=True) if v)
+        for line, margin in ((name, ""), (told, "    "), (text, "    ")):
+            lines = wrap(line, screen - len(margin), break_on_hyphens=False)
+            print("\n".join(margin + each for each in lines))
 
 
 def _plain(
