@@ -186,7 +186,7 @@ def _differ(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Unequal
         if not alike:
             beyond.add(~same(x, y, pair.a.dtype, pair.b.dtype), x, y, box, pair)
     if not alike:
-        story = "the numbers differ beyond rounding" if beyond.count else _ROUNDED[not exact.count]
+        story = _story(pair, exact.count, beyond.count)
         kind = "" if beyond.count else "rounded" if exact.count else "dtype-changed"
         text = f"{pair.a.dtype} in A, {pair.b.dtype} in B; {story}"
         told = beyond if beyond.count else exact
@@ -194,7 +194,15 @@ def _differ(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Unequal
     return None if exact.first is None else Unequal(pair, exact.count, exact.first, exact.most)
 
 
-_ROUNDED = ("the narrower is the wider one rounded", "the numbers are equal")
+def _story(pair: Pair, exact: int, beyond: int) -> str:
+    """What is said of numbers of two types, as so many differ exactly and beyond rounding."""
+    if beyond:
+        return "the numbers differ beyond rounding"
+    if not exact:
+        return "the numbers are equal"
+    if pair.a.dtype.itemsize == pair.b.dtype.itemsize:
+        return "the numbers are equal but for rounding"
+    return "the narrower is the wider one rounded"
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from intarsia.checking.chance import may_be_zero
 from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import Place, tensors_in
 from intarsia.checking.portrait import Portrait, Run
@@ -54,7 +55,7 @@ def content_faults(found: Sequence[Seen], padded: bool, content: Content) -> Ite
         yield from value_implausible(seen)
         for portrait in seen.portraits:
             yield from zero_block(seen, portrait, padded, (pruned, parts), content)
-    yield from zero_tensors(found)
+    yield from zero_tensors(found, content)
     yield from zero_scalars(found)
 
 
@@ -130,14 +131,19 @@ def zero_block(
         return  # tokens that never came and experts that were never chosen have none
     rare = place.is_rare and place.expert is None and "expert" not in place.template
     share = 16 if rare or place.is_moment else 64
-    for word, runs, length, across in (
-        ("rows", portrait.zero_rows, unit.rows, unit.columns),
-        ("columns", portrait.zero_columns, unit.columns, unit.rows),
+    for word, runs, count, length, across in (
+        ("rows", portrait.zero_rows, portrait.zero_row_count, unit.rows, unit.columns),
+        ("columns", portrait.zero_columns, portrait.zero_column_count, unit.columns, unit.rows),
     ):
+        chunks = [r for r in runs if word == "rows" and _is_a_chunk(seen, r)]
+        whole = {*chunks, *(r for r in runs if is_share(*r, length))}
         for lo, hi in runs:
-            chunk = word == "rows" and _is_a_chunk(seen, (lo, hi)) and not place.is_vocabulary
+            chunk = (lo, hi) in chunks and not place.is_vocabulary
             enough = hi - lo >= max(_FEWEST_ROWS, length // share) and is_share(lo, hi, length)
             if not (chunk and hi - lo >= 2) and not (enough and not _is_scattered(runs, length)):
+                continue
+            single = count - sum(end - start for start, end in {*whole, (lo, hi)})
+            if may_be_zero(hi - lo, single, length - (hi - lo), length):
                 continue
             trailing = place.is_vocabulary and word == "rows" and hi == length
             if trailing and is_padding(hi - lo, length, padded):
@@ -204,11 +210,12 @@ def _is_a_chunk(seen: Seen, run: Run) -> bool:
     return False
 
 
-def zero_tensors(found: Sequence[Seen]) -> Iterator[Fault]:
+def zero_tensors(found: Sequence[Seen], content: Content) -> Iterator[Fault]:
     """Tensors that are zero where their like in other layers and experts are not.
 
     One that has no like may be zero from the start, unless it is a vocabulary's; the like of a
-    norm that stands alone are those of its size.  A layer that stands still has no moments.
+    norm that stands alone are those of its size.  A layer that stands still has no moments, and
+    what is small may have nothing left where its like are pruned.
     """
     alike: dict[tuple[str, str], list[tuple[Seen, Portrait]]] = {}
     moving: set[tuple[str, str, int | None]] = set()
@@ -238,15 +245,23 @@ def zero_tensors(found: Sequence[Seen]) -> Iterator[Fault]:
         ]
         if not zero or (len(zero) == len(group) and not _is_needed(zero[0][1], norms)):
             continue
+        like = [(seen.item.stored, p) for seen, p in group if not p.zero]
+        zero = [(seen, p) for seen, p in zero if not content.is_sparse_like(_size(p), like)]
+        if not zero:
+            continue
         starts_at_zero = template.endswith(".bias") and zero[0][1].unit.rows == 1
         if starts_at_zero and 2 * len(zero) >= len(group):
             continue  # a part of the model that was never trained
         names = [name for seen, p in zero for name in tensors_in(seen.item.stored, p.unit)]
-        rest = len(group) - len(zero)
+        rest = len(like)
         text = f"{few(names)} {'is' if len(names) == 1 else 'are'} all zero"
         text += f", the other {rest} of `{template}` are not" if rest else ""
-        elements = sum(p.unit.rows * p.unit.columns for _, p in zero)
+        elements = sum(_size(p) for _, p in zero)
         yield Fault("zero-tensor", tuple(names), _files(zero[0][0]), text, elements)
+
+
+def _size(portrait: Portrait) -> int:
+    return portrait.unit.rows * portrait.unit.columns
 
 
 def _at(place: Place) -> tuple[str, str, int | None]:

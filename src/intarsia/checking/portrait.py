@@ -57,6 +57,7 @@ class Portrait:
     repeated_columns: Repeat | None = None
     alike_at_end: int = 0
     zero_row_count: int = 0
+    zero_column_count: int = 0
 
     @property
     def telling(self) -> bool:
@@ -101,6 +102,7 @@ def portrait(
         repeat_in(columns) if wide and not unit.columns % by_column else None,
         _alike_at_end(rows if padded is None else rows[~padded]) if exact else 0,
         int(np.count_nonzero(empty)) if exact else 0,
+        int(np.count_nonzero(columns == 0)) if by_column == 1 else 0,
     )
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import log
 
 import numpy as np
 
+from intarsia.checking.chance import may_be_zero
 from intarsia.checking.naming import Unit
 from intarsia.checking.portrait import Portrait, Run
 from intarsia.checkpoint import Checkpoint
@@ -28,8 +28,8 @@ Drawn = tuple[Stored, Portrait]
 _ROUNDING = 0.02
 """How far a sine that is stored in few bits may be from the sine."""
 
-_CHANCE = log(1e-9)
-"""What is less likely than this happens to no checkpoint by chance."""
+_MOST_LIKE = 8
+"""Matrices that are read to learn how many zeros their like hold."""
 
 _TELLS_BITS = 64.0
 """The information, in bits, from which on two parts are not equal by chance."""
@@ -67,13 +67,23 @@ class Content:
 
     def is_sparse(self, stored: Stored, unit: Unit, zeros: int) -> bool:
         """Whether so many zeros in a row may be chance, as many of the other elements are zero too."""
+        held, size = self._held(stored, unit)
+        return held > 0 and may_be_zero(zeros, size - held - zeros, size - zeros)
+
+    def is_sparse_like(self, size: int, like: Sequence[Drawn]) -> bool:
+        """Whether a matrix of zeros may be chance, as many elements of its like are zero."""
+        counts = [self._held(stored, p.unit) for stored, p in like[:_MOST_LIKE]]
+        held, of = (sum(x) for x in zip(*counts, strict=True)) if counts else (0, 0)
+        return held > 0 and may_be_zero(size, of - held, of)
+
+    def _held(self, stored: Stored, unit: Unit) -> tuple[int, int]:
+        """How many elements of a matrix are not zero, and how many it has; none where it cannot be read."""
         box = _box(unit, 0, (0, unit.rows))
         try:
-            held = sum(int(np.count_nonzero(x)) for x in self._windows(stored, box))
+            found = (as_float64(x, stored.dtype) for x in self._windows(stored, box))
+            return sum(int(np.count_nonzero(x)) for x in found), box.size
         except (FormatError, CoverageError):
-            return False
-        share = held / max(box.size - zeros, 1)
-        return 0 < share < 1 and zeros * log(1 - share) > _CHANCE
+            return 0, 0  # what cannot be read is told elsewhere
 
     def is_table(self, stored: Stored, unit: Unit) -> bool:
         """Whether rows are the sines or cosines of 0, 1, 2 … times an angle for each column.

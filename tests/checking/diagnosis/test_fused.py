@@ -13,6 +13,7 @@ import intarsia
 from intarsia.checking.compare import Comparison
 from tests.checkpoints import write_hf
 from tests.faults.reference import DENSE, Config, weights
+from tests.faults.statements import untrue
 
 QKV = ("q_proj", "k_proj", "v_proj")
 GATED = ("gate_proj", "up_proj")
@@ -33,7 +34,9 @@ def refused(
             wrong |= dict(zip(names, fused.split([len(x) for x in parts]), strict=True))
     wrong = {n: x.clone().contiguous() for n, x in wrong.items()}
     a, b = write_hf(path / "a", tensors, CONFIG), write_hf(path / "b", wrong, CONFIG)
-    return intarsia.verify(a, b)
+    found = intarsia.verify(a, b)
+    assert not untrue(tensors, wrong, found, CONFIG)
+    return found
 
 
 def by_rank(tp: int, order: Sequence[int]) -> Callable[..., torch.Tensor]:
@@ -72,6 +75,15 @@ def test_parts_in_an_order_without_a_name_are_told_as_such(tmp_path: Path) -> No
 
     (fault,) = refused(tmp_path, QKV, shuffled, torch.float32).faults
     assert str(fault).startswith("rows-permuted: rows of query, key and value")
+
+
+def test_rows_in_each_other_s_place_may_be_wrong_in_part_besides(tmp_path: Path) -> None:
+    def shuffled(*parts: torch.Tensor) -> torch.Tensor:
+        kept, turned = torch.cat(parts).roll(5, 0).tensor_split([3 * parts[0].shape[1] // 4], 1)
+        return torch.cat([kept, turned.flip(1)], 1)
+
+    found = refused(tmp_path, QKV, shuffled, torch.float32)
+    assert any("and block 3 of 4 on axis 1 differs" in d.diagnosis for d in found.different)
 
 
 @pytest.mark.parametrize("part", [None, 0.5], ids=["whole heads", "half of each head"])

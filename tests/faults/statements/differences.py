@@ -100,6 +100,7 @@ def _types(text: str, x: Held, y: Held, differ: Mask, wrong: list[str]) -> str:
     rounded = not beyond_rounding(x, y).any()
     truth = (
         "the numbers are equal" if not differ.any()
+        else "the numbers are equal but for rounding" if rounded and x.bits.itemsize == y.bits.itemsize
         else "the narrower is the wider one rounded" if rounded
         else "the numbers differ beyond rounding"
     )  # fmt: skip

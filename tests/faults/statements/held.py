@@ -72,10 +72,17 @@ def beyond_rounding(x: Held, y: Held) -> Mask:
     if x.dtype == y.dtype:
         return unequal(x, y)
     if x.dtype.is_floating_point and y.dtype.is_floating_point:
-        if x.bits.itemsize < y.bits.itemsize:
-            return np.asarray(x.bits != y.to(x.dtype).bits)
-        return np.asarray(x.to(y.dtype).bits != y.bits)
+        forth, back = x.to(y.dtype).bits != y.bits, x.bits != y.to(x.dtype).bits
+        if x.bits.itemsize == y.bits.itemsize:
+            return np.asarray(forth & back)
+        return np.asarray(back if x.bits.itemsize < y.bits.itemsize else forth)
     return np.asarray(x.numbers != y.numbers)
+
+
+def comparable(x: Held, y: Held) -> tuple[Held, Held]:
+    """Both in the narrower of their types."""
+    narrow = x.dtype if x.bits.itemsize < y.bits.itemsize else y.dtype
+    return (x, y) if x.dtype == y.dtype else (x.to(narrow), y.to(narrow))
 
 
 def differ_at(x: Held, y: Held) -> Mask:

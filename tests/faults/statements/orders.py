@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.faults.statements.held import Array, Sides
+from tests.faults.statements.held import Array, Held, Sides, comparable
 
 Ints = NDArray[np.int64]
 Predicted = Iterator[Array]
@@ -70,7 +70,7 @@ def _in_blocks(order: Sequence[int], size: int, n: int) -> Ints:
 
 def _listed(found: re.Match[str], name: str, sides: Sides) -> Predicted:
     """An order that is written out, or begins as it is written and goes on with equal blocks."""
-    x, y = sides.a[name].bits, sides.b[name].bits
+    x = sides.a[name].bits
     noun = found.groupdict().get("noun") or "rows"
     axis = _axis(noun)
     size = int(found.groupdict().get("size") or 1)
@@ -89,11 +89,13 @@ def _listed(found: re.Match[str], name: str, sides: Sides) -> Predicted:
     known = np.concatenate(
         [np.arange(k * size, min((k + 1) * size, n)) if k >= 0 else np.full(size, -1) for k in told]
     )
-    yield _taken(x, np.concatenate([known, _found_again(x, y, axis, size, len(told))]), axis)
+    again = _found_again(sides.a[name], sides.b[name], axis, size, len(told))
+    yield _taken(x, np.concatenate([known, again]), axis)
 
 
-def _found_again(x: Array, y: Array, axis: int, size: int, start: int) -> Ints:
+def _found_again(a: Held, b: Held, axis: int, size: int, start: int) -> Ints:
     """For the blocks of B from one on, the block of A that is it, or is most like it by its signs."""
+    x, y = (z.bits for z in comparable(a, b))
     u, v = (np.moveaxis(z, axis, 0).reshape(z.shape[axis], -1) for z in (x, y))
     count = -(-len(u) // size)
     blocks = [u[k * size : (k + 1) * size] for k in range(count)]
@@ -146,7 +148,7 @@ def _duplicated(found: re.Match[str], name: str, sides: Sides) -> Predicted:
     order = _in_blocks(blocks, size, n)
     if "…" in found["pairs"]:
         last = 1 + max(int(to) for to, _ in re.findall(r"(\d+) holds (\d+)", found["pairs"]))
-        again = _found_again(x, sides.b[name].bits, axis, size, last)
+        again = _found_again(sides.a[name], sides.b[name], axis, size, last)
         order = np.concatenate([_in_blocks(blocks[:last], size, n), again])
     if len(order) == n:
         yield _taken(x, order, axis)
@@ -278,7 +280,7 @@ def _cut_elsewhere(found: re.Match[str], name: str, sides: Sides) -> Predicted:
 
 
 def _mixed(found: re.Match[str], name: str, sides: Sides) -> Predicted:
-    """Rows of a group in each other's place: each is looked up among all of A, and the runs are counted."""
+    """Rows of a group in each other's place: each is the one of A that is most like it, and the runs are counted."""
     names, parts = _parts(name, found["title"], sides)
     if not names:
         return
@@ -287,12 +289,15 @@ def _mixed(found: re.Match[str], name: str, sides: Sides) -> Predicted:
         np.concatenate([side[n].bits.reshape(len(side[n].bits), -1) for n in names])[fused]
         for side in (sides.a, sides.b)
     )
-    where: dict[bytes, int] = {}
-    for k, row in enumerate(u):
-        where.setdefault(row.tobytes(), k)
-    order = np.array([where.get(row.tobytes(), -1) for row in v])
-    runs = 1 + np.count_nonzero(np.diff(order[order >= 0]) != 1)
-    unique = len(where) == len(u) and (order >= 0).all()
+    order = np.empty(len(v), np.int64)
+    unique = len(np.unique(u, axis=0)) == len(u)
+    for k, row in enumerate(v):
+        alike = (u == row).sum(1)
+        best = np.flatnonzero(alike == alike.max())
+        follows = k > 0 and order[k - 1] + 1 in best
+        order[k] = order[k - 1] + 1 if follows else best[0]
+        unique &= alike.max() == u.shape[1]
+    runs = 1 + np.count_nonzero(np.diff(order) != 1)
     if unique and runs != int(found["n"]):
         return
     rows = np.empty_like(u)

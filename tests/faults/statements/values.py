@@ -69,16 +69,26 @@ def _rounded(found: re.Match[str]) -> Claim:
     return holds
 
 
+def _nearly_all(claim: Claim) -> Claim:
+    """What is said of nearly every element holds of nearly every one, not of every one, or of none."""
+
+    def holds(x: Held, y: Held) -> Mask:
+        held = claim(x, y)
+        return held if 0.98 <= held.mean() < 1 else np.zeros_like(held)
+
+    return holds
+
+
 def _constant(found: re.Match[str]) -> Claim:
     n = float(found["n"])
 
     def holds(x: Held, y: Held) -> Mask:
         mine = y if found["side"] == "B" else x
         # `{:g}` has six digits.
-        same = mine.numbers == mine.numbers.reshape(-1)[0]
+        same = mine.numbers == np.nanmedian(mine.numbers)
         return np.asarray(same & (np.abs(mine.numbers - n) <= PRINTED * abs(n)))
 
-    return _all(holds)
+    return _nearly_all(holds) if found["nearly"] else _all(holds)
 
 
 def _times(found: re.Match[str]) -> Claim:
@@ -138,6 +148,7 @@ def _bits_zero(x: Held, y: Held) -> Mask:
 N = r"(?P<n>-?[\d.]+(?:e[+-]?\d+)?)"
 FORMS: list[tuple[str, Callable[[re.Match[str]], Claim]]] = [
     (r"(?P<side>A|B) is all zeros", _turnable(_all(_bits_zero))),
+    (r"nearly all of (?P<side>A|B) is zero", _turnable(_nearly_all(_bits_zero))),
     (
         r"(?P<side>A|B) is zero where (?:A|B) is not",
         _turnable(lambda x, y: np.asarray((y.numbers == 0) | ~differ_at(x, y))),
@@ -149,7 +160,7 @@ FORMS: list[tuple[str, Callable[[re.Match[str]], Claim]]] = [
     (r"(?P<side>A|B) is (?:A|B) rounded to (?P<type>\w+)", _rounded),
     (r"signs flipped", lambda found: lambda x, y: np.asarray(y.numbers == -x.numbers)),
     (r"one bit of an element flipped", lambda found: _one_bit),
-    (rf"every element of (?P<side>A|B) is {N}", _constant),
+    (rf"(?P<nearly>nearly )?every element of (?P<side>A|B) is {N}", _constant),
     (rf"(?P<side>A|B) is (?:A|B) times {N}", _times),
     (rf"(?P<side>A|B) is (?:A|B) (?P<sign>plus|minus) {N}", _plus),
     (

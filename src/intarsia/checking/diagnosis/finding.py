@@ -42,6 +42,11 @@ class Finding:
     place: Place | None = None
 
     @property
+    def exact(self) -> bool:
+        """Whether what it says holds of every element that differs."""
+        return self.explained == self.differing
+
+    @property
     def complete(self) -> bool:
         """Whether it leaves nearly nothing open."""
         return self.kind != UNEXPLAINED and self.explained >= NEARLY_ALL * self.differing

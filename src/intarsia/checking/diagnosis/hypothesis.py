@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -52,13 +52,19 @@ class Window:
 
 
 def same(x: Bits, y: Bits, a: DType, b: DType) -> Mask:
-    """Where two runs of elements agree; of unlike types, up to rounding to the narrower."""
+    """Where two runs of elements agree; of unlike types, up to rounding to the narrower.
+
+    Of two that are as wide as each other neither is, so that one may be the other rounded.
+    """
     if a == b:
         return np.asarray(x == y)
     if a.floating and b.floating:
-        if a.itemsize < b.itemsize:
-            return np.asarray(x == cast(y, b, a))
-        return np.asarray(cast(x, a, b) == y)
+        found = np.zeros(len(x), np.bool_)
+        if a.itemsize <= b.itemsize:
+            found |= x == cast(y, b, a)
+        if a.itemsize >= b.itemsize:
+            found |= cast(x, a, b) == y
+        return found
     return np.asarray(as_float64(x, a) == as_float64(y, b))
 
 
@@ -79,7 +85,8 @@ class Hypothesis:
     """B's tensor read as A's elements in another place (a layout), or with another value.
 
     `then` is a change of value on top of another place.  `key` is what the hypothesis has in
-    common with that of another tensor of the same fault.
+    common with that of another tensor of the same fault.  `nearly` is what is said instead of a
+    `text` about every element where it holds of nearly all.
     """
 
     kind: str
@@ -87,6 +94,13 @@ class Hypothesis:
     predict: Layout | Shuffle | Value
     key: Hashable = None
     then: Value | None = None
+    nearly: str = ""
+
+    def as_far_as(self, score: Score) -> Hypothesis:
+        """The same, not said of every element where the score knows of others."""
+        if not self.nearly or score.exact:
+            return self
+        return replace(self, text=self.nearly, key=self.nearly)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +121,11 @@ class Score:
     @property
     def share(self) -> float:
         return self.explained / self.differing if self.differing else 0.0
+
+    @property
+    def exact(self) -> bool:
+        """Whether the hypothesis explains every difference, and denies nothing."""
+        return self.explained == self.differing and not self.denied
 
     @property
     def holds(self) -> bool:

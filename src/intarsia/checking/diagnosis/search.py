@@ -60,7 +60,7 @@ def _search(e: Evidence, kin: Kin) -> Finding:
         if prod(e.shape) > SMALL:
             score = e.on_all(h)
         if score.holds and h.kind not in (ANY_ORDER, "nan"):
-            return _found(e, h, score)
+            return _found(e, h.as_far_as(score), score)
         tried.append((score, h))
     return _weighed(e, kin, tried, likely)
 

@@ -42,8 +42,9 @@ NO_SECOND_STEP = ("bits-flipped", "zero", "nan", CONSTANT)
 def value_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
     """Changes of value, the plainest first."""
     a, b = e.pair.a.dtype, e.pair.b.dtype
-    yield Hypothesis("zero", "B is all zeros", lambda w: w.v == 0)
-    yield Hypothesis("zero", "A is all zeros", lambda w: w.u == 0)
+    for side in ("B", "A"):
+        told, nearly = f"{side} is all zeros", f"nearly all of {side} is zero"
+        yield Hypothesis("zero", told, partial(_is, side, 0.0), nearly=nearly)
     if not (a.floating and b.floating):
         yield from _flipped(a == b)
         return
@@ -97,7 +98,9 @@ def _constant(e: Evidence) -> Iterator[Hypothesis]:
         if len(held) == 1 and held[0] and np.isfinite(held[0]):
             number = float(held[0])
             told = f"every element of {side} is {number:g}"
-            yield Hypothesis(CONSTANT, told, partial(_is, side, number), (side, number))
+            yield Hypothesis(
+                CONSTANT, told, partial(_is, side, number), (side, number), nearly=f"nearly {told}"
+            )
 
 
 def _is(side: str, number: float, w: Window) -> Mask:

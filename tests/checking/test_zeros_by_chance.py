@@ -1,0 +1,78 @@
+"""Zeros that chance makes are no fault; those that chance excludes are one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import intarsia
+from tests.checkpoints import normal_tensor
+
+
+def kinds(folder: Path, tensors: dict[str, torch.Tensor]) -> list[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    return [fault.kind for fault in intarsia.verify(folder).faults]
+
+
+def pruned(shape: tuple[int, ...], share: float, seed: int) -> torch.Tensor:
+    x = normal_tensor(shape, torch.float32, seed)
+    return x * (torch.rand(shape, generator=torch.Generator().manual_seed(seed)) >= share)
+
+
+def with_zero_rows(rows: list[int], count: int) -> torch.Tensor:
+    x = normal_tensor((count, 16), torch.float32)
+    x[rows] = 0
+    return x
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "layers.0.mlp.up_proj.weight"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_single_zero_rows_may_lie_as_a_rank_s_share_does(
+    name: str, turned: bool, tmp_path: Path
+) -> None:
+    x = with_zero_rows([3, 11, 28, 29, 30, 31, 36, 40], 48)
+    assert not kinds(tmp_path, {name: (x.T if turned else x).contiguous()})
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "layers.0.mlp.up_proj.weight"])
+def test_a_rank_s_rows_are_a_fault_though_a_few_other_rows_are_zero(
+    name: str, tmp_path: Path
+) -> None:
+    few = with_zero_rows([*range(12, 24), 40], 48)
+    assert kinds(tmp_path / "few", {name: few}) == ["zero-block"]
+    two = with_zero_rows([*range(12, 24), *range(36, 44)], 48)
+    assert kinds(tmp_path / "two", {name: two}) == ["zero-block"]
+
+
+@pytest.mark.parametrize("shape", [(1, 24), (24, 1), (6, 4)])
+@pytest.mark.parametrize("leaf", ["mlp.shared_expert_gate.weight", "mixer.conv.weight"])
+def test_a_small_tensor_of_a_pruned_model_may_have_nothing_left(
+    leaf: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    tensors = {f"model.layers.{k}.{leaf}": pruned(shape, 0.75, k) for k in range(4)}
+    tensors[f"model.layers.2.{leaf}"].zero_()
+    assert not kinds(tmp_path / "small", tensors)
+    large = {n: pruned((64, 64), 0.75, k) for k, n in enumerate(tensors)}
+    large[f"model.layers.2.{leaf}"].zero_()
+    assert kinds(tmp_path / "large", large) == ["zero-tensor"]
+
+
+def test_a_small_tensor_is_lost_where_its_like_have_no_zeros(tmp_path: Path) -> None:
+    at = "model.layers.{}.mlp.shared_expert_gate.weight"
+    tensors = {at.format(k): normal_tensor((1, 24), torch.float32, k) for k in range(4)}
+    tensors[at.format(1)].zero_()
+    tensors |= {f"model.layers.{k}.mlp.up_proj.weight": pruned((16, 24), 0.9, k) for k in range(4)}
+    assert kinds(tmp_path, tensors) == ["zero-tensor"]
+
+
+def test_weights_that_a_mask_was_multiplied_with_are_zero_whatever_their_sign(
+    tmp_path: Path,
+) -> None:
+    at = "model.layers.{}.mlp.shared_expert_gate.weight"
+    tensors = {at.format(k): pruned((1, 24), 0.75, k) for k in range(3)}
+    tensors[at.format(0)] *= -0.0
+    assert not kinds(tmp_path, tensors)
