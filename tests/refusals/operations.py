@@ -39,6 +39,26 @@ def destination_holds_source(tmp: Path) -> None:
     intarsia.convert(tmp / "view", real, to="dcp", overwrite=True, config=CONFIG)
 
 
+@refusal("A checkpoint whose place another takes while it is read", area="operations")
+def replaced_while_read(tmp: Path) -> None:
+    model_, other, aside = _hf(tmp / "model"), _hf(tmp / "other", 1), tmp / "aside"
+
+    def replace_it(done: int, total: int) -> None:
+        if not aside.exists():
+            model_.rename(aside)
+            other.rename(model_)
+
+    intarsia.verify(model_, _hf(tmp / "copy", 2), progress=replace_it)
+
+
+@refusal("A file that is removed after its checkpoint was opened", area="operations")
+def removed_after_opening(tmp: Path) -> None:
+    path = _hf(tmp / "model")
+    with intarsia.open(path) as opened:
+        (path / "model.safetensors").unlink()
+        opened["model.embed_tokens.weight"][:]
+
+
 @refusal("A mount point as a destination", area="operations")
 def mount_point(tmp: Path) -> None:
     intarsia.convert(_hf(tmp / "model"), "/proc", to="dcp")

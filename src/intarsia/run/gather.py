@@ -88,9 +88,9 @@ def _read_runs(folder: Folder, file: str, fill: Fill, run: Runs) -> int:
     itemsize = fill.src.itemsize
     to = fill.piece.to + grid(run.outer, "to", 1)
     if _is_plain(fill, run):
-        view = fill.buffer.data
-        for start, at in zip(run.starts.tolist(), (to * itemsize).tolist(), strict=True):
-            folder.read_into(file, start, view[at : at + run.length])
+        view, length = fill.buffer.data, run.length
+        places = zip(run.starts.tolist(), (to * itemsize).tolist(), strict=True)
+        folder.read_each(file, [(start, view[at : at + length]) for start, at in places])
     else:
         scratch = np.empty(run.length, np.uint8)
         for start, at in zip(run.starts.tolist(), to.tolist(), strict=True):

@@ -6,7 +6,7 @@ import os
 import stat
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,29 +107,38 @@ class Folder:
 
     def read_into(self, file: str, start_bytes: int, buffer: Buffer) -> None:
         """Fill `buffer` from a file, starting at `start_bytes`."""
-        view = memoryview(buffer).cast("B")
+        self.read_each(file, [(start_bytes, memoryview(buffer).cast("B"))])
+
+    def read_each(self, file: str, wanted: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each buffer from a file, starting at its byte, and check once that the file is what it was."""
         if file in self._told:
-            view[:] = self._told[file][start_bytes : start_bytes + len(view)]
+            held = self._told[file]
+            for start_bytes, view in wanted:
+                view[:] = held[start_bytes : start_bytes + len(view)]
             return
         with self._use(file) as fd:
-            at = 0
-            while at < len(view):
-                try:
-                    count = os.preadv(fd, [view[at:]] if at else [view], start_bytes + at)
-                except OSError as error:
-                    raise unreadable(self.root / file, error) from error
-                if count == 0:
-                    self._check(file, fd)
-                    raise FormatError(
-                        f"{self.root / file} ends at byte {self.size(file):,};"
-                        f" bytes [{start_bytes:,}:{start_bytes + len(view):,}) were expected",
-                        hint="the file is truncated: copy it again from its source",
-                        kind="file-too-short",
-                        path=self.root / file,
-                    )
-                at += count
+            for start_bytes, view in wanted:
+                self._fill(file, fd, start_bytes, view)
             self._check(file, fd)
-        self._read_bytes += len(view)
+        self._read_bytes += sum([len(view) for _, view in wanted])
+
+    def _fill(self, file: str, fd: int, start_bytes: int, view: memoryview) -> None:
+        at = 0
+        while at < len(view):
+            try:
+                count = os.preadv(fd, [view[at:]] if at else [view], start_bytes + at)
+            except OSError as error:
+                raise unreadable(self.root / file, error) from error
+            if count == 0:
+                self._check(file, fd)
+                raise FormatError(
+                    f"{self.root / file} ends at byte {self.size(file):,};"
+                    f" bytes [{start_bytes:,}:{start_bytes + len(view):,}) were expected",
+                    hint="the file is truncated: copy it again from its source",
+                    kind="file-too-short",
+                    path=self.root / file,
+                )
+            at += count
 
     def view(self, file: str, start_bytes: int, length_bytes: int) -> memoryview:
         """Exactly these bytes of a file, until this thread views others: they lie where those will.

@@ -100,8 +100,9 @@ class Evidence:
         """Elements of A (or of B) in any arrangement."""
         side = checkpoint or self.a
         x = self.pair.a if side is self.a else self.pair.b
-        proven = side.prove(x.name, layout, x.dtype)
-        return side.read_box(proven, box).view(bits_dtype(x.dtype))
+        # Most hypotheses are tried on a sample alone: no more of them is proven than is read.
+        proven = side.prove(x.name, layout.box(box.offsets, box.shape), x.dtype)
+        return side.read_box(proven, Box.whole(box.shape)).view(bits_dtype(x.dtype))
 
     def predicted(self, predict: Layout | Shuffle, box: Box) -> Bits:
         """What a rearrangement of A puts into a box of B."""
