@@ -57,6 +57,12 @@ class Options:
             "Megatron's layer specification to name tensors by: te or local.", "te", "local"
         ),
     )
+    megatron_lr: str | float | None = field(
+        default=None,
+        metadata=_says(
+            "LR,MIN_LR of the run that will resume, for the optimizer state of Megatron-core 0.19 on."
+        ),
+    )
     dtype: str | None = field(
         default=None,
         metadata=_says("Cast floating-point weights, to bf16 for example.", "bf16", "fp16", "fp32"),

@@ -26,7 +26,16 @@ from tests.parity.megatron_training import begin, optimizers
 
 vars(distrib_optimizer).update(HAVE_APEX_OR_TE=True, USING_TE_OPTIMIZER=True)
 
-SETTINGS = ("lr", "betas", "eps", "weight_decay", "wd_mult", "is_expert_parallel")
+SETTINGS = (
+    "lr",
+    "betas",
+    "eps",
+    "weight_decay",
+    "wd_mult",
+    "is_expert_parallel",
+    "max_lr",
+    "min_lr",
+)
 
 
 class StandInForFusedAdam(torch.optim.AdamW):

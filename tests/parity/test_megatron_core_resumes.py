@@ -64,13 +64,20 @@ def test_what_torch_trained_resumes_in_megatron(
     model = make(tmp_path / "hf", kind, torch.bfloat16, vocab_size=100)
     src = trained_by_torch(model, tmp_path / "dcp")
     intarsia.convert(
-        src, tmp_path / "td", to="torch_dist", mesh=mesh, config=model.config, megatron_spec="local"
+        src,
+        tmp_path / "td",
+        to="torch_dist",
+        mesh=mesh,
+        config=model.config,
+        megatron_spec="local",
+        megatron_lr=0.001,
     )
     found = resumed(tmp_path, model, tmp_path / "td", ranks, sizes, 0)
     assert found["elements"] > 0
     for group in found["groups"]:
         assert (group["lr"], group["betas"], group["eps"]) == (0.002, [0.8, 0.95], 1e-7)
         assert group["weight_decay"] == (0.1 if group["wd_mult"] else 0.0)
+        assert (group["max_lr"], group["min_lr"]) == (0.001, None)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ from intarsia.format.megatron_groups import (
 )
 from intarsia.format.megatron_keys import Key
 from intarsia.format.megatron_optimizer import state_of, stored_key
+from intarsia.format.megatron_rates import note_on_rates, set_rates
 from intarsia.mesh import Box, Mesh, Rule, Shape
 from intarsia.planning.manifest import Target
 
@@ -116,10 +117,11 @@ def _left_behind(
 
 
 def _remarks(state: Mapping[str, Any], options: WriteOptions) -> Iterator[str]:
-    """What the source says of its parameter groups and Megatron's do not."""
+    """What the source says of its parameter groups and Megatron's do not, and the other way round."""
+    groups = groups_in(state.get("optimizer"))
+    yield from note_on_rates(groups)
     if options.groups is None:
         return
-    groups = groups_in(state.get("optimizer"))
     exempt = (g.get("weight_decay") for g in groups if g.get("wd_mult") == 0.0)
     decay = {str(value) for value in exempt if value}
     if decay:
@@ -271,6 +273,7 @@ def _optimizer(
         found = as_megatron(options.groups, rows, step, chained)
     elif COMMON_OBJECT not in options.entries:
         check_told_apart(groups_in(found))
+    set_rates(groups_in(found), options.rates)
     each = [v for k, v in found.items() if isinstance(k, int) and isinstance(v, dict)] or [found]
     for one in each:
         one["param_state_sharding_type"] = "fully_reshardable"
