@@ -44,6 +44,21 @@ class StandInForFusedAdam(torch.optim.AdamW):
     def __setstate__(self, state: dict[str, Any]) -> None:
         torch.optim.Optimizer.__setstate__(self, state)
 
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            (b1, b2), step = group["betas"], group.get("step", 0) + 1
+            group["step"] = step
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+                state["exp_avg"].lerp_(p.grad, 1 - b1)
+                state["exp_avg_sq"].mul_(b2).addcmul_(p.grad, p.grad, value=1 - b2)
+                root = (state["exp_avg_sq"] / (1 - b2**step)).sqrt_().add_(group["eps"])
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.addcdiv_(state["exp_avg"], root, value=-group["lr"] / (1 - b1**step))
+
 
 def blank(optimizer: DistributedOptimizer) -> None:
     """Make the state that an Adam has only after a step, wrong in every element."""
