@@ -11,7 +11,7 @@ import torch
 import intarsia
 from tests.parity.test_megatron_core_loads import launch, make
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.megatron]
 
 STEPS = "tests.journeys.megatron_steps"
 

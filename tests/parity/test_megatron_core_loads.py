@@ -18,6 +18,8 @@ from intarsia.checkpoint import Checkpoint
 from tests.checkpoints import ROOT, environment
 from tests.parity.megatron_writing import read, write_torch_dist
 
+pytestmark = pytest.mark.megatron
+
 SIZES = {
     "hidden_size": 32,
     "num_attention_heads": 4,

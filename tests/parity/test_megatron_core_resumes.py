@@ -15,7 +15,7 @@ from tests.checkpoints import write_dcp
 from tests.parity.megatron_writing import write_torch_dist
 from tests.parity.test_megatron_core_loads import Model, iteration, launch, make
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.megatron]
 
 MESHES = [
     ("qwen3", 2, (1, 1, 1), "tp=2,pp=2"),
