@@ -106,7 +106,7 @@ def main(checkpoint: str, config: str, out: str, bucket: str, *sizes: str) -> No
     dist.all_reduce(count)
     if dist.get_rank() == 0:
         groups = [g for one in each for g in one.optimizer.param_groups]
-        settings = [{key: group[key] for key in SETTINGS} for group in groups]
+        settings = [{key: group.get(key) for key in SETTINGS} for group in groups]
         Path(out).write_text(json.dumps({"elements": count.item(), "groups": settings}))
     dist.barrier()
     dist.destroy_process_group()

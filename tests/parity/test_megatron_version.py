@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.megatron
-def test_the_package_that_is_imported_is_the_one_that_was_asked_for() -> None:
+def source_of(file: str) -> str:
+    """The text of a file of the Megatron-core that would be imported."""
     found = find_spec("megatron.core")
     assert found is not None
     assert found.origin is not None
-    text = (Path(found.origin).parent / "package_info.py").read_text()
-    numbers = [re.search(rf"^{word} = (\d+)$", text, re.MULTILINE) for word in NUMBERS]
-    imported = ".".join(number[1] for number in numbers if number)
+    return (Path(found.origin).parent / file).read_text()
+
+
+@pytest.mark.megatron
+def test_the_package_that_is_imported_is_the_one_that_was_asked_for() -> None:
+    said = source_of("package_info.py")
+    numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)$", said, re.MULTILINE)
     asked = os.environ.get("MEGATRON_CORE", f"megatron-core=={version('megatron-core')}")
-    assert asked == f"megatron-core=={imported}"
-
-
-NUMBERS = ("MAJOR", "MINOR", "PATCH")
+    assert asked == f"megatron-core=={'.'.join(numbers)}"
