@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import intarsia
 from intarsia.errors import UsageError
@@ -14,7 +15,8 @@ from intarsia.format.megatron_common import read_common
 from intarsia.format.megatron_groups import groups_in, optimizer_of
 from intarsia.format.megatron_rates import Rates, note_on_rates, set_rates
 from intarsia.store.local import Folder
-from tests.refusals.numbers import trained
+from tests.checkpoints import write_dcp
+from tests.refusals.numbers import CONFIG, trained, weights
 
 
 def written_groups(folder: Path) -> list[dict[str, Any]]:
@@ -62,3 +64,14 @@ def test_groups_with_rates_of_their_own_keep_them() -> None:
     assert [*note_on_rates(groups)] == []
     assert len([*note_on_rates([{"lr": 1.0}])]) == 1
     assert [*note_on_rates([])] == []
+
+
+def test_groups_of_torch_in_fsdp_dtensor_are_reported_as_torchs(tmp_path: Path) -> None:
+    groups = [{"lr": 0.1, "params": list(weights())}]
+    state = {n: {"step": torch.tensor(1.0), "exp_avg": x.float()} for n, x in weights().items()}
+    held = weights() | {"optimizer": {"state": state, "param_groups": groups}}
+    source = write_dcp(tmp_path / "dcp", held)
+    made = intarsia.convert(source, tmp_path / "fsdp", to="fsdp_dtensor", config=CONFIG)
+    assert any("param_to_group_meta" in note for note in made.notes)
+    made = intarsia.convert(trained(tmp_path), tmp_path / "other", to="fsdp_dtensor")
+    assert not any("param_to_group_meta" in note for note in made.notes)
