@@ -246,7 +246,8 @@ def intarsia(*words: object) -> Answer:
 
 def environment(**changes: str) -> dict[str, str]:
     """The environment of a child process that can import Intarsia and these tests."""
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    given = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), *([given] if given else [])])
     kept = {k: v for k, v in os.environ.items() if not k.startswith("INTARSIA_")}
     return kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | changes
 

@@ -64,8 +64,8 @@ def test_options_reach_the_job_from_both_sides(name: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("intarsia.api.job", job)
     other = {
-        "to": "hf", "mesh": "tp=2", "dialect": "same", "megatron_spec": "local", "dtype": "fp32", "memory": "1GiB",
-        "workers": 3, "max_shard_size": "1GB", "optimizer": "drop", "config": "c.json", "section": "s", "digests": False,
+        "to": "hf", "mesh": "tp=2", "dialect": "same", "megatron_spec": "local", "megatron_lr": "1e-3",
+        "dtype": "fp32", "memory": "1GiB", "workers": 3, "max_shard_size": "1GB", "optimizer": "drop", "config": "c.json", "section": "s", "digests": False,
     }  # fmt: skip
     assert other.keys() == FIELDS.keys()
     assert not any(other[name] == field.default for name, field in FIELDS.items())

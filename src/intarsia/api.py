@@ -10,6 +10,7 @@ from intarsia.checkpoint import Checkpoint
 from intarsia.conversion import Report, carry_out
 from intarsia.dtypes import dtype_named
 from intarsia.errors import ForeignNamesError, SectionError
+from intarsia.format.megatron_rates import Rates
 from intarsia.formats import read_manifest
 from intarsia.job import Job, prepare
 from intarsia.mesh import Mesh
@@ -49,6 +50,7 @@ def job(src: PathLike, options: Options) -> Job:
         dtype=dtype_named(options.dtype) if options.dtype else None,
         optimizer=options.optimizer,
         spec=options.megatron_spec,
+        rates=Rates.parse(options.megatron_lr),
     )
     made = prepare(
         src,
@@ -69,6 +71,7 @@ def plan(
     mesh: MeshLike = None,
     dialect: str | None = None,
     megatron_spec: str = "te",
+    megatron_lr: str | float | None = None,
     dtype: str | None = None,
     memory: str | int | None = None,
     workers: int | None = None,
@@ -84,6 +87,7 @@ def plan(
         mesh=mesh,
         dialect=dialect,
         megatron_spec=megatron_spec,
+        megatron_lr=megatron_lr,
         dtype=dtype,
         memory=memory,
         workers=workers,
@@ -105,6 +109,7 @@ def convert(
     mesh: MeshLike = None,
     dialect: str | None = None,
     megatron_spec: str = "te",
+    megatron_lr: str | float | None = None,
     dtype: str | None = None,
     memory: str | int | None = None,
     workers: int | None = None,
@@ -130,6 +135,7 @@ def convert(
         mesh=mesh,
         dialect=dialect,
         megatron_spec=megatron_spec,
+        megatron_lr=megatron_lr,
         dtype=dtype,
         memory=memory,
         workers=workers,

@@ -139,7 +139,7 @@ def groups_of(src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
         return groups_by_parameter(entries, src.stored.values(), src.logical)
     if src.format == "torch_dist":
         told = groups_in(optimizer_of(common, entries))
-        return as_torch(told, src.stored.values(), src.logical)
+        return as_torch(told, src.stored.values(), src.logical, plain(arguments_of(common)))
     return None
 
 

@@ -25,6 +25,7 @@ def facts_of(job: Job, arrangement: Arrangement) -> dict[str, str]:
         "--mesh": str(wish.mesh),
         "--dialect": wish.dialect or "not given",
         "--megatron-spec": wish.spec,
+        "--megatron-lr": str(wish.rates or "not given"),
         "--dtype": str(wish.dtype or "not given"),
         "--optimizer": wish.optimizer,
         "--max-shard-size": str(job.max_shard_bytes),

@@ -58,6 +58,7 @@ class Job:
             self.wish.dtype,
             stem_for(self.src, self.wish.to),
             self.src.metadata,
+            self.wish.rates,
         )
         return format_named(self.wish.to).arrange(self.wanted.targets, options)
 

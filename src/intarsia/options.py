@@ -57,6 +57,12 @@ class Options:
             "Megatron's layer specification to name tensors by: te or local.", "te", "local"
         ),
     )
+    megatron_lr: str | float | None = field(
+        default=None,
+        metadata=_says(
+            "LR,MIN_LR of the run that will resume, for the optimizer state of Megatron-core 0.19 on."
+        ),
+    )
     dtype: str | None = field(
         default=None,
         metadata=_says("Cast floating-point weights, to bf16 for example.", "bf16", "fp16", "fp32"),
@@ -91,6 +97,10 @@ class Options:
 def explained(call: Call) -> Call:
     """A function with what each of the options means added to its docstring."""
     told = [f"{f.name}: {f.metadata['help']}" for f in fields(Options)]
-    lines = [line for text in told for line in wrap(text, 90, subsequent_indent="    ")]
+    lines = [
+        line
+        for text in told
+        for line in wrap(text, 90, subsequent_indent="    ", break_on_hyphens=False)
+    ]
     call.__doc__ = f"{call.__doc__}\n    Options:\n{indent(chr(10).join(lines), ' ' * 8)}\n    "
     return call

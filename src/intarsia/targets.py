@@ -12,6 +12,7 @@ from intarsia.family import Param, Table, table_for
 from intarsia.family.beside_text import respelled
 from intarsia.format.base import Format
 from intarsia.format.cast import cast_to
+from intarsia.format.megatron_rates import Rates
 from intarsia.format.optimizer_names import is_numbered_name
 from intarsia.format.parameter_groups import has_torch_groups
 from intarsia.formats import format_named
@@ -37,6 +38,7 @@ class Wish:
     dtype: DType | None = None
     optimizer: str = "keep"
     spec: str = "te"
+    rates: Rates | None = None
 
     def dialect_for(self, src: Manifest, writer: Format) -> str:
         """The dialect to write, checked against what the format has."""
@@ -73,6 +75,7 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
     writer = format_named(wish.to)
     _check(wish)
     _check_named(src, wish)
+    _check_rates(src, wish)
     wish = _as_quantised(src, wish, writer)
     if wish.optimizer == "keep" and wish.to in MEGATRON_FORMATS:
         check_whole(src)
@@ -221,6 +224,21 @@ def _check_named(src: Manifest, wish: Wish) -> None:
     kept = src.format in SAME_FORMATS and wish.to in SAME_FORMATS
     if not (kept and any(map(is_numbered_name, src.logical))):
         raise src.state_unclear
+
+
+def _check_rates(src: Manifest, wish: Wish) -> None:
+    if wish.rates is None:
+        return
+    if wish.to != "torch_dist":
+        raise UsageError(
+            f"--megatron-lr is for the parameter groups of torch_dist, and {wish.to} is asked for",
+            hint="leave --megatron-lr out",
+        )
+    if wish.optimizer == "drop" or not any(n.startswith("optimizer.") for n in src.logical):
+        why = "is dropped" if wish.optimizer == "drop" else f"is not in {src.path}"
+        raise UsageError(
+            f"--megatron-lr is for optimizer state, which {why}", hint="leave --megatron-lr out"
+        )
 
 
 def _as_quantised(src: Manifest, wish: Wish, writer: Format) -> Wish:

@@ -8,11 +8,23 @@ from typing import Any
 
 import torch
 
-for name, kernel in (("fla.modules.l2norm", "l2norm"), ("fla.ops.gated_delta_rule", "chunk_gated_delta_rule")):  # fmt: skip
+KERNELS = {
+    "fla.modules.convolution": "causal_conv1d",
+    "fla.modules.l2norm": "l2norm",
+    "fla.ops.gated_delta_rule": "chunk_gated_delta_rule",
+}
+"""What Megatron imports, some versions less."""
+
+
+def absent(*args: Any, **kwargs: Any) -> None:
+    raise RuntimeError("the kernels of fla need a GPU")
+
+
+for name, kernel in KERNELS.items():
     words = name.split(".")
     for end in range(1, len(words) + 1):
         sys.modules.setdefault(".".join(words[:end]), types.ModuleType(".".join(words[:end])))
-    vars(sys.modules[name])[kernel] = None
+    vars(sys.modules[name])[kernel] = absent
 
 from megatron.core.ssm.gated_delta_net import GatedDeltaNet, GatedDeltaNetSubmodules
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear

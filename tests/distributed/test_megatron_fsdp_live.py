@@ -16,6 +16,8 @@ from tests.distributed.ranks import on_ranks_with
 from tests.live.megatron_fsdp_cases import hf_with_optimizer
 from tests.parity.test_megatron_core_loads import make
 
+pytestmark = pytest.mark.megatron
+
 MODELS = "tests.distributed.megatron_model"
 SMALL = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 24, "head_dim": 4}
 LINEAR = {

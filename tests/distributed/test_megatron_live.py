@@ -20,6 +20,8 @@ from tests.distributed.ranks import on_ranks_with
 from tests.live.megatron_fsdp_cases import hf_with_optimizer
 from tests.parity.test_megatron_core_loads import Model, make
 
+pytestmark = pytest.mark.megatron
+
 MODELS = "tests.distributed.megatron_model"
 PAGE = ROOT / "docs/how-to/megatron-live.md"
 MESHES = [(2, 1, 4), (1, 1, 8), (2, 1, 1), (4, 1, 2), (2, 2, 2)]

@@ -109,3 +109,33 @@ def test_steps_and_groups_are_found_by_megatrons_rule() -> None:
     assert (step_for(groups, OTHER), step_for(groups, EXPERT)) == (3.0, 4.0)
     groups[1]["step"] = 9
     assert step_for(groups, OTHER) is None
+
+
+def test_vectors_that_a_run_has_decay_are_in_the_group_that_decays() -> None:
+    groups = [{"wd_mult": 1.0}, {"wd_mult": 0.0}]
+    norms = "decoder.layers.3.self_attention.q_layernorm.weight"
+    assert group_for(groups, norms, 1) == 1
+    assert group_for(groups, norms, 1, {"apply_wd_to_qk_layernorm": True}) == 0
+    assert group_for(groups, NORM, 1, {"apply_wd_to_qk_layernorm": True}) == 1
+
+
+def test_embedding_and_head_are_told_by_the_rate_that_the_run_gave_them() -> None:
+    usual = {"wd_mult": 1.0, "is_decoupled_lr": False, "max_lr": 0.1}
+    groups = [usual, usual | {"max_lr": 0.2}, usual | {"wd_mult": 0.0}]
+    args = {"decoupled_lr": 0.2}
+    for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+        assert group_for(groups, name, 2, args) == 1
+    assert group_for(groups, OTHER, 2, args) == 0
+    assert group_for(groups, NORM, 1, args) == 2
+    assert group_for(groups, OTHER, 2) is None
+
+
+def test_groups_that_differ_in_their_rates_stay_apart_where_experts_join_the_rest() -> None:
+    usual = {"wd_mult": 1.0, "lr_mult": 1.0, "is_decoupled_lr": False, "is_expert_parallel": False}
+    dense = [usual | {"max_lr": 0.1}, usual | {"max_lr": 0.2}]
+    experts = [usual | {"max_lr": 0.1, "is_expert_parallel": True}]
+    chain = {
+        0: {"optimizer": {"param_groups": dense}},
+        1: {"optimizer": {"param_groups": experts}},
+    }
+    assert groups_in(chained_as(chain, [EXPERT], chained=False)) == dense

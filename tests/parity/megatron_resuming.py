@@ -26,7 +26,16 @@ from tests.parity.megatron_training import begin, optimizers
 
 vars(distrib_optimizer).update(HAVE_APEX_OR_TE=True, USING_TE_OPTIMIZER=True)
 
-SETTINGS = ("lr", "betas", "eps", "weight_decay", "wd_mult", "is_expert_parallel")
+SETTINGS = (
+    "lr",
+    "betas",
+    "eps",
+    "weight_decay",
+    "wd_mult",
+    "is_expert_parallel",
+    "max_lr",
+    "min_lr",
+)
 
 
 class StandInForFusedAdam(torch.optim.AdamW):
@@ -34,6 +43,21 @@ class StandInForFusedAdam(torch.optim.AdamW):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         torch.optim.Optimizer.__setstate__(self, state)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            (b1, b2), step = group["betas"], group.get("step", 0) + 1
+            group["step"] = step
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+                state["exp_avg"].lerp_(p.grad, 1 - b1)
+                state["exp_avg_sq"].mul_(b2).addcmul_(p.grad, p.grad, value=1 - b2)
+                root = (state["exp_avg_sq"] / (1 - b2**step)).sqrt_().add_(group["eps"])
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.addcdiv_(state["exp_avg"], root, value=-group["lr"] / (1 - b1**step))
 
 
 def blank(optimizer: DistributedOptimizer) -> None:
@@ -82,7 +106,7 @@ def main(checkpoint: str, config: str, out: str, bucket: str, *sizes: str) -> No
     dist.all_reduce(count)
     if dist.get_rank() == 0:
         groups = [g for one in each for g in one.optimizer.param_groups]
-        settings = [{key: group[key] for key in SETTINGS} for group in groups]
+        settings = [{key: group.get(key) for key in SETTINGS} for group in groups]
         Path(out).write_text(json.dumps({"elements": count.item(), "groups": settings}))
     dist.barrier()
     dist.destroy_process_group()

@@ -50,8 +50,11 @@ def begin(config: str, tp: int, pp: int, ep: int) -> GPTModel:
     return build(hf, hf["vocab_size"], tp, pp, ep, torch.bfloat16).bfloat16()
 
 
-def optimizers(model: GPTModel, bucket: int) -> tuple[Any, list[DistributedOptimizer]]:
+def optimizers(
+    model: GPTModel, bucket: int, **settings: Any
+) -> tuple[Any, list[DistributedOptimizer]]:
     """Megatron's optimizer of a model, and each one of the chain that it may be."""
+    chosen = {"optimizer": "adam", "lr": 1e-3, "bf16": True, "use_distributed_optimizer": True}
     wrapped = DistributedDataParallel(
         model.config,
         DistributedDataParallelConfig(
@@ -61,10 +64,7 @@ def optimizers(model: GPTModel, bucket: int) -> tuple[Any, list[DistributedOptim
         ),
         model,
     )
-    optimizer = get_megatron_optimizer(
-        OptimizerConfig(optimizer="adam", lr=1e-3, bf16=True, use_distributed_optimizer=True),
-        [wrapped],
-    )
+    optimizer = get_megatron_optimizer(OptimizerConfig(**chosen | settings), [wrapped])
     chained = isinstance(optimizer, ChainedOptimizer)
     return optimizer, optimizer.chained_optimizers if chained else [optimizer]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -16,8 +15,10 @@ import torch
 import transformers
 
 from intarsia.checkpoint import Checkpoint
-from tests.checkpoints import ROOT
+from tests.checkpoints import ROOT, environment
 from tests.parity.megatron_writing import read, write_torch_dist
+
+pytestmark = pytest.mark.megatron
 
 SIZES = {
     "hidden_size": 32,
@@ -74,14 +75,12 @@ def launch(module: str, ranks: int, *words: object) -> None:
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
-        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
     }
     running = [
         subprocess.Popen(
             [sys.executable, "-m", module, *map(str, words)],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env=environment(**shared) | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

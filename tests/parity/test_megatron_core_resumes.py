@@ -14,8 +14,12 @@ import intarsia
 from tests.checkpoints import write_dcp
 from tests.parity.megatron_writing import write_torch_dist
 from tests.parity.test_megatron_core_loads import Model, iteration, launch, make
+from tests.parity.test_megatron_version import source_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.megatron]
+
+FINDS_GROUPS_BY_RATES = "_param_group_override_keys" in source_of("optimizer/optimizer.py")
+"""Whether the installed Megatron-core compares `max_lr` too."""
 
 MESHES = [
     ("qwen3", 2, (1, 1, 1), "tp=2,pp=2"),
@@ -64,13 +68,21 @@ def test_what_torch_trained_resumes_in_megatron(
     model = make(tmp_path / "hf", kind, torch.bfloat16, vocab_size=100)
     src = trained_by_torch(model, tmp_path / "dcp")
     intarsia.convert(
-        src, tmp_path / "td", to="torch_dist", mesh=mesh, config=model.config, megatron_spec="local"
+        src,
+        tmp_path / "td",
+        to="torch_dist",
+        mesh=mesh,
+        config=model.config,
+        megatron_spec="local",
+        megatron_lr=0.001 if FINDS_GROUPS_BY_RATES else None,
     )
     found = resumed(tmp_path, model, tmp_path / "td", ranks, sizes, 0)
     assert found["elements"] > 0
     for group in found["groups"]:
         assert (group["lr"], group["betas"], group["eps"]) == (0.002, [0.8, 0.95], 1e-7)
         assert group["weight_decay"] == (0.1 if group["wd_mult"] else 0.0)
+        if FINDS_GROUPS_BY_RATES:
+            assert (group["max_lr"], group["min_lr"]) == (0.001, None)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +112,7 @@ def test_what_megatron_saved_resumes_on_another_mesh(
         mesh=mesh,
         config=model.config,
         megatron_spec="local",
+        megatron_lr=0.001 if FINDS_GROUPS_BY_RATES else None,
     )
     found = resumed(tmp_path, model, tmp_path / "new", 4, sizes, 3000)
     assert found["elements"] > 0

@@ -12,7 +12,7 @@ import pytest
 from tests.checkpoints import environment, fixture, read_hf
 from tests.live.megatron_fsdp_cases import hf_with_optimizer, to_fsdp
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.megatron]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.store.local import Folder
 
 if TYPE_CHECKING:
+    from intarsia.format.megatron_rates import Rates
     from intarsia.format.parameter_groups import Groups
 
 PAGE_BYTES = 4096
@@ -90,6 +91,7 @@ class WriteOptions:
     type that weights were asked to be cast to.
     `stem` is how the names of files with weights begin, where the format leaves it open.
     `metadata` is what the headers of safetensors files say beside their tensors.
+    `rates` are those of the Megatron run that will resume.
     """
 
     mesh: Mesh = Mesh()
@@ -101,6 +103,7 @@ class WriteOptions:
     dtype: DType | None = None
     stem: str = "model"
     metadata: Mapping[str, str] = field(default_factory=dict)
+    rates: Rates | None = None
 
 
 class Format(Protocol):

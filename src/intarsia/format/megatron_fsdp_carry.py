@@ -52,7 +52,7 @@ def written_entries(targets: Sequence[Target], options: WriteOptions) -> dict[st
     common = common_in(options.entries)
     found = dict(_translated(common))
     if groups := groups_in(optimizer_of(common, options.entries)):
-        found |= _grouped(groups, targets, shapes)
+        found |= _grouped(groups, targets, shapes, plain(arguments_of(common)))
     # What the source holds in this format's own spelling is nearer than a translation.
     found |= _carried(options.entries, {PART.sub("", name) for name in shapes})
     found |= _arguments(found, targets, shapes, options)
@@ -78,7 +78,10 @@ def _translated(common: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
 
 
 def _grouped(
-    groups: list[dict[str, Any]], targets: Sequence[Target], shapes: Mapping[str, Shape]
+    groups: list[dict[str, Any]],
+    targets: Sequence[Target],
+    shapes: Mapping[str, Shape],
+    args: Mapping[str, Any],
 ) -> dict[str, bytes]:
     """The group of every parameter that has state."""
     found: dict[str, bytes] = {}
@@ -88,7 +91,7 @@ def _grouped(
     }
     archived = [{field: archive(value) for field, value in group.items()} for group in groups]
     for name in sorted(trained):
-        place = group_for(groups, canonical(name), len(shapes.get(name, ())))
+        place = group_for(groups, canonical(name), len(shapes.get(name, ())), args)
         if place is None:
             continue
         whole = PART.sub("", name)

@@ -11,7 +11,7 @@ left out: they follow from the main ones.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from intarsia.dtypes import DType
@@ -31,9 +31,10 @@ from intarsia.format.dcp_write import Files, cut_by, place_all
 from intarsia.format.megatron_frame import TRACKER
 from intarsia.format.megatron_fsdp_carry import iteration_of, written_entries
 from intarsia.format.megatron_fsdp_entries import path_of, tensor_in
-from intarsia.format.megatron_fsdp_keys import MODEL, STATE, WRAPPERS, gated_parts, live
+from intarsia.format.megatron_fsdp_keys import GROUP, MODEL, STATE, WRAPPERS, gated_parts, live
 from intarsia.format.megatron_keys import DIALECTS, Key, experts_of, padded
 from intarsia.format.megatron_optimizer import MASTER, state_row
+from intarsia.format.parameter_groups import has_torch_groups
 from intarsia.layout import Layout
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest, Target
@@ -263,4 +264,13 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         folder + METADATA: write_metadata(Metadata(tensors, objects, paths, {})),
         TRACKER: str(iteration).encode(),
     }
-    return Arrangement(files.sizes, slots, files.fixed, closing)
+    return Arrangement(files.sizes, slots, files.fixed, closing, tuple(_remarks(entries)))
+
+
+def _remarks(entries: Collection[str]) -> Iterator[str]:
+    """What Megatron-LM asks for and the source does not tell."""
+    if has_torch_groups(entries) and not any(name.startswith(GROUP) for name in entries):
+        yield (
+            "the source's parameter groups are torch's and are kept as they are: Megatron-LM asks for its own"
+            " (`param_to_group_meta`) and resumes from torch_dist instead"
+        )

@@ -5,7 +5,7 @@
     optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1    the same beside buckets
 
 Which parameters a group is for is not written: Megatron's rule tells.  Experts that are parallel have
-groups of their own, and vectors do not decay.  Groups that came from torch are kept beside, as they
+groups of their own, vectors do not decay, and arguments of the run may add to that.  Groups that came from torch are kept beside, as they
 were, since that rule cannot always tell them again.
 """
 
@@ -21,6 +21,7 @@ from intarsia.errors import FormatError, UsageError
 from intarsia.format.inert import Tensor
 from intarsia.format.megatron_common import plain
 from intarsia.format.megatron_optimizer import MASTER
+from intarsia.format.megatron_rates import OVERRIDES
 from intarsia.format.parameter_groups import Group, Groups, different_fields, merged
 from intarsia.format.torch_zip import read_object
 from intarsia.layout import Layout
@@ -40,13 +41,16 @@ STEPS = "common state"
 
 EXPERTS = ".experts.experts."
 _ENDS = ("embedding.", "output_layer.")
-"""Parameters that Megatron may train at a rate of their own (`is_decoupled_lr`)."""
+"""Parameters that Megatron may train at a rate of their own (`--decoupled-lr`)."""
+
+_QK_NORMS = re.compile(r"\.[qk]_layernorm\.")
+"""Vectors that Megatron may have decay (`--no-weight-decay-cond-type apply_wd_to_qk_layernorm`)."""
 
 _NUMBER = BY_NAME["F32"]
 _OURS = frozenset(
     {
         "wd_mult", "lr_mult", "pre_wd_mult", "pre_lr_mult", "is_expert_parallel", "is_decoupled_lr",
-        "default_config", "max_lr", "min_lr", "step", "bias_correction",
+        "default_config", *OVERRIDES, "step", "bias_correction",
     }
 )  # fmt: skip
 """Settings that only Megatron's groups have."""
@@ -88,16 +92,30 @@ def _each_group(state: Any) -> Iterator[dict[str, Any]]:
             yield from _each_group(value)
 
 
-def group_for(groups: list[dict[str, Any]], name: str, axes: int) -> int | None:
-    """The place of the group that Megatron puts a parameter in; None where that is not one group."""
+def group_for(
+    groups: list[dict[str, Any]], name: str, axes: int, args: Mapping[str, Any] | None = None
+) -> int | None:
+    """The place of the group that Megatron puts a parameter in; None where that is not one group.
+
+    `args` are those of the run that saved them.
+    """
+    args = args or {}
     free = axes < 2 or name.endswith(".bias")
+    if args.get("apply_wd_to_qk_layernorm") and _QK_NORMS.search(name):
+        free = False
     found = _fitting(groups, EXPERTS in name)
     if len(found) > 1:
         found = [i for i in found if (groups[i].get("wd_mult") == 0.0) == free]
     if len(found) > 1:
         ends = any(word in name for word in _ENDS)
-        found = [i for i in found if bool(groups[i].get("is_decoupled_lr")) == ends]
+        rate = args.get("decoupled_lr")
+        found = [i for i in found if _is_decoupled(groups[i], rate) == ends]
     return found[0] if len(found) == 1 else None
+
+
+def _is_decoupled(group: Mapping[str, Any], rate: Any) -> bool:
+    """Whether a group is that of embedding and head; Megatron-core has long told it by its rate alone."""
+    return bool(group.get("is_decoupled_lr")) or (rate is not None and group.get("max_lr") == rate)
 
 
 def _fitting(groups: list[dict[str, Any]], expert: bool) -> list[int]:
@@ -164,12 +182,15 @@ def steps_of(
 
 
 def as_torch(
-    groups: list[dict[str, Any]], stored: Iterable[Stored], logical: Mapping[str, Logical]
+    groups: list[dict[str, Any]],
+    stored: Iterable[Stored],
+    logical: Mapping[str, Logical],
+    args: Mapping[str, Any] | None = None,
 ) -> Groups | None:
     """Megatron's groups with their members, in torch's terms; None where the rule does not tell."""
 
     def settings(s: Stored) -> dict[str, Any] | None:
-        place = group_for(groups, s.name, len(logical[s.layout.tensors[0]].shape))
+        place = group_for(groups, s.name, len(logical[s.layout.tensors[0]].shape), args)
         return None if place is None else groups[place]
 
     return grouped(stored, logical, settings) if groups else None
@@ -216,7 +237,7 @@ def as_megatron(
     links: dict[bool, list[dict[str, Any]]] = {}
     for (expert, free), fields in sorted(_by_kind(groups, rows, chained).items()):
         fields |= {"wd_mult": 0.0 if free else 1.0, "lr_mult": 1.0}
-        fields |= {"is_expert_parallel": expert, "is_decoupled_lr": False}
+        fields |= {"is_expert_parallel": expert, "is_decoupled_lr": False, "default_config": True}
         if step is not None:
             fields["step"] = step
         links.setdefault(expert, []).append(fields)
@@ -294,7 +315,7 @@ def chained_as(optimizer: dict[Any, Any], names: Iterable[str], chained: bool) -
     found: dict[str, dict[str, Any]] = {}
     for group in groups:
         alike = group | {"is_expert_parallel": False}
-        kept = found.setdefault(_identity(group), alike)
+        kept = found.setdefault(_identity(group) + repr([*map(group.get, OVERRIDES)]), alike)
         if repr(sorted(kept.items())) != repr(sorted(alike.items())):
             raise UsageError(
                 "experts that are parallel are trained with other settings than the rest, and without"
@@ -308,7 +329,7 @@ def chained_as(optimizer: dict[Any, Any], names: Iterable[str], chained: bool) -
 
 
 def _identity(group: Mapping[str, Any]) -> str:
-    """By what Megatron tells groups apart, whether its experts are parallel aside."""
+    """By what every Megatron tells groups apart, whether its experts are parallel aside."""
     return repr([group.get(key) for key in ("wd_mult", "lr_mult", "is_decoupled_lr")])
 
 
@@ -323,7 +344,8 @@ def check_told_apart(groups: Sequence[Mapping[str, Any]]) -> None:
             raise UsageError(
                 "two groups of parameters differ in "
                 + ", ".join(f"{k} ({other.get(k)!r} and {group[k]!r})" for k in unlike)
-                + ", and Megatron's torch_dist tells groups apart by wd_mult, lr_mult and experts alone",
+                + ", and in torch_dist Megatron-core before 0.19 tells groups apart by wd_mult, lr_mult and"
+                " experts alone",
                 hint="convert to hf, dcp or fsdp_dtensor, which keep the settings of each parameter, or"
                 " take the weights alone with --optimizer drop",
             )

@@ -40,9 +40,15 @@ from intarsia.format.megatron_config import (
     arguments_of_tensors,
     arguments_of_words_lacking,
 )
+from intarsia.format.megatron_expert_optimizer import (
+    experts_apart,
+    note_on_experts,
+    saved_later,
+)
 from intarsia.format.megatron_frame import COMMON_FILE, TRACKER
 from intarsia.format.megatron_fsdp_entries import COUNTERS, common_in, common_of
 from intarsia.format.megatron_groups import (
+    EXPERTS,
     FROM_TORCH,
     as_megatron,
     chained_as,
@@ -52,6 +58,7 @@ from intarsia.format.megatron_groups import (
 )
 from intarsia.format.megatron_keys import Key
 from intarsia.format.megatron_optimizer import state_of, stored_key
+from intarsia.format.megatron_rates import note_on_rates, set_rates
 from intarsia.mesh import Box, Mesh, Rule, Shape
 from intarsia.planning.manifest import Target
 
@@ -94,7 +101,7 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         folder + BACKEND: backend_file(),
         TRACKER: str(iteration).encode(),
     }
-    remarks = (*_remarks(state, options), *_left_behind(state, held, options))
+    remarks = (*_remarks(state, shapes, options), *_left_behind(state, held, options))
     return Arrangement(files.sizes, slots, files.fixed, closing, remarks)
 
 
@@ -115,11 +122,17 @@ def _left_behind(
         yield f"{len(left)} objects have no place in torch_dist on this mesh and are not carried: {shown}"
 
 
-def _remarks(state: Mapping[str, Any], options: WriteOptions) -> Iterator[str]:
-    """What the source says of its parameter groups and Megatron's do not."""
+def _remarks(
+    state: Mapping[str, Any], shapes: Mapping[str, Shape], options: WriteOptions
+) -> Iterator[str]:
+    """What the source says of its parameter groups and Megatron's do not, and the other way round."""
+    groups = groups_in(state.get("optimizer"))
+    yield from note_on_rates(groups)
+    if groups and any(EXPERTS in name for name in shapes):
+        apart = any(group.get("is_expert_parallel") for group in groups)
+        yield from note_on_experts(options.mesh, apart=apart)
     if options.groups is None:
         return
-    groups = groups_in(state.get("optimizer"))
     exempt = (g.get("weight_decay") for g in groups if g.get("wd_mult") == 0.0)
     decay = {str(value) for value in exempt if value}
     if decay:
@@ -257,8 +270,9 @@ def _optimizer(
     source: Mapping[str, Any], targets: Sequence[Target], options: WriteOptions
 ) -> dict[Any, Any]:
     """The optimizer's groups and counters, in the form that goes with state by parameter."""
-    chained = options.mesh.ep > 1
     found = optimizer_of(source, options.entries)
+    later = options.rates is not None or saved_later(arguments_of(source), groups_in(found))
+    chained = experts_apart(options.mesh, later=later)
     found = chained_as(found, (t.name for t in targets), chained)
     if not found and (options.groups is not None or options.step is not None):
         rows = (
@@ -271,6 +285,7 @@ def _optimizer(
         found = as_megatron(options.groups, rows, step, chained)
     elif COMMON_OBJECT not in options.entries:
         check_told_apart(groups_in(found))
+    set_rates(groups_in(found), options.rates)
     each = [v for k, v in found.items() if isinstance(k, int) and isinstance(v, dict)] or [found]
     for one in each:
         one["param_state_sharding_type"] = "fully_reshardable"
