@@ -57,9 +57,17 @@ class Results:
         )
 
     def add(self, case: Case, tests: Mapping[str, Outcome]) -> None:
-        """Put a run with what is installed in the place of the last one with that version."""
-        beside = {name: installed(name) for name in case.beside}
-        self.runs.setdefault(case.letter, {})[installed(case.framework)] = Run(beside, {**tests})
+        """Put outcomes with what is installed in the place of the last ones with that version."""
+        run = self.runs.setdefault(case.letter, {}).setdefault(installed(case.framework), Run())
+        run.beside = {name: installed(name) for name in case.beside}
+        known = {**run.tests, **tests}
+        run.tests = {name: known[name] for name in case.tests if name in known}
+
+    def not_holding(self, case: Case) -> list[str]:
+        """The tests that did not run with what is installed, or did not hold."""
+        run = self.runs.get(case.letter, {}).get(installed(case.framework), Run())
+        good = {name for name, each in run.tests.items() if each.held and not each.wrong}
+        return [name for name in case.tests if name not in good]
 
     def of(self, case: Case) -> list[tuple[str, Run]]:
         """The runs of a case, older versions first."""

@@ -6,11 +6,19 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as Xml
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.checkpoints import ROOT
 from tests.founding_cases.results import Outcome
+
+
+def by_file(tests: Iterable[str]) -> list[list[str]]:
+    """Tests of one file together, since they share what takes long to make."""
+    found: dict[str, list[str]] = {}
+    for test in tests:
+        found.setdefault(test.partition("::")[0], []).append(test)
+    return [*found.values()]
 
 
 def outcomes_of(tests: Sequence[str]) -> dict[str, Outcome]:
