@@ -118,7 +118,8 @@ B = Case(
             "The six parts of a GDN projection are cut each by itself.",
             "`load` into and `save` from Megatron-core's `GatedDeltaNet` in Megatron-FSDP, TP 2 × FSDP 2",
             "every rank's slice with closed formulas; the folder that comes back, bit by bit",
-            f"{CPU}; the kernels of `fla`, so that nothing is computed",
+            f"{CPU}; the kernels of `fla`, so that nothing is computed; `partition_dim` of three parameters, which Megatron-core"
+            " 0.16 leaves unsaid, is set",
             (f"{SLICES}linear_attention_goes_through_live_megatron_fsdp_and_back",),
         ),
         Claim(

@@ -26,7 +26,7 @@ def outcomes_of(tests: Sequence[str]) -> dict[str, Outcome]:
     with tempfile.TemporaryDirectory(prefix="founding-") as folder:
         file = Path(folder) / "junit.xml"
         command = [sys.executable, "-m", "pytest", "-n", "0", f"--junitxml={file}"]
-        command += ["-p", "no:cacheprovider", "--hypothesis-profile=same", *tests]
+        command += ["-p", "no:cacheprovider", "--timeout=900", "--hypothesis-profile=same", *tests]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
         if not file.is_file():
             raise SystemExit(f"pytest wrote no results:\n{done.stdout[-3000:]}")
