@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from intarsia.errors import FormatError, UsageError
+from intarsia.errors import FormatError, UnsupportedError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,9 @@ _ALL = (
 )
 BY_NAME = {d.name: d for d in _ALL}
 BY_TORCH = {d.torch: d for d in _ALL}
+_NOT_OF_TORCH = frozenset({"F6_E2M3", "F6_E3M2"})
+"""What safetensors allows and torch cannot hold: four numbers in three bytes."""
+
 _SHORT = {
     "fp32": "F32",
     "fp16": "F16",
@@ -67,12 +70,17 @@ _SHORT = {
 def dtype_of_header(name: str, where: str) -> DType:
     """The element type that a file names."""
     found = BY_NAME.get(name) or BY_TORCH.get(name)
-    if found is None:
-        raise FormatError(
-            f"element type {name!r} is not supported - at {where}\n  known: {', '.join(BY_NAME)}",
-            hint="sub-byte and framework-private element types cannot be laid out by element",
+    if found is not None:
+        return found
+    text = f"element type {name!r} is not supported - at {where}\n  known: {', '.join(BY_NAME)}"
+    if name in _NOT_OF_TORCH:
+        raise UnsupportedError(
+            text,
+            hint="torch has no such element type: dequantise with the library that wrote it, and save again",
         )
-    return found
+    raise FormatError(
+        text, hint="no version of safetensors that is known here has it: the header may be damaged"
+    )
 
 
 def dtype_named(text: str) -> DType:

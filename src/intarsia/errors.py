@@ -93,6 +93,12 @@ class UnsafeError(FormatError):
     kind = "unsafe"
 
 
+class UnsupportedError(FormatError):
+    """A file uses something that is not known here; whether it is sound cannot be said."""
+
+    is_fault = False
+
+
 class ChangedError(FormatError):
     """A file was changed or replaced while it was read; what was read before does not go with it."""
 

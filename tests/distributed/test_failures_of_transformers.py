@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
+from transformers import DistributedConfig
 
 import intarsia
 from tests.distributed.ranks import on_ranks, outcomes
@@ -75,7 +77,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stored]:
 
 def by_transformers(folder: Path, layout: dict[str, int]) -> Any:
     """What `from_pretrained` makes of a checkpoint on a mesh."""
-    from transformers import AutoModelForCausalLM, DistributedConfig
+    from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, distributed_config=DistributedConfig(**layout)
@@ -84,7 +86,7 @@ def by_transformers(folder: Path, layout: dict[str, int]) -> Any:
 
 def by_intarsia(folder: Path, layout: dict[str, int]) -> Any:
     """The same model, laid out on `meta` by Transformers and filled by us."""
-    from transformers import AutoConfig, AutoModelForCausalLM, DistributedConfig
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
@@ -144,6 +146,8 @@ def ram_efficient(stored: Stored, layout: dict[str, int]) -> tuple[list[str], li
 def test_the_ram_efficient_switch_zeroes_no_shard(
     stored: dict[str, Stored], layout: dict[str, int]
 ) -> None:
+    if unknown := layout.keys() - signature(DistributedConfig).parameters.keys():
+        pytest.skip(f"the installed Transformers has no {', '.join(unknown)}")
     for theirs, ours in on_ranks(2, ram_efficient, stored["qwen3_moe"], layout):
         assert len(theirs) > 10
         assert ours == []

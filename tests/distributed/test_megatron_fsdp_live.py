@@ -124,6 +124,38 @@ def test_each_rank_has_its_own_slice_of_the_main_weights_and_computes_with_them(
     assert [settings for _, _, settings in found] == [{"calculate_per_token_loss": True}] * 2
 
 
+def collectives_of(folder: Path) -> list[str]:
+    """The collectives of one load into two ranks of Megatron-FSDP, as torch's profiler sees them."""
+    from tests.distributed.megatron_model import megatron, model_of, sharded
+
+    with megatron(folder, 2, 1, 1) as hf:
+        model = sharded(model_of(hf))
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+            intarsia.load(folder, into=model)
+        assert len(list(model.parameters())) > 5 * hf["num_hidden_layers"]
+        return sorted(e.name for e in seen.events() if e.name.startswith("c10d::"))
+
+
+@pytest.mark.slow
+def test_a_load_exchanges_as_often_for_many_parameters_as_for_few(tmp_path: Path) -> None:
+    few, many = (
+        on_ranks_with(
+            MODELS,
+            2,
+            collectives_of,
+            make(
+                tmp_path / str(layers),
+                "qwen3",
+                torch.bfloat16,
+                **SMALL | {"num_hidden_layers": layers},
+            ).folder,
+        )
+        for layers in (1, 4)
+    )
+    assert few == many
+    assert 0 < len(few[0]) < 10
+
+
 def logits_of(folder: Path, ids: Path, tp: int, ep: int) -> torch.Tensor:
     from tests.distributed.megatron_model import megatron, model_of, sharded
 

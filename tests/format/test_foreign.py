@@ -167,3 +167,31 @@ def test_an_index_may_name_files_of_a_subfolder(tmp_path: Path) -> None:
     assert_same(found, {"a": STATE["a.weight"], "b": STATE["a.bias"]})
     read = {i.name for i in report.plan.src.inventory if i.fate == "read"}
     assert read == {"part/x.safetensors", "y.safetensors", "model.safetensors.index.json"}
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_numbered_files_may_lie_in_several_folders(tmp_path: Path, lost: bool) -> None:
+    """The numbers of one set count across folders; one that the index does not name is missed."""
+    files = ["a/model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors"]
+    files += [] if lost else ["b/model-00003-of-00003.safetensors"]
+    for k, file in enumerate(files):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        save_file({f"x{k}": torch.full((2, 3), k + 1.0)}, tmp_path / file)
+    index = {"weight_map": {f"x{k}": file for k, file in enumerate(files)}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = intarsia.verify(tmp_path)
+    assert [fault.kind for fault in found.faults] == ["file-missing"] * lost
+    into = {f"x{k}": torch.zeros(2, 3) for k in range(len(files))}
+    intarsia.load(tmp_path, into=into)
+    assert [int(x[1, 2]) for x in into.values()] == [*range(1, len(files) + 1)]
+
+
+def test_two_sets_of_one_name_in_two_folders_are_counted_apart(tmp_path: Path) -> None:
+    files = [f"{at}/model-0000{k}-of-00002.safetensors" for at, k in (("a", 1), ("a", 2), ("b", 1))]
+    for k, file in enumerate(files):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        save_file({f"x{k}": torch.full((2, 3), k + 1.0)}, tmp_path / file)
+    index = {"weight_map": {f"x{k}": file for k, file in enumerate(files)}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (fault,) = intarsia.verify(tmp_path).faults
+    assert (fault.kind, fault.where) == ("file-missing", "b/model-00002-of-00002.safetensors")

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 import intarsia
 from intarsia.errors import FormatError
 from tests.checkpoints import assert_same, read_dcp, read_hf, write_hf
+from tests.checkpoints import intarsia as command_line
 from tests.quantised.schemes import integers
 
 PAIRS = torch.float4_e2m1fn_x2
@@ -59,3 +60,23 @@ def test_bits_that_differ_are_counted(tmp_path: Path) -> None:
         save_file({n: t.view(PAIRS) for n, t in tensors.items()}, paths[-1] / "model.safetensors")
     (found,) = intarsia.verify(*paths).different
     assert (found.elements, found.first) == (1, (2, 3))
+    bits = [int(x["a.weight"][2, 3]) & 15 for x in (a, b)]
+    codes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    numbers = [codes[n & 7] * (-1 if n & 8 else 1) for n in bits]
+    assert found.max_abs == abs(numbers[0] - numbers[1])
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "digest", "convert", "plan"])
+def test_a_sound_file_of_a_type_that_torch_has_not_is_refused_and_not_called_damaged(
+    tmp_path: Path, command: str
+) -> None:
+    header = {"x": {"dtype": "F6_E3M2", "shape": [2, 4], "data_offsets": [0, 6]}}
+    text = json.dumps(header).encode()
+    (tmp_path / "hf").mkdir()
+    path = tmp_path / "hf" / "model.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(6))
+    words = {"convert": [tmp_path / "out", "--to", "dcp"], "plan": ["--to", "dcp"]}
+    done = command_line(command, path.parent, *words.get(command, []))
+    assert done.status == 2
+    assert "element type 'F6_E3M2' is not supported" in done.err
+    assert not done.out

@@ -123,6 +123,44 @@ def test_an_average_in_its_wrapper_is_another_model_with_all_that_is_its(with_ta
         divide(held, known, "x", paths=nested("net") | wrapped)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_what_holds_some_of_the_models_names_is_carried_however_many(count: int) -> None:
+    """A tower with the names of the text part: its layers may be more than those."""
+    part = dict([*tensors("vision.").items()][:count])
+    found = divide(tensors("model.") | part, KNOWN, "x")
+    assert {key: found.names[key] for key in part} == {key: key for key in part}
+    assert not [item for item in found.inventory if item.fate is Fate.LEFT_OUT]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_key_of_a_nested_dict_that_says_average_is_another_model_however_small(
+    count: int,
+) -> None:
+    part = dict([*tensors("app.ema.").items()][:count])
+    for known in (KNOWN, None):
+        found = divide(
+            tensors("app.model.") | part, known, "x", paths=nested("app.model", "app.ema")
+        )
+        assert not part.keys() & found.names.keys()
+        assert [item.name for item in found.inventory if item.fate is Fate.LEFT_OUT] == ["app.ema"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_without_a_table_a_section_of_some_of_the_models_names_is_refused(count: int) -> None:
+    part = dict([*tensors("second.").items()][:count])
+    both, paths = tensors("model.") | part, nested("model", "second")
+    with pytest.raises(SectionError, match=r"(?s)2 sections.*model \(4 .*second"):
+        divide(both, None, "x", paths=paths)
+    assert {*divide(both, None, "x", paths=paths, chosen=["model"]).names.values()} == KNOWN
+    assert {*divide(both, None, "x", paths=paths, chosen=["."]).names.values()} == {*both}
+
+
+def test_sections_that_share_no_name_are_not_chosen_from_by_size() -> None:
+    held = [*tensors("first.").items()][:3] + [*tensors("second.").items()][3:]
+    with pytest.raises(SectionError, match=r"(?s)2 sections.*first \(3 .*second \(1 "):
+        divide(dict(held), KNOWN, "x")
+
+
 def test_part_of_a_model_is_no_other_model_and_is_carried() -> None:
     found = divide(tensors("model.") | {"probe.head.weight": Tensor((4, 4), 16)}, KNOWN, "x")
     assert found.names["probe.head.weight"] == "probe.head.weight"

@@ -16,7 +16,7 @@ from intarsia.family import from_transformers, table_for
 from intarsia.family.transformers_skeleton import Skeleton
 from intarsia.layout import cover
 from tests.family.arrays import carried, element_ids
-from tests.family.configs import CASES, DENSE, EXPERTS, SIGLIP, VISION, of, wrapped
+from tests.family.configs import CASES, DENSE, EXPERTS, LEFT_OUT, SIGLIP, VISION, of, wrapped
 from tests.family.models import save
 
 OTHERS = {
@@ -25,6 +25,17 @@ OTHERS = {
     "ernie4_5_moe": of(
         "ernie4_5_moe", DENSE, moe_num_experts=4, moe_k=2, moe_intermediate_size=14,
         moe_num_shared_experts=1, moe_layer_start_index=1, moe_layer_end_index=2,
+    ),
+    "ernie4_5_vl_moe": wrapped(
+        "ernie4_5_vl_moe",
+        {"depth": 1, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 8},
+        of(
+            "ernie4_5_vl_moe_text", DENSE, num_hidden_layers=2, moe_num_experts=3, moe_k=2,
+            moe_intermediate_size=[14, 10], moe_num_shared_experts=1, mlp_layer_types=["dense", "sparse"],
+            head_dim=LEFT_OUT, rope_parameters={
+                "rope_theta": 500000.0, "rope_type": "default", "mrope_section": [1, 1, 1],
+            },
+        ),
     ),
     "granitemoe": of("granitemoe", DENSE, num_local_experts=3, num_experts_per_tok=2),
     "jamba": of(

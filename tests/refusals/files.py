@@ -249,3 +249,10 @@ def numpy(tmp: Path) -> None:
 @refusal("A configuration without weights", area="other kinds")
 def no_weights(tmp: Path) -> None:
     intarsia.open(named(tmp / "model", "config.json", "tokenizer.json"))
+
+
+@refusal("Safetensors of an element type that torch does not have", area="folders")
+def six_bits(tmp: Path) -> None:
+    header = json.dumps({"x": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}).encode()
+    (tmp / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(3))
+    intarsia.open(tmp)

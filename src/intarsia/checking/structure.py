@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import Place, place_of
@@ -34,17 +34,29 @@ def structure_faults(
 
 def missing_files(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
     """Numbered files whose numbers say that there are more, though the index names no others."""
-    counts: dict[tuple[str, int], set[int]] = {}
+    sets: dict[tuple[str, int], dict[str, set[int]]] = {}
     for file in manifest.files:
         if found := _NUMBERED.match(file):
-            counts.setdefault((found["stem"], int(found["n"])), set()).add(int(found["k"]))
-    for (stem, n), numbers in counts.items():
-        lost = sorted(set(range(1, n + 1)) - numbers)
-        names = [f"{stem}-{k:05d}-of-{n:05d}.safetensors" for k in lost]
-        names = [name for name in names if name not in known]
-        if names and max(numbers) <= n:
-            text = f"the files' names count {n}, {len(numbers)} are there; absent: {few(names)}"
-            yield Fault("file-missing", (), few(names), text)
+            folder, _, stem = found["stem"].rpartition("/")
+            folders = sets.setdefault((stem, int(found["n"])), {})
+            folders.setdefault(folder, set()).add(int(found["k"]))
+    for (stem, n), folders in sets.items():
+        for folder, numbers in _sets_of(folders).items():
+            lost = sorted(set(range(1, n + 1)) - numbers)
+            at = f"{folder}/{stem}" if folder else stem
+            names = [f"{at}-{k:05d}-of-{n:05d}.safetensors" for k in lost]
+            names = [name for name in names if name not in known]
+            if names and max(numbers) <= n:
+                text = f"the files' names count {n}, {len(numbers)} are there; absent: {few(names)}"
+                yield Fault("file-missing", (), few(names), text)
+
+
+def _sets_of(folders: Mapping[str, set[int]]) -> Mapping[str, set[int]]:
+    """The numbers of each set of files: one set may lie in several folders, where no number is twice."""
+    together = set().union(*folders.values())
+    if len(folders) == 1 or len(together) < sum(map(len, folders.values())):
+        return folders
+    return {"": together}
 
 
 def missing_tensors(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:

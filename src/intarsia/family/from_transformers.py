@@ -11,7 +11,9 @@ Transformers is imported when a function is called, not before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from inspect import signature
 from typing import Any
 
 from intarsia.errors import FamilyError
@@ -99,22 +101,43 @@ def rows_of(model: Skeleton, stored: Mapping[str, Shape]) -> dict[str, Layout]:
 
 def shapes_on_disk(model: Skeleton) -> dict[str, Shape]:
     """As `disk_shapes`, of a model that is built."""
-    if not hasattr(model.loading, "apply_converters"):
-        raise FamilyError(
-            "the installed Transformers loads by rules and does not say how it saves by them",
-            hint="install transformers 5.22 or later, or start from a checkpoint in the hub's dialect",
-        )
     # A prefix that loading removes cannot be known to have been there: saving leaves it off.
     kept = [r for r in model.saving if type(r).__name__ != "PrefixChange"]
     renamings, converters = _sorted([r.reverse_transform() for r in reversed(kept)])
+    before, after = _renaming_to_save(model.loading, renamings, converters)
     caught = [
-        (*model.loading.apply_converters(key, converters), Layout.of(key, model.shapes[key]))
+        (*before(key), Layout.of(key, model.shapes[key]))
         for key in sorted(model.shapes, key=model.loading.dot_natural_key)
         if key not in model.tied
     ]
-    rename = model.loading.apply_renamings
     made = _convert(model, converters, caught)
-    return {rename(name, renamings): layout.shape for name, layout in made.items()}
+    return {after(name): layout.shape for name, layout in made.items()}
+
+
+def _renaming_to_save(
+    loading: Any, renamings: list[Any], converters: list[Any]
+) -> tuple[Callable[[str], tuple[str, str | None]], Callable[[str], str]]:
+    """How the installed Transformers renames a tensor that it saves, before its converter and after.
+
+    From 5.22 on rules rename what the converters made; 5.17 renames first, and needs to be told so.
+    """
+    if hasattr(loading, "apply_converters"):
+        return (
+            lambda name: loading.apply_converters(name, converters),
+            lambda name: str(loading.apply_renamings(name, renamings)),
+        )
+    if "reverse" in signature(loading.rename_source_key).parameters:
+        rename = partial(
+            loading.rename_source_key,
+            weight_renamings=renamings,
+            weight_converters=converters,
+            reverse=True,
+        )
+        return rename, str
+    raise FamilyError(
+        "the installed Transformers loads by rules and does not say how it saves by them",
+        hint="install transformers 5.17 or later, or start from a checkpoint in the hub's dialect",
+    )
 
 
 def _sorted(rules: Iterable[Any]) -> tuple[list[Any], list[Any]]:

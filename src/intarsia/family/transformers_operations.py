@@ -123,10 +123,44 @@ def _rope(op: Any, task: Task) -> Parts:
     return out
 
 
+def _fuse_two_towers(op: Any, task: Task) -> Parts:
+    """Of each list of experts the first part is the first target's, and so on; lists are joined there."""
+    out: Parts = {target: [] for target in task.targets}
+    for pattern in task.sources:
+        held = task.parts.get(pattern, [])
+        if not held or len(held) % len(out):
+            raise FamilyError(
+                f"`{task.name}` is made of {len(held)} tensors `{pattern}`, expected as many for each of"
+                f" {', '.join(out)}"
+            )
+        each = len(held) // len(out)
+        for k, stacks in enumerate(out.values()):
+            stacks.append(stack(held[k * each : (k + 1) * each], op.stack_dim))
+    return {target: [concat(stacks, op.concat_dim)] for target, stacks in out.items()}
+
+
+def _part_two_towers(op: Any, task: Task) -> Parts:
+    """What `_fuse_two_towers` undoes: one list of experts for each target, those of all sources in turn."""
+    if missing := [pattern for pattern in task.sources if pattern not in task.parts]:
+        raise FamilyError(f"`{task.name}` is made of `{missing[0]}` too, which is absent")
+    fused = [chunk(task.parts[p][0], len(task.targets), op.concat_dim) for p in task.sources]
+    out: Parts = {}
+    for target, stacks in zip(task.targets, zip(*fused, strict=True), strict=True):
+        at, experts = op.stack_dim, iter(range(sum(x.shape[op.stack_dim] for x in stacks)))
+        for x in stacks:
+            shape = (*x.shape[:at], *x.shape[at + 1 :])
+            for i in range(x.shape[at]):
+                one = x.narrow(at, i, i + 1).reshape(*shape)
+                out[target.replace("*", str(next(experts)))] = [one]
+    return out
+
+
 OPERATIONS: dict[str, Callable[[Any, Task], Parts]] = {
     "Chunk": _chunk,
     "Concatenate": _concatenate,
     "Conv3dToLinear": _flatten,
+    "ErnieFuseAndSplitTextVisionExperts": _fuse_two_towers,
+    "ErnieSplitAndDecoupleTextVisionExperts": _part_two_towers,
     "Interleave": _interleave,
     "LinearToConv3d": _unflatten,
     "MergeModulelist": _merge,

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from intarsia.collector import paused
 from intarsia.dtypes import BY_TORCH, DType
-from intarsia.errors import FormatError, UnsafeError
+from intarsia.errors import FormatError, UnsafeError, UnsupportedError
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.inert import Inert, brief
 from intarsia.format.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
@@ -229,7 +229,9 @@ def _tensor(
     said = properties["dtype"] if isinstance(properties, dict) else properties[0]
     dtype = BY_TORCH.get(said.torch) if isinstance(said, DType) else None
     if dtype is None:
-        raise FormatError(f"element type {brief(said)} of {name} is not supported")
+        torchs = isinstance(said, type) and said.__module__ == "torch"
+        error = UnsupportedError if torchs else FormatError
+        raise error(f"element type {brief(said)} of {name} is not supported")
     if type(shape) is not tuple or len(shape) > MAX_AXES or {*map(type, shape)} - {int}:
         raise FormatError(f"the shape {brief(shape)} of {name} is no shape")
     if min(shape, default=0) < 0:

@@ -29,7 +29,7 @@ TOP = "."
 _APP = "app"
 _OWN = frozenset({_APP, "model", "module", "state_dict", "model_state_dict", "model_state"})
 _OTHERS = re.compile(
-    r"(?:^|_)(ema|swa|shadow|averaged|teacher|student|ref|reference|policy|actor|critic|target)(?:_|$)"
+    r"(?:^|[_.])(ema|swa|shadow|averaged|teacher|student|ref|reference|policy|actor|critic|target)(?:[_.]|$)"
 )
 """Words by which people call one of several models."""
 
@@ -81,16 +81,27 @@ class Section:
             for name, shape in self.shapes.items()
         }
 
-    def like(self, other: Section) -> bool:
-        """Whether most of the smaller one's names are the other's too, with the same shapes."""
-        common = self.unwrapped.items() & other.unwrapped.items()
-        return 2 * len(common) > min(len(self.shapes), len(other.shapes))
+    @property
+    def called_other(self) -> bool:
+        """Whether it has a word for one of several models."""
+        return _OTHERS.search(self.label) is not None
+
+    def within(self, other: Section) -> bool:
+        """Whether every name of it is the other's too, with the same shape."""
+        return self.unwrapped.items() <= other.unwrapped.items()
+
+    def overlaps(self, other: Section) -> bool:
+        """Whether both hold a tensor of one name and shape."""
+        return not self.unwrapped.items().isdisjoint(other.unwrapped.items())
+
+    def lies_in(self, other: Section) -> bool:
+        """Whether its key lies below the other's."""
+        return bool(other.label) and self.label.startswith(f"{other.label}.")
 
     def rivals(self, other: Section) -> bool:
         """Whether both hold a tensor of one name, and neither lies inside the other."""
-        inside = f"{self.label}.".startswith(f"{other.label}.") if other.label else False
-        around = f"{other.label}.".startswith(f"{self.label}.") if self.label else False
-        return not (inside or around) and not self.unwrapped.keys().isdisjoint(other.unwrapped)
+        apart = self is not other and not (self.lies_in(other) or other.lies_in(self))
+        return apart and not self.unwrapped.keys().isdisjoint(other.unwrapped)
 
     def __str__(self) -> str:
         return f"{self.label or TOP} ({len(self.names)} tensors, {human(self.nbytes)})"
@@ -152,9 +163,9 @@ def divide(
     if wanted:
         model, others = _choose(wanted, found, rest, where)
     elif known is not None:
-        model, others = _explained_model(list(found.values()), where)
+        model, others = _explained_model(list(found.values()), where, paths or {})
     else:
-        model, others = _model_of(list(found.values()), where)
+        model, others = _model_of(list(found.values()), where, paths or {})
     names = dict(model.names)
     sections = [s for s in found.values() if s is not model and s not in others]
     if known is not None and not wanted:
@@ -250,36 +261,56 @@ def _by_word(tensors: Mapping[str, Tensor], configured: bool, asked: bool) -> di
         word, _, name = bare(key).partition(".")
         if name:
             found.setdefault(word, Section(word)).add(key, name, f"{word}.", tensor)
-    named = [s for s in found.values() if _OTHERS.search(s.label)]
-    twins = [s for s in found.values() for o in named if s is not o and s.like(o)]
-    twins += [s for s in named if any(s is not o and s.like(o) for o in twins)]
+    named = [s for s in found.values() if s.called_other]
+    twins = [s for s in found.values() for o in named if s is not o and s.overlaps(o)]
+    twins += [s for s in named if any(s is not o and s.overlaps(o) for o in twins)]
     if asked:
         return found
     return {s.label: s for s in found.values() if s in twins}
 
 
-def _explained_model(found: Sequence[Section], where: str) -> tuple[Section, list[Section]]:
+def _explained_model(
+    found: Sequence[Section], where: str, paths: Paths
+) -> tuple[Section, list[Section]]:
     """The section with a framework's own name, or the only one that holds its names, and other models.
 
-    Beside the model, what holds fewer than half of its names is carried name by name as a part of it.
+    Another model holds all names that the model does, or has the word for one; what has some of them
+    is carried name by name.
     """
     own = [s for s in found if s.own]
-    among = own or found
-    if rivals := [s for s in among if any(s is not o and s.rivals(o) for o in among)]:
+    among = own or [s for s in found if not any(s.lies_in(o) for o in found)]
+    rivals = [s for s in among if not own or any(s.rivals(o) for o in among)]
+    if len(rivals) > 1:
         raise _several(rivals, where)
     model = max(among, key=lambda s: len(s.names), default=Section(""))
-    others = [s for s in found if own and not s.own and 2 * len(s.names) > len(model.names)]
+    names = {name for s in own for name in s.unwrapped}
+    others = [
+        s
+        for s in found
+        if own and not s.own and (s.unwrapped.keys() >= names or _is_other(s, paths))
+    ]
     return model, others
 
 
-def _model_of(found: Sequence[Section], where: str) -> tuple[Section, list[Section]]:
+def _is_other(section: Section, paths: Paths) -> bool:
+    """Whether a key of the nested dict that was saved calls a section one of several models."""
+    return section.called_other and any(len(paths.get(key, ())) > 1 for key in section.names)
+
+
+def _model_of(found: Sequence[Section], where: str, paths: Paths) -> tuple[Section, list[Section]]:
     """The section that is the model, and those that are other models; raise where several may be it."""
     named = [s for s in found if s.label]
     own = [s for s in named if s.own]
+    carried = f", or carry all under their full names with --section {TOP}"
     if len(own) == 1:
-        return own[0], [s for s in found if s is not own[0] and s.like(own[0])]
-    if rivals := [s for s in found if any(s is not o and s.rivals(o) for o in found)]:
-        raise _several(rivals, where, f", or carry all under their full names with --section {TOP}")
+        (model,) = own
+        shared = [s for s in found if s is not model and s.overlaps(model)]
+        others = [s for s in shared if model.within(s) or _is_other(s, paths)]
+        if unclear := [s for s in shared if s not in others and s.rivals(model)]:
+            raise _several([model, *unclear], where, carried)
+        return model, others
+    if rivals := [s for s in found if any(s.rivals(o) for o in found)]:
+        raise _several(rivals, where, carried)
     alone = len(found) == 1 and len(named) == 1 and any("." in name for name in named[0].shapes)
     return (named[0] if alone else Section("")), []
 

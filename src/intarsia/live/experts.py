@@ -55,7 +55,9 @@ def experts_of(model: nn.Module, roles: Roles, axis: int | None = None) -> list[
 
     `axis` is the one along which FSDP shall cut, None the usual.
     """
-    dealing = (getattr(model, "ep_plan", None) or {}) if roles.ep else {}
+    # Transformers 5.17 keeps the plan of experts to itself.
+    plan = getattr(model, "ep_plan", None) or getattr(model, "_ep_plan", None)
+    dealing = (plan or {}) if roles.ep else {}
     cutting = (getattr(model, "tp_plan", None) or {}) if roles.tp else {}
     found = []
     for name, module in model.named_modules():
