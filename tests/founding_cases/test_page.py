@@ -47,6 +47,7 @@ def test_every_claim_was_run_with_the_versions_that_are_pinned() -> None:
     for case in CASES:
         run = dict(results.of(case)).get(pins[case.framework], Run())
         assert run.tests.keys() >= {*case.tests}, AGAIN
+        assert not [test for test, each in run.tests.items() if each.wrong or not each.held]
 
 
 def test_runs_with_two_versions_stand_side_by_side() -> None:
