@@ -69,7 +69,7 @@ bench: $(VENV)/.bench
 	@for name in read_amplification plan_scale convert megatron optimizer digest load background; do \
 		echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
-$(VENV)/.docs: $(VENV)/.run
+$(VENV)/.docs: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) --editable ".[docs]"
 	@touch $@
 
