@@ -8,7 +8,7 @@ TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
 NEWER_MEGATRON := megatron-core==0.19.2
 TE := $(shell sed -n 's/^\(transformer-engine==.*\)/\1/p' constraints.txt)
 
-.PHONY: demo test test-all test-megatron lint bench clean help
+.PHONY: demo test test-all test-megatron lint bench docs dist clean help
 
 help:
 	@echo "make demo      set up, and run the main job on a small built-in model"
@@ -17,6 +17,8 @@ help:
 	@echo "make test-megatron  the tests of Megatron alone, on $(NEWER_MEGATRON)"
 	@echo "make lint      ruff and mypy alone"
 	@echo "make bench     every benchmark beside its peer"
+	@echo "make docs      the documentation as a site, in build/site"
+	@echo "make dist      sdist and wheel in build/dist, checked, and the demo from the wheel"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -38,8 +40,8 @@ demo: $(VENV)/.run
 	$(BIN)/intarsia demo
 
 lint: $(VENV)/.test
-	$(BIN)/ruff check src tests benchmarks attacks examples
-	$(BIN)/ruff format --check src tests benchmarks attacks examples
+	$(BIN)/ruff check src tests benchmarks attacks examples docs
+	$(BIN)/ruff format --check src tests benchmarks attacks examples docs
 	$(BIN)/mypy
 
 test: lint
@@ -66,6 +68,28 @@ $(VENV)/.bench: $(VENV)/.test
 bench: $(VENV)/.bench
 	@for name in read_amplification plan_scale convert megatron optimizer digest load background; do \
 		echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+$(VENV)/.docs: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) --editable ".[docs]"
+	@touch $@
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
+
+$(VENV)/.dist: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) build twine
+	@touch $@
+
+# Twice: without torch, as `pip install intarsia` gives it, and with the torch that the tests use.
+dist: $(VENV)/.dist
+	rm -rf build/dist build/clean
+	$(BIN)/python -m build --outdir build/dist
+	$(BIN)/twine check --strict build/dist/*
+	$(PYTHON) -m venv build/clean
+	build/clean/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build/dist/*.whl
+	cd build/clean && bin/intarsia demo
+	build/clean/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$(TORCH)"
+	cd build/clean && bin/intarsia demo && bin/python -c "import intarsia.live.load"
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis tests/fixtures/unpacked

@@ -15,7 +15,7 @@ from tests.docs.test_snippets import ROOT, blocks
 
 PAGES = sorted(
     path
-    for folder in (".", "attacks", "design", "docs/how-to", "docs/reference")
+    for folder in (".", "attacks", "design", "docs", "docs/how-to", "docs/reference")
     for path in (ROOT / folder).glob("*.md")
 )
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -58,8 +58,8 @@ def test_modules_and_scripts_that_a_page_runs_are_there(page: Path) -> None:
             assert found[1] in made, line
 
 
-def test_scripts_of_the_readme_are_benchmarks() -> None:
-    scripts = re.findall(r"\| `(\w+\.py)` \|", (ROOT / "README.md").read_text())
+def test_scripts_that_have_a_figure_are_benchmarks() -> None:
+    scripts = re.findall(r"\| `(\w+\.py)` \|", (ROOT / "docs/performance.md").read_text())
     assert scripts
     assert [s for s in scripts if not (ROOT / "benchmarks" / s).is_file()] == []
 
