@@ -11,8 +11,8 @@ from typing import Any
 
 from attacks import models
 from attacks.code import system
-from intarsia.format.dcp_metadata import ChunkRecord, ObjectRecord, TensorRecord
-from intarsia.format.megatron_common import COMMON_OBJECT, archive
+from intarsia.format.dcp.metadata import ChunkRecord, ObjectRecord, TensorRecord
+from intarsia.format.megatron.common import COMMON_OBJECT, archive
 
 HUGE = 1 << 60
 ROWS = "embedding.word_embeddings.weight"

@@ -11,17 +11,17 @@ from attacks import sound
 from intarsia import api
 from intarsia.dtypes import BY_NAME
 from intarsia.family import Param, table_for
-from intarsia.format.dcp_metadata import (
+from intarsia.format.dcp.metadata import (
     ChunkRecord,
     Metadata,
     ObjectRecord,
     TensorRecord,
     read_metadata,
 )
-from intarsia.format.dcp_metadata_write import write_metadata
-from intarsia.format.megatron_order import SPECS, parameters_of
-from intarsia.format.safetensors_header import make_header
-from intarsia.formats import read_manifest
+from intarsia.format.dcp.metadata_write import write_metadata
+from intarsia.format.hf.safetensors_header import make_header
+from intarsia.format.megatron.order import SPECS, parameters_of
+from intarsia.format.registry import read_manifest
 
 CONFIG = {
     "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 4,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from attacks import sound
-from intarsia.format.dcp_metadata import ChunkRecord, Metadata, ObjectRecord, TensorRecord
-from intarsia.format.dcp_metadata_write import write_metadata
+from intarsia.format.dcp.metadata import ChunkRecord, Metadata, ObjectRecord, TensorRecord
+from intarsia.format.dcp.metadata_write import write_metadata
 
 STEERING = (
     "\x1b[2J\x1b]0;owned\x07", "\x9b2J", "\u202egnp.exe", "\u2066a\u2069", "a\rb", "a\x08\x08b", "a\u2028b",

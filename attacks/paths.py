@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from attacks import sound
-from intarsia.format.dcp_metadata import ChunkRecord, TensorRecord
+from intarsia.format.dcp.metadata import ChunkRecord, TensorRecord
 
 
 def _index(folder: Path, file: str) -> None:

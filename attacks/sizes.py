@@ -10,7 +10,7 @@ from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
 
 from attacks import sound
-from intarsia.format.dcp_metadata import ChunkRecord, TensorRecord
+from intarsia.format.dcp.metadata import ChunkRecord, TensorRecord
 
 
 def _header(folder: Path, raw: bytes) -> None:

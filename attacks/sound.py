@@ -9,10 +9,10 @@ from typing import Any
 from zlib import crc32
 
 from intarsia.dtypes import BY_NAME
-from intarsia.format.dcp_metadata import ChunkRecord, Metadata, TensorRecord
-from intarsia.format.dcp_metadata_write import write_metadata
-from intarsia.format.safetensors_header import make_header
-from intarsia.format.torch_frame import frame
+from intarsia.format.dcp.metadata import ChunkRecord, Metadata, TensorRecord
+from intarsia.format.dcp.metadata_write import write_metadata
+from intarsia.format.hf.safetensors_header import make_header
+from intarsia.format.torch_file.torch_frame import frame
 
 F32 = BY_NAME["F32"]
 NAME = "model.norm.weight"

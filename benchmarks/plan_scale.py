@@ -22,14 +22,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
+from intarsia.conversion.targets import Wish, targets_for
 from intarsia.dtypes import BY_NAME
-from intarsia.format.safetensors_header import make_header
-from intarsia.formats import read_manifest
+from intarsia.format.hf.safetensors_header import make_header
+from intarsia.format.registry import read_manifest
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.planning.planner import make_plan, read_cost
 from intarsia.planning.proof import prover_of
-from intarsia.targets import Wish, targets_for
 
 LAYERS, EXPERTS, HIDDEN, INNER, VOCAB, HEADS = 61, 384, 7168, 2048, 163_840, 64
 CONFIG = {

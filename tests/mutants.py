@@ -54,7 +54,7 @@ def of(case: str, file: str, *mutants: tuple[str, str, str, Sequence[str]]) -> l
 
 MUTANTS = [
     # A. Weights of the hub in Megatron-FSDP models under tensor parallelism.
-    *of("A", "live/megatron_rows.py", (
+    *of("A", "live/megatron/rows.py", (
         "every rank reads the first slice",
         "narrow(0, item.start, item.stop).reshape(*shape)",
         "narrow(0, 0, item.stop - item.start).reshape(*shape)",
@@ -71,23 +71,23 @@ MUTANTS = [
         ("key and value of a group are exchanged", "for x in (q, k, v)]", "for x in (q, v, k)]",
          ["tests/family/test_verbs.py::test_by_group"]),
     ),
-    *of("A", "live/megatron_item.py", (
+    *of("A", "live/megatron/item.py", (
         "the shape of all ranks is taken for that of one",
         'shape[axis] = _share(shape[axis], tp, f"axis {axis} of {list(param.shape)}")', "pass",
         [LOADS],
     )),
-    *of("A", "format/megatron_fsdp_keys.py", (
+    *of("A", "format/megatron/fsdp_dtensor/keys.py", (
         "every tensor-parallel rank reads the first one's half of gate and up",
         "concat([shard(_even(p, tp).layout, tp, rank) for p in parts])",
         "concat([shard(_even(p, tp).layout, tp, 0) for p in parts])",
         [LOADS],
     )),
-    *of("A", "live/megatron_model.py",
+    *of("A", "live/megatron/model.py",
         ("experts keep the numbers of their rank", "{experts[int(at[2])]}", "{at[2]}", [NUMBERS]),
         ("layers keep the numbers of their stage", "str(layer - 1)", "words[end - 1]", [NUMBERS]),
     ),
     # B. Fused parameters, and states that are plain tensors.
-    *of("B", "live/megatron_item.py",
+    *of("B", "live/megatron/item.py",
         ("a component ends where the rank's own count says",
          "held = fused.reshape(-1).narrow(0, item.start, item.stop)",
          "held = fused.reshape(-1).narrow(0, 0, item.size)",
@@ -112,7 +112,7 @@ MUTANTS = [
         "the refresh of what is computed with is forgotten",
         "            install(into)\n", "            pass\n", [SLICES],
     )),
-    *of("C", "live/megatron_item.py", (
+    *of("C", "live/megatron/item.py", (
         "components are divided by tensor parallelism twice", "if total == rows:", "if False:",
         [f"{ITEMS}::test_component_sizes_that_are_tp_local_already_are_not_divided_again"],
     )),
@@ -129,7 +129,7 @@ MUTANTS = [
         ("rounded main weights go unseen", "return not bool((local", "return bool((local",
          [f"{ITEMS}::test_masters_that_are_rounded_to_bf16_are_detected"]),
     ),
-    *of("C", "format/megatron_fsdp_keys.py", (
+    *of("C", "format/megatron/fsdp_dtensor/keys.py", (
         "one wrapper is taken off, not all", r'^model\.(?:module\.)*(?P<name>.+)$', r'^model\.(?:module\.)?(?P<name>.+)$',
         [f"{FAULTS}::test_wrappers_prefixes_mean_nothing"],
     )),
@@ -157,7 +157,7 @@ MUTANTS = [
          [f"{ENGINE}::test_a_state_that_lacks_a_weight_is_refused"]),
     ),
     # E. Expert parallelism with FSDP2 in Transformers.
-    *of("E", "live/experts.py",
+    *of("E", "live/parallel/experts.py",
         ("every rank holds all experts", "[Shard(0)] * bool(roles.ep)", "[Replicate()] * bool(roles.ep)",
          [f"{EXPERTS}::test_qwen3_30b_a3b_on_32_ranks"]),
         ("the halves of a gate are cut as one", '"packed_colwise": _StridedShard(1, split_factor=2)', '"packed_colwise": Shard(1)',

@@ -30,6 +30,18 @@ ARROWS = {
     "run": {
         "errors", "dtypes", "quantity", "layout", "mesh", "planning", "store", "format.base",
     },
+    "checking": {
+        "errors", "dtypes", "quantity", "layout", "mesh", "family", "quantised", "planning", "store", "format", "run",
+        "checkpoint", "carried", "masters", "padding",
+    },
+    "conversion": {
+        "errors", "dtypes", "quantity", "collector", "layout", "mesh", "family", "quantised", "planning", "store", "format",
+        "run", "checkpoint", "carried", "masters", "padding", "checking.digests",
+    },
+    "live": {
+        "errors", "dtypes", "layout", "mesh", "placement", "family", "quantised", "planning", "store", "format", "run",
+        "checkpoint", "lazy_tensor", "carried", "masters", "checking.digests", "conversion.replacing",
+    },
     "report": {"errors", "quantity", "collector", "layout", "planning.manifest", "checking"},
 }  # fmt: skip
 """What each part of the house may import, itself aside; a part that is not here may import all

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 import intarsia
 from intarsia.carried import read_entries
 from intarsia.errors import CoverageError, UsageError
-from intarsia.formats import read_manifest
+from intarsia.format.registry import read_manifest
 from tests.checkpoints import assert_same, read_dcp, read_hf, write_dcp
 from tests.distributed.trainer import CONFIG, Llama
 from tests.live.megatron_fsdp_cases import fixture

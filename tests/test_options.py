@@ -11,7 +11,7 @@ import typer
 
 import intarsia
 from intarsia.cli.main import app
-from intarsia.formats import FORMATS
+from intarsia.format.registry import FORMATS
 from intarsia.options import Options
 from tests.checkpoints import python
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import intarsia
-from intarsia import formats
+from intarsia.format import registry as formats
 from intarsia.padding import trained_padding
 from intarsia.run.budget import Budget
 from tests.checkpoints import intarsia as command

@@ -81,14 +81,14 @@ def test_a_conversion_whose_source_changes_half_way_is_refused(path: Path, tmp_p
     job = intarsia.api.job(path, intarsia.Options(to="dcp"))
     replace_one(path)
     with pytest.raises(ChangedError, match="changed while it was read"):
-        intarsia.conversion.carry_out(job, tmp_path / "out")
+        intarsia.conversion.running.carry_out(job, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_change_while_it_is_verified_is_no_fault_of_the_checkpoint(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from intarsia.checking import soundness
+    from intarsia.checking.alone import soundness
 
     honest = soundness.survey
 

@@ -20,12 +20,12 @@ from intarsia.errors import (
 
 if TYPE_CHECKING:
     from intarsia.api import convert, diff, digest, open, plan, verify
-    from intarsia.checking.change import Changes
-    from intarsia.checking.compare import Comparison
-    from intarsia.checking.digest import Digests
-    from intarsia.checking.soundness import Soundness
+    from intarsia.checking.alone.soundness import Soundness
+    from intarsia.checking.digests.digest import Digests
+    from intarsia.checking.pair.change import Changes
+    from intarsia.checking.pair.compare import Comparison
     from intarsia.checkpoint import Checkpoint
-    from intarsia.conversion import Report
+    from intarsia.conversion.running import Report
     from intarsia.explanation import Explanation, explain
     from intarsia.inspection import Inspection, inspect
     from intarsia.lazy_tensor import Tensor
@@ -39,12 +39,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "intarsia.api": ("convert", "diff", "digest", "open", "plan", "verify"),
-    "intarsia.checking.change": ("Changes",),
-    "intarsia.checking.compare": ("Comparison",),
-    "intarsia.checking.digest": ("Digests",),
-    "intarsia.checking.soundness": ("Soundness",),
+    "intarsia.checking.pair.change": ("Changes",),
+    "intarsia.checking.pair.compare": ("Comparison",),
+    "intarsia.checking.digests.digest": ("Digests",),
+    "intarsia.checking.alone.soundness": ("Soundness",),
     "intarsia.checkpoint": ("Checkpoint",),
-    "intarsia.conversion": ("Report",),
+    "intarsia.conversion.running": ("Report",),
     "intarsia.explanation": ("Explanation", "explain"),
     "intarsia.inspection": ("Inspection", "inspect"),
     "intarsia.lazy_tensor": ("Tensor",),

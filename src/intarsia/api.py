@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
 from intarsia.checkpoint import Checkpoint
-from intarsia.conversion import Report, carry_out
+from intarsia.conversion.job import Job, prepare
+from intarsia.conversion.running import Report, carry_out
+from intarsia.conversion.targets import Wish
 from intarsia.dtypes import dtype_named
 from intarsia.errors import ForeignNamesError, SectionError
-from intarsia.format.megatron_rates import Rates
-from intarsia.formats import read_manifest
-from intarsia.job import Job, prepare
+from intarsia.format.megatron.rates import Rates
+from intarsia.format.registry import read_manifest
 from intarsia.mesh import Mesh
 from intarsia.options import ConfigLike, MeshLike, Options, PathLike, SectionLike, explained
 from intarsia.planning.inventory import unread_sections
@@ -24,13 +25,12 @@ from intarsia.run.progress import Progress
 from intarsia.store.looking import given
 from intarsia.store.replaced import unreplaced
 from intarsia.store.stamp import Stamp
-from intarsia.targets import Wish
 
 if TYPE_CHECKING:
-    from intarsia.checking.change import Changes
-    from intarsia.checking.compare import Comparison
-    from intarsia.checking.digest import Digests
-    from intarsia.checking.soundness import Soundness
+    from intarsia.checking.alone.soundness import Soundness
+    from intarsia.checking.digests.digest import Digests
+    from intarsia.checking.pair.change import Changes
+    from intarsia.checking.pair.compare import Comparison
 
 
 def open(path: PathLike, config: ConfigLike = None, section: SectionLike = None) -> Checkpoint:
@@ -195,10 +195,10 @@ def verify(
     `section` names the model where A holds several; it is B's too where B holds several.
     """
     if b is None:
-        from intarsia.checking.soundness import examine
+        from intarsia.checking.alone.soundness import examine
 
         return examine(a, config, Budget.of(memory, workers), progress, section)
-    from intarsia.checking.compare import compare
+    from intarsia.checking.pair.compare import compare
 
     with unreplaced(given(a), given(b)) as check:
         left, right = open_pair(a, b, config, section)
@@ -241,7 +241,7 @@ def digest_with(
     section: SectionLike = None,
 ) -> Digests:
     """The digests of a checkpoint, by ranks that read the same one."""
-    from intarsia.checking.digest import digests_of, objects_of
+    from intarsia.checking.digests.digest import digests_of, objects_of
 
     with team.together():
         checkpoint = open(path, config, section)
@@ -263,7 +263,7 @@ def diff(
     progress: Progress | None = None,
 ) -> Changes:
     """How much each tensor changed between two checkpoints of one model, the furthest first."""
-    from intarsia.checking.change import changes
+    from intarsia.checking.pair.change import changes
 
     left, right = open_pair(a, b, config, section)
     with left, right:

@@ -10,32 +10,39 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from intarsia.conversion.targets import (
+    SAME_FORMATS,
+    STEP,
+    Wanted,
+    Wish,
+    has_megatron_groups,
+    is_state,
+)
 from intarsia.errors import CoverageError, UsageError
 from intarsia.family import table_for
-from intarsia.format import hf
-from intarsia.format.megatron_common import COMMON_OBJECT, archive, arguments_of, plain
-from intarsia.format.megatron_fsdp_entries import (
+from intarsia.format.hf import checkpoint as hf
+from intarsia.format.megatron.common import COMMON_OBJECT, archive, arguments_of, plain
+from intarsia.format.megatron.fsdp_dtensor.entries import (
     arguments_in,
     common_in,
     common_of,
     groups_by_parameter,
 )
-from intarsia.format.megatron_groups import FROM_TORCH, as_torch, groups_in, optimizer_of
-from intarsia.format.names import members_of
-from intarsia.format.parameter_groups import (
+from intarsia.format.megatron.groups import FROM_TORCH, as_torch, groups_in, optimizer_of
+from intarsia.format.naming.logical_names import members_of
+from intarsia.format.optimizer_state.parameter_groups import (
     Groups,
     flat_entries,
     groups_of_torch,
     has_torch_groups,
     numbered_entries,
 )
-from intarsia.format.torch_zip import read_object
-from intarsia.formats import folder_of
+from intarsia.format.registry import folder_of
+from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.planning.manifest import Manifest
 from intarsia.quantity import human
 from intarsia.run.budget import Budget
 from intarsia.store.local import Folder
-from intarsia.targets import SAME_FORMATS, STEP, Wanted, Wish, has_megatron_groups, is_state
 
 
 @dataclass(frozen=True)

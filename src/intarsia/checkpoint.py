@@ -10,7 +10,7 @@ import numpy as np
 from intarsia.dtypes import DType
 from intarsia.errors import CoverageError
 from intarsia.format.base import Located
-from intarsia.formats import folder_of, format_named
+from intarsia.format.registry import folder_of, format_named
 from intarsia.layout import Layout
 from intarsia.lazy_tensor import Tensor, as_torch
 from intarsia.mesh import Box, Mesh

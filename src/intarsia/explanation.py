@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from intarsia.errors import UsageError
-from intarsia.formats import read_manifest
+from intarsia.format.registry import read_manifest
 from intarsia.layout import describe_piece, draw
 from intarsia.layout.piece import Piece
 from intarsia.mesh import Mesh, Shape

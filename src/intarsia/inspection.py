@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from intarsia.formats import read_manifest
+from intarsia.format.registry import read_manifest
 from intarsia.mesh import Shape
 from intarsia.options import ConfigLike, PathLike, SectionLike
 from intarsia.planning.inventory import Fate, Item, lines

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checkpoint import Checkpoint
-from intarsia.format.megatron_buckets import is_bucket
+from intarsia.format.megatron.buckets import is_bucket
 from intarsia.layout import Layout
 from intarsia.planning.coalesce import grid
 from intarsia.planning.manifest import Logical, Manifest, Stored

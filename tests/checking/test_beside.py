@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import intarsia
-from intarsia.format.sides import DIGESTS
+from intarsia.format.hf.sides import DIGESTS
 from tests.checkpoints import intarsia as command
 from tests.checkpoints import llama_config, model, write_dcp, write_hf
 from tests.fixtures import fixture
@@ -185,7 +185,7 @@ def test_what_no_tensor_holds_is_checked_too(which: str, tmp_path: Path) -> None
 
 
 def _unmapped(manifest: Any, home: Path, which: str) -> tuple[str, int, int]:
-    from intarsia.format.dcp import open_metadata, sealed
+    from intarsia.format.dcp.checkpoint import open_metadata, sealed
     from intarsia.mesh import Box
     from intarsia.planning.manifest import Chunk
     from intarsia.store.local import Folder
@@ -213,7 +213,7 @@ def test_copies_that_were_saved_unequal_are_found(tmp_path: Path) -> None:
     src = MEGATRON / "td_dense_tp2pp2_dpresh" / "iter_0000010"
     from dataclasses import replace
 
-    from intarsia.checking.unmapped import copies_that_differ
+    from intarsia.checking.alone.unmapped import copies_that_differ
     from intarsia.run.budget import Budget
 
     manifest = intarsia.open(src).manifest

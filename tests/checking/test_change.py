@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import intarsia
-from intarsia.checking.change import Change
+from intarsia.checking.pair.change import Change
 from tests.checkpoints import intarsia as cli
 from tests.checkpoints import write_hf
 

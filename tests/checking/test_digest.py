@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import intarsia
-from intarsia.checking.digest import mismatches, stored_digests
-from intarsia.format.sides import DIGESTS
+from intarsia.checking.digests.digest import mismatches, stored_digests
+from intarsia.format.hf.sides import DIGESTS
 from intarsia.run.budget import Budget
 from tests import fixtures
 from tests.checkpoints import (
@@ -250,7 +250,7 @@ def test_a_truncated_file_is_an_error_not_a_signal(src: Path) -> None:
 
 
 def check_without_headers(checkpoint) -> None:
-    from intarsia.checking.digest import digests_of
+    from intarsia.checking.digests.digest import digests_of
 
     digests_of(checkpoint, Budget.of())
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 import intarsia
-from intarsia.checking.soundness import Soundness
+from intarsia.checking.alone.soundness import Soundness
 from tests.checkpoints import llama_config, model, normal_tensor, write_hf
 from tests.faults.sound import trained, weights, write
 

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import intarsia
-from intarsia.checking.soundness import Soundness
+from intarsia.checking.alone.soundness import Soundness
 from intarsia.store.local import Folder
 from tests.checkpoints import intarsia as command
 from tests.checkpoints import llama_config, model, write_hf

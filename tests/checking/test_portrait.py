@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.checking.naming import Place, Unit
-from intarsia.checking.portrait import Portrait, Repeat, repeat_in, runs
-from intarsia.checking.sketch import Sketch
+from intarsia.checking.survey.portrait import Portrait, Repeat, repeat_in, runs
+from intarsia.checking.survey.sketch import Sketch
 from intarsia.dtypes import BY_NAME
 
 BF16 = BY_NAME["BF16"]

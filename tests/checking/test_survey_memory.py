@@ -21,7 +21,7 @@ import sys
 if len(sys.argv) > 3:
     import torch  # which casts to types of eight bits
 import intarsia
-import intarsia.checking.compare, intarsia.checking.soundness
+import intarsia.checking.pair.compare, intarsia.checking.alone.soundness
 
 def most():
     with open("/proc/self/status") as lines:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import intarsia
-from intarsia.checking.soundness import Soundness
-from intarsia.format import dcp
+from intarsia.checking.alone.soundness import Soundness
+from intarsia.format.dcp import checkpoint as dcp
 from tests.checkpoints import intarsia as command
 from tests.checkpoints import llama_config, model, write_dcp, write_hf
 from tests.faults.sound import convert, trained, weights, write

@@ -25,7 +25,9 @@ def test_a_line_is_completed(line: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert set(done.stdout.split()) == COMPLETED[line], done.stderr
 
 
-def test_the_script_for_a_shell_is_shown() -> None:
+def test_the_script_for_a_shell_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "_INTARSIA_COMPLETE" not in environment()
+    # Otherwise Typer takes the shell that it runs in, whichever that is.
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     code = "import sys; sys.argv[0] = 'intarsia'; from intarsia.cli.main import main; main(['--show-completion', 'bash'])"
     assert "_INTARSIA_COMPLETE=complete_bash" in python("-c", code).stdout

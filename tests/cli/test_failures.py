@@ -100,7 +100,7 @@ def test_a_connection_that_breaks_is_no_reader_who_has_seen_enough(
     def broken(*_: object, **__: object) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("intarsia.conversion._move", broken)
+    monkeypatch.setattr("intarsia.conversion.running._move", broken)
     answer = intarsia("convert", src, tmp_path / "out", "--to", "dcp")
     assert answer.status == 2
     assert "a connection broke" in answer.err
@@ -142,7 +142,7 @@ def test_an_interrupt_has_its_own_status(src: Path, tmp_path: Path, monkeypatch)
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("intarsia.conversion._move", interrupted)
+    monkeypatch.setattr("intarsia.conversion.running._move", interrupted)
     answer = intarsia("convert", src, tmp_path / "out", "--to", "dcp")
     assert answer.status == 130
     assert "nothing was committed" in answer.err

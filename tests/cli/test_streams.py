@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import intarsia
-from intarsia import resuming
+from intarsia.conversion import resuming
 from tests.checkpoints import environment, llama_config, model, write_hf
 from tests.checkpoints import intarsia as cli
 
@@ -140,7 +140,7 @@ def test_a_signal_that_ends_a_command_is_said_and_is_its_status(
     out = tmp_path / "out"
     monkeypatch.setattr("intarsia.api.verify", stopped)
     assert cli("verify", src) == (128 + number, "", f"intarsia: {word}\n")
-    monkeypatch.setattr("intarsia.conversion._attest", stopped)
+    monkeypatch.setattr("intarsia.conversion.running._attest", stopped)
     answer = cli("convert", src, out, "--to", "dcp")
     assert answer.status == 128 + number
     assert answer.err.startswith(f"intarsia: {word}; nothing was committed\n  hint: ")
@@ -177,8 +177,8 @@ def test_a_second_signal_waits_until_all_is_in_order(
         os.kill(os.getpid(), signal.SIGTERM)
         honest(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("intarsia.conversion._attest", stopped)
-    monkeypatch.setattr("intarsia.conversion.keep_what_is_proven", again)
+    monkeypatch.setattr("intarsia.conversion.running._attest", stopped)
+    monkeypatch.setattr("intarsia.conversion.running.keep_what_is_proven", again)
     answer = cli("convert", src, tmp_path / "out", "--to", "dcp")
     assert answer.status == 143
     assert "run again with --resume" in answer.err

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 import intarsia
 from intarsia.errors import IntarsiaError
-from intarsia.format.wrappers import bare
+from intarsia.format.naming.wrappers import bare
 from tests.containers.containers import Build, Container
 from tests.distributed.small_model import build, optimizer_of, step, whole
 

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 import intarsia
-from intarsia.format.torch_zip import read_object
+from intarsia.format.torch_file.torch_zip import read_object
 from tests.checkpoints import assert_same, read_hf
 from tests.distributed.ranks import on_ranks
 from tests.distributed.trainer import CONFIG, load, resume, run, save

@@ -232,7 +232,7 @@ def test_a_rank_reads_what_it_holds(tmp_path: Path) -> None:
 
 def refined(folder: Path, tp: int, ep: int) -> list[str]:
     """Main weights that are not the checkpoint's, and computing weights that are not those rounded."""
-    from intarsia.live.megatron_rows import held_tensors
+    from intarsia.live.megatron.rows import held_tensors
     from tests.distributed.megatron_model import megatron, model_of, sharded
 
     with megatron(folder, tp, 1, ep) as hf:

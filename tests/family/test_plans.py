@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from intarsia.conversion.targets import Wish, targets_for
 from intarsia.dtypes import BY_NAME
 from intarsia.family import table_for
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
 from intarsia.planning.planner import make_plan
-from intarsia.targets import Wish, targets_for
 from tests.family.configs import CASES
 
 BF16 = BY_NAME["BF16"]

@@ -13,7 +13,7 @@ from random import Random
 
 import torch
 
-from intarsia.formats import folder_of, format_named, read_manifest
+from intarsia.format.registry import folder_of, format_named, read_manifest
 from tests.checkpoints import write_dcp
 from tests.faults.mistakes import (
     Damage,

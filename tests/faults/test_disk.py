@@ -111,7 +111,7 @@ def test_a_disk_that_is_full_at_the_closing_files_is_resumed_from_there(
     assert_same(read_dcp(out), model(CONFIG))
 
 
-def _human(report: intarsia.conversion.Report) -> str:
+def _human(report: intarsia.conversion.running.Report) -> str:
     from intarsia.quantity import human
 
     return human(report.plan.write_bytes)
@@ -144,7 +144,7 @@ def test_a_read_that_fails_names_the_file(src: Path, tmp_path: Path, monkeypatch
     job = intarsia.api.job(src, intarsia.Options(**OPTIONS))
     monkeypatch.setattr(os, "preadv", fails_at(9, errno.EIO, os.preadv))
     with pytest.raises(StoreError, match=r"model-.*safetensors: Input/output error"):
-        intarsia.conversion.carry_out(job, tmp_path / "out")
+        intarsia.conversion.running.carry_out(job, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -191,7 +191,7 @@ def test_a_source_that_changes_between_plan_and_run_is_an_error(src: Path, tmp_p
     job = intarsia.api.job(src, intarsia.Options(**OPTIONS))
     rewrite(next(src.glob("model-*.safetensors")))
     with pytest.raises(FormatError, match="changed while it was read"):
-        intarsia.conversion.carry_out(job, tmp_path / "out")
+        intarsia.conversion.running.carry_out(job, tmp_path / "out")
     assert not leftovers(tmp_path)
 
 

@@ -12,7 +12,8 @@ import pytest
 import intarsia
 from intarsia.checking.fault import Fault
 from intarsia.errors import ChangedError, IntarsiaError
-from intarsia.format import hf_files, sides
+from intarsia.format.hf import files as hf_files
+from intarsia.format.hf import sides
 from intarsia.run import journal
 from intarsia.run.budget import Budget
 from intarsia.store.staging import Staging
@@ -165,7 +166,7 @@ def test_a_fault_that_is_found_in_what_was_replaced_meanwhile_is_none(
             new.rename(out)
         return [Fault("file-missing", (), "x", "x is absent")]
 
-    monkeypatch.setattr("intarsia.checking.soundness.damaged_entries", absent)
+    monkeypatch.setattr("intarsia.checking.alone.soundness.damaged_entries", absent)
     with pytest.raises(ChangedError, match=f"{out} was replaced or removed while it was read"):
         intarsia.verify(out)
     assert not intarsia.verify(out), "one that stays where it is has its faults"

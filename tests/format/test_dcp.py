@@ -15,8 +15,8 @@ import torch.distributed.checkpoint as dcp
 import intarsia
 from attacks import sound
 from intarsia.errors import FormatError, IntarsiaError, UnsafeError
-from intarsia.format.dcp_metadata import ChunkRecord, TensorRecord
-from intarsia.formats import read_manifest
+from intarsia.format.dcp.metadata import ChunkRecord, TensorRecord
+from intarsia.format.registry import read_manifest
 from tests.checkpoints import (
     assert_same,
     bits,

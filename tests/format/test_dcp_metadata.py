@@ -28,16 +28,16 @@ from torch.distributed.checkpoint.metadata import Metadata as TorchMetadata
 
 from intarsia.dtypes import BY_NAME, BY_TORCH
 from intarsia.errors import FormatError, IntarsiaError, UnsafeError
-from intarsia.format.dcp_metadata import (
+from intarsia.format.dcp.metadata import (
     ChunkRecord,
     Metadata,
     ObjectRecord,
     TensorRecord,
     read_metadata,
 )
-from intarsia.format.dcp_metadata_write import write_metadata
-from intarsia.format.torch_frame import frame, write_object
-from intarsia.format.torch_zip import read_object, read_payload
+from intarsia.format.dcp.metadata_write import write_metadata
+from intarsia.format.torch_file.torch_frame import frame, write_object
+from intarsia.format.torch_file.torch_zip import read_object, read_payload
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 STATE = {

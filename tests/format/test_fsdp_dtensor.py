@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from intarsia import formats
 from intarsia.family import table_for
-from intarsia.format.dcp_metadata import Metadata, read_metadata
-from intarsia.format.megatron_fsdp_entries import common_of, values_of
+from intarsia.format import registry as formats
+from intarsia.format.dcp.metadata import Metadata, read_metadata
+from intarsia.format.megatron.fsdp_dtensor.entries import common_of, values_of
 from tests.checkpoints import (
     assert_same,
     bits,

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from intarsia import formats
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FamilyError, FormatError, UsageError
 from intarsia.family import Table, register, table_for
-from intarsia.format.megatron_fsdp_write import fsdp_dtensor_rows
+from intarsia.format import registry as formats
+from intarsia.format.megatron.fsdp_dtensor.write import fsdp_dtensor_rows
 from intarsia.live.megatron_fsdp import rounded_masters
 from intarsia.mesh import Mesh
 from tests.checkpoints import assert_same, read_dcp, read_hf, write_dcp, write_hf

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import intarsia
 from intarsia.errors import CoverageError, FamilyError, FormatError, UsageError
-from intarsia.formats import read_manifest
+from intarsia.format.registry import read_manifest
 from intarsia.planning.inventory import left_out
 from tests.checkpoints import (
     assert_same,

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from intarsia.errors import FamilyError
-from intarsia.format.megatron_arguments import (
+from intarsia.format.megatron.arguments import (
     arguments_of_config,
     check_arguments,
     disagreements,
     facts_of,
 )
-from intarsia.format.megatron_config import arguments_for
+from intarsia.format.megatron.config import arguments_for
 from intarsia.mesh import Mesh
 from tests.family.configs import CASES, DENSE, EXPERTS, LATENT, ROUTED, of
 

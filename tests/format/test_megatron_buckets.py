@@ -12,9 +12,9 @@ import pytest
 from intarsia.dtypes import DType, dtype_named
 from intarsia.errors import FormatError
 from intarsia.family import Table, table_for
-from intarsia.format.dcp_metadata import ChunkRecord, TensorRecord
-from intarsia.format.megatron_buckets import is_bucket, read_buckets
-from intarsia.format.megatron_keys import Key, experts_of
+from intarsia.format.dcp.metadata import ChunkRecord, TensorRecord
+from intarsia.format.megatron.buckets import is_bucket, read_buckets
+from intarsia.format.megatron.keys import Key, experts_of
 from intarsia.layout import Piece
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Stored

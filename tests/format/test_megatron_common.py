@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from intarsia.errors import FormatError
-from intarsia.format.dcp_metadata import Metadata
-from intarsia.format.megatron_common import (
+from intarsia.format.dcp.metadata import Metadata
+from intarsia.format.megatron.common import (
     archive,
     arguments_of,
     common_state,
@@ -22,7 +22,7 @@ from intarsia.format.megatron_common import (
     read_run_config,
     whole,
 )
-from intarsia.format.megatron_config import arguments_for
+from intarsia.format.megatron.config import arguments_for
 from intarsia.mesh import Mesh
 from intarsia.store.local import Folder
 from tests.family.configs import CASES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from intarsia.format.megatron_expert_optimizer import experts_apart, note_on_experts, saved_later
+from intarsia.format.megatron.expert_optimizer import experts_apart, note_on_experts, saved_later
 from intarsia.mesh import Mesh
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from intarsia.errors import FormatError, UsageError
-from intarsia.format.megatron_groups import (
+from intarsia.format.megatron.groups import (
     as_megatron,
     chained_as,
     check_told_apart,
@@ -15,7 +15,7 @@ from intarsia.format.megatron_groups import (
     groups_in,
     step_for,
 )
-from intarsia.format.parameter_groups import Group, Groups
+from intarsia.format.optimizer_state.parameter_groups import Group, Groups
 
 EXPERT = "decoder.layers.0.mlp.experts.experts.0.linear_fc2.weight"
 OTHER = "decoder.layers.0.self_attention.linear_proj.weight"

@@ -9,7 +9,7 @@ import pytest
 
 from intarsia.errors import FamilyError
 from intarsia.family import Param, table_for
-from intarsia.format.megatron_keys import (
+from intarsia.format.megatron.keys import (
     DIALECTS,
     Key,
     MegatronRows,

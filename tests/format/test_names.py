@@ -9,7 +9,7 @@ import torch
 
 import intarsia
 from intarsia.errors import FamilyError
-from intarsia.formats import read_manifest
+from intarsia.format.registry import read_manifest
 from tests.checkpoints import (
     assert_same,
     llama_config,

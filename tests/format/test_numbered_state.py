@@ -11,7 +11,7 @@ import torch
 
 import intarsia
 from intarsia.errors import FormatError
-from intarsia.formats import read_manifest
+from intarsia.format.registry import read_manifest
 from tests.checkpoints import model, qwen3_config, read_dcp, read_hf, write_dcp
 from tests.live.megatron_fsdp_cases import hf_with_optimizer, to_fsdp
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.errors import FormatError
-from intarsia.format import pickle_scan
-from intarsia.format.pickle_scan import MAX_KEYS, MAX_WEIGHT, check_pickle
+from intarsia.format.torch_file import pickle_scan
+from intarsia.format.torch_file.pickle_scan import MAX_KEYS, MAX_WEIGHT, check_pickle
 from tests.checkpoints import write_dcp
 
 keys = (

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from intarsia.errors import FamilyError, SectionError, UsageError
-from intarsia.format.optimizer_names import State, owner, roots_of, state_in
-from intarsia.format.sections import Sections, Tensor, divide
-from intarsia.format.wrappers import bare, unwrapped
+from intarsia.format.naming.sections import Sections, Tensor, divide
+from intarsia.format.naming.wrappers import bare, unwrapped
+from intarsia.format.optimizer_state.optimizer_names import State, owner, roots_of, state_in
 from intarsia.planning.inventory import Fate, Role
 
 NAMES = (

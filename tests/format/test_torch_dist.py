@@ -20,7 +20,7 @@ import intarsia
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import FamilyError, FormatError
 from intarsia.family import table_for
-from intarsia.format.torch_dist import TorchDist
+from intarsia.format.megatron.torch_dist.checkpoint import TorchDist
 from tests.checkpoints import (
     assert_same,
     llama_config,

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from intarsia.dtypes import BY_NAME, BY_TORCH, DType
 from intarsia.errors import FormatError, IntarsiaError, UnsafeError, UsageError
-from intarsia.format.inert import Tensor
-from intarsia.format.torch_frame import frame, write_object
-from intarsia.format.torch_zip import (
+from intarsia.format.torch_file.inert import Tensor
+from intarsia.format.torch_file.torch_frame import frame, write_object
+from intarsia.format.torch_file.torch_zip import (
     Payload,
     check_directory,
     read_crc,

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from intarsia.dtypes import BY_TORCH
 from intarsia.errors import FormatError, IntarsiaError, LimitError, UnsafeError
-from intarsia.format.inert import Array, Inert
-from intarsia.format.unpickle import load_inert
+from intarsia.format.torch_file.inert import Array, Inert
+from intarsia.format.torch_file.unpickle import load_inert
 
 PROTOCOLS = range(6)
 PLAIN = {
@@ -239,7 +239,7 @@ def test_too_little_memory_is_no_fault_of_a_pickle(monkeypatch: pytest.MonkeyPat
     def full(data: bytes) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("intarsia.format.unpickle.check_pickle", full)
+    monkeypatch.setattr("intarsia.format.torch_file.unpickle.check_pickle", full)
     with pytest.raises(LimitError, match="not enough memory to read a pickle") as raised:
         load_inert(pickle.dumps({"a": 1}), "common.pt")
     assert not raised.value.is_fault

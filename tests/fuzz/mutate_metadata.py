@@ -9,8 +9,8 @@ from functools import lru_cache
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import IntarsiaError
-from intarsia.format.dcp_metadata import ChunkRecord, Metadata, TensorRecord, read_metadata
-from intarsia.format.dcp_metadata_write import write_metadata
+from intarsia.format.dcp.metadata import ChunkRecord, Metadata, TensorRecord, read_metadata
+from intarsia.format.dcp.metadata_write import write_metadata
 from tests.fuzz.values import NUMBERS, TEXTS
 
 

@@ -18,19 +18,19 @@ import torch
 
 from attacks import models, sound
 from intarsia import Options, api
-from intarsia.checking.digest import stored_digests
+from intarsia.checking.digests.digest import stored_digests
 from intarsia.cli.output import printable
 from intarsia.dtypes import dtype_named
 from intarsia.errors import IntarsiaError
 from intarsia.family import table_for
-from intarsia.format.dcp_metadata import ObjectRecord, read_metadata
-from intarsia.format.megatron_common import COMMON_OBJECT, archive, plain
-from intarsia.format.megatron_config import config_from_arguments
-from intarsia.format.sides import DIGESTS, read_config
-from intarsia.format.torch_zip import read_crc, read_object, read_payload
-from intarsia.format.unpickle import load_inert
-from intarsia.format.weight_sets import INDEX
-from intarsia.formats import format_named, read_manifest
+from intarsia.format.dcp.metadata import ObjectRecord, read_metadata
+from intarsia.format.hf.sides import DIGESTS, read_config
+from intarsia.format.hf.weight_sets import INDEX
+from intarsia.format.megatron.common import COMMON_OBJECT, archive, plain
+from intarsia.format.megatron.config import config_from_arguments
+from intarsia.format.registry import format_named, read_manifest
+from intarsia.format.torch_file.torch_zip import read_crc, read_object, read_payload
+from intarsia.format.torch_file.unpickle import load_inert
 from intarsia.mesh import Mesh, Rule
 from intarsia.quantity import bytes_in
 from intarsia.report.safe import html, script

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import intarsia
 from intarsia.errors import CoverageError, FamilyError, FormatError, UsageError
 from intarsia.family import table_for
-from intarsia.format.megatron_arguments import arguments_of_config
+from intarsia.format.megatron.arguments import arguments_of_config
 from tests.checkpoints import llama_config, model, write_hf
 from tests.family.configs import CASES
 

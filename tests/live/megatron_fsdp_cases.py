@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import intarsia
-from intarsia import formats
 from intarsia.checkpoint import Checkpoint
+from intarsia.format import registry as formats
 from intarsia.planning.manifest import Manifest
 from tests import fixtures
 from tests.checkpoints import normal_tensor, write_hf

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from intarsia.live.agreement import SAMPLES, fingerprints
+from intarsia.live.parallel.agreement import SAMPLES, fingerprints
 
 
 def layer(**changes: object) -> nn.Module:

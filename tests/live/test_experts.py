@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from intarsia.live.experts import dealt_out
+from intarsia.live.parallel.experts import dealt_out
 
 
 def test_each_token_gets_the_weighted_answers_of_its_own_experts() -> None:

@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import intarsia
 from intarsia.errors import CoverageError, LayoutError, UsageError
-from intarsia.format.dcp_metadata import read_metadata
-from intarsia.format.dcp_metadata_write import write_metadata
+from intarsia.format.dcp.metadata import read_metadata
+from intarsia.format.dcp.metadata_write import write_metadata
 from tests.distributed.small_model import Small, build, everything, optimizer_of, step
 from tests.fixtures import FIXTURES
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from intarsia import formats
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
+from intarsia.format import registry as formats
 from intarsia.live.megatron_load import load_entries, load_parameters
 from tests.checkpoints import write_hf
 from tests.format.test_fsdp_dtensor import DENSE, LINEAR, weights

@@ -14,8 +14,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import intarsia
 from intarsia.errors import FamilyError, LayoutError, UsageError
-from intarsia.live.megatron_model import is_megatron, live_tensors
-from intarsia.live.megatron_parallel import WHOLE, place_of
+from intarsia.live.megatron.model import is_megatron, live_tensors
+from intarsia.live.megatron.parallel import WHOLE, place_of
 from tests.live.megatron_stand_in import StandInGroup, last_stage, stand_in, write_model
 
 

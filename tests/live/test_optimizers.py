@@ -14,7 +14,7 @@ from torch import nn
 
 import intarsia
 from intarsia.errors import CoverageError, LayoutError, UsageError
-from intarsia.live.optimizer_class import _KINDS
+from intarsia.live.optimizer.classes import _KINDS
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 

@@ -9,8 +9,8 @@ import torch
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import CoverageError
-from intarsia.live.parts import Part
-from intarsia.live.replicas import Told, holders_of
+from intarsia.live.memory.parts import Part
+from intarsia.live.memory.replicas import Told, holders_of
 from intarsia.live.save import Snapshot, write
 from intarsia.mesh import Box
 from intarsia.run.crew import Crew

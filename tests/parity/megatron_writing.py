@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from intarsia import formats
-from intarsia.conversion import carry_out
+from intarsia.conversion.job import prepare
+from intarsia.conversion.running import carry_out
+from intarsia.conversion.targets import Wish
 from intarsia.family import Param, Table
-from intarsia.format.megatron_keys import torch_dist_rows
-from intarsia.format.torch_dist import TorchDist
-from intarsia.job import prepare
+from intarsia.format import registry as formats
+from intarsia.format.megatron.keys import torch_dist_rows
+from intarsia.format.megatron.torch_dist.checkpoint import TorchDist
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
-from intarsia.targets import Wish
 
 
 def read(path: Path, config: Mapping[str, Any] | None = None) -> Manifest:

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 import intarsia
-from intarsia.format.dcp_metadata import METADATA, ChunkRecord, TensorRecord, read_metadata
-from intarsia.format.dcp_metadata_write import write_metadata
-from intarsia.format.sides import DIGESTS
+from intarsia.format.dcp.metadata import METADATA, ChunkRecord, TensorRecord, read_metadata
+from intarsia.format.dcp.metadata_write import write_metadata
+from intarsia.format.hf.sides import DIGESTS
 from tests.checkpoints import llama_config, model, write_hf
 
 CONFIG = llama_config(num_hidden_layers=2, vocab_size=48, intermediate_size=32)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import intarsia
-from intarsia.format.dcp_metadata import TensorRecord
+from intarsia.format.dcp.metadata import TensorRecord
 from tests.checkpoints import bits, leftovers, model, read_hf, write_dcp, write_hf
 from tests.checkpoints import intarsia as command
 from tests.planning.lies import CONFIG, LIES, MESHES, NAME, Lie, lying, rewrite, sound

@@ -125,7 +125,7 @@ def precision_out_of_reach(tmp: Path) -> None:
     from accelerate.state import AcceleratorState
     from torch import nn
 
-    from intarsia.live.prepared import mark_placed
+    from intarsia.live.parallel.prepared import mark_placed
 
     model = nn.Linear(2, 3)
     mark_placed(model)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import intarsia
-from intarsia.format.dcp_metadata import ChunkRecord, TensorRecord
+from intarsia.format.dcp.metadata import ChunkRecord, TensorRecord
 from tests.checkpoints import write_dcp, write_hf
 from tests.planning.lies import at, moved, rewrite
 from tests.refusals.case import refusal

@@ -10,9 +10,9 @@ from urllib.parse import quote
 import pytest
 
 import intarsia
-from intarsia.checking.compare import Comparison, Difference
 from intarsia.checking.fault import Fault
-from intarsia.formats import read_manifest
+from intarsia.checking.pair.compare import Comparison, Difference
+from intarsia.format.registry import read_manifest
 from intarsia.report.story import of_comparison, of_inspection
 from intarsia.report.write import write_page
 from tests.checkpoints import model, write_hf

@@ -10,9 +10,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from intarsia.checking.compare import Comparison, Difference
+from intarsia.checking.alone.soundness import Soundness
 from intarsia.checking.fault import Fault
-from intarsia.checking.soundness import Soundness
+from intarsia.checking.pair.compare import Comparison, Difference
 from intarsia.report.page import LISTED, page_of
 from intarsia.report.safe import visible
 from intarsia.report.story import of_comparison, of_inspection, of_soundness

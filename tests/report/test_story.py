@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import intarsia
-from intarsia.formats import read_manifest
+from intarsia.format.registry import read_manifest
 from intarsia.report.story import State, Story, of_comparison, of_inspection, of_soundness
 from tests.checkpoints import model, write_hf
 from tests.report.made import CONFIG, NORM, Q, V, faulty
@@ -50,8 +50,8 @@ def test_tensors_that_faults_name_are_faulty_and_missing_ones_absent(root: Path)
 
 
 def test_a_fault_that_names_a_stored_tensor_marks_what_that_holds(root: Path) -> None:
+    from intarsia.checking.alone.soundness import Soundness
     from intarsia.checking.fault import Fault
-    from intarsia.checking.soundness import Soundness
 
     intarsia.convert(root / "good", root / "megatron", to="torch_dist")
     manifest = read_manifest(root / "megatron")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import intarsia
-from intarsia.formats import read_manifest
+from intarsia.format.registry import read_manifest
 from intarsia.planning.manifest import Manifest
 from intarsia.report import whereabouts as module
 from intarsia.report.whereabouts import Texts, whereabouts

@@ -13,7 +13,7 @@ import torch
 import intarsia
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import CoverageError, LayoutError, StoreError
-from intarsia.formats import format_named, read_manifest
+from intarsia.format.registry import format_named, read_manifest
 from intarsia.layout import Layout, concat, padding
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target

@@ -40,7 +40,7 @@ def run(
     Under torchrun the work is split over the processes, unless one is to do it --alone.
     """
     from intarsia import api
-    from intarsia.conversion import carry_out
+    from intarsia.conversion.running import carry_out
     from intarsia.run.crew import crew, note_on_ranks
     from intarsia.run.stopping import stop_word
 

@@ -12,8 +12,8 @@ from intarsia.cli.output import OUTPUT, answer, progress, say, table
 from intarsia.store.looking import given
 
 if TYPE_CHECKING:
-    from intarsia.checking.compare import Comparison, Difference
-    from intarsia.checking.soundness import Soundness
+    from intarsia.checking.alone.soundness import Soundness
+    from intarsia.checking.pair.compare import Comparison, Difference
     from intarsia.report.story import Story
 
 NAME = "verify"
@@ -71,7 +71,7 @@ def run(
     if b is None:
         answer(alone.as_json(), lambda: _tell_alone(alone))
         raise typer.Exit(0 if alone.sound else 1)
-    from intarsia.checking.next_step import next_step
+    from intarsia.checking.pair.next_step import next_step
 
     step = next_step(pair)
     answer(pair.as_json() | {"next": step}, lambda: _tell_pair(pair, step))
@@ -79,8 +79,8 @@ def run(
 
 
 def _story_alone(found: Soundness, config: str | None, section: str | None) -> Story:
-    from intarsia.checking.headers import read_headers
-    from intarsia.format.sides import read_config
+    from intarsia.checking.alone.headers import read_headers
+    from intarsia.format.hf.sides import read_config
     from intarsia.report.story import of_soundness
 
     headers = read_headers(Path(found.a), read_config(given(config)) if config else None, section)

@@ -23,8 +23,8 @@ from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.store.local import Folder
 
 if TYPE_CHECKING:
-    from intarsia.format.megatron_rates import Rates
-    from intarsia.format.parameter_groups import Groups
+    from intarsia.format.megatron.rates import Rates
+    from intarsia.format.optimizer_state.parameter_groups import Groups
 
 PAGE_BYTES = 4096
 """Elements that start at a multiple of this are written, and mapped, fastest."""

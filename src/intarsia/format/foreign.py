@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from intarsia.format.weight_sets import stem_of_index
+from intarsia.format.hf.weight_sets import stem_of_index
 from intarsia.store.local import open_plain
 from intarsia.store.looking import is_file, is_folder, listed, size_of
 from intarsia.store.naming import naming

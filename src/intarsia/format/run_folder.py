@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from intarsia.errors import FormatError
-from intarsia.format.accelerate import PARTS, is_accelerate
-from intarsia.format.megatron_frame import TRACKER, tracked_folder
+from intarsia.format.dcp.accelerate import PARTS, is_accelerate
+from intarsia.format.megatron.frame import TRACKER, tracked_folder
 from intarsia.store.local import Folder
 from intarsia.store.looking import exists, is_file, is_folder, listed
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from intarsia.live.gradients import clip_grad_norm_, parameter_groups
+from intarsia.live.parallel.gradients import clip_grad_norm_, parameter_groups
+from intarsia.live.parallel.roles import batch_place
 from intarsia.live.parallelize import parallelize
-from intarsia.live.roles import batch_place
 
 __all__ = ["batch_place", "clip_grad_norm_", "parallelize", "parameter_groups"]

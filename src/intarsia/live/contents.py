@@ -15,9 +15,9 @@ from functools import cached_property
 from typing import Any
 
 from intarsia.errors import UsageError
-from intarsia.format.optimizer_names import roots_of
-from intarsia.format.wrappers import bare
-from intarsia.live.own_memory import Handed, is_module, of_numbers
+from intarsia.format.naming.wrappers import bare
+from intarsia.format.optimizer_state.optimizer_names import roots_of
+from intarsia.live.memory.own_memory import Handed, is_module, of_numbers
 
 Leaf = tuple[Any, Any]
 """A dict, and the key of one of its values."""

@@ -10,12 +10,12 @@ from typing import Any
 from intarsia.dtypes import is_lossless
 from intarsia.errors import CoverageError, LayoutError, UsageError
 from intarsia.family import Param, table_for
-from intarsia.format.adapter import is_adapter
+from intarsia.format.hf.adapter import is_adapter
 from intarsia.layout import Layout
-from intarsia.live import megatron_rows
 from intarsia.live.contents import Contents
 from intarsia.live.fill import Filling, prove
-from intarsia.live.holding import (
+from intarsia.live.megatron import rows as megatron_rows
+from intarsia.live.memory.holding import (
     Holding,
     check_shape,
     cut,
@@ -26,9 +26,9 @@ from intarsia.live.holding import (
     memory_of,
     placed,
 )
+from intarsia.live.memory.quantised import check_quantised
 from intarsia.live.names import Rows, find_rows
-from intarsia.live.optimizer import MASTER
-from intarsia.live.quantised import check_quantised
+from intarsia.live.optimizer.state import MASTER
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Manifest
 

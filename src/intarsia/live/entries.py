@@ -12,9 +12,9 @@ from typing import Any
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import UsageError
-from intarsia.format.inert import Inert, Tensor
-from intarsia.format.torch_frame import write_object
-from intarsia.format.torch_zip import read_object
+from intarsia.format.torch_file.inert import Inert, Tensor
+from intarsia.format.torch_file.torch_frame import write_object
+from intarsia.format.torch_file.torch_zip import read_object
 
 EXTRA = "extra."
 OF_RANK = "extra_of_rank."
@@ -53,7 +53,7 @@ def _plain(value: Any) -> Any:
 
     if isinstance(value, torch.Tensor):
         from intarsia.live.fill import as_bytes
-        from intarsia.live.holding import dtype_of, is_dtensor
+        from intarsia.live.memory.holding import dtype_of, is_dtensor
 
         if is_dtensor(value):
             raise UsageError("it holds a DTensor, of which each rank has a part")

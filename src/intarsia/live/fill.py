@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intarsia.lazy_tensor import as_torch
-from intarsia.live.holding import Holding
+from intarsia.live.memory.holding import Holding
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.proof import Gap, Proven, prover_of

@@ -15,15 +15,12 @@ from typing import Any
 from intarsia.carried import groups_of, read_entries
 from intarsia.errors import UsageError
 from intarsia.family import table_for
-from intarsia.formats import find_checkpoint, folder_of, format_named
-from intarsia.live.adapters import added
+from intarsia.format.registry import find_checkpoint, folder_of, format_named
 from intarsia.live.background import finish_last
 from intarsia.live.contents import Contents
 from intarsia.live.demand import Demand, Place, Settled, cast_names, settle
 from intarsia.live.entries import extra_in, unpack
 from intarsia.live.fill import fill, prove
-from intarsia.live.fsdp1_optimizer import WholeOptimizer
-from intarsia.live.holding import Holding
 from intarsia.live.kept import (
     NO_SETTINGS,
     NO_STATE,
@@ -31,11 +28,24 @@ from intarsia.live.kept import (
     check_kept,
     kept_of,
 )
-from intarsia.live.materialise import materialise
-from intarsia.live.megatron_model import chunks_of, install, is_megatron, refuse_optimizer
+from intarsia.live.megatron.model import chunks_of, install, is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import unlike_settings, with_settings
+from intarsia.live.memory.adapters import added
+from intarsia.live.memory.holding import Holding
+from intarsia.live.memory.materialise import materialise
+from intarsia.live.memory.passing_buffers import computed_by
+from intarsia.live.memory.shared_memory import with_one_source
 from intarsia.live.names import config_of, facts_of, manifest_for, model_in, named_as_is
-from intarsia.live.optimizer import (
+from intarsia.live.optimizer.classes import CLASS, Opened, opened
+from intarsia.live.optimizer.fsdp1 import WholeOptimizer
+from intarsia.live.optimizer.groups import (
+    agreed_groups,
+    check_classes,
+    check_settings,
+    put_groups,
+    with_tensors,
+)
+from intarsia.live.optimizer.state import (
     Steps,
     counter_holdings,
     put,
@@ -43,18 +53,8 @@ from intarsia.live.optimizer import (
     state_to_fill,
     unused_state,
 )
-from intarsia.live.optimizer_class import CLASS, Opened, opened
-from intarsia.live.optimizer_groups import (
-    agreed_groups,
-    check_classes,
-    check_settings,
-    put_groups,
-    with_tensors,
-)
-from intarsia.live.optimizer_values import shared_in
-from intarsia.live.passing_buffers import computed_by
+from intarsia.live.optimizer.values import shared_in
 from intarsia.live.report import Counts, Loaded
-from intarsia.live.shared_memory import with_one_source
 from intarsia.live.values import Values
 from intarsia.masters import check_rounded
 from intarsia.mesh import Mesh

@@ -5,7 +5,7 @@
         halves = split_state(states[f"{name}.weight"], items[f"{name}.weight"],
                              gated(items[f"{name}.weight"]))
 
-`intarsia.live.megatron_item` has the coordinates; loading is in `intarsia.live.megatron_load`.
+`intarsia.live.megatron.item` has the coordinates; loading is in `intarsia.live.megatron_load`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from intarsia.errors import LayoutError
-from intarsia.live.holding import is_dtensor, memory_of
-from intarsia.live.megatron_item import (
+from intarsia.live.megatron.item import (
     GDN,
     Item,
     Part,
@@ -27,6 +26,7 @@ from intarsia.live.megatron_item import (
     parts_of,
     split,
 )
+from intarsia.live.memory.holding import is_dtensor, memory_of
 
 
 def split_state(state: Mapping[str, Any], item: Item, sizes: Sizes) -> dict[str, dict[str, Any]]:

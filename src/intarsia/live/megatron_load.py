@@ -15,11 +15,11 @@ from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import BY_TORCH
 from intarsia.errors import CoverageError, FamilyError
 from intarsia.family import Param, table_for
-from intarsia.format.megatron_fsdp_keys import FsdpRows, canonical
+from intarsia.format.megatron.fsdp_dtensor.keys import FsdpRows, canonical
 from intarsia.layout import Layout
 from intarsia.lazy_tensor import as_torch
-from intarsia.live.holding import memory_of
-from intarsia.live.megatron_item import Item
+from intarsia.live.megatron.item import Item
+from intarsia.live.memory.holding import memory_of
 from intarsia.mesh import Box
 
 MASTER, STEP = "master", "step"

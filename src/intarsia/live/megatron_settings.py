@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from intarsia.live.megatron_model import chunks_of, config_of
+from intarsia.live.megatron.model import chunks_of, config_of
 
 MEGATRON = "megatron"
 """Where a returned configuration keeps the settings of Megatron's own."""

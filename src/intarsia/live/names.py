@@ -14,10 +14,10 @@ from typing import Any
 
 from intarsia.errors import UsageError
 from intarsia.family import Param, Table, table_for
-from intarsia.format.sections import TOP, Section, explained
-from intarsia.format.wrappers import MODULE, bare
-from intarsia.formats import read_manifest, with_rules_of_transformers
-from intarsia.live.adapters import inner_word
+from intarsia.format.naming.sections import TOP, Section, explained
+from intarsia.format.naming.wrappers import MODULE, bare
+from intarsia.format.registry import read_manifest, with_rules_of_transformers
+from intarsia.live.memory.adapters import inner_word
 from intarsia.planning.inventory import left_out
 from intarsia.planning.manifest import Manifest
 from intarsia.store.looking import real

@@ -14,11 +14,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from intarsia.errors import UsageError
-from intarsia.live.agreement import assert_same_model
-from intarsia.live.experts import Experts, experts_of, place
-from intarsia.live.prepared import mark_placed
-from intarsia.live.roles import EP, FSDP, TP, Roles, remember
-from intarsia.live.tensor_parallel import cut_layers, layers_of
+from intarsia.live.parallel.agreement import assert_same_model
+from intarsia.live.parallel.experts import Experts, experts_of, place
+from intarsia.live.parallel.prepared import mark_placed
+from intarsia.live.parallel.roles import EP, FSDP, TP, Roles, remember
+from intarsia.live.parallel.tensor_parallel import cut_layers, layers_of
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from intarsia.format.parameter_groups import MEMBERS
+from intarsia.format.optimizer_state.parameter_groups import MEMBERS
 from intarsia.run.losses import Changed
 
 Settings = dict[str, Any]

@@ -17,28 +17,23 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from intarsia.conversion.replacing import check_replaceable
 from intarsia.errors import CoverageError, UsageError
 from intarsia.format.base import Arrangement, Slot
-from intarsia.format.dcp_write import file_of, lay_out
-from intarsia.format.sides import DIGESTS
-from intarsia.format.wrappers import bare
-from intarsia.live import megatron_rows
-from intarsia.live.attest import Sums, Witness
+from intarsia.format.dcp.write import file_of, lay_out
+from intarsia.format.hf.sides import DIGESTS
+from intarsia.format.naming.wrappers import bare
 from intarsia.live.contents import Contents
 from intarsia.live.entries import extra_entries, pack, packed, shared_entries
 from intarsia.live.fill import as_bytes
-from intarsia.live.fsdp1_optimizer import WholeOptimizer
-from intarsia.live.holding import memory_of
 from intarsia.live.latest import name_last
-from intarsia.live.megatron_model import is_megatron, refuse_optimizer
+from intarsia.live.megatron import rows as megatron_rows
+from intarsia.live.megatron.model import is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import hub_config
-from intarsia.live.names import config_of, model_in
-from intarsia.live.optimizer import Steps, never_stepped, states, values
-from intarsia.live.optimizer_agreement import WITHOUT, agreed_entries
-from intarsia.live.optimizer_class import CLASS, classes_of, opened
-from intarsia.live.optimizer_groups import settings_of
-from intarsia.live.parts import Part, Seen, parts_of
-from intarsia.live.replicas import (
+from intarsia.live.memory.attest import Sums, Witness
+from intarsia.live.memory.holding import memory_of
+from intarsia.live.memory.parts import Part, Seen, parts_of
+from intarsia.live.memory.replicas import (
     Holders,
     Key,
     Told,
@@ -48,9 +43,14 @@ from intarsia.live.replicas import (
     kind_of,
     ranks_of,
 )
+from intarsia.live.names import config_of, model_in
+from intarsia.live.optimizer.agreement import WITHOUT, agreed_entries
+from intarsia.live.optimizer.classes import CLASS, classes_of, opened
+from intarsia.live.optimizer.fsdp1 import WholeOptimizer
+from intarsia.live.optimizer.groups import settings_of
+from intarsia.live.optimizer.state import Steps, never_stepped, states, values
 from intarsia.live.report import Counts, Saved
 from intarsia.live.values import packed_with
-from intarsia.replacing import check_replaceable
 from intarsia.run.checksum import crc32
 from intarsia.run.crew import Crew
 from intarsia.run.hashing import merged

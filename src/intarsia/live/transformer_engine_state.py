@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from intarsia.errors import CoverageError, LayoutError
-from intarsia.format.dcp_metadata import MAX_METADATA_BYTES, METADATA, read_metadata
+from intarsia.format.dcp.metadata import MAX_METADATA_BYTES, METADATA, read_metadata
 from intarsia.placement import Strided, boxes, from_torch
 from intarsia.store.local import Folder
 

@@ -12,9 +12,9 @@ from intarsia.planning.manifest import Manifest
 from intarsia.quantity import human
 
 if TYPE_CHECKING:
-    from intarsia.checking.compare import Comparison, Difference
+    from intarsia.checking.alone.soundness import Soundness
     from intarsia.checking.fault import Fault
-    from intarsia.checking.soundness import Soundness
+    from intarsia.checking.pair.compare import Comparison, Difference
 
 MISSING = {"tensor-missing", "layers-missing", "experts-missing"}
 """Kinds of fault whose tensors are not there."""

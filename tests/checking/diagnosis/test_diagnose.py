@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import intarsia
-from intarsia.checking.compare import Comparison
 from intarsia.checking.diagnosis import PATIENCE, evidence, search
+from intarsia.checking.pair.compare import Comparison
 from intarsia.run.budget import Budget
 from tests.checkpoints import normal_tensor, write_hf
 

@@ -6,7 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intarsia.checking.diagnosis.rearrange import along, compose, inverse, numbers, of_runs, rows
+from intarsia.checking.diagnosis.hypotheses.rearrange import (
+    along,
+    compose,
+    inverse,
+    numbers,
+    of_runs,
+    rows,
+)
 from intarsia.layout import Layout, concat
 from tests.oracle.layouts import ids
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import intarsia
-from intarsia.checking.compare import Comparison
+from intarsia.checking.pair.compare import Comparison
 from tests.checkpoints import intarsia as command
 from tests.checkpoints import write_hf
 from tests.faults.reference import DENSE, Tensors, weights, write
@@ -103,7 +103,7 @@ def test_every_kind_of_difference_is_documented() -> None:
     page = (ROOT / "docs" / "how-to" / "read-a-diagnosis.md").read_text()
     at = {"Hypothesis": 0, "Order": 0, "Fault": 0, "Finding": 1, "_placed": 1, "found": 0}
     kinds: dict[str, str] = {}
-    for file in (ROOT / "src/intarsia/checking/diagnosis").glob("*.py"):
+    for file in (ROOT / "src/intarsia/checking/diagnosis").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if (
                 isinstance(node, ast.Call)

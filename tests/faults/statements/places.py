@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import intarsia
-from intarsia.checking.diagnosis.whereabouts import Spot, Whereabouts
+from intarsia.checking.diagnosis.where.whereabouts import Spot, Whereabouts
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout
 from tests.faults.statements.held import Held, Mask, differ_at, number

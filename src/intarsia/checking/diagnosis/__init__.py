@@ -11,22 +11,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from intarsia.checking.diagnosis.chunks import wrong_chunks
-from intarsia.checking.diagnosis.compound import told_besides
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
-from intarsia.checking.diagnosis.groups import Kin
-from intarsia.checking.diagnosis.moved import MOVED, told
-from intarsia.checking.diagnosis.moves import find_moves
+from intarsia.checking.diagnosis.hypotheses.compound import told_besides
+from intarsia.checking.diagnosis.hypotheses.groups import Kin
+from intarsia.checking.diagnosis.hypotheses.moved import MOVED, told
+from intarsia.checking.diagnosis.hypotheses.moves import find_moves
+from intarsia.checking.diagnosis.hypotheses.shapes import find_reshaped
 from intarsia.checking.diagnosis.names import pattern
-from intarsia.checking.diagnosis.pages import damaged_pages, whereabouts
-from intarsia.checking.diagnosis.places import place_of
 from intarsia.checking.diagnosis.search import explain, unexplained, with_place
-from intarsia.checking.diagnosis.shapes import find_reshaped
 from intarsia.checking.diagnosis.summary import missing, summarise
 from intarsia.checking.diagnosis.tied import find_untied
+from intarsia.checking.diagnosis.where.chunks import wrong_chunks
+from intarsia.checking.diagnosis.where.pages import damaged_pages, whereabouts
+from intarsia.checking.diagnosis.where.places import place_of
 from intarsia.checking.fault import Fault
-from intarsia.checking.pairs import Matched, Pair
+from intarsia.checking.pair.pairs import Matched, Pair
 from intarsia.checkpoint import Checkpoint
 from intarsia.family import table_for
 from intarsia.run.budget import Budget

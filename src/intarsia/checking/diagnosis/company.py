@@ -9,8 +9,8 @@ from dataclasses import replace
 from math import prod
 
 from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
-from intarsia.checking.diagnosis.places import DENSE, Place
-from intarsia.checking.diagnosis.whereabouts import Cut
+from intarsia.checking.diagnosis.where.places import DENSE, Place
+from intarsia.checking.diagnosis.where.whereabouts import Cut
 from intarsia.mesh import share
 
 Told = tuple[str, Hashable]

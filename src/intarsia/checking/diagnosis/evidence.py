@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from intarsia.checking.diagnosis.hypothesis import (
+from intarsia.checking.diagnosis.hypotheses.hypothesis import (
     Bits,
     Hypothesis,
     Mask,
@@ -18,8 +18,8 @@ from intarsia.checking.diagnosis.hypothesis import (
     Window,
     score,
 )
-from intarsia.checking.diagnosis.rearrange import along, of_runs
-from intarsia.checking.pairs import Pair, read
+from intarsia.checking.diagnosis.hypotheses.rearrange import along, of_runs
+from intarsia.checking.pair.pairs import Pair, read
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout, unravel
 from intarsia.mesh import Box, Shape

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from intarsia.checking.diagnosis.hypothesis import NEARLY_ALL
-from intarsia.checking.diagnosis.moves import Move
-from intarsia.checking.diagnosis.places import Place
-from intarsia.checking.diagnosis.whereabouts import Whereabouts
+from intarsia.checking.diagnosis.hypotheses.hypothesis import NEARLY_ALL
+from intarsia.checking.diagnosis.hypotheses.moves import Move
+from intarsia.checking.diagnosis.where.places import Place
+from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
 
 UNEXPLAINED = "unexplained"
 NOTHING = "nothing known explains the differences"

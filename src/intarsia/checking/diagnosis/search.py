@@ -6,20 +6,20 @@ from dataclasses import replace
 from itertools import chain
 from math import prod
 
-from intarsia.checking.diagnosis.blocks import OF_PLACES, Tried, lost, wrong_block
-from intarsia.checking.diagnosis.chunks import Chunks, wrong_chunks
-from intarsia.checking.diagnosis.compound import in_two_steps, resembles
 from intarsia.checking.diagnosis.evidence import SMALL, Evidence
 from intarsia.checking.diagnosis.finding import NOT_KNOWN, NOTHING, UNEXPLAINED, Finding
-from intarsia.checking.diagnosis.groups import Kin
-from intarsia.checking.diagnosis.hypothesis import ENOUGH, Hypothesis, Score, Shuffle
-from intarsia.checking.diagnosis.matching import row_hypotheses
+from intarsia.checking.diagnosis.hypotheses.compound import in_two_steps, resembles
+from intarsia.checking.diagnosis.hypotheses.groups import Kin
+from intarsia.checking.diagnosis.hypotheses.hypothesis import ENOUGH, Hypothesis, Score, Shuffle
+from intarsia.checking.diagnosis.hypotheses.matching import row_hypotheses
+from intarsia.checking.diagnosis.hypotheses.orders import order_hypotheses
+from intarsia.checking.diagnosis.hypotheses.rearrange import ANY_ORDER
+from intarsia.checking.diagnosis.hypotheses.values import CONSTANT, value_hypotheses
 from intarsia.checking.diagnosis.names import other_side
-from intarsia.checking.diagnosis.orders import order_hypotheses
-from intarsia.checking.diagnosis.pages import DAMAGED, damaged_pages, whereabouts
-from intarsia.checking.diagnosis.places import Place, place_of
-from intarsia.checking.diagnosis.rearrange import ANY_ORDER
-from intarsia.checking.diagnosis.values import CONSTANT, value_hypotheses
+from intarsia.checking.diagnosis.where.blocks import OF_PLACES, Tried, lost, wrong_block
+from intarsia.checking.diagnosis.where.chunks import Chunks, wrong_chunks
+from intarsia.checking.diagnosis.where.pages import DAMAGED, damaged_pages, whereabouts
+from intarsia.checking.diagnosis.where.places import Place, place_of
 from intarsia.layout import Layout
 
 BACKWARDS = "A from B: "

@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import replace
 
 from intarsia.checking.diagnosis.company import in_company
-from intarsia.checking.diagnosis.files import wrong_files
 from intarsia.checking.diagnosis.finding import NOT_KNOWN, UNEXPLAINED, Finding
-from intarsia.checking.diagnosis.moved import faults_of_moves, half_swapped
+from intarsia.checking.diagnosis.hypotheses.moved import faults_of_moves, half_swapped
 from intarsia.checking.diagnosis.names import (
     EXPERT,
     expert_of,
@@ -19,6 +18,7 @@ from intarsia.checking.diagnosis.names import (
     where,
     without_layer,
 )
+from intarsia.checking.diagnosis.where.files import wrong_files
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import layer_in
 from intarsia.mesh import share

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from intarsia.checking.diagnosis.finding import Finding
-from intarsia.checking.pairs import Pair, read_windows
+from intarsia.checking.pair.pairs import Pair, read_windows
 from intarsia.checkpoint import Checkpoint
 from intarsia.run.budget import Budget
 

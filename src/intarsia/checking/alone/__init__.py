@@ -1,0 +1,1 @@
+"""One checkpoint checked by itself: `verify A`."""

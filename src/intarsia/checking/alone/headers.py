@@ -1,0 +1,174 @@
+"""The headers of a checkpoint as far as they can be read, and what was wrong with the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from intarsia.checking.fault import Fault, few
+from intarsia.checking.naming import place_of, state_of
+from intarsia.errors import FamilyError, IntarsiaError, SectionError
+from intarsia.family import Table, table_for
+from intarsia.format.complaint import Complaint
+from intarsia.format.naming.logical_names import members_of
+from intarsia.format.registry import read_manifest
+from intarsia.planning.manifest import Chunk, Manifest
+
+NO_FAMILY = {"model_type": ""}
+"""A configuration that no table answers to: tensors are read name by name."""
+
+_LOST = ("file-missing", "file-too-short")
+
+
+@dataclass(frozen=True)
+class Headers:
+    """What was read of a checkpoint's headers; no manifest where none of it can be read."""
+
+    path: str
+    manifest: Manifest | None
+    complaints: tuple[Complaint, ...]
+
+    @cached_property
+    def lost(self) -> frozenset[str]:
+        """The logical tensors that are not what they should be, or in files that cannot be read."""
+        held = {name for complaint in self.complaints for name in self._tensors(complaint)}
+        if self.manifest is not None and any(map(self._is_opaque, self.complaints)):
+            held |= {x.name for x in self.manifest.absent}
+        return frozenset(held)
+
+    @property
+    def files(self) -> frozenset[str]:
+        """The files that something is wrong with."""
+        return frozenset(file for complaint in self.complaints for file in complaint.files)
+
+    def faults(self) -> Iterator[Fault]:
+        """Each complaint as a fault with the tensors that it is about, those of like tensors as one."""
+        groups: dict[object, list[Complaint]] = {}
+        for complaint in self.complaints:
+            if self._is_told(complaint):
+                continue
+            like = next((place_of(name).template for name in self._tensors(complaint)), None)
+            shaped = like is not None and isinstance(complaint.error, FamilyError)
+            key = (complaint.error.kind, like) if shaped else id(complaint)
+            groups.setdefault(key, []).append(complaint)
+        for group in groups.values():
+            error = group[0].error
+            names = tuple(dict.fromkeys(name for c in group for name in self._tensors(c)))
+            text = error.brief
+            if names and not any(name in text for name in names):
+                about = "it holds" if isinstance(error, FamilyError) else "out of reach:"
+                text += f"; {about} {few(names)}"
+            text += f"; and {len(group) - 1} more like it" if len(group) > 1 else ""
+            files = dict.fromkeys(file for c in group for file in c.files)
+            elements = sum(map(self._elements, group))
+            quoted = tuple(re.findall(r"`([^`]+)`", text))
+            where = few(list(files), 4) or self.path
+            yield Fault(error.kind, names or quoted, where, text, elements, error.hint or "")
+
+    def notes(self) -> Iterator[str]:
+        """What could not be judged."""
+        misfits = {
+            name
+            for complaint in self.complaints
+            if isinstance(complaint.error, FamilyError)
+            for name in self._tensors(complaint)
+        }
+        if unread := self.lost - misfits:
+            yield (
+                f"{len(unread):,} tensors are out of reach, in files that are absent or damaged:"
+                " their content was not judged"
+            )
+
+    def _tensors(self, complaint: Complaint) -> tuple[str, ...]:
+        names: dict[str, None] = {}
+        for name in complaint.names:
+            kind, of = state_of(name)
+            root = f"optimizer.{kind}." if kind else ""
+            names |= dict.fromkeys(root + member for member in members_of(of, self._table))
+        if self.manifest is not None:
+            for file in complaint.files:
+                names |= dict.fromkeys(name for name, _ in self._beyond.get(file, ()))
+        return tuple(names)
+
+    def _elements(self, complaint: Complaint) -> int:
+        chunks = {c for file in complaint.files for _, c in self._beyond.get(file, ())}
+        return sum(chunk.box.size for chunk in chunks)
+
+    @cached_property
+    def _beyond(self) -> dict[str, list[tuple[str, Chunk]]]:
+        """By file, the tensors with chunks that are not there, and those chunks."""
+        found: dict[str, list[tuple[str, Chunk]]] = {}
+        if self.manifest is not None:
+            for stored in self.manifest.stored.values():
+                for chunk in stored.chunks:
+                    if not is_there(self.manifest, chunk):
+                        held = found.setdefault(chunk.file, [])
+                        held += [(name, chunk) for name in stored.layout.tensors or (stored.name,)]
+        return found
+
+    @cached_property
+    def _table(self) -> Table | None:
+        return table_for(self.manifest.config) if self.manifest else None
+
+    @cached_property
+    def _read(self) -> frozenset[str]:
+        """The files of which tensors are known."""
+        stored = self.manifest.stored.values() if self.manifest else ()
+        return frozenset(chunk.file for s in stored for chunk in s.chunks)
+
+    def _is_told(self, complaint: Complaint) -> bool:
+        """Whether it finds that a file is absent or short of which another complaint says so."""
+        if complaint.error.kind not in _LOST or complaint.names or len(complaint.files) != 1:
+            return False
+        first = next(
+            c
+            for c in self.complaints
+            if c.error.kind in _LOST and set(complaint.files) <= set(c.files)
+        )
+        return first is not complaint
+
+    def _is_opaque(self, complaint: Complaint) -> bool:
+        """Whether files are not there, or not readable, of which nobody says what they held."""
+        held = [file for file in complaint.files if file.endswith(".safetensors")]
+        return not complaint.names and bool(held) and self._read.isdisjoint(held)
+
+
+def is_there(manifest: Manifest, chunk: Chunk) -> bool:
+    """Whether a chunk's bytes lie inside a file that exists."""
+    if chunk.file in manifest.told or not chunk.box.size:
+        return True
+    return chunk.start_bytes + chunk.length_bytes <= manifest.files.get(chunk.file, -1)
+
+
+def read_headers(
+    where: Path,
+    config: Mapping[str, Any] | None,
+    section: str | Sequence[str] | None = None,
+) -> Headers:
+    """The headers of a checkpoint; name by name where the family fails."""
+    kept: list[Complaint] = []
+    try:
+        manifest = read_manifest(where, config, kept.append, section)
+        return Headers(str(where), manifest, tuple(kept))
+    except SectionError:
+        raise  # a question to the user, no fault of the checkpoint's
+    except FamilyError as error:
+        first = Complaint(error)
+    except IntarsiaError as error:
+        return Headers(str(where), None, _with(kept, error))
+    kept.clear()
+    try:
+        manifest = read_manifest(where, NO_FAMILY, kept.append, section)
+    except IntarsiaError as error:
+        return Headers(str(where), None, _with([*kept, first], error))
+    return Headers(str(where), manifest, (first, *kept))
+
+
+def _with(kept: Sequence[Complaint], last: IntarsiaError) -> tuple[Complaint, ...]:
+    """The complaints and the error that ended the reading, which may be one of theirs."""
+    told = any(complaint.error is last for complaint in kept)
+    return tuple(kept) if told else (*kept, Complaint(last))

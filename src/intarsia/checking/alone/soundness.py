@@ -1,0 +1,183 @@
+"""One checkpoint held against itself: whole, readable, true to its sums, free of known faults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from intarsia.checking.alone.entries import damaged_entries, misplaced_iteration
+from intarsia.checking.alone.headers import NO_FAMILY, read_headers
+from intarsia.checking.alone.state import misshapen_state, missing_state
+from intarsia.checking.alone.structure import left_out, structure_faults
+from intarsia.checking.alone.training import notes_on_steps, rounded_masters, steps_that_disagree
+from intarsia.checking.alone.unfinished import garbled_tracker, unfinished
+from intarsia.checking.alone.unmapped import unmapped_faults
+from intarsia.checking.content.masters import masters_that_differ, weights_with_masters
+from intarsia.checking.content.one_tensor import content_faults, notes_of
+from intarsia.checking.content.repeats import made_by_copying, repeat_faults
+from intarsia.checking.content.same_content import Content
+from intarsia.checking.content.scales import scale_faults, scale_faults_of_headers, weights_among
+from intarsia.checking.digests.attested import digest_faults, digests_in, object_faults
+from intarsia.checking.fault import Fault, gathered
+from intarsia.checking.pair.ties import ties_for_sure
+from intarsia.checking.survey.blockwise import survey, surveyed
+from intarsia.errors import FormatError, IntarsiaError
+from intarsia.format.hf.sides import DIGESTS, read_config
+from intarsia.format.registry import find_checkpoint, format_of
+from intarsia.planning.inventory import unread_sections
+from intarsia.planning.manifest import Manifest
+from intarsia.run.budget import Budget
+from intarsia.run.progress import Progress, after
+from intarsia.store.looking import given, is_folder
+from intarsia.store.replaced import unreplaced
+
+_NOT_JUDGED = "too little can be read: the content of no tensor was judged"
+
+ConfigLike = str | Path | Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Soundness:
+    """Whether a checkpoint is sound; true where no fault was found."""
+
+    a: str
+    compared: int
+    elements: int
+    faults: tuple[Fault, ...]
+    notes: tuple[str, ...] = ()
+    format: str | None = None
+    family: str | None = None
+
+    @property
+    def sound(self) -> bool:
+        return not self.faults
+
+    @property
+    def different(self) -> tuple[Any, ...]:
+        """Nothing: there is no second checkpoint to differ from."""
+        return ()
+
+    def __bool__(self) -> bool:
+        return self.sound
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "sound": self.sound,
+            "a": self.a,
+            "format": self.format,
+            "family": self.family,
+            "compared": self.compared,
+            "elements": self.elements,
+            "different": [],
+            "faults": [fault.as_json() for fault in self.faults],
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        if self.sound:
+            return f"sound: {self.compared:,} tensors, {self.elements:,} elements"
+        return "\n".join(map(str, self.faults))
+
+
+def examine(
+    path: str | Path,
+    config: ConfigLike,
+    budget: Budget,
+    progress: Progress | None = None,
+    section: str | Sequence[str] | None = None,
+) -> Soundness:
+    """Look for every fault that one checkpoint can show.
+
+    Raises where the path is no checkpoint at all; a checkpoint that cannot be read is at fault.
+    """
+    if isinstance(config, (str, Path)):
+        config = read_config(given(config))
+    with unreplaced(given(path)) as check:
+        found = _examined(path, config, budget, progress, section)
+        if not found:
+            check()
+    return found
+
+
+def _examined(
+    path: str | Path,
+    config: Mapping[str, Any] | None,
+    budget: Budget,
+    progress: Progress | None,
+    section: str | Sequence[str] | None,
+) -> Soundness:
+    where = given(path)
+    try:
+        format = format_of(find_checkpoint(where).path).name
+    except FormatError:
+        if (fault := unfinished(where)) is None:
+            raise
+        return Soundness(str(path), 0, 0, (fault,))
+    headers = read_headers(where, config, section)
+    manifest, faults = headers.manifest, list(headers.faults())
+    if manifest is None and (fault := unfinished(where)) is not None:
+        return Soundness(str(path), 0, 0, (fault,))
+    if manifest is None:
+        notes: tuple[str, ...] = (_NOT_JUDGED,)
+        return Soundness(str(path), 0, 0, gathered(faults), notes, format)
+    faults += structure_faults(manifest, headers.lost, headers.files)
+    faults += missing_state(manifest, headers.lost)
+    faults += misshapen_state(manifest, headers.lost)
+    faults += scale_faults_of_headers(manifest)
+    known = {name for fault in faults for name in fault.tensors} | headers.lost
+    expected, refused = _expected(manifest)
+    faults += refused
+    summed = manifest.logical if expected else weights_with_masters(manifest.logical)
+    wanted = {n: x for n, x in summed.items() if n not in known}
+    found = survey(manifest, budget, progress, wanted)
+    more = after(progress, sum(seen.item.nbytes for seen in found))
+    padded = manifest.format in ("torch_dist", "fsdp_dtensor")
+    weights = weights_among(found, manifest.quantised)
+    with Content(manifest, budget) as content:
+        faults += content_faults(weights, padded, content)
+        faults += scale_faults(found, manifest.quantised)
+        repeated = list(repeat_faults(weights, ties_for_sure(manifest), content))
+    meant, repeated = made_by_copying(manifest.logical, repeated)
+    faults += repeated
+    faults += steps_that_disagree(found)
+    faults += rounded_masters(found)
+    faults += masters_that_differ(manifest, found, budget, more)
+    faults += damaged_entries(manifest, headers.files)
+    faults += unmapped_faults(manifest, budget)
+    faults += misplaced_iteration(manifest)
+    faults += garbled_tracker(where if is_folder(where) else where.parent)
+    known |= {n for seen in found if seen.unread for s in seen.item.names for n in s.layout.tensors}
+    faults += digest_faults(manifest, found, expected, known, budget, more)
+    faults += object_faults(manifest, budget)
+    compared, elements = surveyed(found)
+    notes = (
+        *manifest.notes,
+        *headers.notes(),
+        *left_out(manifest),
+        *unread_sections(manifest.inventory),
+        *notes_of(found, faults),
+        *notes_on_steps(found),
+        *meant,
+    )
+    return Soundness(
+        manifest.path,
+        compared,
+        elements,
+        gathered(faults),
+        notes,
+        manifest.format,
+        manifest.family,
+    )
+
+
+def _expected(manifest: Manifest) -> tuple[Mapping[str, str], list[Fault]]:
+    """The digests that were stored, or why they cannot be used."""
+    if manifest.config == NO_FAMILY:
+        return {}, []  # digests go by the names of the family
+    try:
+        return digests_in(manifest), []
+    except IntarsiaError as error:
+        error.blame()
+        return {}, [Fault(error.kind, (), DIGESTS, error.brief, hint=error.hint or "")]

@@ -1,0 +1,100 @@
+"""Faults of optimizer state: main weights, moments and steps that contradict each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from intarsia.checking.fault import Fault, few
+from intarsia.checking.naming import place_of, state_of
+from intarsia.checking.survey.seen import Seen
+
+_FP16_LACKS, _BF16_LACKS = 0x1FFF, 0xFFFF
+"""The bits of fp32 that are zero in numbers of 16 bits."""
+
+
+def _steps(found: Sequence[Seen]) -> dict[str, float]:
+    """The counters of parameters' steps."""
+    return {
+        stored.name: seen.value
+        for seen in found
+        for stored in seen.item.names
+        if place_of(stored.name).kind == "step" and seen.value is not None
+    }
+
+
+def steps_that_disagree(found: Sequence[Seen]) -> Iterator[Fault]:
+    """Dense parameters at different steps; an expert may be behind, never ahead."""
+    steps = _steps(found)
+    late = _unfrozen_later(steps)
+    dense = {n: v for n, v in steps.items() if place_of(n).expert is None and n not in late}
+    if not dense:
+        return
+    usual, _ = Counter(dense.values()).most_common(1)[0]
+    wrong = [name for name, v in dense.items() if v != usual]
+    wrong += [n for n, v in steps.items() if n not in dense and n not in late and v > usual]
+    if wrong:
+        text = f"{few(wrong)} at step {steps[wrong[0]]:g}, the others at {usual:g}"
+        yield Fault("steps-disagree", tuple(wrong), f"{len(wrong)} of {len(steps)} steps", text)
+
+
+def notes_on_steps(found: Sequence[Seen]) -> Iterator[str]:
+    """Parts of a model that are steps behind as a whole."""
+    steps = _steps(found)
+    behind = {place_of(n).template.partition("*")[0]: steps[n] for n in _unfrozen_later(steps)}
+    for stack, step in behind.items():
+        yield f"all of {stack}* is at step {step:g}, behind the rest, as what is unfrozen later is"
+
+
+def _unfrozen_later(steps: Mapping[str, float]) -> set[str]:
+    """The counters of whole stacks of layers that are behind together: those were trained later."""
+    stacks: dict[str, list[str]] = {}
+    for name in steps:
+        if place_of(name).layer is not None:
+            stacks.setdefault(place_of(name).template.partition("*")[0], []).append(name)
+    most = max(steps.values(), default=0.0)
+    found: set[str] = set()
+    for names in stacks.values() if len(stacks) > 1 else ():
+        held = {steps[name] for name in names}
+        layers = {place_of(name).layer for name in names}
+        if len(held) == 1 and held < {*steps.values()} and max(held) < most and len(layers) > 1:
+            found.update(names)
+    return found
+
+
+def rounded_masters(found: Sequence[Seen]) -> Iterator[Fault]:
+    """Main weights of trained parameters of which not one uses what fp32 adds to 16 bits.
+
+    A first step may have a learning rate of zero, so what it leaves is as it was loaded.
+    """
+    if any(0 <= v <= 1 for v in _steps(found).values()):
+        return
+    moved = {
+        state_of(name)[1]
+        for seen in found
+        if "exp_avg_sq" in seen.item.kinds and seen.most
+        for stored in seen.item.names
+        for name in stored.layout.tensors
+    }
+    names: list[str] = []
+    elements = masters = wrong = used = 0
+    for seen in found:
+        stored = seen.item.stored
+        if "master" not in seen.item.kinds or stored.dtype.name != "F32":
+            continue
+        if not any(p.telling for p in seen.portraits):
+            continue
+        of = [state_of(name)[1] for name in stored.layout.tensors]
+        if moved.isdisjoint(of):
+            continue
+        masters += 1
+        if not seen.used_bits & _FP16_LACKS:
+            wrong += 1
+            used |= seen.used_bits
+            names += [f"optimizer.master.{name}" for name in of]
+            elements += stored.layout.size
+    if names:
+        narrow = "fp16" if used & _BF16_LACKS else "bf16"
+        text = f"{few(names)} hold {narrow} numbers only, though their moments show training"
+        where = f"{wrong} of {masters} main weights"
+        yield Fault("masters-rounded", tuple(names), where, text, elements)

@@ -1,0 +1,126 @@
+"""What is stored and is no part of any logical tensor: copies, padding, objects that say nothing.
+
+A loader may read it all the same, so its checksums are checked and its copies are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from intarsia.checking.alone.entries import wrong_in
+from intarsia.checking.alone.headers import is_there
+from intarsia.checking.fault import Fault
+from intarsia.checkpoint import Checkpoint
+from intarsia.errors import CoverageError, FormatError, IntarsiaError
+from intarsia.format.dcp.checkpoint import open_metadata, sealed
+from intarsia.format.registry import folder_of
+from intarsia.format.torch_file.torch_zip import BROKEN_ZIP
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored
+from intarsia.planning.window import windows
+from intarsia.run.budget import Budget
+from intarsia.run.checksum import crc32
+from intarsia.run.values import bits_dtype
+from intarsia.store.local import Folder
+
+SEALED = ("dcp", "torch_dist", "fsdp_dtensor")
+"""Formats whose chunks are archives of torch, with a checksum each."""
+
+
+def unmapped_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
+    """Wrong checksums of what no logical tensor holds, and copies that are not equal."""
+    if manifest.format not in SEALED:
+        return
+    kept: list[object] = []
+    with folder_of(manifest) as folder:
+        try:
+            metadata, _ = open_metadata(folder, kept.append)
+        except FormatError:
+            return  # told by whoever read the headers
+        mapped = {(c.file, c.start_bytes) for s in manifest.stored.values() for c in s.chunks}
+        mapped |= {(e.file, e.start_bytes) for e in manifest.entries.values()}
+        for record in metadata.tensors.values():
+            for c in record.chunks:
+                chunk = Chunk(Box(c.offsets, c.shape), c.file, c.start_bytes, c.length_bytes)
+                if (c.file, c.start_bytes) not in mapped and is_there(manifest, chunk):
+                    yield from _wrong_chunk(folder, record.name, chunk, budget)
+        for o in metadata.objects.values():
+            if (o.file, o.start_bytes) not in mapped and folder.has(o.file):
+                yield from _wrong_object(
+                    folder, Entry(o.name, o.file, o.start_bytes, o.length_bytes)
+                )
+    yield from copies_that_differ(manifest, budget)
+
+
+def _wrong_chunk(folder: Folder, name: str, chunk: Chunk, budget: Budget) -> Iterator[Fault]:
+    if not chunk.box.size:
+        return
+    try:
+        start, length, crc = sealed(folder, chunk)
+        found = 0
+        for at in range(0, length, budget.window_bytes):
+            size = min(budget.window_bytes, length - at)
+            found = crc32(folder.read(chunk.file, start + at, size), found)
+    except IntarsiaError as error:
+        where = f"{chunk.file} byte {chunk.start_bytes:,}"
+        yield Fault(error.kind, (name,), where, error.brief, chunk.box.size)
+        return
+    if crc is not None and found != crc:
+        text = (
+            f"CRC-32 {found:08x}, recorded {crc:08x} when it was saved; no logical tensor holds it"
+        )
+        where = f"{chunk.file} bytes [{start:,}:{start + length:,})"
+        yield Fault("checksum-wrong", (name,), where, text, chunk.box.size)
+
+
+def _wrong_object(folder: Folder, entry: Entry) -> Iterator[Fault]:
+    try:
+        wrong = wrong_in(folder, entry)
+    except (IntarsiaError, *BROKEN_ZIP) as error:
+        wrong = str(error).partition("\n")[0]
+    if wrong is not None:
+        where = f"{entry.file} byte {entry.start_bytes:,}"
+        text = f"the object `{entry.name}` is damaged: {wrong}"
+        yield Fault("entry-damaged", (entry.name,), where, text)
+
+
+def copies_that_differ(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
+    """Copies of state, on other ranks than the one that is read, that hold other numbers."""
+    if not manifest.copies:
+        return
+    with Checkpoint(manifest) as checkpoint:
+        for copy in manifest.copies:
+            try:
+                count = sum(_unequal(checkpoint, copy, c, budget) for c in copy.chunks)
+            except (FormatError, CoverageError):
+                continue  # told elsewhere
+            if count:
+                files = sorted({c.file for c in copy.chunks})
+                text = (
+                    f"{count:,} of {copy.layout.size:,} elements of the copy `{copy.name}` are not"
+                    " those of the one that is read"
+                )
+                names = copy.layout.tensors
+                yield Fault("copies-differ", names, ", ".join(files), text, count)
+
+
+def _unequal(checkpoint: Checkpoint, copy: Stored, chunk: Chunk, budget: Budget) -> int:
+    located = checkpoint.locate(copy, chunk)
+    size = copy.dtype.itemsize
+    if located.piece is not None:
+        return 0
+    proven = checkpoint.prove(copy.name, copy.layout, copy.dtype)
+    folder, count, done = folder_of(checkpoint.manifest), 0, 0
+    with folder:
+        for part in windows(chunk.box.shape, size, budget.window_bytes // 4):
+            box = part.moved(chunk.box.offsets)
+            held = checkpoint.read_box(proven, box)
+            start = located.start_bytes + done * size
+            raw = np.frombuffer(folder.read(chunk.file, start, part.size * size), np.uint8)
+            if not np.array_equal(held, raw):
+                kind = bits_dtype(copy.dtype)
+                count += int(np.count_nonzero(held.view(kind) != raw.view(kind)))
+            done += part.size
+    return count

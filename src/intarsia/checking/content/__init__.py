@@ -1,0 +1,1 @@
+"""Faults that the numbers of one checkpoint show."""

@@ -1,0 +1,49 @@
+"""Weights held against main weights: `fsdp_dtensor` keeps those in the place of the weights.
+
+A weight of one side is then the main weight of the other rounded, and that is what equal means.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from intarsia.checking.diagnosis import Unequal
+from intarsia.checking.pair.pairs import Pair, read_windows
+from intarsia.checkpoint import Checkpoint
+from intarsia.layout import unravel
+from intarsia.masters import unlike
+from intarsia.run.budget import Budget
+from intarsia.run.values import as_float64, bits_dtype
+
+
+def differ_from_main(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Unequal | None:
+    """How the narrower tensor of a pair differs from the wider one rounded; None where it does not."""
+    found = _differ(a, b, pair, budget, 0.0)
+    if found is None or not pair.recentred:
+        return found
+    return _differ(a, b, pair, budget, pair.recentred) and found
+
+
+def _differ(
+    a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget, recentred: float
+) -> Unequal | None:
+    count, first, most = 0, None, 0.0
+    left_is_wide = pair.a.dtype.itemsize > pair.b.dtype.itemsize
+    for box, left, right in read_windows(a, b, pair, budget):
+        x, y = left.view(bits_dtype(pair.a.dtype)), right.view(bits_dtype(pair.b.dtype))
+        if left_is_wide:
+            wrong = unlike(y, pair.b.dtype, x, pair.a.dtype, recentred)
+        else:
+            wrong = unlike(x, pair.a.dtype, y, pair.b.dtype, recentred)
+        if not wrong.any():
+            continue
+        count += int(np.count_nonzero(wrong))
+        gap = as_float64(x[wrong], pair.a.dtype) - as_float64(y[wrong], pair.b.dtype)
+        most = max(most, float(np.abs(gap).max()))
+        if first is None:
+            inside = unravel(int(wrong.argmax()), box.shape) if box.shape else ()
+            first = tuple(o + i for o, i in zip(box.offsets, inside, strict=True))
+    if first is None:
+        return None
+    text = f"{pair.a.dtype} in A, {pair.b.dtype} in B; the narrower is not the wider one rounded"
+    return Unequal(pair, count, first, most, "", text)

@@ -1,0 +1,129 @@
+"""A weight held against its fp32 main weight, element by element.
+
+The sums of both tell whether they may differ, by value and by place, whatever their cuts; only then
+are both read again.  A last bit that is off is let pass: some train with stochastic rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.checking.fault import Fault
+from intarsia.checking.naming import state_of
+from intarsia.checking.survey.seen import Seen
+from intarsia.checkpoint import Checkpoint
+from intarsia.errors import CoverageError
+from intarsia.planning.manifest import Logical, Manifest
+from intarsia.planning.window import windows
+from intarsia.run.budget import Budget
+from intarsia.run.hashing import Sum, merged
+from intarsia.run.progress import Progress, counting
+from intarsia.run.values import Bits, as_float64, bits_dtype, cast
+
+_LAST_BIT = {"BF16": 2.0**-7, "F16": 2.0**-10}
+"""What the last bit of a number between one and two is worth."""
+
+
+def weights_with_masters(logical: Mapping[str, Logical]) -> dict[str, Logical]:
+    """The weights that are held against a main weight."""
+    masters = (state_of(name) for name in logical)
+    names = (of for kind, of in masters if kind == "master" and of in logical)
+    return {name: logical[name] for name in names if logical[name].dtype.floating}
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """A weight that is not its main weight rounded: in how many elements, first where, how far."""
+
+    weight: Logical
+    master: Logical
+    elements: int
+    first: str
+    most: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.elements:,} of {self.weight.size:,} elements of `{self.weight.name}` are not"
+            f" their main weight rounded to {self.weight.dtype}, by up to {self.most:.3g}"
+        )
+
+
+def masters_that_differ(
+    manifest: Manifest, found: Sequence[Seen], budget: Budget, progress: Progress | None = None
+) -> Iterator[Fault]:
+    """Weights that are not their main weights rounded, by the sums that a survey took."""
+    weights = merged(seen.sums for seen in found)
+    rounded = merged(seen.rounded for seen in found)
+    unread = {
+        state_of(name)[1]
+        for seen in found
+        if seen.unread
+        for name in seen.item.stored.layout.tensors
+    }
+    suspects = [
+        name
+        for name, total in rounded.items()
+        if name not in unread
+        and total.count_bytes == weights.get(name, Sum()).count_bytes
+        and total != weights[name]
+    ]
+    if not suspects:
+        return
+    advance = counting(progress, sum(manifest.logical[name].nbytes for name in suspects))
+    with Checkpoint(manifest) as checkpoint:
+        for name in suspects:
+            # Elements that no chunk holds are a fault of their own.
+            with suppress(CoverageError):
+                if stale := compare_master(checkpoint, name, budget):
+                    names = (stale.weight.name, stale.master.name)
+                    yield Fault("master-differs", names, stale.first, str(stale), stale.elements)
+            advance(manifest.logical[name].nbytes)
+
+
+def compare_master(checkpoint: Checkpoint, name: str, budget: Budget) -> Stale | None:
+    """How a weight differs from its main weight rounded; None where it is that."""
+    logical = checkpoint.manifest.logical
+    weight, master = logical[name], logical[f"optimizer.master.{name}"]
+    if weight.shape != master.shape:
+        return Stale(weight, master, weight.size, "the whole tensor", float("inf"))
+    count, first, most = 0, "", 0.0
+    for box in windows(weight.shape, master.dtype.itemsize, budget.window_bytes // 4):
+        narrow, wide = (
+            checkpoint.read_box(checkpoint.prover.tensor(x.name), box).view(bits_dtype(x.dtype))
+            for x in (weight, master)
+        )
+        near = _agree(narrow, cast(wide, master.dtype, weight.dtype), weight)
+        if near.all():
+            continue
+        if not count:
+            first = str(box) if box.shape != weight.shape else "the whole tensor"
+        count += int((~near).sum())
+        gap = np.abs(as_float64(narrow, weight.dtype) - as_float64(wide, master.dtype))
+        most = max(most, float(gap[~near].max()))
+    return Stale(weight, master, count, first, most) if count else None
+
+
+def _agree(a: Bits, b: Bits, weight: Logical) -> NDArray[np.bool_]:
+    """Where two elements are equal but for a last bit.
+
+    A norm may have been trained around one and be stored around zero: its last bit is then that
+    of a number near one.
+    """
+    sign = 1 << (8 * weight.dtype.itemsize - 1)
+    near: NDArray[np.bool_] = np.abs(_ordered(a, sign) - _ordered(b, sign)) <= 1
+    x, y = as_float64(a, weight.dtype), as_float64(b, weight.dtype)
+    near |= ~np.isfinite(x) | ~np.isfinite(y)  # a fault of its own
+    if "norm" in weight.name and weight.dtype.name in _LAST_BIT:
+        near |= np.abs(x - y) <= _LAST_BIT[weight.dtype.name] * (1 + np.abs(x))
+    return near
+
+
+def _ordered(bits: Bits, sign: int) -> NDArray[np.int64]:
+    """Bits as whole numbers in the order of the numbers that they stand for."""
+    wide = bits.astype(np.int64)
+    return np.where(wide >= sign, sign - wide, wide)

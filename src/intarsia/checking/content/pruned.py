@@ -1,0 +1,100 @@
+"""Zeros that were put there on purpose: heads and neurons that were pruned.
+
+Pruning leaves zero rows in one matrix of a layer and zero columns in the one that reads them,
+in some layers or at another place in each.  A lost rank is lost in every layer alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from intarsia.checking.naming import Place, Unit, place_of, tensors_in
+from intarsia.checking.survey.portrait import Run
+from intarsia.checking.survey.seen import Seen
+from intarsia.layout import Piece, clip
+from intarsia.planning.manifest import Stored
+
+_At = tuple[str, str, int | None, int | None]
+"""A layer, or an expert of one, and the kind of state."""
+
+
+class Pruned:
+    """The zero columns of every layer, and the zero rows, by the logical tensors that hold them."""
+
+    def __init__(self, found: Sequence[Seen]) -> None:
+        self._columns: dict[_At, list[tuple[str, int, Run]]] = {}
+        self._rows: dict[_At, list[tuple[str, int, Run]]] = {}
+        self._layers: dict[str, set[int | None]] = {}
+        for seen in found:
+            for p in seen.portraits:
+                stored = seen.item.stored
+                at = _at_of(stored, p.unit)
+                self._layers.setdefault(at[1], set()).add(at[2])
+                for run in p.zero_columns:
+                    held = (p.unit.place.template, p.unit.columns, run)
+                    self._columns.setdefault(at, []).append(held)
+                for lo, hi in p.zero_rows:
+                    for name, run, count in _logical_rows(stored, p.unit, lo, hi):
+                        key = _at(place_of(name))
+                        self._rows.setdefault(key, []).append((name, count, run))
+
+    def has_rows(self, stored: Stored, unit: Unit, lo: int, hi: int) -> bool:
+        """Whether zero rows of a stored matrix meet zero columns of another in their layer."""
+        found = _logical_rows(stored, unit, lo, hi)
+        return bool(found) and all(self._met(name, count, run) for name, run, count in found)
+
+    def has_columns(self, stored: Stored, unit: Unit, lo: int, hi: int) -> bool:
+        """Whether zero columns of a matrix meet zero rows of another in its layer."""
+        at = _at_of(stored, unit)
+        rows = self._rows.get(at, ())
+        met = any(_fits(run, count, (lo, hi), unit.columns) for _, count, run in rows)
+        return met and not self._in_every_layer(at, unit.place.template, (lo, hi))
+
+    def _met(self, name: str, count: int, run: Run) -> bool:
+        at = _at(place_of(name))
+        return any(
+            _fits(run, count, columns, length) and not self._in_every_layer(at, template, columns)
+            for template, length, columns in self._columns.get(at, ())
+        )
+
+    def _in_every_layer(self, where: _At, template: str, run: Run) -> bool:
+        """Whether all layers have the same zero columns, and there are several."""
+        layers = self._layers.get(where[1], set())
+        same = {
+            at[2]
+            for at, held in self._columns.items()
+            if at[:2] == where[:2] and (template, run) in [(t, columns) for t, _, columns in held]
+        }
+        return len(layers) > 1 and same >= layers
+
+
+def _at(place: Place) -> _At:
+    return place.kind, place.template.partition("*")[0], place.layer, place.expert
+
+
+def _at_of(stored: Stored, unit: Unit) -> _At:
+    """The layer of a stored matrix, as the logical tensors that it holds name it."""
+    return _at(place_of(tensors_in(stored, unit)[0]))
+
+
+def _fits(rows: Run, count: int, columns: Run, length: int) -> bool:
+    """Whether zero columns are those that read zero rows: as many, or a group of heads for each."""
+    ratio, rest = divmod(length, count)
+    if rest or not ratio:
+        return False
+    return columns[0] <= rows[0] * ratio and rows[1] * ratio <= columns[1]
+
+
+def _logical_rows(stored: Stored, unit: Unit, lo: int, hi: int) -> list[tuple[str, Run, int]]:
+    """The rows of logical tensors that rows of a stored matrix are, and how many those have."""
+    start, end = ((unit.first_row + row) * unit.columns for row in (lo, hi))
+    counts: dict[str, int] = {}
+    for p in stored.layout.pieces:
+        counts[p.tensor] = max(counts.get(p.tensor, 0), _rows_of(p, unit)[1])
+    parts = (part for p in stored.layout.pieces for part in clip(p, start, end))
+    return [(part.tensor, _rows_of(part, unit), counts[part.tensor]) for part in parts]
+
+
+def _rows_of(piece: Piece, unit: Unit) -> Run:
+    last = piece.to + piece.flip().span
+    return piece.to // unit.columns, last // unit.columns + 1

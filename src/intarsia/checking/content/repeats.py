@@ -1,0 +1,257 @@
+"""Faults of equality: experts, layers and shards that are copies, ties that are none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from intarsia.checking.content.same_content import Content, Drawn
+from intarsia.checking.fault import Fault, few
+from intarsia.checking.naming import Place, place_of, state_of, tensors_in
+from intarsia.checking.survey.seen import Seen
+from intarsia.planning.manifest import Stored
+
+Experts = dict[int, Drawn]
+_Stack = tuple[str, int | None, str]
+"""The template of a list of modules, an expert, and a kind of state."""
+
+_NUMBER = re.compile(r"(?<=\.)(?<!experts\.)\d+(?=\.)")
+
+
+def repeat_faults(
+    found: Sequence[Seen], tied: Mapping[str, str], content: Content
+) -> Iterator[Fault]:
+    """What is equal and should not be; and what should be and is not."""
+    drawn = [(seen.item.stored, p) for seen in found for p in seen.portraits]
+    drawn = content.confirmed(drawn)
+    parts = [
+        [(stored, p) for stored, p in drawn if is_part(p.unit.place)]
+        for is_part in (
+            lambda place: not place.kind,
+            lambda place: place.kind == "master",
+            lambda place: place.is_moment,
+        )
+    ]
+    for repeated in (repeated_experts, repeated_layers):
+        # What was copied with its state is told once, of the weights.
+        yield from next((faults for part in parts if (faults := list(repeated(part)))), ())
+    shards = [fault for seen in found for fault in repeated_shards(seen, content)]
+    told = {name for fault in shards for name in fault.tensors}
+    # As above: state that repeats where its parameter does adds nothing.
+    yield from (
+        fault
+        for fault in shards
+        if not all(state_of(name)[0] and state_of(name)[1] in told for name in fault.tensors)
+    )
+    yield from tied_that_differ(found, tied)
+
+
+def made_by_copying(
+    logical: Iterable[str], faults: Sequence[Fault]
+) -> tuple[list[str], list[Fault]]:
+    """Copies that a model was made of and not trained since, as notes; and the faults that are left.
+
+    A model without moments may have been made so: all experts from one, several layers repeated.
+    With moments it was trained, and training tells copies apart.
+    """
+    moments = any(place_of(name).is_moment for name in logical)
+    layers = [fault for fault in faults if fault.kind == "layers-repeated"]
+    notes, left = [], []
+    for fault in faults:
+        made = fault.kind == "experts-identical" or (fault in layers and len(layers) > 1)
+        if made and not moments:
+            how = "upcycled" if fault.kind == "experts-identical" else "made deeper"
+            notes.append(f"{fault.text}, as in a model that was {how} and not trained since")
+        else:
+            left.append(fault)
+    return notes, left
+
+
+def repeated_experts(drawn: Sequence[Drawn]) -> Iterator[Fault]:
+    """Experts of one layer that are equal, told apart by which are."""
+    layers: dict[tuple[str, str, int | None], Experts] = {}
+    for stored, p in drawn:
+        place = p.unit.place
+        if place.expert is not None and p.telling:
+            key = (place.kind, place.template, place.layer)
+            layers.setdefault(key, {})[place.expert] = (stored, p)
+    wrong = {key: held for key, held in layers.items() if len(_classes(held)) < len(held)}
+    if not wrong:
+        return
+    if len(wrong) == len(layers) and all(len(_classes(held)) == 1 for held in wrong.values()):
+        names = [name for held in wrong.values() for e in sorted(held) for name in _names(held[e])]
+        count = len(next(iter(wrong.values())))
+        text = f"all {count} experts of each layer are equal, such as {few(names, 2)}"
+        yield Fault("experts-identical", tuple(names), "all layers", text, _size(wrong))
+        return
+    by_pattern: dict[tuple[str, str], dict[Any, Experts]] = {}
+    for key, held in wrong.items():
+        by_pattern.setdefault(_pattern(held), {})[key] = held
+    for (kind, pattern), group in by_pattern.items():
+        names = [
+            name
+            for held in group.values()
+            for same in _classes(held).values()
+            if len(same) > 1
+            for e in same
+            for name in _names(held[e])
+        ]
+        where = f"layers {_numbers(layer for _, _, layer in group)}"
+        names = list(dict.fromkeys(names))
+        yield Fault(kind, tuple(names), where, f"{pattern}: {few(names, 2)}", _size(group))
+
+
+def _pattern(held: Experts) -> tuple[str, str]:
+    """The kind of fault that equal experts of a layer are, and which are equal, in words."""
+    if block := _block_of(held):
+        return (
+            "expert-blocks-repeated",
+            f"experts repeat every {block}, as where one rank's {block} were saved for all",
+        )
+    same = [experts for experts in _classes(held).values() if len(experts) > 1]
+    pairs = sorted((b, a) for first, *rest in same for b in rest for a in (first,))
+    (lo, first), (hi, last) = pairs[0], pairs[-1]
+    stretch = all(pair == (lo + k, first + k) for k, pair in enumerate(pairs))
+    if len(pairs) > 1 and stretch and last < lo:
+        return (
+            "expert-blocks-repeated",
+            f"experts [{lo}:{hi + 1}) equal experts [{first}:{last + 1}), as where one rank's were"
+            " saved for another",
+        )
+    told = few([" = ".join(map(str, experts)) for experts in same], 4)
+    return "experts-repeated", f"experts {told} of a layer are equal"
+
+
+def _classes(held: Experts) -> dict[bytes, list[int]]:
+    found: dict[bytes, list[int]] = {}
+    for expert, (_, p) in sorted(held.items()):
+        found.setdefault(p.digest, []).append(expert)
+    return found
+
+
+def _block_of(held: Experts) -> int:
+    """The number of experts after which they repeat; 0 where they do not."""
+    count = len(held)
+    digests = [held[e][1].digest if e in held else b"" for e in range(count)]
+    for n in range(1, count):
+        if count % n == 0 and all(digests[e] == digests[e % n] for e in range(count)):
+            return n
+    return 0
+
+
+def _size(groups: Mapping[Any, Experts]) -> int:
+    """The elements that are copies of others."""
+    return sum(
+        p.unit.rows * p.unit.columns * (len(held) - len(_classes(held))) // len(held)
+        for held in groups.values()
+        for _, p in held.values()
+    )
+
+
+def repeated_layers(drawn: Sequence[Drawn]) -> Iterator[Fault]:
+    """Layers that are equal in every matrix, or in some; what all layers share is a buffer."""
+    templates: dict[_Stack, dict[int, Drawn]] = {}
+    for stored, p in drawn:
+        if p.telling and stored.dtype.floating:
+            for key, number in _stacks(stored, p.unit.place):
+                templates.setdefault(key, {})[number] = (stored, p)
+    equal: dict[tuple[str, int, int], list[Drawn]] = {}
+    held: dict[tuple[str, int], int] = {}
+    for (template, _, _), layers in templates.items():
+        stack = template.partition("*")[0]
+        same: dict[bytes, list[int]] = {}
+        for layer, (_, p) in sorted(layers.items()):
+            held[stack, layer] = held.get((stack, layer), 0) + 1
+            same.setdefault(p.digest, []).append(layer)
+        for copies in same.values():
+            for layer in copies[1:]:
+                equal.setdefault((stack, copies[0], layer), []).append(layers[layer])
+    shared = _shared_by_all(templates)
+    for (stack, first, second), tensors in sorted(equal.items()):
+        whole = len(tensors) == held[stack, first] == held[stack, second] and len(tensors) > 1
+        if not whole:
+            tensors = [t for t in tensors if t[1].unit.place.template not in shared]
+        if not tensors:
+            continue
+        names = [name for t in tensors for name in _names(t)]
+        elements = sum(p.unit.rows * p.unit.columns for _, p in tensors)
+        what = f"all {len(tensors)} matrices" if whole else few(names, 2)
+        text = f"layer {second} equals layer {first} in {what}"
+        kind = "layers-repeated" if whole else "tensor-repeated"
+        yield Fault(kind, tuple(names), f"{stack}{second}", text, elements)
+
+
+def _stacks(stored: Stored, place: Place) -> Iterator[tuple[_Stack, int]]:
+    """Every list of modules that a matrix is in, as the template of its name, and its number there."""
+    name = state_of(stored.name)[1]
+    numbers = list(_NUMBER.finditer(name))
+    for found in numbers:
+        template = f"{name[: found.start()]}*{name[found.end() :]}"
+        yield (template, place.expert, place.kind), int(found[0])
+    if not numbers and place.layer is not None:
+        yield (place.template, place.expert, place.kind), place.layer
+
+
+def _shared_by_all(templates: Mapping[Any, Mapping[int, Drawn]]) -> set[str]:
+    """Templates of which every layer holds the same: masks and tables that were saved along."""
+    return {
+        template
+        for (template, _, _), layers in templates.items()
+        if len(layers) > 1 and len({p.digest for _, p in layers.values()}) == 1
+    }
+
+
+def repeated_shards(seen: Seen, content: Content) -> Iterator[Fault]:
+    """Blocks of one matrix that are equal; what a step may leave out has moments that say nothing."""
+    stored = seen.item.stored
+    for p in seen.portraits:
+        if p.unit.place.is_moment and p.unit.place.is_rare:
+            continue
+        for word, repeat, length, across in (
+            ("rows", p.repeated_rows, p.unit.rows, p.unit.columns),
+            ("columns", p.repeated_columns, p.unit.columns, p.unit.rows),
+        ):
+            if repeat is None:
+                continue
+            (a, b), (c, d) = repeat.runs(length)
+            axis = int(word == "columns")
+            if not content.repeats(stored, p.unit, axis, ((a, b), (c, d))):
+                continue
+            if axis == 1 and content.is_table(stored, p.unit):
+                continue
+            size = length // repeat.blocks
+            every = [(k * size, (k + 1) * size) for k in range(repeat.blocks)]
+            all_ = repeat.every and repeat.blocks > 2
+            all_ = all_ and content.repeats(stored, p.unit, axis, every)
+            text = f"{word} [{c}:{d}) of `{stored.name}` equal {word} [{a}:{b})"
+            text += f", as do all {repeat.blocks} blocks" if all_ else ""
+            names = tensors_in(stored, p.unit)
+            yield Fault("shards-repeated", names, f"{word} [{c}:{d})", text, (d - c) * across)
+            break
+
+
+def tied_that_differ(found: Sequence[Seen], tied: Mapping[str, str]) -> Iterator[Fault]:
+    """Pairs that the configuration ties, both stored in one element type and shape, not equal."""
+    whole = {
+        stored.layout.tensors[0]: (stored, seen.portraits[0])
+        for seen in found
+        for stored in seen.item.names
+        if len(stored.layout.tensors) == 1 and len(seen.portraits) == 1
+    }
+    for name, twin in tied.items():
+        # Layers that predict further tokens may have been trained with a head of their own.
+        if name not in whole or twin not in whole or place_of(name).layer is not None:
+            continue
+        (a, drawn), (b, other) = whole[name], whole[twin]
+        if a.dtype == b.dtype and a.shape == b.shape and drawn.digest != other.digest:
+            text = f"`{name}` and `{twin}` are tied by the configuration, both stored, and differ"
+            yield Fault("tied-differ", (name, twin), a.chunks[0].file, text, a.layout.size)
+
+
+def _names(drawn: Drawn) -> tuple[str, ...]:
+    return tensors_in(drawn[0], drawn[1].unit)
+
+
+def _numbers(layers: Iterator[int | None]) -> str:
+    return few([str(k) for k in sorted({-1 if k is None else k for k in layers})], 6)

@@ -1,0 +1,68 @@
+"""Faults of the scales of quantised weights, which decide every number and look like nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from intarsia.checking.fault import Fault, few
+from intarsia.checking.survey.seen import Seen
+from intarsia.planning.manifest import Manifest
+from intarsia.quantised import Part, Quantised, QuantisedWeight, Role, ScaleFault
+
+_NAN_EXPONENT = 255
+"""The byte that is no exponent, where scales are powers of two."""
+_EXPONENTS = ("_scale", "_scales", "_scale_inv", "scale")
+"""Words for scales that are exponents of two where they are bytes; bitsandbytes' bytes are codes."""
+
+
+def scale_faults_of_headers(manifest: Manifest) -> Iterator[Fault]:
+    """Scales that are absent, orphaned or misshaped; like ones as one."""
+    kinds: dict[str, list[ScaleFault]] = {}
+    for fault in manifest.quantised.faults:
+        kinds.setdefault(fault.kind, []).append(fault)
+    for kind, like in kinds.items():
+        names = tuple(dict.fromkeys(name for fault in like for name in fault.tensors))
+        more = f"; and {len(like) - 1:,} more like it" if len(like) > 1 else ""
+        files = sorted(
+            {c.file for n in names if n in manifest.stored for c in manifest.stored[n].chunks}
+        )
+        yield Fault(kind, names, few(files), like[0].text + more)
+
+
+def scale_faults(found: Sequence[Seen], quantised: Quantised) -> Iterator[Fault]:
+    """Scales that are no numbers, or all zero; and what was wrong with reading them."""
+    for seen in found:
+        part = _part_beside(seen, quantised)
+        if part is None:
+            continue
+        yield from seen.faults
+        _, held = part
+        if seen.faults or not held.role.is_scale:
+            continue
+        stored = seen.item.stored
+        files = few(sorted({chunk.file for chunk in seen.item.chunks}))
+        exponents = held.dtype.name == "U8" and held.word in _EXPONENTS
+        count = seen.not_finite.count or int(exponents and seen.most == _NAN_EXPONENT)
+        if count:
+            what = f"{count:,} of {stored.layout.size:,} elements" if not exponents else "elements"
+            text = (
+                f"{what} of `{stored.name}` are NaN or infinite: so is every weight that they scale"
+            )
+            yield Fault("scale-nan", (stored.name,), files, text, count)
+        elif (held.dtype.floating or exponents) and _is_zero(seen):
+            text = f"`{stored.name}` is all zero: so is every weight that it scales"
+            yield Fault("scale-zero", (stored.name,), files, text, stored.layout.size)
+
+
+def weights_among(found: Sequence[Seen], quantised: Quantised) -> list[Seen]:
+    """What was seen of weights; scales are judged by rules of their own."""
+    return [seen for seen in found if _part_beside(seen, quantised) is None]
+
+
+def _part_beside(seen: Seen, quantised: Quantised) -> tuple[QuantisedWeight, Part] | None:
+    found = quantised.by_part.get(seen.item.stored.name)
+    return None if found is None or found[1].role is Role.WEIGHT else found
+
+
+def _is_zero(seen: Seen) -> bool:
+    return not seen.lost and (seen.most == 0 or any(p.zero for p in seen.portraits))

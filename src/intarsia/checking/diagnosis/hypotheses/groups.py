@@ -1,0 +1,175 @@
+"""Tensors that frameworks store as one: gate and up, query, key and value, the parts of a GDN."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from intarsia.checking.diagnosis.hypotheses.rearrange import Order
+from intarsia.family import Table
+from intarsia.layout import Layout, concat
+from intarsia.planning.manifest import Logical
+
+OPTIMIZER = re.compile(r"^optimizer\.\w+\.")
+WIDTHS = (128, 64, 256, 96, 80, 32, 16, 8)
+"""Widths that heads may have, where no configuration tells."""
+
+ROLES = (
+    ("gate and up", ("gate_proj", "up_proj")),
+    ("gate and up", ("w1", "w3")),
+    ("query, key and value", ("q_proj", "k_proj", "v_proj")),
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parts that are stored one after the other, each a layout over logical tensors."""
+
+    name: str
+    labels: tuple[str, ...]
+    parts: tuple[Layout, ...]
+
+    @cached_property
+    def fused(self) -> Layout:
+        return concat(self.parts)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(x.shape[0] for x in self.parts)
+
+    def within(self, tensor: str, shape: tuple[int, ...]) -> Layout | None:
+        """`tensor` as a layout over the places of the fused one, if all of it lies there."""
+        if not all(x.shape for x in self.parts):
+            return None  # counters of the parts, which nothing fuses
+        pieces = tuple(p.flip() for p in self.fused.pieces if p.tensor == tensor)
+        found = Layout(shape, pieces)
+        return found if found.mapped == found.size else None
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How many heads of which width the rows (`axis` 0) or columns of a tensor fall into."""
+
+    axis: int
+    count: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The rows `[first, first + size)` of each head that rotary embedding turns."""
+
+    heads: int
+    width: int
+    first: int
+    size: int
+
+
+class Kin:
+    """What the names of a checkpoint and the table of its family tell of a tensor's relatives."""
+
+    def __init__(self, logical: Mapping[str, Logical], table: Table | None) -> None:
+        self.logical = logical
+        self.table = table
+        self._orders: dict[tuple[str, ...], Order | None] = {}
+
+    def once(self, group: Group, find: Callable[[], Order | None]) -> Order | None:
+        """What is found out about a group, kept for the other tensors of it."""
+        names = group.fused.tensors
+        if names not in self._orders:
+            self._orders[names] = find()
+        return self._orders[names]
+
+    def groups(self, name: str) -> Iterator[Group]:
+        """The groups that a tensor is part of."""
+        for title, roles in ROLES:
+            for role in roles:
+                at, _, kind = name.rpartition(f".{role}.")
+                names = [f"{at}.{r}.{kind}" for r in roles]
+                if kind and all(n in self.logical for n in names):
+                    parts = tuple(Layout.of(n, self.logical[n].shape) for n in names)
+                    if len({x.shape[1:] for x in parts}) == 1:
+                        yield Group(title, roles, parts)
+        yield from self._components(name)
+
+    def heads(self, name: str) -> Heads | None:
+        """The heads of an attention projection."""
+        found = re.search(r"\.(q|k|v|o)_proj\.", name)
+        if found is None or self.table is None:
+            return None
+        text = self.table.text
+        count = text.get("num_attention_heads")
+        groups = text.get("num_key_value_heads") or count
+        if not isinstance(count, int) or not isinstance(groups, int):
+            return None
+        role = found[1]
+        axis = 1 if role == "o" else 0
+        shape = self.logical[name].shape
+        mine = groups if role in "kv" else count
+        if axis >= len(shape) or shape[axis] % mine:
+            return None
+        return Heads(axis, mine, shape[axis] // mine)
+
+    def rotary(self, name: str) -> Iterator[Rotary]:
+        """The parts of a tensor's rows that may be rotary pairs or halves."""
+        text = self.table.text if self.table else {}
+        shape = self.logical[name].shape
+        turned, heads = text.get("qk_rope_head_dim"), text.get("num_attention_heads")
+        if turned and heads and shape:  # latent attention turns the end of each head
+            of = 1 if "kv_a_proj" in name else heads
+            if re.search(r"q_b_proj|q_proj|kv_a_proj", name) and shape[0] % of == 0:
+                width = shape[0] // of
+                yield Rotary(of, width, width - turned, turned)
+            return
+        if re.search(r"\.(q|k)_norm\.", name):  # one head's, or all heads', as the family has it
+            width = text.get("head_dim") or 0
+            if width and shape and shape[0] % width == 0:
+                part = int(width * (text.get("partial_rotary_factor") or 1))
+                for size in dict.fromkeys((part, width)):
+                    yield Rotary(shape[0] // width, width, 0, size)
+            return
+        found = self.heads(name)
+        if found is not None and found.axis == 0:
+            width = text.get("head_dim") or found.width
+            part = int(width * (text.get("partial_rotary_factor") or 1))
+            for size in dict.fromkeys((part, width, found.width)):
+                yield Rotary(found.count, found.width, 0, size)
+        elif found is None and self.table is None and shape:
+            for width in WIDTHS:
+                if shape[0] % width == 0:
+                    yield Rotary(shape[0] // width, width, 0, width)
+
+    def query_groups(self) -> int | None:
+        """How many groups of query heads share a key."""
+        if self.table is None:
+            return None
+        found = self.table.text.get("num_key_value_heads")
+        found = found or self.table.text.get("num_attention_heads")
+        return found if isinstance(found, int) and found > 0 else None
+
+    @cached_property
+    def _rows_of(self) -> dict[str, list[str]]:
+        """Megatron's names of the components that lie in each logical tensor."""
+        found: dict[str, list[str]] = {}
+        if self.table is not None:
+            rows = self.table.dialects["megatron"]
+            for row in rows:
+                operands = rows.operands(row)
+                if len(operands) == 1 and operands[0].count("linear_attn."):
+                    found.setdefault(operands[0], []).append(row)
+        return found
+
+    def _components(self, name: str) -> Iterator[Group]:
+        prefix = "".join(OPTIMIZER.findall(name))
+        mine = self._rows_of.get(name.removeprefix(prefix), [])
+        base = mine[0].rpartition(".")[0] if mine else ""
+        if self.table is None or not base.endswith("weight"):
+            return
+        rows = self.table.dialects["megatron"]
+        names = [n for found in self._rows_of.values() for n in found if n.startswith(f"{base}.")]
+        named: Callable[[str], str] = lambda n: prefix + n  # noqa: E731
+        parts = tuple(rows[n].layout.rename(named) for n in names)
+        if len(parts) > 1 and all(n in self.logical for x in parts for n in x.tensors):
+            yield Group("components", tuple(n.rpartition(".")[2] for n in names), parts)

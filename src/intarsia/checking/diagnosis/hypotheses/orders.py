@@ -1,0 +1,134 @@
+"""Hypotheses about places that have a name: what fusing, sharding and rotating do to rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+from intarsia.checking.diagnosis.evidence import Evidence
+from intarsia.checking.diagnosis.hypotheses.groups import Group, Kin
+from intarsia.checking.diagnosis.hypotheses.hypothesis import Hypothesis
+from intarsia.checking.diagnosis.hypotheses.mixed import order_of
+from intarsia.checking.diagnosis.hypotheses.rearrange import Order, along, compose, inverse, rows
+from intarsia.checking.diagnosis.hypotheses.splits import split_hypotheses
+from intarsia.family.verbs import by_group
+from intarsia.layout import chunk, concat, split
+
+RETURN = "{}, the other way round"
+SIZES = (2, 4, 8, 16, 32, 64, 3, 6, 12, 24, 5, 10)
+"""How many ranks a mesh axis may have, the likely ones first."""
+
+UNEVEN = (2, 3, 4, 8)
+"""Of these, the ones that may leave a short last shard."""
+
+
+def order_hypotheses(e: Evidence, kin: Kin) -> Iterator[Hypothesis]:
+    """Named rearrangements of a tensor, alone and together with its relatives."""
+    if len(e.shape) > 1:
+        yield from _transposed(e)
+    for group in kin.groups(e.name):
+        mine = group.within(e.name, e.shape)
+        if mine is None:
+            continue
+        if not group.fused.size:
+            continue
+        named = (*_group_orders(group, kin), *_both_ways(_interleaved(group)))
+        whole = kin.once(group, partial(order_of, e, group, named))
+        for order in (whole, *named) if whole else named:
+            fused = along(group.fused, 0, order.rows)
+            yield Hypothesis(order.kind, order.text, compose(mine, fused), order.key)
+        yield from split_hypotheses(e, group, mine)
+    for order in _both_ways(_rotated(e, kin), RETURN):
+        yield Hypothesis(order.kind, order.text, along(e.whole, 0, order.rows), order.key)
+    if "gate_up" in e.name:
+        yield from _gate_up(e)
+
+
+def _transposed(e: Evidence) -> Iterator[Hypothesis]:
+    swapped = e.whole.transpose(-2, -1)
+    if swapped.shape == e.shape:
+        yield Hypothesis("transposed", "transposed", swapped)
+    else:
+        text = "transposed, then read with the shape of A"
+        yield Hypothesis("transposed", text, swapped.reshape(*e.shape))
+        turned = e.whole.reshape(*swapped.shape).transpose(-2, -1)
+        yield Hypothesis("transposed", "read with the shape of A's transpose", turned)
+
+
+def _group_orders(group: Group, kin: Kin) -> Iterator[Order]:
+    """The parts in each other's place, or fused group by group and split as if one by one."""
+    parts = split(rows(sum(group.sizes)), group.sizes)
+    if group.name == "gate and up":
+        text = "gate and up swapped"
+        yield Order("gate-up-swapped", text, concat(parts[::-1]), ())
+    if group.name == "query, key and value" and (groups := kin.query_groups()):
+        if any(n % groups for n in group.sizes):
+            return
+        fused = by_group(groups)(*parts)
+        told = f"query, key and value of {groups} groups"
+        key = ("group", groups)
+        yield Order(
+            "qkv-permuted", f"{told} are stored group by group and read one by one", fused, key
+        )
+        text = f"{told} are stored one by one and read group by group"
+        yield Order("qkv-permuted", text, inverse(fused), key)
+
+
+def _interleaved(group: Group) -> Iterator[Order]:
+    """The shards of the parts in turn, as tensor-parallel ranks hold them."""
+    parts = split(rows(sum(group.sizes)), group.sizes)
+    kind = {
+        "gate and up": "gate-up-interleaved",
+        "query, key and value": "qkv-interleaved",
+    }.get(group.name, "components-interleaved")
+    for n in (*SIZES, *([group.sizes[0]] if len({*group.sizes}) == 1 else [])):
+        if all(size >= n and (size % n == 0 or n in UNEVEN) for size in group.sizes):
+            shards = [chunk(part, n) for part in parts]
+            order = concat([shard[t] for t in range(n) for shard in shards])
+            whose = (
+                "row by row" if n == group.sizes[0] else f"in {n} shards, as by the ranks of tp={n}"
+            )
+            title = group.name if group.name != "components" else ", ".join(group.labels)
+            yield Order(kind, f"{title} interleaved {whose}", order, (n,))
+
+
+def _both_ways(
+    orders: Iterable[Order], back: str = "{} in A, and one after the other in B"
+) -> Iterator[Order]:
+    for order in orders:
+        yield order
+        yield Order(order.kind, back.format(order.text), inverse(order.rows), order.key)
+
+
+def _rotated(e: Evidence, kin: Kin) -> Iterator[Order]:
+    """Rotary pairs side by side, or half a head apart."""
+    for part in kin.rotary(e.name):
+        half, rest = divmod(part.size, 2)
+        if rest or half < 2 or part.first + part.size > part.width:
+            continue
+        heads = rows(part.heads * part.width).reshape(part.heads, part.width)
+        turned = heads.narrow(1, part.first, part.first + part.size)
+        pairs = turned.reshape(part.heads, 2, half).permute(0, 2, 1).reshape(turned.shape[0], -1)
+        before = heads.narrow(1, 0, part.first)
+        after = heads.narrow(1, part.first + part.size, part.width)
+        order = concat([before, pairs, after], 1).reshape(-1)
+        text = f"rotary halves of A are pairs in B, {part.size} rows of each head of {part.width}"
+        yield Order("rope-permuted", text, order, ("rope", part.size))
+
+
+def _gate_up(e: Evidence) -> Iterator[Hypothesis]:
+    """A tensor that holds gate and up together, half by half or in turn."""
+    for axis, n in enumerate(e.shape):
+        if n % 2 or n < 4 or (axis == 0 and len(e.shape) > 2):
+            continue
+        halves, turns = rows(n).reshape(2, n // 2), rows(n).reshape(n // 2, 2)
+        swapped = concat([halves.narrow(0, 1, 2), halves.narrow(0, 0, 1)]).reshape(n)
+        crossed = concat([turns.narrow(1, 1, 2), turns.narrow(1, 0, 1)], 1).reshape(n)
+        in_turn = halves.permute(1, 0).reshape(n)
+        for kind, text, order in (
+            ("gate-up-swapped", "gate and up swapped, half by half", swapped),
+            ("gate-up-swapped", "gate and up swapped, in turn", crossed),
+            ("gate-up-interleaved", "halves of gate and up in A are in turn in B", in_turn),
+            ("gate-up-interleaved", "gate and up in turn in A are halves in B", inverse(in_turn)),
+        ):
+            yield Hypothesis(kind, text, along(e.whole, axis, order), (text,))

@@ -1,0 +1,54 @@
+"""Tensors whose shapes differ: transposed, reshaped, or padded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
+from intarsia.checking.diagnosis.hypotheses.hypothesis import same
+from intarsia.checking.pair.pairs import Pair, read
+from intarsia.checkpoint import Checkpoint
+from intarsia.layout import Layout
+from intarsia.mesh import Box
+from intarsia.planning.window import windows
+from intarsia.run.budget import Budget
+from intarsia.run.values import bits_dtype
+
+
+def find_reshaped(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Finding:
+    """What makes a tensor of A one of another shape in B."""
+    x, y = pair.a, pair.b
+    whole = Layout.of(x.name, x.shape)
+    told = f"shape {list(x.shape)} in A, {list(y.shape)} in B"
+    most = max(x.size, y.size)
+
+    def found(kind: str, fault: str) -> Finding:
+        return Finding(x.name, kind, f"{told}; {fault}", fault, fault, most, most)
+
+    if len(x.shape) > 1 and whole.transpose(-2, -1).shape == y.shape:
+        turned = whole.transpose(-2, -1)
+        if _agrees(a, b, pair, turned, y.shape, budget):
+            return found("transposed", "B is A transposed")
+    if x.size == y.size and _agrees(a, b, pair, whole.reshape(*y.shape), y.shape, budget):
+        return found("reshaped", "the same elements in the same order")
+    if len(x.shape) == len(y.shape) and x.shape[1:] == y.shape[1:]:
+        common = (min(x.shape[0], y.shape[0]), *x.shape[1:])
+        if common[0] and _agrees(a, b, pair, whole, common, budget):
+            longer, more = ("A", x.shape[0]) if x.shape[0] > y.shape[0] else ("B", y.shape[0])
+            text = f"the first {common[0]:,} rows are equal, {longer} has {more - common[0]:,} more"
+            return found("padding", text)
+    return Finding(x.name, UNEXPLAINED, told, told, told, 0, most)
+
+
+def _agrees(
+    a: Checkpoint, b: Checkpoint, pair: Pair, layout: Layout, shape: Sequence[int], budget: Budget
+) -> bool:
+    """Whether A in a layout equals B, as far as `shape` reaches."""
+    x, y = pair.a.dtype, pair.b.dtype
+    proven = a.prove(pair.a.name, layout, x)
+    for box in windows(tuple(shape), max(x.itemsize, y.itemsize), budget.window_bytes // 2):
+        left = a.read_box(proven, box).view(bits_dtype(x))
+        right = read(b, pair.b, Box(box.offsets, box.shape)).view(bits_dtype(y))
+        if not same(left, right, x, y).all():
+            return False
+    return True

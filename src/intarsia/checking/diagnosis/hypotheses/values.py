@@ -1,0 +1,168 @@
+"""Hypotheses about values: the right elements in the right places, changed one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.checking.diagnosis.evidence import Evidence
+from intarsia.checking.diagnosis.hypotheses.hypothesis import (
+    NEARLY_ALL,
+    Hypothesis,
+    Mask,
+    Score,
+    Shuffle,
+    Window,
+)
+from intarsia.checking.diagnosis.hypotheses.scales import scale_hypotheses
+from intarsia.dtypes import BY_NAME, DType
+from intarsia.layout import Layout
+from intarsia.run.values import cast
+
+NARROW = ("BF16", "F16", "F8_E4M3", "F8_E5M2")
+STEP = {"F64": 2.0**-51, "F32": 2.0**-22, "F16": 2.0**-10, "BF16": 2.0**-7}
+"""Relative distance up to which two numbers of a type may be one number rounded twice."""
+
+LEAST = 16
+"""Differing elements, of several values, that a factor or a constant must explain."""
+
+
+CONSTANT = "constant"
+MADE_ANEW = 0.8
+"""The share of a tensor that differs where all of it was made anew."""
+
+NO_SECOND_STEP = ("bits-flipped", "zero", "nan", CONSTANT)
+
+
+def value_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
+    """Changes of value, the plainest first."""
+    a, b = e.pair.a.dtype, e.pair.b.dtype
+    for side in ("B", "A"):
+        told, nearly = f"{side} is all zeros", f"nearly all of {side} is zero"
+        yield Hypothesis("zero", told, partial(_is, side, 0.0), nearly=nearly)
+    if not (a.floating and b.floating):
+        yield from _flipped(a == b)
+        return
+    yield Hypothesis("nan", "B is NaN where A has a number", lambda w: _nan_in(w.v, w.u, w))
+    yield Hypothesis("nan", "A is NaN where B has a number", lambda w: _nan_in(w.u, w.v, w))
+    if a == b:
+        for name in NARROW:
+            narrow = BY_NAME[name]
+            if name != a.name and narrow.itemsize <= a.itemsize:
+                for text, flip in (("B is A", False), ("A is B", True)):
+                    yield Hypothesis(
+                        "rounded",
+                        f"{text} rounded to {name}",
+                        partial(_rounded, narrow, flip),
+                        text,
+                    )
+    yield from _constant(e)
+    yield Hypothesis("signs-flipped", "signs flipped", lambda w: w.v == -w.u)
+    yield from _flipped(a == b)
+    step = max(STEP.get(a.name, 0.0), STEP.get(b.name, 0.0)) or 0.13
+    yield from _estimated(e, step)
+    yield from scale_hypotheses(e, step)
+
+
+def _flipped(alike: bool) -> Iterator[Hypothesis]:
+    if alike:
+        yield Hypothesis("bits-flipped", "one bit of an element flipped", _one_bit)
+
+
+def changed_after(e: Evidence, h: Hypothesis) -> tuple[Score, Hypothesis] | None:
+    """The change of every element's value that explains B once A is rearranged as `h` says."""
+    assert isinstance(h.predict, Layout)
+    moved = e.moved(h.predict)
+    for value in value_hypotheses(moved):
+        if value.kind in NO_SECOND_STEP or moved.on_sample(value).share < NEARLY_ALL:
+            continue
+        assert not isinstance(value.predict, Layout | Shuffle)
+        score = e.on_all(replace(h, then=value.predict))
+        if score.holds:
+            return score, value
+    return None
+
+
+def _constant(e: Evidence) -> Iterator[Hypothesis]:
+    """One number all over a tensor, as where it was made anew and never filled."""
+    share = np.concatenate([w.unequal.reshape(-1) for w in e.sample]).mean()
+    if share < MADE_ANEW:
+        return
+    for side, sampled in (("B", [w.v for w in e.sample]), ("A", [w.u for w in e.sample])):
+        held = np.unique(np.concatenate([x.reshape(-1) for x in sampled]))
+        if len(held) == 1 and held[0] and np.isfinite(held[0]):
+            number = float(held[0])
+            told = f"every element of {side} is {number:g}"
+            yield Hypothesis(
+                CONSTANT, told, partial(_is, side, number), (side, number), nearly=f"nearly {told}"
+            )
+
+
+def _is(side: str, number: float, w: Window) -> Mask:
+    return np.asarray((w.v if side == "B" else w.u) == number)
+
+
+def _estimated(e: Evidence, step: float) -> Iterator[Hypothesis]:
+    """A factor, and a constant, as the sample suggests them."""
+    u = np.concatenate([w.u[w.unequal] for w in e.sample])
+    v = np.concatenate([w.v[w.unequal] for w in e.sample])
+    fine = np.isfinite(u) & np.isfinite(v)
+    u, v = u[fine], v[fine]
+    if len(u) < LEAST or len(np.unique(u)) < LEAST // 2:
+        return
+    big = np.abs(u) > 0
+    if big.any() and np.count_nonzero(v):
+        with np.errstate(over="ignore"):
+            near = float(np.median(v[big] / u[big]))
+        kept = big & (np.abs(v - near * u) <= step * np.abs(v))
+        if near and kept.any():
+            factor = _round(float(np.dot(u[kept], v[kept]) / np.dot(u[kept], u[kept])), step)
+            if abs(factor - 1) > 2 * step:
+                text = f"B is A times {factor:.6g}"
+                yield Hypothesis("scaled", text, partial(_scaled, factor, step), round(factor, 4))
+    constant = _round(float(np.median(v - u)), step)
+    size = float(np.median(np.abs(u)))
+    # Otherwise rounding alone would pass for the constant, or hide that there is none.
+    if abs(constant) > 2 * step * size and np.std(u) > step * abs(constant):
+        text = f"B is A {'plus' if constant > 0 else 'minus'} {abs(constant):.6g}"
+        yield Hypothesis("constant-added", text, partial(_added, constant, step), constant)
+
+
+def _round(number: float, step: float) -> float:
+    """A whole, half or quarter number where `number` is one but for rounding."""
+    plain = round(number * 4) / 4
+    return plain if plain and abs(number - plain) <= step * abs(plain) else number
+
+
+def _scaled(factor: float, step: float, w: Window) -> Mask:
+    with np.errstate(invalid="ignore", over="ignore"):
+        return _close(w.v, w.u * factor, step * np.abs(w.v))
+
+
+def _added(constant: float, step: float, w: Window) -> Mask:
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.maximum(np.maximum(np.abs(w.u), np.abs(w.v)), abs(constant))
+        return _close(w.v, w.u + constant, step * size)
+
+
+def _close(x: NDArray[Any], y: NDArray[Any], room: NDArray[Any]) -> Mask:
+    return np.asarray(np.abs(x - y) <= room)
+
+
+def _nan_in(broken: NDArray[Any], whole: NDArray[Any], w: Window) -> Mask:
+    return np.asarray((np.isnan(broken) & ~np.isnan(whole)) | ~w.unequal)
+
+
+def _one_bit(w: Window) -> Mask:
+    both = w.x ^ w.y
+    return np.asarray((both & (both - both.dtype.type(1))) == 0)
+
+
+def _rounded(narrow: DType, flip: bool, w: Window) -> Mask:
+    fine, rough = (w.y, w.x) if flip else (w.x, w.y)
+    return np.asarray(cast(cast(fine, w.a, narrow), narrow, w.a) == rough)

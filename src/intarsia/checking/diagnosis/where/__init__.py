@@ -1,0 +1,1 @@
+"""Where two tensors differ: rows, ranks, files, pages."""

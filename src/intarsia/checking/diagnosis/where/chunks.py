@@ -1,0 +1,190 @@
+"""Which of a tensor's chunks are wrong: the files, and whether they hold another chunk's bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.checking.diagnosis.evidence import Evidence
+from intarsia.checking.diagnosis.hypotheses.hypothesis import Mask, same
+from intarsia.checking.diagnosis.where.places import DENSE, Place, parts_of
+from intarsia.checking.diagnosis.where.stretches import Runs, Sectors
+from intarsia.checking.diagnosis.where.whereabouts import Cut, Spot, Spots
+from intarsia.checkpoint import Checkpoint
+from intarsia.layout import Layout, Piece
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Chunk, Stored
+from intarsia.planning.window import flat_start
+from intarsia.run.checksum import crc32
+
+MOST = 4096
+KEPT = 16
+"""How many of the chunks that differ are told one by one."""
+
+SAVED_BY = re.compile(r"__(\d+)_\d+\.distcp")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """The files whose chunks of a tensor differ; `dense` where they differ as wholes.
+
+    `copied` is the side on which each of them holds the elements of another chunk.  `most` says
+    that these are more than half of them.  `a` and `b` are what differs in each, on either side.
+    """
+
+    files: tuple[str, ...] = ()
+    dense: bool = False
+    copied: str = ""
+    most: bool = False
+    a: Spots = Spots()
+    b: Spots = Spots()
+
+
+@dataclass(slots=True)
+class _Seen:
+    stored: Stored
+    chunk: Chunk
+    elements: int
+    differing: int = 0
+    zero: bool = True
+    content: list[int] = field(default_factory=list)
+    runs: Runs = field(default_factory=Runs)
+    page: int = 0
+    reach: tuple[int, int] | None = None
+
+
+def wrong_chunks(e: Evidence, place: Place) -> Chunks:
+    """The chunks that hold the differences, of B or else of A."""
+    best, spots = Chunks(), {"A": Spots(), "B": Spots()}
+    for side, name in ((e.b, "B"), (e.a, "A")):
+        logical = e.pair.b if side is e.b else e.pair.a
+        stored = side.manifest.sources.get(logical.name, ())
+        chunks = [(s, c) for s in stored for c in s.chunks]
+        many = len(chunks) > MOST
+        if many:
+            chunks = [(s, c) for s, c in chunks if _may_differ(s, c, logical.name, place)]
+        if len(chunks) > MOST:
+            spots[name] = Spots(unseen=len(chunks))
+            continue
+        seen = [x for s, c in chunks if (x := _see(e, side, s, c)).elements]
+        wrong = [x for x in seen if x.differing]
+        told = tuple(_spot(side, x) for x in wrong[:KEPT])
+        spots[name] = Spots(told, len(wrong) - len(told))
+        if many or len(side.manifest.files) < 2:
+            continue
+        dense = len(wrong) < len(seen) and all(x.differing >= DENSE * x.elements for x in wrong)
+        copied = name if dense and _are_copies(wrong, seen) else ""
+        files = tuple(sorted({x.chunk.file for x in wrong}))
+        most = 2 * len(wrong) > len(seen)
+        found = Chunks(files if dense or len(files) == 1 else (), dense, copied, most)
+        if copied or (found.files and not best.files):
+            best = found
+    return replace(best, a=spots["A"], b=spots["B"])
+
+
+def _may_differ(stored: Stored, chunk: Chunk, name: str, place: Place) -> bool:
+    """Whether a chunk holds elements between the first difference and the last."""
+    lo, hi = place.first, place.last
+    held = stored.layout.box(chunk.box.offsets, chunk.box.shape)
+    return any(p.tensor == name and p.to <= hi and p.to + p.flip().span >= lo for p in held.pieces)
+
+
+def _see(e: Evidence, side: Checkpoint, stored: Stored, chunk: Chunk) -> _Seen:
+    """One chunk on both sides, as far as it holds elements of this tensor."""
+    logical = e.pair.b if side is e.b else e.pair.a
+    pieces = tuple(p for p in stored.layout.pieces if p.tensor == logical.name)
+    mine = Layout(stored.shape, pieces)
+    held = mine.box(chunk.box.offsets, chunk.box.shape).mapped if pieces else 0
+    seen = _Seen(stored, chunk, held)
+    if not held:
+        return seen
+    left, right = (mine.rename({logical.name: x.name}) for x in (e.pair.a, e.pair.b))
+    located = None if chunk.file in side.manifest.told else side.locate(stored, chunk)
+    start = located.start_bytes if located and located.piece is None else None
+    sectors, size = Sectors(), stored.dtype.itemsize
+    for box in parts_of(e, chunk.box):
+        x, y = e.read(left, box), e.read(right, box, e.b)
+        unequal = ~same(x, y, e.pair.a.dtype, e.pair.b.dtype)
+        own = y if side is e.b else x
+        seen.content.append(crc32(own.data))
+        seen.differing += int(np.count_nonzero(unequal))
+        seen.zero = seen.zero and not own[unequal].any()
+        at = flat_start(box, chunk.box)
+        if located and located.piece is not None:
+            seen.reach = _reach(located.piece, np.flatnonzero(unequal) + at, seen.reach)
+        if start is not None:
+            seen.runs.add(at, unequal)
+            layout = mine.box(box.offsets, box.shape) if held < chunk.box.size else None
+            sectors.add(start + at * size, size, unequal, _marked(layout) if layout else None)
+    seen.page = sectors.close() if start is not None and seen.differing else 0
+    return seen
+
+
+def _reach(
+    piece: Piece, elements: NDArray[np.int64], before: tuple[int, int] | None
+) -> tuple[int, int] | None:
+    """The first and last places that a chunk in another order has for row-major elements."""
+    if not len(elements):
+        return before
+    places = sum((elements // x.to % x.n * x.at for x in piece.loops), np.full(1, piece.at))
+    ends = int(places.min()), int(places.max())
+    return (min(before[0], ends[0]), max(before[1], ends[1])) if before else ends
+
+
+def _marked(layout: Layout) -> Mask | None:
+    """The places of a layout that are no padding; None where none is."""
+    if layout.mapped == layout.size:
+        return None
+    marks: NDArray[np.bool_] = np.zeros(layout.size, np.bool_)
+    for p in layout.pieces:
+        shape, strides = tuple(x.n for x in p.loops), tuple(x.at for x in p.loops)
+        part: Mask = np.ndarray(shape, np.bool_, marks.data, p.at, strides)
+        part[...] = True
+    return marks
+
+
+def _spot(side: Checkpoint, x: _Seen) -> Spot:
+    """Where one chunk differs, in the bytes of its file."""
+    chunk, file = x.chunk, x.chunk.file
+    saved = SAVED_BY.fullmatch(file.rpartition("/")[2])
+    spot = Spot(
+        file, int(saved[1]) if saved else None, x.stored.key or x.stored.name, chunk.box,
+        _blocks(chunk.box, x.stored.chunks), x.elements, x.differing, zero=x.zero,
+    )  # fmt: skip
+    if file in side.manifest.told:
+        return spot
+    start, size = side.locate(x.stored, chunk).start_bytes, x.stored.dtype.itemsize
+    if x.reach is not None:
+        first, last = x.reach
+        end = start + (last + 1) * size
+        return replace(spot, start_bytes=start + first * size, end_bytes=end)
+    return replace(
+        spot,
+        start_bytes=start + x.runs.first * size,
+        end_bytes=start + x.runs.end * size,
+        runs=tuple((start + lo * size, start + hi * size) for lo, hi in x.runs.few),
+        run_count=x.runs.count,
+        page=x.page,
+    )
+
+
+def _blocks(box: Box, chunks: Sequence[Chunk]) -> tuple[Cut, ...]:
+    """Which block a chunk is, on each axis that is cut."""
+    found = []
+    for axis, offset in enumerate(box.offsets):
+        offsets = sorted({c.box.offsets[axis] for c in chunks if c.box.size})
+        if len(offsets) > 1:
+            found.append(Cut(axis, len(offsets), offsets.index(offset)))
+    return tuple(found)
+
+
+def _are_copies(wrong: list[_Seen], seen: list[_Seen]) -> bool:
+    sound = [x for x in seen if not x.differing]
+    return bool(wrong) and all(
+        any(x.content == y.content and x.chunk.box.shape == y.chunk.box.shape for y in sound)
+        for x in wrong
+    )

@@ -1,0 +1,223 @@
+"""Where the differences of a tensor lie: the block of a rank, trailing rows, files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from intarsia.checking.diagnosis.evidence import Evidence
+from intarsia.checking.diagnosis.hypotheses.hypothesis import ENOUGH, Bits, Mask
+from intarsia.checking.diagnosis.where.stretches import Runs
+from intarsia.checking.diagnosis.where.whereabouts import TOLD, Cut, Span
+from intarsia.checkpoint import Checkpoint
+from intarsia.layout import Layout
+from intarsia.mesh import Box, share
+from intarsia.planning.window import windows
+
+RANKS = 64
+FEW_BLOCKS = 16
+"""Beyond, a block is told by its rows: one of so many is found around any few of them."""
+
+DENSE = 0.8
+"""The share of a block's elements that must differ before the whole block is held to be wrong."""
+
+TRIM = 0.05
+"""How far a block's edge may be missed: an element can be right by accident."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """The elements `[first, last]` of a flattened tensor: block `rank` of `parts`, if it is one."""
+
+    first: int
+    last: int
+    parts: int = 0
+    rank: int = 0
+
+    def __str__(self) -> str:
+        if self.parts:
+            return f"flat block {self.rank} of {self.parts}"
+        return f"the flat range of elements {self.first:,} to {self.last:,}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """The smallest box that holds every difference, and how full of them it is.
+
+    `axes` are the indices with a difference, `first` and `last` the flat indices of the outermost ones.
+    """
+
+    box: Box
+    differing: int
+    shape: tuple[int, ...]
+    axes: tuple[Span, ...]
+    first: int
+    last: int
+
+    @property
+    def dense(self) -> bool:
+        return self.differing >= DENSE * self.box.size
+
+    @property
+    def everywhere(self) -> bool:
+        return self.dense and self.box.size >= (1 - TRIM) * prod(self.shape)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it has several indices of every axis that it is cut on, and is one of few blocks."""
+        found = self.cuts or ()
+        several = all(self.box.shape[c.axis] > 1 for c in found)
+        return several and all(c.parts <= FEW_BLOCKS for c in found)
+
+    @property
+    def cuts(self) -> tuple[Cut, ...] | None:
+        """The block of a mesh that the box is, one cut an axis; None where it is none."""
+        found = []
+        for axis, (lo, n, size) in enumerate(
+            zip(self.box.offsets, self.box.shape, self.shape, strict=True)
+        ):
+            if n < size:
+                cut = block_around(axis, lo, n, size)
+                if cut is None:
+                    return None
+                found.append(cut)
+        return tuple(found)
+
+    @property
+    def flat(self) -> Flat | None:
+        """The flat range that the differences fill, where a rank may hold it: it cuts a row."""
+        n, size = self.last + 1 - self.first, prod(self.shape)
+        if len(self.shape) < 2 or self.everywhere or self.differing < DENSE * n or n < ENOUGH:
+            return None
+        for parts in range(2, min(RANKS, size) + 1):
+            step = -(-size // parts)
+            rank = self.first // step
+            room, end = step // 100 + 1, min((rank + 1) * step, size)
+            if self.first - rank * step <= room and 0 <= end - self.last - 1 <= room:
+                if parts > FEW_BLOCKS or n <= self.shape[-1]:
+                    break  # a row or so, of which any number of ranks would have one
+                return Flat(self.first, self.last, parts, rank)
+        width = self.shape[-1]
+        cuts = self.first % width or (self.last + 1) % width
+        return Flat(self.first, self.last) if cuts and n >= 2 * width else None
+
+    def __str__(self) -> str:
+        if self.everywhere:
+            return "all over the tensor"
+        named = [_named(axis, s, self.shape) for axis, s in enumerate(self.axes)]
+        grid = prod(s.count or s.end - s.first for s in self.axes)
+        share = self.differing / max(grid, 1)
+        part = f"{share:.1%}" if share >= 0.0005 else "less than 0.1%"
+        return f"{part} of " + (", ".join(x for x in named if x) or "the tensor")
+
+
+def _named(axis: int, span: Span, shape: tuple[int, ...]) -> str:
+    """The indices of an axis in words, and nothing where they are all of them."""
+    count = span.count or span.end - span.first
+    if count == shape[axis]:
+        return ""
+    if len(shape) == 2:
+        noun = f"{('row', 'column')[axis]}{'' if count == 1 else 's'}"
+    else:
+        noun = f"axis {axis} {'index' if count == 1 else 'indices'}"
+    few = span.ranges if len(span.ranges) <= TOLD else ()
+    ranges = few or ((span.first, span.end),)
+    told = " and ".join(str(lo) if hi - lo == 1 else f"{lo} to {hi - 1}" for lo, hi in ranges)
+    some = f"{count:,} of " if not few and count < span.end - span.first else ""
+    return f"{some}{noun} {told}"
+
+
+def block_around(axis: int, lo: int, n: int, size: int) -> Cut | None:
+    """The block of 2 to 64 equal ones that `[lo, lo + n)` fills but for its very edges."""
+    for parts in range(2, min(RANKS, size) + 1):
+        for rank in {lo // -(-size // parts), (lo + n - 1) // -(-size // parts)}:
+            first, count = share(size, parts, rank)
+            room = TRIM * count
+            if first <= lo <= first + room and first + count - room <= lo + n <= first + count:
+                return Cut(axis, parts, rank)
+    return None
+
+
+def place_of(e: Evidence) -> Place:
+    """Where the differences of a tensor lie."""
+    # One byte for every index of an axis, where that is little beside a window.
+    kept = [np.zeros(n if n <= e.budget.window_bytes else 0, bool) for n in e.shape]
+    reach = [[n, 0] for n in e.shape]
+    flat = Runs()
+    at = 0
+    for w in e.windows():
+        flat.add(at, w.unequal)
+        at += w.box.size
+        if not w.unequal.any():
+            continue
+        grid = w.unequal.reshape(w.box.shape)
+        for axis, (lo, n) in enumerate(zip(w.box.offsets, w.box.shape, strict=True)):
+            others = tuple(k for k in range(grid.ndim) if k != axis)
+            marks = np.asarray(grid.any(axis=others))
+            ends = lo + int(marks.argmax()), lo + n - int(marks[::-1].argmax())
+            reach[axis] = [min(reach[axis][0], ends[0]), max(reach[axis][1], ends[1])]
+            if len(kept[axis]):
+                kept[axis][lo : lo + n] |= marks
+    axes = tuple(
+        _span(flat if len(e.shape) == 1 else None, m, lo, hi)
+        for m, (lo, hi) in zip(kept, reach, strict=True)
+    )
+    box = Box(tuple(s.first for s in axes), tuple(s.end - s.first for s in axes))
+    return Place(box, flat.marks, e.shape, axes, flat.first, flat.end - 1)
+
+
+def _span(runs: Runs | None, marks: Mask, first: int, end: int) -> Span:
+    """The indices of an axis: runs of them where it is the only axis, otherwise what is marked."""
+    if runs is None:
+        runs = Runs()
+        runs.add(0, marks)
+    return Span(first, end, runs.marks or None, runs.few)
+
+
+def copied_from(e: Evidence, place: Place) -> tuple[str, int] | None:
+    """The side on which the block of a place is a copy of another block, and which one."""
+    for side, name in ((e.b, "B"), (e.a, "A")):
+        for cut in place.cuts or ():
+            source = _copied(e, side, place.box, cut)
+            if source is not None:
+                return name, source
+    return None
+
+
+def parts_of(e: Evidence, box: Box) -> Iterator[Box]:
+    """Windows of a box, small enough for the memory budget."""
+    for part in windows(box.shape, e.pair.a.dtype.itemsize, e.budget.window_bytes // 2):
+        yield part.moved(box.offsets)
+
+
+def _blocks(e: Evidence, side: Checkpoint, box: Box) -> Iterator[Bits]:
+    whole = e.whole if side is e.a else Layout.of(e.pair.b.name, e.pair.b.shape)
+    for part in parts_of(e, box):
+        yield e.read(whole, part, side)
+
+
+def _copied(e: Evidence, side: Checkpoint, box: Box, cut: Cut) -> int | None:
+    """The block of the same side that a block is a copy of."""
+    size = e.shape[cut.axis]
+    first, count = share(size, cut.parts, cut.rank)
+    whole = _on_axis(box, cut.axis, first, count)
+    if whole.size < ENOUGH:
+        return None
+    for rank in range(cut.parts):
+        lo, n = share(size, cut.parts, rank)
+        if rank == cut.rank or n != count:
+            continue
+        other = _on_axis(box, cut.axis, lo, n)
+        both = zip(_blocks(e, side, whole), _blocks(e, side, other), strict=True)
+        if all(np.array_equal(x, y) for x, y in both):
+            return rank
+    return None
+
+
+def _on_axis(box: Box, axis: int, lo: int, n: int) -> Box:
+    offsets, shape = list(box.offsets), list(box.shape)
+    offsets[axis], shape[axis] = lo, n
+    return Box(tuple(offsets), tuple(shape))

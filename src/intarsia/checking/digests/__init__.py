@@ -1,0 +1,1 @@
+"""Digests of logical tensors: computed, recorded with what is written, and checked."""

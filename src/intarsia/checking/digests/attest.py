@@ -1,0 +1,143 @@
+"""The digests of what a conversion writes, from the sums that were taken on the way.
+
+They are held against the source's own digests: what was neither cast nor rounded has the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from intarsia.checking.digests.digest import (
+    QUICK,
+    Attested,
+    Digests,
+    digest_of,
+    digests_of,
+    mismatches,
+    objects_of,
+    stored_digests,
+    with_twins,
+)
+from intarsia.checking.pair.ties import twins_of
+from intarsia.checkpoint import Checkpoint
+from intarsia.errors import CoverageError
+from intarsia.format.base import Arrangement
+from intarsia.format.hf.sides import DIGESTS
+from intarsia.layout import Layout, Piece
+from intarsia.planning.manifest import Manifest, Target
+from intarsia.run.budget import Budget
+from intarsia.run.crew import Crew
+from intarsia.run.hashing import Sum, merged
+from intarsia.run.tally import Sums
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a conversion wrote: targets, their places, their sums, and those that a shift rounded."""
+
+    targets: Sequence[Target]
+    arrangement: Arrangement
+    sums: Sums
+    rounded: Collection[str]
+
+    def by_name(self) -> dict[str, Sum]:
+        """The sums under the names that the targets have for what they hold."""
+        return merged({name: part} for (_, name), part in self.sums.items())
+
+    def by_place(self, written: Manifest) -> dict[str, Sum]:
+        """The sums under the names that a reader has for what lies at a target's place.
+
+        A tied weight and a main weight are read under names that no target has.
+        """
+        at = {self._place(t.name): t for t in self.targets if self.arrangement.slots.get(t.name)}
+        found: list[dict[str, Sum]] = []
+        for stored in written.stored.values():
+            chunk = stored.chunks[0] if stored.chunks else None
+            target = at.get((chunk.file, chunk.start_bytes)) if chunk else None
+            if target is not None:
+                names = _names(stored.layout, target.layout)
+                found.append({n: self.sums.get((target.name, m), Sum()) for n, m in names.items()})
+        return merged(found)
+
+    def _place(self, target: str) -> tuple[str, int]:
+        """Where a reader finds the first chunk of a target."""
+        slot = self.arrangement.slots[target][0]
+        file = PurePosixPath(slot.file).relative_to(_home(self.arrangement))
+        return str(file), slot.start_bytes - (slot.wrapping.start_bytes if slot.wrapping else 0)
+
+
+def attest(written: Manifest, work: Work, src: Manifest, budget: Budget) -> Attested:
+    """The digests of what was written; raise where the source's digests promise something else.
+
+    `written` is the destination as a reader finds it; the few tensors of it that a writer makes
+    by itself (counters of steps) are read back.
+    """
+    sums = [work.by_name(), work.by_place(written)]
+    found: dict[str, str] = {}
+    for name, x in written.logical.items():
+        for total in (s.get(name, Sum()) for s in sums):
+            if total.count_bytes == x.nbytes:
+                found[name] = digest_of(x, total)
+    rest = [name for name in written.logical if name not in found]
+    with Checkpoint(written) as checkpoint:
+        found |= digests_of(checkpoint, budget, names=rest, team=Crew()).tensors
+    found = with_twins(found, twins_of(written))
+    digests = Digests(QUICK, found, objects_of(written, budget))
+    promised = stored_digests(src)
+    if promised is None:
+        return Attested(digests)
+    rounded = {name for target, name in work.sums if target in work.rounded}
+    _check(promised, found, written, src, rounded)
+    return Attested(digests, promised.digests.root)
+
+
+def _check(
+    promised: Attested,
+    found: Mapping[str, str],
+    written: Manifest,
+    src: Manifest,
+    rounded: Collection[str],
+) -> None:
+    """Raise where a tensor that is neither cast nor rounded is not what the source's digests say."""
+    same = {
+        name: digest
+        for name, digest in promised.digests.tensors.items()
+        if name in found
+        and name in src.logical
+        and name in written.logical
+        and src.logical[name].dtype == written.logical[name].dtype
+        and name not in rounded
+    }
+    wrong = mismatches(same, {name: found[name] for name in same})
+    if wrong:
+        shown = "\n".join(f"  `{m.name}`: {m.expected} promised, {m.found} read" for m in wrong[:8])
+        more = f"\n  … and {len(wrong) - 8} more" if len(wrong) > 8 else ""
+        raise CoverageError(
+            f"{len(wrong)} of {len(same)} tensors are not what the digests of {src.path} say\n{shown}{more}",
+            hint="the source is damaged: restore it; or, if it was changed on purpose, remove its"
+            f" {DIGESTS}; nothing was committed",
+        )
+
+
+def _names(read: Layout, summed: Layout) -> dict[str, str]:
+    """For each tensor of a layout as it is read, the one that was summed as the same elements."""
+    if [_shape_of(p) for p in read.pieces] != [_shape_of(p) for p in summed.pieces]:
+        return {}
+    return {p.tensor: q.tensor for p, q in zip(read.pieces, summed.pieces, strict=True)}
+
+
+def _shape_of(piece: Piece) -> tuple[object, ...]:
+    return piece.at, piece.to, piece.loops
+
+
+def digests_file(arrangement: Arrangement) -> str:
+    """Where the file of digests goes: into the folder that a reader takes for the checkpoint."""
+    return str(_home(arrangement) / DIGESTS)
+
+
+def _home(arrangement: Arrangement) -> PurePosixPath:
+    """The folder of the tensors, which Megatron puts below the destination, one for each iteration."""
+    marks = [PurePosixPath(file) for file in arrangement.closing]
+    return next((m.parent for m in marks if m.name == ".metadata"), PurePosixPath())

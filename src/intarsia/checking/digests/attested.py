@@ -1,0 +1,111 @@
+"""A checkpoint held against the digests that lie in it, by the sums that were taken on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from intarsia.checking.digests.digest import (
+    digest_of,
+    digests_of,
+    mismatches,
+    objects_of,
+    stored_digests,
+)
+from intarsia.checking.fault import Fault, few
+from intarsia.checking.pair.ties import twins_of
+from intarsia.checking.survey.seen import Seen
+from intarsia.checkpoint import Checkpoint
+from intarsia.errors import CoverageError, FormatError, IntarsiaError
+from intarsia.format.hf.sides import DIGESTS
+from intarsia.format.hf.weight_sets import INDEX
+from intarsia.planning.manifest import Manifest
+from intarsia.run.budget import Budget
+from intarsia.run.hashing import Sum, merged
+from intarsia.run.progress import Progress
+from intarsia.store.looking import exists, is_folder, listed
+
+
+def digests_in(manifest: Manifest) -> Mapping[str, str]:
+    """The digests that were stored of a checkpoint's tensors; none where there are none.
+
+    One file that is named alone has those of its folder, where it is the folder's only one.
+    """
+    path = Path(manifest.path)
+    if is_folder(path):
+        found = stored_digests(manifest)
+        return found.digests.tensors if found else {}
+    home = path.parent
+    if exists(home / INDEX) or listed(home, "*.safetensors") != [home / path.name]:
+        return {}
+    found = stored_digests(replace(manifest, path=str(home)))
+    tensors = found.digests.tensors if found else {}
+    # The state of the optimizer lies in a folder of its own, which is not asked about.
+    return {n: d for n, d in tensors.items() if n in manifest.logical or n[:10] != "optimizer."}
+
+
+def object_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
+    """Objects that are not those whose digests were stored: changed, emptied, deleted, added."""
+    try:
+        attested = stored_digests(manifest) if is_folder(Path(manifest.path)) else None
+        if attested is None or not attested.digests.objects:
+            return
+        wrong = mismatches(attested.digests.objects, objects_of(manifest, budget))
+    except (FormatError, CoverageError):
+        return  # told by whoever reads the digests, or the objects
+    if wrong:
+        names = tuple(each.name for each in wrong)
+        gone = [each.name for each in wrong if not each.found]
+        text = f"{len(names):,} objects are not those whose digests were stored: {few(names)}"
+        text += f"; absent: {few(gone)}" if gone else ""
+        yield Fault("digest-differs", names, DIGESTS, text)
+
+
+def digest_faults(
+    manifest: Manifest,
+    found: Sequence[Seen],
+    expected: Mapping[str, str],
+    known: Collection[str],
+    budget: Budget,
+    progress: Progress | None = None,
+) -> Iterator[Fault]:
+    """Tensors that are not those whose digests were stored; of those `known` to be faulty it is told."""
+    if not expected:
+        return
+    totals = merged(seen.sums for seen in found)
+    told: dict[str, str] = {}
+    rest: list[str] = []
+    for name, x in manifest.logical.items():
+        total = totals.get(name, Sum())
+        if name in known:
+            continue
+        if total.count_bytes == x.nbytes:
+            told[name] = digest_of(x, total)
+        else:
+            rest.append(name)
+    if rest:
+        try:
+            with Checkpoint(manifest) as checkpoint:
+                told |= digests_of(checkpoint, budget, progress, names=rest).tensors
+        except IntarsiaError as error:
+            error.blame()
+            text = f"the digests of {few(rest)} cannot be taken: {error.brief}"
+            yield Fault(error.kind, tuple(rest), DIGESTS, text)
+            known = {*known, *rest}
+    # What is tied and not stored has the digest of its twin, where the file tells it.
+    told |= {
+        n: told[x.name] for n, x in twins_of(manifest).items() if n in expected and x.name in told
+    }
+    asked = {n: d for n, d in expected.items() if n not in known}
+    wrong = mismatches(asked, told)
+    if not wrong:
+        return
+    names = tuple(each.name for each in wrong)
+    first = wrong[0]
+    text = (
+        f"{len(names):,} tensors are not those whose digests were stored: {few(names)};"
+        f" {first.expected or 'nothing'} was stored of {first.name}, {first.found or 'nothing'} found"
+    )
+    elements = sum(manifest.logical[n].size for n in names if n in manifest.logical)
+    yield Fault("digest-differs", names, few(manifest.files_of(names)) or DIGESTS, text, elements)

@@ -1,0 +1,212 @@
+"""Digests of logical tensors: the same for every format, mesh, fusion and split of the same weights.
+
+The quick kind (`pages`) adds up over parts, so bytes are summed where they lie, in any order, by
+threads and ranks.  The secure kind (`sha256`) resists an adversary and reads each tensor in order.
+`design/0006-digests.md` says what each promises.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from intarsia.carried import each_entry
+from intarsia.checking.digests.digest_steps import steps_over
+from intarsia.checking.pair.ties import twins_of
+from intarsia.checkpoint import Checkpoint
+from intarsia.errors import CoverageError, FormatError
+from intarsia.format.hf.sides import DIGESTS
+from intarsia.format.registry import folder_of
+from intarsia.format.strict_json import parse_json
+from intarsia.planning.manifest import Logical, Manifest
+from intarsia.planning.proof import Proven
+from intarsia.planning.window import windows
+from intarsia.run.budget import Budget
+from intarsia.run.crew import Crew
+from intarsia.run.hashing import Sum, merged
+from intarsia.run.progress import Progress
+from intarsia.run.sharing import share_out
+from intarsia.store.local import Folder
+from intarsia.store.looking import exists
+
+QUICK, SECURE = "pages", "sha256"
+_REMOVE = f"restore the file, or remove {DIGESTS} to go without"
+
+
+@dataclass(frozen=True)
+class Digests:
+    """The digest of each logical tensor, and the root over all of them."""
+
+    kind: str
+    tensors: Mapping[str, str]
+    objects: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """The SHA-256 of each object beside the tensors, which every format spells in its own way."""
+
+    @property
+    def root(self) -> str:
+        """One digest for all names, element types, shapes and elements."""
+        lines = [f"{name}\0{digest}\n" for name, digest in sorted(self.tensors.items())]
+        return f"{self.kind}:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "root": self.root,
+            "kind": self.kind,
+            "tensors": dict(sorted(self.tensors.items())),
+            "objects": dict(sorted(self.objects.items())),
+        }
+
+
+def objects_of(manifest: Manifest, budget: Budget) -> dict[str, str]:
+    """The digest of each object beside the tensors, as its bytes are."""
+    with folder_of(manifest) as folder:
+        return {
+            name: f"{SECURE}:{hashlib.sha256(data).hexdigest()}"
+            for name, data in each_entry(manifest, folder, budget.memory_bytes)
+        }
+
+
+def digest_of(x: Logical, total: Sum) -> str:
+    """The quick digest of a tensor, from the sum of all of its bytes."""
+    if total.count_bytes != x.nbytes:
+        raise CoverageError(
+            f"{total.count_bytes:,} of {x.nbytes:,} bytes of `{x.name}` were summed"
+        )
+    text = f"{_kind_of(x)}{total.pages:016x}{total.crc:08x}"
+    return f"{QUICK}:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def _kind_of(x: Logical) -> str:
+    """A tensor's element type and shape, which belong to its digest."""
+    return f"{x.dtype.name}[{','.join(map(str, x.shape))}]\0"
+
+
+def digests_of(
+    checkpoint: Checkpoint,
+    budget: Budget,
+    progress: Progress | None = None,
+    *,
+    secure: bool = False,
+    names: Iterable[str] | None = None,
+    team: Crew | None = None,
+) -> Digests:
+    """The digests of a checkpoint's tensors, or of those named; the ranks of a job share the work."""
+    logical = checkpoint.manifest.logical
+    wanted = {name: logical[name] for name in (logical if names is None else names)}
+    twins = twins_of(checkpoint.manifest) if names is None else {}
+    team = team or Crew()
+    with team.together() as shared:
+        proofs = checkpoint.prover.tensors(wanted)
+        if secure:
+            tensors = list(wanted.values())[team.rank :: team.size]
+            hashes = share_out(
+                tensors,
+                budget.workers,
+                lambda x: _hash(checkpoint, proofs[x.name], x, budget),
+                progress=progress,
+                nbytes=lambda x: x.nbytes,
+            )
+            shared.value = dict(zip((x.name for x in tensors), hashes, strict=True))
+        else:
+            steps = steps_over(checkpoint, proofs, wanted, budget)[team.rank :: team.size]
+            sums = share_out(
+                steps,
+                budget.workers,
+                lambda step: step.sums(checkpoint, wanted),
+                progress=progress,
+                nbytes=lambda step: step.nbytes,
+            )
+            shared.value = merged(sums)
+    if secure:
+        found = {name: digest for part in shared.values for name, digest in part.items()}
+        return Digests(SECURE, with_twins({name: found[name] for name in wanted}, twins))
+    total = merged(shared.values)
+    found = {n: digest_of(x, total.get(n, Sum())) for n, x in wanted.items()}
+    return Digests(QUICK, with_twins(found, twins))
+
+
+def with_twins(found: Mapping[str, str], twins: Mapping[str, Logical]) -> dict[str, str]:
+    """The digests, and of what is tied and not stored that of the tensor that it is."""
+    return {**found, **{name: found[x.name] for name, x in twins.items() if x.name in found}}
+
+
+def _hash(checkpoint: Checkpoint, proven: Proven, x: Logical, budget: Budget) -> str:
+    """The SHA-256 of a tensor's element type, its shape and its row-major bytes."""
+    found = hashlib.sha256(_kind_of(x).encode())
+    for box in windows(x.shape, x.dtype.itemsize, budget.window_bytes):
+        found.update(checkpoint.read_box(proven, box).data)
+    return f"{SECURE}:{found.hexdigest()}"
+
+
+@dataclass(frozen=True)
+class Attested:
+    """Digests as the file in a checkpoint tells them, with the root of what it was made from.
+
+        {"root": …, "from": the source's root, "kind": "pages", "tensors": {name: digest}}
+
+    Every checkpoint that we write has the file, and other readers ignore it.  `files` are marks of
+    the small files that were written with the tensors (under "files", where there are any).
+    """
+
+    digests: Digests
+    source: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def as_bytes(self) -> bytes:
+        document: dict[str, Any] = {"root": self.digests.root, "from": self.source}
+        document |= {"files": dict(self.files)} if self.files else {}
+        document |= self.digests.as_json()
+        return (json.dumps(document, indent=1) + "\n").encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A tensor that is not what the checkpoint's digests say.
+
+    `found` is empty where the tensor is absent, `expected` where the digests do not know it.
+    """
+
+    name: str
+    expected: str
+    found: str
+
+
+def stored_digests(manifest: Manifest) -> Attested | None:
+    """The digests that lie in a checkpoint; None where there are none."""
+    path = Path(manifest.path) / DIGESTS
+    if not exists(path):
+        return None
+    try:
+        with Folder(path.parent) as folder:
+            said = parse_json(folder.read_all(DIGESTS), str(path), hint=_REMOVE)
+        tensors = {str(k): str(v) for k, v in said["tensors"].items()}
+        files = {str(k): str(v) for k, v in said.get("files", {}).items()}
+        objects = {str(k): str(v) for k, v in said.get("objects", {}).items()}
+        found = Attested(Digests(str(said["kind"]), tensors, objects), said["from"], files)
+        root = said["root"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(f"{path} is no file of digests ({error})", hint=_REMOVE) from error
+    if found.digests.kind != QUICK:
+        raise FormatError(
+            f"{path} holds digests of the kind `{found.digests.kind}`; this version knows `{QUICK}`",
+            hint=f"remove {DIGESTS} to go without, or use the version that wrote it",
+        )
+    if not tensors and manifest.logical:
+        raise FormatError(f"{path} holds no digest, though tensors are stored", hint=_REMOVE)
+    if found.digests.root != root:
+        raise FormatError(
+            f"{path} contradicts itself: it says {root}, its tensors give {found.digests.root}",
+            hint=_REMOVE,
+        )
+    return found
+
+
+def mismatches(expected: Mapping[str, str], found: Mapping[str, str]) -> list[Mismatch]:
+    """Where two sets of digests differ."""
+    both = {**expected, **found}
+    pairs = [Mismatch(name, expected.get(name, ""), found.get(name, "")) for name in both]
+    return [pair for pair in pairs if pair.expected != pair.found]

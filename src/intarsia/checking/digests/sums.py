@@ -1,0 +1,88 @@
+"""Sums for digests, taken from the same blocks that are surveyed: every byte is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from intarsia.checking.naming import state_of
+from intarsia.checking.survey.items import Item
+from intarsia.layout import Layout
+from intarsia.planning.copy import layout_of_box
+from intarsia.planning.manifest import Chunk, Logical, Stored
+from intarsia.run.hashing import Sum, add_to, sum_buffer, sum_layout
+from intarsia.run.values import Bits, cast
+
+
+@dataclass
+class Summing:
+    """The sums of what one item holds of the logical tensors that are wanted, while its blocks come in."""
+
+    item: Item
+    wanted: Mapping[str, Logical]
+    weights: Mapping[str, Logical] = field(default_factory=dict)
+    """The weights, by name, that the item holds the main weights of."""
+    sums: dict[str, Sum] = field(default_factory=dict)
+    rounded: dict[str, Sum] = field(default_factory=dict)
+    """The sums of main weights rounded to their weights' element type, by the weights' names."""
+    _layouts: dict[str, Layout] = field(default_factory=dict)
+    _masters: Layout | None = None
+
+    def start(self, chunk: Chunk) -> None:
+        """Blocks of this chunk come next."""
+        self._layouts = {}
+        for stored in self.item.names:
+            # Of a tensor whose parts have several element types, the digest is of one type.
+            held = {
+                name
+                for name in stored.layout.tensors
+                if name in self.wanted and self.wanted[name].dtype == stored.dtype
+            }
+            if held:
+                whole = layout_of_box(stored.layout, chunk.box).reshape(-1)
+                pieces = tuple(p for p in whole.pieces if p.tensor in held)
+                self._layouts[stored.name] = Layout(whole.shape, pieces)
+        if self.weights:
+            whole = layout_of_box(self.item.stored.layout, chunk.box).reshape(-1)
+            named = whole.rename(lambda name: state_of(name)[1])
+            pieces = tuple(p for p in named.pieces if p.tensor in self.weights)
+            self._masters = Layout(whole.shape, pieces)
+
+    def add(self, block: Bits, at: int) -> int | None:
+        """Add elements of the chunk, of which the first is number `at` in row-major order.
+
+        The CRC-32 of their bytes comes with their sums, where any are taken of them.
+        """
+        crc = None
+        for stored in self.item.names:
+            whole = self._layouts.get(stored.name)
+            if whole is None:
+                continue
+            part = whole if block.size == whole.size else whole.narrow(0, at, at + block.size)
+            sizes = {name: self.wanted[name].size for name in part.tensors}
+            held = _as_logical(stored, block)
+            found, summed = sum_buffer(part, held, stored.dtype.itemsize, sizes)
+            add_to(self.sums, found)
+            crc = crc if stored.shift else summed
+        if self._masters is not None:
+            self._add_rounded(self._masters, block, at)
+        return crc
+
+    def _add_rounded(self, whole: Layout, block: Bits, at: int) -> None:
+        stored = self.item.stored
+        part = whole if block.size == whole.size else whole.narrow(0, at, at + block.size)
+        if not part.pieces:
+            return
+        dtype = self.weights[part.pieces[0].tensor].dtype
+        narrow = np.ascontiguousarray(cast(block.reshape(-1), stored.dtype, dtype, -stored.shift))
+        sizes = {name: self.weights[name].size for name in part.tensors}
+        add_to(self.rounded, sum_layout(part, narrow.view(np.uint8), dtype.itemsize, sizes))
+
+
+def _as_logical(stored: Stored, block: Bits) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    flat = block.reshape(-1)
+    if stored.shift:
+        flat = cast(flat, stored.dtype, stored.dtype, -stored.shift)
+    return flat.view(np.uint8)

@@ -1,0 +1,1 @@
+"""Two checkpoints compared: `verify A B` and `diff A B`."""

@@ -1,0 +1,270 @@
+"""What lies beside the tensors of two checkpoints: settings, objects, configuration, small files.
+
+Each is equal, different, on one side only, or not compared, and it is said which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from intarsia.carried import groups_of, read_entries
+from intarsia.errors import FormatError, IntarsiaError, UsageError
+from intarsia.format.megatron.common import COMMON_OBJECT, DROPPED, arguments_of, plain
+from intarsia.format.megatron.fsdp_dtensor.entries import COUNTERS, SCHEDULER
+from intarsia.format.optimizer_state.parameter_groups import ROOT
+from intarsia.format.torch_file.torch_zip import BROKEN_ZIP, read_object
+from intarsia.planning.manifest import Manifest
+from intarsia.run.budget import Budget
+from intarsia.store.naming import unreadable
+
+EQUAL, DIFFERENT, NOT_COMPARED = "equal", "different", "not compared"
+ONLY = {"A": "only in A", "B": "only in B"}
+
+_SAME_NAMES = ("dcp", "hf")
+"""Formats that keep the same objects under the same names."""
+
+_RUN = ("iteration", "opt_param_scheduler", "num_floating_point_operations_so_far")
+"""What Megatron's common state tells of a run; the rest of it goes by the mesh."""
+
+ARGUMENTS = "args"
+_SHOWN = 3
+_LONGEST = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """One thing beside the tensors, and how the two checkpoints compare in it.
+
+    `counts` says that the two are not equal for it: the state of a run differs.
+    """
+
+    part: str
+    name: str
+    verdict: str
+    text: str = ""
+    counts: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "part": self.part,
+            "name": self.name,
+            "verdict": self.verdict,
+            "text": self.text,
+            "counts": self.counts,
+        }
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.part} `{self.name}`" + (
+            f", {self.text}" if self.text else ""
+        )
+
+
+def compare_beside(a: Manifest, b: Manifest, budget: Budget) -> tuple[Beside, ...]:
+    """Everything beside the tensors of both, whatever their formats."""
+    return (*_objects(a, b, budget), *_configurations(a, b), *_files(a, b))
+
+
+def _objects(a: Manifest, b: Manifest, budget: Budget) -> Iterator[Beside]:
+    held = []
+    for side, manifest in (("A", a), ("B", b)):
+        try:
+            held.append(read_entries(manifest, budget.memory_bytes // 4))
+        except (FormatError, UsageError, *BROKEN_ZIP) as error:
+            text = f"{side}: {str(error).partition(chr(10))[0]}"
+            yield Beside("objects", manifest.path, NOT_COMPARED, text)
+            return
+    left, right = held
+    groups = list(_settings(a, b, left, right))
+    yield from groups
+    spelled = {n for n in {*left, *right} if groups and n.startswith(ROOT)}
+    # A checkpoint of weights alone has nothing to hold against the objects of a run.
+    same_names = a.format in _SAME_NAMES and b.format in _SAME_NAMES
+    same_names &= all(held or _has_state(m) for held, m in ((left, a), (right, b)))
+    apart: dict[str, list[str]] = {"A": [], "B": []}
+    frame = _frame_of_one(a, b, left, right, groups)
+    for name in sorted({*left, *right} - spelled):
+        if name in left and name in right:
+            yield from _same_name(name, left[name], right[name])
+        elif same_names and name not in frame:
+            yield Beside("object", name, ONLY["A" if name in left else "B"], counts=True)
+        else:
+            apart["A" if name in left else "B"].append(name)
+    for side, names in apart.items():
+        other = b.format if side == "A" else a.format
+        for name in names:
+            yield Beside(
+                "object",
+                name,
+                NOT_COMPARED,
+                f"{side} has it, and the other side ({other}) does not",
+            )
+
+
+def _frame_of_one(
+    a: Manifest,
+    b: Manifest,
+    left: Mapping[str, bytes],
+    right: Mapping[str, bytes],
+    settings: list[Beside],
+) -> set[str]:
+    """Megatron's frame of a run where one side came from Megatron and the other did not.
+
+    Where there is optimizer state, the frame is left aside only if its settings were compared.
+    """
+    frames = [
+        {n for n in held if n == COMMON_OBJECT or (ARGUMENTS in held and _is_frame(n))}
+        for held in (left, right)
+    ]
+    compared = any(each.part == "setting" for each in settings)
+    if all(frames) or (not compared and any(map(_has_state, (a, b)))):
+        return set()
+    return frames[0] | frames[1]
+
+
+def _is_frame(name: str) -> bool:
+    return name in (ARGUMENTS, *COUNTERS) or name.startswith(f"{SCHEDULER}.")
+
+
+def _same_name(name: str, left: bytes, right: bytes) -> Iterator[Beside]:
+    if left == right:
+        yield Beside("object", name, EQUAL)
+        return
+    one, other = (_value(name, data) for data in (left, right))
+    if (
+        name in (COMMON_OBJECT, ARGUMENTS)
+        and isinstance(one, Mapping)
+        and isinstance(other, Mapping)
+    ):
+        for key in sorted({*one, *other}, key=str):
+            if not _alike(one.get(key), other.get(key)):
+                run = key in _RUN or str(key).startswith("consumed_")
+                run = run and not _at_the_start(key, one.get(key), other.get(key))
+                text = _both(one.get(key), other.get(key))
+                yield Beside("object", f"{name}.{key}", DIFFERENT, text, counts=run)
+        return
+    if one is not DROPPED and _alike(one, other):
+        yield Beside("object", name, EQUAL, "though its bytes differ")
+        return
+    yield Beside("object", name, DIFFERENT, _both(one, other), counts=True)
+
+
+def _at_the_start(key: str, x: Any, y: Any) -> bool:
+    """Whether two counters both say that no step was taken; Megatron's first iteration is 1."""
+    start = (None, 0, 1) if key == "iteration" else (None, 0)
+    return x in start and y in start
+
+
+def _settings(
+    a: Manifest, b: Manifest, left: Mapping[str, bytes], right: Mapping[str, bytes]
+) -> Iterator[Beside]:
+    """The optimizer's settings for every parameter, where both sides tell them."""
+    told = []
+    for manifest, entries in ((a, left), (b, right)):
+        try:
+            told.append(groups_of(manifest, entries))
+        except (FormatError, UsageError, *BROKEN_ZIP):
+            told.append(None)
+    one, other = (
+        {
+            member: group.fields
+            for group in (groups.each if groups else ())
+            for member in group.members
+            if member in a.logical or member in b.logical
+        }
+        for groups in told
+    )
+    if not one or not other:
+        if a.format != b.format and (one or other) and any(map(_has_state, (a, b))):
+            side = "B" if one else "A"
+            yield Beside("settings", "parameter groups", NOT_COMPARED, f"{side} tells none")
+        return
+    fields = sorted({f for fields in (*one.values(), *other.values()) for f in fields})
+    for field in fields:
+        both = [n for n in one if n in other and field in one[n] and field in other[n]]
+        wrong = [n for n in both if not _alike(one[n][field], other[n][field])]
+        if wrong:
+            values = _both(one[wrong[0]][field], other[wrong[0]][field])
+            text = f"{values} of {_few(wrong)}"
+            yield Beside("setting", field, DIFFERENT, text, counts=True)
+        elif both:
+            yield Beside("setting", field, EQUAL)
+        else:
+            holds = "A" if any(field in fields for fields in one.values()) else "B"
+            yield Beside("setting", field, ONLY[holds], counts=a.format == b.format)
+    alone = [n for n in {*one, *other} if (n in one) != (n in other)]
+    if alone:
+        yield Beside("settings", "parameter groups", DIFFERENT, f"members: {_few(alone)}", True)
+
+
+def _has_state(manifest: Manifest) -> bool:
+    return any(name.startswith("optimizer.") for name in manifest.logical)
+
+
+def _configurations(a: Manifest, b: Manifest) -> Iterator[Beside]:
+    one, other = ({} if m.config_made else m.config or {} for m in (a, b))
+    if not one or not other:
+        if one or other:
+            text = f"{'A' if one else 'B'} alone has one of its own"
+            yield Beside("configuration", "config.json", NOT_COMPARED, text)
+        return
+    wrong = [k for k in sorted({*one, *other}) if not _alike(one.get(k), other.get(k))]
+    if not wrong:
+        yield Beside("configuration", "config.json", EQUAL)
+    for key in wrong:
+        text = _both(one.get(key), other.get(key))
+        yield Beside("configuration", f"config.json: {key}", DIFFERENT, text)
+
+
+def _files(a: Manifest, b: Manifest) -> Iterator[Beside]:
+    one, other = ({s.name: s.path for s in m.sides if s.name != "config.json"} for m in (a, b))
+    for name in sorted({*one, *other}):
+        if name not in one or name not in other:
+            yield Beside("file", name, ONLY["A" if name in one else "B"])
+            continue
+        same = _content(Path(one[name])) == _content(Path(other[name]))
+        yield Beside("file", name, EQUAL if same else DIFFERENT)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _value(name: str, data: bytes) -> Any:
+    """An object as plain values; `DROPPED` where it is none."""
+    try:
+        value = read_object(data, name)
+        if isinstance(value, list) and len(value) == 1 and name == COMMON_OBJECT:
+            value = value[0]
+        if name == ARGUMENTS:
+            value = arguments_of({ARGUMENTS: value})
+        return plain(value)
+    except (IntarsiaError, *BROKEN_ZIP):
+        return DROPPED
+
+
+def _alike(x: Any, y: Any) -> bool:
+    """Whether two plain values are the same; 1 and 1.0 are, and so are NaN and NaN."""
+    return bool(x is not DROPPED and y is not DROPPED and (x == y or repr(x) == repr(y)))
+
+
+def _both(x: Any, y: Any) -> str:
+    one, other = ("bytes" if v is DROPPED else _brief(v) for v in (x, y))
+    if one == other:
+        return "its content"
+    return f"{one} in A, {other} in B"
+
+
+def _brief(value: Any) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _few(names: list[str]) -> str:
+    rest = len(names) - _SHOWN
+    return ", ".join(sorted(names)[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

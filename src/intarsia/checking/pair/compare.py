@@ -1,0 +1,262 @@
+"""Two checkpoints held against each other, window by window, whatever their formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite, isnan
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.checking.alone.unmapped import unmapped_faults
+from intarsia.checking.content.main_weights import differ_from_main
+from intarsia.checking.diagnosis import Finding, Unequal, diagnose
+from intarsia.checking.diagnosis.hypotheses.hypothesis import same
+from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
+from intarsia.checking.fault import Fault
+from intarsia.checking.pair.beside import Beside, compare_beside
+from intarsia.checking.pair.change import Number, distances
+from intarsia.checking.pair.pairs import Pair, match, read_windows
+from intarsia.checkpoint import Checkpoint
+from intarsia.layout import unravel
+from intarsia.mesh import Box
+from intarsia.padding import not_compared, trained_padding
+from intarsia.run.budget import Budget
+from intarsia.run.progress import Progress, after
+from intarsia.run.sharing import share_out
+from intarsia.run.values import Bits, as_float64, bits_dtype
+
+T = TypeVar("T")
+
+AT_ONCE = 1 << 18
+"""Elements that are numbers of double precision at one time."""
+
+_F4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+"""The number of each code of four bits (E2M1), two of which share an element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A tensor whose elements are not the same bits in both checkpoints.
+
+    Where the element types differ, those that are the same once rounded to the narrower one are not
+    counted, unless that is all.  `where` says which rows, ranks, files and bytes, unless the kind of the difference tells it.
+    """
+
+    tensor: str
+    elements: int
+    first: tuple[int, ...]
+    max_abs: Number
+    diagnosis: str
+    kind: str = ""
+    where: Whereabouts | None = None
+
+    @property
+    def gap(self) -> str:
+        """The largest distance in words: integers exactly, others to four digits."""
+        whole = isinstance(self.max_abs, int)
+        return f"{self.max_abs:,}" if whole else f"{self.max_abs:.4g}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "tensor": self.tensor,
+            "elements": self.elements,
+            "first": list(self.first),
+            "max_abs": self.max_abs if isfinite(self.max_abs) else str(self.max_abs),
+            "diagnosis": self.diagnosis,
+            "kind": self.kind,
+            "where": self.where.as_json() if self.where else None,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Whether two checkpoints hold the same weights; true where they do."""
+
+    a: str
+    b: str
+    compared: int
+    elements: int
+    only_in_a: tuple[str, ...]
+    only_in_b: tuple[str, ...]
+    different: tuple[Difference, ...]
+    notes: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    beside: tuple[Beside, ...] = ()
+    damaged: tuple[Fault, ...] = ()
+    """Faults of what one side stores outside of every tensor."""
+    rounded: int = 0
+    """Weights of one side that were held against the other side's main weights, rounded."""
+
+    @property
+    def how(self) -> str:
+        """In what sense the tensors that do not differ are equal."""
+        if not self.rounded:
+            return "bit by bit"
+        return (
+            f"bit by bit but for {self.rounded:,} weights, which one side keeps as their main weights:"
+            " they are those rounded, and their digests differ"
+        )
+
+    @property
+    def equal(self) -> bool:
+        """Whether all tensors and the state of the run are the same, and nothing is damaged."""
+        same = not (self.only_in_a or self.only_in_b or self.different or self.damaged)
+        return same and not any(each.counts for each in self.beside)
+
+    def __bool__(self) -> bool:
+        return self.equal
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "equal": self.equal,
+            "rounded": self.rounded,
+            "a": self.a,
+            "b": self.b,
+            "compared": self.compared,
+            "elements": self.elements,
+            "only_in_a": list(self.only_in_a),
+            "only_in_b": list(self.only_in_b),
+            "different": [d.as_json() for d in self.different],
+            "faults": [f.as_json() for f in (*self.damaged, *self.faults)],
+            "beside": [each.as_json() for each in self.beside],
+            "notes": list(self.notes),
+        }
+
+
+def compare(
+    a: Checkpoint, b: Checkpoint, budget: Budget, progress: Progress | None = None
+) -> Comparison:
+    """Compare every logical tensor of two checkpoints bit by bit, and explain what differs."""
+    a.prover.all()
+    b.prover.all()
+    matched = match(a, b)
+    pairs = matched.pairs
+    found = _over(pairs, budget, progress, lambda p: _differ(a, b, p, budget))
+    unequal = [x for x in found if x is not None]
+    more = after(progress, sum(p.a.nbytes for p in pairs))
+    diagnosis = diagnose(a, b, matched, unequal, budget, more)
+    return Comparison(
+        a=a.manifest.path,
+        b=b.manifest.path,
+        compared=len(pairs),
+        elements=sum(p.a.size for p in pairs),
+        only_in_a=matched.only_in_a,
+        only_in_b=matched.only_in_b,
+        different=tuple(map(_told, unequal, diagnosis.findings)),
+        notes=(*matched.notes, *_padding(a, "A", budget), *_padding(b, "B", budget)),
+        faults=diagnosis.faults,
+        beside=compare_beside(a.manifest, b.manifest, budget),
+        damaged=tuple(
+            replace(fault, where=f"{side}: {fault.where}")
+            for side, held in (("A", a.manifest), ("B", b.manifest))
+            for fault in unmapped_faults(held, budget)
+        ),
+        rounded=sum(p.rounded for p in pairs),
+    )
+
+
+def _padding(x: Checkpoint, side: str, budget: Budget) -> Iterator[str]:
+    """What is said of rows that are no part of the model and not compared."""
+    return not_compared(trained_padding(x.manifest, budget), side)
+
+
+def _over(
+    pairs: Sequence[Pair], budget: Budget, progress: Progress | None, work: Callable[[Pair], T]
+) -> list[T]:
+    return share_out(pairs, budget.workers, work, progress=progress, nbytes=lambda p: p.a.nbytes)
+
+
+def _told(x: Unequal, found: Finding) -> Difference:
+    text = f"{x.text}; {found.text}" if x.text and not x.kind else found.text
+    return Difference(x.pair.a.name, x.elements, x.first, x.max_abs, text, found.kind, found.where)
+
+
+def _differ(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Unequal | None:
+    if pair.a.shape != pair.b.shape:
+        return Unequal(pair, max(pair.a.size, pair.b.size), (), float("nan"))
+    if pair.rounded:
+        return differ_from_main(a, b, pair, budget)
+    exact, beyond = _Tally(), _Tally()
+    alike = pair.a.dtype == pair.b.dtype
+    for box, left, right in read_windows(a, b, pair, budget):
+        if alike and np.array_equal(left, right):
+            continue
+        x, y = left.view(bits_dtype(pair.a.dtype)), right.view(bits_dtype(pair.b.dtype))
+        exact.add(_unequal(x, y, pair), x, y, box, pair)
+        if not alike:
+            beyond.add(~same(x, y, pair.a.dtype, pair.b.dtype), x, y, box, pair)
+    if not alike:
+        story = _story(pair, exact.count, beyond.count)
+        kind = "" if beyond.count else "rounded" if exact.count else "dtype-changed"
+        text = f"{pair.a.dtype} in A, {pair.b.dtype} in B; {story}"
+        told = beyond if beyond.count else exact
+        return Unequal(pair, told.count, told.first or (), told.most, kind, text)
+    return None if exact.first is None else Unequal(pair, exact.count, exact.first, exact.most)
+
+
+def _story(pair: Pair, exact: int, beyond: int) -> str:
+    """What is said of numbers of two types, as so many differ exactly and beyond rounding."""
+    if beyond:
+        return "the numbers differ beyond rounding"
+    if not exact:
+        return "the numbers are equal"
+    if pair.a.dtype.itemsize == pair.b.dtype.itemsize:
+        return "the numbers are equal but for rounding"
+    return "the narrower is the wider one rounded"
+
+
+@dataclass
+class _Tally:
+    """Elements that differ: how many, the first, and the largest distance between two."""
+
+    count: int = 0
+    first: tuple[int, ...] | None = None
+    most: Number = 0
+
+    def add(self, unequal: NDArray[np.bool_], x: Bits, y: Bits, box: Box, pair: Pair) -> None:
+        if not unequal.any():
+            return
+        self.count += int(unequal.sum())
+        if self.first is None:
+            inside = unravel(int(unequal.argmax()), box.shape)
+            self.first = tuple(o + i for o, i in zip(box.offsets, inside, strict=True))
+        self.most = max(self.most, _widest(x[unequal], y[unequal], pair), key=_nan_first)
+
+
+def _unequal(x: Bits, y: Bits, pair: Pair) -> NDArray[np.bool_]:
+    """Where elements are not the same bits or, of unlike types, not the same numbers."""
+    if pair.a.dtype == pair.b.dtype:
+        return np.asarray(x != y)
+    found = np.empty(len(x), np.bool_)
+    for lo, u, v in _as_numbers(x, y, pair):
+        found[lo : lo + len(u)] = ~((u == v) | (np.isnan(u) & np.isnan(v)))
+    return found
+
+
+def _widest(x: Bits, y: Bits, pair: Pair) -> Number:
+    """The largest distance between elements, exactly where they are integers; NaN where one is."""
+    a, b = pair.a.dtype, pair.b.dtype
+    if a == b and a.packs > 1:
+        return max(float(np.abs(_F4[x >> s & 15] - _F4[y >> s & 15]).max()) for s in (0, 4))
+    if not (a.floating or b.floating) and "C64" not in (a.name, b.name):
+        parts = (slice(lo, lo + AT_ONCE) for lo in range(0, len(x), AT_ONCE))
+        return max(distances(x[part], y[part], a, b)[3] for part in parts)
+    most = 0.0
+    for _, u, v in _as_numbers(x, y, pair):
+        with np.errstate(invalid="ignore"):
+            most = max(most, float(np.abs(u - v).max()), key=_nan_first)
+    return most
+
+
+def _as_numbers(x: Bits, y: Bits, pair: Pair) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
+    """Elements as numbers, which are wider than they, some at a time."""
+    for lo in range(0, len(x), AT_ONCE):
+        part = slice(lo, lo + AT_ONCE)
+        yield lo, as_float64(x[part], pair.a.dtype), as_float64(y[part], pair.b.dtype)
+
+
+def _nan_first(value: Number) -> Number:
+    return float("inf") if isnan(value) else value

@@ -1,0 +1,117 @@
+"""Tensors of two checkpoints that should be equal, read window by window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from intarsia.checking.pair.ties import twins_of
+from intarsia.checking.pair.unlike import unlike
+from intarsia.checkpoint import Checkpoint
+from intarsia.family import table_for
+from intarsia.masters import MASTER, has_own_master, recentred_norms
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Logical, Manifest
+from intarsia.planning.window import windows
+from intarsia.run.budget import Budget
+from intarsia.run.gather import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One logical tensor of A and the one of B that should equal it.
+
+    `rounded` says that the wider of the two is a main weight, of which the other is the rounded weight;
+    a norm may have been rounded where it was centred on another value, `recentred` away.
+    """
+
+    a: Logical
+    b: Logical
+    rounded: bool = False
+    recentred: float = 0.0
+
+    @property
+    def flipped(self) -> Pair:
+        return replace(self, a=self.b, b=self.a)
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """The pairs of two checkpoints, and what has no partner."""
+
+    pairs: tuple[Pair, ...]
+    only_in_a: tuple[str, ...]
+    only_in_b: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def match(a: Checkpoint, b: Checkpoint) -> Matched:
+    """Pairs of equal names; a tied tensor that one side leaves out is the one that it is tied to.
+
+    A main weight that lies in the place of the weight, as in `fsdp_dtensor`, is held against the other
+    side's main weight, and the weight of that side against it rounded.
+    """
+    left, right = a.manifest.logical, b.manifest.logical
+    tied = {"A": twins_of(a.manifest), "B": twins_of(b.manifest)}
+    mains = _main_weights(a.manifest, b.manifest)
+    norms = recentred_norms(a.config or b.config) if mains else {}
+    apart = unlike(a.manifest, b.manifest, table_for(a.config) or table_for(b.config))
+    left = {name: x for name, x in left.items() if name not in apart.a}
+    right = {name: x for name, x in right.items() if name not in apart.b}
+    pairs = [
+        Pair(x, right[n], n in mains, norms.get(n, 0.0)) for n, x in left.items() if n in right
+    ]
+    notes = list(apart.notes)
+    only = [sorted(apart.a), sorted(apart.b)]
+    for side, (ours, theirs, other) in enumerate(((left, right, "B"), (right, left, "A"))):
+        for name, x in ours.items():
+            if name in theirs:
+                continue
+            twin = tied[other].get(name)
+            if twin is None and name.startswith(MASTER) and name.removeprefix(MASTER) in mains:
+                pair = Pair(x, theirs[name.removeprefix(MASTER)])
+                pairs.append(pair if side == 0 else pair.flipped)
+                continue
+            if twin is None and _is_weight_itself((a, b)[side].manifest, name):
+                continue
+            if twin is None:
+                only[side].append(name)
+                continue
+            pairs.append(Pair(x, twin) if side == 0 else Pair(twin, x))
+            notes.append(f"`{name}` is tied and not stored in {other}; compared with `{twin.name}`")
+    return Matched(tuple(pairs), tuple(only[0]), tuple(only[1]), tuple(notes))
+
+
+def _main_weights(a: Manifest, b: Manifest) -> set[str]:
+    """The weights in whose place one side keeps the main weight, which the other side has beside them."""
+    found: set[str] = set()
+    for main, other in ((a, b), (b, a)):
+        if main.format != "fsdp_dtensor":
+            continue
+        found |= {
+            name
+            for name, x in main.logical.items()
+            if x.dtype.name == "F32" and has_own_master(other, name) and name in other.logical
+            if other.logical[name].dtype.itemsize < x.dtype.itemsize
+        }
+    return found
+
+
+def _is_weight_itself(manifest: Manifest, name: str) -> bool:
+    """Whether a main weight is a second name of the weight that is stored."""
+    of = name.removeprefix(MASTER)
+    return of != name and of in manifest.logical and not has_own_master(manifest, of)
+
+
+def read(checkpoint: Checkpoint, x: Logical, box: Box) -> Bytes:
+    """The bytes of a box of a logical tensor."""
+    return checkpoint.read_box(checkpoint.prover.tensor(x.name), box)
+
+
+def read_windows(
+    a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget
+) -> Iterator[tuple[Box, Bytes, Bytes]]:
+    """Both sides of a pair, one window at a time."""
+    widest = max(pair.a.dtype.itemsize, pair.b.dtype.itemsize)
+    for box in windows(pair.a.shape, widest, budget.window_bytes // 2):
+        yield box, read(a, pair.a, box), read(b, pair.b, box)

@@ -1,0 +1,1 @@
+"""One pass over the bytes of a checkpoint, block by block."""

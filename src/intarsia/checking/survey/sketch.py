@@ -1,0 +1,153 @@
+"""The sums of a matrix while its blocks come in, in as little memory as is given.
+
+Sums along every row and every column are kept where there is room for them.  An axis that is too
+long has one sum for each group of neighbours, in which every one counts with a weight of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.checking.naming import Unit
+from intarsia.checking.survey.portrait import CUTS, Portrait, Sums, portrait
+from intarsia.dtypes import DType
+from intarsia.run.mixing import odd_numbers
+from intarsia.run.values import Bits
+
+_TRIED = 4096
+"""Widths of groups that are looked at for one that suits."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """An axis of so many rows or columns, of which `width` neighbours share a sum."""
+
+    length: int
+    width: int = 1
+
+    @staticmethod
+    def within(length: int, most: int) -> Groups:
+        """The axis in at most so many sums, in groups that fit into the blocks of most meshes.
+
+        >>> Groups.within(960, 200)
+        Groups(length=960, width=5)
+        """
+        if length <= most:
+            return Groups(length)
+        least = -(-length // max(most, 1))
+        widths = range(least, min(8 * least, least + _TRIED, length) + 1)
+        suits = {
+            w: sum(not length // w % n for n in CUTS) for w in widths if not length % w
+        }  # fmt: skip
+        return Groups(length, max(suits, key=lambda w: (suits[w], -w), default=least))
+
+    @property
+    def count(self) -> int:
+        return -(-self.length // self.width)
+
+    def fold(self, sums: Sums, first: int) -> tuple[int, Sums]:
+        """The sums of neighbours from index `first` on as sums of groups, and the first group."""
+        if self.width == 1:
+            return first, sums
+        group = first // self.width
+        starts = np.arange(group * self.width - first, len(sums), self.width)
+        starts[0] = 0
+        return group, np.add.reduceat(sums * self.weights(first, len(sums)), starts)
+
+    def weights(self, first: int, n: int) -> Sums:
+        """The weight of each of `n` indices in its group."""
+        return self.table[(first + np.arange(n)) % self.width]
+
+    @cached_property
+    def table(self) -> Sums:
+        """The weights within a group."""
+        return odd_numbers(np.arange(self.width))
+
+
+@dataclass
+class Sketch:
+    """The sums of the matrices of a stored tensor, of which at most `most` are kept."""
+
+    units: Sequence[Unit]
+    dtype: DType
+    most: int | None = None
+    rows: Sums = field(init=False)
+    columns: Sums = field(init=False)
+    row_groups: Groups = field(init=False)
+    column_groups: Groups = field(init=False)
+    _ends: NDArray[np.uint64] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        unit, count = self.units[0], len(self.units)
+        rows, columns = unit.rows, unit.columns
+        most = (rows + columns) if self.most is None else self.most // count
+        # The shorter axis gives the longer one what it leaves of its half.
+        self.row_groups = Groups.within(rows, most - min(columns, most // 2))
+        self.column_groups = Groups.within(columns, most - min(rows, most // 2))
+        self.rows = np.zeros(count * self.row_groups.count, np.uint64)
+        self.columns = np.zeros((count, self.column_groups.count), np.uint64)
+        if self.coarse:
+            self._ends = np.zeros((2, count), np.uint64)
+            self._ends[0] -= np.uint64(1)
+
+    @property
+    def coarse(self) -> bool:
+        """Whether some rows or columns share a sum."""
+        return self.row_groups.width > 1 or self.column_groups.width > 1
+
+    def row_sums(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers of the sums that rows of the stored tensor count in, from the first unit on."""
+        if self.row_groups.width == 1:
+            return rows
+        unit, inside = np.divmod(rows, self.row_groups.length)
+        found: NDArray[np.int64] = unit * self.row_groups.count + inside // self.row_groups.width
+        return found
+
+    def add(self, bits: Bits, rows: NDArray[np.int64], first_column: int) -> int:
+        """Add a block: its elements' bits, and the rows of the stored tensor that they lie in.
+
+        Returns the sum of the block.
+        """
+        unit = self.units[0]
+        at = rows - unit.first_row
+        along = bits.sum(axis=1, dtype=np.uint64)
+        if self.row_groups.width == 1:
+            self.rows[at] += along
+        else:
+            weights = self.row_groups.table[at % unit.rows % self.row_groups.width]
+            np.add.at(self.rows, self.row_sums(at), along * weights)
+        owners = at // max(unit.rows, 1)
+        starts = np.flatnonzero(np.diff(owners, prepend=-1))
+        if len(starts) == 1:
+            self._add_columns(int(owners[0]), bits.sum(axis=0, dtype=np.uint64), first_column)
+        else:
+            parts = np.add.reduceat(bits, starts, axis=0, dtype=np.uint64)
+            for owner, part in zip(owners[starts].tolist(), parts, strict=True):
+                self._add_columns(owner, part, first_column)
+        if self._ends is not None and bits.size:
+            least, most = self._ends
+            held = owners[starts]
+            least[held] = np.minimum(least[held], np.minimum.reduceat(bits.min(axis=1), starts))
+            most[held] = np.maximum(most[held], np.maximum.reduceat(bits.max(axis=1), starts))
+        return int(along.sum())
+
+    def _add_columns(self, owner: int, sums: Sums, first_column: int) -> None:
+        first, folded = self.column_groups.fold(sums, first_column)
+        self.columns[owner, first : first + len(folded)] += folded
+
+    def portraits(self, padded: NDArray[np.bool_] | None = None) -> list[Portrait]:
+        """What the sums tell of each matrix; `padded` marks sums of rows that are padding."""
+        found, n = [], self.row_groups.count
+        widths = self.row_groups.width, self.column_groups.width
+        for k, unit in enumerate(self.units):
+            rows, columns = self.rows[k * n : (k + 1) * n], self.columns[k]
+            first = unit.first_row // max(unit.rows, 1) * n
+            own = None if padded is None else padded[first : first + n]
+            constant = None if self._ends is None else bool(self._ends[0, k] == self._ends[1, k])
+            found.append(portrait(unit, self.dtype, rows, columns, own, constant, widths))
+        return found

@@ -1,0 +1,82 @@
+"""What makes two conversions the same one, so that the second may continue the first."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from intarsia.conversion.job import Job
+from intarsia.format.base import Arrangement
+from intarsia.format.registry import root_of
+from intarsia.planning.manifest import Manifest, Target
+
+
+def facts_of(job: Job, arrangement: Arrangement) -> dict[str, str]:
+    """Everything that the bytes of the destination follow from, each under a name that people know."""
+    from intarsia import __version__
+
+    wish, root = job.wish, root_of(job.src)
+    return {
+        "Intarsia": __version__,
+        "--to": wish.to,
+        "--mesh": str(wish.mesh),
+        "--dialect": wish.dialect or "not given",
+        "--megatron-spec": wish.spec,
+        "--megatron-lr": str(wish.rates or "not given"),
+        "--dtype": str(wish.dtype or "not given"),
+        "--optimizer": wish.optimizer,
+        "--max-shard-size": str(job.max_shard_bytes),
+        "model configuration": _digest([_sorted(job.config)]),
+        **{
+            f"source file {_relative(path, root)}": str(stamp)
+            for path, stamp in job.stamps.files.items()
+        },
+        "tensors of the source": _digest(_tensors(job.src)),
+        "tensors of the destination": _digest(_layouts(job.wanted.targets)),
+        "files of the destination": _digest(_files(arrangement)),
+    }
+
+
+def _relative(path: str, root: Path) -> str:
+    return str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else path
+
+
+def _tensors(src: Manifest) -> Iterable[str]:
+    for s in src.stored.values():
+        yield f"{s.key} {s.name} {s.dtype} {s.shape} {s.shift}"
+        for c in s.chunks:
+            yield f"{c.file} {c.start_bytes} {c.length_bytes} {c.box.offsets} {c.box.shape}"
+
+
+def _layouts(targets: Iterable[Target]) -> Iterable[str]:
+    for t in targets:
+        yield f"{t.name} {t.dtype} {t.shape} {t.shift}"
+        for p in t.layout.pieces:
+            yield f"{p.tensor} {p.at} {p.to} {[(x.n, x.at, x.to) for x in p.loops]}"
+
+
+def _files(arrangement: Arrangement) -> Iterable[str | bytes]:
+    """Sizes, headers and closing files, which between them name the place of every tensor."""
+    for file, size in arrangement.files.items():
+        yield f"{file} {size}"
+    for file, at, data in arrangement.fixed:
+        yield f"{file} {at}"
+        yield data
+    for file, data in arrangement.closing.items():
+        yield file
+        yield data
+
+
+def _sorted(config: Mapping[str, Any] | None) -> str:
+    return json.dumps(config, sort_keys=True, default=str)
+
+
+def _digest(parts: Iterable[str | bytes]) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        found.update(len(data).to_bytes(8, "little") + data)
+    return found.hexdigest()

@@ -1,0 +1,121 @@
+"""A conversion that is planned and proven, and not yet run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from intarsia.carried import carried
+from intarsia.collector import paused
+from intarsia.conversion.feasible import check_feasible, notes_on_request
+from intarsia.conversion.targets import Wanted, Wish, targets_for
+from intarsia.conversion.training_files import settle_files
+from intarsia.errors import UsageError
+from intarsia.family import table_for
+from intarsia.format.base import Arrangement, WriteOptions
+from intarsia.format.hf.adapter import refuse_adapter, stem_for
+from intarsia.format.hf.weight_sets import set_size
+from intarsia.format.registry import (
+    format_named,
+    read_manifest,
+    root_of,
+    with_rules_of_transformers,
+)
+from intarsia.planning.manifest import Manifest
+from intarsia.planning.plan import Plan
+from intarsia.planning.planner import make_plan
+from intarsia.run.budget import Budget
+from intarsia.run.crew import crew_size
+from intarsia.store.stamp import Stamp, Stamps
+
+
+@dataclass(frozen=True)
+class Job:
+    """A source, what is wanted of it, and the plan that proves it."""
+
+    src: Manifest
+    wish: Wish
+    wanted: Wanted
+    plan: Plan
+    budget: Budget
+    max_shard_bytes: int
+    stamps: Stamps
+    config: Mapping[str, Any] | None = None
+    digests: bool = True
+
+    def arrange(self) -> Arrangement:
+        """Every byte's place in the destination."""
+        along = carried(self.src, self.wish, self.wanted, self.budget)
+        options = WriteOptions(
+            self.wish.mesh,
+            self.max_shard_bytes,
+            along.entries,
+            self.src.config,
+            along.groups,
+            along.step,
+            self.wish.dtype,
+            stem_for(self.src, self.wish.to),
+            self.src.metadata,
+            self.wish.rates,
+        )
+        return format_named(self.wish.to).arrange(self.wanted.targets, options)
+
+
+def prepare(
+    src: str | Path | Manifest,
+    wish: Wish,
+    budget: Budget,
+    *,
+    max_shard_bytes: int = 5_000_000_000,
+    config: str | Path | Mapping[str, Any] | None = None,
+    section: str | Sequence[str] | None = None,
+) -> Job:
+    """Read the headers of the source, choose the targets, and prove the plan."""
+    format_named(wish.to)
+    manifest = src if isinstance(src, Manifest) else read_manifest(src, config, section=section)
+    known = table_for(manifest.config) is not None or manifest.quantised
+    if wish.dialect not in (None, "same") and not known:
+        manifest = with_rules_of_transformers(manifest)
+    if max_shard_bytes < 1:
+        raise UsageError(f"a shard of {max_shard_bytes} bytes cannot hold a tensor")
+    refuse_adapter(manifest, wish.to)
+    _refuse_part(manifest)
+    check_feasible(manifest, wish)
+    with paused():
+        wanted = targets_for(manifest, wish)
+        manifest, told = settle_files(manifest, wish, wanted)
+        stamps = stamps_of(manifest)
+        budget = budget.for_work(sum(t.nbytes for t in wanted.targets), crew_size())
+        plan = make_plan(
+            manifest,
+            wanted.targets,
+            to=wish.to,
+            mesh=wish.mesh,
+            peak_memory_bytes=budget.peak_bytes,
+            window_bytes=budget.window_bytes,
+            drop=dict(wanted.drop),
+            notes=(*manifest.notes, *wanted.notes, *told, *notes_on_request(manifest, wish)),
+        )
+    # A configuration that leaves arguments out is good for reading, and is not written.
+    written = None if manifest.config_unsaid else manifest.config
+    return Job(manifest, wish, wanted, plan, budget, max_shard_bytes, stamps, written)
+
+
+def _refuse_part(src: Manifest) -> None:
+    """Raise where the source is one file of several that make up a model."""
+    path = Path(src.path)
+    count = set_size(path.name) if src.format == "hf" else ""
+    if count and int(count) > 1:
+        raise UsageError(
+            f"{path} is one of {int(count)} files of a checkpoint",
+            hint=f"give the folder of all of them: {path.parent}",
+        )
+
+
+def stamps_of(src: Manifest) -> Stamps:
+    """The stamps of every file that a checkpoint is read from."""
+    root = root_of(src)
+    read = {str(root / file): Stamp(*stamp) for file, stamp in src.stamps.items()}
+    return Stamps.of(dict.fromkeys([*read, *(side.path for side in src.sides)]), read)

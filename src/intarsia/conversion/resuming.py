@@ -1,0 +1,182 @@
+"""Where a conversion begins: anew, or where an earlier run of the same job was killed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from intarsia.conversion.job import Job
+from intarsia.errors import (
+    CoverageError,
+    FormatError,
+    IntarsiaError,
+    PrecisionError,
+    UsageError,
+)
+from intarsia.format.base import Arrangement
+from intarsia.quantity import human
+from intarsia.run.journal import Facts, Found, Journal
+from intarsia.store.local import Folder
+from intarsia.store.looking import everything_in, exists
+from intarsia.store.naming import naming
+from intarsia.store.staging import Staging
+from intarsia.store.stamp import Stamp
+
+
+def begin(
+    job: Job,
+    staging: Staging,
+    arrangement: Arrangement,
+    journal: Journal,
+    facts: Facts,
+    *,
+    resume: bool,
+) -> tuple[bool, list[str]]:
+    """Claim the destination and make its files: whether it is whole already, and what to say."""
+    staging.claim()
+    found = journal.find()
+    if resume and found is not None:
+        if _was_committed(found, staging, arrangement):
+            _check_same(found, facts, staging)
+            told = "an earlier run had finished; only its traces were left to clear"
+            return True, [told, *staging.settle_down()]
+        if _is_there(found, staging):
+            _check_same(found, facts, staging)
+            staging.check()
+            return False, [_go_on(job, staging, arrangement, journal, facts, found)]
+    staging.check(resume=resume)
+    notes = _useless(found, staging) if resume else _lost(found, facts, staging, journal)
+    staging.clear()
+    staging.check_room(_need(arrangement))
+    for file, size in arrangement.files.items():
+        staging.create(file, size)
+    journal.begin(facts)
+    return False, notes
+
+
+def _go_on(
+    job: Job,
+    staging: Staging,
+    arrangement: Arrangement,
+    journal: Journal,
+    facts: Facts,
+    found: Found,
+) -> str:
+    """Take up what is proven of an earlier run; what is said of it."""
+    staging.check_links()
+    done = journal.prove(found, arrangement, job.budget.workers)
+    damaged = sum(part.nbytes for part in journal.read(found)) - done.nbytes
+    with naming(staging.folder):
+        held = sum(os.lstat(path).st_blocks * 512 for path in everything_in(staging.folder))
+    staging.check_room(max(0, _need(arrangement) - held))
+    for file, size in arrangement.files.items():
+        staging.create(file, size, keep=True)
+    staging.sync_data(created=True)
+    staging.sync_names()
+    journal.begin(facts, done, found.generation + 1)
+    wrong = f"; {human(damaged)} were not as they had been written, and are written again"
+    return f"resumed: {human(done.nbytes)} were there already{wrong if damaged else ''}"
+
+
+def keep_what_is_proven(job: Job, staging: Staging, error: BaseException) -> None:
+    """After a failure: leave what a later run can take up, and say so; clear the rest."""
+    if not staging.owned or isinstance(error, UsageError):
+        staging.abandon(keep=True)
+        return
+    if staging.committed:
+        staging.abandon(keep=True)
+        _add_hint(error, "run again with --resume to make sure")
+        return
+    void = isinstance(error, FormatError | CoverageError | PrecisionError) or staging.is_broken(
+        error
+    )
+    kept = 0 if void else _kept(job, staging)
+    if not staging.abandon(keep=kept > 0):
+        return
+    _add_hint(
+        error,
+        f"{human(kept)} of {human(job.plan.write_bytes)} are kept in {staging.folder}:"
+        " run again with --resume",
+    )
+
+
+def _add_hint(error: BaseException, text: str) -> None:
+    if isinstance(error, IntarsiaError):
+        error.hint = f"{error.hint}; {text}" if error.hint else text
+    else:
+        error.add_note(text)
+
+
+def _kept(job: Job, staging: Staging) -> int:
+    """How many bytes a later run could take up."""
+    journal = Journal(staging, job.wanted.targets)
+    try:
+        job.stamps.check()
+        found = journal.find()
+        if found is None or not _is_there(found, staging):
+            return 0
+        return sum(part.nbytes for part in journal.read(found))
+    except (IntarsiaError, OSError):
+        return 0
+
+
+def _useless(found: Found | None, staging: Staging) -> list[str]:
+    """What is said where a run was to be continued and cannot be."""
+    if found is not None:
+        return [
+            f"begun anew: the files that the journal of an earlier run speaks of are gone from {staging.folder}"
+        ]
+    if exists(staging.journal) or exists(staging.folder):
+        return ["begun anew: an earlier run left no journal that can be read"]
+    return []
+
+
+def _lost(found: Found | None, facts: Facts, staging: Staging, journal: Journal) -> list[str]:
+    """What is said where a run that could be continued is not."""
+    if found is None or found.differences(facts) or not _is_there(found, staging):
+        return []
+    nbytes = sum(part.nbytes for part in journal.read(found))
+    if not nbytes:
+        return []
+    return [f"{human(nbytes)} of an earlier run were cleared; --resume would have kept them"]
+
+
+def _check_same(found: Found, facts: Facts, staging: Staging) -> None:
+    differences = found.differences(facts)
+    if differences:
+        shown = "\n".join(f"  {text}" for text in differences[:8])
+        more = f"\n  … and {len(differences) - 8} more" if len(differences) > 8 else ""
+        raise UsageError(
+            f"{staging.destination} was begun by another job, which cannot be resumed as this one:"
+            f"\n{shown}{more}",
+            hint="give the source and the options of the first run, or start anew without --resume"
+            f" (which clears {staging.folder})",
+        )
+
+
+def _is_there(found: Found, staging: Staging) -> bool:
+    """Whether the folder that a journal speaks of is still the one that is being written."""
+    return exists(staging.folder) and _number(staging.folder) == found.folder
+
+
+def _was_committed(found: Found, staging: Staging, arrangement: Arrangement) -> bool:
+    """Whether that folder is the destination by now: its number, which may be another's since, and its files."""
+    if not exists(staging.destination) or _number(staging.destination) != found.folder:
+        return False
+    with Folder(staging.destination) as folder:
+        return all(
+            folder.has(file) and folder.size(file) == size
+            for file, size in arrangement.files.items()
+        ) and all(
+            folder.has(file) and folder.read_all(file) == data
+            for file, data in arrangement.closing.items()
+        )
+
+
+def _number(folder: Path) -> int:
+    """A folder's number in its file system."""
+    return Stamp.of(folder).inode
+
+
+def _need(arrangement: Arrangement) -> int:
+    return sum(arrangement.files.values()) + sum(map(len, arrangement.closing.values()))

@@ -1,0 +1,248 @@
+"""Running a job: claim the destination, move the bytes, attest them, commit."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from intarsia.checking.digests.attest import Work, attest, digests_file
+from intarsia.collector import paused
+from intarsia.conversion.identity import facts_of
+from intarsia.conversion.job import Job
+from intarsia.conversion.replacing import check_replaceable, check_sources, marks_beside
+from intarsia.conversion.resuming import begin, keep_what_is_proven
+from intarsia.errors import Interrupted
+from intarsia.format.base import Arrangement
+from intarsia.format.hf.config_dtype import with_dtype
+from intarsia.format.hf.sides import check_sides
+from intarsia.format.registry import folder_of, format_named, root_of
+from intarsia.layout import Layout
+from intarsia.masters import check_rounded
+from intarsia.padding import TrainedPadding, not_carried, trained_padding
+from intarsia.planning.plan import Plan
+from intarsia.planning.proof import Proven
+from intarsia.run.crew import Crew, agree
+from intarsia.run.execute import Execution, cut_steps
+from intarsia.run.hashing import merged
+from intarsia.run.journal import Journal
+from intarsia.run.losses import Changed, Losses, changed_tensors, summary
+from intarsia.run.progress import Progress, counting
+from intarsia.run.source import Source
+from intarsia.run.tally import Sums, Tally
+from intarsia.store.destination import readers_of
+from intarsia.store.looking import given, real
+from intarsia.store.naming import naming
+from intarsia.store.staging import Staging
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a conversion did."""
+
+    plan: Plan
+    destination: str
+    seconds: float
+    peak_rss_bytes: int
+    notes: tuple[str, ...] = ()
+    changed: tuple[Changed, ...] = ()
+    padding: tuple[TrainedPadding, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return self.plan.as_json() | {
+            "destination": self.destination,
+            "seconds": round(self.seconds, 3),
+            "peak_rss_bytes": self.peak_rss_bytes,
+            "changed": [x.as_json() for x in self.changed],
+            "padding": [x.as_json() for x in self.padding],
+            "notes": [*self.plan.notes, *self.notes],
+        }
+
+    def __str__(self) -> str:
+        notes = "".join(f"\nnote     {note}" for note in self.notes)
+        return f"{self.plan}{notes}\ndone     {self.destination} in {self.seconds:.2f} s"
+
+
+def carry_out(
+    job: Job,
+    destination: str | Path,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    progress: Progress | None = None,
+    team: Crew | None = None,
+) -> Report:
+    """Run a job; the destination appears when it is whole, or not at all.
+
+    With `resume`, what an earlier run of the same job had written before it was killed is kept.
+    """
+    started = time.perf_counter()
+    where, team = given(destination), team or Crew()
+    changed: tuple[Changed, ...] = ()
+    staging = Staging(where, overwrite=overwrite, judge=check_replaceable)
+    journal = Journal(staging, job.wanted.targets)
+    sources = [job.src.path, *job.stamps.files]
+    with team.together():
+        if team.rank == 0:
+            staging.check_place()
+        check_sources(where, sources, overwrite=overwrite)
+        proofs = job.plan.check()
+        check_sides(job.src.sides)
+        if team.rank == 0 and not resume:
+            staging.check()
+    try:
+        with team.together(), paused():
+            arrangement = job.arrange()
+            facts = facts_of(job, arrangement)
+        agree(
+            team,
+            facts
+            | {
+                "destination": str(real(staging.destination)),
+                "--overwrite": str(overwrite),
+                "--resume": str(resume),
+                "--digests": str(job.digests),
+                "--memory, --workers": str(job.budget),
+            },
+        )
+        job = replace(job, budget=job.budget.less(arrangement.held_bytes))
+        with team.together():
+            check_rounded(
+                job.src,
+                _whole(job, job.wanted.rounded[team.rank :: team.size]),
+                job.budget,
+                hint=_which_wins(job),
+            )
+        with team.together() as shared:
+            if team.rank == 0:
+                _check_equal(job)
+                used = {name for t in job.wanted.targets for name in t.layout.tensors}
+                padding = trained_padding(job.src, job.budget, used)
+                staging.readers &= readers_of(map(Path, job.stamps.files))
+                staging.folder_readers &= readers_of([root_of(job.src)])
+                whole, notes = begin(job, staging, arrangement, journal, facts, resume=resume)
+                number = 0 if whole else staging.folder_number
+                shared.value = whole, notes, number, padding
+        whole, notes, number, padding = shared.values[0]
+        notes = [*notes, *not_carried(padding), *arrangement.notes]
+        if not whole:
+            with team.together():
+                staging.await_folder(number)
+            parts, losses, sums = _move(job, proofs, staging, arrangement, journal, team, progress)
+            changed = changed_tensors(losses, {t.name: t for t in job.wanted.targets})
+            notes += summary(changed)
+            with team.together():
+                if team.rank == 0:
+                    _close(job, staging, arrangement, parts)
+                    if job.digests:
+                        _attest(job, staging, arrangement, sums, losses)
+                    job.stamps.check()
+                    notes += staging.commit()
+    except KeyboardInterrupt as stop:
+        told = Interrupted(staging.committed, *stop.args)
+        keep_what_is_proven(job, staging, told)
+        raise told from stop
+    except BaseException as error:
+        keep_what_is_proven(job, staging, error)
+        raise
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    seconds = time.perf_counter() - started
+    return Report(job.plan, str(where), seconds, peak, tuple(notes), changed, padding)
+
+
+def _whole(job: Job, names: Iterable[str]) -> list[Layout]:
+    return [Layout.of(name, job.src.logical[name].shape) for name in names]
+
+
+def _which_wins(job: Job) -> str:
+    """How a user says whether weights or main weights are right."""
+    stored = {job.src.logical[name].dtype.torch for name in job.wanted.rounded[:1]}
+    return (
+        f"if the weights are right, take them alone with --optimizer drop --dtype {''.join(stored)};"
+        " if the main weights are, convert the checkpoint that they were saved with"
+    )
+
+
+def _check_equal(job: Job) -> None:
+    """Raise where tensors of which one is to stand for all are not equal."""
+    if not job.wanted.equal:
+        return
+    from intarsia.checkpoint import Checkpoint
+    from intarsia.conversion.equal_tensors import check_equal
+
+    with Checkpoint(job.src) as checkpoint:
+        check_equal(checkpoint, job.wanted.equal, job.budget.window_bytes)
+
+
+def _move(
+    job: Job,
+    proofs: Sequence[Proven],
+    staging: Staging,
+    arrangement: Arrangement,
+    journal: Journal,
+    team: Crew,
+    progress: Progress | None,
+) -> tuple[list[Any], Losses, Sums]:
+    """Every rank's share of the steps: the parts that all wrote, what numbers lost, the sums."""
+    advance = counting(progress, job.plan.write_bytes)
+    with team.together():
+        kept = journal.join(team.rank)
+        held = folder_of(job.src)
+    advance(kept.nbytes)
+    with held as folder:
+        source = Source(job.src, format_named(job.src.format), folder)
+        sizes = {x.name: x.size for x in job.src.logical.values()}
+        tally = Tally(sizes if job.digests else {})
+        run = Execution(source, arrangement, staging, job.budget, advance, journal.record, tally)
+        steps = cut_steps(proofs, arrangement, job.budget.window_bytes, kept.ranges)
+        with team.together() as shared, journal:
+            parts = run.run(steps[team.rank :: team.size])
+            if team.rank != 0:
+                staging.sync()
+            job.stamps.check()
+            shared.value = parts, source.losses, run.sums
+        losses = sum((counts for _, counts, _ in shared.values), kept.losses)
+        sums = merged([kept.sums, *(sums for _, _, sums in shared.values)])
+        fresh = [part for parts, _, _ in shared.values for part in parts]
+        return kept.stretches(arrangement) + fresh, losses, sums
+
+
+def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any]) -> None:
+    with folder_of(job.src) as folder:
+        source = Source(job.src, format_named(job.src.format), folder)
+        run = Execution(source, arrangement, staging, job.budget)
+        run.finish(parts, {t.name: t for t in job.wanted.targets})
+    for side in job.src.sides:
+        if side.name != "config.json" or job.wish.dtype is None:
+            staging.copy_in(side.name, Path(side.path))
+        else:
+            with naming(Path(side.path)):
+                text = Path(side.path).read_bytes().decode(errors="surrogateescape")
+            text = with_dtype(text, job.wish.dtype)
+            staging.write_small(side.name, text.encode(errors="surrogateescape"))
+    if job.config is not None and not any(s.name == "config.json" for s in job.src.sides):
+        text = json.dumps(job.config, indent=2) + "\n"
+        if job.wish.dtype is not None:
+            text = with_dtype(text, job.wish.dtype)
+        staging.write_small("config.json", text.encode())
+    for file, at, data in arrangement.fixed:
+        staging.write(file, at, [data])
+    for file, data in arrangement.closing.items():
+        staging.write_small(file, data)
+
+
+def _attest(
+    job: Job, staging: Staging, arrangement: Arrangement, sums: Sums, losses: Losses
+) -> None:
+    """Write the digests of what was written, once they are what the source's promise."""
+    with paused():
+        written = format_named(job.wish.to).read(staging.folder, job.config)
+    work = Work(job.wanted.targets, arrangement, sums, {name for name, _ in losses})
+    found = attest(written, work, job.src, job.budget)
+    known = {*arrangement.files, *arrangement.closing, digests_file(arrangement)}
+    found = replace(found, files=marks_beside(staging.folder, known))
+    staging.write_small(digests_file(arrangement), found.as_bytes())

@@ -1,0 +1,403 @@
+"""Which tensors a destination holds, from what the source has and what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from intarsia.dtypes import DType
+from intarsia.errors import FamilyError, UsageError
+from intarsia.family import Param, Table, table_for
+from intarsia.family.beside_text import respelled
+from intarsia.format.base import Format
+from intarsia.format.cast import cast_to
+from intarsia.format.megatron.rates import Rates
+from intarsia.format.optimizer_state.optimizer_names import is_numbered_name
+from intarsia.format.optimizer_state.parameter_groups import has_torch_groups
+from intarsia.format.registry import format_named
+from intarsia.layout import Layout
+from intarsia.masters import check_whole, has_own_master
+from intarsia.mesh import Box, Mesh, Shape
+from intarsia.planning.manifest import Manifest, Target
+from intarsia.quantised.refusing import refuse_faults, refuse_numbers
+
+STEP = "optimizer.step."
+MEGATRON_FORMATS = ("torch_dist", "fsdp_dtensor")
+SAME_FORMATS = ("hf", "dcp")
+"""Formats between which names and fusions stay as they are, unless asked otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a destination should be; without a dialect, the one that users of the format expect."""
+
+    to: str
+    mesh: Mesh = Mesh()
+    dialect: str | None = None
+    dtype: DType | None = None
+    optimizer: str = "keep"
+    spec: str = "te"
+    rates: Rates | None = None
+
+    def dialect_for(self, src: Manifest, writer: Format) -> str:
+        """The dialect to write, checked against what the format has."""
+        if self.dialect is None:
+            if src.format in SAME_FORMATS and self.to in SAME_FORMATS:
+                return "same"
+            return next(d for d in writer.dialects if d != "same")
+        if self.dialect not in writer.dialects:
+            raise UsageError(
+                f"{self.to} is not written in dialect {self.dialect!r}",
+                hint=f"one of: {', '.join(writer.dialects)}",
+            )
+        return self.dialect
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The tensors to write, the logical tensors to leave out with the reason, and remarks.
+
+    `equal` are groups of logical tensors of which one stands for all, if they are equal.  `rounded` are
+    weights that must be their main weights rounded.
+    """
+
+    targets: tuple[Target, ...]
+    drop: Mapping[str, str]
+    entries: bool
+    notes: tuple[str, ...]
+    equal: tuple[tuple[str, ...], ...] = ()
+    rounded: tuple[str, ...] = ()
+
+
+def targets_for(src: Manifest, wish: Wish) -> Wanted:
+    """The tensors of the destination that a wish asks for."""
+    writer = format_named(wish.to)
+    _check(wish)
+    _check_named(src, wish)
+    _check_rates(src, wish)
+    wish = _as_quantised(src, wish, writer)
+    if wish.optimizer == "keep" and wish.to in MEGATRON_FORMATS:
+        check_whole(src)
+    if wish.to == "fsdp_dtensor":
+        return _for_megatron_fsdp(src, wish, writer)
+    drop = dict(_dropped(src, wish, writer))
+    rows, equal = _with_one_step(_rows(src, wish, writer, drop.keys()), src, drop.keys())
+    for names in equal:
+        drop |= dict.fromkeys(
+            names[1:], f"equal to `{names[0]}`: a fused parameter has one counter"
+        )
+    targets = tuple(
+        Target(
+            writer.spell(row.name),
+            _dtype(row, src, wish.dtype),
+            row.layout,
+            wish.mesh.boxes(row.layout.shape, row.rule)
+            if writer.sharded
+            else _whole(row.layout.shape),
+            row.rule,
+            row.shift,
+        )
+        for row in rows
+        if not (drop and drop.keys() >= set(row.layout.tensors or (row.name,)))
+    )
+    notes = []
+    if not writer.sharded and wish.mesh != Mesh():
+        notes.append(f"{wish.to} is not sharded by mesh: {wish.mesh} has no effect")
+    if src.entries and wish.optimizer == "drop":
+        some = ", ".join(list(src.entries)[:3]) + (", …" if len(src.entries) > 3 else "")
+        notes.append(f"{len(src.entries)} entries are dropped as asked: {some}")
+    if _parts_from_masters(src, wish):
+        notes.append(
+            f"weights are cast to {wish.dtype} as they are stored, not from their fp32 main weights,"
+            " which stay beside them: those no longer round to them"
+        )
+    equal += _counted(src, wish)
+    equal += tied_and_stored(src, drop)
+    return Wanted(
+        targets,
+        drop,
+        wish.optimizer == "keep",
+        tuple(notes),
+        tuple(equal),
+    )
+
+
+def _parts_from_masters(src: Manifest, wish: Wish) -> bool:
+    """Whether a cast makes weights that are not their main weights rounded."""
+    if wish.dtype is None or wish.optimizer == "drop":
+        return False
+    own = (x for name, x in src.logical.items() if has_own_master(src, name))
+    return any(x.dtype != wish.dtype for x in own)
+
+
+@lru_cache(maxsize=4096)
+def _whole(shape: Shape) -> tuple[Box, ...]:
+    """One box; the same for every tensor of a shape, so that one proof serves them all."""
+    return (Box.whole(shape),)
+
+
+def _for_megatron_fsdp(src: Manifest, wish: Wish, writer: Format) -> Wanted:
+    """Main weights go into the model section, and fused parameters have one counter for all parts."""
+    from intarsia.format.megatron.fsdp_dtensor.checkpoint import zero_centered
+    from intarsia.format.megatron.fsdp_dtensor.write import fsdp_dtensor_targets
+
+    dialect = wish.dialect_for(src, writer)
+    table = table_for(src.config, zero_centered=zero_centered(src))
+    if table is None:
+        raise _without_a_table(src, wish, dialect)
+    found = fsdp_dtensor_targets(
+        src, table, wish.mesh, spec=wish.spec, optimizer=wish.optimizer, dtype=wish.dtype
+    )
+    notes = list(found.notes)
+    if wish.optimizer == "keep" and has_torch_groups(src.entries) and not has_megatron_groups(src):
+        notes.append(
+            "parameter groups are kept as torch spells them, which Megatron does not read:"
+            " a run that goes on takes its own settings"
+        )
+    return Wanted(
+        tuple(found.targets),
+        found.drop,
+        wish.optimizer == "keep",
+        tuple(notes),
+        (*found.equal, *tied_and_stored(src, found.drop)),
+        tuple(n for n in found.rounded if has_own_master(src, n)),
+    )
+
+
+def _dropped(src: Manifest, wish: Wish, writer: Format) -> Iterator[tuple[str, str]]:
+    """What is left out, and why."""
+    dialect = wish.dialect_for(src, writer)
+    table = table_for(src.config)
+    tied = table.tied if table and dialect not in ("same", "hf-module") else {}
+    for name in src.logical:
+        of = name.split(".", 2)[2] if is_state(name) and name.count(".") > 1 else name
+        if of in tied:
+            yield name, f"{of} is tied to {tied[of]} by the configuration"
+        elif is_state(name) and wish.optimizer == "drop":
+            yield name, "optimizer state, dropped as asked"
+        elif wish.to == "torch_dist" and name.startswith("optimizer.step."):
+            yield name, "Megatron keeps the step in the parameter groups, where it is written"
+
+
+def tied_and_stored(src: Manifest, drop: Collection[str]) -> list[tuple[str, ...]]:
+    """Tensors that are left out because they are tied, each after its twin: both must be equal."""
+    table = table_for(src.config)
+    found: list[tuple[str, ...]] = []
+    for name in src.logical:
+        root = ".".join(name.split(".", 2)[:2]) + "." if is_state(name) else ""
+        twin = table.tied.get(name.removeprefix(root)) if table else None
+        if twin is not None and name in drop and root != STEP and root + twin in src.logical:
+            found.append((root + twin, name))
+    return found
+
+
+def _counted(src: Manifest, wish: Wish) -> tuple[tuple[str, ...], ...]:
+    """The steps that one number is to stand for: all of them, where the source has no groups of Megatron's."""
+    if wish.to != "torch_dist" or wish.optimizer == "drop" or has_megatron_groups(src):
+        return ()
+    steps = tuple(name for name in src.logical if name.startswith("optimizer.step."))
+    return (steps,) if steps else ()
+
+
+def has_megatron_groups(src: Manifest) -> bool:
+    """Whether a source carries the parameter groups of Megatron's optimizer."""
+    starts = ("common_state/", "optimizer.param_to_group_meta.")
+    return any(name.startswith(starts) for name in src.entries)
+
+
+def _check(wish: Wish) -> None:
+    if wish.optimizer not in ("keep", "drop"):
+        raise UsageError(f"optimizer is {wish.optimizer!r}", hint="keep or drop")
+    if wish.spec not in ("te", "local"):
+        raise UsageError(f"the Megatron spec is {wish.spec!r}", hint="te or local")
+    if wish.dtype is not None and (not wish.dtype.floating or wish.dtype.name == "F8_E8M0"):
+        raise UsageError(
+            f"weights cannot be cast to {wish.dtype}", hint="choose a floating-point element type"
+        )
+
+
+def _check_named(src: Manifest, wish: Wish) -> None:
+    """Raise where state is to be written of which nothing says whose it is; numbers may stay numbers."""
+    if src.state_unclear is None or wish.optimizer == "drop":
+        return
+    kept = src.format in SAME_FORMATS and wish.to in SAME_FORMATS
+    if not (kept and any(map(is_numbered_name, src.logical))):
+        raise src.state_unclear
+
+
+def _check_rates(src: Manifest, wish: Wish) -> None:
+    if wish.rates is None:
+        return
+    if wish.to != "torch_dist":
+        raise UsageError(
+            f"--megatron-lr is for the parameter groups of torch_dist, and {wish.to} is asked for",
+            hint="leave --megatron-lr out",
+        )
+    if wish.optimizer == "drop" or not any(n.startswith("optimizer.") for n in src.logical):
+        why = "is dropped" if wish.optimizer == "drop" else f"is not in {src.path}"
+        raise UsageError(
+            f"--megatron-lr is for optimizer state, which {why}", hint="leave --megatron-lr out"
+        )
+
+
+def _as_quantised(src: Manifest, wish: Wish, writer: Format) -> Wish:
+    """The wish for a source with quantised weights, which are written as they are stored or not at all."""
+    refuse_faults(src.quantised, src.path)
+    if not src.quantised:
+        return wish
+    if wish.dtype is not None:
+        refuse_numbers(src.quantised, src.path, f"--dtype {wish.dtype} needs their numbers")
+    if wish.to not in SAME_FORMATS:
+        refuse_numbers(src.quantised, src.path, f"{wish.to} has no place for their scales")
+    dialect = wish.dialect_for(src, writer)
+    if dialect != "same" and not _is_stored_so(src, wish, writer, dialect):
+        what = f"dialect {dialect!r} would fuse or rename weights apart from their scales"
+        refuse_numbers(src.quantised, src.path, what)
+    return replace(wish, dialect="same")
+
+
+def _is_stored_so(src: Manifest, wish: Wish, writer: Format, dialect: str) -> bool:
+    """Whether a source with quantised weights has the very tensors of a dialect."""
+    table = table_for(src.config)
+    if table is None:
+        return False
+    rows = {
+        row.name: row
+        for row in _model_rows(
+            writer.rows(table, dialect, wish.mesh, wish.spec), src, table, dialect
+        )
+    }
+    parts = src.quantised.by_part
+    for s in src.stored.values():
+        if s.name in parts and (s.name not in rows or parts[s.name][0].packed):
+            if parts[s.name][0].of not in rows:
+                return False
+        elif s.name in rows:
+            if rows[s.name].layout != s.layout:
+                return False
+        elif s.name in table.known:
+            return False
+    return rows.keys() <= {*src.stored, *(w.of for w in src.quantised.weights)}
+
+
+def is_state(name: str) -> bool:
+    """Whether a logical tensor is optimizer state."""
+    return name.startswith("optimizer.")
+
+
+def _rows(src: Manifest, wish: Wish, writer: Format, dropped: Set[str]) -> list[Param]:
+    """What is to be written; the family's absent tensors are wanted too, so that they are missed."""
+    dialect = wish.dialect_for(src, writer)
+    if dialect == "same":
+        stored = [Param(s.name, s.layout, s.rule, s.shift) for s in src.stored.values()]
+        return [*stored, *(Param(x.name, Layout.of(x.name, x.shape)) for x in src.absent)]
+    table = table_for(src.config)
+    if table is None:
+        return _name_by_name(src, wish, writer, dialect)
+    model = list(
+        _model_rows(writer.rows(table, dialect, wish.mesh, wish.spec), src, table, dialect)
+    )
+    rows = [*model, *state_rows(model, src.logical)]
+    covered = {name for row in rows for name in row.layout.tensors}
+    covered |= dropped
+    rest = [s for s in src.stored.values() if not covered.issuperset(s.layout.tensors)]
+    if not writer.carries_anything:
+        rest = [s for s in rest if not is_state(s.name)]
+        lost = [s.key or s.name for s in rest if not table.is_beside_the_text(s.name)]
+        if lost:
+            raise FamilyError(
+                f"{len(lost)} tensors of {src.path} are not in the {dialect} table of"
+                f" {table.family}: {', '.join(lost[:4])}",
+                hint="convert to hf or dcp, which carry them name by name, or add them to the table",
+            )
+    beside = (Param(s.name, s.layout, s.rule, s.shift) for s in rest)
+    return [*rows, *respelled(beside, src.stored, table, dialect, src.config or {})]
+
+
+def _name_by_name(src: Manifest, wish: Wish, writer: Format, dialect: str) -> list[Param]:
+    if wish.dialect is None and writer.carries_anything and src.format in SAME_FORMATS:
+        return [Param(s.name, s.layout, s.rule, s.shift) for s in src.stored.values()]
+    raise _without_a_table(src, wish, dialect)
+
+
+def _without_a_table(src: Manifest, wish: Wish, dialect: str) -> FamilyError:
+    model_type = (src.config or {}).get("model_type")
+    said = f"model_type {model_type!r} has no table" if model_type else "no model configuration"
+    hint = "give the model's config.json with --config"
+    if model_type:
+        hint = "write a table for it (docs/how-to/add-a-family.md)"
+    if src.format in SAME_FORMATS:
+        hint += ", or use --dialect same between hf and dcp"
+    return FamilyError(
+        f"{src.path} cannot be written as {wish.to} in dialect {dialect!r}: {said}", hint=hint
+    )
+
+
+def _model_rows(
+    rows: Iterable[Param], src: Manifest, table: Table, dialect: str
+) -> Iterator[Param]:
+    """The rows that are wanted: all but those that are optional and that the source lacks.
+
+    A tied tensor is written where the module has it, from its twin if need be, and nowhere else.
+    """
+    missed = {x.name for x in src.absent}
+    for row in rows:
+        names = row.layout.tensors
+        if names and all(name in table.tied for name in names):
+            if dialect == "hf-module":
+                twins = {n: n if n in src.logical else table.tied[n] for n in names}
+                yield replace(row, layout=row.layout.rename(twins))
+        elif not all(n in table.optional and n not in src.logical for n in names) or any(
+            n in missed for n in names
+        ):
+            yield row
+
+
+def state_rows(model: Sequence[Param], logical: Iterable[str]) -> Iterator[Param]:
+    """The optimizer state of the model's rows that a source holds, kind by kind."""
+    kinds: dict[str, set[str]] = {}
+    for name in logical:
+        if is_state(name):
+            kind, _, param = name.removeprefix("optimizer.").partition(".")
+            kinds.setdefault(kind, set()).add(param)
+    for kind, held in sorted(kinds.items()):
+        if kind == "step":
+            continue
+        for row in model:
+            if row.layout.tensors and held.issuperset(row.layout.tensors):
+                layout = row.layout.rename(f"optimizer.{kind}.".__add__)
+                shift = row.shift if kind == "master" else 0.0
+                yield Param(f"optimizer.{kind}.{row.name}", layout, row.rule, shift)
+
+
+def _with_one_step(
+    rows: Sequence[Param], src: Manifest, dropped: Set[str]
+) -> tuple[list[Param], list[tuple[str, ...]]]:
+    """The rows, with one step for each fused parameter; and the steps that each of these stands for."""
+    groups: dict[str, tuple[str, ...]] = {}
+    for row in rows:
+        names = tuple(f"optimizer.step.{name}" for name in row.layout.tensors)
+        if len(names) > 1 and all(n in src.logical and n not in dropped for n in names):
+            groups[f"optimizer.step.{row.name}"] = names
+    fused = {name for names in groups.values() for name in names}
+    steps = (
+        Param(name, Layout.of(names[0], src.logical[names[0]].shape))
+        for name, names in groups.items()
+    )
+    kept = (row for row in rows if fused.isdisjoint(row.layout.tensors))
+    return [*kept, *steps], list(groups.values())
+
+
+def _dtype(row: Param, src: Manifest, asked: DType | None) -> DType:
+    """The element type of a destination tensor: the source's, or the one asked for."""
+    names = row.layout.tensors or (row.name,)
+    asked = None if is_state(row.name) else asked
+    held = (n for n in names if n in src.logical)
+    found = {cast_to(src.logical[n].dtype, asked, (n,), src.config) for n in held}
+    if len(found) > 1:
+        raise UsageError(
+            f"`{row.name}` would hold {', '.join(sorted(d.name for d in found))}",
+            hint="choose one element type with --dtype",
+        )
+    return found.pop() if found else cast_to(src.absent[0].dtype, asked, names, src.config)

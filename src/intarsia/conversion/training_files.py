@@ -1,0 +1,50 @@
+"""Whether the files in which a trainer keeps its state go along with a conversion: all, or none.
+
+Trainer's and accelerate's `optimizer.pt` numbers the parameters in the order of the model, and
+`trainer_state.json` counts the steps.  The one without the other resumes at step N with moments
+that begin anew, so they travel together, and only where every tensor of the model stays as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from intarsia.conversion.targets import Wanted, Wish, is_state
+from intarsia.format.inventory import is_training
+from intarsia.planning.inventory import Fate, Item, Role, left_out
+from intarsia.planning.manifest import Manifest
+
+
+def settle_files(src: Manifest, wish: Wish, wanted: Wanted) -> tuple[Manifest, tuple[str, ...]]:
+    """The manifest with the fates that files have in this conversion, and what is to be said."""
+    held = [i for i in src.inventory if is_training(i) and i.fate is Fate.COPIED]
+    why = _unlike(src, wish, wanted)
+    if not held or not why:
+        return src, ()
+    lost = {item.name for item in held}
+
+    def settled(item: Item) -> Item:
+        return replace(item, fate=Fate.LEFT_OUT, why=why) if item.name in lost else item
+
+    note = f"training state is left out ({', '.join(sorted(lost))}): {why}"
+    return replace(
+        src,
+        inventory=tuple(map(settled, src.inventory)),
+        sides=tuple(side for side in src.sides if side.name not in lost),
+    ), (note,)
+
+
+def _unlike(src: Manifest, wish: Wish, wanted: Wanted) -> str:
+    """Why a trainer could not go on with the result; "" where it can."""
+    if wish.optimizer == "drop":
+        return "dropped as asked"
+    if src.format != "hf" or wish.to != "hf":
+        return f"it holds for the files of the source alone, and {wish.to} keeps others"
+    if lost := [i.name for i in left_out(src.inventory) if i.role is Role.OPTIMIZER]:
+        return f"{lost[0]} holds optimizer state that is not read"
+    before = {(s.key, s.shape, s.dtype) for s in src.stored.values() if not is_state(s.name)}
+    after = {(t.name, t.shape, t.dtype) for t in wanted.targets if not is_state(t.name)}
+    if before == after:
+        return ""
+    name = min(key for key, _, _ in before ^ after)
+    return f"it numbers the parameters of the source, and `{name}` changes"

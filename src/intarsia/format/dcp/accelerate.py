@@ -1,0 +1,69 @@
+"""The folder that accelerate's `save_state` writes under FSDP: two DCP checkpoints that are one.
+
+DIR/pytorch_model_fsdp_0/   .metadata  __<rank>_0.distcp
+DIR/optimizer_0/            .metadata  __<rank>_0.distcp
+DIR/scheduler.bin  random_states_<rank>.pkl  custom_checkpoint_0.pkl
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from intarsia.errors import FormatError
+from intarsia.format.complaint import Complain, Complaint
+from intarsia.format.megatron.frame import METADATA
+from intarsia.store.looking import is_file, is_folder, listed
+
+if TYPE_CHECKING:
+    from intarsia.format.dcp.metadata import Metadata
+
+MODEL_PART = "pytorch_model_fsdp_"
+OPTIMIZER_PART = "optimizer_"
+PARTS = re.compile(rf"({MODEL_PART}|{OPTIMIZER_PART})\d+")
+
+
+def is_accelerate(path: Path) -> bool:
+    """Whether a folder holds a model that accelerate saved with DCP."""
+    return any(is_folder(p) and is_file(p / METADATA) for p in listed(path, f"{MODEL_PART}[0-9]*"))
+
+
+def parts_of(path: Path, complain: Complain) -> list[str]:
+    """The subfolders of the one model and its optimizers."""
+    found = [p.name for p in listed(path) if PARTS.fullmatch(p.name) and is_folder(p)]
+    models = [name for name in found if name.startswith(MODEL_PART)]
+    if len(models) > 1:
+        raise FormatError(
+            f"{path} holds {len(models)} models: {', '.join(models)}",
+            hint=f"give the folder of one, {path / models[0]} say",
+        )
+    whole = list(models)
+    for part in found:
+        if part in models:
+            continue
+        if is_file(path / part / METADATA):
+            whole.append(part)
+            continue
+        error = FormatError(
+            f"{path / part} has no {METADATA}, which is written last: the save did not finish",
+            hint=f"take an earlier checkpoint, or the weights alone from {path / models[0]}",
+            kind="metadata-missing",
+        )
+        complain(Complaint(error, (f"{part}/{METADATA}",)))
+    return whole
+
+
+def below(part: str, metadata: Metadata) -> Metadata:
+    """The metadata of a subfolder, its files named from the folder above."""
+
+    def moved(file: str) -> str:
+        return f"{part}/{file}"
+
+    tensors = {
+        name: replace(record, chunks=tuple(replace(c, file=moved(c.file)) for c in record.chunks))
+        for name, record in metadata.tensors.items()
+    }
+    objects = {n: replace(o, file=moved(o.file)) for n, o in metadata.objects.items()}
+    return replace(metadata, tensors=tensors, objects=objects)

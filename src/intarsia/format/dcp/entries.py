@@ -1,0 +1,69 @@
+"""The objects beside the tensors of a DCP checkpoint, under one spelling.
+
+Parameter groups that give numbers are told again with names, once it is known what those mean; a
+list of groups that torch saved as one object is told field by field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from intarsia.format.dcp.metadata import Metadata
+from intarsia.format.megatron.common import plain
+from intarsia.format.naming.sections import Sections
+from intarsia.format.torch_file.torch_frame import write_object
+from intarsia.format.torch_file.torch_zip import read_object
+from intarsia.planning.manifest import Entry
+from intarsia.store.local import Folder
+
+_ROOT = "optimizer.param_groups"
+_MEMBERS = re.compile(r"^optimizer\.param_groups\.\d+\.(?P<field>params|param_names)$")
+
+
+def entries_of(
+    folder: Folder, metadata: Metadata, sections: Sections, numbers: Mapping[str, str]
+) -> tuple[dict[str, Entry], dict[str, bytes]]:
+    """The objects by name, and the bytes of those that no file holds as such."""
+    found: dict[str, Entry] = {}
+    told: dict[str, bytes] = {}
+
+    def tell(name: str, value: Any) -> None:
+        file = f"<{name}>"
+        told[file] = write_object(value)
+        found[name] = Entry(name, file, 0, len(told[file]))
+
+    for o in metadata.objects.values():
+        name = sections.entry(o.name)
+        if name is None:
+            continue
+        members = _MEMBERS.match(name)
+        if name == _ROOT or (members and numbers):
+            data = folder.read_small(o.file, o.start_bytes, o.length_bytes)
+            value = read_object(data, o.name)
+            fields = {name: plain(value)} if members else _fields(value)
+            for field, each in fields.items():
+                if not (numbers and field.endswith(".param_names")):
+                    tell(field, _by_name(each, numbers) if field.endswith(".params") else each)
+            if fields:
+                continue
+        found[name] = Entry(name, o.file, o.start_bytes, o.length_bytes)
+    return found, told
+
+
+def _fields(groups: Any) -> dict[str, Any]:
+    """The fields of a list of groups; none where one of them is no plain value."""
+    found: dict[str, Any] = {}
+    for number, group in enumerate(groups if isinstance(groups, list) else ()):
+        kept = plain(group) if isinstance(group, dict) else {}
+        if not kept or len(kept) != len(group):
+            return {}
+        found |= {f"{_ROOT}.{number}.{field}": value for field, value in kept.items()}
+    return found
+
+
+def _by_name(members: Any, numbers: Mapping[str, str]) -> Any:
+    if not isinstance(members, list):
+        return members
+    return [numbers.get(str(each), each) for each in members]

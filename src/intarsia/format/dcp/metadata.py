@@ -1,0 +1,273 @@
+"""The `.metadata` of a PyTorch distributed checkpoint: which bytes of which file hold what.
+
+It is a pickle of torch's own classes. Reading goes through `load_inert`, so no torch is needed
+and nothing runs; `dcp_metadata_write` writes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from intarsia.collector import paused
+from intarsia.dtypes import BY_TORCH, DType
+from intarsia.errors import FormatError, UnsafeError, UnsupportedError
+from intarsia.format.complaint import Complain, Complaint, refuse
+from intarsia.format.torch_file.inert import Inert, brief
+from intarsia.format.torch_file.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
+from intarsia.format.torch_file.unpickle import load_inert
+from intarsia.store.local import check_name
+
+BASE = "torch.distributed.checkpoint."
+_LARGEST = (1 << 63) - 1
+METADATA = ".metadata"
+MAX_METADATA_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRecord:
+    """A box of a tensor and the blob that holds it."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    file: str
+    start_bytes: int
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRecord:
+    """A tensor and the chunks it is stored in."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    chunks: tuple[ChunkRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRecord:
+    """A Python object and the blob that holds it."""
+
+    name: str
+    file: str
+    start_bytes: int
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """A checkpoint's tensors and objects by name, and the path of each in the state dict."""
+
+    tensors: dict[str, TensorRecord]
+    objects: dict[str, ObjectRecord]
+    paths: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class _Stated:
+    """A stand-in that keeps nothing but its state."""
+
+    __slots__ = ("state",)
+    state: Any
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+def _kind(name: str) -> type[_Stated]:
+    return type(name, (_Stated,), {"__slots__": ()})
+
+
+_Index, _Place, _Tensor = map(_kind, ("MetadataIndex", "_StorageInfo", "TensorStorageMetadata"))
+_Bytes, _Chunk = map(_kind, ("BytesStorageMetadata", "ChunkStorageMetadata"))
+_Properties = _kind("TensorProperties")
+
+
+class _Ignored:
+    """A stand-in for a saver's plan, which says nothing that the chunks do not."""
+
+    __slots__ = ()
+
+    def __new__(cls, *args: Any) -> Self:
+        return object.__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def _size(axes: Any) -> Any:
+    """A tuple of numbers; what is nested cannot be added up."""
+    sum(axes)
+    return ().__add__(axes)
+
+
+_PLANNED = ("WriteItem", "WriteItemType", "TensorWriteData", "SavePlan")
+_KNOWN: dict[tuple[str, str], Any] = {
+    **{(BASE + "metadata", k.__name__): k for k in (_Index, _Tensor, _Bytes, _Chunk, _Properties)},
+    (BASE + "filesystem", "_StorageInfo"): _Place,
+    ("torch", "Size"): _size,
+    **{(BASE + "planner", n): _Ignored for n in _PLANNED},
+}
+_FIELDS = {"state_dict_metadata", "storage_data", "planner_data", "all_local_plans"}
+_Where = tuple[str, int, int]
+
+
+def read_metadata(data: bytes, where: str, complain: Complain = refuse) -> Metadata:
+    """The content of a `.metadata` file, with every chunk matched to its blob."""
+    with paused():
+        return _read(data, where, complain)
+
+
+def _read(data: bytes, where: str, complain: Complain) -> Metadata:
+    loaded = load_inert(data, where, known=_KNOWN)
+    fields = loaded.fields if isinstance(loaded, Inert) else {}
+    described, stored = fields.get("state_dict_metadata"), fields.get("storage_data")
+    if not isinstance(described, dict) or not isinstance(stored, dict):
+        raise FormatError(
+            f"no checkpoint metadata: found {brief(loaded)}, expected torch's Metadata with "
+            f"state_dict_metadata and storage_data - at {where}"
+        )
+    try:
+        found, lost = _matched(described, _places(stored), fields, len(data))
+    except UnsafeError as error:
+        raise UnsafeError(f"{error} - at {where}") from None
+    except FormatError as error:
+        hint = error.hint or "the metadata is damaged: restore it, or save the checkpoint again"
+        raise FormatError(f"{error.brief} - at {where}", hint=hint, kind=error.kind) from None
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise FormatError(
+            f"the metadata is not laid out as torch does ({cause}) - at {where}"
+        ) from error
+    if lost:
+        shown = ", ".join(lost[:5]) + (", ..." if len(lost) > 5 else "")
+        never = FormatError(
+            f"{len(lost)} entries are described but were never stored: {shown} - at {where}",
+            hint="a writer thread failed while saving; this checkpoint is incomplete",
+            kind="elements-missing",
+        )
+        complain(Complaint(never))
+    return found
+
+
+def _places(stored: dict[Any, Any]) -> dict[tuple[str, Any], _Where]:
+    """The blob of each (name, offset); an index also carries a hint that is not part of it."""
+    places: dict[tuple[str, Any], _Where] = {}
+    files: set[str] = set()
+    for index, place in stored.items():
+        if not isinstance(index, _Index) or not isinstance(place, _Place):
+            raise FormatError(f"storage of {brief(index)} is {brief(place)}")
+        name, offset = index.state["fqn"], index.state.get("offset")
+        _check_name(name)
+        if offset is not None and (type(offset) is not tuple or {*map(type, offset)} - {int}):
+            raise FormatError(f"{name} is stored at offset {brief(offset)}")
+        key = (name, offset)
+        state = place.state
+        file, start, length = state["relative_path"], state["offset"], state["length"]
+        if state.get("transform_descriptors"):
+            raise FormatError(
+                f"{brief(key[0])} is stored through a transform ({brief(state['transform_descriptors'])})",
+                hint="save without stream transforms (compression)",
+            )
+        if type(file) is not str or file not in files:
+            files.add(check_name(file, f"the storage of {name}"))
+        if type(start) is not int or type(length) is not int or start < 0 or length < 0:
+            raise FormatError(f"{brief(key[0])} is at [{brief(start)}, +{brief(length)}) of {file}")
+        if start + length > _LARGEST:
+            raise FormatError(f"{brief(key[0])} ends at byte {start + length} of {file}")
+        if key in places:
+            raise FormatError(f"`{name}` is stored twice at offset {offset}")
+        places[key] = (file, start, length)
+    return places
+
+
+def _check_name(name: Any) -> None:
+    if type(name) is not str or len(name) > MAX_NAME:
+        raise FormatError(f"the name {brief(name)} is no text of at most {MAX_NAME} characters")
+    if not name.isascii():
+        name.encode()  # what holds half a character could not be written again
+
+
+def _matched(
+    described: dict[Any, Any],
+    places: dict[tuple[str, Any], _Where],
+    fields: dict[str, Any],
+    size_bytes: int,
+) -> tuple[Metadata, list[str]]:
+    """What the metadata describes, and what of it was never stored."""
+    # Lists that many tensors share are stored once and gone through many times.
+    left = size_bytes
+    tensors: dict[str, TensorRecord] = {}
+    objects: dict[str, ObjectRecord] = {}
+    missing: list[str] = []
+    for name, entry in described.items():
+        _check_name(name)
+        if isinstance(entry, _Tensor):
+            left -= len(entry.state["chunks"])
+            if left < 0:
+                raise FormatError(f"more chunks than the metadata has bytes ({size_bytes:,})")
+            tensors[name] = _tensor(name, entry.state, places, missing)
+        elif not isinstance(entry, _Bytes):
+            raise FormatError(f"{name} is {brief(entry)}, neither a tensor nor an object")
+        elif place := places.get((name, None)):
+            objects[name] = ObjectRecord(name, *place)
+        else:
+            missing.append(name)
+    extra = {k: v for k, v in fields.items() if k not in _FIELDS}
+    if unclaimed := {name for name, _ in places} - described.keys():
+        extra["unclaimed"] = tuple(sorted(unclaimed))
+    return Metadata(tensors, objects, _paths(fields.get("planner_data")), extra), missing
+
+
+def _tensor(
+    name: str, state: Any, places: dict[tuple[str, Any], _Where], missing: list[str]
+) -> TensorRecord:
+    properties, shape = state["properties"].state, state["size"]
+    # The state of TensorProperties is a tuple by its own __getstate__, a dict without it.
+    said = properties["dtype"] if isinstance(properties, dict) else properties[0]
+    dtype = BY_TORCH.get(said.torch) if isinstance(said, DType) else None
+    if dtype is None:
+        torchs = isinstance(said, type) and said.__module__ == "torch"
+        error = UnsupportedError if torchs else FormatError
+        raise error(f"element type {brief(said)} of {name} is not supported")
+    if type(shape) is not tuple or len(shape) > MAX_AXES or {*map(type, shape)} - {int}:
+        raise FormatError(f"the shape {brief(shape)} of {name} is no shape")
+    if min(shape, default=0) < 0:
+        raise FormatError(f"the shape {shape} of {name} has a negative axis")
+    bytes_of(shape, dtype.itemsize, name)
+    chunks = []
+    taken = set()
+    for chunk in state["chunks"]:
+        offsets, sizes = chunk.state["offsets"], chunk.state["sizes"]
+        if type(offsets) is not tuple or type(sizes) is not tuple:
+            raise FormatError(f"a chunk of {name} has no offsets or no sizes")
+        if len(offsets) != len(shape) or len(sizes) != len(shape):
+            raise FormatError(
+                f"a chunk of {name} has {len(offsets)} offsets and {len(sizes)} sizes for "
+                f"{len(shape)} axes"
+            )
+        for at, n, whole in zip(offsets, sizes, shape, strict=True):
+            if type(at) is not int or type(n) is not int or at < 0 or n < 0 or at + n > whole:
+                raise FormatError(f"chunk {offsets} + {sizes} of {name} is not within {shape}")
+        place = places.get((name, offsets))
+        if 0 not in sizes:
+            if offsets in taken:
+                raise FormatError(f"{name} has two chunks at {offsets}")
+            taken.add(offsets)
+        if place is not None:
+            chunks.append(ChunkRecord(offsets, sizes, *place))
+        elif 0 not in sizes:
+            missing.append(f"{name} at {offsets}")
+    return TensorRecord(name, dtype, shape, tuple(chunks))
+
+
+def _paths(planned: Any) -> dict[str, tuple[str | int, ...]]:
+    paths: dict[str, tuple[str | int, ...]] = {}
+    for name, path in (planned or {}).items():
+        short = type(path) in (tuple, list) and len(path) <= MAX_NAME
+        if type(name) is not str or not short or not {*map(type, path)} <= {str, int}:
+            raise FormatError(f"the path of {brief(name)} is {brief(path)}")
+        paths[name] = tuple(path)
+    return paths

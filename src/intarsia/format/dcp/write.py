@@ -1,0 +1,123 @@
+"""Writing DCP's files: every box and every object gets its place before any byte is written.
+
+All formats whose bytes lie in `.distcp` files are laid out here; what they differ in is the
+names, and what stands beside the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from intarsia.dtypes import DType
+from intarsia.format.base import PAGE_BYTES, Arrangement, Slot, WriteOptions
+from intarsia.format.dcp.metadata import (
+    METADATA,
+    ChunkRecord,
+    Metadata,
+    ObjectRecord,
+    TensorRecord,
+)
+from intarsia.format.dcp.metadata_write import write_metadata
+from intarsia.format.torch_file.torch_frame import Frame, frame
+from intarsia.mesh import Box, Mesh, Rule, Shape
+from intarsia.planning.manifest import Target
+
+LINE_BYTES = 64
+
+Held = tuple[str, DType, Shape, Mapping[Box, Sequence[int]]]
+"""A tensor's name, element type and shape, and the ranks that hold each box of it."""
+
+
+@dataclass
+class Files:
+    """The data files of a checkpoint, one a rank, as far as they are laid out."""
+
+    ranks: int
+    folder: str = ""
+    fixed: list[tuple[str, int, bytes]] = field(default_factory=list)
+    _ends: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ends = [0] * self.ranks
+
+    def place(
+        self, dtype: DType, box: Box, holding: Sequence[int], stored: Box | None = None
+    ) -> tuple[Slot, ChunkRecord]:
+        """Give a box to the rank that has the least to write of those that hold it.
+
+        `stored` is the box in the tensor on disk, where that is another than the target.
+        """
+        stored = stored or box
+        rank = min(holding, key=lambda r: (self._ends[r], r))
+        wrap = frame(dtype, stored.shape)
+        file, at = file_of(rank), aligned(self._ends[rank], wrap)
+        self._ends[rank] = at + wrap.length_bytes
+        slot = Slot(box, self.folder + file, at + wrap.start_bytes, wrap)
+        return slot, ChunkRecord(stored.offsets, stored.shape, file, at, wrap.length_bytes)
+
+    def append(self, name: str, data: bytes) -> ObjectRecord:
+        """Put an object behind all that the first rank writes."""
+        file, at = file_of(0), self._ends[0]
+        self._ends[0] += len(data)
+        self.fixed.append((self.folder + file, at, data))
+        return ObjectRecord(name, file, at, len(data))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The files that hold anything, and how long they are."""
+        return {self.folder + file_of(rank): end for rank, end in enumerate(self._ends) if end}
+
+
+def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
+    """The files of a checkpoint whose tensors are cut as the mesh asks."""
+    return lay_out(cut_by(options.mesh, targets), options.entries, options.mesh.size)
+
+
+def cut_by(mesh: Mesh, targets: Iterable[Target]) -> Iterator[Held]:
+    """Each target, with the ranks of a mesh that hold its boxes."""
+    return ((t.name, t.dtype, t.shape, holders(mesh, t.shape, t.rule)) for t in targets)
+
+
+def lay_out(held: Iterable[Held], entries: Mapping[str, bytes], ranks: int) -> Arrangement:
+    """The files of a checkpoint, from the ranks that hold each box of each tensor."""
+    files = Files(ranks)
+    slots, tensors = place_all(files, held)
+    objects = {name: files.append(name, data) for name, data in sorted(entries.items())}
+    paths = {name: (name,) for name in (*tensors, *objects)}
+    closing = {METADATA: write_metadata(Metadata(tensors, objects, paths, {}))}
+    return Arrangement(files.sizes, slots, files.fixed, closing)
+
+
+def place_all(
+    files: Files, held: Iterable[Held]
+) -> tuple[dict[str, tuple[Slot, ...]], dict[str, TensorRecord]]:
+    """A place for every box of every tensor, and what the metadata say of it."""
+    slots: dict[str, tuple[Slot, ...]] = {}
+    tensors: dict[str, TensorRecord] = {}
+    for name, dtype, shape, boxes in held:
+        placed = [files.place(dtype, box, holding) for box, holding in boxes.items()]
+        slots[name] = tuple(slot for slot, _ in placed)
+        tensors[name] = TensorRecord(name, dtype, shape, tuple(record for _, record in placed))
+    return slots, tensors
+
+
+def file_of(rank: int) -> str:
+    """The file that a rank writes."""
+    return f"__{rank}_0.distcp"
+
+
+def aligned(end_bytes: int, wrap: Frame) -> int:
+    """Where the next archive begins, so that large elements start at a page and small ones at a line.
+
+    Readers go by the offsets of the metadata, so the gaps before archives mean nothing to them.
+    """
+    to = PAGE_BYTES if wrap.length_bytes >= 16 * PAGE_BYTES else LINE_BYTES
+    return end_bytes + -(end_bytes + wrap.start_bytes) % to
+
+
+@lru_cache(maxsize=1 << 14)
+def holders(mesh: Mesh, shape: Shape, rule: Rule) -> Mapping[Box, list[int]]:
+    """The ranks that hold each box of a tensor, computed once for every template."""
+    return mesh.holders(shape, rule)

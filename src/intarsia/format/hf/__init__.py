@@ -1,0 +1,1 @@
+"""Hugging Face folders: safetensors files, their index, adapters, small files."""

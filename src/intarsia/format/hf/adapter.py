@@ -1,0 +1,126 @@
+"""PEFT's adapters: `adapter_model.safetensors`, which is nothing without its `adapter_config.json`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from intarsia.errors import FamilyError, UsageError
+from intarsia.format.complaint import Complain, Complaint
+from intarsia.format.hf.sides import read_config
+from intarsia.format.hf.weight_sets import ADAPTER, MODEL, is_own, stem_of_file, stem_of_index
+from intarsia.planning.inventory import Fate
+from intarsia.planning.manifest import Manifest, Stored
+from intarsia.store.looking import is_file, is_folder
+
+CONFIG = "adapter_config.json"
+_FACTOR = re.compile(
+    r"^(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<which>[AB])(?:\.weight)?$"
+)
+
+
+def is_adapter(src: Manifest) -> bool:
+    """Whether a checkpoint holds an adapter and no model, in its own files or converted."""
+    files = [file for file in src.files if "/" not in file]
+    if src.format == "hf" and any(stem_of_file(file) == ADAPTER for file in files):
+        return True
+    sides = {side.name for side in src.sides}
+    return CONFIG in sides and "config.json" not in sides
+
+
+def stem_for(src: Manifest, to: str) -> str:
+    """How the names of files with weights begin in an `hf` folder that is made of a source.
+
+    What reads the source by those names finds the copy by them.
+    """
+    if to != "hf":
+        return MODEL
+    if is_adapter(src):
+        return ADAPTER
+    if src.format != "hf":
+        return MODEL
+    read = (item.name for item in src.inventory if item.fate is Fate.READ)
+    indexes = [stem for name in read if "/" not in name and (stem := stem_of_index(name))]
+    stems = {stem_of_file(file) for file in src.files if "/" not in file}
+    if indexes or len(stems) != 1:
+        return indexes[0] if indexes else MODEL
+    stem = stems.pop()
+    return stem if is_folder(Path(src.path)) or is_own(stem) else MODEL
+
+
+def refuse_adapter(src: Manifest, to: str) -> None:
+    """Raise where an adapter is to become a whole model's checkpoint."""
+    if to in ("hf", "dcp") or not is_adapter(src):
+        return
+    raise UsageError(
+        f"{src.path} is a PEFT adapter, which {to} has no place for",
+        hint="merge it into its model first: AutoPeftModelForCausalLM.from_pretrained(PATH)"
+        ".merge_and_unload().save_pretrained(OUT), and convert OUT",
+    )
+
+
+def check_adapter(root: Path, stored: Iterable[Stored], complain: Complain) -> None:
+    """Complain where the factors of an adapter are not what its configuration says."""
+    if not is_file(root / CONFIG):
+        error = FamilyError(
+            f"{root} holds an adapter and no {CONFIG}",
+            hint="PEFT cannot load it: restore the file that was saved with it",
+        )
+        complain(Complaint(error, (CONFIG,)))
+        return
+    config = read_config(root / CONFIG)
+    if config.get("peft_type") != "LORA":
+        return
+    for text, names in _faults(config, {s.key: s.shape for s in stored}):
+        error = FamilyError(
+            f"{text} - at {root / CONFIG}",
+            hint="the configuration or the weights are another adapter's: restore the one that is",
+        )
+        complain(Complaint(error, (CONFIG,), names))
+
+
+def _faults(
+    config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What contradicts the rank and the modules of a LoRA configuration."""
+    factors: dict[tuple[str, str], dict[str, str]] = {}
+    for name in shapes:
+        if found := _FACTOR.match(name):
+            key = found["module"], found["embedding"] or ""
+            factors.setdefault(key, {})[found["which"]] = name
+    if not factors:
+        yield "LoRA is configured, and no tensor is a factor of it", ()
+    ranks = {config.get("r"), *_values(config, "rank_pattern")}
+    for (module, _), pair in factors.items():
+        if len(pair) < 2:
+            name = next(iter(pair.values()))
+            lost = "B" if "A" in pair else "A"
+            yield f"`{name}` has no factor {lost} beside it", (name,)
+            continue
+        inner = shapes[pair["A"]][0], shapes[pair["B"]][1]
+        if inner[0] != inner[1]:
+            yield (
+                f"the factors of `{module}` have ranks {inner[0]} and {inner[1]}",
+                tuple(pair.values()),
+            )
+        elif not config.get("target_parameters") and inner[0] not in ranks:
+            yield (
+                f"`{pair['A']}` has rank {inner[0]}, the configuration says {config.get('r')}",
+                (pair["A"],),
+            )
+    targets = config.get("target_modules")
+    if isinstance(targets, list) and targets:
+        ends = tuple(f".{target}" for target in targets)
+        for module, _ in factors:
+            if not f".{module}".endswith(ends) and not config.get("target_parameters"):
+                yield (
+                    f"`{module}` is no target of the configuration ({', '.join(sorted(targets))})",
+                    (),
+                )
+
+
+def _values(config: Mapping[str, Any], name: str) -> Iterable[Any]:
+    found = config.get(name)
+    return found.values() if isinstance(found, dict) else ()

@@ -1,0 +1,215 @@
+"""Hugging Face checkpoints: safetensors files, one or many with an index, and small files.
+
+Optimizer state and other training state that came along lies in the side folder
+`optimizer/`, where Transformers does not look.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from intarsia.errors import FormatError
+from intarsia.family import Param, Table
+from intarsia.format.base import Arrangement, Located, Slot, WriteOptions
+from intarsia.format.complaint import Complain, going_on, refuse
+from intarsia.format.hf.adapter import CONFIG as ADAPTER_CONFIG
+from intarsia.format.hf.adapter import check_adapter
+from intarsia.format.hf.files import (
+    OPTIMIZER,
+    WeightFiles,
+    extra_files,
+    files_of,
+    read_files,
+)
+from intarsia.format.hf.safetensors_header import make_header
+from intarsia.format.hf.safetensors_metadata import HeaderMetadata
+from intarsia.format.hf.weight_sets import ADAPTER, MODEL, index_of, stem_of_file
+from intarsia.format.naming.logical_names import name_tensors
+from intarsia.format.naming.quantised_names import MODELOPT, modelopt_of
+from intarsia.format.stored_config import choose_config
+from intarsia.format.strict_json import parse_json
+from intarsia.mesh import Box, Mesh
+from intarsia.planning.inventory import Fate, Item, Role
+from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
+from intarsia.store.local import Folder
+from intarsia.store.looking import exists, is_file, is_folder, listed
+from intarsia.store.naming import naming
+
+ENTRIES = "entries.json"
+
+
+class Hf:
+    """The format `hf`."""
+
+    name = "hf"
+    dialects: tuple[str, ...] = ("hf", "same", "hf-module", "hf-fused")
+    sharded = False
+    carries_anything = True
+
+    def detect(self, path: Path) -> bool:
+        if is_file(path):
+            return path.suffix == ".safetensors" or _starts_like_safetensors(path)
+        return bool(listed(path, "*.safetensors*"))
+
+    def read(
+        self,
+        path: Path,
+        config: Mapping[str, Any] | None,
+        complain: Complain = refuse,
+        section: Sequence[str] = (),
+    ) -> Manifest:
+        a_folder = is_folder(path)
+        root = path if a_folder else path.parent
+        folder = Folder(root)
+        with folder:
+            weights = files_of(folder, complain) if a_folder else WeightFiles({path.name: None})
+            files = dict(weights.held)
+            if a_folder and is_folder(root / OPTIMIZER):
+                files |= extra_files(root / OPTIMIZER, complain)
+            headers = HeaderMetadata()
+            found = read_files(folder, files, complain, headers)
+            sizes = {file: folder.size(file) for file in files}
+            entries: dict[str, Entry] = {}
+            if a_folder:
+                with going_on(complain, f"{OPTIMIZER}/{ENTRIES}"):
+                    entries = _entries_of(folder)
+            modelopt = None
+            if any(stem_of_file(file) == ADAPTER for file in files):
+                config = None  # a model's configuration says nothing of an adapter
+                if a_folder:
+                    with going_on(complain, ADAPTER_CONFIG):
+                        check_adapter(root, found, complain)
+            else:
+                with going_on(complain, "config.json"):
+                    config = choose_config(config, root)
+                with going_on(complain, MODELOPT):
+                    modelopt = modelopt_of(root)
+        named = name_tensors(found, config, str(path), complain, modelopt, section=section)
+        return Manifest(
+            format=self.name,
+            path=str(path),
+            stored=named.stored,
+            logical=named.logical,
+            files=sizes,
+            family=named.family,
+            config=config,
+            entries=entries,
+            inventory=(*_index_item(folder, weights.index), *named.inventory),
+            absent=named.absent,
+            problems=named.problems,
+            metadata=headers.agreed,
+            notes=(*named.notes, *headers.notes()),
+            section=tuple(section),
+            state_unclear=named.unclear,
+            quantised=named.quantised,
+        )
+
+    def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
+        return Located(chunk.start_bytes)
+
+    def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
+        return tuple(table.dialects[dialect].values())
+
+    def spell(self, name: str) -> str:
+        return name
+
+    def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
+        state = [t for t in targets if is_training_state(t.name)]
+        model = [t for t in targets if not is_training_state(t.name)]
+        files: dict[str, int] = {}
+        slots: dict[str, tuple[Slot, ...]] = {}
+        fixed: list[tuple[str, int, bytes]] = []
+        closing: dict[str, bytes] = {}
+        for prefix, stem, part in (("", options.stem, model), (f"{OPTIMIZER}/", MODEL, state)):
+            if part or not prefix:
+                _arrange_files(part, prefix, stem, options, files, slots, fixed, closing)
+        if options.entries:
+            text = {k: base64.b64encode(v).decode() for k, v in sorted(options.entries.items())}
+            closing[f"{OPTIMIZER}/{ENTRIES}"] = json.dumps(text, indent=1).encode()
+        return Arrangement(files, slots, fixed, closing)
+
+
+def _index_item(folder: Folder, index: str) -> tuple[Item, ...]:
+    if not index:
+        return ()
+    return (Item("file", index, Role.MODEL, Fate.READ, nbytes=folder.size(index)),)
+
+
+def is_training_state(name: str) -> bool:
+    """Whether a tensor belongs in the side folder."""
+    return name.startswith("optimizer.")
+
+
+def _starts_like_safetensors(path: Path) -> bool:
+    with naming(path), path.open("rb") as file:
+        head = file.read(9)
+    return len(head) == 9 and head[8:9] == b"{"
+
+
+def _entries_of(folder: Folder) -> dict[str, Entry]:
+    file = f"{OPTIMIZER}/{ENTRIES}"
+    if not exists(folder.root / file):
+        return {}
+    found = read_entries(folder)
+    return {name: Entry(name, file, 0, len(data)) for name, data in found.items()}
+
+
+def read_entries(folder: Folder) -> dict[str, bytes]:
+    """The entries of the side folder, by name."""
+    where = str(folder.root / OPTIMIZER / ENTRIES)
+    raw = parse_json(folder.read_all(f"{OPTIMIZER}/{ENTRIES}"), where)
+    try:
+        return {name: base64.b64decode(text, validate=True) for name, text in raw.items()}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise FormatError(f"{where} is not an object of base64 texts ({error})") from error
+
+
+def _arrange_files(
+    targets: Sequence[Target],
+    prefix: str,
+    stem: str,
+    options: WriteOptions,
+    files: dict[str, int],
+    slots: dict[str, tuple[Slot, ...]],
+    fixed: list[tuple[str, int, bytes]],
+    closing: dict[str, bytes],
+) -> None:
+    # PEFT reads one file and knows no index.
+    most_bytes = sum(t.nbytes for t in targets) if stem == ADAPTER else options.max_shard_bytes
+    shards = _shards(targets, most_bytes)
+    weight_map: dict[str, str] = {}
+    for k, shard in enumerate(shards, 1):
+        number = f"-{k:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
+        name = f"{stem}{number}.safetensors"
+        metadata = options.metadata if not prefix else {}
+        header = make_header(
+            [(t.name, t.dtype, t.shape) for t in shard], {"format": "pt", **metadata}
+        )
+        fixed.append((prefix + name, 0, header))
+        at = len(header)
+        for t in shard:
+            slots[t.name] = (Slot(Box.whole(t.shape), prefix + name, at),)
+            weight_map[t.name] = name
+            at += t.nbytes
+        files[prefix + name] = at
+    if len(shards) > 1:
+        total = sum(t.nbytes for t in targets)
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        closing[prefix + index_of(stem)] = (json.dumps(index, indent=2) + "\n").encode()
+
+
+def _shards(targets: Sequence[Target], max_bytes: int) -> list[list[Target]]:
+    """Targets in files of at most `max_bytes`, wide elements first so that each is aligned."""
+    shards: list[list[Target]] = [[]]
+    used = 0
+    for target in targets:
+        if shards[-1] and used + target.nbytes > max_bytes:
+            shards.append([])
+            used = 0
+        shards[-1].append(target)
+        used += target.nbytes
+    return [sorted(shard, key=lambda t: -t.dtype.itemsize) for shard in shards]

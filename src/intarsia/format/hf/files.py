@@ -1,0 +1,213 @@
+"""Which files a Hugging Face folder consists of, and the tensors that their headers name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from intarsia.errors import FormatError, IntarsiaError
+from intarsia.format.complaint import Complain, Complaint, going_on, refuse
+from intarsia.format.hf.safetensors_header import read_header
+from intarsia.format.hf.safetensors_metadata import HeaderMetadata
+from intarsia.format.hf.weight_sets import (
+    choose,
+    grouped,
+    index_of,
+    numbered_names,
+    set_size,
+    stem_of_index,
+)
+from intarsia.format.strict_json import parse_json
+from intarsia.layout import Layout
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Chunk, Stored
+from intarsia.store.local import Folder, check_inside
+from intarsia.store.looking import listed
+
+OPTIMIZER = "optimizer"
+_UNCONSOLIDATED = "DCP_SHARDING_INFO"
+_LFS = b"version https://git-lfs"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """The files of one set; with an index, its name and the tensors that each file must hold."""
+
+    held: Mapping[str, list[str] | None]
+    index: str = ""
+
+
+def files_of(folder: Folder, complain: Complain) -> WeightFiles:
+    """The files of the one set that is read."""
+    root = folder.root
+    names = [p.name for p in listed(root, "*.safetensors")]
+    sets = dict(grouped(names))
+    indexes = {stem: p.name for p in listed(root, "*.json") if (stem := stem_of_index(p.name))}
+    stem = choose([*sets, *indexes])
+    if stem is None and len(indexes) == 1:
+        (only, file), *_ = indexes.items()
+        held = dict(_indexed(folder, file, complain))
+        stem = only if held.keys() >= set(names) else None
+    if stem is None:
+        _refuse_unconsolidated(folder, names)
+        complain(Complaint(_several(root, names), tuple(names)))
+        return WeightFiles(dict.fromkeys(names))
+    if stem in indexes:
+        index = indexes[stem]
+        with going_on(complain, index):
+            found = _from_index(folder, index, f"{stem}.safetensors", complain)
+            return WeightFiles(dict(found), index)
+        return WeightFiles(dict.fromkeys(sets.get(stem, names)), index)
+    files = sets[stem]
+    if (single := f"{stem}.safetensors") in files:
+        return WeightFiles({single: None})
+    wanted = numbered_names(files)
+    if wanted is None:
+        complain(Complaint(_several(root, files), tuple(files)))
+        return WeightFiles(dict.fromkeys(files))
+    missing = [name for name in wanted if name not in files]
+    if missing:
+        error = FormatError(
+            f"{root} has {len(wanted) - len(missing)} of {len(wanted)} files; absent:"
+            f" {', '.join(missing[:4])}",
+            hint="restore the missing files, or use a complete checkpoint",
+            kind="file-missing",
+        )
+        complain(Complaint(error, tuple(missing)))
+    return WeightFiles(dict.fromkeys(name for name in wanted if name in files))
+
+
+def _several(root: Path, names: list[str]) -> FormatError:
+    """Files of which nothing says which of them are the model."""
+    counts = sorted({n for name in names if (n := set_size(name))})
+    several = f" ({' and '.join(f'of-{n}' for n in counts[:4])})" if len(counts) > 1 else ""
+    return FormatError(
+        f"{root} holds {len(names)} safetensors files{several} and no index: {', '.join(names[:4])}",
+        hint=f"name the one file that is meant, or add {index_of('model')}",
+        kind="index-wrong",
+    )
+
+
+def _from_index(
+    folder: Folder, index: str, single: str, complain: Complain
+) -> dict[str, list[str]]:
+    held = dict(_indexed(folder, index, complain))
+    if folder.has(single) and single not in held:
+        error = FormatError(
+            f"{folder.root} holds both {single} and an index of {len(held)} other files",
+            hint="they may be different weights: remove the one that is stale",
+            kind="index-wrong",
+        )
+        complain(Complaint(error, (single,)))
+    return held
+
+
+def extra_files(root: Path, complain: Complain) -> dict[str, list[str] | None]:
+    """The files of the side folder, which may hold entries alone."""
+    if not listed(root, "*.safetensors*"):
+        return {}
+
+    def here(complaint: Complaint) -> None:
+        complain(replace(complaint, files=tuple(f"{OPTIMIZER}/{f}" for f in complaint.files)))
+
+    with Folder(root) as folder:
+        held = files_of(folder, here).held
+        return {f"{OPTIMIZER}/{file}": names for file, names in held.items()}
+
+
+def _indexed(folder: Folder, file_name: str, complain: Complain) -> Iterable[tuple[str, list[str]]]:
+    where = folder.root / file_name
+    index = parse_json(folder.read_all(file_name), str(where), hint="restore the index")
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict):
+        raise FormatError(
+            f"{where} has no weight_map", hint="restore the index", kind="index-wrong"
+        )
+    held: dict[str, list[str]] = {}
+    for name, file in weight_map.items():
+        held.setdefault(check_inside(file, str(where)), []).append(name)
+    absent = [file for file in held if not folder.has(file)]
+    if absent:
+        lost = sum(len(held[file]) for file in absent)
+        error = FormatError(
+            f"{where} names {len(held)} files, {len(absent)} are absent with {lost} tensors:"
+            f" {', '.join(sorted(absent)[:4])}",
+            hint="restore the missing files, or use a complete checkpoint",
+            kind="file-missing",
+        )
+        names = tuple(name for file in sorted(absent) for name in held[file])
+        complain(Complaint(error, tuple(sorted(absent)), names))
+    return sorted((file, names) for file, names in held.items() if file not in absent)
+
+
+def _refuse_unconsolidated(folder: Folder, names: Iterable[str]) -> None:
+    """Raise where files are shards of tensors, each rank's, as torch's writer leaves them."""
+    for file in names:
+        if _UNCONSOLIDATED in read_header(folder, file, refuse)[1]:
+            raise _unconsolidated(folder, file)
+
+
+def _unconsolidated(folder: Folder, file: str) -> FormatError:
+    return FormatError(
+        f"{folder.root / file} is a shard that torch's distributed writer left unconsolidated",
+        hint="load it with torch's HuggingFaceStorageReader and save it with intarsia.save:"
+        " torch's consolidation writes zeros for numbers and for absent shards",
+    )
+
+
+def read_files(
+    folder: Folder,
+    files: Mapping[str, list[str] | None],
+    complain: Complain,
+    headers: HeaderMetadata | None = None,
+) -> list[Stored]:
+    found: dict[str, Stored] = {}
+    for file, expected in files.items():
+        try:
+            metadata = _read_file(folder, file, expected, found, complain)
+            if headers is not None:
+                headers.add(metadata)
+        except IntarsiaError as error:
+            complain(Complaint(error, (file,), tuple(expected or ())))
+    return list(found.values())
+
+
+def _read_file(
+    folder: Folder,
+    file: str,
+    expected: list[str] | None,
+    found: dict[str, Stored],
+    complain: Complain,
+) -> Mapping[str, str]:
+    """Add a file's tensors to those that were found; what its header says beside them."""
+    if folder.read(file, 0, min(folder.size(file), len(_LFS))) == _LFS:
+        raise FormatError(
+            f"{folder.root / file} is a Git LFS pointer, not the file itself",
+            hint=f"run `git lfs pull` in {folder.root}",
+        )
+    rows, metadata = read_header(folder, file, complain)
+    if _UNCONSOLIDATED in metadata:
+        raise _unconsolidated(folder, file)
+    names = {row.name for row in rows}
+    if expected is not None and names != set(expected):
+        lost, extra = sorted(set(expected) - names), sorted(names - set(expected))
+        error = FormatError(
+            f"{folder.root / file} and the index disagree: the index wants {len(expected)}"
+            f" tensors, the file has {len(names)}; absent {lost[:3]}, not indexed {extra[:3]}",
+            hint="restore the file or the index that belongs to it",
+            kind="index-wrong",
+        )
+        complain(Complaint(error, (file,)))
+    for row in rows:
+        if row.name in found:
+            error = FormatError(
+                f"{row.name!r} is in {found[row.name].chunks[0].file} and in {file}",
+                kind="index-wrong",
+            )
+            complain(Complaint(error, (file,)))
+            continue
+        chunk = Chunk(Box.whole(row.shape), file, row.start_bytes, row.length_bytes)
+        layout = Layout.of(row.name, row.shape)
+        found[row.name] = Stored(row.name, row.dtype, layout, (chunk,), key=row.name)
+    return metadata

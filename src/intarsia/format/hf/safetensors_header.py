@@ -1,0 +1,161 @@
+"""The header of a safetensors file, checked as its specification demands.
+
+Eight bytes of length, a JSON object, then the tensors' bytes: each byte belongs to exactly
+one tensor, so a sound header has no hole, no overlap, and ends where the file ends.
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from intarsia.dtypes import DType, dtype_of_header
+from intarsia.errors import FormatError
+from intarsia.format.base import PAGE_BYTES
+from intarsia.format.complaint import Complain, Complaint, refuse
+from intarsia.format.strict_json import parse_json
+from intarsia.format.torch_file.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
+from intarsia.mesh import Shape
+from intarsia.store.local import Folder
+
+MAX_HEADER_BYTES = 100_000_000
+_DAMAGED = "the file is damaged or truncated: copy it again from its source"
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderRow:
+    """One tensor of a header; `start_bytes` counts from the beginning of the file."""
+
+    name: str
+    dtype: DType
+    shape: Shape
+    start_bytes: int
+    length_bytes: int
+
+
+def read_header(
+    folder: Folder, file: str, complain: Complain = refuse
+) -> tuple[list[HeaderRow], dict[str, str]]:
+    """The rows of a file's header in the order of their bytes, and its free-form metadata."""
+    where, size = str(folder.root / file), folder.size(file)
+    if size < 8:
+        raise FormatError(
+            f"{where} has {size} bytes, a header needs at least 8",
+            hint=_DAMAGED,
+            kind="file-too-short",
+        )
+    length = int.from_bytes(folder.read(file, 0, 8), "little")
+    if length > MAX_HEADER_BYTES or 8 + length > size:
+        raise FormatError(
+            f"{where}: the header claims {length:,} bytes, the file has {size - 8:,} after its length",
+            hint=_DAMAGED,
+            kind="file-too-short",
+        )
+    raw = _parse(folder.read(file, 8, length), where)
+    metadata = raw.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or {*map(type, metadata.values())} - {str}:
+        raise FormatError(f"{where}: __metadata__ is not an object of texts", hint=_DAMAGED)
+    rows = [_row(name, value, 8 + length, where) for name, value in raw.items()]
+    rows.sort(key=lambda row: (row.start_bytes, row.length_bytes))
+    try:
+        _check_tiling(rows, 8 + length, size, where)
+    except FormatError as error:
+        complain(Complaint(error, (file,)))
+    return rows, metadata
+
+
+def _parse(data: bytes, where: str) -> dict[str, Any]:
+    raw = parse_json(data, f"{where}: the header", hint=_DAMAGED)
+    if not isinstance(raw, dict) or not data.startswith(b"{"):
+        raise FormatError(f"{where}: the header is not a JSON object", hint=_DAMAGED)
+    return raw
+
+
+def _row(name: str, value: Any, base_bytes: int, where: str) -> HeaderRow:
+    at = f"{where}: {name[:MAX_NAME]!r}"
+    if len(name) > MAX_NAME:
+        raise FormatError(f"{at} is the begin of a name of {len(name):,} characters", hint=_DAMAGED)
+    if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
+        raise FormatError(f"{at} has no dtype, shape and data_offsets", hint=_DAMAGED)
+    shape, offsets, said = value["shape"], value["data_offsets"], value["dtype"]
+    if not _counts(shape) or not _counts(offsets) or len(offsets) != 2 or type(said) is not str:
+        shown = [reprlib.repr(x) for x in (said, shape, offsets)]
+        raise FormatError(
+            f"{at} has dtype {shown[0]}, shape {shown[1]} and data_offsets {shown[2]}",
+            hint=_DAMAGED,
+        )
+    dtype = dtype_of_header(said[:MAX_NAME], at)
+    begin, end = offsets
+    shape = _elements(shape, dtype, at)
+    needed = bytes_of(shape, dtype.itemsize, at)
+    if end - begin != needed:
+        raise FormatError(
+            f"{at}: {dtype} {shape} needs {needed:,} bytes, data_offsets give {end - begin:,}",
+            hint=_DAMAGED,
+        )
+    return HeaderRow(name, dtype, tuple(shape), base_bytes + begin, needed)
+
+
+def _elements(shape: list[int], dtype: DType, at: str) -> list[int]:
+    """The elements on each axis, of which several numbers may share one on the last."""
+    if dtype.packs == 1:
+        return shape
+    if not shape or shape[-1] % dtype.packs:
+        raise FormatError(
+            f"{at}: {dtype} {shape} does not fill whole bytes on its last axis",
+            hint="numbers of less than a byte are read where rows are whole bytes",
+        )
+    return [*shape[:-1], shape[-1] // dtype.packs]
+
+
+def _counts(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= MAX_AXES
+        and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
+    )
+
+
+def _check_tiling(rows: Sequence[HeaderRow], base_bytes: int, size: int, where: str) -> None:
+    at = base_bytes
+    for row in rows:
+        if row.start_bytes != at:
+            what = (
+                "overlaps the tensor before it"
+                if row.start_bytes < at
+                else "leaves a hole before it"
+            )
+            raise FormatError(
+                f"{where}: {row.name!r} starts at byte {row.start_bytes:,}, expected {at:,}: it {what}",
+                hint=_DAMAGED,
+                kind="bytes-overlap" if row.start_bytes < at else None,
+            )
+        at += row.length_bytes
+    if at != size:
+        raise FormatError(
+            f"{where}: tensors end at byte {at:,}, the file at {size:,}",
+            hint=_DAMAGED,
+            kind="file-too-short" if size < at else None,
+        )
+
+
+def make_header(rows: Sequence[tuple[str, DType, Shape]], metadata: Mapping[str, str]) -> bytes:
+    """The header bytes for tensors laid one after another.
+
+    Padding with spaces, which the specification allows, puts the first tensor at a page boundary:
+    tensors that start there are written, and mapped, fastest.
+    """
+    raw: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    at = 0
+    for name, dtype, shape in rows:
+        end = at + prod(shape) * dtype.itemsize
+        numbers = [*shape[:-1], shape[-1] * dtype.packs] if shape else []
+        raw[name] = {"dtype": dtype.name, "shape": numbers, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(raw, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    text += b" " * (-(8 + len(text)) % PAGE_BYTES)
+    return len(text).to_bytes(8, "little") + text

@@ -1,0 +1,57 @@
+"""What headers of safetensors files say beside their tensors: torchao keeps its weights' classes there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from intarsia.errors import FormatError
+from intarsia.format.hf.sides import HEADERS
+from intarsia.format.strict_json import parse_json
+from intarsia.store.local import Folder
+from intarsia.store.looking import is_file
+
+_OURS = ("format",)
+"""Keys that every writer sets anew."""
+
+
+@dataclass
+class HeaderMetadata:
+    """The metadata of all files as one; `disputed` are keys to which files give different texts."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+    disputed: set[str] = field(default_factory=set)
+
+    def add(self, metadata: Mapping[str, str]) -> None:
+        for key, text in metadata.items():
+            if key not in _OURS and self.texts.setdefault(key, text) != text:
+                self.disputed.add(key)
+
+    @property
+    def agreed(self) -> dict[str, str]:
+        return {key: text for key, text in self.texts.items() if key not in self.disputed}
+
+    def notes(self) -> Iterator[str]:
+        if self.disputed:
+            yield (
+                f"{len(self.disputed)} keys of the headers' metadata differ between files and are left out:"
+                f" {', '.join(sorted(self.disputed)[:4])}"
+            )
+
+
+def kept_metadata(root: Path) -> dict[str, str]:
+    """What a sharded checkpoint keeps of the headers that it was made from."""
+    if not is_file(root / HEADERS):
+        return {}
+    with Folder(root) as folder:
+        found = parse_json(folder.read_all(HEADERS), str(root / HEADERS))
+    if not isinstance(found, dict) or not all(type(text) is str for text in found.values()):
+        raise FormatError(f"{root / HEADERS} is not an object of texts")
+    return found
+
+
+def as_file(metadata: Mapping[str, str]) -> dict[str, bytes]:
+    """The file that keeps them, where there is anything to keep."""
+    return {HEADERS: (json.dumps(dict(metadata), indent=1) + "\n").encode()} if metadata else {}

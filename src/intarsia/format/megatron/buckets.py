@@ -1,0 +1,313 @@
+"""Optimizer state that Megatron stores in buckets (`dp_reshardable`, its default).
+
+Each model-parallel rank lays its parameters out in a flat buffer, the last one first, each
+beginning at a multiple of 64 elements, and cuts the buffer into buckets.  A bucket is stored as
+one flat tensor.  Nothing says which parameter is where; but every parameter and every gap is a
+chunk of its own, so an order of the parameters is right only where each of them begins and ends
+with a chunk and the last one ends the last bucket.  We try the orders that Megatron's modules
+have; exactly one must fit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from intarsia.errors import FormatError
+from intarsia.family import Param
+from intarsia.format.dcp.metadata import TensorRecord
+from intarsia.format.megatron.keys import Key
+from intarsia.format.megatron.optimizer import kind_of, state_row
+from intarsia.format.megatron.order import SPECS, Parameter, parameters_of
+from intarsia.layout import shard
+from intarsia.mesh import Box, Rule
+from intarsia.planning.manifest import Chunk, Stored
+
+_BUCKET = re.compile(
+    r"^(?:chained_(?P<link>\d{1,9})\.)?optimizer\.distributed\.dp_group_idx_(?P<group>\d{1,9})"
+    r"\.gbuf_idx_(?P<buffer>\d{1,9})\.dtype_\(torch\.(?P<type>\w+), .*\)\.bucket_idx_(?P<bucket>\d{1,9})"
+    r"\.(?P<kind>\w+)$"
+)
+_ALIGNED = 64
+
+
+class Place(NamedTuple):
+    """Where a buffer belongs: a rank of an optimizer, and which of its buffers of one type."""
+
+    group: int
+    chunk: int
+
+
+Buffers = dict[Place, list["Bucket"]]
+"""The buckets of every buffer of one optimizer that holds parameters of one element type."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The flat tensors of one bucket by kind of state."""
+
+    records: dict[str, TensorRecord] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return next(iter(self.records.values())).shape[0]
+
+    @cached_property
+    def cuts(self) -> set[int]:
+        """Every place where a chunk begins or ends."""
+        chunks = next(iter(self.records.values())).chunks
+        return {c.offsets[0] for c in chunks} | {c.offsets[0] + c.shape[0] for c in chunks}
+
+
+def is_bucket(name: str) -> bool:
+    """Whether a stored tensor is a bucket of optimizer state."""
+    return _BUCKET.match(name) is not None
+
+
+def read_buckets(
+    records: Sequence[TensorRecord],
+    model: Sequence[Stored],
+    where: str,
+    copies: list[Stored] | None = None,
+) -> list[Stored]:
+    """The state of every parameter, as parts of the buckets that hold it; `copies` receives its copies.
+
+    `model` are the model's tensors, layer by layer and expert by expert.  Their chunks tell how
+    many ranks tensor parallelism had, and so the number of groups that of pipeline stages.
+    """
+    by_link = _buffers(records)
+    if {*by_link} - {0, 1}:
+        raise FormatError(f"{where} has the state of {len(by_link)} optimizers", hint=_HINT)
+    found: list[Stored] = []
+    twins = [] if copies is None else copies
+    tp, etp = (_cuts([s for s in model if s.rule.is_expert == e]) for e in (False, True))
+    pp = ep = 1
+    for link, by_type in sorted(by_link.items()):
+        experts = bool(link)
+        # Without expert parallelism the experts are in the buffers of all other parameters.
+        held = [s for s in model if len(by_link) == 1 or s.rule.is_expert == experts]
+        places = [place for buffers in by_type.values() for place in buffers]
+        groups, chunks = (1 + max(axis) for axis in zip(*places, strict=True))
+        if groups > len(records):
+            raise FormatError(f"{where} has {len(records)} buckets for {groups} ranks", hint=_HINT)
+        if experts:
+            ep = groups // (etp * pp)
+        else:
+            pp = groups // tp
+        grid = Grid(etp if experts else tp, etp, ep if experts else 1, pp, chunks)
+        if grid.size != groups:
+            raise FormatError(
+                f"{where} has optimizer state of {groups} ranks, its tensors are cut for {grid}",
+                hint=_HINT,
+            )
+        for kind, buffers in by_type.items():
+            params = [s for s in held if len(by_type) == 1 or s.dtype.torch == kind]
+            rows = [Param(s.name, s.layout, s.rule, s.shift) for s in params]
+            for copied, stored in _read(buffers, rows, grid, where):
+                (twins if copied else found).append(stored)
+    return found
+
+
+def _cuts(model: Sequence[Stored]) -> int:
+    """Into how many parts tensor parallelism has cut the tensors that it cuts."""
+    counts = Counter(
+        len({c.box.offsets[s.rule.tp] for c in s.chunks})
+        for s in model
+        if s.rule.tp is not None and s.chunks and "linear_fc1." not in s.name
+    )
+    return counts.most_common(1)[0][0] if counts else 1
+
+
+_HINT = "save with --dist-ckpt-optim-fully-reshardable, or convert with --optimizer drop"
+
+
+def _buffers(records: Sequence[TensorRecord]) -> dict[int, dict[str, Buffers]]:
+    """The buffers of each optimizer of a chain, by the element type of their parameters."""
+    listed: dict[tuple[int, str], dict[tuple[int, int], dict[int, Bucket]]] = {}
+    for record in records:
+        name = _BUCKET.match(record.name)
+        assert name is not None
+        if len(record.shape) != 1:
+            raise FormatError(f"`{record.name}` has shape {list(record.shape)}, a bucket is flat")
+        buffers = listed.setdefault((int(name["link"] or 0), name["type"]), {})
+        buckets = buffers.setdefault((int(name["group"]), int(name["buffer"])), {})
+        bucket = buckets.setdefault(int(name["bucket"]), Bucket())
+        bucket.records[kind_of(name["kind"])] = record
+    found: dict[int, dict[str, Buffers]] = {}
+    for (link, kind), buffers in listed.items():
+        of_kind = found.setdefault(link, {}).setdefault(kind, {})
+        seen: Counter[int] = Counter()
+        for group, buffer in sorted(buffers):
+            held = buffers[group, buffer]
+            of_kind[Place(group, seen[group])] = [held[i] for i in sorted(held)]
+            seen[group] += 1
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The ranks that an optimizer's buffers belong to: tensor parallel fastest, pipeline slowest.
+
+    `etp` is by how many ranks an expert is cut; further ranks of `tp` hold copies.
+    """
+
+    tp: int
+    etp: int
+    ep: int
+    pp: int
+    chunks: int
+
+    @property
+    def size(self) -> int:
+        return self.tp * self.ep * self.pp
+
+    def groups(self, stage: int) -> Iterator[tuple[int, int, int]]:
+        """The group, and its place in tensor and expert parallelism, of every rank of a stage."""
+        for e in range(self.ep):
+            for t in range(self.tp):
+                yield (stage * self.ep + e) * self.tp + t, t, e
+
+
+def _read(
+    buffers: Buffers, rows: Sequence[Param], grid: Grid, where: str
+) -> Iterator[tuple[bool, Stored]]:
+    fits: dict[Any, list[_Placed]] = {}
+    for spec in SPECS:
+        placed = _fit_all(buffers, parameters_of(rows, spec), grid)
+        if placed is not None:
+            order = tuple((e.name, e.bucket, e.start) for _, _, entries in placed for e in entries)
+            fits[order] = placed
+    if len(fits) != 1:
+        raise FormatError(
+            f"{where}: {len(fits) or 'no'} orders of {len(rows):,} parameters fit the optimizer's"
+            f" {len(buffers)} buffers ({grid})",
+            hint=_HINT,
+        )
+    for buckets, rank, entries in next(iter(fits.values())):
+        yield from _stored(buckets, rank, entries)
+
+
+class Entry(NamedTuple):
+    """A parameter in a bucket; `copied` where another rank's copy is the one that is read."""
+
+    name: str
+    row: Param
+    copied: bool
+    bucket: int
+    start: int
+    size: int
+
+
+_Placed = tuple[list[Bucket], str, list[Entry]]
+
+
+def _fit_all(buffers: Buffers, params: list[Parameter], grid: Grid) -> list[_Placed] | None:
+    """The parameters of every rank in its buckets, stage by stage; None where one does not fit."""
+    layers = 1 + max((p.rule.layer[0] for p in params if p.rule.layer), default=-1)
+    out: list[_Placed] = []
+    start = 0
+    for stage in range(grid.pp * grid.chunks):
+        virtual, rank = divmod(stage, grid.pp)
+        for end in range(layers, start - 1, -1):
+            held = _of_stage(params, start, end, stage, stage == grid.pp * grid.chunks - 1)
+            fitted = _fit_stage(buffers, held, grid, rank, virtual)
+            if fitted is not None:
+                out += fitted
+                start = end
+                break
+        else:
+            return None
+    return out if start == layers else None
+
+
+def _of_stage(
+    params: list[Parameter], start: int, end: int, stage: int, last: bool
+) -> list[Parameter]:
+    def belongs(p: Parameter) -> bool:
+        key = Key.parse(p.name)
+        if key.layer is not None and "mtp" not in key.head:
+            return start <= key.layer < end
+        return stage == 0 if "embedding" in p.name else last
+
+    held = [p for p in params if belongs(p)]
+    if last and stage and not any("output_layer" in p.name for p in held):
+        # A head that is tied to the embedding has its own copy on the last stage.
+        tied = [p for p in params if p.name.endswith("word_embeddings.weight")]
+        held += [replace(p, name="output_layer.weight", copied=True) for p in tied]
+    return held
+
+
+def _fit_stage(
+    buffers: Buffers, params: list[Parameter], grid: Grid, stage: int, virtual: int
+) -> list[_Placed] | None:
+    out: list[_Placed] = []
+    for group, t, e in grid.groups(stage):
+        buckets = buffers.get(Place(group, virtual), [])
+        entries = _fit([x for p in params if (x := _local(p, grid, t, e))], buckets)
+        if entries is None:
+            return None
+        out.append((buckets, f"tp{t}" if grid.ep == 1 else f"tp{t}ep{e}", entries))
+    return out
+
+
+def _fit(params: list[tuple[Param, bool]], buckets: list[Bucket]) -> list[Entry] | None:
+    """Every parameter's place, the last first; None where a place is not a chunk's.
+
+    A bucket ends with a parameter, or where one would begin that has a bucket for itself.
+    """
+    entries: list[Entry] = []
+    bucket = at = 0
+    for row, copied in reversed(params):
+        start, size = _aligned(at), row.layout.size
+        if bucket < len(buckets) and at and start >= buckets[bucket].size:
+            bucket, start = bucket + 1, 0
+        if bucket == len(buckets) or start + size > buckets[bucket].size:
+            return None
+        if not {start, start + size} <= buckets[bucket].cuts:
+            return None
+        entries.append(Entry(row.name, row, copied, bucket, start, size))
+        at = start + size
+    filled = bucket == len(buckets) - 1 and _aligned(at) >= buckets[bucket].size
+    return entries if filled or not (params or buckets) else None
+
+
+def _aligned(at: int) -> int:
+    return -(-at // _ALIGNED) * _ALIGNED
+
+
+def _local(p: Parameter, grid: Grid, t: int, e: int) -> tuple[Param, bool] | None:
+    """What one rank holds of a parameter, and whether it is a copy of another rank's."""
+    rule, tp = p.rule, grid.tp
+    if rule.expert is not None:
+        tp = grid.etp
+        if rule.expert[0] // -(-rule.expert[1] // grid.ep) != e:
+            return None
+    if rule.tp is None:
+        return p.local(p.parts), t > 0
+    parts = [shard(part, tp, t % tp, rule.tp) for part in p.parts]
+    return p.local(parts), p.copied or t >= tp
+
+
+def _stored(
+    buckets: list[Bucket], rank: str, entries: list[Entry]
+) -> Iterator[tuple[bool, Stored]]:
+    for _, row, copied, bucket, start, size in entries:
+        flat = Param(row.name, row.layout.reshape(-1), Rule(layer=row.rule.layer), row.shift)
+        for kind, record in buckets[bucket].records.items():
+            state = state_row(flat, kind)
+            chunks = tuple(
+                Chunk(Box((c.offsets[0] - start,), c.shape), c.file, c.start_bytes, c.length_bytes)
+                for c in record.chunks
+                if start <= c.offsets[0] < start + size
+            )
+            name = f"{state.name}@{rank}"
+            yield (
+                copied,
+                Stored(
+                    name, record.dtype, state.layout, chunks, state.rule, record.name, state.shift
+                ),
+            )

@@ -1,0 +1,324 @@
+"""The frame of a Megatron-LM checkpoint: which iteration, and the state that is not sharded.
+
+    SAVE/latest_checkpointed_iteration.txt      "10", or "release"
+    SAVE/iter_0000010/metadata.json             {"sharded_backend": "torch_dist", ...}
+    SAVE/iter_0000010/common.pt                 arguments and counters, up to Megatron-core 0.16
+    SAVE/iter_0000010/.metadata                 ... which later are the object `common_state/shard_0_1`
+
+What is written has both homes of the common state, so that every Megatron reads it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from struct import unpack
+from typing import Any
+from zipfile import ZipFile, ZipInfo
+
+from intarsia.errors import FormatError
+from intarsia.format.dcp.metadata import MAX_METADATA_BYTES, Metadata
+from intarsia.format.foreign import MEGATRON, is_megatron_rank
+from intarsia.format.megatron.frame import (
+    COMMON_FILE,
+    FRAME_BYTES,
+    METADATA,
+    RELEASE,
+    TRACKER,
+    tracked_folder,
+)
+from intarsia.format.strict_json import parse_json
+from intarsia.format.torch_file.inert import Inert, Tensor
+from intarsia.format.torch_file.torch_frame import write_object
+from intarsia.format.torch_file.torch_zip import read_object
+from intarsia.store.local import Folder
+from intarsia.store.looking import is_file, is_folder, listed
+
+BACKEND = "metadata.json"
+COMMON_OBJECT = "common_state/shard_0_1"
+RUN_CONFIG = "run_config.yaml"
+_OWN_NAMES = re.compile(
+    rb"(?:\x8c.|X.{3}\x00)(?:decoder\.(?:layers|final_)|embedding\.word_embeddings\.)", re.DOTALL
+)
+"""Names of tensors as a pickle begins them: other formats put sections before them."""
+
+_ITERATION = re.compile(r"^iter_(\d{7,})$")
+
+
+def looks_like_megatron(path: Path) -> bool:
+    """Whether a folder is, or leads to, a checkpoint of Megatron's own formats."""
+    return is_folder(path) and any(_is_torch_dist(p) or _is_legacy(p) for p in _candidates(path))
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The folder with the tensors: the path itself, the tracked iteration, or the only one."""
+    found = [p for p in _candidates(path) if _is_torch_dist(p)]
+    if found:
+        return the_one(found, path)
+    legacy = [p for p in _candidates(path) if _is_legacy(p)]
+    if legacy:
+        raise FormatError(f"{legacy[0]} is {MEGATRON.name}", hint=MEGATRON.remedy)
+    raise FormatError(f"{path} holds no torch_dist checkpoint")
+
+
+def the_one(found: Sequence[Path], path: Path) -> Path:
+    """The only one of several iterations; which of many is meant, nobody can tell."""
+    if len(found) > 1:
+        raise FormatError(
+            f"{path} holds {len(found)} checkpoints ({found[0].name} to {found[-1].name}) and no"
+            f" {TRACKER}",
+            hint="give the folder of one iteration",
+        )
+    return found[0]
+
+
+def _candidates(path: Path) -> list[Path]:
+    """The folders that may hold the tensors: the path, else the tracked one, else all."""
+    if is_file(path / METADATA) or _is_legacy(path):
+        return [path]
+    tracked = tracked_folder(path)
+    return [tracked] if tracked is not None else _iterations(path)
+
+
+def _is_legacy(folder: Path) -> bool:
+    return any(map(is_megatron_rank, listed(folder, "mp_rank_*")))
+
+
+def _is_torch_dist(folder: Path) -> bool:
+    if not is_file(folder / METADATA):
+        return False
+    return _backend(folder) == "torch_dist" or has_frame(folder)
+
+
+def has_frame(folder: Path) -> bool:
+    """Whether only Megatron writes such a folder, whatever its `metadata.json` says: its common file,
+    or in an iteration's folder its common object beside tensors under Megatron's own names.
+    """
+    if is_file(folder / COMMON_FILE):
+        return True
+    if not _ITERATION.match(folder.name) and folder.name != RELEASE:
+        return False
+    with Folder(folder) as files:
+        data = files.read_all(METADATA, MAX_METADATA_BYTES)
+    return COMMON_OBJECT.encode() in data and _OWN_NAMES.search(data) is not None
+
+
+def check_backend(folder: Folder) -> None:
+    """Raise where `metadata.json`, by which Megatron knows its checkpoints, does not name this one."""
+    if _backend(folder.root) == "torch_dist":
+        return
+    said = "is absent" if not folder.has(BACKEND) else "names no backend"
+    if (name := _backend(folder.root)) is not None:
+        said = f"names the backend {name!r}"
+    raise FormatError(
+        f"{folder.root / BACKEND} {said}, and the folder holds Megatron's common state:"
+        " it is a torch_dist checkpoint that Megatron does not load",
+        hint="restore the file: " + backend_file().decode(),
+        kind="malformed",
+        path=folder.root / BACKEND,
+    )
+
+
+def _backend(folder: Path) -> str | None:
+    try:
+        with Folder(folder) as files:
+            said = parse_json(files.read_all(BACKEND, FRAME_BYTES), str(folder / BACKEND))
+    except FormatError:
+        return None
+    return said.get("sharded_backend") if isinstance(said, dict) else None
+
+
+def _iterations(path: Path) -> list[Path]:
+    return [p for p in listed(path) if is_folder(p) and _ITERATION.match(p.name)]
+
+
+def read_common(folder: Folder, metadata: Metadata) -> dict[str, Any]:
+    """The state that is not sharded, as inert values."""
+    if folder.has(COMMON_FILE):
+        data, where = folder.read_all(COMMON_FILE), f"{folder.root / COMMON_FILE}"
+    elif COMMON_OBJECT in metadata.objects:
+        found = metadata.objects[COMMON_OBJECT]
+        data = folder.read_small(found.file, found.start_bytes, found.length_bytes)
+        where = f"{folder.root / found.file} (`{COMMON_OBJECT}`)"
+    else:
+        raise FormatError(
+            f"{folder.root} lacks {COMMON_FILE}, and its metadata holds no `{COMMON_OBJECT}`: arguments,"
+            " iteration and parameter groups are lost",
+            hint=f"restore {COMMON_FILE} from the save",
+            kind="common-missing",
+        )
+    state = read_object(data, where)
+    # A sharded object is saved as a list of one.
+    state = state[0] if isinstance(state, list) and len(state) == 1 else state
+    if not isinstance(state, dict):
+        raise FormatError(f"the common state is no dictionary - at {where}")
+    return state
+
+
+def arguments_of(common: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of the run that saved a checkpoint, as plain fields."""
+    args = common.get("args")
+    return args.fields if isinstance(args, Inert) else args if isinstance(args, dict) else {}
+
+
+def counters_of(entries: Mapping[str, bytes]) -> dict[str, int | float]:
+    """The counters in Megatron-Bridge's `train_state.pt`, under the names that Megatron-LM gives them."""
+    state = read_object(entries[TRAIN_STATE], TRAIN_STATE) if TRAIN_STATE in entries else {}
+    found: dict[str, int | float] = {}
+    for name, value in state.items() if isinstance(state, dict) else ():
+        if isinstance(value, Tensor) and not value.shape and name in _COUNTERS:
+            form = {"I64": "<q", "I32": "<i", "F32": "<f", "F64": "<d"}.get(value.dtype.name)
+            data = value.storage.data
+            if form and data is not None and len(data) == value.dtype.itemsize:
+                found[_COUNTERS[name]] = unpack(form, data)[0]
+    return found
+
+
+TRAIN_STATE = "train_state.pt"
+_COUNTERS = {
+    "step": "iteration",
+    "consumed_train_samples": "consumed_train_samples",
+    "consumed_valid_samples": "consumed_valid_samples",
+    "skipped_train_samples": "skipped_train_samples",
+    "floating_point_operations_so_far": "num_floating_point_operations_so_far",
+}
+
+
+def read_run_config(folder: Folder) -> dict[str, Any]:
+    """The model's settings in the `run_config.yaml` that Megatron-Bridge leaves behind: plain ones, lists
+    of them, and functions by their names.
+    """
+    if not folder.has(RUN_CONFIG):
+        return {}
+    text = folder.read_all(RUN_CONFIG).decode("utf-8", "replace")
+    section = re.search(r"^model:\n((?:[ -].*\n?|\n)*)", text, re.MULTILINE)
+    found: dict[str, Any] = {}
+    name = ""
+    for line in section[1].splitlines() if section else ():
+        if field := re.match(r"^  (\w+):(?: (\S.*))?$", line):
+            name = field[1]
+            if field[2] is not None:
+                found[name] = _scalar(field[2])
+        elif item := re.match(r"^  - (\S.*)$", line):
+            found.setdefault(name, [])
+            if isinstance(found[name], list):
+                found[name].append(_scalar(item[1]))
+        elif target := re.match(r"^    _target_: (\S+)$", line):
+            found.setdefault(name, target[1])
+    return found
+
+
+def _scalar(word: str) -> Any:
+    if word in _WORDS:
+        return _WORDS[word]
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word.strip("'\"")
+
+
+_WORDS = {"null": None, "true": True, "false": False}
+
+
+def whole(args: Mapping[str, Any], name: str) -> int | None:
+    """An argument that is a whole number, at least one."""
+    value = args.get(name)
+    return value if type(value) is int and value > 0 else None
+
+
+def backend_file() -> bytes:
+    """The `metadata.json` by which Megatron knows a checkpoint."""
+    return json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}).encode()
+
+
+def common_state(
+    args: Mapping[str, Any], iteration: int, optimizer: Mapping[Any, Any] | None
+) -> dict[str, Any]:
+    """The common state of a checkpoint that is written."""
+    content: dict[str, Any] = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+    state: dict[str, Any] = {
+        "args": Namespace(**args),
+        "checkpoint_version": 3.0,
+        "iteration": iteration,
+        "num_floating_point_operations_so_far": 0,
+        "content_metadata": content,
+    }
+    if optimizer is not None:
+        content["distrib_optim_sharding_type"] = "fully_reshardable"
+        state["optimizer"] = dict(optimizer)
+    return state
+
+
+def archive(state: Any) -> bytes:
+    """A `torch.save` archive of plain values and namespaces, equal for equal states."""
+    out = io.BytesIO()
+    with ZipFile(out, "w") as file:
+        for name, data in (
+            ("data.pkl", pickle.dumps(state, 2)),
+            ("byteorder", b"little"),
+            ("version", b"3\n"),
+        ):
+            file.writestr(ZipInfo(f"archive/{name}"), data)
+    return out.getvalue()
+
+
+DROPPED = object()
+MAX_PLAIN, MAX_PLAIN_DEPTH = 1 << 18, 64
+
+
+def plain(value: Any) -> Any:
+    """What of a value can be written again: numbers, texts, and containers of them."""
+    return _plain(value, iter(range(MAX_PLAIN)), MAX_PLAIN_DEPTH)
+
+
+def _plain(value: Any, left: Iterator[int], depth: int) -> Any:
+    """A pickle's lists may hold one another many times over, so what they come to is counted."""
+    if next(left, None) is None or depth == 0:
+        raise FormatError(
+            f"stored arguments of more than {MAX_PLAIN:,} values, or nested deeper than"
+            f" {MAX_PLAIN_DEPTH}",
+            hint="leave them out with --optimizer drop",
+        )
+    if isinstance(value, Mapping):
+        pairs = ((k, _plain(v, left, depth - 1)) for k, v in value.items() if type(k) in (str, int))
+        return {k: v for k, v in pairs if v is not DROPPED}
+    if type(value) in (list, tuple):
+        items = [_plain(v, left, depth - 1) for v in value]
+        return DROPPED if any(i is DROPPED for i in items) else type(value)(items)
+    return value if type(value) in (type(None), bool, int, float, str) else DROPPED
+
+
+def extra_states(leading: Mapping[str, tuple[int, ...]]) -> dict[str, bytes]:
+    """Empty objects for the modules of which Megatron asks an `_extra_state`.
+
+    TransformerEngine's modules keep their FP8 history there, Megatron's own keep None, and a
+    load fails where one is absent.  Stacked layers and experts have one each: `leading` gives
+    the axes of them that the tensors of a checkpoint have.
+    """
+    empty = write_object([None])
+    found: dict[str, bytes] = {}
+    for name, axes in leading.items():
+        module, _, leaf = name.rpartition(".")
+        if leaf not in ("weight", "layer_norm_weight") or _STATELESS.search(module):
+            continue
+        modules = [module]
+        if _ATTENDING.search(module):
+            modules.append(f"{module.rpartition('.')[0]}.core_attention")
+        counts = axes or (1,)
+        whole_ = ".".join(map(str, counts))
+        for index in product(*map(range, counts)):
+            for each in modules:
+                found[f"{each}._extra_state/shard_{'.'.join(map(str, index))}_{whole_}"] = empty
+    return found
+
+
+_STATELESS = re.compile(r"(^|\.)(word_embeddings|position_embeddings|output_layer|router|conv1d)$")
+_ATTENDING = re.compile(r"\.(linear_qkv|linear_kv_up_proj)$")

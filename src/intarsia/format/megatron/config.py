@@ -1,0 +1,312 @@
+"""A model's configuration out of a Megatron checkpoint, and Megatron's arguments out of one.
+
+Megatron's arguments do not name a model family, and some of them are defaults that the model
+does not use.  So the family and every size are taken from the stored tensors, and only what no
+shape tells (how many heads, the rotation, the router's scores) from the arguments.  Where several
+hub families would store the same tensors, nothing is guessed: the user gives `--config`.  What is
+made is translated back: arguments that it does not say are named, and it is not written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from intarsia.errors import FormatError
+from intarsia.family import MAX_LAYERS
+from intarsia.format.dcp.metadata import Metadata
+from intarsia.format.megatron.arguments import (
+    LLAMA3,
+    ROWS,
+    UNSAID,
+    arguments_of_config,
+    disagreements,
+    disproved,
+    facts_of,
+)
+from intarsia.format.megatron.common import plain, whole
+from intarsia.format.megatron.keys import Key
+from intarsia.format.megatron.optimizer import state_of
+from intarsia.mesh import Mesh, Shape
+
+Config = dict[str, Any]
+
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+}
+
+
+class _Seen:
+    """The shapes of a checkpoint's tensors, one layer's each, and the layers that have them."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self.shapes: dict[str, Shape] = {}
+        self.layers: dict[str, set[int]] = {}
+        for record in metadata.tensors.values():
+            if state_of(record.name) is not None:
+                continue
+            key = Key.parse(record.name)
+            if key.layer is not None:
+                self.layers.setdefault(key.rest, set()).add(key.layer)
+            elif key.stacked:
+                if not record.shape or record.shape[0] > MAX_LAYERS:
+                    raise FormatError(
+                        f"`{record.name}` {list(record.shape)} stacks more layers than the"
+                        f" {MAX_LAYERS:,} that any model has, or none"
+                    )
+                self.layers.setdefault(key.rest, set()).update(range(record.shape[0]))
+            self.shapes.setdefault(key.rest, record.shape[1:] if key.stacked else record.shape)
+
+    def has(self, *words: str) -> bool:
+        return any(word in rest for rest in self.shapes for word in words)
+
+    def shape(self, ending: str) -> Shape:
+        return next((s for rest, s in self.shapes.items() if rest.endswith(ending)), ())
+
+    def layers_with(self, word: str) -> set[int]:
+        return {n for rest, layers in self.layers.items() if word in rest for n in layers}
+
+
+@dataclass(frozen=True)
+class MadeConfig:
+    """A configuration made from arguments; `unsaid` are the arguments that it leaves out."""
+
+    config: Config | None = None
+    notes: tuple[str, ...] = ()
+    unsaid: tuple[str, ...] = ()
+
+
+def config_from_arguments(args: Mapping[str, Any], metadata: Metadata) -> MadeConfig:
+    """A hub configuration of the stored model; none where its family cannot be told."""
+    notes: list[str] = []
+    try:
+        config = _config(args, metadata, notes)
+    except (ArithmeticError, LookupError, StopIteration, ValueError) as error:
+        raise FormatError(
+            "the shapes of the stored tensors are those of no model that Megatron saves"
+            f" ({type(error).__name__}: {error})",
+            hint="give the model's config.json with --config",
+        ) from error
+    if config is None:
+        return MadeConfig()
+    doubt = disproved(args, metadata.tensors)
+    said, default = facts_of(args), {name: row.default for name, row in ROWS.items()}
+    found = disagreements(args, config)
+    unsaid = [c.field for c in found if doubt is None or c.first != default[c.field]]
+    if doubt is not None:
+        unsaid += [name for name in _TAKEN if name in said and said[name] == default[name]]
+        notes.append(f"stored arguments are defaults that the model may not use: {doubt}")
+    said |= {UNSAID: plain(args.get(UNSAID))}
+    return MadeConfig(config, tuple(notes), tuple(f"{name}={said[name]!r}" for name in unsaid))
+
+
+_TAKEN = ("norm_epsilon", "rotary_base", "rotary_percent", "rope_scaling")
+"""What a configuration takes from arguments that no tensor bears out."""
+
+
+def _config(args: Mapping[str, Any], metadata: Metadata, notes: list[str]) -> Config | None:
+    seen, heads = _Seen(metadata), whole(args, "num_attention_heads")
+    family, facts = _family(seen), facts_of(args)
+    embedding, qkv = seen.shape("word_embeddings.weight"), seen.shape("linear_qkv.weight")
+    if family is None or heads is None or not embedding or not seen.layers:
+        return None
+    vocab, hidden = embedding
+    if family == "llama" and (facts.get("window") or (0, 1))[1:] == (0, ()):
+        family = "mistral"
+    notes.append(
+        f"config.json is made from Megatron's arguments: a {family} with {heads} heads; give"
+        " --config to have the model's own"
+    )
+    padded = whole(args, "vocab_size") is None
+    if padded:
+        notes.append(
+            f"the true size of the vocabulary is not stored: all {vocab:,} rows are taken, with"
+            " padding if they have any; give --config to leave it out"
+        )
+    config: Config = {
+        "architectures": [_ARCHITECTURES[family]],
+        "model_type": family,
+        "num_hidden_layers": 1 + max(n for layers in seen.layers.values() for n in layers),
+        "hidden_size": hidden,
+        "vocab_size": vocab if padded else min(args["vocab_size"], vocab),
+        "num_attention_heads": heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": facts.get("norm_epsilon", 1e-5),
+        "rope_parameters": _rotation(facts, args),
+        "max_position_embeddings": whole(args, "max_position_embeddings")
+        or whole(args, "seq_length")
+        or 4096,
+        "tie_word_embeddings": not seen.has("output_layer.weight"),
+        "attention_bias": False,
+        "dtype": next(t.dtype.torch for t in metadata.tensors.values() if t.dtype.floating),
+    }
+    if family == "deepseek_v3":
+        _latent(config, seen, args)
+    else:
+        width = whole(args, "kv_channels") or hidden // heads
+        normed = seen.shape("q_layernorm.weight")
+        if normed == (heads * width,) and heads > 1:
+            return None  # one norm over all heads: olmoe, whose other fields no argument tells
+        width = normed[0] if normed else width
+        config["head_dim"] = width
+        config["num_key_value_heads"] = (qkv[0] // width - heads) // 2
+    dense = seen.shapes.get("mlp.linear_fc1.weight")
+    if dense:
+        config["intermediate_size"] = dense[0] // 2
+    if seen.has("mlp.router.weight"):
+        _sparse(config, seen, args, family)
+    if family in ("mistral", "mixtral"):
+        window = facts.get("window")
+        config["sliding_window"] = window[0] + 1 if window is not None else None
+    return config
+
+
+def _rotation(facts: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotation, as Transformers 5 spells it; what it cannot spell is left to the comparison."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": facts.get("rotary_base", 10000)}
+    if facts.get("rotary_percent", 1.0) != 1.0:
+        rope["partial_rotary_factor"] = facts["rotary_percent"]
+    kind, *numbers = facts.get("rope_scaling", ("default",))
+    if kind == "linear":
+        rope |= {"rope_type": kind, "factor": float(numbers[0])}
+    elif kind == "llama3" and numbers[0] is not None:
+        rope |= {"rope_type": kind, "factor": float(numbers[0]), **LLAMA3}
+    elif kind == "yarn":
+        names = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale",
+                 "mscale_all_dim", "truncate")  # fmt: skip
+        said = zip(names, numbers, strict=False)
+        rope |= {"rope_type": kind, **{name: value for name, value in said if value is not None}}
+    return rope
+
+
+def _family(seen: _Seen) -> str | None:
+    """The hub family that stores such tensors, where there is but one."""
+    sparse = seen.has("mlp.router.weight")
+    if seen.has("in_proj.", "post_layernorm", "softmax_offset", "linear_proj.bias", "mtp."):
+        return None
+    if seen.has("linear_kv_down_proj"):
+        return "deepseek_v3" if sparse else None
+    if seen.has("linear_qkv.bias"):
+        return None if sparse else "qwen2"
+    if seen.has("q_layernorm"):
+        if sparse and seen.has("shared_experts", "expert_bias", "mlp.linear_fc1.weight"):
+            return None
+        return "qwen3_moe" if sparse else "qwen3"
+    if sparse:
+        return None if seen.has("shared_experts", "expert_bias") else "mixtral"
+    return "llama"
+
+
+def _latent(config: Config, seen: _Seen, args: Mapping[str, Any]) -> None:
+    heads, down = config["num_attention_heads"], seen.shape("linear_kv_down_proj.weight")
+    up = seen.shape("linear_kv_up_proj.weight")
+    query = seen.shape("linear_q_up_proj.weight") or seen.shape("linear_q_proj.weight")
+    rope = down[0] - up[1]
+    nope = query[0] // heads - rope
+    config |= {
+        "num_key_value_heads": heads,
+        "kv_lora_rank": up[1],
+        "q_lora_rank": query[1] if seen.has("linear_q_up_proj") else None,
+        "qk_rope_head_dim": rope,
+        "qk_nope_head_dim": nope,
+        "v_head_dim": up[0] // heads - nope,
+        "num_nextn_predict_layers": 0,
+    }
+
+
+def _sparse(config: Config, seen: _Seen, args: Mapping[str, Any], family: str) -> None:
+    count, inner, _ = seen.shape("experts.experts.linear_fc1.weight") or (0, 0, 0)
+    inner //= 2
+    config["num_experts_per_tok"] = whole(args, "moe_router_topk") or 2
+    facts = facts_of(args)
+    if family == "mixtral":
+        config |= {"num_local_experts": count, "intermediate_size": inner}
+        return
+    config["moe_intermediate_size"] = inner
+    config.setdefault("intermediate_size", whole(args, "ffn_hidden_size") or inner)
+    if family == "qwen3_moe":
+        config |= {"num_experts": count, "decoder_sparse_step": 1, "mlp_only_layers": []}
+        config["norm_topk_prob"] = not facts.get("moe_router_pre_softmax")
+        return
+    shared = seen.shape("shared_experts.linear_fc1.weight")
+    config |= {
+        "n_routed_experts": count,
+        "n_shared_experts": shared[0] // (2 * inner) if shared else 0,
+        "first_k_dense_replace": min(seen.layers_with("mlp.router."), default=0),
+        "routed_scaling_factor": facts.get("moe_router_topk_scaling_factor", 1.0),
+        "n_group": facts.get("moe_router_num_groups", 1),
+        "topk_group": facts.get("moe_router_group_topk", 1),
+        "norm_topk_prob": True,
+    }
+
+
+def arguments_for(
+    config: Mapping[str, Any], mesh: Mesh, shapes: Mapping[str, Shape], centered: bool
+) -> dict[str, Any]:
+    """Megatron's arguments for a model that is written, from its configuration and its tensors."""
+    args = arguments_of_config(config).args | arguments_of_words_lacking(config)
+    ends = {name.rpartition("layers.")[2] for name in shapes}
+    ahead = {Key.parse(name).layer for name in shapes if "mtp.layers." in name}
+    return (
+        args
+        | {
+            "add_qkv_bias": any(end.endswith("linear_qkv.bias") for end in ends),
+            "add_bias_linear": any(end.endswith("linear_fc2.bias") for end in ends),
+            "qk_layernorm": any("q_layernorm" in end for end in ends)
+            or args.get("multi_latent_attention", False),
+            "mtp_num_layers": len(ahead) or None,
+            "use_dist_ckpt": True,
+        }
+        | arguments_of_tensors(shapes, centered)
+        | arguments_of_mesh(mesh)
+    )
+
+
+def arguments_of_words_lacking(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The argument that keeps what no argument of Megatron's says of a model."""
+    unsaid = arguments_of_config(config).unsaid
+    return {UNSAID: unsaid} if unsaid else {}
+
+
+def arguments_of_tensors(shapes: Mapping[str, Shape], centered: bool) -> dict[str, Any]:
+    """The arguments that say how the tensors that are written are stored."""
+    embedding = next((s for n, s in shapes.items() if n.endswith("word_embeddings.weight")), None)
+    found: dict[str, Any] = {
+        "layernorm_zero_centered_gamma": centered,
+        "untie_embeddings_and_output_weights": any("output_layer" in name for name in shapes),
+        "ckpt_format": "torch_dist",
+        "use_megatron_fsdp": False,
+    }
+    return found | ({"padded_vocab_size": embedding[0]} if embedding else {})
+
+
+def arguments_of_mesh(mesh: Mesh, old: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The arguments that say which ranks hold what; those of `old` that no longer hold are reset."""
+    found: dict[str, Any] = {
+        "tensor_model_parallel_size": mesh.tp,
+        "pipeline_model_parallel_size": mesh.pp,
+        "expert_model_parallel_size": mesh.ep,
+        "expert_tensor_parallel_size": mesh.etp,
+        "context_parallel_size": mesh.cp,
+        "world_size": mesh.size,
+    }
+    old = old or {}
+    if "data_parallel_size" in old:
+        found["data_parallel_size"] = max(1, mesh.size // (mesh.tp * mesh.pp * mesh.cp))
+    if old.get("pipeline_model_parallel_size") not in (None, mesh.pp):
+        found |= {name: None for name in _OF_STAGES if name in old}
+    return found
+
+
+_OF_STAGES = (
+    "virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage",
+    "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout",
+    "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
+)  # fmt: skip

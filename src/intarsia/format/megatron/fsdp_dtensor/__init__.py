@@ -1,0 +1,1 @@
+"""Megatron-FSDP's `fsdp_dtensor` checkpoints."""

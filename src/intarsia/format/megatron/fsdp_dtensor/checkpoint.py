@@ -1,0 +1,210 @@
+"""Megatron-FSDP's `fsdp_dtensor` checkpoints: a state dict of live modules, saved by DCP.
+
+    SAVE/latest_checkpointed_iteration.txt
+    SAVE/iter_0000010/  .metadata  __<rank>_0.distcp ...
+
+Only its keys tell such a folder from any other of DCP.  The model section holds the fp32 main
+weights, so each of its tensors is seen twice: as the weight, and as `optimizer.master` of it
+where the checkpoint holds optimizer state at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from intarsia.errors import FormatError
+from intarsia.family import Param, Table, table_for
+from intarsia.format.base import Arrangement, Located, WriteOptions, refuse_section
+from intarsia.format.complaint import Complain, going_on, refuse
+from intarsia.format.dcp import checkpoint as dcp
+from intarsia.format.dcp.checkpoint import open_metadata
+from intarsia.format.dcp.metadata import MAX_METADATA_BYTES, METADATA, Metadata
+from intarsia.format.megatron.common import looks_like_megatron, the_one
+from intarsia.format.megatron.frame import tracked_folder
+from intarsia.format.megatron.fsdp_dtensor.entries import arguments, entries_of, is_entry
+from intarsia.format.megatron.fsdp_dtensor.keys import TensorParallel, is_numbered, section_of
+from intarsia.format.megatron.fsdp_dtensor.names import as_torch_dist, name_tensors
+from intarsia.format.megatron.fsdp_dtensor.write import arrange, fsdp_dtensor_rows, spell
+from intarsia.format.megatron.settled_config import settle_config
+from intarsia.format.optimizer_state.numbered_state import (
+    NumberedState,
+    group_lists,
+    parameters_by_number,
+)
+from intarsia.format.optimizer_state.optimizer_names import not_told
+from intarsia.mesh import Mesh
+from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
+from intarsia.store.local import Folder
+from intarsia.store.looking import is_file, is_folder, listed
+
+_KEYS = re.compile(
+    rb"model\.(?:module\.)+(?:\w+\.)?(?:embedding\.word_|decoder\.(?:layers\.\d|final_)|output_layer\.)"
+)
+
+
+class FsdpDtensor:
+    """The format `fsdp_dtensor`."""
+
+    name = "fsdp_dtensor"
+    dialects: tuple[str, ...] = ("megatron",)
+    sharded = True
+    carries_anything = True
+
+    def detect(self, path: Path) -> bool:
+        if not is_folder(path) or looks_like_megatron(path):
+            return False
+        return any(_has_keys(folder) for folder in _candidates(path))
+
+    def read(
+        self,
+        path: Path,
+        config: Mapping[str, Any] | None,
+        complain: Complain = refuse,
+        section: Sequence[str] = (),
+    ) -> Manifest:
+        refuse_section(section, self.name)
+        root = find_checkpoint(path)
+        with Folder(root) as folder:
+            metadata, sizes = open_metadata(folder, complain)
+            args: Mapping[str, Any] = {}
+            with going_on(complain):
+                args = arguments(folder, metadata)
+            numbers, unclear = _numbers(folder, metadata)
+        settled = settle_config(config, args, as_torch_dist(metadata), root, complain)
+        config, notes = settled.config, [*settled.notes]
+        centered = args.get("layernorm_zero_centered_gamma")
+        table = table_for(config, zero_centered=centered if isinstance(centered, bool) else None)
+        tensors = [r for r in metadata.tensors.values() if not is_entry(r.name)]
+        found = name_tensors(tensors, table, tensor_parallel(args), config, numbers, complain)
+        found.problems += [unclear.brief] if unclear else []
+        with Folder(root) as folder, going_on(complain):
+            found.problems += _disagreements(folder, found.repeated)
+        notes += _absent_entries(metadata)
+        return Manifest(
+            format=self.name,
+            path=str(root),
+            stored=found.stored,
+            logical=found.logical,
+            files=sizes,
+            family=table.family if table else None,
+            config=config,
+            config_made=settled.made,
+            config_unsaid=settled.unsaid,
+            entries=entries_of(metadata),
+            absent=found.absent,
+            problems=tuple(found.problems),
+            state_unclear=unclear,
+            notes=(*notes, *found.notes),
+        )
+
+    def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
+        return dcp.locate(folder, stored, chunk)
+
+    def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
+        return tuple(fsdp_dtensor_rows(table, spec=spec))
+
+    def spell(self, name: str) -> str:
+        return spell(name)
+
+    def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
+        return arrange(targets, options)
+
+
+def _numbers(folder: Folder, metadata: Metadata) -> tuple[dict[str, str], FormatError | None]:
+    """The parameters of numbered states, and why they are not known where they are not."""
+    sections = {name: section_of(name) for name in (*metadata.paths, *metadata.tensors)}
+    tensors = metadata.tensors
+    states = [
+        NumberedState(name, section.name, tensors[name].shape)
+        for name, section in sections.items()
+        if section and is_numbered(section) and name in tensors
+    ]
+    if not states:
+        return {}, None
+    order = {
+        section.name: tensors[name].shape
+        for name, section in sections.items()
+        if section and not section.kind and name in tensors and tensors[name].dtype.floating
+    }
+    try:
+        groups = group_lists(folder, metadata, "optimizer.")
+        return parameters_by_number(states, groups, order, _canonical), None
+    except FormatError as why:
+        return {}, not_told(str(why), str(folder.root))
+
+
+def _canonical(name: str) -> str:
+    section = section_of(f"model.{name}")
+    return section.name if section else name
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The folder with the tensors: the path itself, the tracked iteration, or the only one."""
+    found = [folder for folder in _candidates(path) if _has_keys(folder)]
+    if found:
+        return the_one(found, path)
+    raise FormatError(f"{path} holds no fsdp_dtensor checkpoint")
+
+
+def _candidates(path: Path) -> list[Path]:
+    if is_file(path / METADATA):
+        return [path]
+    tracked = tracked_folder(path)
+    if tracked is not None:
+        return [tracked]
+    return [p for p in listed(path, "iter_*") if re.fullmatch(r"iter_\d{7,}", p.name)]
+
+
+def _has_keys(folder: Path) -> bool:
+    """Whether a folder's keys are Megatron-FSDP's: they stand in the metadata as they are."""
+    if not is_file(folder / METADATA):
+        return False
+    with Folder(folder) as files:
+        return _KEYS.search(files.read_all(METADATA, MAX_METADATA_BYTES)) is not None
+
+
+def zero_centered(src: Manifest) -> bool | None:
+    """Whether a source's norms hold weight − 1 in Megatron's tensors; None where it is not Megatron's.
+
+    What is written follows it, so that the run that goes on need not change its arguments.
+    """
+    table = table_for(src.config)
+    if table is None or src.format not in ("torch_dist", "fsdp_dtensor"):
+        return None
+    norms = (s for s in src.stored.values() if s.name.endswith("decoder.final_layernorm.weight"))
+    return next((float(table.centered) - s.shift == 1.0 for s in norms), None)
+
+
+def tensor_parallel(args: Mapping[str, Any]) -> TensorParallel:
+    """How many tensor-parallel ranks saved a checkpoint, by its arguments."""
+    dense, expert = (
+        value if type(value) is int and value > 0 else None
+        for value in map(args.get, ("tensor_model_parallel_size", "expert_tensor_parallel_size"))
+    )
+    return TensorParallel(dense, dense if expert is None else expert)
+
+
+def _absent_entries(metadata: Metadata) -> list[str]:
+    lost = [n for n in ("args", "iteration") if n not in metadata.objects]
+    if not lost:
+        return []
+    return [f"holds no {' and no '.join(lost)}, as converted checkpoints do not: none is assumed"]
+
+
+def _disagreements(folder: Folder, repeated: Sequence[tuple[Stored, Stored]]) -> Iterator[str]:
+    """The counters of one parameter's parts that are not equal; the first of each is kept."""
+    for kept, other in repeated:
+        held = [_content(folder, stored) for stored in (kept, other)]
+        if held[0] != held[1]:
+            yield f"`{kept.key}` and `{other.key}` count one tensor's steps, and differ"
+
+
+def _content(folder: Folder, stored: Stored) -> bytes:
+    found = [(dcp.locate(folder, stored, chunk), chunk) for chunk in stored.chunks]
+    size = stored.dtype.itemsize
+    return b"".join(
+        folder.read(chunk.file, at.start_bytes, chunk.box.size * size) for at, chunk in found
+    )

@@ -1,0 +1,168 @@
+"""What a Megatron-FSDP checkpoint carries beside its tensors, and where `torch_dist` keeps it.
+
+Arguments, counters, parameter groups and random states are objects of DCP, one per value; the
+tensors of a random state are carried as the archives that they are stored in.  `torch_dist`
+keeps the same things in one common state.  Nothing here is executed.
+"""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from intarsia.errors import FormatError
+from intarsia.format.dcp.metadata import Metadata
+from intarsia.format.megatron.common import COMMON_OBJECT, arguments_of, plain
+from intarsia.format.megatron.fsdp_dtensor.keys import PART, group_of, section_of
+from intarsia.format.megatron.groups import grouped
+from intarsia.format.optimizer_state.parameter_groups import Groups
+from intarsia.format.torch_file.torch_zip import Payload, read_object, read_payload
+from intarsia.planning.manifest import Entry, Logical, Stored
+from intarsia.store.local import Folder
+
+COUNTERS = ("iteration", "checkpoint_version", "num_floating_point_operations_so_far")
+SCHEDULER = "opt_param_scheduler"
+_RANDOM = re.compile(r"^rng_state\.(?P<place>\([^)]*\))\.(?P<index>\d{1,9})\.(?P<rest>.+)$")
+_NESTED = re.compile(
+    r"^(?P<root>optimizer)\.(?P<part>state|param_to_group_meta)\.(?P<name>.+)\.(?P<leaf>\w+)$"
+)
+
+
+def is_entry(name: str) -> bool:
+    """Whether a stored tensor belongs to no model and no optimizer."""
+    return not name.startswith(("model.", "optimizer.state."))
+
+
+def entries_of(metadata: Metadata) -> dict[str, Entry]:
+    """The objects, and the tensors of random states, as bytes of their files."""
+    found = {
+        o.name: Entry(o.name, o.file, o.start_bytes, o.length_bytes)
+        for o in metadata.objects.values()
+    }
+    for record in metadata.tensors.values():
+        if is_entry(record.name) and len(record.chunks) == 1:
+            (chunk,) = record.chunks
+            found[record.name] = Entry(
+                record.name, chunk.file, chunk.start_bytes, chunk.length_bytes
+            )
+    return found
+
+
+def arguments(folder: Folder, metadata: Metadata) -> Mapping[str, Any]:
+    """The arguments of the run that saved a checkpoint; empty where it holds none."""
+    found = metadata.objects.get("args")
+    if found is None:
+        return {}
+    data = folder.read_small(found.file, found.start_bytes, found.length_bytes)
+    return arguments_in(data, f"{folder.root / found.file} (`args`)")
+
+
+def arguments_in(data: bytes, where: str = "args") -> Mapping[str, Any]:
+    """The fields of an `args` entry."""
+    return arguments_of({"args": read_object(data, where)})
+
+
+def values_of(entries: Mapping[str, bytes]) -> dict[str, Any]:
+    """The entries that are numbers, texts or containers of them, ready for JSON."""
+    found = {}
+    for name, data in entries.items():
+        try:
+            value = plain(read_object(data, name))
+        except FormatError:
+            continue
+        if type(value) in (type(None), bool, int, float, str, list, tuple, dict):
+            found[name] = value
+    return found
+
+
+def tensor_in(name: str, data: bytes) -> Payload | None:
+    """The tensor that an entry is; only random states and counters are carried as such."""
+    if not name.startswith(("rng_state.", "optimizer.state.")):
+        return None
+    try:
+        return read_payload(lambda start, size: data[start : start + size], len(data), name)
+    except FormatError:
+        return None
+
+
+def path_of(name: str) -> tuple[str | int, ...]:
+    """The path in the nested state dict that DCP flattens to a name.
+
+    >>> path_of("rng_state.(0, 1).0.rng_tracker_states.model-parallel-rng")
+    ('rng_state', '(0, 1)', 0, 'rng_tracker_states', 'model-parallel-rng')
+    """
+    if name.startswith("model."):
+        return ("model", name.removeprefix("model."))
+    if found := _NESTED.match(name):
+        return (found["root"], found["part"], found["name"], found["leaf"])
+    if found := _RANDOM.match(name):
+        return ("rng_state", found["place"], int(found["index"]), *found["rest"].split("."))
+    if name.startswith(f"{SCHEDULER}."):
+        return (SCHEDULER, name.removeprefix(f"{SCHEDULER}."))
+    return (name,)
+
+
+def common_of(entries: Mapping[str, bytes]) -> dict[str, Any]:
+    """The common state of `torch_dist` that entries of Megatron-FSDP amount to."""
+    state: dict[str, Any] = {}
+    if "args" in entries:
+        state["args"] = Namespace(**plain(arguments_in(entries["args"])))
+    held = values_of({k: v for k, v in entries.items() if k != "args"})
+    state |= {name: held[name] for name in COUNTERS if name in held}
+    start = f"{SCHEDULER}."
+    scheduler = {k.removeprefix(start): v for k, v in held.items() if k.startswith(start)}
+    if scheduler:
+        state[SCHEDULER] = scheduler
+    groups = _groups(held)
+    experts = [g for g in groups if g.get("is_expert_parallel")]
+    dense = [g for g in groups if not g.get("is_expert_parallel")]
+    chain = [{"optimizer": {"param_groups": part}} for part in (dense, experts) if part]
+    if chain:
+        state["optimizer"] = chain[0] if len(chain) == 1 else dict(enumerate(chain))
+    return state
+
+
+def _of_param(held: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The settings of every parameter's group."""
+    of_param: dict[str, dict[str, Any]] = {}
+    for name, value in held.items():
+        if found := group_of(name):
+            of_param.setdefault(found[0], {})[found[1]] = value
+    return of_param
+
+
+def groups_by_parameter(
+    entries: Mapping[str, bytes], stored: Iterable[Stored], logical: Mapping[str, Logical]
+) -> Groups | None:
+    """The groups in torch's terms; None where the entries do not tell every parameter's."""
+    held = _of_param(values_of({n: d for n, d in entries.items() if group_of(n)}))
+
+    def settings(s: Stored) -> dict[str, Any] | None:
+        section = section_of(s.key)
+        return held.get(PART.sub("", section.name)) if section else None
+
+    return grouped(stored, logical, settings) if held else None
+
+
+def _groups(held: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The different groups of parameters, each once, those whose weights decay first.
+
+    Megatron-FSDP has one optimizer for all; `torch_dist` keeps the experts' groups apart.
+    """
+    groups: list[dict[str, Any]] = []
+    for name, fields in _of_param(held).items():
+        expert = {"is_expert_parallel": True} if ".experts.experts." in name else {}
+        ordered = dict(sorted((fields | expert).items()))
+        if ordered not in groups:
+            groups.append(ordered)
+    return sorted(groups, key=lambda group: not group.get("wd_mult"))
+
+
+def common_in(entries: Mapping[str, bytes]) -> dict[str, Any]:
+    """The common state of `torch_dist` among entries, as inert values; empty where there is none."""
+    data = entries.get(COMMON_OBJECT)
+    state = None if data is None else read_object(data, COMMON_OBJECT)
+    state = state[0] if isinstance(state, list) and len(state) == 1 else state
+    return state if isinstance(state, dict) else {}

@@ -1,0 +1,232 @@
+"""From Megatron-FSDP's tensors to logical ones: weights, main weights, and optimizer state.
+
+A state has its parameter's layout, so its shape must be the parameter's too.  Where it is not,
+some rank saved its own part of a plain tensor as if it were the whole, and the rest is lost: the
+state is then known by name, has no chunks, and no plan that needs it can be proven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from intarsia.dtypes import BY_NAME
+from intarsia.errors import FamilyError, FormatError, IntarsiaError
+from intarsia.family import Param, Table
+from intarsia.family.parts import must_be_there
+from intarsia.format.complaint import Complain, Complaint, refuse
+from intarsia.format.dcp.checkpoint import stored_of
+from intarsia.format.dcp.metadata import Metadata, TensorRecord
+from intarsia.format.megatron.fsdp_dtensor.keys import (
+    FsdpRows,
+    Section,
+    TensorParallel,
+    is_numbered,
+    section_of,
+)
+from intarsia.format.megatron.keys import Key
+from intarsia.format.megatron.optimizer import MASTER, state_row
+from intarsia.layout import Layout
+from intarsia.mesh import Rule, Shape
+from intarsia.planning.manifest import Logical, Stored
+
+STEP = "step"
+_FLOAT = BY_NAME["F32"]
+_BUFFERS = ("expert_bias",)
+
+
+@dataclass
+class Found:
+    """Stored tensors, and what their names told."""
+
+    stored: dict[str, Stored] = field(default_factory=dict)
+    logical: dict[str, Logical] = field(default_factory=dict)
+    absent: tuple[Logical, ...] = ()
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    repeated: list[tuple[Stored, Stored]] = field(default_factory=list)
+
+    def add(self, stored: Stored, shape_of: Callable[[str], Shape | None]) -> None:
+        if stored.name in self.stored:
+            raise FamilyError(f"`{self.stored[stored.name].key}` and `{stored.key}` are the same")
+        self.stored[stored.name] = stored
+        for name in stored.layout.tensors:
+            if name not in self.logical:
+                self.logical[name] = Logical(name, shape_of(name) or stored.shape, stored.dtype)
+
+
+def _own_shape(name: str) -> None:
+    """A tensor that no table knows has the shape that is stored."""
+
+
+def name_tensors(
+    records: Sequence[TensorRecord],
+    table: Table | None,
+    tp: TensorParallel,
+    config: Mapping[str, Any] | None,
+    numbers: Mapping[str, str] | None = None,
+    complain: Complain = refuse,
+) -> Found:
+    """Give every tensor the layout that its name tells; `numbers` are names of numbered parameters."""
+    found = Found()
+    if table is None:
+        for record in records:
+            found.add(stored_of(record), _own_shape)
+        why = (
+            f"model_type {config.get('model_type')!r} has no table"
+            if config
+            else ("no model configuration, and the stored arguments do not tell the family")
+        )
+        found.notes.append(f"{why}: each stored tensor is carried name by name")
+        return found
+    reader = _Reader(table, tp, found, complain)
+    sections = [(record, _named(section_of(record.name), numbers or {})) for record in records]
+    states = [(r, s) for r, s in sections if s is not None and s.kind]
+    trained = any(s.kind != MASTER for _, s in states)
+    apart = {s.name for _, s in states if s.kind == MASTER}
+    for record, section in sections:
+        if section is None or not section.kind:
+            reader.weight(
+                record, section, trained and section is not None and section.name not in apart
+            )
+    for record, section in states:
+        reader.state(record, section)
+    reader.close(len(states))
+    return found
+
+
+def _named(section: Section | None, numbers: Mapping[str, str]) -> Section | None:
+    if section is None or not is_numbered(section):
+        return section
+    return section._replace(name=numbers.get(section.name, section.name))
+
+
+class _Reader:
+    """The tensors of one checkpoint as they are read: the model's first, then their states."""
+
+    def __init__(self, table: Table, tp: TensorParallel, found: Found, complain: Complain) -> None:
+        self.table, self.tp, self.found, self.complain = table, tp, found, complain
+        self.rows = FsdpRows(table)
+        self.params: dict[str, Param] = {}
+        self.unknown: list[str] = []
+        self.cut: list[str] = []
+
+    def weight(self, record: TensorRecord, section: Section | None, master: bool) -> None:
+        name = section.name if section else record.name
+        try:
+            row = self.rows.find(name, record.shape, self.tp)
+        except IntarsiaError as error:
+            whole = self.rows.rows.row(Key.parse(name))
+            self._complain(error, record, whole.layout.tensors if whole else (name,))
+            row = Param(name, Layout.of(name, record.shape), Rule())
+        if row is None:
+            self.unknown.append(record.name)
+            row = Param(name, Layout.of(name, record.shape), Rule())
+        self.params[name] = row
+        self._add(record, row)
+        if master and record.dtype == _FLOAT and not name.endswith(_BUFFERS):
+            self._add(record, state_row(row, MASTER))
+
+    def state(self, record: TensorRecord, section: Section) -> None:
+        if is_numbered(section):
+            name = f"optimizer.{section.kind}.{section.name}"
+            self._add(record, Param(name, Layout.of(name, record.shape), Rule()))
+            return
+        row = self.params.get(section.name)
+        if row is None:
+            error = FormatError(
+                f"`{record.name}` is the state of a parameter that the model section lacks",
+                hint="the checkpoint is incomplete: use one that is whole",
+                kind="tensor-missing",
+            )
+            self._complain(error, record, (section.name,))
+            name = f"optimizer.{section.kind}.{section.name}"
+            self._add(record, Param(name, Layout.of(name, record.shape), Rule()))
+            return
+        if section.kind == STEP:
+            self._step(record, row)
+            return
+        twin = state_row(row, section.kind)
+        if record.shape == row.layout.shape:
+            self._add(record, twin)
+            return
+        self.cut.append(
+            f"`{record.name}` has shape {list(record.shape)}, its parameter {list(row.layout.shape)}"
+        )
+        self._add(replace(record, chunks=()), twin)
+
+    def _step(self, record: TensorRecord, row: Param) -> None:
+        """One counter stands for every logical tensor of its parameter."""
+        plain = stored_of(record)
+        for of in row.layout.tensors:
+            name = f"optimizer.{STEP}.{of}"
+            stored = replace(plain, name=name, layout=Layout.of(name, record.shape))
+            if name in self.found.stored:
+                self.found.repeated.append((self.found.stored[name], stored))
+            else:
+                self.found.add(stored, _own_shape)
+
+    def _complain(self, error: IntarsiaError, record: TensorRecord, names: tuple[str, ...]) -> None:
+        files = tuple(dict.fromkeys(chunk.file for chunk in record.chunks))
+        self.complain(Complaint(error, files, names))
+
+    def _add(self, record: TensorRecord, row: Param) -> None:
+        stored = replace(
+            stored_of(record), name=row.name, layout=row.layout, rule=row.rule, shift=row.shift
+        )
+        self.found.add(stored, self._shape)
+
+    def _shape(self, name: str) -> Shape | None:
+        of = name.split(".", 2)[2] if name.startswith("optimizer.") else name
+        return self.table.logical.get(of)
+
+    def close(self, states: int) -> None:
+        """Say what is missing, what is broken, and what no row explains."""
+        found, table = self.found, self.table
+        if self.unknown and len(self.unknown) == len(self.params):
+            error = FamilyError(
+                f"none of {len(self.unknown)} tensors is in the Megatron table of {table.family}:"
+                f" {', '.join(self.unknown[:4])}",
+                hint="the configuration is another model's",
+            )
+            self.complain(Complaint(error, names=tuple(self.unknown)))
+        if self.unknown:
+            more = f", … ({len(self.unknown)} in all)" if len(self.unknown) > 4 else ""
+            found.notes.append(
+                f"not in the table of {table.family}, carried name by name:"
+                f" {', '.join(self.unknown[:4])}{more}"
+            )
+        if self.cut:
+            found.problems += self.cut
+            found.notes.append(
+                f"{len(self.cut)} of {states} optimizer tensors are not shaped as their parameters:"
+                " a plain tensor's local part was saved as the whole, and the rest is lost;"
+                " --optimizer drop takes the weights alone"
+            )
+        floating = next((s.dtype for s in found.stored.values() if s.dtype.floating), _FLOAT)
+        found.absent = tuple(
+            Logical(name, table.logical[name], floating)
+            for name in must_be_there(table, found.logical)
+        )
+        found.problems += [f"`{x.name}` {list(x.shape)} is absent" for x in found.absent]
+
+
+def as_torch_dist(metadata: Metadata) -> Metadata:
+    """The model's tensors under the names and with the shapes that `torch_dist` would give them."""
+    shapes: dict[str, TensorRecord] = {}
+    experts: dict[str, set[int]] = {}
+    for record in metadata.tensors.values():
+        section = section_of(record.name)
+        if section is None or section.kind:
+            continue
+        key, shape = Key.parse(section.name), record.shape
+        if key.half is not None and shape:
+            shape = (2 * shape[0], *shape[1:])
+        whole = str(replace(key, expert=None, half=None))
+        if key.expert is not None:
+            experts.setdefault(whole, set()).add(key.expert)
+        shapes[whole] = replace(record, name=whole, shape=shape)
+    for whole, held in experts.items():
+        shapes[whole] = replace(shapes[whole], shape=(len(held), *shapes[whole].shape))
+    return Metadata(shapes, {})

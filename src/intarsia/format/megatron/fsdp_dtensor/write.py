@@ -1,0 +1,283 @@
+"""Writing an `fsdp_dtensor` checkpoint: which tensors it holds, and where their bytes go.
+
+    DST/latest_checkpointed_iteration.txt
+    DST/config.json and other small files, which the caller writes
+    DST/iter_0000001/  .metadata  __<rank>_0.distcp ...
+
+The model section holds main weights where the source has them, and then the rounded weights are
+left out: they follow from the main ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from intarsia.dtypes import DType
+from intarsia.errors import FamilyError, UsageError
+from intarsia.family import Param, Table
+from intarsia.format.base import Arrangement, WriteOptions
+from intarsia.format.cast import cast_to
+from intarsia.format.dcp.metadata import (
+    METADATA,
+    ChunkRecord,
+    Metadata,
+    ObjectRecord,
+    TensorRecord,
+)
+from intarsia.format.dcp.metadata_write import write_metadata
+from intarsia.format.dcp.write import Files, cut_by, place_all
+from intarsia.format.megatron.frame import TRACKER
+from intarsia.format.megatron.fsdp_dtensor.carry import iteration_of, written_entries
+from intarsia.format.megatron.fsdp_dtensor.entries import path_of, tensor_in
+from intarsia.format.megatron.fsdp_dtensor.keys import (
+    GROUP,
+    MODEL,
+    STATE,
+    WRAPPERS,
+    gated_parts,
+    live,
+)
+from intarsia.format.megatron.keys import DIALECTS, Key, experts_of, padded
+from intarsia.format.megatron.optimizer import MASTER, state_row
+from intarsia.format.optimizer_state.parameter_groups import has_torch_groups
+from intarsia.layout import Layout
+from intarsia.mesh import Mesh
+from intarsia.planning.manifest import Manifest, Target
+
+STEP = "step"
+_STATE_OF = re.compile(r"^optimizer\.(?P<kind>[^.]+)\.(?P<name>.+)$")
+_VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
+
+
+@dataclass
+class FsdpTargets:
+    """The tensors to write, what is left out and why, and the counters that must be equal.
+
+    `rounded` are weights that must be their main weights rounded, since those are written.
+    """
+
+    targets: list[Target] = field(default_factory=list)
+    drop: dict[str, str] = field(default_factory=dict)
+    equal: list[tuple[str, ...]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    rounded: list[str] = field(default_factory=list)
+
+
+def fsdp_dtensor_rows(
+    table: Table, *, spec: str = "te", vocabulary: int | None = None
+) -> Iterator[Param]:
+    """The model's tensors as Megatron-FSDP keeps them, under their live names.
+
+    `vocabulary` is the number of rows to which embedding and head are padded.
+    """
+    rows = table.dialects[DIALECTS[spec]]
+    if not rows:
+        raise FamilyError(
+            f"the family {table.family!r} has no Megatron table",
+            hint="convert to hf or dcp, or add the family's Megatron rows",
+        )
+    for row in rows.values():
+        if vocabulary is not None and row.name.endswith(_VOCABULARY):
+            row = padded(row, (vocabulary, *row.layout.shape[1:]))
+        key = Key.parse(row.name)
+        experts = experts_of(row) if key.of_experts else [row]
+        for expert, one in enumerate(experts):
+            whole = replace(key, expert=expert if key.of_experts else None)
+            halves = gated_parts(one, whole)
+            for half, part in enumerate(halves):
+                yield replace(part, name=live(str(replace(whole, half=half)), spec))
+            if not halves:
+                yield replace(one, name=live(str(whole), spec))
+
+
+def fsdp_dtensor_targets(
+    src: Manifest,
+    table: Table | None,
+    mesh: Mesh,
+    *,
+    spec: str = "te",
+    optimizer: str = "keep",
+    dtype: DType | None = None,
+) -> FsdpTargets:
+    """What an `fsdp_dtensor` checkpoint of a source's tensors holds on a mesh."""
+    if mesh.pp > 1:
+        raise UsageError(
+            f"fsdp_dtensor has no pipeline stages, the mesh has pp={mesh.pp}",
+            hint="Megatron-FSDP shards layers instead of placing them: leave pp out",
+        )
+    found = FsdpTargets(drop=dict(_left_out(src, table, optimizer)))
+    held = {name for name in src.logical if name not in found.drop}
+    kinds = sorted({m["kind"] for m in map(_STATE_OF.match, held) if m} - {MASTER, STEP})
+    writer = _Writer(src, mesh, dtype, held, found)
+    for row in _rows(src, table, spec, mesh):
+        writer.weight(row)
+        for kind in kinds:
+            writer.state(row, kind)
+        writer.step(row)
+    for names in found.equal:
+        for name in names[1:]:
+            if name not in writer.steps:
+                found.drop[name] = f"equal to `{names[0]}`: a fused parameter has one counter"
+    return found
+
+
+def _left_out(src: Manifest, table: Table | None, optimizer: str) -> Iterator[tuple[str, str]]:
+    tied = table.tied if table else {}
+    for name in src.logical:
+        state = _STATE_OF.match(name)
+        of = state["name"] if state else name
+        if of in tied:
+            yield name, f"{of} is tied to {tied[of]} by the configuration"
+        elif state and optimizer == "drop":
+            yield name, "optimizer state, dropped as asked"
+
+
+def _rows(src: Manifest, table: Table | None, spec: str, mesh: Mesh) -> Iterator[Param]:
+    """The family's rows that the source has or must have, then what no table explains."""
+    covered: set[str] = set()
+    missed = {x.name for x in src.absent}
+    if table is not None:
+        spare = table.optional - missed
+        for row in fsdp_dtensor_rows(table, spec=spec, vocabulary=_vocabulary(src, mesh)):
+            names = row.layout.tensors
+            if all(n in spare and n not in src.logical for n in names):
+                continue
+            covered.update(names)
+            if not all(n in table.tied for n in names):
+                yield row
+    rest = [n for n in src.logical if n not in covered and not _STATE_OF.match(n)]
+    if table is not None and src.format != "fsdp_dtensor":
+        lost = [n for n in rest if not table.is_beside_the_text(n)]
+        if lost:
+            raise FamilyError(
+                f"{len(lost)} tensors of {src.path} are not in the Megatron table of"
+                f" {table.family}: {', '.join(lost[:4])}{', …' if len(lost) > 4 else ''}",
+                hint="convert to hf or dcp, which carry them name by name, or add them to the table",
+            )
+    for name in rest:
+        rule = src.sources[name][0].rule
+        yield Param(name, Layout.of(name, src.logical[name].shape), rule)
+
+
+def _vocabulary(src: Manifest, mesh: Mesh) -> int | None:
+    """The padded vocabulary of a source that pads it, as far as the mesh divides it."""
+    for stored in src.stored.values():
+        if stored.name.endswith(_VOCABULARY) and stored.layout.mapped < stored.layout.size:
+            return -(-stored.shape[0] // mesh.tp) * mesh.tp
+    return None
+
+
+class _Writer:
+    """Targets of one checkpoint, parameter by parameter."""
+
+    def __init__(
+        self,
+        src: Manifest,
+        mesh: Mesh,
+        dtype: DType | None,
+        held: set[str],
+        found: FsdpTargets,
+    ) -> None:
+        self.src, self.mesh, self.dtype = src, mesh, dtype
+        self.held, self.found = held, found
+        self.steps: set[str] = set()
+
+    def weight(self, row: Param) -> None:
+        names = row.layout.tensors
+        name = spell(row.name)
+        masters = [f"optimizer.{MASTER}.{n}" for n in names]
+        if not names or not self.src.logical.keys() >= set(masters):
+            self._add(name, row, self.dtype)
+            return
+        if {self.src.logical[n].dtype for n in names if n in self.src.logical} == {self.dtype}:
+            self._add(name, row, None)
+            why = f"{self.dtype} was asked for, and the weights are stored in it"
+            self.found.drop |= dict.fromkeys(masters, why)
+            return
+        self._add(name, replace(state_row(row, MASTER), name=row.name), self.dtype)
+        for n, master in zip(names, masters, strict=True):
+            self.found.drop.pop(master, None)
+            if n in self.src.logical:
+                self.found.drop[n] = "its fp32 main weight is stored in its place"
+                self.found.rounded.append(n)
+
+    def state(self, row: Param, kind: str) -> None:
+        twin = state_row(row, kind)
+        if twin.layout.tensors and self.held.issuperset(twin.layout.tensors):
+            self._add(spell(twin.name), twin, None)
+
+    def step(self, row: Param) -> None:
+        names = tuple(f"optimizer.{STEP}.{n}" for n in row.layout.tensors)
+        if not names or not self.held.issuperset(names):
+            return
+        layout = Layout.of(names[0], self.src.logical[names[0]].shape)
+        rule = replace(row.rule, tp=None)
+        self._add(spell(f"optimizer.{STEP}.{row.name}"), Param(row.name, layout, rule), None)
+        self.steps.add(names[0])
+        if len(names) > 1:
+            self.found.equal.append(names)
+
+    def _add(self, name: str, row: Param, dtype: DType | None) -> None:
+        names = row.layout.tensors
+        held, start = self.src.logical, f"optimizer.{MASTER}."
+        types = {
+            cast_to(held[n].dtype, dtype, (n.removeprefix(start),), self.src.config)
+            for n in names
+            if n in held
+        }
+        if len(types) > 1:
+            raise UsageError(
+                f"`{name}` would hold {', '.join(sorted(t.name for t in types))}",
+                hint="choose one element type with --dtype",
+            )
+        kept = types.pop() if types else self.src.absent[0].dtype
+        boxes = self.mesh.boxes(row.layout.shape, row.rule)
+        self.found.targets.append(Target(name, kept, row.layout, boxes, row.rule, row.shift))
+
+
+def spell(name: str) -> str:
+    """A tensor's key: the model's by its live name, optimizer state by parameter, then kind.
+
+    >>> spell("optimizer.exp_avg.decoder.final_layernorm.weight")
+    'optimizer.state.module.module.module.decoder.final_layernorm.weight.exp_avg'
+    """
+    found = _STATE_OF.match(name)
+    if found is None:
+        return MODEL + name
+    return f"{STATE}{WRAPPERS}{found['name']}.{found['kind']}"
+
+
+def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
+    """The files of a checkpoint whose tensors are cut as the mesh asks; some entries are tensors too."""
+    entries = written_entries(targets, options)
+    iteration = iteration_of(entries)
+    folder = f"iter_{iteration:07d}/"
+    files = Files(options.mesh.size, folder)
+    slots, tensors = place_all(files, cut_by(options.mesh, targets))
+    objects: dict[str, ObjectRecord] = {}
+    for name, data in entries.items():
+        record = files.append(name, data)
+        held = tensor_in(name, data)
+        if held is None:
+            objects[name] = record
+            continue
+        place = (record.file, record.start_bytes, record.length_bytes)
+        whole = ChunkRecord((0,) * len(held.shape), held.shape, *place)
+        tensors[name] = TensorRecord(name, held.dtype, held.shape, (whole,))
+    paths = {name: path_of(name) for name in (*tensors, *objects)}
+    closing = {
+        folder + METADATA: write_metadata(Metadata(tensors, objects, paths, {})),
+        TRACKER: str(iteration).encode(),
+    }
+    return Arrangement(files.sizes, slots, files.fixed, closing, tuple(_remarks(entries)))
+
+
+def _remarks(entries: Collection[str]) -> Iterator[str]:
+    """What Megatron-LM asks for and the source does not tell."""
+    if has_torch_groups(entries) and not any(name.startswith(GROUP) for name in entries):
+        yield (
+            "the source's parameter groups are torch's and are kept as they are: Megatron-LM asks for its own"
+            " (`param_to_group_meta`) and resumes from torch_dist instead"
+        )

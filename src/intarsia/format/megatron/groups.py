@@ -1,0 +1,351 @@
+"""The parameter groups and the steps of Megatron's optimizers, which its common state keeps.
+
+    optimizer.optimizer.param_groups      one optimizer: settings of each group, and its step
+    optimizer.{0,1}.optimizer...          a chain of two, where experts are parallel
+    optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1    the same beside buckets
+
+Which parameters a group is for is not written: Megatron's rule tells.  Experts that are parallel have
+groups of their own, vectors do not decay, and arguments of the run may add to that.  Groups that came from torch are kept beside, as they
+were, since that rule cannot always tell them again.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from intarsia.dtypes import BY_NAME
+from intarsia.errors import FormatError, UsageError
+from intarsia.format.megatron.common import plain
+from intarsia.format.megatron.optimizer import MASTER
+from intarsia.format.megatron.rates import OVERRIDES
+from intarsia.format.optimizer_state.parameter_groups import Group, Groups, different_fields, merged
+from intarsia.format.torch_file.inert import Tensor
+from intarsia.format.torch_file.torch_zip import read_object
+from intarsia.layout import Layout
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Chunk, Logical, Stored
+
+FROM_TORCH = "torch_param_groups"
+"""Where the common state keeps groups that came from torch."""
+
+SHARED = re.compile(
+    r"^(?:chained_(?P<link>\d{1,9})\.)?optimizer\.distributed\.dp_group_idx_0\.optimizer/"
+)
+"""The objects that hold an optimizer's groups where its state is in buckets."""
+
+STEPS = "common state"
+"""The file that chunks of steps give: numbers in a pickle are no elements at a place in a file."""
+
+EXPERTS = ".experts.experts."
+_ENDS = ("embedding.", "output_layer.")
+"""Parameters that Megatron may train at a rate of their own (`--decoupled-lr`)."""
+
+_QK_NORMS = re.compile(r"\.[qk]_layernorm\.")
+"""Vectors that Megatron may have decay (`--no-weight-decay-cond-type apply_wd_to_qk_layernorm`)."""
+
+_NUMBER = BY_NAME["F32"]
+_OURS = frozenset(
+    {
+        "wd_mult", "lr_mult", "pre_wd_mult", "pre_lr_mult", "is_expert_parallel", "is_decoupled_lr",
+        "default_config", *OVERRIDES, "step", "bias_correction",
+    }
+)  # fmt: skip
+"""Settings that only Megatron's groups have."""
+
+_ADAM = {
+    "amsgrad": False, "maximize": False, "foreach": None, "capturable": False,
+    "differentiable": False, "fused": None, "decoupled_weight_decay": True,
+}  # fmt: skip
+"""What torch's AdamW has settings for, and the fused Adam of Megatron always does."""
+
+
+def optimizer_of(common: Mapping[str, Any], entries: Mapping[str, bytes]) -> dict[Any, Any]:
+    """The optimizer's part of a common state, with the groups that lie beside buckets."""
+    said = plain(common.get("optimizer") or {})
+    found: dict[Any, Any] = said if isinstance(said, dict) else {}
+    for name, data in entries.items():
+        if parts := SHARED.match(name):
+            groups = read_object(data, name)
+            if not isinstance(groups, list) or len(groups) != 1:
+                raise FormatError(f"`{name}` is no list of one")
+            link = parts["link"]
+            into = found if link is None else found.setdefault(int(link), {})
+            if not isinstance(into, dict):
+                raise FormatError(f"the optimizer's state {link} is no dictionary - at {name}")
+            into["optimizer"] = plain(groups[0])
+    return found
+
+
+def groups_in(optimizer: Any) -> list[dict[str, Any]]:
+    """The parameter groups of an optimizer's state, those of every one in a chain."""
+    return list(_each_group(optimizer))
+
+
+def _each_group(state: Any) -> Iterator[dict[str, Any]]:
+    for key, value in state.items() if isinstance(state, dict) else ():
+        if key == "param_groups" and isinstance(value, list):
+            yield from (group for group in value if isinstance(group, dict))
+        else:
+            yield from _each_group(value)
+
+
+def group_for(
+    groups: list[dict[str, Any]], name: str, axes: int, args: Mapping[str, Any] | None = None
+) -> int | None:
+    """The place of the group that Megatron puts a parameter in; None where that is not one group.
+
+    `args` are those of the run that saved them.
+    """
+    args = args or {}
+    free = axes < 2 or name.endswith(".bias")
+    if args.get("apply_wd_to_qk_layernorm") and _QK_NORMS.search(name):
+        free = False
+    found = _fitting(groups, EXPERTS in name)
+    if len(found) > 1:
+        found = [i for i in found if (groups[i].get("wd_mult") == 0.0) == free]
+    if len(found) > 1:
+        ends = any(word in name for word in _ENDS)
+        rate = args.get("decoupled_lr")
+        found = [i for i in found if _is_decoupled(groups[i], rate) == ends]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_decoupled(group: Mapping[str, Any], rate: Any) -> bool:
+    """Whether a group is that of embedding and head; Megatron-core has long told it by its rate alone."""
+    return bool(group.get("is_decoupled_lr")) or (rate is not None and group.get("max_lr") == rate)
+
+
+def _fitting(groups: list[dict[str, Any]], expert: bool) -> list[int]:
+    """The groups that may hold an expert's parameters, or any others."""
+    # Without expert parallelism, experts are trained with the others.
+    expert = expert and any(g.get("is_expert_parallel") for g in groups)
+    return [i for i, g in enumerate(groups) if bool(g.get("is_expert_parallel")) == expert]
+
+
+_MAX_STEP = 1 << 63
+"""Beyond it, a number is no count of steps."""
+
+
+def step_for(groups: list[dict[str, Any]], name: str) -> float | None:
+    """The step that a parameter is at, by the groups that may hold it; None where they disagree."""
+    steps = {g["step"] for i in _fitting(groups, EXPERTS in name) if _is_step(g := groups[i])}
+    return float(steps.pop()) if len(steps) == 1 else None
+
+
+def _is_step(group: Mapping[str, Any]) -> bool:
+    step = group.get("step")
+    return isinstance(step, int | float) and type(step) is not bool and abs(step) <= _MAX_STEP
+
+
+def with_common_step(groups: list[dict[str, Any]], common: Mapping[str, Any]) -> None:
+    """Give groups the one step that Megatron's undistributed optimizers keep beside them."""
+    step = _common_step(common.get("optimizer"))
+    for group in groups if step is not None else ():
+        group.setdefault("step", step)
+
+
+def _common_step(state: Any) -> float | None:
+    if not isinstance(state, dict):
+        return None
+    said = state.get("common_step")
+    if isinstance(said, (int, float)) and abs(said) <= _MAX_STEP:
+        return float(said)
+    if isinstance(said, Tensor) and said.dtype.name == "F32" and said.storage.data is not None:
+        return float(struct.unpack_from("<f", said.storage.data, 4 * said.storage_offset)[0])
+    return next((s for s in map(_common_step, state.values()) if s is not None), None)
+
+
+def steps_of(
+    groups: list[dict[str, Any]], stored: Iterable[Stored]
+) -> tuple[dict[str, Stored], bytes]:
+    """The step of every parameter that has moments, as torch keeps it, and the bytes that hold them."""
+    held: dict[float, int] = {}
+    found: dict[str, Stored] = {}
+    for s in stored:
+        kind = s.name.split(".", 2)[1] if s.name.startswith("optimizer.") else MASTER
+        step = None if kind == MASTER else step_for(groups, s.name)
+        if step is None and kind != MASTER:
+            place = group_for(groups, s.name, len(s.shape))
+            of = groups[place] if place is not None else {}
+            step = float(of["step"]) if _is_step(of) else None
+        if step is None:
+            continue
+        for state in s.layout.tensors:
+            name = f"optimizer.step.{state.split('.', 2)[2]}"
+            at = held.setdefault(step, len(held)) * _NUMBER.itemsize
+            chunk = Chunk(Box.whole(()), STEPS, at, _NUMBER.itemsize)
+            found[name] = Stored(name, _NUMBER, Layout.of(name, ()), (chunk,), key=name)
+    return found, struct.pack(f"<{len(held)}f", *held)
+
+
+def as_torch(
+    groups: list[dict[str, Any]],
+    stored: Iterable[Stored],
+    logical: Mapping[str, Logical],
+    args: Mapping[str, Any] | None = None,
+) -> Groups | None:
+    """Megatron's groups with their members, in torch's terms; None where the rule does not tell."""
+
+    def settings(s: Stored) -> dict[str, Any] | None:
+        place = group_for(groups, s.name, len(logical[s.layout.tensors[0]].shape), args)
+        return None if place is None else groups[place]
+
+    return grouped(stored, logical, settings) if groups else None
+
+
+def grouped(
+    stored: Iterable[Stored],
+    logical: Mapping[str, Logical],
+    settings: Callable[[Stored], Mapping[str, Any] | None],
+) -> Groups | None:
+    """The parameters that have moments, put together by their settings; None where some are unknown."""
+    trained = {
+        name.split(".", 2)[2]
+        for name in logical
+        if name.startswith("optimizer.") and name.split(".")[1] not in (MASTER, "step")
+    }
+    found: list[Group] = []
+    for s in stored:
+        members = tuple(name for name in s.layout.tensors if name in trained)
+        if not members:
+            continue
+        fields = settings(s)
+        if fields is None:
+            return None
+        found.append(Group(members, _fields_of_torch(fields)))
+    return Groups(merged(found)) if found else None
+
+
+def _fields_of_torch(group: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {k: v for k, v in group.items() if k not in _OURS}
+    if {"betas", "eps"} <= fields.keys():
+        fields = {k: v for k, v in _ADAM.items() if k not in fields} | fields
+    return fields
+
+
+def as_megatron(
+    groups: Groups | None, rows: Iterable[tuple[str, int, str]], step: int | None, chained: bool
+) -> dict[Any, Any]:
+    """The optimizer's part of the common state, with a group for every kind of parameter there is.
+
+    `rows` are the parameters: Megatron's name, the number of axes, and a logical tensor of each.
+    Raise where groups of torch's that have unlike settings meet in one of Megatron's.
+    """
+    links: dict[bool, list[dict[str, Any]]] = {}
+    for (expert, free), fields in sorted(_by_kind(groups, rows, chained).items()):
+        fields |= {"wd_mult": 0.0 if free else 1.0, "lr_mult": 1.0}
+        fields |= {"is_expert_parallel": expert, "is_decoupled_lr": False, "default_config": True}
+        if step is not None:
+            fields["step"] = step
+        links.setdefault(expert, []).append(fields)
+    chain = [{"optimizer": {"param_groups": links[expert]}} for expert in sorted(links)]
+    return chain[0] if len(chain) == 1 else dict(enumerate(chain))
+
+
+Kind = tuple[bool, bool]
+"""Whether a parameter is of a parallel expert, and whether Megatron exempts it from weight decay."""
+
+
+def _by_kind(
+    groups: Groups | None, rows: Iterable[tuple[str, int, str]], chained: bool
+) -> dict[Kind, dict[str, Any]]:
+    """The settings of every kind of parameter, which all groups of torch's with such members share."""
+    each = merged(groups.each) if groups else ()
+    of = {m: k for k, group in enumerate(each) for m in group.members}
+    held: dict[Kind, dict[int, list[str]]] = {}
+    for name, axes, member in rows:
+        kind = (chained and EXPERTS in name, axes < 2 or name.endswith(".bias"))
+        places = held.setdefault(kind, {})
+        # A parameter of no group is not trained; a single group needs no list of members.
+        place = 0 if len(each) == 1 else of.get(member)
+        if place is not None:
+            places.setdefault(place, []).append(member)
+    if len(each) > 1 and not any(held.values()):
+        raise FormatError(
+            f"the optimizer has {len(each)} parameter groups, and which parameters they hold is not told",
+            hint=_ELSEWHERE,
+        )
+    unlike = {kind: places for kind, places in held.items() if len(places) > 1}
+    if unlike:
+        raise UsageError(_unlike(each, unlike), hint=_ELSEWHERE)
+    kinds = [kind for kind, places in held.items() if places or not each]
+    return {kind: dict(each[next(iter(held[kind]))].fields) if each else {} for kind in kinds}
+
+
+_ELSEWHERE = (
+    "convert to hf, dcp or fsdp_dtensor, which keep the settings of each parameter, or take the"
+    " weights alone with --optimizer drop"
+)
+
+
+def _unlike(each: tuple[Group, ...], unlike: Mapping[Kind, Mapping[int, list[str]]]) -> str:
+    """Both groupings: torch's, and the groups of Megatron's in which they meet."""
+    lines = ["groups of parameters with unlike settings meet in one of Megatron's, which tells"]
+    lines[0] += " parameters apart by weight decay and expert parallelism alone"
+    fields = [different_fields(each, g) for g in each]
+    lines += [
+        f"  the source's group {k}: {len(g.members)} tensors, {fields[k]}"
+        for k, g in enumerate(each)
+    ]
+    for (expert, free), places in unlike.items():
+        what = ("vectors and biases" if free else "matrices") + (" of experts" if expert else "")
+        met = ", ".join(f"{len(m)} of group {k} ({m[0]})" for k, m in sorted(places.items()))
+        lines.append(f"  Megatron's group of {what}: {met}")
+    return "\n".join(lines)
+
+
+def chained_as(optimizer: dict[Any, Any], names: Iterable[str], chained: bool) -> dict[Any, Any]:
+    """An optimizer's part of the common state as a run has it in which experts are parallel, or are not.
+
+    Parallel experts are trained by an optimizer of their own, the second of a chain.
+    """
+    groups = groups_in(optimizer)
+    apart = any(g.get("is_expert_parallel") for g in groups)
+    wanted = chained and any(EXPERTS in name for name in names)
+    if not groups or apart == wanted:
+        return optimizer
+    if wanted:
+        experts = [g | {"is_expert_parallel": True} for g in groups if g.get("wd_mult") != 0.0]
+        return {0: optimizer, 1: {"optimizer": {"param_groups": experts}}}
+    if sorted(optimizer, key=str) != [0, 1]:
+        return optimizer
+    found: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        alike = group | {"is_expert_parallel": False}
+        kept = found.setdefault(_identity(group) + repr([*map(group.get, OVERRIDES)]), alike)
+        if repr(sorted(kept.items())) != repr(sorted(alike.items())):
+            raise UsageError(
+                "experts that are parallel are trained with other settings than the rest, and without"
+                f" expert parallelism Megatron has one group for both\n  the rest: {kept}\n"
+                f"  experts: {group}",
+                hint="keep experts parallel with --mesh ep=2 or more, or --optimizer drop",
+            )
+    together: dict[Any, Any] = dict(optimizer[0])
+    together["optimizer"] = together["optimizer"] | {"param_groups": list(found.values())}
+    return together
+
+
+def _identity(group: Mapping[str, Any]) -> str:
+    """By what every Megatron tells groups apart, whether its experts are parallel aside."""
+    return repr([group.get(key) for key in ("wd_mult", "lr_mult", "is_decoupled_lr")])
+
+
+def check_told_apart(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raise where Megatron cannot tell groups apart that have unlike settings."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for group in groups:
+        same = f"{_identity(group)} {bool(group.get('is_expert_parallel'))}"
+        other = found.setdefault(same, group)
+        unlike = [k for k in group if repr(group[k]) != repr(other.get(k))]
+        if unlike:
+            raise UsageError(
+                "two groups of parameters differ in "
+                + ", ".join(f"{k} ({other.get(k)!r} and {group[k]!r})" for k in unlike)
+                + ", and in torch_dist Megatron-core before 0.19 tells groups apart by wd_mult, lr_mult and"
+                " experts alone",
+                hint="convert to hf, dcp or fsdp_dtensor, which keep the settings of each parameter, or"
+                " take the weights alone with --optimizer drop",
+            )

@@ -1,0 +1,94 @@
+"""A rank's parameters in the order in which Megatron's modules register them.
+
+The names on disk do not tell everything: with Megatron's local layer specification a norm that
+is stored as `linear_qkv.layer_norm_weight` is a module of its own before the attention, and
+several tensors on disk may be one parameter in memory (`in_proj.weight.query`, ...).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple
+
+from intarsia.family import Param
+from intarsia.format.megatron.keys import Key
+from intarsia.layout import Layout, chunk, concat
+from intarsia.mesh import Rule
+
+# A module's own parameters come before those of the modules in it.
+_MODULES = (
+    "input_layernorm", "dt_bias", "A_log", "core_attention", "linear_proj", "linear_q_proj",
+    "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj",
+    "linear_qkv", "in_proj", "conv1d", "q_layernorm", "kv_layernorm", "k_layernorm", "out_norm",
+    "out_proj", "pre_mlp_layernorm", "router", "experts", "shared_experts", "gate_weight",
+    "linear_fc1", "linear_fc2", "final_layernorm",
+)  # fmt: skip
+_LEAVES = ("layer_norm_weight", "layer_norm_bias", "weight", "bias")
+_TOP = ("embedding", "decoder.layers.", "decoder.", "mtp.", "output_layer")
+_COMPONENT = re.compile(r"^(?P<whole>.+\.(?:in_proj|conv1d)\.(?:weight|bias))\.\w+$")
+_GATED = ("linear_fc1.weight", "linear_fc1.bias")
+_DOWN = ("linear_q_down_proj.weight", "linear_kv_down_proj.weight")
+_BUFFERS = ("expert_bias",)
+
+
+class Spec(NamedTuple):
+    """What is not told by names: norms as modules of their own, experts grouped by projection."""
+
+    separate_norms: bool
+    grouped: bool
+
+
+SPECS = [Spec(*flags) for flags in product((True, False), (False, True))]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of which tensor parallelism cuts each part alone."""
+
+    name: str
+    parts: Sequence[Layout]
+    rule: Rule
+    shift: float
+    copied: bool = False
+
+    def local(self, parts: Sequence[Layout]) -> Param:
+        """The parameter of a rank that holds these parts."""
+        return Param(self.name, concat(parts, self.rule.tp or 0), self.rule, self.shift)
+
+
+def parameters_of(rows: Sequence[Param], spec: Spec) -> list[Parameter]:
+    """The parameters that the rows of a model are in memory, in their order."""
+    merged: dict[str, list[Param]] = {}
+    for row in rows:
+        if not row.name.endswith(_BUFFERS):
+            component = _COMPONENT.match(row.name)
+            merged.setdefault(component["whole"] if component else row.name, []).append(row)
+    found = [_parameter(name, held, spec) for name, held in merged.items()]
+    return sorted(found, key=lambda p: _place(p.name, spec))
+
+
+def _parameter(name: str, rows: list[Param], spec: Spec) -> Parameter:
+    rule = rows[0].rule
+    if name.endswith(_DOWN) and spec.separate_norms:
+        # Without TransformerEngine the low-rank projections are cut like any other.
+        rule = Rule(0, layer=rule.layer)
+    parts = [row.layout for row in rows]
+    if name.endswith(_GATED) and rule.tp is not None:
+        parts = chunk(parts[0], 2, rule.tp)
+    return Parameter(name, parts, rule, rows[0].shift)
+
+
+def _place(name: str, spec: Spec) -> Any:
+    key = Key.parse(name)
+    top = next((i for i, word in enumerate(_TOP) if word in name), len(_TOP))
+    words = key.rest.split(".")
+    if spec.separate_norms and words[-1].startswith("layer_norm_"):
+        words = ["pre_mlp_layernorm" if words[0] == "mlp" else "input_layernorm"]
+    modules = [_MODULES.index(word) for word in dict.fromkeys(words) if word in _MODULES]
+    modules.append(_LEAVES.index(words[-1]) if words[-1] in _LEAVES else 0)
+    if key.expert is not None:
+        modules.insert(len(modules) if spec.grouped else 1, key.expert)
+    return top, key.layer or 0, modules

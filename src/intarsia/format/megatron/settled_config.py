@@ -1,0 +1,48 @@
+"""The configuration that a Megatron checkpoint is read by: given, stored, or made of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from intarsia.family import table_for
+from intarsia.format.complaint import Complain, going_on
+from intarsia.format.dcp.metadata import Metadata
+from intarsia.format.megatron.arguments import check_arguments
+from intarsia.format.megatron.config import config_from_arguments
+from intarsia.format.megatron.frame import home_of
+from intarsia.format.stored_config import choose_config
+
+
+@dataclass(frozen=True)
+class SettledConfig:
+    """A configuration, whether it was made of arguments, and the arguments that it then cannot say."""
+
+    config: Mapping[str, Any] | None
+    made: bool
+    unsaid: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def settle_config(
+    given: Mapping[str, Any] | None,
+    args: Mapping[str, Any],
+    metadata: Metadata,
+    root: Path,
+    complain: Complain,
+) -> SettledConfig:
+    """The given or stored configuration, held against the arguments; without one, that of the arguments."""
+    config = given
+    with going_on(complain, "config.json"):
+        config = choose_config(given, home_of(root))
+    if config is None:
+        made = config_from_arguments(args, metadata)
+        return SettledConfig(made.config, made.config is not None, made.unsaid, made.notes)
+    notes: tuple[str, ...] = ()
+    if table_for(config) is not None:
+        with going_on(complain):
+            shapes = {name: t.shape for name, t in metadata.tensors.items()}
+            notes = tuple(check_arguments(args, config, shapes, str(root)))
+    return SettledConfig(config, False, (), notes)

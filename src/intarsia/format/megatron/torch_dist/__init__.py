@@ -1,0 +1,1 @@
+"""Megatron-LM's `torch_dist` checkpoints."""

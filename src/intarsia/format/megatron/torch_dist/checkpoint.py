@@ -1,0 +1,164 @@
+"""Megatron-LM's `torch_dist` checkpoints: DCP files, with names and a frame of their own.
+
+A tensor's name is Megatron's, its chunks are read in place as those of DCP are.  A tensor
+that stacks layers or experts has its chunks cut by them, so each layer and each expert is a
+stored tensor to us, and so it is when written: the stack is made of names alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from intarsia.family import Param, Table
+from intarsia.format.base import Arrangement, Located, WriteOptions, refuse_section
+from intarsia.format.complaint import Complain, going_on, refuse
+from intarsia.format.dcp import checkpoint as dcp
+from intarsia.format.dcp.checkpoint import open_metadata
+from intarsia.format.dcp.metadata import Metadata
+from intarsia.format.megatron.common import (
+    BACKEND,
+    COMMON_OBJECT,
+    TRAIN_STATE,
+    arguments_of,
+    check_backend,
+    find_checkpoint,
+    looks_like_megatron,
+    read_common,
+    read_run_config,
+)
+from intarsia.format.megatron.frame import COMMON_FILE
+from intarsia.format.megatron.groups import (
+    SHARED,
+    STEPS,
+    groups_in,
+    optimizer_of,
+    steps_of,
+    with_common_step,
+)
+from intarsia.format.megatron.keys import Key, torch_dist_rows
+from intarsia.format.megatron.optimizer import (
+    stored_key,
+)
+from intarsia.format.megatron.settled_config import settle_config
+from intarsia.format.megatron.torch_dist.names import name_tensors
+from intarsia.format.megatron.torch_dist.write import arrange
+from intarsia.format.torch_file.torch_frame import write_object
+from intarsia.mesh import Box, Mesh
+from intarsia.planning.manifest import Chunk, Entry, Logical, Manifest, Stored, Target
+from intarsia.store.local import Folder
+
+
+class TorchDist:
+    """The format `torch_dist`."""
+
+    name = "torch_dist"
+    dialects: tuple[str, ...] = ("megatron",)
+    sharded = True
+    carries_anything = False
+
+    def detect(self, path: Path) -> bool:
+        return looks_like_megatron(path)
+
+    def read(
+        self,
+        path: Path,
+        config: Mapping[str, Any] | None,
+        complain: Complain = refuse,
+        section: Sequence[str] = (),
+    ) -> Manifest:
+        refuse_section(section, self.name)
+        root = find_checkpoint(path)
+        with Folder(root) as folder:
+            with going_on(complain, BACKEND):
+                check_backend(folder)
+            metadata, sizes = open_metadata(folder, complain)
+            common, shared = {}, {}
+            with going_on(complain):
+                common = read_common(folder, metadata)
+            args = arguments_of(common) or read_run_config(folder)
+            entries = _entries(folder, metadata)
+            with going_on(complain):
+                shared = {
+                    name: folder.read_small(e.file, e.start_bytes, e.length_bytes)
+                    for name, e in entries.items()
+                    if SHARED.match(name)
+                }
+        settled = settle_config(config, args, metadata, root, complain)
+        config, notes = settled.config, [*settled.notes]
+        found = name_tensors(metadata, config, args, str(root), complain)
+        groups: list[dict[str, Any]] = []
+        steps: dict[str, Stored] = {}
+        told = b""
+        with going_on(complain):
+            groups = groups_in(optimizer_of(common, shared))
+            with_common_step(groups, common)
+            steps, told = steps_of(groups, found.stored.values())
+        counts = sorted({g["step"] for g in groups if isinstance(g.get("step"), (int, float))})
+        if len(counts) > 1:
+            at = " and ".join(f"{step:g}" for step in counts[:4])
+            found.problems += (f"parameter groups are at different steps: {at}",)
+        if len(counts) > 1 and not steps:
+            found.notes += (
+                "parameter groups are at different steps, so no tensor's step is known",
+            )
+        found.stored |= steps
+        found.logical |= {name: Logical(name, s.shape, s.dtype) for name, s in steps.items()}
+        return Manifest(
+            format=self.name,
+            path=str(root),
+            stored=found.stored,
+            logical=found.logical,
+            copies=tuple(found.copies),
+            files=sizes,
+            family=found.family,
+            config=config,
+            config_made=settled.made,
+            config_unsaid=settled.unsaid,
+            entries=entries,
+            told={STEPS: told} if told else {},
+            absent=found.absent,
+            problems=found.problems,
+            notes=(*notes, *found.notes),
+        )
+
+    def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
+        if chunk.file == STEPS:
+            return Located(chunk.start_bytes)
+        leading = _leading(stored)
+        box = Box((0,) * leading + chunk.box.offsets, (1,) * leading + chunk.box.shape)
+        return dcp.locate(folder, stored, replace(chunk, box=box))
+
+    def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
+        return torch_dist_rows(table, mesh, spec=spec)
+
+    def spell(self, name: str) -> str:
+        return stored_key(name)
+
+    def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
+        return arrange(targets, options)
+
+
+def _leading(stored: Stored) -> int:
+    """How many axes of the tensor on disk are fixed in what we call a stored tensor."""
+    disk, ours = Key.parse(stored.key), Key.parse(stored.name)
+    return (disk.stacked and not ours.stacked) + (disk.of_experts and not ours.of_experts)
+
+
+_EMPTY_STATE_BYTES = len(write_object([None]))
+
+
+def _entries(folder: Folder, metadata: Metadata) -> dict[str, Entry]:
+    """The objects beside the tensors, but for extra states that say nothing."""
+    entries = {
+        o.name: Entry(o.name, o.file, o.start_bytes, o.length_bytes)
+        for o in metadata.objects.values()
+        if "._extra_state/" not in o.name or o.length_bytes != _EMPTY_STATE_BYTES
+    }
+    if folder.has(TRAIN_STATE):
+        entries[TRAIN_STATE] = Entry(TRAIN_STATE, TRAIN_STATE, 0, folder.size(TRAIN_STATE))
+    if folder.has(COMMON_FILE):  # Megatron reads the file where both are there, and so do we
+        entries[COMMON_OBJECT] = Entry(COMMON_OBJECT, COMMON_FILE, 0, folder.size(COMMON_FILE))
+    return entries

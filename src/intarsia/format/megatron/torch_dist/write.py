@@ -1,0 +1,311 @@
+"""Writing a `torch_dist` checkpoint: parts put under the names and into the files of Megatron.
+
+    DST/latest_checkpointed_iteration.txt
+    DST/config.json and other small files, which the caller writes
+    DST/iter_0000001/  .metadata  metadata.json  common.pt  __<rank>_0.distcp ...
+
+A target is one layer's, one expert's, one half's; under which name it is stored, and where in
+the tensor of that name it lies, follows from its own name and those of its neighbours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from intarsia.dtypes import DType
+from intarsia.errors import UsageError
+from intarsia.family import table_for
+from intarsia.format.base import Arrangement, Slot, WriteOptions
+from intarsia.format.dcp.metadata import METADATA, ChunkRecord, Metadata, TensorRecord
+from intarsia.format.dcp.metadata_write import write_metadata
+from intarsia.format.dcp.write import Files, holders
+from intarsia.format.hf.config_dtype import arguments_with
+from intarsia.format.megatron.common import (
+    BACKEND,
+    COMMON_OBJECT,
+    archive,
+    arguments_of,
+    backend_file,
+    common_state,
+    counters_of,
+    extra_states,
+    plain,
+)
+from intarsia.format.megatron.config import (
+    arguments_for,
+    arguments_of_mesh,
+    arguments_of_tensors,
+    arguments_of_words_lacking,
+)
+from intarsia.format.megatron.expert_optimizer import (
+    experts_apart,
+    note_on_experts,
+    saved_later,
+)
+from intarsia.format.megatron.frame import COMMON_FILE, TRACKER
+from intarsia.format.megatron.fsdp_dtensor.entries import COUNTERS, common_in, common_of
+from intarsia.format.megatron.groups import (
+    EXPERTS,
+    FROM_TORCH,
+    as_megatron,
+    chained_as,
+    check_told_apart,
+    groups_in,
+    optimizer_of,
+)
+from intarsia.format.megatron.keys import Key
+from intarsia.format.megatron.optimizer import state_of, stored_key
+from intarsia.format.megatron.rates import note_on_rates, set_rates
+from intarsia.mesh import Box, Mesh, Rule, Shape
+from intarsia.planning.manifest import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where a target lies in a stored tensor: `leading` axes of that tensor are fixed for it."""
+
+    name: str
+    shape: Shape
+    offsets: Shape
+    leading: int
+
+    def stored(self, box: Box) -> Box:
+        """A box of the target, as one of the stored tensor."""
+        offsets = zip(self.offsets[self.leading :], box.offsets, strict=True)
+        return Box(
+            (*self.offsets[: self.leading], *(a + b for a, b in offsets)),
+            (1,) * self.leading + box.shape,
+        )
+
+
+def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
+    """The files of a checkpoint whose tensors are cut as the mesh asks, and stacked where they can be."""
+    source = _source_common(options)
+    iteration = _iteration(source)
+    folder = f"iter_{iteration:07d}/"
+    files = Files(options.mesh.size, folder)
+    slots, tensors, leading = _place(files, targets, options.mesh)
+    shapes = {n: t.shape for n, t in tensors.items() if not n.startswith("optimizer.")}
+    trained = len(shapes) < len(tensors)
+    state = _common(source, shapes, targets if trained else None, options)
+    held = _objects({n: shapes[n][: leading[n]] for n in shapes}, options)
+    held[COMMON_OBJECT] = archive([state])
+    objects = {name: files.append(name, data) for name, data in held.items()}
+    paths = {name: (name,) for name in (*tensors, *objects)}
+    closing = {
+        folder + COMMON_FILE: archive(state),
+        folder + METADATA: write_metadata(Metadata(tensors, objects, paths, {})),
+        folder + BACKEND: backend_file(),
+        TRACKER: str(iteration).encode(),
+    }
+    remarks = (*_remarks(state, shapes, options), *_left_behind(state, held, options))
+    return Arrangement(files.sizes, slots, files.fixed, closing, remarks)
+
+
+def _left_behind(
+    state: Mapping[str, Any], held: Mapping[str, bytes], options: WriteOptions
+) -> Iterator[str]:
+    """Objects of the source that this format, or this mesh, has no place for."""
+    told = {"optimizer", COMMON_OBJECT.partition("/")[0], *state}
+    left = [
+        name
+        for name in options.entries
+        if name not in held
+        and re.split(r"[./]", name)[0] not in told
+        and "_extra_state" not in name
+    ]
+    if left:
+        shown = ", ".join(left[:4]) + (", …" if len(left) > 4 else "")
+        yield f"{len(left)} objects have no place in torch_dist on this mesh and are not carried: {shown}"
+
+
+def _remarks(
+    state: Mapping[str, Any], shapes: Mapping[str, Shape], options: WriteOptions
+) -> Iterator[str]:
+    """What the source says of its parameter groups and Megatron's do not, and the other way round."""
+    groups = groups_in(state.get("optimizer"))
+    yield from note_on_rates(groups)
+    if groups and any(EXPERTS in name for name in shapes):
+        apart = any(group.get("is_expert_parallel") for group in groups)
+        yield from note_on_experts(options.mesh, apart=apart)
+    if options.groups is None:
+        return
+    exempt = (g.get("weight_decay") for g in groups if g.get("wd_mult") == 0.0)
+    decay = {str(value) for value in exempt if value}
+    if decay:
+        yield (
+            f"vectors and biases decay by {', '.join(sorted(decay))} in the source; Megatron's"
+            " groups exempt them (wd_mult=0)"
+        )
+
+
+def _place(
+    files: Files, targets: Sequence[Target], mesh: Mesh
+) -> tuple[dict[str, tuple[Slot, ...]], dict[str, TensorRecord], dict[str, int]]:
+    """A place for every box; the tensors that targets are stacked into, and their leading axes."""
+    slots: dict[str, tuple[Slot, ...]] = {}
+    kinds: dict[str, tuple[DType, Shape]] = {}
+    chunks: dict[str, list[ChunkRecord]] = {}
+    leading: dict[str, int] = {}
+    stacks = alike_layers(targets)
+    for target in targets:
+        part = part_of(target, stacks)
+        dtype, shape = kinds.setdefault(part.name, (target.dtype, part.shape))
+        if (dtype, shape) != (target.dtype, part.shape):
+            raise UsageError(
+                f"`{part.name}` would hold {dtype} {list(shape)} and"
+                f" {target.dtype} {list(part.shape)}",
+                hint="choose one element type with --dtype",
+            )
+        boxes = holders(mesh, target.shape, _first_alike(mesh, target.rule))
+        placed = [
+            files.place(target.dtype, box, holding, part.stored(box))
+            for box, holding in boxes.items()
+        ]
+        slots[target.name] = tuple(slot for slot, _ in placed)
+        chunks.setdefault(part.name, []).extend(record for _, record in placed)
+        leading[part.name] = part.leading
+    tensors = {n: TensorRecord(n, *kind, tuple(chunks[n])) for n, kind in kinds.items()}
+    return slots, tensors, leading
+
+
+def _first_alike(mesh: Mesh, rule: Rule) -> Rule:
+    """The rule of the first layer and expert that the same ranks hold, so that few are worked out."""
+    stage, expert = mesh.stage(rule), rule.expert
+    if expert is not None:
+        per_rank = -(-expert[1] // mesh.ep)
+        expert = (expert[0] // per_rank * per_rank, expert[1])
+    return Rule(rule.tp, rule.ep, expert, None if stage is None else (stage, mesh.pp))
+
+
+def alike_layers(targets: Sequence[Target]) -> dict[str, int]:
+    """The stacks of layers that are alike, and their heights; only those are one tensor on disk.
+
+    Layers that predict further tokens are never stacked, nor are those of a vision tower, which keeps
+    the names it came with.
+    """
+    forms: dict[str, dict[int, set[tuple[Key, Shape]]]] = {}
+    for target in targets:
+        key = Key.parse(stored_key(target.name))
+        if key.layer is not None and key.head.endswith("decoder.layers"):
+            form = forms.setdefault(key.head, {}).setdefault(key.layer, set())
+            form.add((Key(key.rest, "", None, key.expert, key.half), target.shape))
+    alike = {
+        head: len(layers)
+        for head, layers in forms.items()
+        if sorted(layers) == [*range(len(layers))]
+        and all(form == layers[0] for form in layers.values())
+    }
+    # Optimizer state is stored as its model is.
+    uneven = {_model_head(head) for head in forms if head not in alike}
+    return {head: n for head, n in alike.items() if _model_head(head) not in uneven}
+
+
+def _model_head(head: str) -> str:
+    found = state_of(head)
+    return found[1] if found else head
+
+
+def part_of(target: Target, stacks: Mapping[str, int]) -> Part:
+    """The place of a target in the tensor that is stored."""
+    key = Key.parse(stored_key(target.name))
+    leading: list[tuple[int, int]] = []
+    layer = key.layer
+    if layer is not None and key.head in stacks:
+        leading.append((layer, stacks[key.head]))
+        layer = None
+    if key.expert is not None:
+        assert target.rule.expert is not None, "an expert's rule says of how many it is one"
+        leading.append((key.expert, target.rule.expert[1]))
+    shape, offsets = list(target.shape), [0] * len(target.shape)
+    if key.half is not None:
+        offsets[0], shape[0] = shape[0] * key.half, shape[0] * 2
+    return Part(
+        str(Key(key.rest, key.head, layer)),
+        (*(n for _, n in leading), *shape),
+        (*(i for i, _ in leading), *offsets),
+        len(leading),
+    )
+
+
+def _iteration(source: Mapping[str, Any]) -> int:
+    """The step to resume from; Megatron takes zero for a damaged tracker."""
+    said = source.get("iteration")
+    return said if type(said) is int and 0 < said < 1 << 60 else 1
+
+
+def _common(
+    source: Mapping[str, Any],
+    shapes: Mapping[str, Shape],
+    trained: Sequence[Target] | None,
+    options: WriteOptions,
+) -> dict[str, Any]:
+    """The common state: the source's where it had one, with what is different now."""
+    args = plain(arguments_of(source))
+    table = table_for(options.config)
+    if options.config is not None and table is not None:
+        if args:
+            args |= arguments_of_tensors(shapes, table.centered)
+            args |= arguments_of_mesh(options.mesh, args)
+            args |= arguments_of_words_lacking(options.config)
+        else:
+            args = arguments_for(options.config, options.mesh, shapes, table.centered)
+    counters = counters_of(options.entries)
+    args |= {k: v for k, v in counters.items() if k.endswith("_samples") and k not in args}
+    optimizer = None if trained is None else _optimizer(source, trained, options)
+    args = arguments_with(args, options.dtype)
+    state = common_state(args, _iteration(source), optimizer)
+    for name in ("opt_param_scheduler", "num_floating_point_operations_so_far", FROM_TORCH):
+        if name in source:
+            state[name] = plain(source[name])
+    if trained is not None and options.groups is not None:
+        state[FROM_TORCH] = options.groups.as_plain()
+    return state
+
+
+def _optimizer(
+    source: Mapping[str, Any], targets: Sequence[Target], options: WriteOptions
+) -> dict[Any, Any]:
+    """The optimizer's groups and counters, in the form that goes with state by parameter."""
+    found = optimizer_of(source, options.entries)
+    later = options.rates is not None or saved_later(arguments_of(source), groups_in(found))
+    chained = experts_apart(options.mesh, later=later)
+    found = chained_as(found, (t.name for t in targets), chained)
+    if not found and (options.groups is not None or options.step is not None):
+        rows = (
+            (t.name, len(t.shape), member)
+            for t in targets
+            if not t.name.startswith("optimizer.")
+            for member in t.layout.tensors
+        )
+        step = None if options.step is None else int(options.step)
+        found = as_megatron(options.groups, rows, step, chained)
+    elif COMMON_OBJECT not in options.entries:
+        check_told_apart(groups_in(found))
+    set_rates(groups_in(found), options.rates)
+    each = [v for k, v in found.items() if isinstance(k, int) and isinstance(v, dict)] or [found]
+    for one in each:
+        one["param_state_sharding_type"] = "fully_reshardable"
+    return found
+
+
+def _source_common(options: WriteOptions) -> dict[str, Any]:
+    """The common state that the source had, in this format's terms."""
+    counters = counters_of(options.entries)
+    if COMMON_OBJECT in options.entries:
+        return {k: v for k, v in counters.items() if k in COUNTERS} | common_in(options.entries)
+    state = common_of(options.entries)
+    return state | {"args": vars(state["args"])} if "args" in state else state
+
+
+def _objects(leading: Mapping[str, Shape], options: WriteOptions) -> dict[str, bytes]:
+    """The objects that Megatron asks for, and the source's that still hold on this mesh."""
+    objects = extra_states(leading)
+    mesh = options.mesh
+    for name, data in options.entries.items():
+        if name in objects or re.match(rf"^rng_state/shard_\d+\.\d+_{mesh.pp}\.{mesh.tp}$", name):
+            objects[name] = data
+    return objects

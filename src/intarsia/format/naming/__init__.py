@@ -1,0 +1,1 @@
+"""From names on disk to logical names: sections, wrappers, dialects."""

@@ -1,0 +1,318 @@
+"""From names on disk to logical tensors: families, and what none explains.
+
+A checkpoint's tensors are divided into sections, and those of the model matched against the table
+of its family.  What the table does not know is carried name by name, and said.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from intarsia.dtypes import BY_NAME
+from intarsia.errors import FamilyError, IntarsiaError
+from intarsia.family import Table, table_for
+from intarsia.family.parts import must_be_there
+from intarsia.format.complaint import Complain, Complaint, refuse
+from intarsia.format.naming.foreign_names import refuse_foreign
+from intarsia.format.naming.quantised_names import misfits, stood_for, with_rules
+from intarsia.format.naming.sections import Sections, Tensor, divide, explained
+from intarsia.format.naming.wrappers import bare, unwrapped
+from intarsia.format.optimizer_state.optimizer_names import (
+    OURS,
+    is_numbered_name,
+    not_told,
+    state_in,
+)
+from intarsia.layout import Layout
+from intarsia.mesh import Rule, Shape
+from intarsia.planning.inventory import Item
+from intarsia.planning.manifest import Logical, Stored
+from intarsia.quantised import Quantised, find_quantised
+
+STEP = "step"
+SIDE_FOLDER = "optimizer/"
+_VOCABULARY = ("embed_tokens.weight", "lm_head.weight", "shared_head.head.weight")
+
+
+@dataclass(frozen=True)
+class Named:
+    """Stored tensors with their layouts, and what the names told."""
+
+    stored: dict[str, Stored]
+    logical: dict[str, Logical]
+    family: str | None
+    absent: tuple[Logical, ...]
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+    quantised: Quantised
+    inventory: tuple[Item, ...] = ()
+    unclear: IntarsiaError | None = None
+
+
+def name_tensors(
+    found: Iterable[Stored],
+    config: Mapping[str, Any] | None,
+    where: str,
+    complain: Complain = refuse,
+    modelopt: Mapping[str, Any] | None = None,
+    *,
+    sections: Sections | None = None,
+    section: Sequence[str] = (),
+    numbers: Mapping[str, str] | None = None,
+) -> Named:
+    """Give the model's stored tensors (each its own layout, so far) the layouts of their family.
+
+    `sections` says which those are, where the caller divided them; `numbers` are the parameters of
+    numbered states.
+    """
+    listed = list(found)
+    table = table_for(config)
+    if sections is None:
+        sections = divided(listed, config, where, section)
+    spelled = [*_Names(sections, table, numbers or {}).spelled(listed)]
+    _mistakable(spelled, sections, table, where, complain)
+    weights = {s.name: (s.dtype, s.shape) for s in spelled if not OURS.match(s.name)}
+    quantised = find_quantised(weights, config, modelopt)
+    if table is None:
+        stored = _unique(map(_plain, spelled), where, complain)
+        model_type = str((config or {}).get("model_type") or "")[:80]
+        why = f"model_type {model_type!r} has no table" if model_type else "no model configuration"
+        note = f"{why}: each stored tensor is carried name by name, as its own logical tensor"
+        stored = with_rules(stored, quantised, {})
+        notes = (note, *quantised.notes)
+        named = Named(stored, _logical(stored, {}), None, (), (), notes, quantised)
+    else:
+        refuse_foreign(sections.names.values(), table, where)
+        named = _with_table(spelled, table, where, complain, quantised)
+    unclear = sections.unclear
+    if unclear is None and any(map(is_numbered_name, named.stored)):
+        unclear = not_told("", where)
+    notes = named.notes
+    if sections.label:
+        notes += (f"section {sections.label} is read as the model",)
+    if sections.unclear is not None:
+        notes += (sections.unclear.brief,)
+    return replace(named, inventory=sections.inventory, unclear=unclear, notes=notes)
+
+
+def _mistakable(
+    spelled: Iterable[Stored],
+    sections: Sections,
+    table: Table | None,
+    where: str,
+    complain: Complain,
+) -> None:
+    """Complain of a tensor that has a name of optimizer state and no form or parameter of such."""
+    params = {*sections.names.values(), *(table.known if table else ())}
+    for s in spelled:
+        ours, key = OURS.match(s.name), s.key or s.name
+        if ours is None or not sections.names or is_numbered_name(s.name):
+            continue
+        if all(file.startswith(SIDE_FOLDER) for file in _files(s)):
+            continue  # training state by its place
+        root = sections.state.get(key)
+        odd = ours["kind"] not in ("state", "param_groups") and ours["param"] not in params
+        if root is None or (odd and OURS.match(key) and not state_in(key, root)):
+            error = FamilyError(
+                f"`{key}` has a name of optimizer state, and is the state of no parameter here - at {where}",
+                hint="names that begin with `optimizer.` are kept for optimizer state: if it is a submodule"
+                " of the model, rename that in the state dict and save again",
+            )
+            complain(Complaint(error, _files(s)))
+
+
+def divided(
+    listed: Sequence[Stored],
+    config: Mapping[str, Any] | None,
+    where: str,
+    section: Sequence[str] = (),
+    **more: Any,
+) -> Sections:
+    """The sections of stored tensors."""
+    table = table_for(config)
+    return divide(
+        {s.name: Tensor(s.shape, s.nbytes) for s in listed},
+        table.known if table else None,
+        where,
+        configured=bool((config or {}).get("model_type")),
+        chosen=section,
+        **more,
+    )
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The names of stored tensors, once sections and wrappers are taken off."""
+
+    sections: Sections
+    table: Table | None
+    numbers: Mapping[str, str]
+
+    def spelled(self, listed: Iterable[Stored]) -> Iterator[Stored]:
+        """Each stored tensor that is read, under its name; state with the kind before the parameter."""
+        known = self.table.known if self.table else frozenset(self.sections.names.values())
+        for s in listed:
+            root = self.sections.state.get(s.name)
+            if root is not None:
+                name = self._state(s.name, root, known)
+                if name is not None:
+                    yield replace(s, name=name)
+            elif s.name in self.sections.names:
+                yield replace(s, name=self.sections.names[s.name])
+
+    def _state(self, key: str, root: str, known: Any) -> str | None:
+        state = state_in(key, root)
+        if root != self.sections.optimizer:
+            return self.sections.entry(key)
+        if state is not None:
+            param = self.numbers.get(state.param) or self._param(state.param, known)
+            return f"optimizer.{state.kind}.{param}" if param is not None else None
+        ours = OURS.match(key)
+        if ours and ours["kind"] not in ("state", "param_groups"):
+            return f"optimizer.{ours['kind']}.{self._param(ours['param'], known)}"
+        return self.sections.entry(key)
+
+    def _param(self, name: str, known: Any) -> str | None:
+        """A parameter's own name; None where it is another section's."""
+        plain = bare(name)
+        if self.sections.foreign and plain.startswith(self.sections.foreign):
+            return None
+        if self.table is not None:
+            found = explained(plain, known)
+            return found[1] if found else plain
+        for prefix in ("", *self.sections.prefixes):
+            if plain.startswith(prefix) and (hit := unwrapped(plain[len(prefix) :], known)):
+                return hit
+        return plain
+
+
+def _with_table(
+    listed: list[Stored], table: Table, where: str, complain: Complain, quantised: Quantised
+) -> Named:
+    known = table.known
+    packed = {part.name for w in quantised.weights for part in w.own_shapes}
+    named = (_named(s, table, known, where, complain, packed) for s in listed)
+    stored = _unique((part for s in named for part in _by_member(s, known)), where, complain)
+    for error, name in misfits(quantised, known, table.family, where):
+        complain(Complaint(error, _files(stored[name]), (name,)))
+    stored = with_rules(stored, quantised, known)
+    parts = quantised.by_part
+    unknown = [n for n in stored if n not in known and n not in parts and not OURS.match(n)]
+    logical = _logical(stored, table.logical)
+    held = {*logical, *stood_for(quantised, known)}
+    absent = tuple(
+        Logical(name, table.logical[name], _common_dtype(listed))
+        for name in must_be_there(table, held)
+    )
+    problems = tuple(f"`{x.name}` {list(x.shape)} is absent" for x in absent)
+    notes = []
+    if unknown:
+        shown = ", ".join(unknown[:4]) + (
+            f", … ({len(unknown)} in all)" if len(unknown) > 4 else ""
+        )
+        notes.append(f"not in the table of {table.family}, carried name by name: {shown}")
+    notes += quantised.notes
+    return Named(stored, logical, table.family, absent, problems, tuple(notes), quantised)
+
+
+def _named(
+    s: Stored,
+    table: Table,
+    known: Mapping[str, Any],
+    where: str,
+    complain: Complain,
+    packed: Collection[str] = (),
+) -> Stored:
+    param = known.get(s.name)
+    if s.name in packed:
+        return _plain(s)
+    if param is not None:
+        if param.layout.shape != s.shape:
+            error = FamilyError(
+                f"`{s.key or s.name}` has shape {list(s.shape)}, config.json of"
+                f" {table.family} gives {list(param.layout.shape)} - at {where}",
+                hint="the configuration is another model's, or the tensor is damaged",
+                kind=shape_fault(s.name, s.shape, param.layout.shape),
+            )
+            complain(Complaint(error, _files(s), param.layout.tensors))
+            return _plain(s)
+        return replace(s, layout=param.layout, rule=param.rule, shift=param.shift)
+    ours = OURS.match(s.name)
+    twin = known.get(ours["param"]) if ours else None
+    if ours and twin is not None and twin.layout.shape == s.shape:
+        layout = twin.layout.rename(f"optimizer.{ours['kind']}.".__add__)
+        shift = twin.shift if ours["kind"] == "master" else 0.0
+        return replace(s, layout=layout, rule=twin.rule, shift=shift)
+    return _plain(s)
+
+
+def shape_fault(name: str, have: Shape, want: Shape) -> str:
+    """What it is that a tensor has another shape than it should."""
+    taller = len(have) == len(want) and have[1:] == want[1:] and have[0] > want[0]
+    return "vocabulary-padded" if taller and name.endswith(_VOCABULARY) else "shape-wrong"
+
+
+def _files(s: Stored) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(chunk.file for chunk in s.chunks))
+
+
+def _by_member(s: Stored, known: Mapping[str, Any]) -> Iterator[Stored]:
+    """A stored tensor; the one counter of a fused parameter once for each tensor that it counts for."""
+    found = OURS.match(s.name)
+    fused = known.get(found["param"]) if found and found["kind"] == STEP and not s.shape else None
+    if fused is None:
+        yield s
+        return
+    for member in fused.layout.tensors:
+        name = f"optimizer.{STEP}.{member}"
+        yield replace(s, name=name, layout=Layout.of(name, ()))
+
+
+def members_of(name: str, table: Table | None) -> tuple[str, ...]:
+    """The logical tensors that a parameter holds, whatever wrappers put before its name."""
+    plain = bare(name)
+    hit = explained(plain, table.known) if table else None
+    return table.known[hit[1]].layout.tensors if table and hit else (plain,)
+
+
+def _unique(named: Iterable[Stored], where: str, complain: Complain) -> dict[str, Stored]:
+    """Stored tensors by name; complain where two have the same."""
+    stored: dict[str, Stored] = {}
+    for s in named:
+        if s.name in stored:
+            error = FamilyError(
+                f"{stored[s.name].key!r} and {s.key!r} are both `{s.name}` - at {where}"
+            )
+            complain(Complaint(error, _files(s)))
+            continue
+        stored[s.name] = s
+    return stored
+
+
+def _plain(s: Stored) -> Stored:
+    """A stored tensor as its own logical tensor; a mesh cuts its first axis."""
+    rule = Rule(tp=0) if len(s.shape) > 1 else Rule()
+    layout = s.layout if s.layout.tensors == (s.name,) else Layout.of(s.name, s.shape)
+    return replace(s, layout=layout, rule=rule)
+
+
+def _logical(stored: Mapping[str, Stored], shapes: Mapping[str, Shape]) -> dict[str, Logical]:
+    found: dict[str, Logical] = {}
+    for s in stored.values():
+        names = s.layout.tensors or (s.name,)
+        for name in names:
+            if name not in found:
+                of = name.split(".", 2)[2] if OURS.match(name) else name
+                shape = s.shape if name == s.name else shapes.get(of, s.shape)
+                found[name] = Logical(name, shape, s.dtype)
+    return found
+
+
+def _common_dtype(listed: list[Stored]) -> Any:
+    counts = Counter(s.dtype for s in listed if s.dtype.floating)
+    if counts:
+        return counts.most_common(1)[0][0]
+    return listed[0].dtype if listed else BY_NAME["F32"]

@@ -1,0 +1,65 @@
+"""Quantised weights among the tensors of a family: one rule for all parts, and what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from intarsia.errors import FamilyError
+from intarsia.family import Param
+from intarsia.format.hf.sides import read_config
+from intarsia.mesh import Rule
+from intarsia.planning.manifest import Stored
+from intarsia.quantised import Quantised
+from intarsia.quantised.cutting import rules_of
+from intarsia.quantised.shapes import fits
+from intarsia.store.looking import is_file
+
+MODELOPT = "hf_quant_config.json"
+
+
+def modelopt_of(root: Path) -> Mapping[str, Any] | None:
+    """What NVIDIA's ModelOpt says about its weights, in a file of its own."""
+    return read_config(root / MODELOPT) if is_file(root / MODELOPT) else None
+
+
+def with_rules(
+    stored: Mapping[str, Stored], quantised: Quantised, known: Mapping[str, Param]
+) -> dict[str, Stored]:
+    """The stored tensors, each part of a quantised weight with the rule that all its parts share."""
+    found = dict(stored)
+    for w in quantised.weights:
+        main = stored.get(w.main.name)
+        if main is None:
+            continue
+        plain = Rule(tp=0) if len(main.shape) > 1 and w.form != "unknown" else Rule()
+        rule = known[w.of].rule if w.of in known else plain
+        for name, each in rules_of(w, rule).items():
+            if name in found:
+                found[name] = replace(found[name], rule=each)
+    return found
+
+
+def stood_for(quantised: Quantised, known: Mapping[str, Param]) -> Iterator[str]:
+    """The logical tensors that packed weights stand for, so that nobody misses them."""
+    for w in quantised.weights:
+        if w.packed and w.of in known:
+            yield from known[w.of].layout.tensors
+
+
+def misfits(
+    quantised: Quantised, known: Mapping[str, Param], family: str, where: str
+) -> Iterator[tuple[FamilyError, str]]:
+    """Packed weights that cannot be those of the family, and the name of each."""
+    for w in quantised.weights:
+        row = known.get(w.of) if w.packed else None
+        if row is not None and not fits(w, row.layout.shape):
+            error = FamilyError(
+                f"`{w.main.name}` has shape {list(w.main.shape)} ({w.label}), config.json of"
+                f" {family} gives the weight {list(row.layout.shape)} - at {where}",
+                hint="the configuration is another model's, or the tensor is damaged",
+                kind="shape-wrong",
+            )
+            yield error, w.main.name

@@ -1,0 +1,1 @@
+"""Optimizer state by its form: named, numbered, and in groups."""

@@ -1,0 +1,115 @@
+"""Optimizer state, recognised by its form whatever the key above it.
+
+    <root>state.<parameter>.<kind>     as torch flattens an optimizer's state dict, by name or number
+    <root>param_groups. …              the settings of its groups
+    optimizer.<kind>.<parameter>       as Intarsia spells it beside a model of the hub
+
+A root is an optimizer's where it also has `param_groups`, where its last word says so, or where every
+state in it is that of a tensor in the same checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from intarsia.errors import FormatError
+from intarsia.format.naming.wrappers import bare
+from intarsia.mesh import Shape
+
+OURS = re.compile(r"^optimizer\.(?P<kind>[A-Za-z_0-9]+)\.(?P<param>.+)$")
+"""A state as Intarsia names it: its kind before its parameter."""
+
+NUMBERED = "the optimizer's state is numbered, and which parameter a number means is not told"
+_NUMBERED = re.compile(r"^optimizer\.\w+\.\d+$")
+_STATE = re.compile(r"(?:^|(?<=\.))state\.(?P<param>.+)\.(?P<kind>[A-Za-z_0-9]+)$")
+_GROUPS = re.compile(r"(?:^|(?<=\.))param_groups(?=\.|$)")
+_WORD = re.compile(r"(?:^|\.)[^.]*optim[^.]*\.$", re.IGNORECASE)
+
+
+class State(NamedTuple):
+    """The parameter that a tensor is the state of, and which state of it."""
+
+    param: str
+    kind: str
+
+
+def roots_of(tensors: Mapping[str, Shape], objects: Iterable[str]) -> tuple[str, ...]:
+    """What stands before the names of each optimizer, in order of appearance; each ends in a dot, or is empty."""
+    found: dict[str, None] = {}
+    grouped = {n[: m.start()] for n in (*tensors, *objects) if (m := _GROUPS.search(n))}
+    open_: dict[str, list[tuple[State, Shape]]] = {}
+    for name, shape in tensors.items():
+        if root := _named_root(name):
+            found.setdefault(root)
+        elif m := _STATE.search(name):
+            root = name[: m.start()]
+            if root in grouped:
+                found.setdefault(root)
+            else:
+                open_.setdefault(root, []).append((State(m["param"], m["kind"]), shape))
+    found |= dict.fromkeys(sorted(grouped - found.keys()))
+    found |= dict.fromkeys(_of_tensors(open_, tensors))
+    return tuple(found)
+
+
+def _named_root(name: str) -> str | None:
+    """The root that a word of a name says is an optimizer's."""
+    if m := _STATE.search(name):
+        root = name[: m.start()]
+        return root if _WORD.search(root) else None
+    return next((r for r in ("optim.", "optimizer.") if name.startswith(r)), None)
+
+
+def _of_tensors(
+    roots: Mapping[str, list[tuple[State, Shape]]], tensors: Mapping[str, Shape]
+) -> Iterator[str]:
+    """The roots all of whose states are those of tensors in the same checkpoint."""
+    if not roots:
+        return
+    ends: dict[str, set[Shape]] = {}
+    for name, shape in tensors.items():
+        words = bare(name).split(".")
+        for k in range(len(words)):
+            ends.setdefault(".".join(words[k:]), set()).add(shape)
+    for root, held in roots.items():
+        shapes = [(ends.get(bare(state.param), set()), shape) for state, shape in held]
+        if all(known and (not shape or shape in known) for known, shape in shapes):
+            yield root
+
+
+def state_in(name: str, root: str) -> State | None:
+    """The state that a name below a root is; None for what else an optimizer keeps."""
+    m = _STATE.match(name, len(root))
+    return State(m["param"], m["kind"]) if m and name.startswith(root) else None
+
+
+def owner(roots: Iterable[str]) -> Callable[[str], str | None]:
+    """Which of the roots a name belongs to: all of it where the root's word says so, else its two forms."""
+    ordered = sorted(roots, key=len, reverse=True)
+
+    def find(name: str) -> str | None:
+        for root in ordered:
+            if name.startswith(root):
+                rest = name[len(root) :]
+                if _WORD.search(root) or rest.startswith(("state.", "param_groups")):
+                    return root
+        return None
+
+    return find
+
+
+def is_numbered_name(name: str) -> bool:
+    """Whether a state belongs to a number, as Intarsia names it."""
+    return _NUMBERED.match(name) is not None
+
+
+def not_told(why: str, where: str) -> FormatError:
+    """What to raise for whoever needs the parameters of numbered states."""
+    return FormatError(
+        f"{NUMBERED}{': ' if why else ''}{why} - at {where}",
+        hint="give the optimizer model.named_parameters() and save again, save its state by name"
+        " (torch's get_optimizer_state_dict), or take the weights alone with --optimizer drop"
+        " (optimizer=None in load)",
+    )

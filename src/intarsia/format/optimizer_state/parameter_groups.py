@@ -1,0 +1,152 @@
+"""The parameter groups of an optimizer, and torch's two spellings of them.
+
+    optimizer.param_groups.0.lr                    by number; `params` lists the members
+    optimizer.param_groups.model.norm.weight.lr    by parameter, as torch flattens them
+
+Members are logical tensors here, so that groups outlive a change of dialect; what Megatron makes of
+them is in `megatron_groups`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from intarsia.errors import UsageError
+from intarsia.format.megatron.common import DROPPED, plain
+from intarsia.format.torch_file.torch_frame import write_object
+from intarsia.format.torch_file.torch_zip import read_object
+
+ROOT = "optimizer.param_groups."
+MEMBERS = "params"
+_NUMBERED = re.compile(r"^(?P<group>\d+)\.(?P<field>\w+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Parameters that are trained alike, and the optimizer's settings for them."""
+
+    members: tuple[str, ...]
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups of an optimizer; `flat` where torch spells them by parameter."""
+
+    each: tuple[Group, ...]
+    flat: bool = False
+
+    def as_plain(self) -> dict[str, Any]:
+        """Plain values that `of_plain` reads again."""
+        each = [{MEMBERS: list(g.members), "fields": dict(g.fields)} for g in self.each]
+        return {"flat": self.flat, "groups": each}
+
+    @staticmethod
+    def of_plain(said: Any) -> Groups | None:
+        """The groups that `as_plain` told; None where these are no such values."""
+        try:
+            each = [Group(tuple(g[MEMBERS]), dict(g["fields"])) for g in said["groups"]]
+            return Groups(tuple(each), bool(said["flat"]))
+        except (TypeError, KeyError, ValueError):
+            return None
+
+
+def has_torch_groups(names: Iterable[str]) -> bool:
+    """Whether entries of these names hold groups in one of torch's spellings."""
+    return any(name.startswith(ROOT) for name in names)
+
+
+def groups_of_torch(
+    entries: Mapping[str, bytes], logical: Callable[[str], tuple[str, ...]]
+) -> Groups | None:
+    """The groups among entries; `logical` gives the tensors that a parameter holds."""
+    found: dict[str, dict[str, Any]] = {}
+    listed: dict[str, Any] = {}
+    flat = False
+    for name, data in entries.items():
+        if not name.startswith(ROOT):
+            continue
+        rest = name.removeprefix(ROOT)
+        flat = flat or not _NUMBERED.match(rest)
+        group, _, field = rest.rpartition(".")
+        value = plain(read_object(data, name))
+        if field == MEMBERS:
+            listed[group] = value
+        elif value is not DROPPED:
+            found.setdefault(group, {})[field] = value
+    if not found and not listed:
+        return None
+    if flat:
+        return Groups(merged(Group(logical(n), fields) for n, fields in found.items()), flat=True)
+    each = (
+        Group(_members(listed.get(key), logical), found.get(key, {}))
+        for key in sorted({*found, *listed}, key=int)
+    )
+    return Groups(tuple(each))
+
+
+def _members(listed: Any, logical: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
+    names = [name for name in listed or () if isinstance(name, str)]
+    return tuple(member for name in names for member in logical(name))
+
+
+def merged(groups: Iterable[Group]) -> tuple[Group, ...]:
+    """The groups, those of equal settings as one, in the order of their first."""
+    found: dict[str, tuple[list[str], Mapping[str, Any]]] = {}
+    for group in groups:
+        # Equal values are not enough: 1, 1.0 and True are three settings.
+        same = repr(sorted(group.fields.items()))
+        found.setdefault(same, ([], group.fields))[0].extend(group.members)
+    return tuple(Group(tuple(members), fields) for members, fields in found.values())
+
+
+def different_fields(groups: Iterable[Group], of: Group) -> str:
+    """The settings of a group that are not the same in all, in words.
+
+    >>> a, b = Group(("x",), {"lr": 0.1, "eps": 1.0}), Group(("y",), {"lr": 0.2, "eps": 1.0})
+    >>> different_fields([a, b], b)
+    'lr=0.2'
+    """
+    known = [g.fields for g in groups]
+    unlike = (k for k in of.fields if len({repr(fields.get(k)) for fields in known}) > 1)
+    return ", ".join(f"{k}={of.fields[k]!r}" for k in sorted(unlike)) or "the same settings"
+
+
+def numbered_entries(groups: Groups, params: Mapping[str, tuple[str, ...]]) -> dict[str, bytes]:
+    """The entries by number; `params` are the parameters to write, with the tensors of each."""
+    names = _by_group(groups, params)
+    found: dict[str, bytes] = {}
+    for k, group in enumerate(groups.each):
+        found[f"{ROOT}{k}.{MEMBERS}"] = write_object(names[k])
+        found |= {f"{ROOT}{k}.{field}": write_object(v) for field, v in group.fields.items()}
+    return found
+
+
+def flat_entries(groups: Groups, params: Mapping[str, tuple[str, ...]]) -> dict[str, bytes]:
+    """The entries by parameter; equal settings share their bytes in memory."""
+    found: dict[str, bytes] = {}
+    for group, names in zip(groups.each, _by_group(groups, params), strict=True):
+        fields = {field: write_object(value) for field, value in group.fields.items()}
+        found |= {f"{ROOT}{name}.{field}": data for name in names for field, data in fields.items()}
+    return found
+
+
+def _by_group(groups: Groups, params: Mapping[str, tuple[str, ...]]) -> list[list[str]]:
+    """The parameters of each group, in the order of its members."""
+    of = {member: name for name, members in params.items() for member in members}
+    names: list[list[str]] = []
+    seen: dict[str, int] = {}
+    for k, group in enumerate(groups.each):
+        # A parameter that is not written keeps the name that it came with.
+        mine = dict.fromkeys(of.get(member, member) for member in group.members)
+        for name in mine:
+            if seen.setdefault(name, k) != k:
+                raise UsageError(
+                    f"`{name}` holds tensors of the parameter groups {seen[name]} and {k}",
+                    hint="choose a dialect that does not fuse them, or --optimizer drop",
+                )
+        names.append(list(mine))
+    return names

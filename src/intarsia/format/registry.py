@@ -1,0 +1,213 @@
+"""Which format a path has, and every format by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from intarsia.collector import paused
+from intarsia.errors import FormatError, SectionError, UnsafeError, UsageError
+from intarsia.family import adopt
+from intarsia.format.base import Format
+from intarsia.format.complaint import Complain, refuse
+from intarsia.format.foreign import NO_WEIGHTS, recognise
+from intarsia.format.hf.sides import read_config
+from intarsia.format.hf.weight_sets import MODEL, stem_of_file
+from intarsia.format.inventory import with_files
+from intarsia.format.megatron.frame import METADATA, TRACKER, tracked_folder
+from intarsia.format.run_folder import Found, find, is_checkpoint
+from intarsia.format.stored_config import with_config_used
+from intarsia.planning.inventory import Fate
+from intarsia.planning.manifest import Manifest
+from intarsia.store.local import Folder
+from intarsia.store.looking import exists, given, is_file, is_folder, listed
+from intarsia.store.replaced import unreplaced
+from intarsia.store.staging import PARTIAL
+from intarsia.store.stamp import Stamp, noting_stamps
+
+_HEADERS = (".metadata", "model.safetensors.index.json")
+"""Files that say what the others hold."""
+
+_CLASSES = {
+    "torch_dist": ("megatron.torch_dist", "TorchDist"),
+    "fsdp_dtensor": ("megatron.fsdp_dtensor", "FsdpDtensor"),
+    "dcp": ("dcp", "Dcp"),
+    "hf": ("hf", "Hf"),
+}
+"""Each format's room here, whose file `checkpoint` has its class; the more particular come first."""
+
+
+class Formats(Mapping[str, Format]):
+    """Every format by its name, imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> Format:
+        return _load(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_CLASSES)
+
+    def __len__(self) -> int:
+        return len(_CLASSES)
+
+
+FORMATS = Formats()
+
+
+@cache
+def _load(name: str) -> Format:
+    room, kind = _CLASSES[name]
+    module = import_module(f"intarsia.format.{room}.checkpoint")
+    found: Format = getattr(module, kind)()
+    return found
+
+
+def format_named(name: str) -> Format:
+    """The format that a user names."""
+    if name not in _CLASSES:
+        raise UsageError(f"unknown format {name!r}", hint=f"one of: {', '.join(sorted(_CLASSES))}")
+    return FORMATS[name]
+
+
+def format_of(path: Path) -> Format:
+    """The format of a checkpoint, found from its content."""
+    if not exists(path):
+        raise FormatError(f"{path} does not exist")
+    if any(part.endswith(PARTIAL) for part in path.absolute().parts):
+        raise FormatError(
+            f"{path} is a conversion that did not finish",
+            hint="run the same `intarsia convert` again with --resume",
+        )
+    for name in _CLASSES if _may_be_sharded(path) else ("hf",):
+        if FORMATS[name].detect(path):
+            _refuse_two(path, name)
+            return FORMATS[name]
+    raise _no_checkpoint(path)
+
+
+def _refuse_two(path: Path, name: str) -> None:
+    """Raise where a folder of another format holds a model that Transformers would read, too."""
+    beside = listed(path, "*.safetensors") if name != "hf" else []
+    beside = [file for file in beside if stem_of_file(file.name) == MODEL]
+    if beside:
+        raise FormatError(
+            f"{path} holds two checkpoints, a {name} one and {beside[0].name}",
+            hint="move one of them to a folder of its own, with the configuration",
+        )
+
+
+def _no_checkpoint(path: Path) -> FormatError:
+    """What a path is that is not read, and what to do about it."""
+    held = [p for p in listed(path) if any(map(is_checkpoint, (p, *listed(p))))]
+    tracked = tracked_folder(path) if is_folder(path) else None
+    if tracked is not None and held:
+        lack = f"has no {METADATA}" if is_folder(tracked) else "is absent"
+        return FormatError(
+            f"{path / TRACKER} names {tracked.name}, which {lack}; there is"
+            f" {', '.join(p.name for p in held[:6])}",
+            hint=f"restore it, or give the folder of another, {held[-1]} say",
+        )
+    found = recognise(path)
+    if held and (found is None or found[0] != path or found[1] is NO_WEIGHTS):
+        names = ", ".join(p.name for p in held[:6]) + (", …" if len(held) > 6 else "")
+        return FormatError(
+            f"{path} is no checkpoint itself; {len(held)} {'lie' if len(held) > 1 else 'lies'}"
+            f" below it: {names}",
+            hint=f"give the folder of one, {held[0]} say",
+        )
+    if found is not None:
+        where, kind = found
+        verb = "holds" if is_folder(where) else "is"
+        return FormatError(f"{where} {verb} {kind.name}; not read", hint=kind.next_step(where))
+    return FormatError(
+        f"{path} is no checkpoint that Intarsia knows ({', '.join(sorted(_CLASSES))})",
+        hint="give the folder that holds .metadata, or the *.safetensors files",
+    )
+
+
+def _may_be_sharded(path: Path) -> bool:
+    """Whether anything hints at a format other than safetensors, so that its code is worth loading."""
+    hints = (".metadata", "latest_checkpointed_iteration.txt", "iter_*", "release", "mp_rank_*",
+             "pytorch_model_fsdp_*")  # fmt: skip
+    return any(listed(path, hint) for hint in hints)
+
+
+def find_checkpoint(path: str | Path) -> Found:
+    """The checkpoint that a path means: itself, or the one to take of a run's folder."""
+    return find(given(path), _unfit)
+
+
+def _unfit(path: Path) -> str | None:
+    """Why a folder is no whole checkpoint, in short; None where it is one."""
+    try:
+        format_of(path).read(path, {"model_type": ""})
+    except SectionError:
+        return None  # whole, and the user is to say which of its models is meant
+    except UnsafeError:
+        raise
+    except FormatError as error:
+        return error.brief.replace(f"{path}/", "").replace(str(path), "it")
+    return None
+
+
+def read_manifest(
+    path: str | Path,
+    config: str | Path | Mapping[str, Any] | None = None,
+    complain: Complain = refuse,
+    section: str | Sequence[str] | None = None,
+) -> Manifest:
+    """What a checkpoint holds, from its headers alone; `complain` may keep what is wrong with some.
+
+    `section` names the model among several, and after a comma its optimizer.
+    """
+    if isinstance(config, (str, Path)):
+        config = read_config(given(config))
+    with paused(), noting_stamps() as seen, unreplaced(given(path)):
+        found = find_checkpoint(path)
+        chosen = sections_in(section)
+        manifest = format_of(found.path).read(found.path, config, complain, chosen)
+        manifest = with_config_used(with_files(manifest, given(path)))
+    return replace(
+        manifest,
+        given=str(path),
+        notes=(*manifest.notes, *found.notes),
+        stamps=_stamps_of(manifest, seen),
+    )
+
+
+def sections_in(section: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The sections that a user names."""
+    named = section.split(",") if isinstance(section, str) else section or ()
+    return tuple(name.strip() for name in named if name.strip())
+
+
+def _stamps_of(manifest: Manifest, seen: Mapping[str, Stamp]) -> dict[str, Stamp]:
+    """The stamps of a checkpoint's files: as they were when their headers were read, or now."""
+    root = root_of(manifest)
+    read = (x.name for x in manifest.inventory if x.kind != "section" and x.fate is Fate.READ)
+    sides = (side.name for side in manifest.sides if side.path in seen)
+    files = {f: seen.get(str(root / f)) for f in (*manifest.files, *_HEADERS, *read, *sides)}
+    now = {f: Stamp.of(root / f) for f, then in files.items() if not then and is_file(root / f)}
+    return {file: then for file, then in files.items() if then} | now
+
+
+def root_of(manifest: Manifest) -> Path:
+    """The folder that a checkpoint's files lie in."""
+    path = Path(manifest.path)
+    return path if is_folder(path) else path.parent
+
+
+def folder_of(manifest: Manifest) -> Folder:
+    """The files of a checkpoint, to read from."""
+    return Folder(root_of(manifest), manifest.told, manifest.stamps)
+
+
+def with_rules_of_transformers(manifest: Manifest) -> Manifest:
+    """The manifest, its tensors named by the rules of the installed Transformers, if it has them."""
+    if manifest.config is None or "model_type" not in manifest.config:
+        return manifest
+    adopt(manifest.config, {s.name: s.shape for s in manifest.stored.values()})
+    return read_manifest(manifest.given or manifest.path, manifest.config, section=manifest.section)

@@ -1,0 +1,1 @@
+"""Files that `torch.save` writes, read without running a pickle."""

@@ -1,0 +1,334 @@
+"""The zip archive that `torch.save` writes, which DCP stores once per tensor chunk.
+
+The members are stored, not compressed, each aligned to 64 bytes, so a tensor is a plain run of
+bytes once its offset is known. A reader finds it by the local headers at the front of the blob
+(one small read) and turns to the central directory at its end only where those do not lead to
+it. `torch_frame` writes such archives.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from struct import Struct
+from typing import IO, Any, NamedTuple, cast
+from zipfile import BadZipFile, ZipFile
+from zlib import crc32
+
+from intarsia.dtypes import BY_TORCH, DType
+from intarsia.errors import FormatError
+from intarsia.format.torch_file.inert import Inert, Storage, Tensor, brief
+from intarsia.format.torch_file.tensor_bounds import bytes_of
+from intarsia.format.torch_file.unpickle import load_inert
+
+Read = Callable[[int, int], bytes]
+
+_HEAD_BYTES = 1024
+_TAIL_BYTES = 2048
+_MEMBER_BYTES = 16 << 20
+"""The most that is read of an archive at once to find a tensor: its pickle, or its directory."""
+_REPEATED_BYTES = 64 << 10
+LOCAL = Struct("<4s5H3I2H")
+CENTRAL = Struct("<4s6H3I5H2I")
+END = Struct("<4s4H2IH")
+END64 = Struct("<4sQ2H2I4Q")
+LOCATOR = Struct("<4sIQI")
+WIDE = 0xFFFFFFFF  # from here on a size or an offset takes its zip64 form
+_STORAGES = {
+    "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16", "LongStorage": "int64", "IntStorage": "int32",
+    "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8",
+    "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
+}  # fmt: skip
+BROKEN_ZIP = (BadZipFile, ValueError, EOFError, OverflowError, NotImplementedError, struct.error)
+STORAGE_OF = {torch: name for name, torch in _STORAGES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Where the elements of a stored tensor are, in bytes from the start of its blob."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    storage_offset: int
+    start_bytes: int
+    length_bytes: int
+
+
+class _Member(NamedTuple):
+    start: int
+    size: int | None
+    crc: int
+
+
+def keeping_ends(read: Read, length: int) -> Read:
+    """Reads of a blob whose first and last bytes, where an archive tells of itself, are read once."""
+    head_bytes = min(length, _HEAD_BYTES)
+    tail_at = max(head_bytes, length - _TAIL_BYTES)
+    ends: dict[int, bytes] = {}
+
+    def near(at: int, size: int) -> bytes:
+        if at >= 0 and at + size <= head_bytes:
+            first, last = 0, head_bytes
+        elif at >= tail_at and at + size <= length:
+            first, last = tail_at, length
+        else:
+            return read(at, size)
+        if first not in ends:
+            ends[first] = read(first, last - first)
+        return ends[first][at - first : at - first + size]
+
+    return near
+
+
+def read_payload(read: Read, length: int, where: str) -> Payload:
+    """The place of the tensor in a blob of `length` bytes, which `read(offset, size)` reads."""
+    head = _exactly(read, 0, min(length, _HEAD_BYTES), where)
+
+    def near(at: int, size: int) -> bytes:
+        return head[at : at + size] if at + size <= len(head) else read(at, size)
+
+    members = _walk(head, where)
+    found = _tensor(_content(near, members, "data.pkl", where), where) if members else None
+    if found is None or f"data/{found.storage.key}" not in members:
+        members = _directory(read, length, where)
+        found = _tensor(_content(read, members, "data.pkl", where), where)
+    if "byteorder" in members:
+        order = _content(near, members, "byteorder", where)
+        if order != b"little":
+            raise FormatError(f"byte order {order!r}, expected b'little' - at {where}")
+    start, stored, _ = _member(members, f"data/{found.storage.key}", where)
+    size = _storage_bytes(found.storage)
+    if (stored is not None and stored != size) or start + size > length:
+        raise FormatError(
+            f"a tensor of {size} bytes from byte {start} on, but {stored or length - start} bytes "
+            f"are stored in a blob of {length} - at {where}"
+        )
+    return Payload(found.dtype, found.shape, found.stride, found.storage_offset, start, size)
+
+
+def read_crc(read: Read, length: int, payload: Payload, where: str) -> int | None:
+    """The CRC-32 recorded for the tensor's bytes; None where torch was told not to take it."""
+    end = payload.start_bytes + payload.length_bytes
+    after = _exactly(read, end, min(24, length - end), where)
+    size = payload.length_bytes.to_bytes(8, "little")
+    crc = int.from_bytes(after[4:8], "little")
+    if after[:4] != b"PK\x07\x08" or after[8:16] not in (size, size[:4] * 2):
+        members = _directory(read, length, where).values()
+        crc = next((m.crc for m in members if m.start == payload.start_bytes), 0)
+    return crc if crc or not payload.length_bytes else None
+
+
+def check_directory(read: Read, length: int, payload: Payload, crc: int | None, where: str) -> None:
+    """Raise where the directory by which torch finds the tensor is damaged, or a small member is.
+
+    `crc` is what stands beside the tensor's bytes.
+    """
+    members = _directory(read, length, where)
+    if sum(m.size or 0 for m in members.values()) > length:
+        raise FormatError(f"members of the archive lie on one another - at {where}")
+    own = {m.crc for m in members.values() if m.start == payload.start_bytes and m.size}
+    if payload.length_bytes and not own:
+        raise FormatError(f"the directory does not lead to the tensor's bytes - at {where}")
+    if crc is not None and own - {crc}:
+        raise FormatError(
+            f"the directory says CRC-32 {max(own):08x} of the tensor's bytes,"
+            f" {crc:08x} stands beside them - at {where}"
+        )
+    for name, member in members.items():
+        if member.start != payload.start_bytes:
+            _content(read, members, name, where)
+
+
+def read_object(data: bytes, where: str) -> Any:
+    """The object of a `torch.save` archive or of a bare pickle, as inert values."""
+    if data.startswith(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."):
+        raise FormatError(f"a torch.save file from before torch 1.6 - at {where}")
+    if not data.startswith(b"PK"):
+        return load_inert(data, where)
+
+    def read(at: int, size: int) -> bytes:
+        return data[at : at + size]
+
+    members = _directory(read, len(data), where)
+    contents: dict[str, bytes] = {}
+
+    def storage(pid: Any) -> Storage:
+        found = _storage(pid)
+        if found.key not in contents:
+            member = f"data/{found.key}"
+            # Members may lie on one another, so that little data would become much.
+            left = len(data) - sum(map(len, contents.values()))
+            contents[found.key] = _content(read, members, member, where, left)
+        size, content = _storage_bytes(found), contents[found.key]
+        if len(content) != size:
+            raise FormatError(f"{len(content)} bytes stored for a storage of {size}")
+        return found._replace(data=content)
+
+    return load_inert(_content(read, members, "data.pkl", where, len(data)), where, storage)
+
+
+def _exactly(read: Read, at: int, size: int, where: str) -> bytes:
+    got = read(at, size) if size > 0 else b""
+    if size < 0 or len(got) != size:
+        raise FormatError(f"{len(got)} of {size} bytes at offset {at} - at {where}")
+    return got
+
+
+def _member(members: dict[str, _Member], name: str, where: str) -> _Member:
+    if name not in members:
+        raise FormatError(f"no member {name} in the archive - at {where}")
+    return members[name]
+
+
+def _content(
+    read: Read,
+    members: dict[str, _Member],
+    name: str,
+    where: str,
+    most_bytes: int = _MEMBER_BYTES,
+) -> bytes:
+    start, size, crc = _member(members, name, where)
+    if (size or 0) > most_bytes:
+        raise FormatError(f"{name} has {size} bytes, at most {most_bytes} are read - at {where}")
+    content = _exactly(read, start, size or 0, where)
+    if crc and crc32(content) != crc:
+        raise FormatError(
+            f"{name} has CRC-32 {crc32(content):08x}, recorded {crc:08x} - at {where}"
+        )
+    return content
+
+
+def _named(raw: bytes, method: int, where: str) -> str:
+    name = raw.partition(b"/")[2].decode("latin1")
+    if method != 0:
+        raise FormatError(f"member {name} is compressed (method {method}) - at {where}")
+    return name
+
+
+def _walk(head: bytes, where: str) -> dict[str, _Member]:
+    """The members at the front, up to the first with data, whose size is not known there."""
+    members: dict[str, _Member] = {}
+    at = 0
+    while head[at : at + 4] == b"PK\x03\x04" and at + LOCAL.size <= len(head):
+        _, _, flags, method, _, _, crc, size, _, named, extra = LOCAL.unpack_from(head, at)
+        start = at + LOCAL.size + named + extra
+        name = _named(head[at + LOCAL.size :][:named], method, where)
+        if name.startswith("data/") and "data.pkl" in members:
+            return members | {name: _Member(start, None, 0)}
+        at = start + size
+        if flags & 8:
+            # The sizes follow the content; a signature inside the content has other sizes.
+            end = head.find(b"PK\x07\x08", start)
+            while end >= 0 and int.from_bytes(head[end + 8 : end + 12], "little") != end - start:
+                end = head.find(b"PK\x07\x08", end + 1)
+            size, at = end - start, end + 16
+            crc = int.from_bytes(head[end + 4 : end + 8], "little")
+        if size < 0 or at > len(head):
+            break
+        members[name] = _Member(start, size, crc)
+    return {}
+
+
+class _File:
+    """A blob as the file that `zipfile` expects."""
+
+    def __init__(self, read: Read, length: int) -> None:
+        self._read, self._length, self._at = read, length, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, to: int, whence: int = 0) -> int:
+        self._at = to + (0, self._at, self._length)[whence]
+        if self._at < 0:
+            raise ValueError(f"offset {self._at}")
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._length - self._at)
+        if (left if size < 0 else min(size, left)) > _MEMBER_BYTES:
+            raise ValueError(f"a directory of more than {_MEMBER_BYTES} bytes")
+        got = self._read(self._at, left if size < 0 else min(size, left))
+        self._at += len(got)
+        return got
+
+
+def _directory(read: Read, length: int, where: str) -> dict[str, _Member]:
+    """The members by the central directory at the end."""
+    try:
+        with ZipFile(cast(IO[bytes], _File(read, length))) as archive:
+            infos = archive.infolist()
+    except BROKEN_ZIP as error:
+        raise FormatError(
+            f"no zip archive in these {length} bytes ({error}) - at {where}"
+        ) from error
+    members: dict[str, _Member] = {}
+    for info in infos:
+        name = _named(info.filename.encode(), info.compress_type, where)
+        if info.header_offset < 0:
+            raise FormatError(f"{name} begins before its archive - at {where}")
+        local = LOCAL.unpack(_exactly(read, info.header_offset, LOCAL.size, where))
+        start, size = info.header_offset + LOCAL.size + local[9] + local[10], info.file_size
+        if start + size > length or name in members:
+            raise FormatError(f"{name}: {size} bytes from {start} on, of {length} - at {where}")
+        members[name] = _Member(start, size, info.CRC)
+    return members
+
+
+def _storage(pid: Any) -> Storage:
+    if not (isinstance(pid, tuple) and len(pid) == 5 and type(pid[2]) is str):
+        raise FormatError("a reference to something that is no storage")
+    _, kind, key, _, numel = pid
+    if type(numel) is not int or numel < 0:
+        raise FormatError(f"a storage of {brief(numel)} elements")
+    name = getattr(kind, "__qualname__", "?")
+    if name == "UntypedStorage":
+        return Storage(key, numel, None)
+    if name not in _STORAGES:
+        raise FormatError(f"a storage of class {brief(kind)}, which has no known element type")
+    return Storage(key, numel, BY_TORCH[_STORAGES[name]])
+
+
+def _storage_bytes(storage: Storage) -> int:
+    return storage.numel * (storage.dtype.itemsize if storage.dtype else 1)
+
+
+_seen: dict[bytes, Tensor] = {}
+
+
+def _tensor(data: bytes, where: str) -> Tensor:
+    """The tensor that data.pkl describes; equal tensors of other blobs have equal pickles."""
+    found = _seen.get(data)
+    if found is None:
+        found = load_inert(data, where, _storage)
+        if not isinstance(found, Tensor):
+            args = found.args if isinstance(found, Inert) else ()
+            kinds = [brief(a) for a in args if isinstance(a, type)]
+            kind = kinds[-1] if kinds else brief(found)
+            raise FormatError(
+                f"a plain tensor is expected, found {kind} - at {where}",
+                hint="save full or sharded plain tensors, dequantized, not a tensor subclass",
+            )
+        shape, stride = found.shape, found.stride
+        size = found.dtype.itemsize
+        reach = sum((n - 1) * s for n, s in zip(shape, stride, strict=False)) + 1
+        reach = (found.storage_offset + reach) * size if 0 not in shape else 0
+        elements = bytes_of(shape, size, where)
+        low = min((*shape, *stride, found.storage_offset), default=0)
+        stored = _storage_bytes(found.storage)
+        # A view that repeats its elements is small, or a blob of a few bytes would fill a disk.
+        elements = 0 if elements <= _REPEATED_BYTES else elements
+        if len(shape) != len(stride) or low < 0 or max(reach, elements) > stored:
+            raise FormatError(
+                f"a view of shape {shape}, stride {stride}, offset {found.storage_offset} ends at "
+                f"byte {max(reach, elements)} of the {stored} stored - at {where}"
+            )
+        if len(_seen) < 4096 and len(data) <= _HEAD_BYTES:
+            _seen[data] = found
+    return found

@@ -1,0 +1,145 @@
+"""The tensors of a live Megatron model, by the names that the whole model has for them.
+
+A pipeline stage numbers its layers anew, an expert-parallel rank its experts, and every wrapper
+(DDP, precision, Megatron-FSDP) adds a `module.`.  What a tensor is in the whole model follows from
+the modules: a layer knows its number, a mixture of experts the numbers of its experts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from intarsia.errors import LayoutError, UsageError
+from intarsia.format.megatron.fsdp_dtensor.keys import canonical
+from intarsia.live.megatron.item import Item
+from intarsia.live.megatron.parallel import place_of
+from intarsia.live.memory.holding import is_dtensor, placed
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_EXPERT = re.compile(r"^(experts\.(?:local_experts\.|linear_fc[12]\.(?:weight|bias)))(\d+)(.*)$")
+"""A number of an expert, counted on its rank: a module of its own, or one weight of a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A tensor of a live model: its name there, its name in the whole model, and its part of it."""
+
+    name: str
+    known: str
+    tensor: Any
+    item: Item
+
+
+def chunks_of(into: Any) -> list[Any]:
+    """The models of a virtual pipeline, or the one model."""
+    return list(into) if isinstance(into, list | tuple) else [into]
+
+
+def is_megatron(into: Any) -> bool:
+    """Whether this is a model of Megatron-core's, wrapped or not, told by its configuration."""
+    chunks = chunks_of(into)
+    return bool(chunks) and all(config_of(chunk) is not None for chunk in chunks)
+
+
+def config_of(model: Any) -> Any:
+    """The `TransformerConfig` of a Megatron model; None for any other."""
+    while model is not None and hasattr(model, "named_modules"):
+        config = getattr(model, "config", None)
+        if hasattr(config, "tensor_model_parallel_size") and hasattr(config, "num_layers"):
+            return config
+        model = getattr(model, "module", None)
+    return None
+
+
+def live_tensors(into: Any) -> Iterator[Live]:
+    """Every parameter and every lasting buffer, on this rank."""
+    chunks = chunks_of(into)
+    for number, chunk in enumerate(chunks):
+        prefix = f"model{number}." if len(chunks) > 1 else ""
+        distribute(chunk)
+        modules = {_bare(path): module for path, module in chunk.named_modules()}
+        for path, module in modules.items():
+            for leaf, tensor in _own(module):
+                name = f"{path}.{leaf}" if path else leaf
+                known = canonical(_global(name, modules))
+                yield Live(prefix + name, known, tensor, _item(tensor, module, leaf, name))
+
+
+def distribute(model: nn.Module) -> None:
+    """Have Megatron-FSDP show its shards: within a step it shows gathered parameters."""
+    _call(model, "_replace_param_with_distributed_if_needed")
+
+
+def install(into: Any) -> None:
+    """Have Megatron-FSDP round its main weights to the weights that it computes with."""
+    for chunk in chunks_of(into):
+        _call(chunk, "install_optimized_model_weights")
+
+
+def _call(model: nn.Module, method: str) -> None:
+    for module in model.modules():
+        call = getattr(type(module), method, None)
+        if call is not None:
+            call(module)
+
+
+def _bare(path: str) -> str:
+    """A module's path without wrappers: the last of those that share a path is the wrapped one."""
+    words = path.split(".")
+    while words and words[0] == "module":
+        words = words[1:]
+    return ".".join(words)
+
+
+def _own(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    for leaf, param in module._parameters.items():
+        if param is not None:
+            yield leaf, param
+    for leaf, buffer in module._buffers.items():
+        if buffer is not None and leaf not in module._non_persistent_buffers_set:
+            yield leaf, buffer
+
+
+def _global(name: str, modules: dict[str, Any]) -> str:
+    """A name with its layer and its expert numbered as in the whole model."""
+    words = name.split(".")
+    found = list(words)
+    for end in range(1, len(words)):
+        module = modules.get(".".join(words[:end]))
+        layer = getattr(module, "layer_number", None)
+        if layer is not None and words[end - 2 : end - 1] == ["layers"]:
+            found[end - 1] = str(layer - 1)
+        experts = getattr(module, "local_expert_indices", None)
+        if experts is not None and (at := _EXPERT.match(".".join(words[end:]))):
+            rest = f"{at[1]}{experts[int(at[2])]}{at[3]}"
+            found[end:] = rest.split(".")
+    return ".".join(found)
+
+
+def _item(tensor: Any, module: Any, leaf: str, name: str) -> Item:
+    """The part that a tensor is: a slice of Megatron-FSDP's, or a tensor-parallel part."""
+    if is_dtensor(tensor) and hasattr(tensor, "megatron_fsdp_dist_index"):
+        return Item.of(tensor)
+    tp, axis, rank = place_of(tensor, module, leaf, name)
+    if tp > 1 and is_dtensor(tensor) and "tp" in (tensor.device_mesh.mesh_dim_names or ()):
+        raise LayoutError(
+            f"`{name}` is {placed(tensor)}: its shape is that of all ranks, and its module has"
+            f" {tp} tensor-parallel parts",
+            hint="give the model as Megatron or torch's fully_shard wrapped it",
+        )
+    return Item(tuple(tensor.shape), 0, tensor.numel(), tp, axis, rank)
+
+
+def refuse_optimizer(optimizer: Any) -> None:
+    """Raise where an optimizer is given: its state lies in buffers that only Megatron knows."""
+    if optimizer is not None:
+        raise UsageError(
+            "the optimizer of a Megatron model is not loaded or saved with it",
+            hint="for Megatron-FSDP, intarsia.live.megatron_load.load_parameters fills the states;"
+            " otherwise convert to Megatron's own format and load that",
+        )

@@ -1,0 +1,113 @@
+"""What the tensors of a live Megatron model hold of the logical ones, on this rank.
+
+A DTensor's shape is that of all ranks, a plain tensor's is one rank's: `Item` keeps them apart, so
+that tensor parallelism divides once.  Nothing is asked of other ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from intarsia.errors import FamilyError
+from intarsia.family import Param, Table, table_for
+from intarsia.format.megatron.fsdp_dtensor.keys import FsdpRows
+from intarsia.layout import Layout
+from intarsia.live.megatron.item import Item, local_elements
+from intarsia.live.megatron.model import Live, chunks_of, config_of, live_tensors
+from intarsia.live.megatron_settings import hub_config
+from intarsia.live.memory.boxes import boxes_of
+from intarsia.live.memory.holding import cut, dtype_of, is_dtensor, memory_of
+from intarsia.live.memory.parts import Part
+from intarsia.live.names import Rows
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A live tensor's memory here, and the row that says what its elements are."""
+
+    live: Live
+    row: Param | None
+    memory: torch.Tensor
+
+
+def held_tensors(into: Any, config: Mapping[str, Any] | None) -> list[Held]:
+    """The memory of every tensor of a Megatron model; `row` is None where no table has its name."""
+    rows = FsdpRows(_table(into, config))
+    return [_held(live, rows) for live in live_tensors(into)]
+
+
+def rows_of(into: Any, config: Mapping[str, Any] | None) -> tuple[dict[str, torch.Tensor], Rows]:
+    """The memory of every tensor by name, and the row of each."""
+    held = held_tensors(into, config)
+    found = {each.live.name: each.row for each in held if each.row is not None}
+    missing = tuple(each.live.name for each in held if each.row is None)
+    return {each.live.name: each.memory for each in held}, Rows(found, missing)
+
+
+def parts_of(into: Any, config: Mapping[str, Any] | None) -> Iterator[Part]:
+    """The boxes of logical tensors that this rank holds."""
+    table = _table(into, config)
+    held = held_tensors(into, config)
+    unknown = [each.live.name for each in held if each.row is None]
+    if unknown:
+        raise FamilyError(
+            f"{len(unknown)} tensors of the model are not in the table of {table.family!r}:"
+            f" {', '.join(unknown[:4])}",
+            hint="give the `config` that the model was built from",
+        )
+    for each in held:
+        assert each.row is not None
+        yield from _parts(each.row, each.memory, table)
+
+
+def _table(into: Any, config: Mapping[str, Any] | None) -> Table:
+    zero_centered = getattr(config_of(chunks_of(into)[0]), "layernorm_zero_centered_gamma", None)
+    table = table_for(hub_config(config), zero_centered=zero_centered)
+    if table is None:
+        found = config and config.get("model_type")
+        raise FamilyError(
+            "what a Megatron model's tensors hold is told by the model's configuration, and"
+            + (f" model_type {found!r} has no table" if found else " none was given"),
+            hint="give `config=`, the model's config.json",
+        )
+    return table
+
+
+def _held(live: Live, rows: FsdpRows) -> Held:
+    item = live.item
+    row = rows.local(live.known, item.shape, item.tp, item.tp_rank, item.tp_axis)
+    memory = memory_of(live.tensor)
+    if row is not None:
+        row = replace(row, name=live.name, layout=_layout(row.layout, live.tensor, item))
+    return Held(live, row, memory)
+
+
+def _layout(whole: Layout, tensor: Any, item: Item) -> Layout:
+    """The layout of the memory that is here, given that of the tensor-parallel part."""
+    if not is_dtensor(tensor):
+        return whole
+    if not hasattr(tensor, "megatron_fsdp_dist_index"):
+        return cut(whole, tensor)
+    shape = memory_of(tensor).shape
+    local_elements(tensor, item)
+    return whole.reshape(-1).narrow(0, item.start, item.stop).reshape(*shape)
+
+
+def _parts(row: Param, memory: torch.Tensor, table: Table) -> Iterator[Part]:
+    dtype = dtype_of(memory, row.name)
+    flat = memory.reshape(-1)
+    if row.shift:
+        flat = (flat.double() - row.shift).to(flat.dtype)
+    for piece in row.layout.pieces:
+        name = table.tied.get(piece.tensor, piece.tensor)
+        shape = table.logical[name]
+        for box, over in boxes_of(piece, shape):
+            sizes = [loop.n for loop in over.loops]
+            steps = [loop.to for loop in over.loops]
+            view = flat.as_strided(sizes, steps, flat.storage_offset() + over.to)
+            yield Part(name, dtype, shape, box, (), view)

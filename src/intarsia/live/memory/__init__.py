@@ -1,0 +1,1 @@
+"""Memory of this process: who owns it, what it holds of which tensor."""

@@ -1,0 +1,64 @@
+"""Digests of what ranks save: each sums the boxes that it writes, and the sums are added up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from intarsia.checking.digests.digest import QUICK, Attested, Digests, digest_of
+from intarsia.dtypes import DType
+from intarsia.errors import FamilyError, SectionError
+from intarsia.format.naming.logical_names import name_tensors
+from intarsia.layout import Layout
+from intarsia.mesh import Box, Shape
+from intarsia.planning.copy import layout_of_box
+from intarsia.planning.manifest import Logical, Stored
+from intarsia.run.gather import Bytes
+from intarsia.run.hashing import Sum, merged, sum_buffer
+
+Sums = Mapping[str, Sum]
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What the tensors of a save are made of, as a reader of it will find."""
+
+    layouts: Mapping[str, tuple[Layout, ...]]
+    logical: Mapping[str, Logical]
+
+    @staticmethod
+    def of(
+        tensors: Iterable[tuple[str, DType, Shape]], config: Mapping[str, Any] | None
+    ) -> Witness | None:
+        """None where the configuration contradicts the tensors, or a reader would leave some out."""
+        stored = [Stored(n, dtype, Layout.of(n, shape), (), key=n) for n, dtype, shape in tensors]
+        try:
+            named = name_tensors(stored, config, "the model")
+        except (FamilyError, SectionError):
+            return None
+        layouts: dict[str, tuple[Layout, ...]] = {}
+        for s in named.stored.values():
+            layouts[s.key] = (*layouts.get(s.key, ()), s.layout)
+        if any(s.key not in layouts for s in stored):
+            return None
+        return Witness(layouts, named.logical)
+
+    def sums(self, name: str, box: Box, data: Bytes, dtype: DType) -> tuple[Sums, int]:
+        """The sums of a box of a tensor, by the logical tensors in it, and its CRC-32."""
+        found = [
+            sum_buffer(
+                layout_of_box(layout, box),
+                data,
+                dtype.itemsize,
+                {n: self.logical[n].size for n in layout.tensors},
+            )
+            for layout in self.layouts[name]
+        ]
+        return merged(sums for sums, _ in found), found[0][1]
+
+    def attested(self, sums: Iterable[Sums]) -> Attested:
+        """The digests of everything, from what all ranks summed."""
+        total = merged(sums)
+        found = {n: digest_of(x, total.get(n, Sum())) for n, x in self.logical.items()}
+        return Attested(Digests(QUICK, found))

@@ -1,0 +1,95 @@
+"""Giving memory to a model that was built on the `meta` device, each process its own shards.
+
+Parameters and buffers that are one object under two names stay one, and keep what frameworks say of them.
+Buffers that no checkpoint holds are computed by the model's own initialisation, where it has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from intarsia.live.memory.holding import is_dtensor
+from intarsia.live.memory.passing_buffers import compute_buffers, passing_buffers
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def materialise(model: nn.Module, device: Any = None) -> list[str]:
+    """Memory for every meta tensor that a checkpoint fills; the names of buffers left on `meta`."""
+    import torch
+
+    if not any(x.is_meta for x in _tensors(model)):
+        return []
+    shared, told = _shared(model), _told(model)
+    passing = {id(m._buffers[k]) for _, m, k in passing_buffers(model)} - _lasting(model)
+
+    def memory(x: torch.Tensor) -> torch.Tensor:
+        if not x.is_meta or id(x) in passing:
+            return x
+        return torch.empty_like(x, device=device or _mesh_device(x) or "cpu")
+
+    with torch.no_grad():
+        model._apply(memory)  # type: ignore[no-untyped-call]
+        for places in shared:
+            (owner, key), *others = places
+            for module, name in others:
+                if key in owner._parameters:
+                    module._parameters[name] = owner._parameters[key]
+                else:
+                    module._buffers[name] = owner._buffers[key]
+        for module, name, attributes in told:
+            vars(module._parameters[name]).update(attributes)
+        compute_buffers(model, device or _device_of(model))
+    return [name for name, m, k in passing_buffers(model) if m._buffers[k].is_meta]  # type: ignore[union-attr]
+
+
+def _mesh_device(x: torch.Tensor) -> str | None:
+    return getattr(getattr(x, "device_mesh", None), "device_type", None)
+
+
+def _device_of(model: nn.Module) -> str:
+    """Where the shards of a model are."""
+    return next((where for x in _tensors(model) if (where := _mesh_device(x))), "cpu")
+
+
+def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Every tensor of a model; Megatron's wrapper has something else under the name `buffers`."""
+    for module in model.modules():
+        for x in (*module._parameters.values(), *module._buffers.values()):
+            if x is not None:
+                yield x
+
+
+def _shared(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """The places of every parameter and of every buffer that has more than one."""
+    places: dict[tuple[int, bool], list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for key, x in held.items():
+                if x is not None and x.is_meta:
+                    kind = id(x), held is module._parameters
+                    places.setdefault(kind, []).append((module, key))
+    return [found for found in places.values() if len(found) > 1]
+
+
+def _lasting(model: nn.Module) -> set[int]:
+    """The buffers that are in a state dict, under any of their names."""
+    return {
+        id(x)
+        for module in model.modules()
+        for key, x in module._buffers.items()
+        if key not in module._non_persistent_buffers_set
+    }
+
+
+def _told(model: nn.Module) -> list[tuple[nn.Module, str, dict[str, Any]]]:
+    """What frameworks hang on plain parameters (how Megatron cuts them, say), by their places."""
+    return [
+        (module, key, dict(vars(param)))
+        for module in model.modules()
+        for key, param in module._parameters.items()
+        if param is not None and param.is_meta and not is_dtensor(param) and vars(param)
+    ]

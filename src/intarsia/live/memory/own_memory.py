@@ -1,0 +1,255 @@
+"""What a module hands out as its state, and whether that is its own memory.
+
+A state dict mostly holds the module's parameters themselves.  FSDP1, `state_dict` hooks and some
+quantised modules hand out copies: filling those would leave the module as it was.  So everything is
+read into a state dict apart, given to the module's `load_state_dict`, and looked for once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from intarsia.errors import CoverageError, LayoutError, UsageError
+from intarsia.live.memory.adapters import added, inner_words, refuse_merged
+from intarsia.live.memory.holding import is_dtensor, memory_of
+from intarsia.live.names import own_name
+
+EXTRA_STATE = "_extra_state"
+"""The last word under which `get_extra_state` stands in a state dict."""
+
+
+def is_module(x: Any) -> bool:
+    """Whether something is a torch module, told by what it offers."""
+    return hasattr(x, "state_dict") and hasattr(x, "named_modules")
+
+
+@dataclass(frozen=True)
+class Handed:
+    """The state dict of a module, with the name that each of its keys has without wrappers."""
+
+    module: Any
+    state: Mapping[str, Any]
+    names: Mapping[str, str]
+    clean: Callable[[str], str]
+    """Takes the words of wrappers out of a name."""
+
+    @staticmethod
+    def by(module: Any) -> Handed:
+        """What a module hands out now; with FSDP1, collective."""
+        refuse_merged(module)
+        with whole_state(module):
+            state = module.state_dict(keep_vars=True)
+        clean = own_name(module)
+        names = {key: clean(key) for key in state}
+        if len({*names.values()}) < len(names):
+            raise UsageError(
+                "two tensors of the model have one name once the words of wrappers are taken out",
+                hint="rename the submodule that is called as a wrapper's",
+            )
+        return Handed(module, state, names, clean)
+
+    @cached_property
+    def tensors(self) -> dict[str, Any]:
+        """The tensors, by name; raise where something is neither a tensor nor extra state."""
+        found = {}
+        for key, x in self.state.items():
+            if key.rpartition(".")[2] == EXTRA_STATE:
+                continue
+            if not _is_tensor(x):
+                raise UsageError(
+                    f"`{self.names[key]}` in the module's state dict is no tensor but of type"
+                    f" {type(x).__name__}",
+                    hint="give it as `extra`, or by `get_extra_state` of its module",
+                )
+            found[self.names[key]] = of_numbers(x, self.names[key])
+        return found
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What modules gave by `get_extra_state`, by name."""
+        last = (key for key in self.state if key.rpartition(".")[2] == EXTRA_STATE)
+        return {self.names[key]: self.state[key] for key in last}
+
+    @property
+    def adapters(self) -> dict[str, bool]:
+        """The names of the tensors that PEFT added, and whether one is a second name of the model's own."""
+        return {self.clean(name): again for name, _, again in added(self.module)}
+
+    @property
+    def names_of_peft(self) -> dict[str, str]:
+        """For each name the one that PEFT's own state dict has, where PEFT is at work."""
+        if not inner_words(self.module):
+            return {}
+        spelled = own_name(self.module, with_peft=True)
+        return {name: spelled(key) for key, name in self.names.items()}
+
+    def set_extra(self, name: str, value: Any) -> None:
+        """Give the module of that name its extra state."""
+        for path, each in self.module.named_modules():
+            given = self.clean(f"{path}.{EXTRA_STATE}" if path else EXTRA_STATE)
+            if given == name and _has_extra_state(each):
+                each.set_extra_state(value)
+
+    @cached_property
+    def copies(self) -> list[str]:
+        """The names of tensors whose memory is no parameter's and no buffer's of the module."""
+        own = {place for x in _held(self.module) for place in _places(x)}
+        return [n for n, x in self.tensors.items() if not own.issuperset(_places(x))]
+
+    @property
+    def left_out(self) -> list[str]:
+        """The parameters and lasting buffers whose memory the state dict does not have."""
+        if is_fsdp1(self.module):
+            return []  # its flat parameters are what the tensors are made of
+        named = {self.clean(n): x for n, x in _named(self.module)}
+        unnamed = {n: x for n, x in named.items() if n not in self.tensors}
+        if not unnamed:
+            return []
+        handed = {place for x in self.tensors.values() for place in _places(x)}
+        # A module that hands out copies may give them other names.
+        within = {name.rpartition(".")[0] for name in self.copies}
+        return sorted(
+            n
+            for n, x in unnamed.items()
+            if n.rpartition(".")[0] not in within and not handed.issuperset(_places(x))
+        )
+
+    def apart(self) -> Handed:
+        """The same in memory of its own."""
+        copied = {k: x.detach().clone() if _is_tensor(x) else x for k, x in self.state.items()}
+        return replace(self, state=copied)
+
+    def give(self, where: str) -> None:
+        """Give the module this state by its `load_state_dict`, and see that it has it; with FSDP1, collective."""
+        try:
+            with whole_state(self.module):
+                self.module.load_state_dict(dict(self.state))
+        except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CoverageError(
+                f"{type(self.module).__name__} hands out copies of its tensors, and its load_state_dict"
+                f" does not take them back: {error}",
+                hint=_HINT,
+            ) from error
+        now = Handed.by(self.module).tensors
+        lost = [n for n, x in self.tensors.items() if n not in now or not equal_bytes(x, now[n])]
+        if lost:
+            raise CoverageError(
+                f"{type(self.module).__name__} hands out copies of its tensors, and {len(lost)} of them are"
+                f" not what {where} holds after its load_state_dict: {', '.join(lost[:4])}"
+                f"{', …' if len(lost) > 4 else ''}",
+                hint=_HINT,
+            )
+
+
+_HINT = (
+    "load into the module that it is made of, before it is wrapped or quantised; the model may be"
+    " changed in part"
+)
+
+
+def is_fsdp1(module: Any) -> bool:
+    """Whether FSDP1 keeps parameters of this module in flat ones."""
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return False
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return any(isinstance(each, FullyShardedDataParallel) for each in module.modules())
+
+
+def whole_state(module: Any) -> AbstractContextManager[Any]:
+    """Have FSDP1 hand out and take whole tensors on every rank, whatever kind was set."""
+    if not is_fsdp1(module):
+        return nullcontext()
+    from torch.distributed.fsdp import (
+        FullOptimStateDictConfig,
+        FullStateDictConfig,
+        FullyShardedDataParallel,
+        StateDictType,
+    )
+
+    found: AbstractContextManager[Any] = FullyShardedDataParallel.state_dict_type(
+        module,
+        StateDictType.FULL_STATE_DICT,
+        FullStateDictConfig(offload_to_cpu=False, rank0_only=False),
+        FullOptimStateDictConfig(offload_to_cpu=False, rank0_only=False),
+    )
+    return found
+
+
+def _has_extra_state(module: Any) -> bool:
+    from torch import nn
+
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+def _named(module: Any) -> Iterator[tuple[str, Any]]:
+    """The parameters and buffers that a state dict is to have."""
+    for path, each in module.named_modules():
+        for key, x in (*each._parameters.items(), *each._buffers.items()):
+            if x is not None and key not in each._non_persistent_buffers_set:
+                yield f"{path}.{key}" if path else key, x
+
+
+def _held(module: Any) -> Iterator[Any]:
+    for each in module.modules():
+        yield from (
+            x for x in (*each._parameters.values(), *each._buffers.values()) if x is not None
+        )
+    # FSDP1 with `use_orig_params` has views of its flat parameter in their place.
+    yield from module.parameters()
+
+
+def _places(x: Any) -> set[tuple[str, int]]:
+    """Where a tensor's memory is; nowhere, if it has no elements here."""
+    held = memory_of(x)
+    if not held.numel() or held.device.type == "meta":
+        return set()
+    return {(str(held.device), held.untyped_storage().data_ptr())}
+
+
+def _is_tensor(x: Any) -> bool:
+    import torch
+
+    return isinstance(x, torch.Tensor)
+
+
+def of_numbers(x: Any, name: str) -> Any:
+    """A tensor that is its memory; raise where a class of tensors keeps its numbers in several."""
+    if not is_dtensor(x) and (hasattr(x, "__tensor_flatten__") or not _has_memory(x)):
+        raise LayoutError(
+            f"`{name}` is a {type(x).__name__}, which keeps its numbers in several tensors",
+            hint="load or save the model before it is quantised, or give those tensors in a dict;"
+            " TransformerEngine's stacked weights have memory after"
+            " intarsia.live.transformer_engine.set_device_mesh",
+        )
+    return x
+
+
+def _has_memory(x: Any) -> bool:
+    """Whether a tensor has memory of its own: that of some classes is only in the tensors inside."""
+    import torch
+
+    if type(x) in (torch.Tensor, torch.nn.Parameter):
+        return True
+    try:
+        x.untyped_storage().data_ptr()
+    except RuntimeError:
+        return bool(x.is_meta)
+    return True
+
+
+def equal_bytes(a: Any, b: Any) -> bool:
+    """Whether two tensors hold the same bytes."""
+    import torch
+
+    x, y = memory_of(a), memory_of(b)
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return False
+    x, y = (t.to("cpu").contiguous().reshape(-1) for t in (x, y))
+    return not x.numel() or torch.equal(x.view(torch.uint8), y.view(torch.uint8))

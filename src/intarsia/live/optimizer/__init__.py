@@ -1,0 +1,1 @@
+"""Live optimizers: their state and settings by the names of the model's parameters."""

@@ -1,0 +1,62 @@
+"""Do the optimizers of all ranks agree, before anything is written?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from intarsia.errors import UsageError
+from intarsia.format.optimizer_state.parameter_groups import MEMBERS, ROOT
+from intarsia.live.entries import unpack
+from intarsia.live.optimizer.values import STATE
+
+WITHOUT = "optimizer.without_state"
+"""What a rank tells the others and nobody writes: the parameters that it holds and never stepped."""
+
+
+def agreed_entries(
+    told: Sequence[Mapping[str, bytes]], tensors: Sequence[Iterable[str]]
+) -> list[dict[str, bytes]]:
+    """The entries of each rank that are to be written; raise where two ranks' optimizers are not alike.
+
+    `tensors` are the names of the tensors that each rank has.
+    """
+    _check_keys(told, tensors)
+    held = [
+        {
+            n.removeprefix(STATE).rpartition(".")[0]
+            for n in (*entries, *names)
+            if n.startswith(STATE)
+        }
+        for entries, names in zip(told, tensors, strict=True)
+    ]
+    for rank, entries in enumerate(told):
+        lacking = unpack(entries[WITHOUT], WITHOUT) if WITHOUT in entries else []
+        for other, names in enumerate(held):
+            if found := sorted(names.intersection(lacking)):
+                raise UsageError(
+                    f"rank {other} has optimizer state of `{found[0]}`, and rank {rank}, which steps it"
+                    " too, has none",
+                    hint="it got no gradient there: reduce gradients over all ranks before the step",
+                )
+    return [{n: data for n, data in entries.items() if n != WITHOUT} for entries in told]
+
+
+def _check_keys(told: Sequence[Mapping[str, bytes]], tensors: Sequence[Iterable[str]]) -> None:
+    """Raise where a group has a setting on one rank that it lacks on another."""
+    first: dict[str, tuple[int, set[str]]] = {}
+    for rank, (entries, names) in enumerate(zip(told, tensors, strict=True)):
+        mine: dict[str, set[str]] = {}
+        for name in (*entries, *names):
+            if name.startswith(ROOT):
+                group, _, key = name.removeprefix(ROOT).partition(".")
+                mine.setdefault(group, set()).add(key)
+        for group, keys in mine.items():
+            if MEMBERS not in keys:
+                continue
+            where, known = first.setdefault(group, (rank, keys))
+            for key in sorted(keys ^ known):
+                has, lacks = (rank, where) if key in keys else (where, rank)
+                raise UsageError(
+                    f"group {group} of the optimizer has `{key}` on rank {has}, and not on rank {lacks}",
+                    hint="give the optimizers of all ranks the same groups in the same order",
+                )

@@ -1,0 +1,233 @@
+"""The settings of an optimizer's parameter groups: every key of each, by the names of its parameters.
+
+A setting that is a tensor (a learning rate, say) is a tensor of the checkpoint, as torch stores it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from intarsia.errors import CoverageError, UsageError
+from intarsia.family import Param
+from intarsia.format.megatron.common import plain
+from intarsia.format.naming.wrappers import bare
+from intarsia.format.optimizer_state.parameter_groups import (
+    MEMBERS,
+    ROOT,
+    Group,
+    Groups,
+    different_fields,
+    merged,
+)
+from intarsia.live.optimizer.classes import check_class, fixed_settings
+from intarsia.live.optimizer.several import each_of, held_by
+from intarsia.live.optimizer.state import Stepped, tensors_of
+from intarsia.planning.manifest import Manifest
+
+_NO_SETTINGS = (MEMBERS, "param_names")
+
+
+@dataclass(frozen=True)
+class TensorSetting:
+    """A setting that is a tensor, told with all of its digits."""
+
+    tensor: Any
+
+    def __repr__(self) -> str:
+        return f"tensor({self.tensor.tolist()!r}, {self.tensor.dtype})"
+
+
+def settings_of(steps: Iterable[Stepped], optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """Every setting of an optimizer's groups under its name in a checkpoint, with the names of their parameters."""
+    names: dict[int, list[str]] = {}
+    for each in steps:
+        names.setdefault(each.group, []).append(bare(each.name))
+    for number, group in enumerate(optimizer.param_groups):
+        yield f"{ROOT}{number}.{MEMBERS}", names.get(number, [])
+        for key, value in group.items():
+            if key not in _NO_SETTINGS:
+                name = f"{ROOT}{number}.{key}"
+                _check_carried(key, value, name)
+                yield name, value
+
+
+def _check_carried(key: Any, value: Any, name: str) -> None:
+    import torch
+
+    if not isinstance(key, str) or not key.replace("_", "a").isalnum():
+        raise UsageError(
+            f"a setting of the optimizer is called {key!r}",
+            hint="name it by letters, digits and underscores",
+        )
+    if isinstance(value, torch.Tensor):
+        return
+    if repr(plain(value)) != repr(value):
+        raise UsageError(
+            f"`{name}` is {value!r} of type {type(value).__name__}, which a checkpoint does not hold",
+            hint="make it of numbers, text, lists, tuples and dicts, or one tensor",
+        )
+
+
+def with_tensors(groups: Groups | None, manifest: Manifest) -> Groups | None:
+    """The groups with those settings that are tensors of the checkpoint."""
+    from intarsia.checkpoint import Checkpoint
+
+    names = [name for name in manifest.logical if name.startswith(ROOT)]
+    if not names:
+        return groups
+    each = list(groups.each) if groups else []
+    with Checkpoint(manifest) as checkpoint:
+        for name in names:
+            number, _, key = name.removeprefix(ROOT).partition(".")
+            if not number.isdecimal() or int(number) >= len(each):
+                raise CoverageError(
+                    f"`{name}` of {manifest.path} is a setting of a group that is not told",
+                    hint='load with hyperparameters="mine" to keep those that the optimizer has',
+                )
+            group = each[int(number)]
+            value = TensorSetting(checkpoint[name][...].clone())
+            each[int(number)] = replace(group, fields={**group.fields, key: value})
+    return Groups(tuple(each), bool(groups and groups.flat))
+
+
+def agreed_groups(
+    steps: Iterable[Stepped], optimizer: Any, rows: Mapping[str, Param], groups: Groups | None
+) -> list[Mapping[str, Any] | None]:
+    """For each group of an optimizer the settings that all of its parameters were stored with.
+
+    None where nothing was stored; raise where parameters of one group were stored with unlike settings.
+    """
+    told = [
+        Group(g.members, {k: v for k, v in g.fields.items() if k not in _NO_SETTINGS})
+        for g in (groups.each if groups else ())
+    ]
+    each = merged(told)
+    of: dict[str, list[int]] = {}
+    for k, group in enumerate(each):
+        for n in dict.fromkeys(group.members):
+            of.setdefault(n, []).append(k)
+    held: dict[int, dict[int, list[str]]] = {}
+    for param in steps:
+        tensors = (
+            *(rows[param.name].layout.tensors if param.name in rows else ()),
+            bare(param.name),
+        )
+        for k in {k for n in tensors for k in of.get(n, ())}:
+            held.setdefault(param.group, {}).setdefault(k, []).append(bare(param.name))
+    found: list[Mapping[str, Any] | None] = []
+    count = len(optimizer.param_groups)
+    for number, mine in enumerate(optimizer.param_groups):
+        stored = held.get(number, {})
+        if len(stored) > 1:
+            raise _regrouped(number, each, held, count)
+        fields = each[next(iter(stored))].fields if stored else None
+        if not mine["params"] and len(told) == count:
+            # No parameter tells; the place among as many groups does.
+            fields = told[number].fields
+        found.append(fields)
+    _check_fixed(found, optimizer)
+    return found
+
+
+def check_classes(
+    stored: str | Sequence[str] | None,
+    steps: Iterable[Stepped],
+    optimizer: Any,
+    rows: Mapping[str, Param],
+    groups: Groups | None,
+    where: str,
+) -> None:
+    """Raise where a parameter was stepped by another class than now; several classes are stored by group."""
+    if stored is None or isinstance(stored, str):
+        for one in each_of(optimizer):
+            check_class(stored, one, where)
+        return
+    each = groups.each if groups else ()
+    if len(stored) != len(each):
+        raise CoverageError(
+            f"{where} names the classes of {len(stored)} parameter groups, and has {len(each)}",
+            hint="the checkpoint lost some: take another",
+        )
+    of = {
+        member: name for group, name in zip(each, stored, strict=True) for member in group.members
+    }
+    for param in steps:
+        for name in (*tensors_of(param.name, rows), bare(param.name)):
+            check_class(of.get(name), held_by(optimizer, param.group), where)
+
+
+def _check_fixed(agreed: Iterable[Mapping[str, Any] | None], optimizer: Any) -> None:
+    """Raise where a setting that a class decides itself was stored with another value."""
+    for number, fields in enumerate(agreed):
+        one = held_by(optimizer, number)
+        for key, value in fixed_settings(one).items():
+            if fields is not None and key in fields and fields[key] != value:
+                raise UsageError(
+                    f"the checkpoint's groups have {key}={fields[key]!r}, and a"
+                    f" {type(one).__name__} always has {value!r}: it was saved by another optimizer",
+                    hint='make the optimizer that was saved, or load with hyperparameters="mine"',
+                )
+
+
+def _regrouped(
+    number: int, each: Sequence[Group], held: Mapping[int, Mapping[int, list[str]]], count: int
+) -> UsageError:
+    """Both groupings, the checkpoint's and the optimizer's."""
+    lines = [
+        f"group {number} of the optimizer holds parameters that were stored with unlike settings"
+    ]
+    lines += [
+        f"  the checkpoint's group {k}: {len(g.members)} tensors, {different_fields(each, g)}"
+        for k, g in enumerate(each)
+    ]
+    for mine in range(count):
+        parts = (f"{len(x)} of group {k} ({x[0]})" for k, x in sorted(held.get(mine, {}).items()))
+        lines.append(f"  the optimizer's group {mine}: {', '.join(parts)}")
+    return UsageError(
+        "\n".join(lines),
+        hint='make the optimizer with the groups of the checkpoint, or load with hyperparameters="mine",'
+        " which keeps the optimizer's own",
+    )
+
+
+def put_groups(optimizer: Any, agreed: Sequence[Mapping[str, Any] | None]) -> list[str]:
+    """Set every setting that was stored, also those that a group lacked; remarks on what was not."""
+    notes = []
+    for number, (mine, found) in enumerate(zip(optimizer.param_groups, agreed, strict=True)):
+        if found is None:
+            notes.append(f"no hyperparameters were stored for group {number} of the optimizer")
+            continue
+        kept = [str(key) for key in mine if key not in found and key not in _NO_SETTINGS]
+        if kept:
+            notes.append(f"group {number} of the optimizer keeps its own {', '.join(kept)}")
+        for key, value in found.items():
+            mine[key] = _alike(mine.get(key), value)
+    return notes
+
+
+def check_settings(
+    agreed: Sequence[Mapping[str, Any] | None], optimizer: Any, where: str, *, strict: bool
+) -> list[str]:
+    """The groups of whose settings nothing was stored; raise where there are, unless that is allowed."""
+    held = zip(agreed, optimizer.param_groups, strict=True)
+    lost = [str(k) for k, (found, mine) in enumerate(held) if found is None and mine["params"]]
+    if lost and strict:
+        raise CoverageError(
+            f"{where} has no hyperparameters (lr and the like) for group {', '.join(lost)} of the optimizer",
+            hint='load with hyperparameters="mine" to keep those that the optimizer has',
+        )
+    return lost
+
+
+def _alike(mine: Any, value: Any) -> Any:
+    """A stored value in the type that the optimizer has (tuples come back as lists, say)."""
+    import torch
+
+    if isinstance(value, TensorSetting):
+        device = mine.device if isinstance(mine, torch.Tensor) else "cpu"
+        return value.tensor.to(device, copy=True)
+    if isinstance(mine, torch.Tensor) and type(value) in (int, float):
+        return torch.full_like(mine, value)
+    return type(mine)(value) if type(mine) in (tuple, list) and value is not None else value

@@ -1,0 +1,106 @@
+"""What an optimizer keeps beside tensors of its parameters' shapes: entries, each value in its own type.
+
+optimizer.state.<parameter>.<kind>   a number, None, a list, or a tensor of another shape (torch's spelling)
+optimizer.shared_state.<key>         state that belongs to no parameter
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from intarsia.errors import UsageError
+from intarsia.format.naming.wrappers import bare
+from intarsia.live.entries import pack, unpack
+from intarsia.live.memory.holding import is_dtensor
+
+STATE, SHARED = "optimizer.state.", "optimizer.shared_state."
+_KIND = re.compile(r"[A-Za-z_0-9]+")
+
+
+def is_value(value: Any, param: Any) -> bool:
+    """Whether a state is kept as a value: no tensor, or one of another shape than its plain parameter's."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return True
+    same = value.dim() == 0 or tuple(value.shape) == tuple(param.shape)
+    return not same and not is_dtensor(param) and not is_dtensor(value)
+
+
+def check_kind(kind: Any, name: str) -> None:
+    """Raise where a kind of state has a name that a checkpoint cannot hold."""
+    if not isinstance(kind, str) or not _KIND.fullmatch(kind) or kind == "master":
+        raise UsageError(
+            f"a state of `{name}` is called {kind!r}",
+            hint="checkpoints name states by letters, digits and underscores, and keep `master` for main"
+            " weights: rename it",
+        )
+
+
+def values_of(params: Iterable[tuple[str, Any]], state: Mapping[Any, Any]) -> dict[str, bytes]:
+    """The entries of an optimizer's state, for parameters under their names; raise where some has no name."""
+    import torch
+
+    found: dict[str, bytes] = {}
+    for name, param in params:
+        for kind, value in state.get(param, {}).items():
+            check_kind(kind, name)
+            if is_value(value, param):
+                entry = f"{STATE}{bare(name)}.{kind}"
+                found[entry] = pack(value, entry)
+    for key, value in state.items():
+        if isinstance(key, torch.Tensor):
+            continue
+        if not isinstance(key, str):
+            raise UsageError(
+                f"the optimizer keeps state under {key!r} of type {type(key).__name__}",
+                hint="use text as keys",
+            )
+        found[SHARED + key] = pack(value, SHARED + key)
+    return found
+
+
+def kinds_of_values(entries: Iterable[str]) -> dict[str, set[str]]:
+    """For each parameter, the kinds of state that entries hold of it."""
+    found: dict[str, set[str]] = {}
+    for name in entries:
+        if name.startswith(STATE):
+            param, _, kind = name.removeprefix(STATE).rpartition(".")
+            found.setdefault(param, set()).add(kind)
+    return found
+
+
+def value_in(entries: Mapping[str, bytes], param: str, kind: str, device: Any) -> Any:
+    """A state that is kept as a value; tensors with axes go to their parameter's device."""
+    name = f"{STATE}{param}.{kind}"
+    return _on(unpack(entries[name], f"`{name}`"), device)
+
+
+def has_axes(value: Any) -> bool:
+    """Whether a value is or holds a tensor with axes."""
+    if isinstance(value, (list, tuple)):
+        return any(map(has_axes, value))
+    if isinstance(value, dict):
+        return any(map(has_axes, value.values()))
+    return getattr(value, "ndim", 0) > 0
+
+
+def _on(value: Any, device: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.to(device) if value.dim() else value
+    if type(value) in (list, tuple):
+        return type(value)(_on(x, device) for x in value)
+    return {k: _on(x, device) for k, x in value.items()} if type(value) is dict else value
+
+
+def shared_in(entries: Mapping[str, bytes]) -> dict[str, Any]:
+    """The state that belongs to no parameter."""
+    return {
+        name.removeprefix(SHARED): unpack(data, f"`{name}`")
+        for name, data in entries.items()
+        if name.startswith(SHARED)
+    }
