@@ -23,12 +23,12 @@ from tests.live import transformer_engine_on_cpu
 
 ITEMS = "tests/live/test_megatron_fsdp.py"
 LOADS = "tests/live/test_megatron_load.py::test_slices_are_filled_from_main_weights"
-NUMBERS = "tests/live/test_megatron_model.py::test_local_numbers_of_layers_and_experts_lead_to_the_whole_models"
+NUMBERS = "tests/live/megatron/test_megatron_model.py::test_local_numbers_of_layers_and_experts_lead_to_the_whole_models"
 SLICES = "tests/distributed/test_megatron_fsdp_live.py::test_each_rank_has_its_own_slice_of_the_main_weights_and_computes_with_them"
-FAULTS = "tests/format/test_fsdp_dtensor_faults.py"
+FAULTS = "tests/format/megatron/fsdp_dtensor/test_fsdp_dtensor_faults.py"
 ENGINE = "tests/live/test_transformer_engine.py"
 EXPERTS = "tests/live/test_parallelize.py"
-TOKENS = "tests/live/test_experts.py"
+TOKENS = "tests/live/parallel/test_experts.py"
 PROOF = "tests/planning/test_proof.py"
 TILING = "tests/planning/test_tiling.py"
 

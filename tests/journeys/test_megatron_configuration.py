@@ -334,7 +334,7 @@ def test_a_wrapper_without_its_tower(tmp_path: Path) -> None:
 
 
 def test_a_megatron_checkpoint_without_its_common_state(tmp_path: Path) -> None:
-    from tests.format.test_torch_dist import by_hand, stored_llama
+    from tests.format.megatron.torch_dist.test_torch_dist import by_hand, stored_llama
 
     _, stored = stored_llama(tmp_path)
     folder = by_hand(tmp_path / "hand", stored)

@@ -14,7 +14,7 @@ from intarsia.errors import CoverageError
 from intarsia.format import registry as formats
 from intarsia.live.megatron_load import load_entries, load_parameters
 from tests.checkpoints import write_hf
-from tests.format.test_fsdp_dtensor import DENSE, LINEAR, weights
+from tests.format.megatron.fsdp_dtensor.test_fsdp_dtensor import DENSE, LINEAR, weights
 from tests.live.megatron_fsdp_cases import hf_with_optimizer, to_fsdp
 
 FC1 = "module.module.decoder.layers.0.mlp.linear_fc1.weight"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from intarsia.store.local import Folder
 
 DIRECT_BYTES = 64 << 10
 """A run at least this long is read straight into its destination."""
+
+_AT_ONCE = 1024
+"""Runs that are read between two looks at their file: a view of each is held meanwhile."""
 
 Bytes = NDArray[np.uint8]
 
@@ -90,7 +94,8 @@ def _read_runs(folder: Folder, file: str, fill: Fill, run: Runs) -> int:
     if _is_plain(fill, run):
         view, length = fill.buffer.data, run.length
         places = zip(run.starts.tolist(), (to * itemsize).tolist(), strict=True)
-        folder.read_each(file, [(start, view[at : at + length]) for start, at in places])
+        while some := list(islice(places, _AT_ONCE)):
+            folder.read_each(file, [(start, view[at : at + length]) for start, at in some])
     else:
         scratch = np.empty(run.length, np.uint8)
         for start, at in zip(run.starts.tolist(), to.tolist(), strict=True):

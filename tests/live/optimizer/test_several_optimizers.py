@@ -11,7 +11,7 @@ from torch import nn
 
 import intarsia
 from intarsia.errors import CoverageError, UsageError
-from tests.live.test_optimizers import Odd, Tiny, all_of, exact, matrices, step
+from tests.live.optimizer.test_optimizers import Odd, Tiny, all_of, exact, matrices, step
 
 SGD = {"momentum": 0.9, "foreach": False}
 

@@ -242,7 +242,7 @@ def test_a_file_that_ends_early_is_a_fault_and_no_checkpoint_is_wrong_usage(tmp_
 
 
 def test_every_kind_that_is_found_is_explained() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "faults.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "faults.md").read_text()
     absent = [kind for kind in KINDS if f"`{kind}`" not in page]
     assert not absent
 

@@ -17,7 +17,7 @@ from intarsia.format.megatron.fsdp_dtensor.write import fsdp_dtensor_rows
 from intarsia.live.megatron_fsdp import rounded_masters
 from intarsia.mesh import Mesh
 from tests.checkpoints import assert_same, read_dcp, read_hf, write_dcp, write_hf
-from tests.format.test_fsdp_dtensor import DENSE, LINEAR, SPARSE, weights
+from tests.format.megatron.fsdp_dtensor.test_fsdp_dtensor import DENSE, LINEAR, SPARSE, weights
 from tests.live.megatron_fsdp_cases import hf_with_optimizer, logical_tensors, to_fsdp, to_other
 
 FC1 = "decoder.layers.0.mlp.linear_fc1.weight"
