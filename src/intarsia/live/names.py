@@ -7,8 +7,9 @@ checkpoint, and what neither knows is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from intarsia.family import Param, Table, table_for
 from intarsia.format.naming.sections import TOP, Section, explained
 from intarsia.format.naming.wrappers import MODULE, bare
 from intarsia.format.registry import read_manifest, with_rules_of_transformers
-from intarsia.live.memory.adapters import inner_word
+from intarsia.live.memory.adapters import inner_word, is_pefts
 from intarsia.planning.inventory import left_out
 from intarsia.planning.manifest import Manifest
 from intarsia.store.looking import real
@@ -32,15 +33,20 @@ class Rows:
     missing: tuple[str, ...]
 
 
-def own_name(model: Any, *, with_peft: bool = False) -> Callable[[str], str]:
+def own_name(
+    model: Any, *, with_peft: bool = False, classes: Collection[type] | None = None
+) -> Callable[[str], str]:
     """The function that takes the words of wrappers out of a live model's names: DDP's only where DDP is.
 
-    `with_peft` leaves PEFT's, as its own state dicts have them.
+    `with_peft` leaves PEFT's, as its own state dicts have them.  `classes` are those of all its modules,
+    where they are known.
     """
+    if classes is not None and not any(_is_data_parallel(c) or is_pefts(c) for c in classes):
+        return bare
     # Some wrappers take their own words out of a state dict's names, and none out of these.
     wrapped = set[tuple[str, str]]()
     for path, each in model.named_modules():
-        if _is_data_parallel(each):
+        if _is_data_parallel(type(each)):
             wrapped.add((bare(path), MODULE))
         elif not with_peft and (word := inner_word(each)) is not None:
             wrapped.add((bare(path), word))
@@ -58,11 +64,16 @@ def own_name(model: Any, *, with_peft: bool = False) -> Callable[[str], str]:
     return clean
 
 
-def _is_data_parallel(module: Any) -> bool:
+def _is_data_parallel(kind: Any) -> bool:
+    return _has_data_parallel(kind)
+
+
+@lru_cache(maxsize=1 << 10)
+def _has_data_parallel(kind: Any) -> bool:
     from torch.nn import DataParallel
     from torch.nn.parallel import DistributedDataParallel
 
-    return isinstance(module, (DataParallel, DistributedDataParallel))
+    return issubclass(kind, (DataParallel, DistributedDataParallel))
 
 
 def manifest_for(path: Any, into: Any, config: Any = None, section: Any = None) -> Manifest:
@@ -114,7 +125,7 @@ def modules_in(given: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def config_of(model: Any) -> dict[str, Any] | None:
     """The configuration of a Transformers model, as its `config.json` would hold it."""
-    while _is_data_parallel(model):
+    while _is_data_parallel(type(model)):
         model = model.module
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "to_dict"):

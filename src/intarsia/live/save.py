@@ -31,7 +31,7 @@ from intarsia.live.megatron import rows as megatron_rows
 from intarsia.live.megatron.model import is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import hub_config
 from intarsia.live.memory.attest import Sums, Witness
-from intarsia.live.memory.holding import memory_of
+from intarsia.live.memory.holding import memories_of
 from intarsia.live.memory.parts import Part, Seen, parts_of
 from intarsia.live.memory.replicas import (
     Holders,
@@ -138,9 +138,7 @@ def snapshot(
     seen = {name: Seen.of(tensor, name) for name, tensor in tensors.items()}
     cut = partial(parts_of, seen)
     lent = config or config_of(model_in(model))
-    return Snapshot(
-        {n: memory_of(x) for n, x in tensors.items()}, cut, entries, given, lent, counts
-    )
+    return Snapshot(memories_of(tensors), cut, entries, given, lent, counts)
 
 
 def write(

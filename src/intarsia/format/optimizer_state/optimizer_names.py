@@ -38,12 +38,13 @@ class State(NamedTuple):
 def roots_of(tensors: Mapping[str, Shape], objects: Iterable[str]) -> tuple[str, ...]:
     """What stands before the names of each optimizer, in order of appearance; each ends in a dot, or is empty."""
     found: dict[str, None] = {}
-    grouped = {n[: m.start()] for n in (*tensors, *objects) if (m := _GROUPS.search(n))}
+    named = (n for n in (*tensors, *objects) if "param_groups" in n)
+    grouped = {n[: m.start()] for n in named if (m := _GROUPS.search(n))}
     open_: dict[str, list[tuple[State, Shape]]] = {}
     for name, shape in tensors.items():
         if root := _named_root(name):
             found.setdefault(root)
-        elif m := _STATE.search(name):
+        elif m := _state_search(name):
             root = name[: m.start()]
             if root in grouped:
                 found.setdefault(root)
@@ -54,9 +55,13 @@ def roots_of(tensors: Mapping[str, Shape], objects: Iterable[str]) -> tuple[str,
     return tuple(found)
 
 
+def _state_search(name: str) -> re.Match[str] | None:
+    return _STATE.search(name) if "state." in name else None
+
+
 def _named_root(name: str) -> str | None:
     """The root that a word of a name says is an optimizer's."""
-    if m := _STATE.search(name):
+    if m := _state_search(name):
         root = name[: m.start()]
         return root if _WORD.search(root) else None
     return next((r for r in ("optim.", "optimizer.") if name.startswith(r)), None)

@@ -7,16 +7,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from intarsia.errors import UsageError
 
 _WORDS = ("base_model", "model", "base_layer", "original_module")
 """What PEFT calls the module that it wraps, the outermost first."""
-
-_known: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
-"""Classes of modules, and whether they are PEFT's."""
 
 
 def inner_words(model: Any) -> set[tuple[str, str]]:
@@ -30,19 +27,21 @@ def inner_words(model: Any) -> set[tuple[str, str]]:
 
 def inner_word(module: Any) -> str | None:
     """The word under which a module of PEFT's holds what it wraps; None for any other module."""
-    if not _is_pefts(module):
+    if not is_pefts(type(module)):
         return None
     # Every tuner and every model of PEFT's has a configuration; its layers have a base layer.
     words = _WORDS[:2] if hasattr(module, "peft_config") else _WORDS[2:]
     return next((word for word in words if word in module._modules), None)
 
 
-def _is_pefts(module: Any) -> bool:
-    """Whether a module is of PEFT's making: `fully_shard` puts a class of its own before PEFT's."""
-    kind = type(module)
-    if kind not in _known:
-        _known[kind] = any(each.__module__.startswith("peft.") for each in kind.__mro__)
-    return _known[kind]
+def is_pefts(kind: Any) -> bool:
+    """Whether modules of a class are of PEFT's making: `fully_shard` puts a class of its own before PEFT's."""
+    return _is_pefts(kind)
+
+
+@lru_cache(maxsize=1 << 10)
+def _is_pefts(kind: Any) -> bool:
+    return any(each.__module__.startswith("peft.") for each in kind.__mro__)
 
 
 def added(model: Any) -> Iterator[tuple[str, Any, bool]]:
@@ -77,7 +76,7 @@ def _is_added(name: str, inner: set[tuple[str, str]]) -> bool:
 def refuse_merged(model: Any) -> None:
     """Raise where an adapter is merged into a weight, which then is neither the model's nor apart from it."""
     for path, each in model.named_modules():
-        if _is_pefts(each) and getattr(each, "merged", False) is True:
+        if is_pefts(type(each)) and getattr(each, "merged", False) is True:
             raise UsageError(
                 f"an adapter is merged into the weights of `{path}`, and is there beside them too",
                 hint="take it out (unmerge_adapter()), or make it part of the model (merge_and_unload())",

@@ -8,8 +8,9 @@ it, and the literal one only where the memory says so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from intarsia.dtypes import BY_TORCH, DType
@@ -61,19 +62,34 @@ def _dtype_of(dtype: torch.dtype) -> DType | None:
 
 def is_dtensor(x: Any) -> bool:
     """Whether a tensor is distributed, told by what it offers."""
-    return hasattr(x, "to_local") and hasattr(x, "placements")
+    kind: Any = type(x)
+    told = _told_by_class(kind)
+    return hasattr(x, "to_local") and hasattr(x, "placements") if told is None else told
+
+
+@lru_cache(maxsize=1 << 10)
+def _told_by_class(kind: Any) -> bool | None:
+    """Whether the tensors of a class are distributed; None where it is no class of torch's tensors."""
+    if hasattr(kind, "to_local") and hasattr(kind, "placements"):
+        return True
+    return False if hasattr(kind, "untyped_storage") else None
 
 
 def memory_of(tensor: Any) -> torch.Tensor:
     """The memory of a tensor in this process: what a DTensor keeps here, or all of it."""
-    if is_dtensor(tensor):
-        import torch
+    if not is_dtensor(tensor):
+        found: torch.Tensor = tensor.detach()
+        return found
+    return memories_of({"": tensor})[""]
 
-        # Without gradients a DTensor hands out its memory; with them, it goes through autograd.
-        with torch.no_grad():
-            tensor = tensor.to_local()
-    found: torch.Tensor = tensor.detach()
-    return found
+
+def memories_of(tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The memory of each tensor in this process."""
+    import torch
+
+    # Without gradients a DTensor hands out its memory; with them, it goes through autograd.
+    with torch.no_grad():
+        return {n: (x.to_local() if is_dtensor(x) else x).detach() for n, x in tensors.items()}
 
 
 def is_present(tensor: Any) -> bool:

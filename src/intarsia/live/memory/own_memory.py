@@ -7,14 +7,14 @@ read into a state dict apart, given to the module's `load_state_dict`, and looke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from intarsia.errors import CoverageError, LayoutError, UsageError
-from intarsia.live.memory.adapters import added, inner_words, refuse_merged
+from intarsia.live.memory.adapters import added, inner_words, is_pefts, refuse_merged
 from intarsia.live.memory.holding import is_dtensor, memory_of
 from intarsia.live.names import own_name
 
@@ -36,21 +36,26 @@ class Handed:
     names: Mapping[str, str]
     clean: Callable[[str], str]
     """Takes the words of wrappers out of a name."""
+    flat: bool
+    """Whether FSDP1 keeps parameters in flat ones, of which the tensors are made."""
 
     @staticmethod
     def by(module: Any) -> Handed:
         """What a module hands out now; with FSDP1, collective."""
-        refuse_merged(module)
-        with whole_state(module):
+        classes = {type(each) for each in module.modules()}
+        flat = has_fsdp1(classes)
+        if any(is_pefts(each) for each in classes):
+            refuse_merged(module)
+        with whole_state(module) if flat else nullcontext():
             state = module.state_dict(keep_vars=True)
-        clean = own_name(module)
+        clean = own_name(module, classes=classes)
         names = {key: clean(key) for key in state}
         if len({*names.values()}) < len(names):
             raise UsageError(
                 "two tensors of the model have one name once the words of wrappers are taken out",
                 hint="rename the submodule that is called as a wrapper's",
             )
-        return Handed(module, state, names, clean)
+        return Handed(module, state, names, clean, flat)
 
     @cached_property
     def tensors(self) -> dict[str, Any]:
@@ -103,8 +108,8 @@ class Handed:
     @property
     def left_out(self) -> list[str]:
         """The parameters and lasting buffers whose memory the state dict does not have."""
-        if is_fsdp1(self.module):
-            return []  # its flat parameters are what the tensors are made of
+        if self.flat:
+            return []
         named = {self.clean(n): x for n, x in _named(self.module)}
         unnamed = {n: x for n, x in named.items() if n not in self.tensors}
         if not unnamed:
@@ -153,13 +158,18 @@ _HINT = (
 
 def is_fsdp1(module: Any) -> bool:
     """Whether FSDP1 keeps parameters of this module in flat ones."""
+    return has_fsdp1({type(each) for each in module.modules()})
+
+
+def has_fsdp1(classes: Iterable[type]) -> bool:
+    """Whether FSDP1 is among the classes of a model's modules."""
     import torch.distributed as dist
 
     if not dist.is_available():
         return False
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    return any(isinstance(each, FullyShardedDataParallel) for each in module.modules())
+    return any(issubclass(each, FullyShardedDataParallel) for each in classes)
 
 
 def whole_state(module: Any) -> AbstractContextManager[Any]:
