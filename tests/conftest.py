@@ -3,6 +3,7 @@
 `make test` takes the same examples every time, `make test-all` new ones.
 """
 
+import gc
 import os
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,13 @@ from hypothesis import settings
 settings.register_profile("same", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("new", deadline=None, print_blob=True)
 settings.load_profile("same")
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector from walking, again and again, what importing torch has made."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.fixture

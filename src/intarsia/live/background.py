@@ -113,6 +113,9 @@ def save(
     finish_last()
     started = time.perf_counter()
     team = ranks_of_model(group)
+    if background:
+        _finish_before_the_end()
+        aside = _aside(team)
     with team.together():
         what = snapshot(model, optimizer, extra, config)
         options: dict[str, Any] = {
@@ -121,15 +124,13 @@ def save(
             "workers": Budget.of(None, workers).workers,
             "progress": progress,
         }
+        if background:
+            what = copy_of(what)
     if not background:
         return write(path, what, team, **options)
-    _finish_before_the_end()
-    aside = _aside(team)
-    with team.together():
-        copied = copy_of(what)
     saving = Saving(path)
     saving.pause_seconds = time.perf_counter() - started
-    saving._start(lambda: _write_aside(path, copied, aside, options))
+    saving._start(lambda: _write_aside(path, what, aside, options))
     global _last
     _last = saving
     return saving
