@@ -64,8 +64,15 @@ class Inspection:
     inventory: tuple[Item, ...]
     quantised: Quantised | None
     notes: tuple[str, ...]
-    tensor_list: tuple[StoredTensor, ...] = field(repr=False)
     manifest: Manifest = field(repr=False, compare=False)
+
+    @property
+    def tensor_list(self) -> tuple[StoredTensor, ...]:
+        """Every stored tensor."""
+        return tuple(
+            StoredTensor(s.key or s.name, s.dtype.name, s.shape, len(s.chunks), s.nbytes)
+            for s in self.manifest.stored.values()
+        )
 
     def as_json(self, *, tensors: bool = False) -> dict[str, Any]:
         """One document; with `tensors`, every tensor is listed."""
@@ -136,9 +143,5 @@ def inspect(path: PathLike, config: ConfigLike = None, section: SectionLike = No
         inventory=found.inventory,
         quantised=Quantised(str(q), len(q.weights)) if q else None,
         notes=found.notes,
-        tensor_list=tuple(
-            StoredTensor(s.key or s.name, s.dtype.name, s.shape, len(s.chunks), s.nbytes)
-            for s in found.stored.values()
-        ),
         manifest=found,
     )

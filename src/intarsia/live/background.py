@@ -113,9 +113,7 @@ def save(
     finish_last()
     started = time.perf_counter()
     team = ranks_of_model(group)
-    if background:
-        _finish_before_the_end()
-        aside = _aside(team)
+    aside = _aside(team) if background else team
     with team.together():
         what = snapshot(model, optimizer, extra, config)
         options: dict[str, Any] = {
@@ -128,6 +126,7 @@ def save(
             what = copy_of(what)
     if not background:
         return write(path, what, team, **options)
+    _finish_before_the_end()
     saving = Saving(path)
     saving.pause_seconds = time.perf_counter() - started
     saving._start(lambda: _write_aside(path, what, aside, options))

@@ -7,9 +7,8 @@ checkpoint, and what neither knows is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from intarsia.family import Param, Table, table_for
 from intarsia.format.naming.sections import TOP, Section, explained
 from intarsia.format.naming.wrappers import MODULE, bare
 from intarsia.format.registry import read_manifest, with_rules_of_transformers
-from intarsia.live.memory.adapters import inner_word, is_pefts
+from intarsia.live.memory.adapters import inner_word
+from intarsia.live.memory.wrapper_classes import Wrappers, is_data_parallel
 from intarsia.planning.inventory import left_out
 from intarsia.planning.manifest import Manifest
 from intarsia.store.looking import real
@@ -34,24 +34,23 @@ class Rows:
 
 
 def own_name(
-    model: Any, *, with_peft: bool = False, classes: Collection[type] | None = None
+    model: Any, *, with_peft: bool = False, wrappers: Wrappers | None = None
 ) -> Callable[[str], str]:
     """The function that takes the words of wrappers out of a live model's names: DDP's only where DDP is.
 
-    `with_peft` leaves PEFT's, as its own state dicts have them.  `classes` are those of all its modules,
-    where they are known.
+    `with_peft` leaves PEFT's, as its own state dicts have them.  `wrappers` are the
+    model's, where they are known.
     """
-    if classes is not None and not any(_is_data_parallel(c) or is_pefts(c) for c in classes):
+    found = wrappers or Wrappers.of(model)
+    if not found.data_parallel and not found.peft:
         return bare
     # Some wrappers take their own words out of a state dict's names, and none out of these.
     wrapped = set[tuple[str, str]]()
     for path, each in model.named_modules():
-        if _is_data_parallel(type(each)):
+        if is_data_parallel(type(each)):
             wrapped.add((bare(path), MODULE))
         elif not with_peft and (word := inner_word(each)) is not None:
             wrapped.add((bare(path), word))
-    if not wrapped:
-        return bare
 
     def clean(name: str) -> str:
         kept, path = [], ""
@@ -62,18 +61,6 @@ def own_name(
         return ".".join(kept)
 
     return clean
-
-
-def _is_data_parallel(kind: Any) -> bool:
-    return _has_data_parallel(kind)
-
-
-@lru_cache(maxsize=1 << 10)
-def _has_data_parallel(kind: Any) -> bool:
-    from torch.nn import DataParallel
-    from torch.nn.parallel import DistributedDataParallel
-
-    return issubclass(kind, (DataParallel, DistributedDataParallel))
 
 
 def manifest_for(path: Any, into: Any, config: Any = None, section: Any = None) -> Manifest:
@@ -125,7 +112,7 @@ def modules_in(given: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def config_of(model: Any) -> dict[str, Any] | None:
     """The configuration of a Transformers model, as its `config.json` would hold it."""
-    while _is_data_parallel(type(model)):
+    while is_data_parallel(type(model)):
         model = model.module
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "to_dict"):

@@ -1,4 +1,4 @@
-"""The numbers that the codes of floating-point types of one byte stand for."""
+"""The numbers that the codes of floating-point types of one byte and of four bits stand for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.dtypes import DType, extent_of
+
+OF_FOUR_BITS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+"""The number of each code of four bits (E2M1), two of which share an element."""
 
 
 @cache

@@ -24,6 +24,7 @@ from intarsia.layout import unravel
 from intarsia.mesh import Box
 from intarsia.padding import not_compared, trained_padding
 from intarsia.run.budget import Budget
+from intarsia.run.codes import OF_FOUR_BITS
 from intarsia.run.progress import Progress, after
 from intarsia.run.sharing import share_out
 from intarsia.run.values import Bits, as_float64, bits_dtype
@@ -32,9 +33,6 @@ T = TypeVar("T")
 
 AT_ONCE = 1 << 18
 """Elements that are numbers of double precision at one time."""
-
-_F4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-"""The number of each code of four bits (E2M1), two of which share an element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +238,10 @@ def _widest(x: Bits, y: Bits, pair: Pair) -> Number:
     """The largest distance between elements, exactly where they are integers; NaN where one is."""
     a, b = pair.a.dtype, pair.b.dtype
     if a == b and a.packs > 1:
-        return max(float(np.abs(_F4[x >> s & 15] - _F4[y >> s & 15]).max()) for s in (0, 4))
+        return max(
+            float(np.abs(OF_FOUR_BITS[x >> s & 15] - OF_FOUR_BITS[y >> s & 15]).max())
+            for s in (0, 4)
+        )
     if not (a.floating or b.floating) and "C64" not in (a.name, b.name):
         parts = (slice(lo, lo + AT_ONCE) for lo in range(0, len(x), AT_ONCE))
         return max(distances(x[part], y[part], a, b)[3] for part in parts)

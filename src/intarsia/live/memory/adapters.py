@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 from intarsia.errors import UsageError
+from intarsia.live.memory.wrapper_classes import Wrappers, is_pefts
 
 _WORDS = ("base_model", "model", "base_layer", "original_module")
 """What PEFT calls the module that it wraps, the outermost first."""
@@ -18,6 +18,8 @@ _WORDS = ("base_model", "model", "base_layer", "original_module")
 
 def inner_words(model: Any) -> set[tuple[str, str]]:
     """The path of each module of PEFT's with the word under which it holds what it wraps."""
+    if not Wrappers.of(model).peft:
+        return set()
     return {
         (path, word)
         for path, each in model.named_modules()
@@ -32,16 +34,6 @@ def inner_word(module: Any) -> str | None:
     # Every tuner and every model of PEFT's has a configuration; its layers have a base layer.
     words = _WORDS[:2] if hasattr(module, "peft_config") else _WORDS[2:]
     return next((word for word in words if word in module._modules), None)
-
-
-def is_pefts(kind: Any) -> bool:
-    """Whether modules of a class are of PEFT's making: `fully_shard` puts a class of its own before PEFT's."""
-    return _is_pefts(kind)
-
-
-@lru_cache(maxsize=1 << 10)
-def _is_pefts(kind: Any) -> bool:
-    return any(each.__module__.startswith("peft.") for each in kind.__mro__)
 
 
 def added(model: Any) -> Iterator[tuple[str, Any, bool]]:

@@ -7,15 +7,16 @@ read into a state dict apart, given to the module's `load_state_dict`, and looke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from intarsia.errors import CoverageError, LayoutError, UsageError
-from intarsia.live.memory.adapters import added, inner_words, is_pefts, refuse_merged
+from intarsia.live.memory.adapters import added, refuse_merged
 from intarsia.live.memory.holding import is_dtensor, memory_of
+from intarsia.live.memory.wrapper_classes import Wrappers
 from intarsia.live.names import own_name
 
 EXTRA_STATE = "_extra_state"
@@ -36,26 +37,24 @@ class Handed:
     names: Mapping[str, str]
     clean: Callable[[str], str]
     """Takes the words of wrappers out of a name."""
-    flat: bool
-    """Whether FSDP1 keeps parameters in flat ones, of which the tensors are made."""
+    wrappers: Wrappers
 
     @staticmethod
     def by(module: Any) -> Handed:
         """What a module hands out now; with FSDP1, collective."""
-        classes = {type(each) for each in module.modules()}
-        flat = has_fsdp1(classes)
-        if any(is_pefts(each) for each in classes):
+        wrappers = Wrappers.of(module)
+        if wrappers.peft:
             refuse_merged(module)
-        with whole_state(module) if flat else nullcontext():
+        with whole_state(module, wrappers):
             state = module.state_dict(keep_vars=True)
-        clean = own_name(module, classes=classes)
+        clean = own_name(module, wrappers=wrappers)
         names = {key: clean(key) for key in state}
         if len({*names.values()}) < len(names):
             raise UsageError(
                 "two tensors of the model have one name once the words of wrappers are taken out",
                 hint="rename the submodule that is called as a wrapper's",
             )
-        return Handed(module, state, names, clean, flat)
+        return Handed(module, state, names, clean, wrappers)
 
     @cached_property
     def tensors(self) -> dict[str, Any]:
@@ -87,7 +86,7 @@ class Handed:
     @property
     def names_of_peft(self) -> dict[str, str]:
         """For each name the one that PEFT's own state dict has, where PEFT is at work."""
-        if not inner_words(self.module):
+        if not self.wrappers.peft:
             return {}
         spelled = own_name(self.module, with_peft=True)
         return {name: spelled(key) for key, name in self.names.items()}
@@ -108,8 +107,8 @@ class Handed:
     @property
     def left_out(self) -> list[str]:
         """The parameters and lasting buffers whose memory the state dict does not have."""
-        if self.flat:
-            return []
+        if self.wrappers.fsdp1:
+            return []  # its flat parameters are what the tensors are made of
         named = {self.clean(n): x for n, x in _named(self.module)}
         unnamed = {n: x for n, x in named.items() if n not in self.tensors}
         if not unnamed:
@@ -131,7 +130,7 @@ class Handed:
     def give(self, where: str) -> None:
         """Give the module this state by its `load_state_dict`, and see that it has it; with FSDP1, collective."""
         try:
-            with whole_state(self.module):
+            with whole_state(self.module, self.wrappers):
                 self.module.load_state_dict(dict(self.state))
         except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise CoverageError(
@@ -156,25 +155,9 @@ _HINT = (
 )
 
 
-def is_fsdp1(module: Any) -> bool:
-    """Whether FSDP1 keeps parameters of this module in flat ones."""
-    return has_fsdp1({type(each) for each in module.modules()})
-
-
-def has_fsdp1(classes: Iterable[type]) -> bool:
-    """Whether FSDP1 is among the classes of a model's modules."""
-    import torch.distributed as dist
-
-    if not dist.is_available():
-        return False
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    return any(issubclass(each, FullyShardedDataParallel) for each in classes)
-
-
-def whole_state(module: Any) -> AbstractContextManager[Any]:
+def whole_state(module: Any, wrappers: Wrappers) -> AbstractContextManager[Any]:
     """Have FSDP1 hand out and take whole tensors on every rank, whatever kind was set."""
-    if not is_fsdp1(module):
+    if not wrappers.fsdp1:
         return nullcontext()
     from torch.distributed.fsdp import (
         FullOptimStateDictConfig,

@@ -14,7 +14,8 @@ from math import prod
 from typing import Any
 
 from intarsia.errors import UsageError
-from intarsia.live.memory.own_memory import equal_bytes, is_fsdp1, is_module
+from intarsia.live.memory.own_memory import equal_bytes, is_module
+from intarsia.live.memory.wrapper_classes import Wrappers
 from intarsia.live.names import modules_in, own_name
 from intarsia.live.optimizer.classes import Opened
 from intarsia.live.optimizer.several import Together, each_of
@@ -83,7 +84,7 @@ class WholeOptimizer:
     @staticmethod
     def of(module: Any, own: Opened, *, state: bool) -> WholeOptimizer | None:
         """The optimizer by whole parameters, with its state if asked for; None without FSDP1; collective."""
-        if not any(is_fsdp1(each) for _, each in modules_in(module)):
+        if not any(Wrappers.of(each).fsdp1 for _, each in modules_in(module)):
             return None
         if not is_module(module):
             raise UsageError(

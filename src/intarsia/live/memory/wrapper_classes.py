@@ -1,0 +1,48 @@
+"""Which wrappers a live model is in, by the classes of its modules: DDP, FSDP1, PEFT."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Wrappers:
+    """Whether a model has modules of each kind of wrapper."""
+
+    data_parallel: bool
+    fsdp1: bool
+    peft: bool
+
+    @staticmethod
+    def of(model: Any) -> Wrappers:
+        """One pass over the modules; of a thousand modules most have one of a few classes."""
+        classes = {type(each) for _, each in model.named_modules()}
+        return Wrappers(
+            any(is_data_parallel(each) for each in classes),
+            any(_is_fsdp1(each) for each in classes),
+            any(is_pefts(each) for each in classes),
+        )
+
+
+def is_data_parallel(kind: type) -> bool:
+    """Whether modules of a class are DDP or DataParallel."""
+    from torch.nn import DataParallel
+    from torch.nn.parallel import DistributedDataParallel
+
+    return issubclass(kind, (DataParallel, DistributedDataParallel))
+
+
+def is_pefts(kind: type) -> bool:
+    """Whether modules of a class are of PEFT's making: `fully_shard` puts a class of its own before PEFT's."""
+    return any(each.__module__.startswith("peft.") for each in kind.__mro__)
+
+
+def _is_fsdp1(kind: type) -> bool:
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return False
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return issubclass(kind, FullyShardedDataParallel)
