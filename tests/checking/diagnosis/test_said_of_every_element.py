@@ -60,6 +60,29 @@ def test_layers_are_zero_only_where_each_of_their_matrices_is(tmp_path: Path) ->
     assert any("nearly all of B is zero" in fault.text for fault in found.faults)
 
 
+@pytest.mark.parametrize("turned", [False, True], ids=["in B", "in A"])
+@pytest.mark.parametrize("kept", [1, 3, 12])
+@pytest.mark.parametrize("lost", [0.0, float("nan")], ids=["zero", "NaN"])
+def test_layers_are_lost_only_where_no_matrix_of_them_keeps_a_part(
+    lost: float, kept: int, turned: bool, tmp_path: Path
+) -> None:
+    a = weights(FAMILIES["dense"], torch.float32, 0)
+    b = {n: x.clone() for n, x in a.items()}
+    names = [n for n, x in b.items() if "layers.1." in n and x.ndim > 1]
+    for name in names:
+        b[name].fill_(lost)
+    sides = (b, a) if turned else (a, b)
+    assert "every matrix" in compared(tmp_path / "whole", *sides).faults[0].text
+    for k in range(kept):  # a part that both sides have alike
+        row = 5 * (k + 1) % 16
+        b[names[2]][row] = a[names[2]][row]
+    found = compared(tmp_path / "part", *sides)
+    assert not any("every matrix" in fault.text for fault in found.faults)
+    told = next(x for x in found.different if x.tensor == names[2])
+    if kept == 1:
+        assert " where it differs" in told.diagnosis
+
+
 def test_a_file_s_tensors_are_zero_only_where_each_of_them_is(tmp_path: Path) -> None:
     a = {f"w{k}": normal_tensor((40, 24), torch.float32, k) for k in range(4)}
     b = {n: x.clone() for n, x in a.items()}

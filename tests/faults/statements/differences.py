@@ -270,7 +270,7 @@ def _place_or_block(text: str, x: Held, y: Held) -> bool | None:
     ):
         lo, hi = number(rows[1]), number(rows[2])
         return bool(not differ[:lo].any() and hi == len(differ) - 1 and differ[lo].any())
-    if lost := re.fullmatch(r"(A|B) is (zero|NaN): (.*)", said):
+    if lost := re.fullmatch(r"(A|B) is (zero|NaN)(?:: | where it differs, )(.*)", said):
         mine = (y if lost[1] == "B" else x).numbers[differ]
         content = bool((mine == 0).all() if lost[2] == "zero" else np.isnan(mine).all())
         place = place_holds(lost[3], differ)

@@ -343,7 +343,7 @@ def _every_matrix(
             return False
         if inside and differs and "zero" in how and x.numbers.any() and y.numbers.any():
             return False
-        nan = np.isnan(x.numbers).any() or np.isnan(y.numbers).any()
+        nan = np.isnan(x.numbers).all() or np.isnan(y.numbers).all()
         if inside and differs and "NaN" in how and not nan:
             return False
     return True

@@ -21,7 +21,8 @@ class Finding:
 
     `key` is equal for tensors that show the same fault; `fault` is the sentence without this
     tensor's numbers.  `moved` says that it tells of places, and `side` whose: where each element of that side lies
-    in the other.  `whole` says that nearly every element of the tensor differs.  `second` is what happened to the tensor besides.  `place` and `where` tell the rows, and besides the ranks, files and
+    in the other.  `whole` says that nearly every element of the tensor differs, `all_over` that what
+    is said holds of every element, of those that are equal too.  `second` is what happened to the tensor besides.  `place` and `where` tell the rows, and besides the ranks, files and
     bytes, where they tell more than the kind does.
     """
 
@@ -33,6 +34,7 @@ class Finding:
     explained: int = 0
     differing: int = 0
     whole: bool = False
+    all_over: bool = False
     moved: bool = False
     side: str = "B"
     files: tuple[str, ...] = ()

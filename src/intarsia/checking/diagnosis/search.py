@@ -112,6 +112,7 @@ def _found(e: Evidence, h: Hypothesis, score: Score, how: str = "") -> Finding:
     return Finding(
         e.name, h.kind, f"{h.text}{how}: {score}", h.text + how, h.key or h.text,
         score.explained, score.differing, whole=score.differing >= 0.8 * prod(e.shape),
+        all_over=score.exact,
         moved=isinstance(h.predict, Layout | Shuffle),
     )  # fmt: skip
 

@@ -133,7 +133,7 @@ def _lost_ranks(
     for what, number in (("experts", _expert), ("layers", layer_in)):
         numbered = {n: _numbered(number, n) for n in logical}
         for kind in WHOLE:
-            alike = [f for f in findings if f.kind == kind and (f.exact or kind == UNEXPLAINED)]
+            alike = [f for f in findings if f.kind == kind and (f.all_over or kind == UNEXPLAINED)]
             wrong = [f for f in alike if numbered[f.tensor]]
             places = [at for f in wrong if f.whole and (at := numbered[f.tensor])]
             held, stems = {at[1] for at in places}, {at[0] for at in places}

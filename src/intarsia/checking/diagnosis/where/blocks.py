@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from math import prod
 
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import Finding
@@ -73,7 +74,9 @@ def wrong_block(
 def _lost_somewhere(e: Evidence, content: str, side: str, place: Place) -> Finding:
     """Zeros or NaN that no rank's block holds."""
     said, other = "NaN" if content == "nan" else "zero", "B" if side == "A" else "A"
-    found = _placed(e, content, f"{side} is {said}: {place}", (content, side), place)
+    partly = place.everywhere and place.differing < prod(e.shape)
+    at = f" where it differs, {place}" if partly else f": {place}"
+    found = _placed(e, content, f"{side} is {said}{at}", (content, side), place)
     has = "has a number" if content == "nan" else "is not"
     return replace(found, fault=f"{side} is {said} where {other} {has}")
 
@@ -83,8 +86,10 @@ def _placed(
     files: tuple[str, ...] = (),
 ) -> Finding:  # fmt: skip
     n = place.differing
-    whole = place.everywhere
-    return Finding(e.name, kind, f"{text} ({n:,} elements)", text, key, n, n, whole, files=files)
+    return Finding(
+        e.name, kind, f"{text} ({n:,} elements)", text, key, n, n,
+        whole=place.everywhere, all_over=n == prod(e.shape), files=files,
+    )  # fmt: skip
 
 
 def _pads(e: Evidence, place: Place, content: str) -> bool:
