@@ -18,6 +18,7 @@ from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.planning.proof import Proven, Prover, prover_of
 from intarsia.run.gather import Bytes, gather
 from intarsia.run.source import Source
+from intarsia.value import PLAIN, Value
 
 if TYPE_CHECKING:
     import torch
@@ -87,10 +88,10 @@ class Checkpoint(Mapping[str, Tensor]):
         """What proves that something can be read."""
         return prover_of(self.manifest)
 
-    def prove(self, name: str, layout: Layout, dtype: DType, shift: float = 0.0) -> Proven:
+    def prove(self, name: str, layout: Layout, dtype: DType, value: Value = PLAIN) -> Proven:
         """The proof of a tensor with any layout over the logical tensors; `name` is for errors."""
         whole = (Box.whole(layout.shape),)
-        return self.prover.prove(Target(name, dtype, layout, whole, shift=shift))
+        return self.prover.prove(Target(name, dtype, layout, whole, value=value))
 
     def read_box(self, proven: Proven, box: Box) -> Bytes:
         """The bytes of a box of what is proven."""

@@ -17,7 +17,7 @@ from intarsia.errors import UsageError, needing_torch
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Logical
 from intarsia.run.gather import Bytes
-from intarsia.run.values import as_float64, bits_dtype
+from intarsia.value.bits import as_float64, bits_dtype
 
 if TYPE_CHECKING:
     import torch

@@ -22,7 +22,9 @@ from intarsia.planning.manifest import Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.sharing import share_out
-from intarsia.run.values import Bits, as_float64, bits_dtype, cast
+from intarsia.value import PLAIN, Value, Window
+from intarsia.value.bits import Bits, as_float64, bits_dtype
+from intarsia.value.cast import cast
 
 MASTER = "optimizer.master."
 
@@ -82,8 +84,8 @@ def check_rounded(src: Manifest, layouts: Iterable[Layout], budget: Budget, *, h
     with Checkpoint(src) as checkpoint:
 
         def look(layout: Layout) -> Stale | None:
-            shift = recentred.get(layout.tensors[0], 0.0) if layout.tensors else 0.0
-            return _stale(checkpoint, layout, budget.window_bytes, shift)
+            norm = recentred.get(layout.tensors[0], PLAIN) if layout.tensors else PLAIN
+            return _stale(checkpoint, layout, budget.window_bytes, norm)
 
         found = [x for x in share_out(list(layouts), budget.workers, look) if x is not None]
     if found:
@@ -104,41 +106,41 @@ def _contradiction(found: Sequence[Stale], src: Manifest, hint: str) -> Precisio
     )
 
 
-def recentred_norms(config: Mapping[str, Any] | None) -> dict[str, float]:
-    """Norms that Megatron may centre on another value than the hub, and what it adds to them."""
+def recentred_norms(config: Mapping[str, Any] | None) -> dict[str, Value]:
+    """Norms that Megatron may centre on another value than the hub, and what it stores for them."""
     tables = (table_for(config, zero_centered=centered) for centered in (True, False))
     return {
-        row.layout.tensors[0]: row.shift
+        row.layout.tensors[0]: row.value
         for table in tables
         if table is not None
         for row in table.dialects["megatron"].values()
-        if row.shift
+        if not row.value.is_plain
     }
 
 
 def _stale(
-    checkpoint: Checkpoint, layout: Layout, window_bytes: int, recentred: float
+    checkpoint: Checkpoint, layout: Layout, window_bytes: int, recentred: Value
 ) -> Stale | None:
     """How weights differ from their main weights rounded; None where they do not.
 
-    A norm may have been rounded where it was centred on another value, `recentred` away.
+    A norm may have been rounded where it was centred on another value: as `recentred` stores it.
     """
-    found = _compared(checkpoint, layout, window_bytes, 0.0)
-    if found is None or not recentred:
+    found = _compared(checkpoint, layout, window_bytes, PLAIN)
+    if found is None or recentred.is_plain:
         return found
     return _compared(checkpoint, layout, window_bytes, recentred) and found
 
 
 def _compared(
-    checkpoint: Checkpoint, layout: Layout, window_bytes: int, recentred: float
+    checkpoint: Checkpoint, layout: Layout, window_bytes: int, recentred: Value
 ) -> Stale | None:
     held = checkpoint.manifest.logical
     name = layout.tensors[0]
     a, b = held[name].dtype, held[MASTER + name].dtype
     # Both are read as the weight is centred on disk: there it was rounded.
-    shift = checkpoint.manifest.sources[name][0].shift
-    weights = checkpoint.prove(name, layout, a, shift)
-    masters = checkpoint.prove(MASTER + name, layout.rename(MASTER.__add__), b, shift)
+    value = checkpoint.manifest.sources[name][0].value
+    weights = checkpoint.prove(name, layout, a, value)
+    masters = checkpoint.prove(MASTER + name, layout.rename(MASTER.__add__), b, value)
     count, first = 0, None
     for box in windows(layout.shape, 8, window_bytes):
         x = checkpoint.read_box(weights, box).view(bits_dtype(a))
@@ -159,11 +161,12 @@ def _compared(
     return None if first is None else replace(first, elements=count)
 
 
-def unlike(x: Bits, a: DType, y: Bits, b: DType, recentred: float) -> NDArray[np.bool_]:
+def unlike(x: Bits, a: DType, y: Bits, b: DType, recentred: Value) -> NDArray[np.bool_]:
     """Where elements are not the wider ones rounded; one NaN is as good as another."""
     rounded = cast(y, b, a)
-    if recentred:
-        rounded = cast(cast(cast(y, b, b, recentred), b, a), a, a, -recentred)
+    if not recentred.is_plain:
+        stored = cast(recentred.encode(Window(y, b), b), b, a)
+        rounded = recentred.decode(Window(stored, a), a)
     wrong = np.asarray(rounded != x)
     if wrong.any():
         both = np.isnan(as_float64(x[wrong], a)) & np.isnan(as_float64(y[wrong], b))

@@ -21,7 +21,8 @@ from intarsia.planning.coalesce import grid
 from intarsia.planning.manifest import Logical, Manifest, Stored
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
-from intarsia.run.values import bits_dtype
+from intarsia.value import PLAIN
+from intarsia.value.bits import bits_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def trained_padding(
 def _as_stored(src: Manifest, padded: Iterable[Stored]) -> Manifest:
     """The same files, with stored tensors as the logical ones: padding is then read as any element."""
     plain = {
-        s.name: replace(s, layout=Layout.of(s.name, s.shape), shift=0.0, key=s.key or s.name)
+        s.name: replace(s, layout=Layout.of(s.name, s.shape), value=PLAIN, key=s.key or s.name)
         for s in padded
     }
     logical = {name: Logical(name, s.shape, s.dtype) for name, s in plain.items()}

@@ -58,7 +58,7 @@ def stacked(table: Table, logical: dict[str, np.ndarray]) -> dict[str, np.ndarra
     made: dict[str, np.ndarray] = {}
     for name, row in rows.items():
         if not table.optional.issuperset(rows.operands(name)):
-            made[name] = carried(row.layout, logical) + np.float32(row.shift)
+            made[name] = carried(row.layout, logical) + np.float32(getattr(row.value, "by", 0))
     by_kind: dict[str, list[str]] = {}
     for name in made:
         kind = re.sub(r"^decoder\.layers\.\d+\.", "decoder.layers.", name)

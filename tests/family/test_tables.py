@@ -12,6 +12,7 @@ from intarsia.family import Table, model_types, table_for
 from intarsia.family.spec import DIALECTS, Layer
 from intarsia.layout import Layout, cover, overlaps
 from intarsia.mesh import Rule
+from intarsia.value import shifted
 from tests.family.configs import CASES, DENSE, EXPERTS, GDN, LATENT, ROUTED, of
 
 
@@ -129,16 +130,16 @@ def test_norms_follow_what_megatrons_arguments_say(
     config = of("qwen3_next", DENSE, EXPERTS, GDN, shared_expert_intermediate_size=22)
     table = made(config, zero_centered=said)
     rows = table.dialects["megatron"]
-    assert (rows[NORM].shift, rows[GATED_NORM].shift) == (norm, gated_norm)
-    assert rows["decoder.final_layernorm.weight"].shift == norm
-    assert all(row.shift == 0 for row in table.dialects["hf"].values())
+    assert (rows[NORM].value, rows[GATED_NORM].value) == (shifted(norm), shifted(gated_norm))
+    assert rows["decoder.final_layernorm.weight"].value == shifted(norm)
+    assert all(row.value.is_plain for row in table.dialects["hf"].values())
 
 
 def test_plain_norms_are_shifted_only_where_megatrons_are_centred() -> None:
     config = of("llama", DENSE)
     name = "decoder.final_layernorm.weight"
     for said, shift in ((None, 0.0), (False, 0.0), (True, -1.0)):
-        assert made(config, zero_centered=said).dialects["megatron"][name].shift == shift
+        assert made(config, zero_centered=said).dialects["megatron"][name].value == shifted(shift)
 
 
 def test_tied_heads_need_not_be_stored() -> None:

@@ -17,6 +17,7 @@ from intarsia.planning.coalesce import MOST_OVER_READ
 from intarsia.run import gather as gathering
 from intarsia.run.gather import Fill, gather
 from intarsia.store.local import Folder
+from intarsia.value import Change
 
 some = settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -78,7 +79,7 @@ def test_gather_moves_what_numpy_moves(folder, data, name: str, direct: int) -> 
         buffer = np.zeros((last + 1) * dtype.itemsize, np.uint8)
         want = buffer.copy()
         expected(files[file], base, piece, dtype.itemsize, want)
-        fills.append(Fill(file, base, piece, dtype, dtype, buffer))
+        fills.append(Fill(file, base, piece, Change(dtype, dtype), buffer))
         wanted.append(want)
     before = folder.read_bytes
     old, gathering.DIRECT_BYTES = gathering.DIRECT_BYTES, direct
@@ -97,7 +98,7 @@ def test_a_contiguous_copy_reads_its_own_bytes_once(folder) -> None:
     dtype = BY_NAME["BF16"]
     buffer = np.zeros(20_000, np.uint8)
     run = Piece("", 0, 0, (Loop(10_000, 1, 1),))
-    assert gather(folder, [Fill("a", 100, run, dtype, dtype, buffer)]) == 20_000
+    assert gather(folder, [Fill("a", 100, run, Change(dtype, dtype), buffer)]) == 20_000
     assert buffer.tobytes() == folder.read("a", 100, 20_000)
 
 
@@ -107,7 +108,13 @@ def test_neighbouring_copies_are_read_together(folder, monkeypatch: pytest.Monke
     monkeypatch.setattr(Folder, "read_into", lambda *a: (calls.append(a[1:3]), read(*a))[1])
     dtype = BY_NAME["U8"]
     fills = [
-        Fill("a", 64 * k, Piece("", 0, 0, (Loop(64, 1, 1),)), dtype, dtype, np.zeros(64, np.uint8))
+        Fill(
+            "a",
+            64 * k,
+            Piece("", 0, 0, (Loop(64, 1, 1),)),
+            Change(dtype, dtype),
+            np.zeros(64, np.uint8),
+        )
         for k in (3, 1, 2, 0)
     ]
     assert gather(folder, fills) == 256
@@ -117,7 +124,9 @@ def test_neighbouring_copies_are_read_together(folder, monkeypatch: pytest.Monke
 def test_bytes_that_several_copies_need_are_read_once(folder, monkeypatch) -> None:
     monkeypatch.setattr(gathering, "DIRECT_BYTES", 64)
     dtype, run = BY_NAME["U8"], Piece("", 0, 0, (Loop(10_000, 1, 1),))
-    fills = [Fill("a", k, run, dtype, dtype, np.zeros(10_000, np.uint8)) for k in (0, 0, 500)]
+    fills = [
+        Fill("a", k, run, Change(dtype, dtype), np.zeros(10_000, np.uint8)) for k in (0, 0, 500)
+    ]
     assert gather(folder, fills) == 10_500
     for fill in fills:
         assert fill.buffer.tobytes() == folder.read("a", fill.base_bytes, 10_000)
@@ -129,7 +138,7 @@ def test_a_copy_can_cast_on_the_way(folder) -> None:
     src, dst = BY_NAME["BF16"], BY_NAME["F32"]
     column = Piece("", 1, 2, (Loop(5, 7, 3), Loop(3, 1, 1)))
     buffer = np.zeros(4 * 20, np.uint8)
-    gather(folder, [Fill("a", 2, column, src, dst, buffer)])
+    gather(folder, [Fill("a", 2, column, Change(src, dst), buffer)])
     stored = torch.frombuffer(bytearray(folder.read("a", 2, 4000)), dtype=torch.bfloat16)
     wanted = stored.as_strided((5, 3), (7, 1), 1).float()
     found = torch.frombuffer(bytearray(buffer.tobytes()), dtype=torch.float32)[2:17].reshape(5, 3)
@@ -141,5 +150,5 @@ def test_a_file_that_ends_early_is_an_error_that_says_so(tmp_path: Path) -> None
     dtype = BY_NAME["U8"]
     run = Piece("", 0, 0, (Loop(20, 1, 1),))
     with Folder(tmp_path) as folder, pytest.raises(FormatError, match=r"ends at byte 10; bytes \["):
-        gather(folder, [Fill("short", 0, run, dtype, dtype, np.zeros(20, np.uint8))])
+        gather(folder, [Fill("short", 0, run, Change(dtype, dtype), np.zeros(20, np.uint8))])
     assert os.listdir(tmp_path) == ["short"]

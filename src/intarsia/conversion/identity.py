@@ -46,14 +46,14 @@ def _relative(path: str, root: Path) -> str:
 
 def _tensors(src: Manifest) -> Iterable[str]:
     for s in src.stored.values():
-        yield f"{s.key} {s.name} {s.dtype} {s.shape} {s.shift}"
+        yield f"{s.key} {s.name} {s.dtype} {s.shape} {s.value}"
         for c in s.chunks:
             yield f"{c.file} {c.start_bytes} {c.length_bytes} {c.box.offsets} {c.box.shape}"
 
 
 def _layouts(targets: Iterable[Target]) -> Iterable[str]:
     for t in targets:
-        yield f"{t.name} {t.dtype} {t.shape} {t.shift}"
+        yield f"{t.name} {t.dtype} {t.shape} {t.value}"
         for p in t.layout.pieces:
             yield f"{p.tensor} {p.at} {p.to} {[(x.n, x.at, x.to) for x in p.loops]}"
 

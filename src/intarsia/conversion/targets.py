@@ -21,6 +21,7 @@ from intarsia.masters import check_whole, has_own_master
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.quantised.refusing import refuse_faults, refuse_numbers
+from intarsia.value import PLAIN
 
 STEP = "optimizer.step."
 MEGATRON_FORMATS = ("torch_dist", "fsdp_dtensor")
@@ -96,7 +97,7 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
             if writer.sharded
             else _whole(row.layout.shape),
             row.rule,
-            row.shift,
+            row.value,
         )
         for row in rows
         if not (drop and drop.keys() >= set(row.layout.tensors or (row.name,)))
@@ -290,7 +291,7 @@ def _rows(src: Manifest, wish: Wish, writer: Format, dropped: Set[str]) -> list[
     """What is to be written; the family's absent tensors are wanted too, so that they are missed."""
     dialect = wish.dialect_for(src, writer)
     if dialect == "same":
-        stored = [Param(s.name, s.layout, s.rule, s.shift) for s in src.stored.values()]
+        stored = [Param(s.name, s.layout, s.rule, s.value) for s in src.stored.values()]
         return [*stored, *(Param(x.name, Layout.of(x.name, x.shape)) for x in src.absent)]
     table = table_for(src.config)
     if table is None:
@@ -311,13 +312,13 @@ def _rows(src: Manifest, wish: Wish, writer: Format, dropped: Set[str]) -> list[
                 f" {table.family}: {', '.join(lost[:4])}",
                 hint="convert to hf or dcp, which carry them name by name, or add them to the table",
             )
-    beside = (Param(s.name, s.layout, s.rule, s.shift) for s in rest)
+    beside = (Param(s.name, s.layout, s.rule, s.value) for s in rest)
     return [*rows, *respelled(beside, src.stored, table, dialect, src.config or {})]
 
 
 def _name_by_name(src: Manifest, wish: Wish, writer: Format, dialect: str) -> list[Param]:
     if wish.dialect is None and writer.carries_anything and src.format in SAME_FORMATS:
-        return [Param(s.name, s.layout, s.rule, s.shift) for s in src.stored.values()]
+        return [Param(s.name, s.layout, s.rule, s.value) for s in src.stored.values()]
     raise _without_a_table(src, wish, dialect)
 
 
@@ -367,8 +368,8 @@ def state_rows(model: Sequence[Param], logical: Iterable[str]) -> Iterator[Param
         for row in model:
             if row.layout.tensors and held.issuperset(row.layout.tensors):
                 layout = row.layout.rename(f"optimizer.{kind}.".__add__)
-                shift = row.shift if kind == "master" else 0.0
-                yield Param(f"optimizer.{kind}.{row.name}", layout, row.rule, shift)
+                value = row.value if kind == "master" else PLAIN
+                yield Param(f"optimizer.{kind}.{row.name}", layout, row.rule, value)
 
 
 def _with_one_step(

@@ -45,7 +45,7 @@ def respelled(
             f" {', '.join(lost[:4])}",
             hint="convert with --dialect same",
         )
-    return [Param(_new(row.name, new), row.layout, row.rule, row.shift) for row in held]
+    return [Param(_new(row.name, new), row.layout, row.rule, row.value) for row in held]
 
 
 def _is_whole(tensors: tuple[str, ...], shape: Shape, shapes: Mapping[str, Shape]) -> bool:

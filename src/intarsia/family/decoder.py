@@ -38,7 +38,7 @@ def embeddings(t: Table, *, tied: bool = False, head: str = "lm_head.weight") ->
         hidden,
         module=f"{t.module}norm.weight",
         megatron="decoder.final_layernorm.weight",
-        shift=t.shift(),
+        value=t.norm_value(),
     )
     last.tensor(head, vocab, hidden, tp=0, module="lm_head.weight", megatron="output_layer.weight")
     t.head = head

@@ -14,19 +14,20 @@ from intarsia.errors import FamilyError
 from intarsia.family.verbs import Verb
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Rule, Shape
+from intarsia.value import PLAIN, Value
 
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One stored tensor of a dialect; each stored element is the logical one plus `shift`."""
+    """One stored tensor of a dialect; `value` says what is stored for each logical element."""
 
     name: str
     layout: Layout
     rule: Rule = Rule()
-    shift: float = 0.0
+    value: Value = PLAIN
 
 
-_Recipe = tuple[Verb | None, tuple[str, ...], Rule, float]
+_Recipe = tuple[Verb | None, tuple[str, ...], Rule, Value]
 
 
 class Rows(Mapping[str, Param]):
@@ -50,9 +51,9 @@ class Rows(Mapping[str, Param]):
             if isinstance(recipe, Rule):
                 made = Param(name, whole(name, self._logical[name]), recipe)
             else:
-                verb, operands, rule, shift = recipe
+                verb, operands, rule, value = recipe
                 parts = [whole(x, self._logical[x]) for x in operands]
-                made = Param(name, verb(*parts) if verb else parts[0], rule, shift)
+                made = Param(name, verb(*parts) if verb else parts[0], rule, value)
             self._made[name] = made
         return made
 
@@ -75,7 +76,7 @@ class Rows(Mapping[str, Param]):
         out = Rows(self._logical)
         for name, recipe in self._recipes.items():
             if isinstance(recipe, Rule):
-                recipe = (None, (name,), recipe, 0.0)
+                recipe = (None, (name,), recipe, PLAIN)
             out.add(new + name.removeprefix(old) if name.startswith(old) else name, recipe)
         return out
 

@@ -25,6 +25,7 @@ from intarsia.family.fields import LAYERS, MAX_TENSORS, Fields
 from intarsia.family.rows import Known, Rows
 from intarsia.family.verbs import Verb
 from intarsia.mesh import Rule, Shape
+from intarsia.value import PLAIN, Value, shifted
 
 DIALECTS = ("hf", "hf-fused", "hf-module", "megatron", "megatron-local")
 DISK = ("hf", "hf-fused")
@@ -109,11 +110,11 @@ class Table(Fields):
         count = self.number(LAYERS)
         return Layer(self, "", "", self.megatron, (count - 1 if last else 0, count))
 
-    def shift(self, centered: bool | None = None) -> float:
-        """What Megatron's norms add to the hub's; `centered` where a norm is unlike the rest."""
+    def norm_value(self, centered: bool | None = None) -> Value:
+        """What Megatron stores for the hub's norms; `centered` where a norm is unlike the rest."""
         hub = self.centered if centered is None else centered
         ours = self.centered if self.megatron_centered is None else self.megatron_centered
-        return float(hub) - float(ours)
+        return shifted(float(hub) - float(ours))
 
     def tensor(self, name: str, *shape: int, optional: bool = False) -> str:
         """Declare a logical tensor; no dialect stores it yet."""
@@ -145,10 +146,10 @@ class Table(Fields):
         verb: Verb | None,
         *operands: str,
         rule: Rule = Rule(),
-        shift: float = 0.0,
+        value: Value = PLAIN,
     ) -> None:
         """Say that `dialects` store `verb` of logical tensors under `name`."""
-        recipe = (verb, operands, rule, shift)
+        recipe = (verb, operands, rule, value)
         for dialect in dialects:
             self.dialects[dialect].add(name, recipe)
 
@@ -180,7 +181,7 @@ class Layer:
         megatron: str | None = None,
         local: str | None = None,
         module: str | None = None,
-        shift: float = 0.0,
+        value: Value = PLAIN,
     ) -> str:
         """Declare a tensor that every dialect stores whole; Megatron only under another name.
 
@@ -192,7 +193,7 @@ class Layer:
         if self.module is not None:
             self.table.store(("hf-module",), self.module + (module or name), None, full, rule=rule)
         if megatron is not None:
-            self.fused(megatron, None, full, tp=tp, local=local, shift=shift)
+            self.fused(megatron, None, full, tp=tp, local=local, value=value)
         return full
 
     def norm(
@@ -205,8 +206,8 @@ class Layer:
         centered: bool | None = None,
     ) -> str:
         """Declare a norm's weight; Megatron's may be centred on another value."""
-        shift = self.table.shift(centered)
-        return self.tensor(name, size, megatron=megatron, local=local, shift=shift)
+        value = self.table.norm_value(centered)
+        return self.tensor(name, size, megatron=megatron, local=local, value=value)
 
     def fused(
         self,
@@ -216,12 +217,12 @@ class Layer:
         tp: int | None = None,
         ep: int | None = None,
         local: str | None = None,
-        shift: float = 0.0,
+        value: Value = PLAIN,
     ) -> None:
         """Say what Megatron stores under `name`, or under `local` with its local specs."""
         rule = Rule(tp=tp, ep=ep, layer=self.stage)
         spelled = zip(MEGATRON, (name, local or name), strict=True)
         for dialect, each in spelled:
             self.table.store(
-                (dialect,), self.megatron + each, verb, *operands, rule=rule, shift=shift
+                (dialect,), self.megatron + each, verb, *operands, rule=rule, value=value
             )

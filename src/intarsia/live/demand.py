@@ -139,7 +139,7 @@ class Demand:
                 layout = layout.box(box.offsets, box.shape)
             else:
                 layout = cut(layout, tensor, literal=name in literal)
-            yield Holding(name, layout, memory_of(tensor), row.shift)
+            yield Holding(name, layout, memory_of(tensor), row.value)
 
     @cached_property
     def _tied(self) -> Mapping[str, str]:

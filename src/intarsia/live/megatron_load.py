@@ -21,6 +21,7 @@ from intarsia.lazy_tensor import as_torch
 from intarsia.live.megatron.item import Item
 from intarsia.live.memory.holding import memory_of
 from intarsia.mesh import Box
+from intarsia.value import PLAIN, Value
 
 MASTER, STEP = "master", "step"
 Name = Callable[[str], str]
@@ -115,7 +116,7 @@ class _Loader:
         layout = row.layout
         if all(n in self.checkpoint for n in masters):
             layout = layout.rename(f"optimizer.{MASTER}.".__add__)
-        self._fill(name, layout, row.shift, item, param)
+        self._fill(name, layout, row.value, item, param)
 
     def state(self, name: str, bare: str, item: Item, kind: str, value: Any) -> None:
         row = self.rows.local(bare, item.shape, item.tp, item.tp_rank)
@@ -126,13 +127,13 @@ class _Loader:
             self._fill(f"{name}.{kind}", *_counter(row, kind), Item((), 0, 1), value)
             return
         layout = row.layout.rename(f"optimizer.{kind}.".__add__)
-        self._fill(f"{name}.{kind}", layout, 0.0, item, value)
+        self._fill(f"{name}.{kind}", layout, PLAIN, item, value)
 
-    def _fill(self, name: str, layout: Layout, shift: float, item: Item, value: Any) -> None:
+    def _fill(self, name: str, layout: Layout, value: Value, item: Item, tensor: Any) -> None:
         if any(n not in self.checkpoint for n in layout.tensors):
             self.missing.append(name)
             return
-        local = memory_of(value)
+        local = memory_of(tensor)
         if local.numel() != item.size:
             raise CoverageError(
                 f"`{name}` has {local.numel():,} elements on this rank, its slice"
@@ -143,7 +144,7 @@ class _Loader:
             return
         part = layout.reshape(-1).narrow(0, item.start, item.stop)
         dtype = BY_TORCH[str(local.dtype).removeprefix("torch.")]
-        proven = self.checkpoint.prove(name, part, dtype)
+        proven = self.checkpoint.prove(name, part, dtype, value)
 
         def fill() -> None:
             import torch
@@ -151,10 +152,10 @@ class _Loader:
             raw = self.checkpoint.read_box(proven, Box.whole(part.shape))
             found = as_torch(raw, dtype, tuple(local.shape))
             with torch.no_grad():
-                local.copy_(found.float() + shift if shift else found)
+                local.copy_(found)
 
         self.fills.append(fill)
 
 
-def _counter(row: Param, kind: str) -> tuple[Layout, float]:
-    return Layout.of(f"optimizer.{kind}.{row.layout.tensors[0]}", ()), 0.0
+def _counter(row: Param, kind: str) -> tuple[Layout, Value]:
+    return Layout.of(f"optimizer.{kind}.{row.layout.tensors[0]}", ()), PLAIN

@@ -19,6 +19,7 @@ from intarsia.layout import Layout
 from intarsia.mesh import Box, Rule, Shape
 from intarsia.planning.inventory import Item
 from intarsia.quantised.weight import NOT_QUANTISED, Quantised
+from intarsia.value import PLAIN, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Stored:
     """One tensor as a checkpoint stores it.
 
     `key` is its name on disk; `name` is that name without the wrappers' prefixes.
-    Each stored element is the logical one plus `shift` (norms centred on zero or on one).
+    `value` says what is stored for each logical element: itself, as a rule.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Stored:
     chunks: tuple[Chunk, ...]
     rule: Rule = Rule()
     key: str = ""
-    shift: float = 0.0
+    value: Value = PLAIN
 
     @property
     def shape(self) -> Shape:
@@ -54,6 +55,11 @@ class Stored:
     @property
     def nbytes(self) -> int:
         return self.layout.size * self.dtype.itemsize
+
+    @property
+    def number_type(self) -> DType:
+        """The element type of the logical elements that it holds."""
+        return self.value.number_type(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,7 @@ class Manifest:
     `given` is the path by which it was asked for: its own, or that of the run it is of.
     `quantised` are the weights that are stored with scales, by the names of the stored tensors;
     `metadata` is what the headers of safetensors files say beside their tensors.
+    `parts` are stored tensors that no number is of, but that the values of others need (scales).
     """
 
     format: str
@@ -134,6 +141,7 @@ class Manifest:
     state_by_order: bool = False
     quantised: Quantised = NOT_QUANTISED
     metadata: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, Stored] = field(default_factory=dict)
 
     @cached_property
     def sources(self) -> Mapping[str, tuple[Stored, ...]]:
@@ -169,7 +177,7 @@ class Target:
     layout: Layout
     boxes: tuple[Box, ...]
     rule: Rule = Rule()
-    shift: float = 0.0
+    value: Value = PLAIN
 
     @property
     def shape(self) -> Shape:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, NoReturn, final
 
-from intarsia.errors import CoverageError
+from intarsia.errors import CoverageError, UnsupportedError
 from intarsia.layout import Layout, Piece, clip, cover, tally, unravel
 from intarsia.mesh import Box, Shape
 from intarsia.planning.copy import Copy, copies_into, sources_of
@@ -145,6 +145,11 @@ class Prover:
     def attempt(self, target: Target) -> Proven | list[Gap]:
         """The proof of a target, or the faults that forbid it."""
         sources = sources_of(target.layout, self.src)
+        if target.value.parts:
+            raise UnsupportedError(
+                f"`{target.name}` is to be {target.value}, which can be read and not yet written",
+                hint="write plain numbers: give an element type with --dtype",
+            )
         if self._is_plain(target, sources):
             return Proven(self.src, target, sources, _KEY)
         faults = list(self._target_faults(target, sources))
@@ -216,7 +221,7 @@ class Prover:
         if len(chunks) == 1:
             box = chunks[0].box
             whole = box.shape == stored.layout.shape and not any(box.offsets)
-            if whole and chunks[0].length_bytes >= stored.nbytes:
+            if whole and chunks[0].length_bytes >= stored.nbytes and not stored.value.parts:
                 return None
         known = self._stored.get(id(stored))
         if known is None:
@@ -238,7 +243,27 @@ class Prover:
                     f" {chunk.length_bytes:,} are stored at byte {chunk.start_bytes:,} of {chunk.file}"
                 )
                 return Gap(tensor, chunk.box.size, text, "chunk-mismatch")
-        return None
+        return next(self._part_faults(stored), None)
+
+    def _part_faults(self, stored: Stored) -> Iterator[Gap]:
+        """What is wrong with the parts that a value needs: one that is not there, or not for each element."""
+        name = stored.key or stored.name
+        tensor = next(iter(stored.layout.tensors), stored.name)
+        for each in stored.value.parts:
+            part = self.src.parts.get(each)
+            if part is None:
+                text = f"`{name}` is {stored.value}, and its part `{each}` is not there"
+                yield Gap(tensor, stored.layout.mapped, text)
+                continue
+            if (fault := self.stored_fault(part)) is not None:
+                yield replace(fault, tensor=tensor)
+            found = cover(stored.layout, [part.layout])
+            if lost := found.wanted - found.covered:
+                text = f"`{each}` has nothing for {lost:,} of {found.wanted:,} elements of `{name}`"
+                yield Gap(tensor, lost, text)
+            elif found.doubled:
+                text = f"`{each}` has two numbers for {found.doubled:,} elements of `{name}`"
+                yield Gap(tensor, found.doubled, text, "chunks-overlap")
 
     def tensor_faults(self, name: str) -> tuple[Gap, ...]:
         """What is wrong with a logical tensor: with the stored ones that hold it, or between them."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -14,8 +14,9 @@ from intarsia.dtypes import DType
 from intarsia.layout import Piece
 from intarsia.planning.coalesce import Runs, grid, merge, runs_of
 from intarsia.run.losses import Watch
-from intarsia.run.values import bits_dtype, cast
 from intarsia.store.local import Folder
+from intarsia.value import Change, Window
+from intarsia.value.bits import bits_dtype
 
 DIRECT_BYTES = 64 << 10
 """A run at least this long is read straight into its destination."""
@@ -24,23 +25,29 @@ _AT_ONCE = 1024
 """Runs that are read between two looks at their file: a view of each is held meanwhile."""
 
 Bytes = NDArray[np.uint8]
+Part = tuple[Bytes, DType]
+"""What a part of a value holds for each place of a buffer, and its element type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
     """One copy from a file into a buffer: `base_bytes` is where the piece's source elements begin.
 
-    `watch` counts the elements whose numbers change.
+    `watch` counts the elements whose numbers change; `parts` are what the source's value needs to tell them.
     """
 
     file: str
     base_bytes: int
     piece: Piece
-    src: DType
-    dst: DType
+    change: Change
     buffer: Bytes
-    shift: float = 0.0
     watch: Watch | None = None
+    parts: Mapping[str, Part] = field(default_factory=dict)
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of an element in the file."""
+        return self.change.src.itemsize
 
 
 def gather(folder: Folder, fills: Iterable[Fill]) -> int:
@@ -52,7 +59,7 @@ def gather(folder: Folder, fills: Iterable[Fill]) -> int:
 
 
 def _gather_file(folder: Folder, file: str, fills: Sequence[Fill]) -> int:
-    runs = [runs_of(f.piece, f.src.itemsize, f.base_bytes) for f in fills]
+    runs = [runs_of(f.piece, f.itemsize, f.base_bytes) for f in fills]
     starts = np.concatenate([r.starts for r in runs])
     lengths = np.repeat([r.length for r in runs], [len(r.starts) for r in runs]).astype(np.int64)
     lo, hi = merge(starts, lengths)
@@ -72,7 +79,7 @@ def _gather_file(folder: Folder, file: str, fills: Sequence[Fill]) -> int:
         folder.read_into(file, start, scratch.data)
         read += length
         for fill in group:
-            scatter(fill, scratch, fill.base_bytes + fill.piece.at * fill.src.itemsize - start)
+            scatter(fill, scratch, fill.base_bytes + fill.piece.at * fill.itemsize - start)
     return read
 
 
@@ -84,12 +91,12 @@ def _is_plain(fill: Fill, run: Runs) -> bool:
     """Whether each run is a stretch of the destination too, in the same element type."""
     inner = run.inner
     dense = not inner or (len(inner) == 1 and inner[0].at == 1 and inner[0].to == 1)
-    return dense and fill.src == fill.dst and not fill.shift
+    return dense and fill.change.is_none
 
 
 def _read_runs(folder: Folder, file: str, fill: Fill, run: Runs) -> int:
     """Read a copy run by run."""
-    itemsize = fill.src.itemsize
+    itemsize = fill.itemsize
     to = fill.piece.to + grid(run.outer, "to", 1)
     if _is_plain(fill, run):
         view, length = fill.buffer.data, run.length
@@ -107,30 +114,28 @@ def _read_runs(folder: Folder, file: str, fill: Fill, run: Runs) -> int:
 
 def scatter(fill: Fill, scratch: Bytes, start_bytes: int) -> None:
     """Move a copy's elements from bytes that were read, `start_bytes` being its first element."""
+    change = fill.change
     shape = tuple(loop.n for loop in fill.piece.loops)
-    src_size, dst_size = fill.src.itemsize, fill.dst.itemsize
     src: NDArray[Any] = np.ndarray(
         shape,
-        bits_dtype(fill.src),
+        bits_dtype(change.src),
         scratch.data,
         start_bytes,
-        tuple(loop.at * src_size for loop in fill.piece.loops),
+        tuple(loop.at * change.src.itemsize for loop in fill.piece.loops),
     )
-    dst: NDArray[Any] = np.ndarray(
-        shape,
-        bits_dtype(fill.dst),
-        fill.buffer.data,
-        fill.piece.to * dst_size,
-        tuple(loop.to * dst_size for loop in fill.piece.loops),
-    )
-    if fill.src == fill.dst and not fill.shift:
+    dst = _places(fill.piece, fill.buffer, change.dst)
+    if change.is_none:
         dst[...] = src
         return
-    dst[...] = cast(src, fill.src, fill.dst, fill.shift)
-    if fill.watch is None:
-        return
-    if fill.src != fill.dst:
-        fill.watch.cast(src, fill.src, dst, fill.dst, fill.shift, fill.piece)
-    else:
-        back = cast(dst, fill.dst, fill.src, -fill.shift)
-        fill.watch.recentred(int(np.count_nonzero(back != src)))
+    parts = {name: Window(_places(fill.piece, *held), held[1]) for name, held in fill.parts.items()}
+    window = Window(src, change.src, parts)
+    dst[...] = change.of(window)
+    if fill.watch is not None:
+        fill.watch.see(change, window, dst, fill.piece)
+
+
+def _places(piece: Piece, buffer: Bytes, dtype: DType) -> NDArray[Any]:
+    """The places of a destination buffer that a copy fills."""
+    shape = tuple(loop.n for loop in piece.loops)
+    strides = tuple(loop.to * dtype.itemsize for loop in piece.loops)
+    return np.ndarray(shape, bits_dtype(dtype), buffer.data, piece.to * dtype.itemsize, strides)

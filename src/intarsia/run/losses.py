@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.dtypes import DType, greatest, is_lossless, overflows_at
+from intarsia.dtypes import DType, greatest, overflows_at
 from intarsia.errors import PrecisionError
 from intarsia.layout import Loop, Piece, unravel
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
-from intarsia.run.values import Bits, as_float64
+from intarsia.value import Change, Window
+from intarsia.value.bits import Bits
 
 AT_ONCE = 1 << 17
 """Elements that are numbers of double precision at one time."""
@@ -44,21 +45,25 @@ class Watch:
     box: Box
     losses: Losses
 
-    def cast(
-        self, before: Bits, src: DType, after: Bits, dst: DType, shift: float, piece: Piece
-    ) -> None:
-        """Compare elements with what a cast made of them; `piece.to` counts elements of the box."""
-        if not shift and is_lossless(src, dst):
+    def see(self, change: Change, before: Window, after: Bits, piece: Piece) -> None:
+        """Compare elements with what a change made of them; `piece.to` counts elements of the box."""
+        if change.is_lossless:
+            return
+        if change.recentres:
+            undone = change.back.of(Window(after, change.dst))
+            self._add(Effect.RECENTRED, np.count_nonzero(undone != before.bits))
             return
         flat, made = before.reshape(-1), after.reshape(-1)
-        for lo in range(0, len(flat), AT_ONCE):
-            some, to = flat[lo : lo + AT_ONCE], made[lo : lo + AT_ONCE]
-            if (src.name, dst.name, shift) == ("F32", "BF16", 0.0) and _is_ordinary(to):
-                # The usual case, told by the bits that are cut off.
-                self._add(Effect.ROUNDED, np.count_nonzero(some & 0xFFFF))
+        usual = change.keeps_value and (change.src.name, change.dst.name) == ("F32", "BF16")
+        for lo in range(0, made.size, AT_ONCE):
+            stretch = slice(lo, lo + AT_ONCE)
+            some, to = flat[stretch], made[stretch]
+            if usual and _is_ordinary(to):
+                # Told by the bits that are cut off.
+                self._add(Effect.ROUNDED, np.count_nonzero(some.bits & 0xFFFF))
                 continue
-            x, y = as_float64(some, src) + shift, as_float64(to, dst)
-            self._count(x, y, dst, piece, lo)
+            x, y = change.compared(some, to)
+            self._count(x, y, change.dst, piece, lo)
 
     def _count(self, x: Any, y: Any, dst: DType, piece: Piece, start: int) -> None:
         unequal = ~((x == y) | (np.isnan(x) & np.isnan(y)))
@@ -71,10 +76,6 @@ class Watch:
             raise self._refused(float(x[at]), dst, _place(piece, start + at))
         self._add(Effect.ROUNDED, np.count_nonzero(unequal))
         self._add(Effect.UNDERFLOWED, np.count_nonzero(unequal & (y == 0)))
-
-    def recentred(self, elements: int) -> None:
-        """Count elements that a shift of a norm rounded."""
-        self._add(Effect.RECENTRED, elements)
 
     def _add(self, effect: Effect, elements: Any) -> None:
         if elements:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
+
+import numpy as np
 
 from intarsia.errors import CoverageError
 from intarsia.format.base import Format, Located
-from intarsia.layout import Layout, meet
+from intarsia.layout import Layout, Piece, meet
 from intarsia.mesh import Box
-from intarsia.planning.copy import Copy
+from intarsia.planning.copy import Copy, copies_into
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.planning.proof import Proven
-from intarsia.run.gather import Bytes, Fill
+from intarsia.run.gather import Bytes, Fill, Part, gather
 from intarsia.run.losses import Losses, Watch
 from intarsia.store.local import Folder
+from intarsia.value import Change
 
 
 @dataclass
@@ -62,26 +66,44 @@ class Source:
             if held != (wanted := within().mapped):
                 raise CoverageError(f"{held:,} of {wanted:,} elements of `{target.name}` are read")
             buffer[:] = 0  # padding
-        return list(self._fills(copies, target, box, buffer))
+        return list(self._fills(copies, target, within, box, buffer))
 
     def _fills(
-        self, copies: Sequence[Copy], target: Target, box: Box, buffer: Bytes
+        self,
+        copies: Sequence[Copy],
+        target: Target,
+        within: Callable[[], Layout],
+        box: Box,
+        buffer: Bytes,
     ) -> Iterator[Fill]:
         watch = Watch(target, box, self.losses)
+        for _, group in groupby(copies, lambda copy: id(copy.stored)):
+            of_one = list(group)
+            stored = of_one[0].stored
+            change = Change(stored.dtype, target.dtype, stored.value, target.value)
+            parts = self._parts(stored, within()) if stored.value.parts else {}
+            for file, start_bytes, piece in self._in_files(of_one):
+                yield Fill(file, start_bytes, piece, change, buffer, watch, parts)
+
+    def _in_files(self, copies: Iterable[Copy]) -> Iterator[tuple[str, int, Piece]]:
+        """For each copy its file, where its chunk's elements begin, and their places in the file's order."""
         for copy in copies:
             found = self.locate(copy.stored, copy.chunk)
             pieces = [copy.piece] if found.piece is None else meet(found.piece.flip(), copy.piece)
             for piece in pieces:
-                yield Fill(
-                    copy.chunk.file,
-                    found.start_bytes,
-                    piece,
-                    copy.stored.dtype,
-                    target.dtype,
-                    buffer,
-                    target.shift - copy.stored.shift,
-                    watch,
-                )
+                yield copy.chunk.file, found.start_bytes, piece
+
+    def _parts(self, stored: Stored, layout: Layout) -> dict[str, Part]:
+        """What the parts of a stored tensor's value hold for each place of a buffer with `layout`."""
+        found = dict[str, Part]()
+        for name in stored.value.parts:
+            part = self.manifest.parts[name]
+            same = Change(part.dtype, part.dtype)
+            buffer = np.zeros(layout.size * part.dtype.itemsize, np.uint8)
+            copies = copies_into(layout, Box.whole(layout.shape), (part,))
+            gather(self.folder, [Fill(*at, same, buffer) for at in self._in_files(copies)])
+            found[name] = buffer, part.dtype
+        return found
 
     def locate(self, stored: Stored, chunk: Chunk) -> Located:
         """Where a chunk's elements are in its file, in whatever order."""

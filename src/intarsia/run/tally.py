@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from intarsia.dtypes import DType
 from intarsia.mesh import Box
 from intarsia.planning.copy import box_copy, layout_of_box
 from intarsia.planning.manifest import Target
 from intarsia.run.checksum import crc32
 from intarsia.run.gather import Bytes
 from intarsia.run.hashing import Sum, merged, sum_buffer, sum_layout
-from intarsia.run.values import bits_dtype, cast
+from intarsia.value import Window
+from intarsia.value.bits import bits_dtype
 
 Sums = dict[tuple[str, str], Sum]
 """By the names of a target and of a logical tensor of which it holds elements."""
@@ -44,11 +46,10 @@ class Tally:
         """What a window of a target comes to, which lies in the buffers of these boxes."""
         if not window.size or not self.sizes.keys() >= set(target.layout.tensors):
             return Tallied({}, tuple(crc32(x) for _, x in held))
-        if target.shift or not all(_is_stretch(box, window) for box, _ in held):
-            whole = _unshifted(target, self._assembled(target, window, held))
-            found = sum_layout(
-                layout_of_box(target.layout, window), whole, target.dtype.itemsize, self.sizes
-            )
+        if not target.value.is_plain or not all(_is_stretch(box, window) for box, _ in held):
+            whole, dtype = _numbers(target, self._assembled(target, window, held))
+            part = layout_of_box(target.layout, window)
+            found = sum_layout(part, whole, dtype.itemsize, self.sizes)
             return Tallied(_of(target, found), tuple(crc32(x) for _, x in held))
         sums, crcs = zip(
             *(
@@ -86,9 +87,10 @@ def _is_stretch(box: Box, window: Box) -> bool:
     return piece is not None and piece.run == box.size
 
 
-def _unshifted(target: Target, buffer: Bytes) -> Bytes:
-    """The logical elements that a reader finds in a buffer of a target that shifts them."""
-    if not target.shift:
-        return buffer
-    bits = np.frombuffer(buffer, bits_dtype(target.dtype))
-    return cast(bits, target.dtype, target.dtype, -target.shift).view(np.uint8)
+def _numbers(target: Target, buffer: Bytes) -> tuple[Bytes, DType]:
+    """The logical elements that a reader finds in a buffer of a target, and their type."""
+    if target.value.is_plain:
+        return buffer, target.dtype
+    stored = Window(np.frombuffer(buffer, bits_dtype(target.dtype)), target.dtype)
+    dtype = target.value.number_type(target.dtype)
+    return target.value.decode(stored, dtype).view(np.uint8), dtype

@@ -16,6 +16,7 @@ from intarsia.format.megatron.optimizer import (
 )
 from intarsia.layout import Layout
 from intarsia.mesh import Rule
+from intarsia.value import Shift
 from tests.family.arrays import carried
 
 
@@ -33,10 +34,10 @@ def test_names() -> None:
 
 def test_moments_are_not_shifted_with_their_weight() -> None:
     norm = Param(
-        "decoder.final_layernorm.weight", Layout.of("model.norm.weight", (4,)), Rule(), 1.0
+        "decoder.final_layernorm.weight", Layout.of("model.norm.weight", (4,)), Rule(), Shift(1.0)
     )
-    assert state_row(norm, "master").shift == 1.0
-    assert state_row(norm, "exp_avg").shift == 0.0
+    assert state_row(norm, "master").value == Shift(1.0)
+    assert state_row(norm, "exp_avg").value.is_plain
     assert state_row(norm, "exp_avg").layout.tensors == ("optimizer.exp_avg.model.norm.weight",)
 
 

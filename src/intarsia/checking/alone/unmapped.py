@@ -22,8 +22,8 @@ from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.checksum import crc32
-from intarsia.run.values import bits_dtype
 from intarsia.store.local import Folder
+from intarsia.value.bits import bits_dtype
 
 SEALED = ("dcp", "torch_dist", "fsdp_dtensor")
 """Formats whose chunks are archives of torch, with a checksum each."""

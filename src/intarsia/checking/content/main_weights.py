@@ -13,19 +13,20 @@ from intarsia.checkpoint import Checkpoint
 from intarsia.layout import unravel
 from intarsia.masters import unlike
 from intarsia.run.budget import Budget
-from intarsia.run.values import as_float64, bits_dtype
+from intarsia.value import PLAIN, Value
+from intarsia.value.bits import as_float64, bits_dtype
 
 
 def differ_from_main(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Unequal | None:
     """How the narrower tensor of a pair differs from the wider one rounded; None where it does not."""
-    found = _differ(a, b, pair, budget, 0.0)
-    if found is None or not pair.recentred:
+    found = _differ(a, b, pair, budget, PLAIN)
+    if found is None or pair.recentred.is_plain:
         return found
     return _differ(a, b, pair, budget, pair.recentred) and found
 
 
 def _differ(
-    a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget, recentred: float
+    a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget, recentred: Value
 ) -> Unequal | None:
     count, first, most = 0, None, 0.0
     left_is_wide = pair.a.dtype.itemsize > pair.b.dtype.itemsize

@@ -23,7 +23,8 @@ from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.hashing import Sum, merged
 from intarsia.run.progress import Progress, counting
-from intarsia.run.values import Bits, as_float64, bits_dtype, cast
+from intarsia.value.bits import Bits, as_float64, bits_dtype
+from intarsia.value.cast import cast
 
 _LAST_BIT = {"BF16": 2.0**-7, "F16": 2.0**-10}
 """What the last bit of a number between one and two is worth."""

@@ -21,7 +21,7 @@ from intarsia.mesh import Box
 from intarsia.planning.manifest import Manifest, Stored
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
-from intarsia.run.values import Bits, as_float64, bits_dtype
+from intarsia.value.bits import Bits, as_float64, bits_dtype
 
 Drawn = tuple[Stored, Portrait]
 

@@ -26,7 +26,7 @@ from intarsia.mesh import Box, Shape
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.mixing import odd_numbers
-from intarsia.run.values import bits_dtype
+from intarsia.value.bits import bits_dtype
 
 SAMPLE_ROWS = 12
 SAMPLE_WIDTH = 2048

@@ -126,7 +126,7 @@ def _steps(
 def _is_plain(proven: Proven, x: Logical) -> bool:
     """Whether a tensor's elements are stored as they are, in long runs."""
     return all(
-        not stored.shift
+        stored.value.is_plain
         and stored.dtype == x.dtype
         and all(_has_long_runs(stored, chunk, x.name) for chunk in stored.chunks)
         for stored in proven.sources

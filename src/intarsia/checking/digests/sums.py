@@ -13,7 +13,8 @@ from intarsia.layout import Layout
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Chunk, Logical, Stored
 from intarsia.run.hashing import Sum, add_to, sum_buffer, sum_layout
-from intarsia.run.values import Bits, cast
+from intarsia.value import Window
+from intarsia.value.bits import Bits
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Summing:
             held = {
                 name
                 for name in stored.layout.tensors
-                if name in self.wanted and self.wanted[name].dtype == stored.dtype
+                if name in self.wanted and _is_summed(stored, self.wanted[name])
             }
             if held:
                 whole = layout_of_box(stored.layout, chunk.box).reshape(-1)
@@ -63,9 +64,9 @@ class Summing:
             part = whole if block.size == whole.size else whole.narrow(0, at, at + block.size)
             sizes = {name: self.wanted[name].size for name in part.tensors}
             held = _as_logical(stored, block)
-            found, summed = sum_buffer(part, held, stored.dtype.itemsize, sizes)
+            found, summed = sum_buffer(part, held, stored.number_type.itemsize, sizes)
             add_to(self.sums, found)
-            crc = crc if stored.shift else summed
+            crc = summed if stored.value.is_plain else crc
         if self._masters is not None:
             self._add_rounded(self._masters, block, at)
         return crc
@@ -76,13 +77,16 @@ class Summing:
         if not part.pieces:
             return
         dtype = self.weights[part.pieces[0].tensor].dtype
-        narrow = np.ascontiguousarray(cast(block.reshape(-1), stored.dtype, dtype, -stored.shift))
+        held = Window(block.reshape(-1), stored.dtype)
+        narrow = np.ascontiguousarray(stored.value.decode(held, dtype))
         sizes = {name: self.weights[name].size for name in part.tensors}
         add_to(self.rounded, sum_layout(part, narrow.view(np.uint8), dtype.itemsize, sizes))
 
 
+def _is_summed(stored: Stored, x: Logical) -> bool:
+    return x.dtype == stored.number_type and not stored.value.parts
+
+
 def _as_logical(stored: Stored, block: Bits) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    flat = block.reshape(-1)
-    if stored.shift:
-        flat = cast(flat, stored.dtype, stored.dtype, -stored.shift)
-    return flat.view(np.uint8)
+    held = Window(block.reshape(-1), stored.dtype)
+    return stored.value.decode(held, stored.number_type).view(np.uint8)

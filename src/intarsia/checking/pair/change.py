@@ -23,7 +23,7 @@ from intarsia.quantised.refusing import DIFF, refuse_numbers
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress
 from intarsia.run.sharing import share_out
-from intarsia.run.values import Bits, as_float64, bits_dtype
+from intarsia.value.bits import Bits, as_float64, bits_dtype
 
 Floats = NDArray[np.float64]
 Number = float | int

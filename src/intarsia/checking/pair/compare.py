@@ -24,10 +24,10 @@ from intarsia.layout import unravel
 from intarsia.mesh import Box
 from intarsia.padding import not_compared, trained_padding
 from intarsia.run.budget import Budget
-from intarsia.run.codes import OF_FOUR_BITS
 from intarsia.run.progress import Progress, after
 from intarsia.run.sharing import share_out
-from intarsia.run.values import Bits, as_float64, bits_dtype
+from intarsia.value.bits import Bits, as_float64, bits_dtype
+from intarsia.value.codes import OF_FOUR_BITS
 
 T = TypeVar("T")
 

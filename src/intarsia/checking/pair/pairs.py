@@ -15,6 +15,7 @@ from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.gather import Bytes
+from intarsia.value import PLAIN, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,13 @@ class Pair:
     """One logical tensor of A and the one of B that should equal it.
 
     `rounded` says that the wider of the two is a main weight, of which the other is the rounded weight;
-    a norm may have been rounded where it was centred on another value, `recentred` away.
+    a norm may have been rounded where it was centred on another value: as `recentred` stores it.
     """
 
     a: Logical
     b: Logical
     rounded: bool = False
-    recentred: float = 0.0
+    recentred: Value = PLAIN
 
     @property
     def flipped(self) -> Pair:
@@ -59,7 +60,7 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
     left = {name: x for name, x in left.items() if name not in apart.a}
     right = {name: x for name, x in right.items() if name not in apart.b}
     pairs = [
-        Pair(x, right[n], n in mains, norms.get(n, 0.0)) for n, x in left.items() if n in right
+        Pair(x, right[n], n in mains, norms.get(n, PLAIN)) for n, x in left.items() if n in right
     ]
     notes = list(apart.notes)
     only = [sorted(apart.a), sorted(apart.b)]

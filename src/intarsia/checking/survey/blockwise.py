@@ -30,8 +30,9 @@ from intarsia.run.checksum import crc32, join
 from intarsia.run.gather import Fill, gather
 from intarsia.run.progress import Progress
 from intarsia.run.sharing import share_out
-from intarsia.run.values import Bits, as_float64, bits_dtype
 from intarsia.store.local import Folder
+from intarsia.value import Change
+from intarsia.value.bits import Bits, as_float64, bits_dtype
 
 _ROW_BYTES = 32
 
@@ -179,8 +180,8 @@ class _Reader:
             return
         held = clip(located.piece.flip(), at, at + block.size)
         pieces = (replace(p, at=p.at - at).flip() for p in held)
-        start = located.start_bytes
-        gather(self.folder, [Fill(file, start, p, dtype, dtype, buffer) for p in pieces])
+        start, same = located.start_bytes, Change(dtype, dtype)
+        gather(self.folder, [Fill(file, start, p, same, buffer) for p in pieces])
 
     def _sum(self, file: str, start_bytes: int, length_bytes: int) -> int:
         found = 0

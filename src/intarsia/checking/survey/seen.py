@@ -15,7 +15,7 @@ from intarsia.dtypes import DType
 from intarsia.layout import unravel
 from intarsia.planning.manifest import Chunk, Stored
 from intarsia.run.hashing import Sum
-from intarsia.run.values import Bits, as_float64, bits_dtype
+from intarsia.value.bits import Bits, as_float64, bits_dtype
 
 _NOT_FINITE = {
     "F64": 0x7FF0 << 48, "F32": 0x7F80 << 16, "BF16": 0x7F80, "F16": 0x7C00,

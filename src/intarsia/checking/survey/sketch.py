@@ -17,7 +17,7 @@ from intarsia.checking.naming import Unit
 from intarsia.checking.survey.portrait import CUTS, Portrait, Sums, portrait
 from intarsia.dtypes import DType
 from intarsia.run.mixing import odd_numbers
-from intarsia.run.values import Bits
+from intarsia.value.bits import Bits
 
 _TRIED = 4096
 """Widths of groups that are looked at for one that suits."""

@@ -106,7 +106,7 @@ def read_buckets(
             )
         for kind, buffers in by_type.items():
             params = [s for s in held if len(by_type) == 1 or s.dtype.torch == kind]
-            rows = [Param(s.name, s.layout, s.rule, s.shift) for s in params]
+            rows = [Param(s.name, s.layout, s.rule, s.value) for s in params]
             for copied, stored in _read(buffers, rows, grid, where):
                 (twins if copied else found).append(stored)
     return found
@@ -296,7 +296,7 @@ def _stored(
     buckets: list[Bucket], rank: str, entries: list[Entry]
 ) -> Iterator[tuple[bool, Stored]]:
     for _, row, copied, bucket, start, size in entries:
-        flat = Param(row.name, row.layout.reshape(-1), Rule(layer=row.rule.layer), row.shift)
+        flat = Param(row.name, row.layout.reshape(-1), Rule(layer=row.rule.layer), row.value)
         for kind, record in buckets[bucket].records.items():
             state = state_row(flat, kind)
             chunks = tuple(
@@ -308,6 +308,6 @@ def _stored(
             yield (
                 copied,
                 Stored(
-                    name, record.dtype, state.layout, chunks, state.rule, record.name, state.shift
+                    name, record.dtype, state.layout, chunks, state.rule, record.name, state.value
                 ),
             )

@@ -158,7 +158,7 @@ def _stacked(name: str, rows: list[Param]) -> Param:
     rule = rows[0].rule
     tp = None if rule.tp is None else rule.tp + 1
     ep = None if rule.ep is None else rule.ep + 1
-    return Param(name, stack([r.layout for r in rows]), Rule(tp, ep, rule.expert), rows[0].shift)
+    return Param(name, stack([r.layout for r in rows]), Rule(tp, ep, rule.expert), rows[0].value)
 
 
 def half_of(row: Param, half: int) -> Param:
@@ -166,7 +166,7 @@ def half_of(row: Param, half: int) -> Param:
     axis = 1 if row.rule.ep is not None else 0
     middle = row.layout.shape[axis] // 2
     layout = row.layout.narrow(axis, middle * half, middle * (half + 1))
-    return Param(row.name, layout, row.rule, row.shift)
+    return Param(row.name, layout, row.rule, row.value)
 
 
 def experts_of(row: Param) -> list[Param]:
@@ -185,7 +185,7 @@ def experts_of(row: Param) -> list[Param]:
             row.name,
             Layout(tuple(rest), tuple(pieces)),
             Rule(tp, None, (e, count), row.rule.layer),
-            row.shift,
+            row.value,
         )
         for e, pieces in enumerate(held)
     ]
@@ -229,6 +229,6 @@ def _parts(row: Param, mesh: Mesh, pad_to: int | None) -> Iterator[Param]:
         if halves and one.layout.shape[0] % 2 == 0:
             for half in (0, 1):
                 part = half_of(one, half)
-                yield Param(f"{name}_{'wv'[half]}", part.layout, part.rule, part.shift)
+                yield Param(f"{name}_{'wv'[half]}", part.layout, part.rule, part.value)
         else:
-            yield Param(name, one.layout, one.rule, one.shift)
+            yield Param(name, one.layout, one.rule, one.value)

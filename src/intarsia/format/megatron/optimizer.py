@@ -22,6 +22,7 @@ from intarsia.family import Param
 from intarsia.format.torch_file.inert import Inert
 from intarsia.layout import Layout
 from intarsia.mesh import Shape
+from intarsia.value import PLAIN
 
 _STATE = re.compile(r"^(?:chained_\d+\.)?optimizer\.state\.(?P<kind>[^.]+)\.(?P<key>.+)$")
 _OURS = re.compile(r"^optimizer\.(?!state\.)(?P<kind>[^.]+)\.(?P<key>.+)$")
@@ -52,8 +53,8 @@ def stored_key(name: str) -> str:
 def state_row(row: Param, kind: str) -> Param:
     """The row of a parameter's state; moments are not shifted with their parameter."""
     layout = row.layout.rename(lambda name: f"optimizer.{kind}.{name}")
-    shift = row.shift if kind == MASTER else 0.0
-    return Param(f"optimizer.{kind}.{row.name}", layout, row.rule, shift)
+    value = row.value if kind == MASTER else PLAIN
+    return Param(f"optimizer.{kind}.{row.name}", layout, row.rule, value)
 
 
 def flattened_shape(extra: Mapping[str, Any], name: str, leading: int) -> Shape | None:

@@ -17,6 +17,7 @@ from intarsia.family import Param
 from intarsia.format.megatron.keys import Key
 from intarsia.layout import Layout, chunk, concat
 from intarsia.mesh import Rule
+from intarsia.value import Value
 
 # A module's own parameters come before those of the modules in it.
 _MODULES = (
@@ -51,12 +52,12 @@ class Parameter:
     name: str
     parts: Sequence[Layout]
     rule: Rule
-    shift: float
+    value: Value
     copied: bool = False
 
     def local(self, parts: Sequence[Layout]) -> Param:
         """The parameter of a rank that holds these parts."""
-        return Param(self.name, concat(parts, self.rule.tp or 0), self.rule, self.shift)
+        return Param(self.name, concat(parts, self.rule.tp or 0), self.rule, self.value)
 
 
 def parameters_of(rows: Sequence[Param], spec: Spec) -> list[Parameter]:
@@ -78,7 +79,7 @@ def _parameter(name: str, rows: list[Param], spec: Spec) -> Parameter:
     parts = [row.layout for row in rows]
     if name.endswith(_GATED) and rule.tp is not None:
         parts = chunk(parts[0], 2, rule.tp)
-    return Parameter(name, parts, rule, rows[0].shift)
+    return Parameter(name, parts, rule, rows[0].value)
 
 
 def _place(name: str, spec: Spec) -> Any:

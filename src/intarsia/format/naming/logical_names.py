@@ -31,6 +31,7 @@ from intarsia.mesh import Rule, Shape
 from intarsia.planning.inventory import Item
 from intarsia.planning.manifest import Logical, Stored
 from intarsia.quantised import Quantised, find_quantised
+from intarsia.value import PLAIN
 
 STEP = "step"
 SIDE_FOLDER = "optimizer/"
@@ -239,13 +240,13 @@ def _named(
             )
             complain(Complaint(error, _files(s), param.layout.tensors))
             return _plain(s)
-        return replace(s, layout=param.layout, rule=param.rule, shift=param.shift)
+        return replace(s, layout=param.layout, rule=param.rule, value=param.value)
     ours = OURS.match(s.name)
     twin = known.get(ours["param"]) if ours else None
     if ours and twin is not None and twin.layout.shape == s.shape:
         layout = twin.layout.rename(f"optimizer.{ours['kind']}.".__add__)
-        shift = twin.shift if ours["kind"] == "master" else 0.0
-        return replace(s, layout=layout, rule=twin.rule, shift=shift)
+        value = twin.value if ours["kind"] == "master" else PLAIN
+        return replace(s, layout=layout, rule=twin.rule, value=value)
     return _plain(s)
 
 

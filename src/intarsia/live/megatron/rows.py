@@ -10,10 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from intarsia.dtypes import DType
 from intarsia.errors import FamilyError
 from intarsia.family import Param, Table, table_for
 from intarsia.format.megatron.fsdp_dtensor.keys import FsdpRows
 from intarsia.layout import Layout
+from intarsia.lazy_tensor import as_torch
+from intarsia.live.fill import as_bytes
 from intarsia.live.megatron.item import Item, local_elements
 from intarsia.live.megatron.model import Live, chunks_of, config_of, live_tensors
 from intarsia.live.megatron_settings import hub_config
@@ -21,6 +26,8 @@ from intarsia.live.memory.boxes import boxes_of
 from intarsia.live.memory.holding import cut, dtype_of, is_dtensor, memory_of
 from intarsia.live.memory.parts import Part
 from intarsia.live.names import Rows
+from intarsia.value import Value, Window
+from intarsia.value.bits import bits_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -98,11 +105,18 @@ def _layout(whole: Layout, tensor: Any, item: Item) -> Layout:
     return whole.reshape(-1).narrow(0, item.start, item.stop).reshape(*shape)
 
 
+def _decoded(stored: torch.Tensor, dtype: DType, value: Value) -> torch.Tensor:
+    """The numbers of elements that a model keeps in its own way."""
+    held = as_bytes(stored.cpu().contiguous()).view(bits_dtype(dtype))
+    found = as_torch(value.decode(Window(held, dtype), dtype).view(np.uint8), dtype, held.shape)
+    return found.to(stored.device)
+
+
 def _parts(row: Param, memory: torch.Tensor, table: Table) -> Iterator[Part]:
     dtype = dtype_of(memory, row.name)
     flat = memory.reshape(-1)
-    if row.shift:
-        flat = (flat.double() - row.shift).to(flat.dtype)
+    if not row.value.is_plain:
+        flat = _decoded(flat, dtype, row.value)
     for piece in row.layout.pieces:
         name = table.tied.get(piece.tensor, piece.tensor)
         shape = table.logical[name]

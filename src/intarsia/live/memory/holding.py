@@ -19,6 +19,7 @@ from intarsia.layout import Layout
 from intarsia.mesh import Box, Shape
 from intarsia.placement import from_torch, local
 from intarsia.planning.manifest import Target
+from intarsia.value import PLAIN, Value
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +32,7 @@ class Holding:
     name: str
     layout: Layout
     tensor: torch.Tensor
-    shift: float = 0.0
+    value: Value = PLAIN
 
     @property
     def dtype(self) -> DType:
@@ -40,7 +41,7 @@ class Holding:
     @property
     def target(self) -> Target:
         whole = Box.whole(self.layout.shape)
-        return Target(self.name, self.dtype, self.layout, (whole,), shift=self.shift)
+        return Target(self.name, self.dtype, self.layout, (whole,), value=self.value)
 
     @property
     def nbytes(self) -> int:

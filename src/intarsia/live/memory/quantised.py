@@ -76,7 +76,7 @@ def _parts(
                 f" `{name}` of the model is {held} - at {path}",
                 hint=_HINT,
             )
-        found[name] = Param(s.name, s.layout, s.rule, s.shift)
+        found[name] = Param(s.name, s.layout, s.rule, s.value)
     return found
 
 

@@ -24,7 +24,7 @@ from intarsia.planning.manifest import Manifest
 from intarsia.planning.proof import Proven
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
-from intarsia.run.values import as_float64, bits_dtype
+from intarsia.value.bits import as_float64, bits_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def overlaps(holdings: Iterable[Holding]) -> Iterator[Overlap]:
             for start, _, b in group[k + 1 :]:
                 if start >= end:
                     break
-                same = (a.layout, a.shift, _form(a)) == (b.layout, b.shift, _form(b))
+                same = (a.layout, a.value, _form(a)) == (b.layout, b.value, _form(b))
                 if not same and (places := _common(a, b)) is not None:
                     yield Overlap(a, b, places)
 
@@ -150,7 +150,7 @@ def _both(
     dtype = pair.a.dtype
 
     def prove(each: Holding, layout: Layout) -> Proven:
-        return checkpoint.prove(each.name, layout, dtype, each.shift)
+        return checkpoint.prove(each.name, layout, dtype, each.value)
 
     def read(proven: Proven, box: Box) -> NDArray[Any]:
         return checkpoint.read_box(proven, box).view(bits_dtype(dtype))

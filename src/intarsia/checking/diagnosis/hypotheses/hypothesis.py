@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from intarsia.dtypes import DType
 from intarsia.layout import Layout
 from intarsia.mesh import Box
-from intarsia.run.values import as_float64, cast
+from intarsia.value.bits import as_float64
+from intarsia.value.cast import cast
 
 Mask = NDArray[np.bool_]
 Bits = NDArray[Any]

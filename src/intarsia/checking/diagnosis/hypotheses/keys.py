@@ -13,7 +13,7 @@ from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import DType
 from intarsia.layout import Layout
 from intarsia.planning.window import windows
-from intarsia.run.values import as_float64
+from intarsia.value.bits import as_float64
 
 KEY_ELEMENTS = 16
 MOST_ROWS = 1 << 20

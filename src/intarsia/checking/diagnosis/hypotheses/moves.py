@@ -19,7 +19,7 @@ from intarsia.layout import Layout, concat
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Logical
 from intarsia.run.sharing import share_out
-from intarsia.run.values import bits_dtype
+from intarsia.value.bits import bits_dtype
 
 PROBE = 32
 """Elements that are read at the start, the middle and the end of a tensor to recognise it."""

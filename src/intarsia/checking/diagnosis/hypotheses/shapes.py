@@ -12,7 +12,7 @@ from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
-from intarsia.run.values import bits_dtype
+from intarsia.value.bits import bits_dtype
 
 
 def find_reshaped(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Finding:

@@ -22,7 +22,7 @@ from intarsia.checking.diagnosis.hypotheses.hypothesis import (
 from intarsia.checking.diagnosis.hypotheses.scales import scale_hypotheses
 from intarsia.dtypes import BY_NAME, DType
 from intarsia.layout import Layout
-from intarsia.run.values import cast
+from intarsia.value.cast import cast
 
 NARROW = ("BF16", "F16", "F8_E4M3", "F8_E5M2")
 STEP = {"F64": 2.0**-51, "F32": 2.0**-22, "F16": 2.0**-10, "BF16": 2.0**-7}

@@ -36,6 +36,7 @@ from intarsia.format.megatron.groups import group_for, groups_in, optimizer_of
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.mesh import Mesh, Shape
 from intarsia.planning.manifest import Target
+from intarsia.value import PLAIN
 
 _FINAL_NORM = "decoder.final_layernorm.weight"
 
@@ -132,8 +133,8 @@ def _arguments(
     table = table_for(config)
     mesh = _sizes(options.mesh)
     if table is not None and table.centered:
-        shift = next((t.shift for t in targets if t.name.endswith(_FINAL_NORM)), 0.0)
-        mesh["layernorm_zero_centered_gamma"] = shift == 0.0
+        norms = (t.value for t in targets if t.name.endswith(_FINAL_NORM))
+        mesh["layernorm_zero_centered_gamma"] = next(norms, PLAIN).is_plain
     if said:
         mesh = arguments_with(said, options.dtype) | mesh if options.dtype else mesh
         if config is not None and table is not None:

@@ -175,7 +175,7 @@ def zero_centered(src: Manifest) -> bool | None:
     if table is None or src.format not in ("torch_dist", "fsdp_dtensor"):
         return None
     norms = (s for s in src.stored.values() if s.name.endswith("decoder.final_layernorm.weight"))
-    return next((float(table.centered) - s.shift == 1.0 for s in norms), None)
+    return next((table.centered == s.value.is_plain for s in norms), None)
 
 
 def tensor_parallel(args: Mapping[str, Any]) -> TensorParallel:

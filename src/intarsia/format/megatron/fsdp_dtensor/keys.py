@@ -139,7 +139,7 @@ class FsdpRows:
         known, row, parts = self._found(name)
         if parts:
             layout = concat([shard(_even(p, tp).layout, tp, rank) for p in parts])
-            row = Param(known, layout, parts[0].rule, parts[0].shift)
+            row = Param(known, layout, parts[0].rule, parts[0].value)
         elif (
             row is not None
             and tp > 1
@@ -200,7 +200,7 @@ def is_fc1(key: Key) -> bool:
 def _by_rank(name: str, parts: Sequence[Param], tp: int) -> Param:
     """Parts one after the other on every rank, and rank after rank."""
     ranks: list[Layout] = [shard(_even(p, tp).layout, tp, r) for r in range(tp) for p in parts]
-    return Param(name, concat(ranks), parts[0].rule, parts[0].shift)
+    return Param(name, concat(ranks), parts[0].rule, parts[0].value)
 
 
 def _even(part: Param, tp: int) -> Param:

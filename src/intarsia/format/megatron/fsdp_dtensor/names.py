@@ -173,7 +173,7 @@ class _Reader:
 
     def _add(self, record: TensorRecord, row: Param) -> None:
         stored = replace(
-            stored_of(record), name=row.name, layout=row.layout, rule=row.rule, shift=row.shift
+            stored_of(record), name=row.name, layout=row.layout, rule=row.rule, value=row.value
         )
         self.found.add(stored, self._shape)
 

@@ -234,7 +234,7 @@ class _Writer:
             )
         kept = types.pop() if types else self.src.absent[0].dtype
         boxes = self.mesh.boxes(row.layout.shape, row.rule)
-        self.found.targets.append(Target(name, kept, row.layout, boxes, row.rule, row.shift))
+        self.found.targets.append(Target(name, kept, row.layout, boxes, row.rule, row.value))
 
 
 def spell(name: str) -> str:

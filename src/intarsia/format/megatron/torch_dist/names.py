@@ -161,12 +161,12 @@ def _read(record: TensorRecord, rows: MegatronRows, extra: Mapping[str, Any]) ->
                 raise _beyond(record, key, rows)
             return
         found = True
-        row = Param(str(key), row.layout, row.rule, row.shift)
+        row = Param(str(key), row.layout, row.rule, row.value)
         if flat is not None:
             row = flatten_shards(row, shape, record.name)
         if state is not None:
             row = state_row(row, state[0])
-        yield Stored(row.name, record.dtype, row.layout, chunks, row.rule, record.name, row.shift)
+        yield Stored(row.name, record.dtype, row.layout, chunks, row.rule, record.name, row.value)
 
 
 def _beyond(record: TensorRecord, key: Key, rows: MegatronRows) -> FamilyError:

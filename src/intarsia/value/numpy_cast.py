@@ -5,17 +5,31 @@ Only the bits of a NaN may be others, as they are from one build of torch to the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.dtypes import DType, overflows_at
-from intarsia.run.codes import numbers_of_codes
+from intarsia.value.bits import Bits, Numbers, as_float64, bits_dtype
+from intarsia.value.codes import numbers_of_codes
 
 _NAN = {"BF16": 0x7FC0, "F8_E4M3": 0x7F, "F8_E5M2": 0x7F, "F8_E4M3FNUZ": 0x80, "F8_E5M2FNUZ": 0x80}
 _INFINITE = 0x7C
 """Of E5M2, the only type of one byte that has it."""
+_AT_ONCE = 1 << 16
+"""Elements that are numbers of double precision at one time."""
+
+
+def in_stretches(bits: Bits, src: DType, dst: DType, change: Callable[[Numbers], Numbers]) -> Bits:
+    """The bits of changed numbers in another element type, a stretch of them at a time."""
+    raw = np.ascontiguousarray(bits).reshape(-1)
+    found = np.empty(raw.shape, bits_dtype(dst))
+    for lo in range(0, len(raw), _AT_ONCE):
+        stretch = slice(lo, lo + _AT_ONCE)
+        found[stretch] = rounded(change(as_float64(raw[stretch], src)), dst)
+    return found.reshape(bits.shape)
 
 
 @np.errstate(invalid="ignore", over="ignore", under="ignore")

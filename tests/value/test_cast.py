@@ -8,8 +8,12 @@ import torch
 
 from intarsia.dtypes import BY_NAME, DType
 from intarsia.errors import UsageError
-from intarsia.run import values
-from intarsia.run.values import as_float64, bits_dtype, cast, may_cast
+from intarsia.value import cast as casting
+from intarsia.value import numpy_cast, shifted
+from intarsia.value import shift as shifting
+from intarsia.value.base import Window
+from intarsia.value.bits import as_float64, bits_dtype
+from intarsia.value.cast import cast, may_cast
 from tests.checkpoints import bits, random_tensor
 
 FLOATS = [d for d in BY_NAME.values() if d.floating]
@@ -57,16 +61,6 @@ def test_a_cast_reads_strided_bits() -> None:
     assert found.tobytes() == bits(numbers[::2, 1::3].to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("shift", [1.0, -1.0])
-@pytest.mark.parametrize("name", ["BF16", "F16", "F32", "F64"])
-def test_a_shift_is_added_in_single_precision_or_better(name: str, shift: float) -> None:
-    dtype = BY_NAME[name]
-    numbers = torch.randn(500).to(of(dtype))
-    wide = numbers.double() if name == "F64" else numbers.float()
-    found = cast(raw(numbers, dtype), dtype, dtype, shift)
-    assert found.tobytes() == bits((wide + shift).to(of(dtype)))
-
-
 def test_only_floating_elements_change_their_type() -> None:
     f32 = BY_NAME["F32"]
     for other in OTHERS:
@@ -101,12 +95,14 @@ def test_a_cast_without_torch_gives_torchs_numbers(dst: DType, shift: float, mon
     """And a NaN where torch gives one."""
     for src in FLOATS:
         numbers = raw(some(src), src)
-        want = cast(numbers, src, dst, shift)
+        want = shifted(shift).encode(Window(numbers, src), dst)
         with monkeypatch.context() as patch:
-            patch.setattr(values, "_has_torch", lambda: False)
-            patch.setattr(values, "_AT_ONCE", 1000)
-            found = cast(numbers, src, dst, shift)
-            assert cast(numbers[:0].reshape(2, 0), src, dst, shift).shape == (2, 0)
+            for module in (casting, shifting):
+                patch.setattr(module, "has_torch", lambda: False)
+            patch.setattr(numpy_cast, "_AT_ONCE", 1000)
+            found = shifted(shift).encode(Window(numbers, src), dst)
+            none = Window(numbers[:0].reshape(2, 0), src)
+            assert shifted(shift).encode(none, dst).shape == (2, 0)
         nan = np.isnan(as_float64(want, dst))
         assert np.array_equal(nan, np.isnan(as_float64(found, dst)))
         assert np.array_equal(found[~nan], want[~nan]), src
