@@ -291,7 +291,7 @@ def _rows(src: Manifest, wish: Wish, writer: Format, dropped: Set[str]) -> list[
     """What is to be written; the family's absent tensors are wanted too, so that they are missed."""
     dialect = wish.dialect_for(src, writer)
     if dialect == "same":
-        stored = [Param(s.name, s.layout, s.rule, s.value) for s in src.stored.values()]
+        stored = [Param(s.name, s.layout, s.rule, s.value.as_target) for s in src.stored.values()]
         return [*stored, *(Param(x.name, Layout.of(x.name, x.shape)) for x in src.absent)]
     table = table_for(src.config)
     if table is None:
@@ -312,13 +312,13 @@ def _rows(src: Manifest, wish: Wish, writer: Format, dropped: Set[str]) -> list[
                 f" {table.family}: {', '.join(lost[:4])}",
                 hint="convert to hf or dcp, which carry them name by name, or add them to the table",
             )
-    beside = (Param(s.name, s.layout, s.rule, s.value) for s in rest)
+    beside = (Param(s.name, s.layout, s.rule, s.value.as_target) for s in rest)
     return [*rows, *respelled(beside, src.stored, table, dialect, src.config or {})]
 
 
 def _name_by_name(src: Manifest, wish: Wish, writer: Format, dialect: str) -> list[Param]:
     if wish.dialect is None and writer.carries_anything and src.format in SAME_FORMATS:
-        return [Param(s.name, s.layout, s.rule, s.value) for s in src.stored.values()]
+        return [Param(s.name, s.layout, s.rule, s.value.as_target) for s in src.stored.values()]
     raise _without_a_table(src, wish, dialect)
 
 

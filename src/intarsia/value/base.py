@@ -57,6 +57,11 @@ class Value(ABC):
         """The names of further stored tensors that its numbers need."""
         return ()
 
+    @property
+    def as_target(self) -> Value:
+        """How numbers that it stores are written again, where nothing else is asked."""
+        return self
+
     def number_type(self, stored: DType) -> DType:
         """The element type of its numbers, where elements of type `stored` lie in the file."""
         return stored
