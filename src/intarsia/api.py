@@ -12,7 +12,7 @@ from intarsia.conversion.running import Report, carry_out
 from intarsia.conversion.targets import Wish
 from intarsia.dtypes import dtype_named
 from intarsia.errors import ForeignNamesError, SectionError
-from intarsia.format.megatron.rates import Rates
+from intarsia.format.optimizer_state.learning_rates import Rates
 from intarsia.format.registry import read_manifest
 from intarsia.mesh import Mesh
 from intarsia.options import ConfigLike, MeshLike, Options, PathLike, SectionLike, explained

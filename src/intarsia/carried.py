@@ -21,7 +21,7 @@ from intarsia.conversion.targets import (
 from intarsia.errors import CoverageError, UsageError
 from intarsia.family import table_for
 from intarsia.format.hf import checkpoint as hf
-from intarsia.format.megatron.common import COMMON_OBJECT, archive, arguments_of, plain
+from intarsia.format.megatron.common import COMMON_OBJECT, archive, arguments_of
 from intarsia.format.megatron.fsdp_dtensor.entries import (
     arguments_in,
     common_in,
@@ -38,6 +38,7 @@ from intarsia.format.optimizer_state.parameter_groups import (
     numbered_entries,
 )
 from intarsia.format.registry import folder_of
+from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.planning.manifest import Manifest
 from intarsia.quantity import human

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import intarsia
 from intarsia.errors import CoverageError, UsageError
-from intarsia.format.hf.sides import DIGESTS
+from intarsia.format.side_files import DIGESTS
 from tests.checkpoints import (
     FAMILIES,
     assert_same,

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import intarsia
-from intarsia.format.hf.sides import DIGESTS
+from intarsia.format.side_files import DIGESTS
 
 FORMATS = ("hf", "dcp", "torch_dist", "fsdp_dtensor")
 MESHES = {

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from intarsia.checking.digests.digest import stored_digests
 from intarsia.errors import IntarsiaError, UsageError
-from intarsia.format.hf.sides import DIGESTS
 from intarsia.format.registry import read_manifest
+from intarsia.format.side_files import DIGESTS
 from intarsia.planning.inventory import Role
 from intarsia.planning.manifest import Manifest
 from intarsia.store.destination import Contents, look

@@ -18,9 +18,9 @@ from intarsia.conversion.replacing import check_replaceable, check_sources, mark
 from intarsia.conversion.resuming import begin, keep_what_is_proven
 from intarsia.errors import Interrupted
 from intarsia.format.base import Arrangement
-from intarsia.format.hf.config_dtype import with_dtype
-from intarsia.format.hf.sides import check_sides
+from intarsia.format.config_dtype import with_dtype
 from intarsia.format.registry import folder_of, format_named, root_of
+from intarsia.format.side_files import check_sides
 from intarsia.layout import Layout
 from intarsia.masters import check_rounded
 from intarsia.padding import TrainedPadding, not_carried, trained_padding

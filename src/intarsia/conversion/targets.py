@@ -12,7 +12,7 @@ from intarsia.family import Param, Table, table_for
 from intarsia.family.beside_text import respelled
 from intarsia.format.base import Format
 from intarsia.format.cast import cast_to
-from intarsia.format.megatron.rates import Rates
+from intarsia.format.optimizer_state.learning_rates import Rates
 from intarsia.format.optimizer_state.optimizer_names import is_numbered_name
 from intarsia.format.optimizer_state.parameter_groups import has_torch_groups
 from intarsia.format.registry import format_named

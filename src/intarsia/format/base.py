@@ -23,7 +23,7 @@ from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.store.local import Folder
 
 if TYPE_CHECKING:
-    from intarsia.format.megatron.rates import Rates
+    from intarsia.format.optimizer_state.learning_rates import Rates
     from intarsia.format.optimizer_state.parameter_groups import Groups
 
 PAGE_BYTES = 4096

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from intarsia.format.hf.files import OPTIMIZER
-from intarsia.format.hf.sides import DIGESTS, HEADERS, MAX_SIDE_BYTES
 from intarsia.format.hf.weight_sets import ADAPTER, stem_of_file, stem_of_index
 from intarsia.format.megatron.frame import COMMON_FILE, FRAME, home_of
+from intarsia.format.side_files import DIGESTS, HEADERS, MAX_SIDE_BYTES
 from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.planning.manifest import Manifest, Side
 from intarsia.quantity import human

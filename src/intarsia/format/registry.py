@@ -15,11 +15,11 @@ from intarsia.family import adopt
 from intarsia.format.base import Format
 from intarsia.format.complaint import Complain, refuse
 from intarsia.format.foreign import NO_WEIGHTS, recognise
-from intarsia.format.hf.sides import read_config
 from intarsia.format.hf.weight_sets import MODEL, stem_of_file
 from intarsia.format.inventory import with_files
 from intarsia.format.megatron.frame import METADATA, TRACKER, tracked_folder
 from intarsia.format.run_folder import Found, find, is_checkpoint
+from intarsia.format.side_files import read_config
 from intarsia.format.stored_config import with_config_used
 from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest

@@ -21,8 +21,8 @@ from intarsia.conversion.replacing import check_replaceable
 from intarsia.errors import CoverageError, UsageError
 from intarsia.format.base import Arrangement, Slot
 from intarsia.format.dcp.write import file_of, lay_out
-from intarsia.format.hf.sides import DIGESTS
 from intarsia.format.naming.wrappers import bare
+from intarsia.format.side_files import DIGESTS
 from intarsia.live.contents import Contents
 from intarsia.live.entries import extra_entries, pack, packed, shared_entries
 from intarsia.live.fill import as_bytes

@@ -24,7 +24,7 @@ from intarsia.checking.pair.ties import twins_of
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
 from intarsia.format.base import Arrangement
-from intarsia.format.hf.sides import DIGESTS
+from intarsia.format.side_files import DIGESTS
 from intarsia.layout import Layout, Piece
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.run.budget import Budget

@@ -18,8 +18,8 @@ from intarsia.checking.pair.ties import twins_of
 from intarsia.checking.survey.seen import Seen
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FormatError, IntarsiaError
-from intarsia.format.hf.sides import DIGESTS
 from intarsia.format.hf.weight_sets import INDEX
+from intarsia.format.side_files import DIGESTS
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.hashing import Sum, merged

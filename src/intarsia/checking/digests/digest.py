@@ -19,8 +19,8 @@ from intarsia.checking.digests.digest_steps import steps_over
 from intarsia.checking.pair.ties import twins_of
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FormatError
-from intarsia.format.hf.sides import DIGESTS
 from intarsia.format.registry import folder_of
+from intarsia.format.side_files import DIGESTS
 from intarsia.format.strict_json import parse_json
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.proof import Proven

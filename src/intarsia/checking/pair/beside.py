@@ -12,9 +12,10 @@ from typing import Any
 
 from intarsia.carried import groups_of, read_entries
 from intarsia.errors import FormatError, IntarsiaError, UsageError
-from intarsia.format.megatron.common import COMMON_OBJECT, DROPPED, arguments_of, plain
+from intarsia.format.megatron.common import COMMON_OBJECT, arguments_of
 from intarsia.format.megatron.fsdp_dtensor.entries import COUNTERS, SCHEDULER
 from intarsia.format.optimizer_state.parameter_groups import ROOT
+from intarsia.format.torch_file.plain import DROPPED, plain
 from intarsia.format.torch_file.torch_zip import BROKEN_ZIP, read_object
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget

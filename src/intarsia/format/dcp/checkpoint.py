@@ -28,7 +28,6 @@ from intarsia.format.dcp.metadata import (
 )
 from intarsia.format.dcp.write import arrange
 from intarsia.format.hf.safetensors_metadata import as_file, kept_metadata
-from intarsia.format.hf.sides import HEADERS
 from intarsia.format.naming.logical_names import divided, name_tensors
 from intarsia.format.naming.quantised_names import MODELOPT, modelopt_of
 from intarsia.format.naming.sections import Sections, explained
@@ -40,6 +39,7 @@ from intarsia.format.optimizer_state.numbered_state import (
     parameters_by_number,
 )
 from intarsia.format.optimizer_state.optimizer_names import not_told, state_in
+from intarsia.format.side_files import HEADERS
 from intarsia.format.stored_config import choose_config
 from intarsia.format.torch_file.torch_zip import (
     check_directory,

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from intarsia.format.dcp.metadata import Metadata
-from intarsia.format.megatron.common import plain
 from intarsia.format.naming.sections import Sections
+from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.planning.manifest import Entry

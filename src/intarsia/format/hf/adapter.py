@@ -9,8 +9,8 @@ from typing import Any
 
 from intarsia.errors import FamilyError, UsageError
 from intarsia.format.complaint import Complain, Complaint
-from intarsia.format.hf.sides import read_config
 from intarsia.format.hf.weight_sets import ADAPTER, MODEL, is_own, stem_of_file, stem_of_index
+from intarsia.format.side_files import read_config
 from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest, Stored
 from intarsia.store.looking import is_file, is_folder

@@ -15,7 +15,7 @@ import json
 import pickle
 import re
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from struct import unpack
@@ -268,32 +268,6 @@ def archive(state: Any) -> bytes:
         ):
             file.writestr(ZipInfo(f"archive/{name}"), data)
     return out.getvalue()
-
-
-DROPPED = object()
-MAX_PLAIN, MAX_PLAIN_DEPTH = 1 << 18, 64
-
-
-def plain(value: Any) -> Any:
-    """What of a value can be written again: numbers, texts, and containers of them."""
-    return _plain(value, iter(range(MAX_PLAIN)), MAX_PLAIN_DEPTH)
-
-
-def _plain(value: Any, left: Iterator[int], depth: int) -> Any:
-    """A pickle's lists may hold one another many times over, so what they come to is counted."""
-    if next(left, None) is None or depth == 0:
-        raise FormatError(
-            f"stored arguments of more than {MAX_PLAIN:,} values, or nested deeper than"
-            f" {MAX_PLAIN_DEPTH}",
-            hint="leave them out with --optimizer drop",
-        )
-    if isinstance(value, Mapping):
-        pairs = ((k, _plain(v, left, depth - 1)) for k, v in value.items() if type(k) in (str, int))
-        return {k: v for k, v in pairs if v is not DROPPED}
-    if type(value) in (list, tuple):
-        items = [_plain(v, left, depth - 1) for v in value]
-        return DROPPED if any(i is DROPPED for i in items) else type(value)(items)
-    return value if type(value) in (type(None), bool, int, float, str) else DROPPED
 
 
 def extra_states(leading: Mapping[str, tuple[int, ...]]) -> dict[str, bytes]:

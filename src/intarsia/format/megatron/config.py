@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from intarsia.dtypes import DType
 from intarsia.errors import FormatError
 from intarsia.family import MAX_LAYERS
 from intarsia.format.dcp.metadata import Metadata
@@ -25,9 +26,10 @@ from intarsia.format.megatron.arguments import (
     disproved,
     facts_of,
 )
-from intarsia.format.megatron.common import plain, whole
+from intarsia.format.megatron.common import whole
 from intarsia.format.megatron.keys import Key
 from intarsia.format.megatron.optimizer import state_of
+from intarsia.format.torch_file.plain import plain
 from intarsia.mesh import Mesh, Shape
 
 Config = dict[str, Any]
@@ -310,3 +312,10 @@ _OF_STAGES = (
     "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout",
     "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
 )  # fmt: skip
+
+
+def arguments_with(args: Mapping[str, Any], dtype: DType | None) -> dict[str, Any]:
+    """Megatron's arguments, their precision being the type that tensors were cast to."""
+    if dtype is None or "bf16" not in args:
+        return dict(args)
+    return dict(args) | {"bf16": dtype.name == "BF16", "fp16": dtype.name == "F16"}

@@ -18,11 +18,11 @@ from typing import Any
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import FormatError, UsageError
-from intarsia.format.megatron.common import plain
 from intarsia.format.megatron.optimizer import MASTER
-from intarsia.format.megatron.rates import OVERRIDES
+from intarsia.format.optimizer_state.learning_rates import OVERRIDES
 from intarsia.format.optimizer_state.parameter_groups import Group, Groups, different_fields, merged
 from intarsia.format.torch_file.inert import Tensor
+from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.layout import Layout
 from intarsia.mesh import Box

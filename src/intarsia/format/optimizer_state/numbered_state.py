@@ -18,7 +18,7 @@ from typing import Any
 
 from intarsia.errors import FormatError
 from intarsia.format.dcp.metadata import Metadata
-from intarsia.format.megatron.common import plain
+from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.mesh import Shape
 from intarsia.store.local import Folder

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from intarsia.errors import UsageError
-from intarsia.format.megatron.common import DROPPED, plain
+from intarsia.format.torch_file.plain import DROPPED, plain
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from intarsia.errors import CoverageError, UsageError
 from intarsia.family import Param
-from intarsia.format.megatron.common import plain
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.parameter_groups import (
     MEMBERS,
@@ -21,6 +20,7 @@ from intarsia.format.optimizer_state.parameter_groups import (
     different_fields,
     merged,
 )
+from intarsia.format.torch_file.plain import plain
 from intarsia.live.optimizer.classes import check_class, fixed_settings
 from intarsia.live.optimizer.several import each_of, held_by
 from intarsia.live.optimizer.state import Stepped, tensors_of

@@ -12,9 +12,12 @@ from typing import Any
 
 from intarsia.family import table_for
 from intarsia.format.base import WriteOptions
-from intarsia.format.hf.config_dtype import arguments_with
-from intarsia.format.megatron.common import archive, arguments_of, counters_of, plain
-from intarsia.format.megatron.config import arguments_for, arguments_of_words_lacking
+from intarsia.format.megatron.common import archive, arguments_of, counters_of
+from intarsia.format.megatron.config import (
+    arguments_for,
+    arguments_of_words_lacking,
+    arguments_with,
+)
 from intarsia.format.megatron.fsdp_dtensor.entries import (
     COUNTERS,
     SCHEDULER,
@@ -33,6 +36,7 @@ from intarsia.format.megatron.fsdp_dtensor.keys import (
     spellings,
 )
 from intarsia.format.megatron.groups import group_for, groups_in, optimizer_of
+from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.mesh import Mesh, Shape
 from intarsia.planning.manifest import Target

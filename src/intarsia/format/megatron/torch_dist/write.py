@@ -22,7 +22,6 @@ from intarsia.format.base import Arrangement, Slot, WriteOptions
 from intarsia.format.dcp.metadata import METADATA, ChunkRecord, Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.dcp.write import Files, holders
-from intarsia.format.hf.config_dtype import arguments_with
 from intarsia.format.megatron.common import (
     BACKEND,
     COMMON_OBJECT,
@@ -32,13 +31,13 @@ from intarsia.format.megatron.common import (
     common_state,
     counters_of,
     extra_states,
-    plain,
 )
 from intarsia.format.megatron.config import (
     arguments_for,
     arguments_of_mesh,
     arguments_of_tensors,
     arguments_of_words_lacking,
+    arguments_with,
 )
 from intarsia.format.megatron.expert_optimizer import (
     experts_apart,
@@ -58,7 +57,8 @@ from intarsia.format.megatron.groups import (
 )
 from intarsia.format.megatron.keys import Key
 from intarsia.format.megatron.optimizer import state_of, stored_key
-from intarsia.format.megatron.rates import note_on_rates, set_rates
+from intarsia.format.optimizer_state.learning_rates import note_on_rates, set_rates
+from intarsia.format.torch_file.plain import plain
 from intarsia.mesh import Box, Mesh, Rule, Shape
 from intarsia.planning.manifest import Target
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from intarsia.dtypes import BY_TORCH, DType
 
@@ -26,10 +24,3 @@ def with_dtype(text: str, dtype: DType) -> str:
         return f"{found[1]}{dtype.torch}{found[3]}"
 
     return _NAMED.sub(renamed, text)
-
-
-def arguments_with(args: Mapping[str, Any], dtype: DType | None) -> dict[str, Any]:
-    """Megatron's arguments, their precision being the type that tensors were cast to."""
-    if dtype is None or "bf16" not in args:
-        return dict(args)
-    return dict(args) | {"bf16": dtype.name == "BF16", "fp16": dtype.name == "F16"}
