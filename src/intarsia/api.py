@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, overload
 from intarsia.checkpoint import Checkpoint
 from intarsia.conversion.job import Job, prepare
 from intarsia.conversion.running import Report, carry_out
-from intarsia.conversion.targets import Wish
 from intarsia.dtypes import dtype_named
 from intarsia.errors import ForeignNamesError, SectionError
 from intarsia.format.optimizer_state.learning_rates import Rates
 from intarsia.format.registry import read_manifest
+from intarsia.format.wish import Wish
 from intarsia.mesh import Mesh
 from intarsia.options import ConfigLike, MeshLike, Options, PathLike, SectionLike, explained
 from intarsia.planning.inventory import unread_sections

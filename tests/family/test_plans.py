@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from intarsia.conversion.targets import Wish, targets_for
+from intarsia.conversion.targets import targets_for
 from intarsia.dtypes import BY_NAME
 from intarsia.family import table_for
+from intarsia.format.wish import Wish
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
 from intarsia.planning.planner import make_plan

@@ -9,11 +9,11 @@ from unittest.mock import patch
 
 from intarsia.conversion.job import prepare
 from intarsia.conversion.running import carry_out
-from intarsia.conversion.targets import Wish
 from intarsia.family import Param, Table
 from intarsia.format import registry as formats
 from intarsia.format.megatron.keys import torch_dist_rows
 from intarsia.format.megatron.torch_dist.checkpoint import TorchDist
+from intarsia.format.wish import Wish
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget

@@ -8,6 +8,7 @@ import numpy as np
 
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
+from intarsia.format.registry import names_of
 from intarsia.planning.window import windows
 
 _STEP = "optimizer.step."
@@ -34,7 +35,8 @@ def equal(checkpoint: Checkpoint, a: str, b: str, window_bytes: int) -> bool:
 
 
 def _tied(first: str, name: str) -> CoverageError:
-    hint = "convert to hf or dcp, which keep both, or take the stale one out of the checkpoint"
+    keepers = names_of(lambda format: format.keeps_names)
+    hint = f"convert to {keepers}, which keep both, or take the stale one out of the checkpoint"
     if name.endswith("lm_head.weight"):
         hint = (
             "set tie_word_embeddings to false in config.json if the model has a head of its own;"

@@ -10,19 +10,19 @@ from typing import Any
 from intarsia.carried import carried
 from intarsia.collector import paused
 from intarsia.conversion.feasible import check_feasible, notes_on_request
-from intarsia.conversion.targets import Wanted, Wish, targets_for
+from intarsia.conversion.targets import targets_for
 from intarsia.conversion.training_files import settle_files
 from intarsia.errors import UsageError
 from intarsia.family import table_for
+from intarsia.format.adapters import refuse_adapter
 from intarsia.format.base import Arrangement, WriteOptions
-from intarsia.format.hf.adapter import refuse_adapter, stem_for
-from intarsia.format.hf.weight_sets import set_size
 from intarsia.format.registry import (
     format_named,
     read_manifest,
     root_of,
     with_rules_of_transformers,
 )
+from intarsia.format.wish import Wanted, Wish
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan
@@ -56,7 +56,7 @@ class Job:
             along.groups,
             along.step,
             self.wish.dtype,
-            stem_for(self.src, self.wish.to),
+            self.src,
             self.src.metadata,
             self.wish.rates,
         )
@@ -73,15 +73,15 @@ def prepare(
     section: str | Sequence[str] | None = None,
 ) -> Job:
     """Read the headers of the source, choose the targets, and prove the plan."""
-    format_named(wish.to)
+    writer = format_named(wish.to)
     manifest = src if isinstance(src, Manifest) else read_manifest(src, config, section=section)
     known = table_for(manifest.config) is not None or manifest.quantised
     if wish.dialect not in (None, "same") and not known:
         manifest = with_rules_of_transformers(manifest)
     if max_shard_bytes < 1:
         raise UsageError(f"a shard of {max_shard_bytes} bytes cannot hold a tensor")
-    refuse_adapter(manifest, wish.to)
-    _refuse_part(manifest)
+    refuse_adapter(manifest, writer)
+    format_named(manifest.format).refuse_part(manifest)
     check_feasible(manifest, wish)
     with paused():
         wanted = targets_for(manifest, wish)
@@ -101,17 +101,6 @@ def prepare(
     # A configuration that leaves arguments out is good for reading, and is not written.
     written = None if manifest.config_unsaid else manifest.config
     return Job(manifest, wish, wanted, plan, budget, max_shard_bytes, stamps, written)
-
-
-def _refuse_part(src: Manifest) -> None:
-    """Raise where the source is one file of several that make up a model."""
-    path = Path(src.path)
-    count = set_size(path.name) if src.format == "hf" else ""
-    if count and int(count) > 1:
-        raise UsageError(
-            f"{path} is one of {int(count)} files of a checkpoint",
-            hint=f"give the folder of all of them: {path.parent}",
-        )
 
 
 def stamps_of(src: Manifest) -> Stamps:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from dataclasses import replace
 from functools import lru_cache
 
 from intarsia.dtypes import DType
@@ -12,76 +12,38 @@ from intarsia.family import Param, Table, table_for
 from intarsia.family.beside_text import respelled
 from intarsia.format.base import Format
 from intarsia.format.cast import cast_to
-from intarsia.format.optimizer_state.learning_rates import Rates
 from intarsia.format.optimizer_state.optimizer_names import is_numbered_name
-from intarsia.format.optimizer_state.parameter_groups import has_torch_groups
-from intarsia.format.registry import format_named
+from intarsia.format.registry import format_named, names_of
+from intarsia.format.wish import Wanted, Wish
 from intarsia.layout import Layout
-from intarsia.masters import check_whole, has_own_master
+from intarsia.masters import has_own_master
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.quantised.refusing import refuse_faults, refuse_numbers
 from intarsia.value import PLAIN
 
 STEP = "optimizer.step."
-MEGATRON_FORMATS = ("torch_dist", "fsdp_dtensor")
-SAME_FORMATS = ("hf", "dcp")
-"""Formats between which names and fusions stay as they are, unless asked otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What a destination should be; without a dialect, the one that users of the format expect."""
-
-    to: str
-    mesh: Mesh = Mesh()
-    dialect: str | None = None
-    dtype: DType | None = None
-    optimizer: str = "keep"
-    spec: str = "te"
-    rates: Rates | None = None
-
-    def dialect_for(self, src: Manifest, writer: Format) -> str:
-        """The dialect to write, checked against what the format has."""
-        if self.dialect is None:
-            if src.format in SAME_FORMATS and self.to in SAME_FORMATS:
-                return "same"
-            return next(d for d in writer.dialects if d != "same")
-        if self.dialect not in writer.dialects:
-            raise UsageError(
-                f"{self.to} is not written in dialect {self.dialect!r}",
-                hint=f"one of: {', '.join(writer.dialects)}",
-            )
-        return self.dialect
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The tensors to write, the logical tensors to leave out with the reason, and remarks.
-
-    `equal` are groups of logical tensors of which one stands for all, if they are equal.  `rounded` are
-    weights that must be their main weights rounded.
-    """
-
-    targets: tuple[Target, ...]
-    drop: Mapping[str, str]
-    entries: bool
-    notes: tuple[str, ...]
-    equal: tuple[tuple[str, ...], ...] = ()
-    rounded: tuple[str, ...] = ()
 
 
 def targets_for(src: Manifest, wish: Wish) -> Wanted:
     """The tensors of the destination that a wish asks for."""
     writer = format_named(wish.to)
     _check(wish)
-    _check_named(src, wish)
-    _check_rates(src, wish)
+    _check_named(src, wish, writer)
+    _check_rates(src, wish, writer)
     wish = _as_quantised(src, wish, writer)
-    if wish.optimizer == "keep" and wish.to in MEGATRON_FORMATS:
-        check_whole(src)
-    if wish.to == "fsdp_dtensor":
-        return _for_megatron_fsdp(src, wish, writer)
+    if wish.optimizer == "keep":
+        writer.check_state(src)
+    dialect = dialect_for(src, wish, writer)
+    if not writer.keeps_names and table_for(src.config) is None:
+        raise _without_a_table(src, wish, dialect)
+    own = writer.targets(src, wish)
+    if own is not None:
+        return replace(
+            own,
+            equal=(*own.equal, *tied_and_stored(src, own.drop)),
+            rounded=tuple(n for n in own.rounded if has_own_master(src, n)),
+        )
     drop = dict(_dropped(src, wish, writer))
     rows, equal = _with_one_step(_rows(src, wish, writer, drop.keys()), src, drop.keys())
     for names in equal:
@@ -113,7 +75,8 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
             f"weights are cast to {wish.dtype} as they are stored, not from their fp32 main weights,"
             " which stay beside them: those no longer round to them"
         )
-    equal += _counted(src, wish)
+    counted = writer.counted(src) if wish.optimizer == "keep" else ()
+    equal += [counted] if counted else []
     equal += tied_and_stored(src, drop)
     return Wanted(
         targets,
@@ -122,6 +85,29 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
         tuple(notes),
         tuple(equal),
     )
+
+
+def dialect_for(src: Manifest, wish: Wish, writer: Format) -> str:
+    """The dialect to write, checked against what the format has."""
+    if wish.dialect is None:
+        if _keep_names(src, writer):
+            return "same"
+        return next(d for d in writer.dialects if d != "same")
+    if wish.dialect not in writer.dialects:
+        raise UsageError(
+            f"{wish.to} is not written in dialect {wish.dialect!r}",
+            hint=f"one of: {', '.join(writer.dialects)}",
+        )
+    return wish.dialect
+
+
+def _keep_names(src: Manifest, writer: Format) -> bool:
+    """Whether names and fusions stay as they are, unless asked otherwise."""
+    return writer.keeps_names and format_named(src.format).keeps_names
+
+
+def _keeps_names(format: Format) -> bool:
+    return format.keeps_names
 
 
 def _parts_from_masters(src: Manifest, wish: Wish) -> bool:
@@ -138,37 +124,9 @@ def _whole(shape: Shape) -> tuple[Box, ...]:
     return (Box.whole(shape),)
 
 
-def _for_megatron_fsdp(src: Manifest, wish: Wish, writer: Format) -> Wanted:
-    """Main weights go into the model section, and fused parameters have one counter for all parts."""
-    from intarsia.format.megatron.fsdp_dtensor.checkpoint import zero_centered
-    from intarsia.format.megatron.fsdp_dtensor.write import fsdp_dtensor_targets
-
-    dialect = wish.dialect_for(src, writer)
-    table = table_for(src.config, zero_centered=zero_centered(src))
-    if table is None:
-        raise _without_a_table(src, wish, dialect)
-    found = fsdp_dtensor_targets(
-        src, table, wish.mesh, spec=wish.spec, optimizer=wish.optimizer, dtype=wish.dtype
-    )
-    notes = list(found.notes)
-    if wish.optimizer == "keep" and has_torch_groups(src.entries) and not has_megatron_groups(src):
-        notes.append(
-            "parameter groups are kept as torch spells them, which Megatron does not read:"
-            " a run that goes on takes its own settings"
-        )
-    return Wanted(
-        tuple(found.targets),
-        found.drop,
-        wish.optimizer == "keep",
-        tuple(notes),
-        (*found.equal, *tied_and_stored(src, found.drop)),
-        tuple(n for n in found.rounded if has_own_master(src, n)),
-    )
-
-
 def _dropped(src: Manifest, wish: Wish, writer: Format) -> Iterator[tuple[str, str]]:
     """What is left out, and why."""
-    dialect = wish.dialect_for(src, writer)
+    dialect = dialect_for(src, wish, writer)
     table = table_for(src.config)
     tied = table.tied if table and dialect not in ("same", "hf-module") else {}
     for name in src.logical:
@@ -177,8 +135,8 @@ def _dropped(src: Manifest, wish: Wish, writer: Format) -> Iterator[tuple[str, s
             yield name, f"{of} is tied to {tied[of]} by the configuration"
         elif is_state(name) and wish.optimizer == "drop":
             yield name, "optimizer state, dropped as asked"
-        elif wish.to == "torch_dist" and name.startswith("optimizer.step."):
-            yield name, "Megatron keeps the step in the parameter groups, where it is written"
+        elif why := writer.left_out(name):
+            yield name, why
 
 
 def tied_and_stored(src: Manifest, drop: Collection[str]) -> list[tuple[str, ...]]:
@@ -193,20 +151,6 @@ def tied_and_stored(src: Manifest, drop: Collection[str]) -> list[tuple[str, ...
     return found
 
 
-def _counted(src: Manifest, wish: Wish) -> tuple[tuple[str, ...], ...]:
-    """The steps that one number is to stand for: all of them, where the source has no groups of Megatron's."""
-    if wish.to != "torch_dist" or wish.optimizer == "drop" or has_megatron_groups(src):
-        return ()
-    steps = tuple(name for name in src.logical if name.startswith("optimizer.step."))
-    return (steps,) if steps else ()
-
-
-def has_megatron_groups(src: Manifest) -> bool:
-    """Whether a source carries the parameter groups of Megatron's optimizer."""
-    starts = ("common_state/", "optimizer.param_to_group_meta.")
-    return any(name.startswith(starts) for name in src.entries)
-
-
 def _check(wish: Wish) -> None:
     if wish.optimizer not in ("keep", "drop"):
         raise UsageError(f"optimizer is {wish.optimizer!r}", hint="keep or drop")
@@ -218,21 +162,21 @@ def _check(wish: Wish) -> None:
         )
 
 
-def _check_named(src: Manifest, wish: Wish) -> None:
+def _check_named(src: Manifest, wish: Wish, writer: Format) -> None:
     """Raise where state is to be written of which nothing says whose it is; numbers may stay numbers."""
     if src.state_unclear is None or wish.optimizer == "drop":
         return
-    kept = src.format in SAME_FORMATS and wish.to in SAME_FORMATS
-    if not (kept and any(map(is_numbered_name, src.logical))):
+    if not (_keep_names(src, writer) and any(map(is_numbered_name, src.logical))):
         raise src.state_unclear
 
 
-def _check_rates(src: Manifest, wish: Wish) -> None:
+def _check_rates(src: Manifest, wish: Wish, writer: Format) -> None:
     if wish.rates is None:
         return
-    if wish.to != "torch_dist":
+    if not writer.takes_rates:
+        takers = names_of(lambda format: format.takes_rates)
         raise UsageError(
-            f"--megatron-lr is for the parameter groups of torch_dist, and {wish.to} is asked for",
+            f"--megatron-lr is for the parameter groups of {takers}, and {wish.to} is asked for",
             hint="leave --megatron-lr out",
         )
     if wish.optimizer == "drop" or not any(n.startswith("optimizer.") for n in src.logical):
@@ -249,9 +193,9 @@ def _as_quantised(src: Manifest, wish: Wish, writer: Format) -> Wish:
         return wish
     if wish.dtype is not None:
         refuse_numbers(src.quantised, src.path, f"--dtype {wish.dtype} needs their numbers")
-    if wish.to not in SAME_FORMATS:
+    if not writer.keeps_names:
         refuse_numbers(src.quantised, src.path, f"{wish.to} has no place for their scales")
-    dialect = wish.dialect_for(src, writer)
+    dialect = dialect_for(src, wish, writer)
     if dialect != "same" and not _is_stored_so(src, wish, writer, dialect):
         what = f"dialect {dialect!r} would fuse or rename weights apart from their scales"
         refuse_numbers(src.quantised, src.path, what)
@@ -289,7 +233,7 @@ def is_state(name: str) -> bool:
 
 def _rows(src: Manifest, wish: Wish, writer: Format, dropped: Set[str]) -> list[Param]:
     """What is to be written; the family's absent tensors are wanted too, so that they are missed."""
-    dialect = wish.dialect_for(src, writer)
+    dialect = dialect_for(src, wish, writer)
     if dialect == "same":
         stored = [Param(s.name, s.layout, s.rule, s.value.as_target) for s in src.stored.values()]
         return [*stored, *(Param(x.name, Layout.of(x.name, x.shape)) for x in src.absent)]
@@ -310,14 +254,15 @@ def _rows(src: Manifest, wish: Wish, writer: Format, dropped: Set[str]) -> list[
             raise FamilyError(
                 f"{len(lost)} tensors of {src.path} are not in the {dialect} table of"
                 f" {table.family}: {', '.join(lost[:4])}",
-                hint="convert to hf or dcp, which carry them name by name, or add them to the table",
+                hint=f"convert to {names_of(_keeps_names)}, which carry them name by name, or add them to the"
+                " table",
             )
     beside = (Param(s.name, s.layout, s.rule, s.value.as_target) for s in rest)
     return [*rows, *respelled(beside, src.stored, table, dialect, src.config or {})]
 
 
 def _name_by_name(src: Manifest, wish: Wish, writer: Format, dialect: str) -> list[Param]:
-    if wish.dialect is None and writer.carries_anything and src.format in SAME_FORMATS:
+    if wish.dialect is None and writer.carries_anything and _keep_names(src, writer):
         return [Param(s.name, s.layout, s.rule, s.value.as_target) for s in src.stored.values()]
     raise _without_a_table(src, wish, dialect)
 
@@ -328,8 +273,8 @@ def _without_a_table(src: Manifest, wish: Wish, dialect: str) -> FamilyError:
     hint = "give the model's config.json with --config"
     if model_type:
         hint = "write a table for it (docs/how-to/add-a-family.md)"
-    if src.format in SAME_FORMATS:
-        hint += ", or use --dialect same between hf and dcp"
+    if format_named(src.format).keeps_names:
+        hint += f", or use --dialect same between {names_of(_keeps_names, 'and')}"
     return FamilyError(
         f"{src.path} cannot be written as {wish.to} in dialect {dialect!r}: {said}", hint=hint
     )

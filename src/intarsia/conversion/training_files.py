@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from intarsia.conversion.targets import Wanted, Wish, is_state
+from intarsia.conversion.targets import is_state
 from intarsia.format.inventory import is_training
+from intarsia.format.registry import format_named
+from intarsia.format.wish import Wanted, Wish
 from intarsia.planning.inventory import Fate, Item, Role, left_out
 from intarsia.planning.manifest import Manifest
 
@@ -38,7 +40,7 @@ def _unlike(src: Manifest, wish: Wish, wanted: Wanted) -> str:
     """Why a trainer could not go on with the result; "" where it can."""
     if wish.optimizer == "drop":
         return "dropped as asked"
-    if src.format != "hf" or wish.to != "hf":
+    if not all(format_named(name).trainer_files for name in (src.format, wish.to)):
         return f"it holds for the files of the source alone, and {wish.to} keeps others"
     if lost := [i.name for i in left_out(src.inventory) if i.role is Role.OPTIMIZER]:
         return f"{lost[0]} holds optimizer state that is not read"

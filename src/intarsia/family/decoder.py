@@ -196,3 +196,8 @@ def is_sparse(t: Table, layer: int) -> bool:
 def count_experts(t: Table) -> int:
     """How many routed experts a layer has."""
     return t.number("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def experts_in(t: Table) -> int:
+    """How many routed experts a layer has; none where no tensor is an expert's."""
+    return count_experts(t) if any(".experts." in name for name in t.logical) else 0

@@ -8,23 +8,26 @@ last, and make the checkpoint one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from intarsia.dtypes import DType
 from intarsia.errors import UsageError
 from intarsia.family import Param, Table
 from intarsia.format.complaint import Complain, refuse
+from intarsia.format.entries import entries_in_place
+from intarsia.format.optimizer_state.learning_rates import Rates
+from intarsia.format.optimizer_state.parameter_groups import Groups
+from intarsia.format.wish import Carried, Source, Wanted, Wish
 from intarsia.layout import Piece
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.store.local import Folder
 
-if TYPE_CHECKING:
-    from intarsia.format.optimizer_state.learning_rates import Rates
-    from intarsia.format.optimizer_state.parameter_groups import Groups
+ReadEntries = Callable[[Iterable[str]], Mapping[str, bytes]]
 
 PAGE_BYTES = 4096
 """Elements that start at a multiple of this are written, and mapped, fastest."""
@@ -87,11 +90,11 @@ class Arrangement:
 class WriteOptions:
     """What a writer needs to know beside the targets.
 
-    `groups` and `step` are those of an optimizer whose source has none of Megatron's own; `dtype` is the
-    type that weights were asked to be cast to.
-    `stem` is how the names of files with weights begin, where the format leaves it open.
+    `groups` and `step` are those of an optimizer that the format spells by itself; `dtype` is the type that
+    weights were asked to be cast to.
+    `source` is what the tensors are read from, where that has a say in the names of files.
     `metadata` is what the headers of safetensors files say beside their tensors.
-    `rates` are those of the Megatron run that will resume.
+    `rates` are those of the run that will resume.
     """
 
     mesh: Mesh = Mesh()
@@ -101,27 +104,60 @@ class WriteOptions:
     groups: Groups | None = None
     step: float | None = None
     dtype: DType | None = None
-    stem: str = "model"
+    source: Manifest | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     rates: Rates | None = None
 
 
-class Format(Protocol):
-    """One kind of checkpoint.
+class Format(ABC):
+    """One kind of checkpoint, and all that is peculiar to it; what a format does not say is as it is here.
 
     `dialects` are those that it is written in, the usual one first; `sharded` says whether a
     mesh cuts its tensors; `carries_anything` whether it takes tensors that no table knows.
     """
 
     name: str
-    dialects: tuple[str, ...]
-    sharded: bool
-    carries_anything: bool
+    dialects: tuple[str, ...] = ("hf", "same", "hf-module", "hf-fused")
+    sharded = True
+    carries_anything = True
 
+    header_files: tuple[str, ...] = ()
+    """Files that say what the others hold, by their names in the folder of a checkpoint."""
+
+    one_below = False
+    """Whether the files lie one folder below the one that users give."""
+
+    trainer_files = False
+    """Whether a trainer keeps its own files beside, which number the parameters in the order stored."""
+
+    entries_in_place = True
+    """Whether the bytes of an entry lie in its file as they are."""
+
+    flat_groups = False
+    """Whether torch reads parameter groups there that are spelled by parameter."""
+
+    main_weights_in_place = False
+    """Whether an fp32 main weight is stored where others store the weight."""
+
+    pads_vocabulary = False
+    """Whether embedding and head may have rows that no token has."""
+
+    keeps_arguments = False
+    """Whether the model is described by arguments of a framework, so that no config.json is needed."""
+
+    takes_rates = False
+    """Whether parameter groups are found by the rates of the run that resumes."""
+
+    @property
+    def keeps_names(self) -> bool:
+        """Whether tensors keep the names and fusions that they come with, and quantised ones their scales."""
+        return "same" in self.dialects
+
+    @abstractmethod
     def detect(self, path: Path) -> bool:
         """Whether this is such a checkpoint, from its content."""
-        ...
 
+    @abstractmethod
     def read(
         self,
         path: Path,
@@ -133,23 +169,79 @@ class Format(Protocol):
 
         `section` names the model among several, and its optimizer where that is to be told.
         """
-        ...
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
         """Where a chunk's elements are inside its bytes."""
-        ...
+        return Located(chunk.start_bytes)
+
+    def entries(
+        self, src: Manifest, folder: Folder, limit_bytes: int
+    ) -> Iterator[tuple[str, bytes]]:
+        """The bytes of every entry; raise at one of more than `limit_bytes`."""
+        return entries_in_place(src, folder, limit_bytes)
+
+    def groups(self, src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
+        """The parameter groups that the entries of a checkpoint tell."""
+        from intarsia.format.optimizer_state.told_groups import groups_from_torch
+
+        return groups_from_torch(src, entries)
+
+    def refuse_part(self, src: Manifest) -> None:
+        """Raise where a source is a part of a checkpoint, which can be read and not converted."""
+        return
 
     def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
         """The tensors of a model as this format stores them."""
-        ...
+        return tuple(table.dialects[dialect].values())
 
     def spell(self, name: str) -> str:
         """A tensor's name on disk; optimizer state comes with its kind before its parameter."""
-        ...
+        return name
 
+    def check_model(self, src: Manifest, table: Table, wish: Wish) -> None:
+        """Raise where no checkpoint of this format can hold the model, on the mesh that is asked for."""
+        return
+
+    def check_state(self, src: Manifest) -> None:
+        """Raise where the optimizer state of a source cannot be written whole."""
+        return
+
+    def targets(self, src: Manifest, wish: Wish) -> Wanted | None:
+        """The tensors to write; None where they are the rows, cut by the mesh."""
+        return None
+
+    def left_out(self, name: str) -> str:
+        """Why a logical tensor has no tensor of its own; "" where it has one."""
+        return ""
+
+    def counted(self, src: Manifest) -> tuple[str, ...]:
+        """The steps of parameters of which one number is written for all."""
+        return ()
+
+    def remarks(self, src: Manifest, wish: Wish) -> Iterator[str]:
+        """What is to be known of a checkpoint that is made of a source."""
+        return iter(())
+
+    def carried(self, src: Source, wanted: Wanted) -> Carried:
+        """What goes along with tensors and their optimizer state."""
+        from intarsia.format.optimizer_state import told_groups
+
+        if not told_groups.has_megatron_groups(src.manifest.entries):
+            return Carried(src.entries)
+        names = ((t.name, t.layout.tensors) for t in wanted.targets)
+        params = {name: of for name, of in names if not name.startswith("optimizer.")}
+        spelled = told_groups.spelled_for_torch(
+            src.groups(), src.entries, params, flat=self.flat_groups
+        )
+        return Carried(spelled | dict(src.entries))
+
+    def carried_alone(self, src: Manifest, read: ReadEntries) -> Mapping[str, bytes]:
+        """What goes along with weights alone: the entries that describe the model."""
+        return {}
+
+    @abstractmethod
     def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         """Give every box of every target its place."""
-        ...
 
 
 def refuse_section(section: Sequence[str], name: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -33,8 +33,8 @@ _HEADERS = (".metadata", "model.safetensors.index.json")
 """Files that say what the others hold."""
 
 _CLASSES = {
-    "torch_dist": ("megatron.torch_dist", "TorchDist"),
     "fsdp_dtensor": ("megatron.fsdp_dtensor", "FsdpDtensor"),
+    "torch_dist": ("megatron.torch_dist", "TorchDist"),
     "dcp": ("dcp", "Dcp"),
     "hf": ("hf", "Hf"),
 }
@@ -70,6 +70,12 @@ def format_named(name: str) -> Format:
     if name not in _CLASSES:
         raise UsageError(f"unknown format {name!r}", hint=f"one of: {', '.join(sorted(_CLASSES))}")
     return FORMATS[name]
+
+
+def names_of(kind: Callable[[Format], bool], last: str = "or") -> str:
+    """The names of the formats of one kind, in words: `hf or dcp`."""
+    names = [name for name in reversed(_CLASSES) if kind(FORMATS[name])]
+    return f" {last} ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
 def format_of(path: Path) -> Format:

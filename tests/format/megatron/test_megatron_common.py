@@ -17,12 +17,12 @@ from intarsia.format.megatron.common import (
     arguments_of,
     common_state,
     extra_states,
-    plain,
     read_common,
     read_run_config,
     whole,
 )
 from intarsia.format.megatron.config import arguments_for
+from intarsia.format.torch_file.plain import plain
 from intarsia.mesh import Mesh
 from intarsia.store.local import Folder
 from tests.family.configs import CASES

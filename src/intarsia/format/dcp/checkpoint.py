@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.errors import FormatError
-from intarsia.family import Param, Table, table_for
-from intarsia.format.base import Arrangement, Located, WriteOptions
+from intarsia.family import Table, table_for
+from intarsia.format.base import Arrangement, Format, Located, WriteOptions
 from intarsia.format.complaint import Complain, Complaint, going_on, refuse
 from intarsia.format.dcp.accelerate import below, is_accelerate, parts_of
 from intarsia.format.dcp.entries import entries_of
@@ -48,7 +48,7 @@ from intarsia.format.torch_file.torch_zip import (
     read_payload,
 )
 from intarsia.layout import Layout, Loop, Piece
-from intarsia.mesh import Box, Mesh, Shape
+from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.quantity import human
 from intarsia.store.local import Folder
@@ -58,13 +58,20 @@ HOLLOW_BYTES = 64 << 20
 """How much of a checkpoint may be claimed without being stored, before it is no checkpoint."""
 
 
-class Dcp:
+class Archives(Format):
+    """Formats whose chunks are archives of torch, each with a checksum, which `.metadata` lists."""
+
+    header_files: tuple[str, ...] = (METADATA,)
+
+    def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
+        return locate(folder, stored, chunk)
+
+
+class Dcp(Archives):
     """The format `dcp`."""
 
     name = "dcp"
-    dialects: tuple[str, ...] = ("hf", "same", "hf-module", "hf-fused")
-    sharded = True
-    carries_anything = True
+    flat_groups = True
 
     def detect(self, path: Path) -> bool:
         return is_file(path / METADATA) or is_accelerate(path)
@@ -120,12 +127,6 @@ class Dcp:
             quantised=named.quantised,
             metadata=metadata_kept,
         )
-
-    def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
-        return locate(folder, stored, chunk)
-
-    def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
-        return tuple(table.dialects[dialect].values())
 
     def spell(self, name: str) -> str:
         return spell(name)

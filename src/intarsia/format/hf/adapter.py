@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from intarsia.errors import FamilyError, UsageError
+from intarsia.errors import FamilyError
+from intarsia.format.adapters import CONFIG, is_adapter
 from intarsia.format.complaint import Complain, Complaint
 from intarsia.format.hf.weight_sets import ADAPTER, MODEL, is_own, stem_of_file, stem_of_index
 from intarsia.format.side_files import read_config
@@ -15,31 +16,19 @@ from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest, Stored
 from intarsia.store.looking import is_file, is_folder
 
-CONFIG = "adapter_config.json"
 _FACTOR = re.compile(
     r"^(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<which>[AB])(?:\.weight)?$"
 )
 
 
-def is_adapter(src: Manifest) -> bool:
-    """Whether a checkpoint holds an adapter and no model, in its own files or converted."""
-    files = [file for file in src.files if "/" not in file]
-    if src.format == "hf" and any(stem_of_file(file) == ADAPTER for file in files):
-        return True
-    sides = {side.name for side in src.sides}
-    return CONFIG in sides and "config.json" not in sides
-
-
-def stem_for(src: Manifest, to: str) -> str:
+def stem_for(src: Manifest | None) -> str:
     """How the names of files with weights begin in an `hf` folder that is made of a source.
 
     What reads the source by those names finds the copy by them.
     """
-    if to != "hf":
-        return MODEL
-    if is_adapter(src):
+    if src is not None and is_adapter(src):
         return ADAPTER
-    if src.format != "hf":
+    if src is None or src.format != "hf":
         return MODEL
     read = (item.name for item in src.inventory if item.fate is Fate.READ)
     indexes = [stem for name in read if "/" not in name and (stem := stem_of_index(name))]
@@ -48,17 +37,6 @@ def stem_for(src: Manifest, to: str) -> str:
         return indexes[0] if indexes else MODEL
     stem = stems.pop()
     return stem if is_folder(Path(src.path)) or is_own(stem) else MODEL
-
-
-def refuse_adapter(src: Manifest, to: str) -> None:
-    """Raise where an adapter is to become a whole model's checkpoint."""
-    if to in ("hf", "dcp") or not is_adapter(src):
-        return
-    raise UsageError(
-        f"{src.path} is a PEFT adapter, which {to} has no place for",
-        hint="merge it into its model first: AutoPeftModelForCausalLM.from_pretrained(PATH)"
-        ".merge_and_unload().save_pretrained(OUT), and convert OUT",
-    )
 
 
 def check_adapter(root: Path, stored: Iterable[Stored], complain: Complain) -> None:

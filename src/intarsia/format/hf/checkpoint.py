@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from intarsia.errors import FormatError
-from intarsia.family import Param, Table
-from intarsia.format.base import Arrangement, Located, Slot, WriteOptions
+from intarsia.errors import FormatError, UsageError
+from intarsia.format.adapters import CONFIG as ADAPTER_CONFIG
+from intarsia.format.base import Arrangement, Format, Slot, WriteOptions
 from intarsia.format.complaint import Complain, going_on, refuse
-from intarsia.format.hf.adapter import CONFIG as ADAPTER_CONFIG
-from intarsia.format.hf.adapter import check_adapter
+from intarsia.format.hf.adapter import check_adapter, stem_for
 from intarsia.format.hf.files import (
     OPTIMIZER,
     WeightFiles,
@@ -27,14 +26,14 @@ from intarsia.format.hf.files import (
 )
 from intarsia.format.hf.safetensors_header import make_header
 from intarsia.format.hf.safetensors_metadata import HeaderMetadata
-from intarsia.format.hf.weight_sets import ADAPTER, MODEL, index_of, stem_of_file
+from intarsia.format.hf.weight_sets import ADAPTER, INDEX, MODEL, index_of, set_size, stem_of_file
 from intarsia.format.naming.logical_names import name_tensors
 from intarsia.format.naming.quantised_names import MODELOPT, modelopt_of
 from intarsia.format.stored_config import choose_config
 from intarsia.format.strict_json import parse_json
-from intarsia.mesh import Box, Mesh
+from intarsia.mesh import Box
 from intarsia.planning.inventory import Fate, Item, Role
-from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
+from intarsia.planning.manifest import Entry, Manifest, Target
 from intarsia.store.local import Folder
 from intarsia.store.looking import exists, is_file, is_folder, listed
 from intarsia.store.naming import naming
@@ -42,13 +41,14 @@ from intarsia.store.naming import naming
 ENTRIES = "entries.json"
 
 
-class Hf:
+class Hf(Format):
     """The format `hf`."""
 
     name = "hf"
-    dialects: tuple[str, ...] = ("hf", "same", "hf-module", "hf-fused")
     sharded = False
-    carries_anything = True
+    header_files = (INDEX, f"{OPTIMIZER}/{INDEX}", f"{OPTIMIZER}/{ENTRIES}")
+    trainer_files = True
+    entries_in_place = False
 
     def detect(self, path: Path) -> bool:
         if is_file(path):
@@ -108,14 +108,19 @@ class Hf:
             quantised=named.quantised,
         )
 
-    def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
-        return Located(chunk.start_bytes)
+    def entries(
+        self, src: Manifest, folder: Folder, limit_bytes: int
+    ) -> Iterator[tuple[str, bytes]]:
+        yield from read_entries(folder).items() if src.entries else ()
 
-    def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
-        return tuple(table.dialects[dialect].values())
-
-    def spell(self, name: str) -> str:
-        return name
+    def refuse_part(self, src: Manifest) -> None:
+        path = Path(src.path)
+        count = set_size(path.name)
+        if count and int(count) > 1:
+            raise UsageError(
+                f"{path} is one of {int(count)} files of a checkpoint",
+                hint=f"give the folder of all of them: {path.parent}",
+            )
 
     def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         state = [t for t in targets if is_training_state(t.name)]
@@ -124,7 +129,10 @@ class Hf:
         slots: dict[str, tuple[Slot, ...]] = {}
         fixed: list[tuple[str, int, bytes]] = []
         closing: dict[str, bytes] = {}
-        for prefix, stem, part in (("", options.stem, model), (f"{OPTIMIZER}/", MODEL, state)):
+        for prefix, stem, part in (
+            ("", stem_for(options.source), model),
+            (f"{OPTIMIZER}/", MODEL, state),
+        ):
             if part or not prefix:
                 _arrange_files(part, prefix, stem, options, files, slots, fixed, closing)
         if options.entries:

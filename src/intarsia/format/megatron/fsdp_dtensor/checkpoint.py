@@ -11,23 +11,35 @@ where the checkpoint holds optimizer state at all.
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from intarsia.errors import FormatError
 from intarsia.family import Param, Table, table_for
-from intarsia.format.base import Arrangement, Located, WriteOptions, refuse_section
+from intarsia.format.base import Arrangement, ReadEntries, WriteOptions, refuse_section
 from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.dcp import checkpoint as dcp
 from intarsia.format.dcp.checkpoint import open_metadata
 from intarsia.format.dcp.metadata import MAX_METADATA_BYTES, METADATA, Metadata
-from intarsia.format.megatron.common import looks_like_megatron, the_one
+from intarsia.format.megatron.common import archive, looks_like_megatron, the_one
 from intarsia.format.megatron.frame import tracked_folder
-from intarsia.format.megatron.fsdp_dtensor.entries import arguments, entries_of, is_entry
+from intarsia.format.megatron.fsdp_dtensor.entries import (
+    arguments,
+    entries_of,
+    groups_by_parameter,
+    is_entry,
+)
 from intarsia.format.megatron.fsdp_dtensor.keys import TensorParallel, is_numbered, section_of
 from intarsia.format.megatron.fsdp_dtensor.names import as_torch_dist, name_tensors
-from intarsia.format.megatron.fsdp_dtensor.write import arrange, fsdp_dtensor_rows, spell
+from intarsia.format.megatron.fsdp_dtensor.write import (
+    arrange,
+    fsdp_dtensor_rows,
+    fsdp_dtensor_targets,
+    spell,
+)
+from intarsia.format.megatron.own_format import ARGS, MegatronFormat, arguments_alone
 from intarsia.format.megatron.settled_config import settle_config
 from intarsia.format.optimizer_state.numbered_state import (
     NumberedState,
@@ -35,8 +47,11 @@ from intarsia.format.optimizer_state.numbered_state import (
     parameters_by_number,
 )
 from intarsia.format.optimizer_state.optimizer_names import not_told
+from intarsia.format.optimizer_state.parameter_groups import Groups, has_torch_groups
+from intarsia.format.optimizer_state.told_groups import has_megatron_groups
+from intarsia.format.wish import Carried, Source, Wanted, Wish
 from intarsia.mesh import Mesh
-from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
+from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.store.local import Folder
 from intarsia.store.looking import is_file, is_folder, listed
 
@@ -45,13 +60,11 @@ _KEYS = re.compile(
 )
 
 
-class FsdpDtensor:
+class FsdpDtensor(MegatronFormat):
     """The format `fsdp_dtensor`."""
 
     name = "fsdp_dtensor"
-    dialects: tuple[str, ...] = ("megatron",)
-    sharded = True
-    carries_anything = True
+    main_weights_in_place = True
 
     def detect(self, path: Path) -> bool:
         if not is_folder(path) or looks_like_megatron(path):
@@ -100,14 +113,37 @@ class FsdpDtensor:
             notes=(*notes, *found.notes),
         )
 
-    def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
-        return dcp.locate(folder, stored, chunk)
-
     def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
         return tuple(fsdp_dtensor_rows(table, spec=spec))
 
     def spell(self, name: str) -> str:
         return spell(name)
+
+    def targets(self, src: Manifest, wish: Wish) -> Wanted:
+        """Main weights go into the model section, and fused parameters have one counter for all parts."""
+        table = table_for(src.config, zero_centered=zero_centered(src))
+        found = fsdp_dtensor_targets(
+            src, table, wish.mesh, spec=wish.spec, optimizer=wish.optimizer, dtype=wish.dtype
+        )
+        keeps, notes = wish.optimizer == "keep", list(found.notes)
+        if keeps and has_torch_groups(src.entries) and not has_megatron_groups(src.entries):
+            notes.append(
+                "parameter groups are kept as torch spells them, which Megatron does not read:"
+                " a run that goes on takes its own settings"
+            )
+        equal, rounded = tuple(found.equal), tuple(found.rounded)
+        return Wanted(tuple(found.targets), found.drop, keeps, tuple(notes), equal, rounded)
+
+    def groups(self, src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
+        told = super().groups(src, entries)
+        return told or groups_by_parameter(entries, src.stored.values(), src.logical)
+
+    def carried(self, src: Source, wanted: Wanted) -> Carried:
+        return Carried(src.entries)
+
+    def carried_alone(self, src: Manifest, read: ReadEntries) -> Mapping[str, bytes]:
+        kept = arguments_alone(src, read)
+        return {ARGS: archive(Namespace(**kept))} if kept else {}
 
     def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         return arrange(targets, options)

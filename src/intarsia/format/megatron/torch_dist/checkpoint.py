@@ -7,13 +7,14 @@ stored tensor to us, and so it is when written: the stack is made of names alone
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from intarsia.family import Param, Table
-from intarsia.format.base import Arrangement, Located, WriteOptions, refuse_section
+from intarsia.format.base import Arrangement, Located, ReadEntries, WriteOptions, refuse_section
 from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.dcp import checkpoint as dcp
 from intarsia.format.dcp.checkpoint import open_metadata
@@ -22,6 +23,7 @@ from intarsia.format.megatron.common import (
     BACKEND,
     COMMON_OBJECT,
     TRAIN_STATE,
+    archive,
     arguments_of,
     check_backend,
     find_checkpoint,
@@ -30,9 +32,11 @@ from intarsia.format.megatron.common import (
     read_run_config,
 )
 from intarsia.format.megatron.frame import COMMON_FILE
+from intarsia.format.megatron.fsdp_dtensor.entries import common_in
 from intarsia.format.megatron.groups import (
     SHARED,
     STEPS,
+    as_torch,
     groups_in,
     optimizer_of,
     steps_of,
@@ -42,22 +46,27 @@ from intarsia.format.megatron.keys import Key, torch_dist_rows
 from intarsia.format.megatron.optimizer import (
     stored_key,
 )
+from intarsia.format.megatron.own_format import ARGS, MegatronFormat, arguments_alone
 from intarsia.format.megatron.settled_config import settle_config
+from intarsia.format.megatron.torch_dist.carry import STEP, carried
 from intarsia.format.megatron.torch_dist.names import name_tensors
 from intarsia.format.megatron.torch_dist.write import arrange
+from intarsia.format.optimizer_state.parameter_groups import Groups
+from intarsia.format.optimizer_state.told_groups import has_megatron_groups
+from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_frame import write_object
+from intarsia.format.wish import Carried, Source, Wanted
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Entry, Logical, Manifest, Stored, Target
 from intarsia.store.local import Folder
 
 
-class TorchDist:
+class TorchDist(MegatronFormat):
     """The format `torch_dist`."""
 
     name = "torch_dist"
-    dialects: tuple[str, ...] = ("megatron",)
-    sharded = True
     carries_anything = False
+    takes_rates = True
 
     def detect(self, path: Path) -> bool:
         return looks_like_megatron(path)
@@ -136,6 +145,30 @@ class TorchDist:
 
     def spell(self, name: str) -> str:
         return stored_key(name)
+
+    def left_out(self, name: str) -> str:
+        if name.startswith(STEP):
+            return "Megatron keeps the step in the parameter groups, where it is written"
+        return ""
+
+    def counted(self, src: Manifest) -> tuple[str, ...]:
+        if has_megatron_groups(src.entries):
+            return ()
+        return tuple(name for name in src.logical if name.startswith(STEP))
+
+    def groups(self, src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
+        if told := super().groups(src, entries):
+            return told
+        common = common_in(entries)
+        held = groups_in(optimizer_of(common, entries))
+        return as_torch(held, src.stored.values(), src.logical, plain(arguments_of(common)))
+
+    def carried(self, src: Source, wanted: Wanted) -> Carried:
+        return carried(src, wanted)
+
+    def carried_alone(self, src: Manifest, read: ReadEntries) -> Mapping[str, bytes]:
+        kept = arguments_alone(src, read)
+        return {COMMON_OBJECT: archive([{ARGS: Namespace(**kept)}])} if kept else {}
 
     def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         return arrange(targets, options)

@@ -1,0 +1,31 @@
+"""Whether a checkpoint holds a PEFT adapter and no model."""
+
+from __future__ import annotations
+
+import re
+
+from intarsia.errors import UsageError
+from intarsia.format.base import Format
+from intarsia.planning.manifest import Manifest
+
+CONFIG = "adapter_config.json"
+_WEIGHTS = re.compile(r"adapter_model(-\d{5,}-of-\d{5,})?\.safetensors")
+
+
+def is_adapter(src: Manifest) -> bool:
+    """Whether a checkpoint holds an adapter and no model, in its own files or converted."""
+    if any(map(_WEIGHTS.fullmatch, src.files)):
+        return True
+    sides = {side.name for side in src.sides}
+    return CONFIG in sides and "config.json" not in sides
+
+
+def refuse_adapter(src: Manifest, writer: Format) -> None:
+    """Raise where an adapter is to become a whole model's checkpoint."""
+    if writer.keeps_names or not is_adapter(src):
+        return
+    raise UsageError(
+        f"{src.path} is a PEFT adapter, which {writer.name} has no place for",
+        hint="merge it into its model first: AutoPeftModelForCausalLM.from_pretrained(PATH)"
+        ".merge_and_unload().save_pretrained(OUT), and convert OUT",
+    )

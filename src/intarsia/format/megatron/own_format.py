@@ -1,0 +1,91 @@
+"""What both of Megatron's formats have in common, beside the names of their tensors."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from intarsia.errors import FamilyError, UsageError
+from intarsia.family import Table, decoder, table_for
+from intarsia.format.base import ReadEntries
+from intarsia.format.dcp.checkpoint import Archives
+from intarsia.format.dcp.metadata import METADATA
+from intarsia.format.megatron.arguments import arguments_of_config
+from intarsia.format.megatron.common import BACKEND, COMMON_OBJECT, TRAIN_STATE, arguments_of
+from intarsia.format.megatron.frame import COMMON_FILE, TRACKER
+from intarsia.format.megatron.fsdp_dtensor.entries import arguments_in, common_in
+from intarsia.format.megatron.whole_state import check_whole
+from intarsia.format.torch_file.plain import plain
+from intarsia.format.wish import Wish
+from intarsia.planning.manifest import Manifest
+
+ARGS = "args"
+_COUNTERS = (
+    "iteration",
+    "consumed_train_samples",
+    "consumed_valid_samples",
+    "skipped_train_samples",
+)
+_COUNTED = (COMMON_OBJECT, "iteration", TRAIN_STATE)
+
+
+class MegatronFormat(Archives):
+    """A format that Megatron-LM writes: iterations in folders of their own, arguments, padding."""
+
+    dialects = ("megatron",)
+    header_files = (METADATA, BACKEND, COMMON_FILE, TRACKER)
+    one_below = True
+    pads_vocabulary = True
+    keeps_arguments = True
+
+    def check_model(self, src: Manifest, table: Table, wish: Wish) -> None:
+        """Megatron's models have a head, where a bare model of Transformers has none."""
+        if table.headless and table.head not in src.logical:
+            kinds = src.config.get("architectures") if src.config else None
+            raise FamilyError(
+                f"{src.path} has no `{table.head}` ({', '.join(kinds or ())}), and {self.name} holds models"
+                " with a head",
+                hint="convert to hf or dcp, which carry a model without one",
+            )
+        if table.whole:  # Transformers' rules know of no layers and experts
+            return
+        if max(wish.mesh.ep, wish.mesh.etp) > 1 and not decoder.experts_in(table):
+            raise UsageError(
+                f"the mesh is {wish.mesh}, and a {table.family} without experts has nothing for ep and etp to"
+                " cut: Megatron runs no such mesh",
+                hint="leave ep and etp out",
+            )
+
+    def check_state(self, src: Manifest) -> None:
+        check_whole(src)
+
+    def remarks(self, src: Manifest, wish: Wish) -> Iterator[str]:
+        """What Megatron's arguments and counters cannot say of a source."""
+        if src.config is None or table_for(src.config) is None:
+            return
+        unsaid = arguments_of_config(src.config).unsaid
+        if unsaid:
+            listed = ", ".join(f"{name}={value}" for name, value in unsaid.items())
+            yield (
+                f"Megatron's arguments cannot say {listed}: config.json keeps it, and Megatron's model"
+                " has to be built with it"
+            )
+        if src.config_unsaid:
+            yield (
+                "no config.json is written: the stored arguments leave the model's own configuration in"
+                " doubt; --config gives it"
+            )
+        if wish.optimizer == "drop" or not any(name in src.entries for name in _COUNTED):
+            yield (
+                "no iteration and no consumed samples are known: the checkpoint starts at iteration 1,"
+                " and a run that goes on from it reads its data from the start"
+            )
+
+
+def arguments_alone(src: Manifest, read: ReadEntries) -> Mapping[str, Any]:
+    """The arguments that say what the model is, without the run's counters: training starts anew."""
+    held = [name for name in (COMMON_OBJECT, ARGS) if name in src.entries]
+    found = read(held) if held else {}
+    args = arguments_in(found[ARGS]) if ARGS in found else arguments_of(common_in(found))
+    return vars(Namespace(**{k: v for k, v in plain(args).items() if k not in _COUNTERS}))

@@ -1,0 +1,67 @@
+"""What goes along into a `torch_dist` checkpoint: entries, and one step for all that torch trained."""
+
+from __future__ import annotations
+
+from intarsia.errors import CoverageError, UsageError
+from intarsia.format.megatron.fsdp_dtensor.entries import common_in, common_of
+from intarsia.format.megatron.groups import groups_in, optimizer_of
+from intarsia.format.optimizer_state.told_groups import (
+    groups_in_torchs_words,
+    has_megatron_groups,
+)
+from intarsia.format.torch_file.plain import plain
+from intarsia.format.torch_file.torch_zip import read_object
+from intarsia.format.wish import Carried, Source, Wanted
+
+STEP = "optimizer.step."
+
+
+def carried(src: Source, wanted: Wanted) -> Carried:
+    """Entries as they are where they hold Megatron's groups; else the groups and the step of torch's."""
+    if has_megatron_groups(src.manifest.entries):
+        _check_steps(src)
+        return Carried(src.entries)
+    counters = (names[0] for names in wanted.equal if names[0].startswith(STEP))
+    counter = next(counters, None)
+    step = _step_in(src)
+    if step is None and counter is not None:
+        step = src.number(counter)
+    return Carried(src.entries, groups_in_torchs_words(src.manifest, src.entries), step)
+
+
+def _check_steps(source: Source) -> None:
+    """Raise where the counters of parameters contradict the steps of the groups, which are written."""
+    src, entries = source.manifest, source.entries
+    if src.format == "torch_dist":
+        return
+    common = common_in(entries) or common_of(entries)
+    told = {float(g["step"]) for g in groups_in(optimizer_of(common, entries)) if "step" in g}
+    names = [name for name in src.logical if name.startswith(STEP)]
+    found = {name: source.number(name) for name in names}
+    if told and found and set(found.values()) != told:
+        wrong = next((n for n, step in found.items() if step not in told), names[0])
+        raise CoverageError(
+            f"`{wrong}` is {found[wrong]:g}, and the parameter groups of {src.path} are at step"
+            f" {', '.join(f'{x:g}' for x in sorted(told))}: torch_dist keeps the groups' alone",
+            hint="one of them is stale: convert the checkpoint as it was saved, or --optimizer drop",
+        )
+
+
+def _step_in(src: Source) -> float | None:
+    """The step that is stored as a number beside the tensors; raise where more than that is."""
+    start, steps = "optimizer.state.", set[float]()
+    for name, data in src.entries.items():
+        if name.startswith(start):
+            value = plain(read_object(data, name))
+            if not name.endswith(".step") or type(value) not in (int, float):
+                raise UsageError(
+                    f"`{name}` of {src.manifest.path} is optimizer state that torch_dist has no place for",
+                    hint="convert to dcp or hf, which keep it, or leave it out with --optimizer drop",
+                )
+            steps.add(value)
+    if len(steps) > 1:
+        raise CoverageError(
+            f"the parameters of {src.manifest.path} are at steps {sorted(steps)}, and torch_dist keeps one",
+            hint="take a checkpoint of one step, or leave the state out with --optimizer drop",
+        )
+    return steps.pop() if steps else None

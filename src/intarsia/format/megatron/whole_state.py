@@ -1,0 +1,30 @@
+"""Optimizer state that Megatron could not go on with: some parameters lack what the others have."""
+
+from __future__ import annotations
+
+from intarsia.errors import CoverageError
+from intarsia.planning.manifest import Manifest
+
+
+def check_whole(src: Manifest) -> None:
+    """Raise where some of the parameters that were trained lack the main weight or step that others have."""
+    held: dict[str, set[str]] = {}
+    for name in src.logical:
+        kind, _, of = name.removeprefix("optimizer.").partition(".")
+        if name.startswith("optimizer."):
+            known = kind if kind in ("master", "step") else ""
+            held.setdefault(known, set()).add(of)
+    trained, masters, steps = (held.get(kind, set()) for kind in ("", "master", "step"))
+    narrow = {n for n in trained if n in src.logical and src.logical[n].dtype.itemsize < 4}
+    lacking = {"fp32 main weight": (narrow, masters), "step": (trained, steps)}
+    for what, (needing, having) in lacking.items():
+        lost = sorted(needing - having)
+        # Megatron's steps are its groups', and those are carried as they are.
+        if having and lost and not (what == "step" and src.format == "torch_dist"):
+            raise CoverageError(
+                f"{len(lost)} of {len(trained)} parameters with optimizer state have no {what}, the"
+                f" other {len(having)} have one: {', '.join(lost[:4])}"
+                f"{', …' if len(lost) > 4 else ''} - at {src.path}",
+                hint="take a checkpoint that lost none of them, or the weights alone with"
+                " --optimizer drop",
+            )

@@ -1,0 +1,57 @@
+"""The parameter groups that the entries of a checkpoint tell, whoever spelled them.
+
+Entries are carried as they are through every format, so Megatron's common state may lie in any of
+them.  Where torch is to read the result, the groups are spelled in its way beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from intarsia.family import table_for
+from intarsia.format.megatron.fsdp_dtensor.entries import common_in
+from intarsia.format.megatron.groups import FROM_TORCH
+from intarsia.format.naming.logical_names import members_of
+from intarsia.format.optimizer_state.parameter_groups import (
+    Groups,
+    flat_entries,
+    groups_of_torch,
+    has_torch_groups,
+    numbered_entries,
+)
+from intarsia.planning.manifest import Manifest
+
+
+def has_megatron_groups(entries: Iterable[str]) -> bool:
+    """Whether entries of these names hold the parameter groups of Megatron's optimizer."""
+    starts = ("common_state/", "optimizer.param_to_group_meta.")
+    return any(name.startswith(starts) for name in entries)
+
+
+def groups_from_torch(src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
+    """The groups that torch spelled, or that came from torch and are kept beside Megatron's."""
+    if came := Groups.of_plain(common_in(entries).get(FROM_TORCH)):
+        return came
+    return groups_in_torchs_words(src, entries) if has_torch_groups(entries) else None
+
+
+def groups_in_torchs_words(src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
+    """The groups among entries in one of torch's spellings."""
+    table = table_for(src.config)
+    return groups_of_torch(entries, lambda name: members_of(name, table))
+
+
+def spelled_for_torch(
+    groups: Groups | None,
+    entries: Mapping[str, bytes],
+    params: Mapping[str, tuple[str, ...]],
+    *,
+    flat: bool,
+) -> dict[str, bytes]:
+    """Groups as torch spells them: as they once came, else by number and, if `flat`, by parameter too."""
+    if groups is None:
+        return {}
+    if Groups.of_plain(common_in(entries).get(FROM_TORCH)):
+        return (flat_entries if groups.flat else numbered_entries)(groups, params)
+    by_parameter = flat_entries(groups, params) if flat else {}
+    return numbered_entries(groups, params) | by_parameter

@@ -1,0 +1,60 @@
+"""What a destination should be, the tensors that it then holds, and what goes along with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from intarsia.dtypes import DType
+from intarsia.format.optimizer_state.learning_rates import Rates
+from intarsia.format.optimizer_state.parameter_groups import Groups
+from intarsia.mesh import Mesh
+from intarsia.planning.manifest import Manifest, Target
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a destination should be; without a dialect, the one that users of the format expect."""
+
+    to: str
+    mesh: Mesh = Mesh()
+    dialect: str | None = None
+    dtype: DType | None = None
+    optimizer: str = "keep"
+    spec: str = "te"
+    rates: Rates | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The tensors to write, the logical tensors to leave out with the reason, and remarks.
+
+    `equal` are groups of logical tensors of which one stands for all, if they are equal.  `rounded` are
+    weights that must be their main weights rounded.
+    """
+
+    targets: tuple[Target, ...]
+    drop: Mapping[str, str]
+    entries: bool
+    notes: tuple[str, ...]
+    equal: tuple[tuple[str, ...], ...] = ()
+    rounded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Entries by name, and the groups and the step of an optimizer that the format spells by itself."""
+
+    entries: Mapping[str, bytes] = field(default_factory=dict)
+    groups: Groups | None = None
+    step: float | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source with the bytes of its entries; its groups and numbers are read when they are asked for."""
+
+    manifest: Manifest
+    entries: Mapping[str, bytes]
+    groups: Callable[[], Groups | None]
+    number: Callable[[str], float]
