@@ -182,6 +182,81 @@ def test_no_pickle_is_executed() -> None:
                 assert called not in forbidden, f"{path}: {called}"
 
 
+ON_DISK = {
+    "store/local": "the store of local files",
+    "run/journal.py": "writes the journal beside a destination",
+    "run/records.py": "reads the journal back",
+    "live/latest.py": "writes the name of the last checkpoint beside it",
+    "report/write.py": "writes the page that a user asked for",
+    "cli": "the demo's new folder, and the terminal",
+    "demo_model.py": "writes the demo's model",
+}
+"""Who may touch the file system, and why; all others read and write through a store."""
+
+HARMLESS = {
+    "PathLike", "_exit", "cpu_count", "environ", "fsencode", "fspath", "getpid", "kill", "stat_result",
+    "sysconf",
+}  # fmt: skip
+"""What `os` has beside the file system."""
+
+TOUCHING = {"fcntl", "glob", "mmap", "shutil", "tempfile"}
+
+
+def touches(path: Path) -> Iterator[str]:
+    """What of a file could touch the file system."""
+    for node in ast.walk(tree_of(path)):
+        match node:
+            case ast.Import(names=names):
+                yield from (name.name for name in names if name.name in TOUCHING)
+            case ast.ImportFrom(module="os", names=names):
+                yield from (f"os.{name.name}" for name in names if name.name not in HARMLESS)
+            case ast.ImportFrom(module="pathlib", names=names):
+                yield from (name.name for name in names if not name.name.startswith("Pure"))
+            case ast.ImportFrom(module="io", names=names):
+                yield from (name.name for name in names if name.name in ("open", "FileIO"))
+            case ast.ImportFrom(module=module) if module in TOUCHING:
+                yield module
+            case ast.Attribute(value=ast.Name(id="os"), attr=name) if name not in HARMLESS:
+                yield f"os.{name}"
+            case ast.Attribute(value=ast.Name(id="io"), attr="open" | "FileIO" as name):
+                yield f"io.{name}"
+            case ast.Attribute(value=ast.Name(id="pathlib"), attr="Path" | "PosixPath" as name):
+                yield name
+            case ast.Call(func=ast.Name(id="open")) if path.name != "api.py":  # it has its own
+                yield "open()"
+
+
+def on_disk(path: Path) -> bool:
+    name = str(path.relative_to(SOURCE))
+    return any(name == each or name.startswith(f"{each}/") for each in ON_DISK)
+
+
+def test_only_the_store_of_local_files_touches_the_disk() -> None:
+    """A name is a `PurePath`, which has no way to the disk; a checkpoint may lie in any store."""
+    for path in files():
+        if not on_disk(path):
+            assert not list(touches(path)), (
+                f"{path.relative_to(SOURCE)} does not go through a store"
+            )
+
+
+def test_no_one_is_allowed_to_touch_the_disk_who_does_not() -> None:
+    for name in ON_DISK:
+        held = [path for path in files() if str(path.relative_to(SOURCE)).startswith(name)]
+        assert any(any(touches(path)) for path in held), f"{name} needs no exception"
+
+
+WRITERS = {"conversion", "live", "run", "cli"}
+"""Who may write local files through the parts of `store/local`: destinations are local folders."""
+
+
+def test_those_who_read_a_checkpoint_do_not_know_the_local_store() -> None:
+    for path in files():
+        if part_of(path) not in ("store", *WRITERS):
+            wrong = [name for name in ours(path) if name.startswith("store.local")]
+            assert not wrong, f"{path.relative_to(SOURCE)} imports {wrong}"
+
+
 ASKING = {"exists", "is_file", "is_dir", "is_symlink", "iterdir", "glob", "rglob"}
 """Methods of `Path` that answer "no" where the disk gives no answer, from Python 3.13 on."""
 

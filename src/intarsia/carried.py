@@ -15,7 +15,7 @@ from intarsia.format.registry import folder_of, format_named
 from intarsia.format.wish import Carried, Source, Wanted, Wish
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
-from intarsia.store.local import Folder
+from intarsia.store.folder import Folder
 
 _MOST_ALONE_BYTES = 256 << 20
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
+from pathlib import PurePath
 from textwrap import indent, wrap
 from typing import Any, TypeVar
 
 from intarsia.mesh import Mesh
 
-PathLike = str | Path
-ConfigLike = str | Path | Mapping[str, Any] | None
+PathLike = str | PurePath
+ConfigLike = str | PurePath | Mapping[str, Any] | None
 MeshLike = str | Mapping[str, int] | Mesh | None
 SectionLike = str | Sequence[str] | None
 Call = TypeVar("Call", bound=Callable[..., Any])

@@ -12,7 +12,7 @@ import pytest
 
 import intarsia
 from intarsia.errors import UsageError
-from intarsia.store.staging import Staging
+from intarsia.store.local.staging import Staging
 from tests.checkpoints import (
     Answer,
     assert_same,
@@ -142,7 +142,7 @@ def test_what_appears_while_a_run_works_is_left_alone(
     src: Path, out: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool, renaming: str
 ) -> None:
     if renaming != "as usual":
-        monkeypatch.setattr("intarsia.store.swap._exchange", lambda *_: False)
+        monkeypatch.setattr("intarsia.store.local.swap._exchange", lambda *_: False)
     if not overwrite:
         shutil.rmtree(out)
     honest = Staging.sync
@@ -182,7 +182,7 @@ def test_a_checkpoint_that_others_rewrote_meanwhile_is_left_alone(
 def test_a_stranger_who_comes_between_check_and_exchange_is_put_back(
     src: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from intarsia.store import swap
+    from intarsia.store.local import swap
 
     honest, calls = swap._exchange, []
 
@@ -357,7 +357,7 @@ def test_an_interrupt_between_renames_leaves_the_old_or_the_new(
     src: Path, out: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """Where two folders cannot change places in one step."""
-    monkeypatch.setattr("intarsia.store.swap._exchange", lambda *_: False)
+    monkeypatch.setattr("intarsia.store.local.swap._exchange", lambda *_: False)
     honest, count = os.rename, [0]
 
     def rename(a: object, b: object) -> None:

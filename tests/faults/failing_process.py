@@ -22,7 +22,7 @@ def prepare(window_bytes: int, *, eager: bool) -> None:
     """Have a small job take many steps; an eager one syncs and writes back all the time."""
     from intarsia.run import journal
     from intarsia.run.budget import Budget
-    from intarsia.store import staging
+    from intarsia.store.local import staging
 
     Budget.window_bytes = property(lambda _: window_bytes)  # type: ignore[assignment,method-assign]
     if eager:

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 from intarsia.run.journal import JOB, read_lines, to_line
-from intarsia.store.staging import PARTIAL
+from intarsia.store.base import PARTIAL
 
 BLOCK = 512
 

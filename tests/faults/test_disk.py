@@ -15,8 +15,8 @@ import torch
 import intarsia
 from intarsia.errors import FormatError, StoreError
 from intarsia.run.budget import Budget
-from intarsia.store.local import Folder
-from intarsia.store.staging import Staging
+from intarsia.store.folder import Folder
+from intarsia.store.local.staging import Staging
 from tests.checkpoints import (
     assert_same,
     files_of,

@@ -16,7 +16,7 @@ from intarsia.format.hf import files as hf_files
 from intarsia.format.hf import sides
 from intarsia.run import journal
 from intarsia.run.budget import Budget
-from intarsia.store.staging import Staging
+from intarsia.store.local.staging import Staging
 from tests.checkpoints import leftovers, llama_config, model, python, write_hf
 
 CONFIG = llama_config(num_hidden_layers=1)
@@ -25,7 +25,7 @@ OPTIONS = {"to": "dcp", "mesh": "fsdp=2"}
 CUT_OFF = """
 import os, sys
 from intarsia.cli.main import main
-from intarsia.store.local import Folder
+from intarsia.store.folder import Folder
 
 honest = Folder.view
 

@@ -24,7 +24,7 @@ from intarsia.run.execute import Part, Written, cut_steps
 from intarsia.run.journal import Journal
 from intarsia.run.losses import Effect
 from intarsia.run.records import read_lines, to_line
-from intarsia.store.staging import Staging
+from intarsia.store.local.staging import Staging
 
 U8 = BY_NAME["U8"]
 ROWS = [bytes([k]) * 8 for k in range(1, 5)]

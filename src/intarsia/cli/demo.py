@@ -11,7 +11,7 @@ import typer
 
 from intarsia.cli.output import answer, table
 from intarsia.quantity import human
-from intarsia.store.looking import given
+from intarsia.store.local.paths import expanded
 from intarsia.store.naming import naming
 
 NAME = "demo"
@@ -38,7 +38,7 @@ def run(
         with tempfile.TemporaryDirectory(prefix="intarsia-demo-") as scratch:
             _route(Path(scratch), seed)
     else:
-        where = given(folder)
+        where = expanded(Path(folder))
         with naming(where):
             where.mkdir(parents=True)
         _route(where, seed)

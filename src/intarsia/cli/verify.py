@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from intarsia.cli import options
 from intarsia.cli.output import OUTPUT, answer, progress, say, table
+from intarsia.store.address import named
 from intarsia.store.looking import given
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _story_alone(found: Soundness, config: str | None, section: str | None) -> S
     from intarsia.format.side_files import read_config
     from intarsia.report.story import of_soundness
 
-    headers = read_headers(Path(found.a), read_config(given(config)) if config else None, section)
+    headers = read_headers(named(found.a), read_config(given(config)) if config else None, section)
     return of_soundness(found, headers.manifest)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.conversion.job import Job
 from intarsia.format.base import Arrangement
 from intarsia.format.registry import root_of
 from intarsia.planning.manifest import Manifest, Target
+from intarsia.store.address import named
 
 
 def facts_of(job: Job, arrangement: Arrangement) -> dict[str, str]:
@@ -40,8 +41,8 @@ def facts_of(job: Job, arrangement: Arrangement) -> dict[str, str]:
     }
 
 
-def _relative(path: str, root: Path) -> str:
-    return str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else path
+def _relative(path: str, root: PurePath) -> str:
+    return str(named(path).relative_to(root)) if named(path).is_relative_to(root) else path
 
 
 def _tensors(src: Manifest) -> Iterable[str]:

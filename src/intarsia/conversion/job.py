@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.carried import carried
@@ -28,7 +28,8 @@ from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan
 from intarsia.run.budget import Budget
 from intarsia.run.crew import crew_size
-from intarsia.store.stamp import Stamp, Stamps
+from intarsia.store.replaced import Stamps
+from intarsia.store.stamp import Stamp
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,12 @@ class Job:
 
 
 def prepare(
-    src: str | Path | Manifest,
+    src: str | PurePath | Manifest,
     wish: Wish,
     budget: Budget,
     *,
     max_shard_bytes: int = 5_000_000_000,
-    config: str | Path | Mapping[str, Any] | None = None,
+    config: str | PurePath | Mapping[str, Any] | None = None,
     section: str | Sequence[str] | None = None,
 ) -> Job:
     """Read the headers of the source, choose the targets, and prove the plan."""

@@ -1,11 +1,10 @@
-"""What `--overwrite` may remove: an old checkpoint, and never a source or anybody's other files."""
+"""What `--overwrite` may remove: an old checkpoint, and never anybody's other files."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from pathlib import PurePath
 
 from intarsia.checking.digests.digest import stored_digests
 from intarsia.errors import IntarsiaError, UsageError
@@ -13,9 +12,10 @@ from intarsia.format.registry import read_manifest
 from intarsia.format.side_files import DIGESTS
 from intarsia.planning.inventory import Role
 from intarsia.planning.manifest import Manifest
-from intarsia.store.destination import Contents, look
-from intarsia.store.looking import everything_in, exists, is_file, is_folder, is_link, real
-from intarsia.store.naming import unreadable
+from intarsia.store.address import named
+from intarsia.store.folder import read_file
+from intarsia.store.local.destination import Contents
+from intarsia.store.looking import everything_in, is_file, is_folder, is_link
 
 _FRAME = {
     "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
@@ -31,7 +31,7 @@ _ONE_BELOW = ("torch_dist", "fsdp_dtensor")
 _OWN_ROLES = (Role.MODEL, Role.OPTIMIZER, Role.TRAINING)
 
 
-def check_replaceable(path: Path, contents: Contents) -> None:
+def check_replaceable(path: PurePath, contents: Contents) -> None:
     """Refuse to replace what holds anything but one checkpoint, by the names of the rest."""
     try:
         manifest = read_manifest(path, complain=lambda complaint: None)
@@ -43,11 +43,11 @@ def check_replaceable(path: Path, contents: Contents) -> None:
         ) from error
     if not _is_itself(path, manifest):
         raise UsageError(
-            f"{path} is a folder of checkpoints, {Path(manifest.path).name} among them, which --overwrite does not remove",
+            f"{path} is a folder of checkpoints, {named(manifest.path).name} among them, which --overwrite does not remove",
             hint="give the folder of one checkpoint, or choose another destination",
         )
     own = set(_own_files(path, manifest))
-    parents = {str(parent) for name in own for parent in Path(name).parents}
+    parents = {str(parent) for name in own for parent in PurePath(name).parents}
     other = [name for name in contents.files if name not in own]
     other += [f"{name}/" for name in contents.folders if name not in parents]
     if other:
@@ -60,9 +60,9 @@ def check_replaceable(path: Path, contents: Contents) -> None:
         )
 
 
-def _is_itself(path: Path, manifest: Manifest) -> bool:
+def _is_itself(path: PurePath, manifest: Manifest) -> bool:
     """Whether a path is the checkpoint that is read there; Megatron puts its files one folder below."""
-    home = Path(manifest.path)
+    home = named(manifest.path)
     return home == path or (manifest.format in _ONE_BELOW and home.parent == path)
 
 
@@ -70,12 +70,12 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:4]) + (" and the others" if len(names) > 4 else "")
 
 
-def _own_files(path: Path, manifest: Manifest) -> Iterator[str]:
+def _own_files(path: PurePath, manifest: Manifest) -> Iterator[str]:
     """The names below `path` of the files that make up a checkpoint."""
     if not is_folder(path):
         yield "."
         return
-    home = Path(manifest.path).relative_to(path)
+    home = named(manifest.path).relative_to(path)
     items = (i.name for i in manifest.inventory if i.kind == "file" and i.role in _OWN_ROLES)
     for name in (*manifest.files, *items, *_FRAME):
         yield str(home / name)
@@ -83,7 +83,7 @@ def _own_files(path: Path, manifest: Manifest) -> Iterator[str]:
     yield from _recorded(path, manifest)
 
 
-def _recorded(path: Path, manifest: Manifest) -> Iterator[str]:
+def _recorded(path: PurePath, manifest: Manifest) -> Iterator[str]:
     """The small files that came with the checkpoint, as far as they are still what they were."""
     try:
         attested = stored_digests(manifest)
@@ -95,45 +95,12 @@ def _recorded(path: Path, manifest: Manifest) -> Iterator[str]:
             yield name
 
 
-def marks_beside(folder: Path, known: Iterable[str]) -> dict[str, str]:
+def marks_beside(folder: PurePath, known: Iterable[str]) -> dict[str, str]:
     """Marks of the files of a folder that are not `known` by other means."""
     names = {str(p.relative_to(folder)): p for p in everything_in(folder) if is_file(p)}
     return {name: mark_of(p) for name, p in names.items() if name not in {*known}}
 
 
-def mark_of(path: Path) -> str:
+def mark_of(path: PurePath) -> str:
     """By which a small file is known again."""
-    try:
-        return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
-    except OSError as error:
-        raise unreadable(path, error) from error
-
-
-def check_sources(destination: Path, sources: Iterable[str], *, overwrite: bool) -> None:
-    """Refuse a destination that holds a file which is read, by whatever links and mounts it is reached."""
-    home = real(destination)
-    inside = {_number(path) for path in everything_in(destination)} if overwrite else set()
-    number = _number(destination) if exists(destination) else None
-    above: dict[Path, bool] = {}
-    for source in sources:
-        to = real(Path(source))
-        if to.parent not in above:
-            parents = (to.parent, *to.parent.parents)
-            above[to.parent] = home in parents or number in map(_number, parents)
-        found = look(to)
-        same = found is not None and (found.st_dev, found.st_ino) in inside
-        if above[to.parent] or to == home or (same and found is not None and _is_last(found)):
-            raise UsageError(
-                f"{destination} holds the source: {to} is read",
-                hint="choose another destination",
-            )
-
-
-def _is_last(found: os.stat_result) -> bool:
-    """Whether a file has no other name, so that removing this one would lose it."""
-    return found.st_nlink == 1 or bool(found.st_mode & 0o040000)
-
-
-def _number(path: Path) -> tuple[int, int] | None:
-    found = look(path)
-    return None if found is None else (found.st_dev, found.st_ino)
+    return hashlib.blake2b(read_file(path), digest_size=16).hexdigest()

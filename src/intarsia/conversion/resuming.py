@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from pathlib import PurePath
 
 from intarsia.conversion.job import Job
 from intarsia.errors import (
@@ -16,11 +15,9 @@ from intarsia.errors import (
 from intarsia.format.base import Arrangement
 from intarsia.quantity import human
 from intarsia.run.journal import Facts, Found, Journal
-from intarsia.store.local import Folder
-from intarsia.store.looking import everything_in, exists
-from intarsia.store.naming import naming
-from intarsia.store.staging import Staging
-from intarsia.store.stamp import Stamp
+from intarsia.store.folder import Folder
+from intarsia.store.local.staging import Staging
+from intarsia.store.looking import exists, stamp_of
 
 
 def begin(
@@ -66,9 +63,7 @@ def _go_on(
     staging.check_links()
     done = journal.prove(found, arrangement, job.budget.workers)
     damaged = sum(part.nbytes for part in journal.read(found)) - done.nbytes
-    with naming(staging.folder):
-        held = sum(os.lstat(path).st_blocks * 512 for path in everything_in(staging.folder))
-    staging.check_room(max(0, _need(arrangement) - held))
+    staging.check_room(max(0, _need(arrangement) - staging.taken_bytes))
     for file, size in arrangement.files.items():
         staging.create(file, size, keep=True)
     staging.sync_data(created=True)
@@ -173,9 +168,9 @@ def _was_committed(found: Found, staging: Staging, arrangement: Arrangement) -> 
         )
 
 
-def _number(folder: Path) -> int:
+def _number(folder: PurePath) -> int:
     """A folder's number in its file system."""
-    return Stamp.of(folder).inode
+    return stamp_of(folder).inode
 
 
 def _need(arrangement: Arrangement) -> int:

@@ -7,14 +7,14 @@ import resource
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.checking.digests.attest import Work, attest, digests_file
 from intarsia.collector import paused
 from intarsia.conversion.identity import facts_of
 from intarsia.conversion.job import Job
-from intarsia.conversion.replacing import check_replaceable, check_sources, marks_beside
+from intarsia.conversion.replacing import check_replaceable, marks_beside
 from intarsia.conversion.resuming import begin, keep_what_is_proven
 from intarsia.errors import Interrupted
 from intarsia.format.base import Arrangement
@@ -34,10 +34,12 @@ from intarsia.run.losses import Changed, Losses, changed_tensors, summary
 from intarsia.run.progress import Progress, counting
 from intarsia.run.source import Source
 from intarsia.run.tally import Sums, Tally
-from intarsia.store.destination import readers_of
+from intarsia.store.address import named
+from intarsia.store.folder import read_file
+from intarsia.store.local.destination import readers_of
+from intarsia.store.local.sources import check_sources
+from intarsia.store.local.staging import Staging
 from intarsia.store.looking import given, real
-from intarsia.store.naming import naming
-from intarsia.store.staging import Staging
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Report:
 
 def carry_out(
     job: Job,
-    destination: str | Path,
+    destination: str | PurePath,
     *,
     overwrite: bool = False,
     resume: bool = False,
@@ -122,7 +124,7 @@ def carry_out(
                 _check_equal(job)
                 used = {name for t in job.wanted.targets for name in t.layout.tensors}
                 padding = trained_padding(job.src, job.budget, used)
-                staging.readers &= readers_of(map(Path, job.stamps.files))
+                staging.readers &= readers_of(map(named, job.stamps.files))
                 staging.folder_readers &= readers_of([root_of(job.src)])
                 whole, notes = begin(job, staging, arrangement, journal, facts, resume=resume)
                 number = 0 if whole else staging.folder_number
@@ -218,10 +220,9 @@ def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any
         run.finish(parts, {t.name: t for t in job.wanted.targets})
     for side in job.src.sides:
         if side.name != "config.json" or job.wish.dtype is None:
-            staging.copy_in(side.name, Path(side.path))
+            staging.copy_in(side.name, named(side.path))
         else:
-            with naming(Path(side.path)):
-                text = Path(side.path).read_bytes().decode(errors="surrogateescape")
+            text = read_file(named(side.path)).decode(errors="surrogateescape")
             text = with_dtype(text, job.wish.dtype)
             staging.write_small(side.name, text.encode(errors="surrogateescape"))
     if job.config is not None and not any(s.name == "config.json" for s in job.src.sides):

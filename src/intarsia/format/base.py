@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any, Protocol
 
 from intarsia.dtypes import DType
@@ -25,7 +25,7 @@ from intarsia.format.wish import Carried, Source, Wanted, Wish
 from intarsia.layout import Piece
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
-from intarsia.store.local import Folder
+from intarsia.store.folder import Folder
 
 ReadEntries = Callable[[Iterable[str]], Mapping[str, bytes]]
 
@@ -154,13 +154,13 @@ class Format(ABC):
         return "same" in self.dialects
 
     @abstractmethod
-    def detect(self, path: Path) -> bool:
+    def detect(self, path: PurePath) -> bool:
         """Whether this is such a checkpoint, from its content."""
 
     @abstractmethod
     def read(
         self,
-        path: Path,
+        path: PurePath,
         config: Mapping[str, Any] | None,
         complain: Complain = refuse,
         section: Sequence[str] = (),

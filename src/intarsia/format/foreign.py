@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePath
 
 from intarsia.format.hf.weight_sets import stem_of_index
-from intarsia.store.local import open_plain
-from intarsia.store.looking import is_file, is_folder, listed, size_of
-from intarsia.store.naming import naming
+from intarsia.store.folder import Folder
+from intarsia.store.looking import is_file, is_folder, listed
 
 _LOOKED_BYTES = 64 << 10
 _LOOKED_FILES = 200
@@ -26,7 +25,7 @@ class Foreign:
     name: str
     remedy: str
 
-    def next_step(self, path: Path) -> str:
+    def next_step(self, path: PurePath) -> str:
         folder = path if is_folder(path) else path.parent
         return self.remedy.format(path=path, folder=folder, file=path.name)
 
@@ -153,7 +152,7 @@ _HEADS = (
 """How files of one kind alone begin."""
 
 
-def recognise(path: Path) -> tuple[Path, Foreign] | None:
+def recognise(path: PurePath) -> tuple[PurePath, Foreign] | None:
     """What a path is that is not read, and the path that it is; None where nobody can tell."""
     if is_file(path):
         found = _of_file(path)
@@ -173,13 +172,13 @@ def recognise(path: Path) -> tuple[Path, Foreign] | None:
     return None
 
 
-def is_megatron_rank(folder: Path) -> bool:
+def is_megatron_rank(folder: PurePath) -> bool:
     """Whether a folder is one model-parallel rank's of Megatron's format `torch`."""
     names = ("model_optim_rng.pt", "model_rng.pt", "distrib_optim.pt")
     return any(is_file(folder / name) for name in names)
 
 
-def _of_names(folder: Path, names: Iterable[str]) -> Foreign | None:
+def _of_names(folder: PurePath, names: Iterable[str]) -> Foreign | None:
     """What a folder is by the names in it."""
     present = list(names)
     for pattern, kind in _BY_NAMES:
@@ -197,7 +196,7 @@ def _of_names(folder: Path, names: Iterable[str]) -> Foreign | None:
     return None
 
 
-def _of_file(path: Path) -> Foreign | None:
+def _of_file(path: PurePath) -> Foreign | None:
     """What a file is by its bytes, or by a name that one framework alone writes."""
     for pattern, kind in _BY_NAMES:
         if kind not in _PICKLED and re.fullmatch(pattern, path.name):
@@ -206,10 +205,11 @@ def _of_file(path: Path) -> Foreign | None:
         return INDEX
     if path.suffix == ".distcp":
         return DATA_FILE
-    with naming(path), open(open_plain(path), "rb") as file:
-        head = file.read(_LOOKED_BYTES)
-        file.seek(max(0, size_of(path) - _LOOKED_BYTES))
-        tail = file.read(_LOOKED_BYTES)
+    with Folder(path.parent) as folder:
+        size = folder.size(path.name)
+        looked = min(size, _LOOKED_BYTES)
+        head = folder.read(path.name, 0, looked)
+        tail = folder.read(path.name, size - looked, looked)
     for start, kind in _HEADS:
         if head.startswith(start):
             return kind
@@ -222,7 +222,7 @@ def _of_file(path: Path) -> Foreign | None:
     return {".onnx": ONNX, ".msgpack": FLAX}.get(path.suffix)
 
 
-def _of_archive(path: Path, seen: bytes) -> Foreign | None:
+def _of_archive(path: PurePath, seen: bytes) -> Foreign | None:
     """What a zip archive is by the names in it."""
     if b"/code/__torch__" in seen or b"constants.pkl" in seen:
         return TORCH_SCRIPT

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePath, PurePosixPath
 
 from intarsia.format.hf.files import OPTIMIZER
 from intarsia.format.hf.weight_sets import ADAPTER, stem_of_file, stem_of_index
@@ -18,6 +18,7 @@ from intarsia.format.side_files import DIGESTS, HEADERS, MAX_SIDE_BYTES
 from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.planning.manifest import Manifest, Side
 from intarsia.quantity import human
+from intarsia.store.address import named
 from intarsia.store.looking import everything_in, is_file, is_folder, listed, size_of
 
 
@@ -79,12 +80,12 @@ CARRIED_WHERE_EQUAL = "with the weights, where names, shapes and element types s
 NOT_CARRIED = "state of the trainer that wrote the folder, kept from hf to hf alone"
 
 
-def with_files(manifest: Manifest, given: Path) -> Manifest:
+def with_files(manifest: Manifest, given: PurePath) -> Manifest:
     """The manifest with every file of its folder in the inventory, and what is copied as its sides.
 
     `given` is what the user named: the checkpoint, or the folder of a run that it lies in.
     """
-    root = Path(manifest.path)
+    root = named(manifest.path)
     if not is_folder(root):
         item = Item("file", root.name, Role.MODEL, Fate.READ, nbytes=size_of(root))
         return replace(manifest, inventory=(*manifest.inventory, item))
@@ -110,7 +111,7 @@ def _read_names(manifest: Manifest) -> set[str]:
     """The files that a checkpoint was read from, headers included."""
     names = {*manifest.files, ".metadata"}
     if manifest.format in _MEGATRON:
-        held = (path.name for path in listed(Path(manifest.path)))
+        held = (path.name for path in listed(named(manifest.path)))
         names |= {name for name in held if FRAME.match(name)}
     return names
 
@@ -122,7 +123,7 @@ def _beside(item: Item) -> Item:
     return replace(item, fate=Fate.LEFT_OUT, why="in the folder of the run, beside the checkpoint")
 
 
-def items_in(root: Path, read: Collection[str], *, trains: bool) -> Iterator[Item]:
+def items_in(root: PurePath, read: Collection[str], *, trains: bool) -> Iterator[Item]:
     """The files and subfolders of a folder, those of `read` among them.
 
     `trains` says that state of Trainer's or accelerate's may be copied with the weights.
@@ -143,7 +144,7 @@ def items_in(root: Path, read: Collection[str], *, trains: bool) -> Iterator[Ite
             yield _item(path, present, read, trains=trains)
 
 
-def _in_read_folder(root: Path, folder: Path, read: Collection[str]) -> Iterator[Item]:
+def _in_read_folder(root: PurePath, folder: PurePath, read: Collection[str]) -> Iterator[Item]:
     role = Role.OPTIMIZER if folder.name.startswith(OPTIMIZER) else Role.MODEL
     for path in everything_in(folder):
         name = str(PurePosixPath(path.relative_to(root)))
@@ -157,7 +158,7 @@ def _in_read_folder(root: Path, folder: Path, read: Collection[str]) -> Iterator
 _HEADERS = (".metadata", "entries.json")
 
 
-def _item(path: Path, present: Collection[str], read: Collection[str], *, trains: bool) -> Item:
+def _item(path: PurePath, present: Collection[str], read: Collection[str], *, trains: bool) -> Item:
     """What becomes of something in the folder that was not read."""
     name = path.name
     if is_folder(path):
@@ -208,7 +209,7 @@ def _has(present: Iterable[str], stem: str) -> bool:
     return any(n.endswith((".safetensors", ".bin", ".pth")) and n.startswith(stem) for n in present)
 
 
-def _size(path: Path) -> int:
+def _size(path: PurePath) -> int:
     return size_of(path) if is_file(path) else 0
 
 
@@ -217,7 +218,7 @@ def is_training(item: Item) -> bool:
     return item.kind == "file" and any(k.pattern.fullmatch(item.name) for k in TRAINING)
 
 
-def _sides(root: Path, items: Iterable[Item]) -> tuple[Side, ...]:
+def _sides(root: PurePath, items: Iterable[Item]) -> tuple[Side, ...]:
     """The files that are copied as they are."""
     return tuple(
         Side(item.name, str(root / item.name)) for item in items if item.fate is Fate.COPIED

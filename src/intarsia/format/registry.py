@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.collector import paused
@@ -23,10 +23,11 @@ from intarsia.format.side_files import read_config
 from intarsia.format.stored_config import with_config_used
 from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest
-from intarsia.store.local import Folder
-from intarsia.store.looking import exists, given, is_file, is_folder, listed
+from intarsia.store.address import named
+from intarsia.store.base import PARTIAL
+from intarsia.store.folder import Folder
+from intarsia.store.looking import absolute, exists, given, is_file, is_folder, listed, stamp_of
 from intarsia.store.replaced import unreplaced
-from intarsia.store.staging import PARTIAL
 from intarsia.store.stamp import Stamp, noting_stamps
 
 _HEADERS = (".metadata", "model.safetensors.index.json")
@@ -78,11 +79,11 @@ def names_of(kind: Callable[[Format], bool], last: str = "or") -> str:
     return f" {last} ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
-def format_of(path: Path) -> Format:
+def format_of(path: PurePath) -> Format:
     """The format of a checkpoint, found from its content."""
     if not exists(path):
         raise FormatError(f"{path} does not exist")
-    if any(part.endswith(PARTIAL) for part in path.absolute().parts):
+    if any(part.endswith(PARTIAL) for part in absolute(path).parts):
         raise FormatError(
             f"{path} is a conversion that did not finish",
             hint="run the same `intarsia convert` again with --resume",
@@ -94,7 +95,7 @@ def format_of(path: Path) -> Format:
     raise _no_checkpoint(path)
 
 
-def _refuse_two(path: Path, name: str) -> None:
+def _refuse_two(path: PurePath, name: str) -> None:
     """Raise where a folder of another format holds a model that Transformers would read, too."""
     beside = listed(path, "*.safetensors") if name != "hf" else []
     beside = [file for file in beside if stem_of_file(file.name) == MODEL]
@@ -105,7 +106,7 @@ def _refuse_two(path: Path, name: str) -> None:
         )
 
 
-def _no_checkpoint(path: Path) -> FormatError:
+def _no_checkpoint(path: PurePath) -> FormatError:
     """What a path is that is not read, and what to do about it."""
     held = [p for p in listed(path) if any(map(is_checkpoint, (p, *listed(p))))]
     tracked = tracked_folder(path) if is_folder(path) else None
@@ -134,19 +135,19 @@ def _no_checkpoint(path: Path) -> FormatError:
     )
 
 
-def _may_be_sharded(path: Path) -> bool:
+def _may_be_sharded(path: PurePath) -> bool:
     """Whether anything hints at a format other than safetensors, so that its code is worth loading."""
     hints = (".metadata", "latest_checkpointed_iteration.txt", "iter_*", "release", "mp_rank_*",
              "pytorch_model_fsdp_*")  # fmt: skip
     return any(listed(path, hint) for hint in hints)
 
 
-def find_checkpoint(path: str | Path) -> Found:
+def find_checkpoint(path: str | PurePath) -> Found:
     """The checkpoint that a path means: itself, or the one to take of a run's folder."""
     return find(given(path), _unfit)
 
 
-def _unfit(path: Path) -> str | None:
+def _unfit(path: PurePath) -> str | None:
     """Why a folder is no whole checkpoint, in short; None where it is one."""
     try:
         format_of(path).read(path, {"model_type": ""})
@@ -160,8 +161,8 @@ def _unfit(path: Path) -> str | None:
 
 
 def read_manifest(
-    path: str | Path,
-    config: str | Path | Mapping[str, Any] | None = None,
+    path: str | PurePath,
+    config: str | PurePath | Mapping[str, Any] | None = None,
     complain: Complain = refuse,
     section: str | Sequence[str] | None = None,
 ) -> Manifest:
@@ -169,7 +170,7 @@ def read_manifest(
 
     `section` names the model among several, and after a comma its optimizer.
     """
-    if isinstance(config, (str, Path)):
+    if isinstance(config, str | PurePath):
         config = read_config(given(config))
     with paused(), noting_stamps() as seen, unreplaced(given(path)):
         found = find_checkpoint(path)
@@ -196,13 +197,13 @@ def _stamps_of(manifest: Manifest, seen: Mapping[str, Stamp]) -> dict[str, Stamp
     read = (x.name for x in manifest.inventory if x.kind != "section" and x.fate is Fate.READ)
     sides = (side.name for side in manifest.sides if side.path in seen)
     files = {f: seen.get(str(root / f)) for f in (*manifest.files, *_HEADERS, *read, *sides)}
-    now = {f: Stamp.of(root / f) for f, then in files.items() if not then and is_file(root / f)}
+    now = {f: stamp_of(root / f) for f, then in files.items() if not then and is_file(root / f)}
     return {file: then for file, then in files.items() if then} | now
 
 
-def root_of(manifest: Manifest) -> Path:
+def root_of(manifest: Manifest) -> PurePath:
     """The folder that a checkpoint's files lie in."""
-    path = Path(manifest.path)
+    path = named(manifest.path)
     return path if is_folder(path) else path.parent
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePath
 
 from intarsia.errors import FormatError
 from intarsia.format.dcp.accelerate import PARTS, is_accelerate
 from intarsia.format.megatron.frame import TRACKER, tracked_folder
-from intarsia.store.local import Folder
+from intarsia.store.folder import Folder
 from intarsia.store.looking import exists, is_file, is_folder, listed
 
 LATEST = "latest"
@@ -32,15 +32,15 @@ _WRITTEN_LAST = ("trainer_state.json", "random_states_0.pkl")
 class Found:
     """The checkpoint that a path means, and what is to be said of the choice."""
 
-    path: Path
+    path: PurePath
     notes: tuple[str, ...] = ()
 
 
-Unfit = Callable[[Path], str | None]
+Unfit = Callable[[PurePath], str | None]
 """Why a folder is no whole checkpoint; None where it is one."""
 
 
-def find(path: Path, unfit: Unfit) -> Found:
+def find(path: PurePath, unfit: Unfit) -> Found:
     """The checkpoint that a path means: itself, or the newest whole one of its folder."""
     if not is_folder(path):
         return Found(path)
@@ -57,14 +57,14 @@ def find(path: Path, unfit: Unfit) -> Found:
     return _newest(path, unfit)
 
 
-def is_checkpoint(path: Path) -> bool:
+def is_checkpoint(path: PurePath) -> bool:
     """Whether a folder looks like a checkpoint itself, whole or not."""
     return (
         is_file(path / ".metadata") or is_accelerate(path) or bool(listed(path, "*.safetensors*"))
     )
 
 
-def _untracked(run: Path, taken: Path) -> Iterable[str]:
+def _untracked(run: PurePath, taken: PurePath) -> Iterable[str]:
     """What is said of Megatron's iterations where there are several, of which the tracker names one."""
     if len(listed(run, "iter_*")) < 2:
         return
@@ -78,7 +78,7 @@ def _untracked(run: Path, taken: Path) -> Iterable[str]:
     yield f"{run} is the folder of a run: {taken.name} is taken, which {TRACKER} names{newer}"
 
 
-def _itself(path: Path) -> Found:
+def _itself(path: PurePath) -> Found:
     """A checkpoint that lies beside others; a tracker that names one of them contradicts it."""
     if is_file(path / LATEST):
         named = path / named_latest(path)
@@ -99,7 +99,7 @@ def _itself(path: Path) -> Found:
     return Found(path, (note,))
 
 
-def _latest(run: Path) -> Found:
+def _latest(run: PurePath) -> Found:
     name = named_latest(run)
     if not name or "/" in name or name in (".", "..") or not exists(run / name):
         raise FormatError(
@@ -109,7 +109,7 @@ def _latest(run: Path) -> Found:
     return Found(run / name, (f"{run} is the folder of a run: {name} is taken, as {LATEST} says",))
 
 
-def named_latest(run: Path) -> str:
+def named_latest(run: PurePath) -> str:
     """What `latest` says in a folder; nothing where there is no such file."""
     if not is_file(run / LATEST):
         return ""
@@ -117,7 +117,7 @@ def named_latest(run: Path) -> str:
         return folder.read_all(LATEST, _NAME_BYTES).decode("utf-8", "replace").strip()
 
 
-def _snapshot(cache: Path) -> Found:
+def _snapshot(cache: PurePath) -> Found:
     """The snapshot of a model in the hub's cache that `refs/main` names, or the only one."""
     held = [p for p in listed(cache / "snapshots") if is_folder(p)]
     main = cache / "refs" / "main"
@@ -139,9 +139,9 @@ def _snapshot(cache: Path) -> Found:
     return Found(taken, (note,))
 
 
-def _newest(run: Path, unfit: Unfit) -> Found:
+def _newest(run: PurePath, unfit: Unfit) -> Found:
     """The whole checkpoint with the highest number, where one series of numbers holds checkpoints."""
-    series: dict[str, list[Path]] = {}
+    series: dict[str, list[PurePath]] = {}
     for path in listed(run):
         if _is_numbered(path):
             series.setdefault(_stem(path.name), []).append(path)
@@ -169,12 +169,12 @@ def _newest(run: Path, unfit: Unfit) -> Found:
     )
 
 
-def _taken(run: Path, path: Path, skipped: Sequence[str]) -> str:
+def _taken(run: PurePath, path: PurePath, skipped: Sequence[str]) -> str:
     passed = f"; newer, but not whole: {_few(skipped)}" if skipped else ""
     return f"{run} is the folder of a run: {path.name} is taken, the newest whole one{passed}"
 
 
-def _is_numbered(path: Path) -> bool:
+def _is_numbered(path: PurePath) -> bool:
     return (
         _NUMBERED.match(path.name) is not None
         and not path.name.startswith(".")
@@ -193,7 +193,7 @@ def _number(name: str) -> int:
     return int(found["number"]) if found else -1
 
 
-def _by_number(path: Path) -> int:
+def _by_number(path: PurePath) -> int:
     return _number(path.name)
 
 

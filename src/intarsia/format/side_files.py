@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import FormatError, UnsafeError
 from intarsia.format.strict_json import parse_json
 from intarsia.planning.manifest import Side
-from intarsia.store.local import open_plain
+from intarsia.store.address import named
+from intarsia.store.folder import Folder
 from intarsia.store.looking import is_file, is_folder, is_link, real
-from intarsia.store.naming import unreadable
-from intarsia.store.stamp import Stamp, note_stamp
 
 DIGESTS = "intarsia-digests.json"
 """What the tensors of a checkpoint amount to; it is of this checkpoint alone and travels nowhere."""
@@ -32,7 +30,7 @@ def check_sides(sides: Sequence[Side]) -> None:
     A folder of the hub's cache consists of links into the `blobs` beside its snapshots.
     """
     for side in sides:
-        path = Path(side.path)
+        path = named(side.path)
         if not is_link(path):
             continue
         home = real(path.parents[side.name.count("/")])
@@ -45,24 +43,21 @@ def check_sides(sides: Sequence[Side]) -> None:
             )
 
 
-def config_of(root: Path) -> Mapping[str, Any] | None:
+def config_of(root: PurePath) -> Mapping[str, Any] | None:
     """The model configuration that lies in a folder, if one does."""
     path = root / CONFIG
     return read_config(path) if is_file(path) else None
 
 
-def read_config(path: Path) -> Mapping[str, Any]:
+def read_config(path: PurePath) -> Mapping[str, Any]:
     """A model's `config.json`, or that of the folder that is given."""
     path = path / "config.json" if is_folder(path) else path
-    try:
-        with os.fdopen(open_plain(path), "rb") as file:
-            note_stamp(path, Stamp.from_stat(os.fstat(file.fileno())))
-            data = file.read(MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if len(data) > MAX_CONFIG_BYTES:
-        raise FormatError(f"{path} has more than {MAX_CONFIG_BYTES:,} bytes, no configuration has")
-    config = parse_json(data, str(path), unique=False)
+    with Folder(path.parent) as folder:
+        if folder.size(path.name) > MAX_CONFIG_BYTES:
+            raise FormatError(
+                f"{path} has more than {MAX_CONFIG_BYTES:,} bytes, no configuration has"
+            )
+        config = parse_json(folder.read_all(path.name), str(path), unique=False)
     if not isinstance(config, dict):
         raise FormatError(f"{path} is not a JSON object, so it is no model configuration")
     return config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import FamilyError
@@ -12,11 +12,14 @@ from intarsia.family.meaning import contradictions
 from intarsia.format.side_files import CONFIG, config_of, read_config
 from intarsia.planning.inventory import Fate, Item
 from intarsia.planning.manifest import Manifest
+from intarsia.store.address import named
 
 _SHOWN = 8
 
 
-def choose_config(given: Mapping[str, Any] | None, home: Path | None) -> Mapping[str, Any] | None:
+def choose_config(
+    given: Mapping[str, Any] | None, home: PurePath | None
+) -> Mapping[str, Any] | None:
     """The configuration to read a checkpoint by; raise where the given and the stored contradict."""
     if given is not None and not given.get("model_type"):
         return given
@@ -39,7 +42,7 @@ def with_config_used(manifest: Manifest) -> Manifest:
     side = next((side for side in manifest.sides if side.name == CONFIG), None)
     if side is None or not (manifest.config or {}).get("model_type"):
         return manifest
-    if read_config(Path(side.path)) == manifest.config:
+    if read_config(named(side.path)) == manifest.config:
         return manifest
 
     def settled(item: Item) -> Item:

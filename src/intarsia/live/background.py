@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -45,7 +45,7 @@ _groups: WeakKeyDictionary[Any, ReferenceType[Any]] = WeakKeyDictionary()
 class Saving:
     """A save that goes on in the background; `wait` gives its result or raises its error."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | PurePath) -> None:
         self.path = str(path)
         self.pause_seconds = 0.0
         self._result: Saved | None = None
@@ -88,7 +88,7 @@ class Saving:
 
 
 def save(
-    path: str | Path,
+    path: str | PurePath,
     model: Any,
     optimizer: Any = None,
     extra: Mapping[str, Any] | None = None,
@@ -146,7 +146,7 @@ def finish_last() -> None:
 
 
 def _write_aside(
-    path: str | Path, what: Snapshot, aside: Crew, options: Mapping[str, Any]
+    path: str | PurePath, what: Snapshot, aside: Crew, options: Mapping[str, Any]
 ) -> Saved:
     try:
         return write(path, what, aside, **options)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.carried import groups_of, read_entries
@@ -67,7 +67,7 @@ from intarsia.run.source import Source
 
 
 def load(
-    path: str | Path,
+    path: str | PurePath,
     into: Any,
     optimizer: Any = None,
     *,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from intarsia.errors import UsageError
@@ -21,6 +20,7 @@ from intarsia.live.memory.adapters import inner_word
 from intarsia.live.memory.wrapper_classes import Wrappers, is_data_parallel
 from intarsia.planning.inventory import left_out
 from intarsia.planning.manifest import Manifest
+from intarsia.store.address import named
 from intarsia.store.looking import real
 from intarsia.store.stamp import when
 
@@ -86,7 +86,7 @@ def named_as_is(path: Any, into: Any, config: Any, section: Any) -> Manifest | N
 
 def facts_of(manifest: Manifest) -> dict[str, str]:
     """What all ranks that load a checkpoint have to find alike: its path, and each file's length and time."""
-    found = {"checkpoint": str(real(Path(manifest.path))), "section": str(manifest.section)}
+    found = {"checkpoint": str(real(named(manifest.path))), "section": str(manifest.section)}
     for file, stamp in sorted(manifest.stamps.items()):
         size, mtime, *_ = stamp
         found[f"file {file}"] = f"{size:,} bytes of {when(mtime)}"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from operator import attrgetter
-from pathlib import Path
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from intarsia.conversion.replacing import check_replaceable
@@ -56,7 +56,8 @@ from intarsia.run.crew import Crew
 from intarsia.run.hashing import merged
 from intarsia.run.progress import Progress
 from intarsia.run.sharing import share_out
-from intarsia.store.staging import Staging
+from intarsia.store.address import named
+from intarsia.store.local.staging import Staging
 
 if TYPE_CHECKING:
     import torch
@@ -142,7 +143,7 @@ def snapshot(
 
 
 def write(
-    path: str | Path,
+    path: str | PurePath,
     what: Snapshot,
     team: Crew,
     *,
@@ -153,7 +154,7 @@ def write(
 ) -> Saved:
     """Write a snapshot with the other ranks; the checkpoint appears when it is whole, or not at all."""
     started = time.perf_counter()
-    staging = Staging(Path(path), overwrite=overwrite, judge=check_replaceable)
+    staging = Staging(named(path), overwrite=overwrite, judge=check_replaceable)
     with team.together() as told:
         if team.rank == 0:
             staging.check()

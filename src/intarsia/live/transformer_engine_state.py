@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -34,7 +34,8 @@ from torch.optim import Optimizer
 from intarsia.errors import CoverageError, LayoutError
 from intarsia.format.dcp.metadata import MAX_METADATA_BYTES, METADATA, read_metadata
 from intarsia.placement import Strided, boxes, from_torch
-from intarsia.store.local import Folder
+from intarsia.store.address import named
+from intarsia.store.folder import Folder
 
 EXTRA = "_extra_state"
 
@@ -48,7 +49,7 @@ def model_state(
     and no others, name its folder in `held_by`.
     """
     state = get_model_state_dict(module)
-    held = _keys(Path(held_by)) if held_by is not None else None
+    held = _keys(named(held_by)) if held_by is not None else None
     return {
         name: _boxed(value)
         for name, value in state.items()
@@ -99,7 +100,7 @@ def _ends(key: str, name: str) -> bool:
     return key == name or key.endswith(f".{name}")
 
 
-def _keys(folder: Path) -> set[str]:
+def _keys(folder: PurePath) -> set[str]:
     with Folder(folder) as files:
         data = files.read_all(METADATA, MAX_METADATA_BYTES)
     found = read_metadata(data, str(folder / METADATA))

@@ -11,12 +11,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import IntarsiaError, StoreError, UsageError
 from intarsia.run.apart import Apart
 from intarsia.run.stopping import ending_at_once
+from intarsia.store.address import named
 
 _VARIABLES = ("WORLD_SIZE", "RANK", "MASTER_ADDR")
 
@@ -34,7 +35,7 @@ class _Told:
     """What a rank says of its failure, so that the others know what it cost."""
 
     text: str
-    path: Path | None
+    path: PurePath | None
     lost: bool
 
     @staticmethod
@@ -42,7 +43,7 @@ class _Told:
         text = f"{type(failure).__name__}: {failure}"
         if not isinstance(failure, StoreError):
             return _Told(text, None, False)
-        return _Told(text, Path(failure.path) if failure.path else None, failure.lost)
+        return _Told(text, named(failure.path) if failure.path else None, failure.lost)
 
     def on(self, rank: int, here: int) -> IntarsiaError:
         text = f"rank {rank} failed, so rank {here} stops too: {self.text}"

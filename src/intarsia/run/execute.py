@@ -30,7 +30,7 @@ from intarsia.run.losses import Losses
 from intarsia.run.sharing import share_out
 from intarsia.run.source import Source
 from intarsia.run.tally import Sums, Tally
-from intarsia.store.staging import Staging
+from intarsia.store.local.staging import Staging
 
 Progress = Callable[[int], None]
 

@@ -14,7 +14,7 @@ from intarsia.dtypes import DType
 from intarsia.layout import Piece
 from intarsia.planning.coalesce import Runs, grid, merge, runs_of
 from intarsia.run.losses import Watch
-from intarsia.store.local import Folder
+from intarsia.store.folder import Folder
 from intarsia.value import Change, Window
 from intarsia.value.bits import bits_dtype
 

@@ -30,11 +30,11 @@ from intarsia.run.done import NOTHING, Done, is_whole
 from intarsia.run.execute import Part, Written
 from intarsia.run.records import line_of, read_lines, to_line, written_in
 from intarsia.run.sharing import share_out
-from intarsia.store.local import Folder
+from intarsia.store.folder import Folder
+from intarsia.store.local.staging import HEAD, Staging
+from intarsia.store.local.swap import sync_path
 from intarsia.store.looking import exists, listed
 from intarsia.store.naming import naming
-from intarsia.store.staging import HEAD, Staging
-from intarsia.store.swap import sync_path
 
 JOB = HEAD
 _OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -19,7 +19,7 @@ from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.planning.proof import Proven
 from intarsia.run.gather import Bytes, Fill, Part, gather
 from intarsia.run.losses import Losses, Watch
-from intarsia.store.local import Folder
+from intarsia.store.folder import Folder
 from intarsia.value import Change
 
 

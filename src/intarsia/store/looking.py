@@ -1,4 +1,4 @@
-"""What is there, asked of the file system: where it gives no answer that is an error, and never a "no".
+"""What is there, asked of a store: where it gives no answer that is an error, and never a "no".
 
 The methods of `Path` answer "no" to whatever goes wrong, from Python 3.13 on: a folder that cannot be
 listed would pass for an empty one.
@@ -6,69 +6,76 @@ listed would pass for an empty one.
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import PurePath
+from typing import TypeVar
 
-from intarsia.errors import UsageError
+from intarsia.store.address import Address, named
+from intarsia.store.base import Entry
+from intarsia.store.local.paths import absolute_path, entry_at, expanded, real_path
 from intarsia.store.naming import unreadable
+from intarsia.store.registry import store_of
+from intarsia.store.stamp import Stamp
+
+P = TypeVar("P", bound=PurePath)
 
 
-def given(path: str | Path) -> Path:
-    """The path that a user gives, `~` being the home folder; relative ones need a working folder."""
-    where = Path(os.path.expanduser(path))
-    if not where.is_absolute():
-        try:
-            os.getcwd()
-        except OSError as error:
-            raise UsageError(
-                f"the working folder is gone, so {where} leads nowhere",
-                hint="change to a folder that exists, or give an absolute path",
-            ) from error
-    return where
+def given(path: str | PurePath) -> PurePath:
+    """The name that a user gives: a URL of a known store, or a local path, `~` being the home folder."""
+    where = named(path)
+    if isinstance(where, Address):
+        store_of(where)
+        return where
+    return expanded(where)
 
 
-def exists(path: Path) -> bool:
+def exists(path: PurePath) -> bool:
     """Whether anything is there, at the end of its links."""
-    return _mode(path) != 0
+    return _entry(path) is not None
 
 
-def is_file(path: Path) -> bool:
+def is_file(path: PurePath) -> bool:
     """Whether a file is there, or a link to one."""
-    return stat.S_ISREG(_mode(path))
+    found = _entry(path)
+    return found is not None and found.kind == "file"
 
 
-def is_folder(path: Path) -> bool:
+def is_folder(path: PurePath) -> bool:
     """Whether a folder is there, or a link to one."""
-    return stat.S_ISDIR(_mode(path))
+    found = _entry(path)
+    return found is not None and found.kind == "folder"
 
 
-def is_link(path: Path) -> bool:
+def is_link(path: PurePath) -> bool:
     """Whether the path itself is a symbolic link."""
-    return stat.S_ISLNK(_mode(path, follow=False))
+    found = _itself(path)
+    return found is not None and found.kind == "link"
 
 
-def number_of(path: Path) -> tuple[int, int] | None:
+def number_of(path: PurePath) -> tuple[int, int] | None:
     """By which a file or folder is known from all others; None where nothing is."""
-    found = _found(path)
-    return None if found is None else (found.st_dev, found.st_ino)
+    found = _entry(path)
+    return None if found is None else found.number
 
 
-def size_of(path: Path) -> int:
+def stamp_of(path: PurePath) -> Stamp:
+    """The stamp of a file that is there."""
+    found = _entry(path)
+    if found is None:
+        raise unreadable(path, FileNotFoundError())
+    return found.stamp
+
+
+def size_of(path: PurePath) -> int:
     """The length in bytes of a file that is there."""
-    try:
-        return os.stat(path).st_size
-    except OSError as error:
-        raise unreadable(path, error) from error
+    return stamp_of(path).size_bytes
 
 
-def listed(folder: Path, pattern: str = "*") -> list[Path]:
+def listed(folder: P, pattern: str = "*") -> list[P]:
     """What lies in a folder under names of a pattern, in their order; nothing where there is no folder."""
     try:
-        names = os.listdir(folder)
+        names = store_of(folder).names(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -76,39 +83,37 @@ def listed(folder: Path, pattern: str = "*") -> list[Path]:
     return [folder / name for name in sorted(names) if fnmatchcase(name, pattern)]
 
 
-def everything_in(folder: Path) -> Iterator[Path]:
+def everything_in(folder: P) -> Iterator[P]:
     """Whatever lies below a folder; links are not followed."""
     for path in listed(folder):
         yield path
-        if stat.S_ISDIR(_mode(path, follow=False)):
+        found = _itself(path)
+        if found is not None and found.kind == "folder":
             yield from everything_in(path)
 
 
-def real(path: Path) -> Path:
+def absolute(path: PurePath) -> PurePath:
+    """A name from the root on; links stay."""
+    return path if isinstance(path, Address) else absolute_path(path)
+
+
+def real(path: PurePath) -> PurePath:
     """Where a path leads, all links followed; the end of it need not be there."""
-    here, rest = Path(os.path.abspath(path)), list[str]()
-    while not exists(here):
-        rest.append(here.name)
-        here = here.parent
+    return path if isinstance(path, Address) else real_path(path)
+
+
+def _entry(path: PurePath) -> Entry | None:
     try:
-        return here.resolve(strict=True).joinpath(*reversed(rest))
+        return store_of(path).look(path)
     except OSError as error:
-        raise unreadable(here, error) from error
+        raise unreadable(path, error) from error
 
 
-def _mode(path: Path, *, follow: bool = True) -> int:
-    """What kind of thing is there; 0 for nothing."""
-    found = _found(path, follow=follow)
-    return 0 if found is None else found.st_mode
-
-
-def _found(path: Path, *, follow: bool = True) -> os.stat_result | None:
-    """What the file system says of a path; None where nothing is there."""
+def _itself(path: PurePath) -> Entry | None:
+    """What is there, be it a link; local files alone may be links."""
+    if isinstance(path, Address):
+        return _entry(path)
     try:
-        return os.stat(path, follow_symlinks=follow)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # a name with a NUL names nothing
-        return None
+        return entry_at(path, follow=False)
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            return None
         raise unreadable(path, error) from error

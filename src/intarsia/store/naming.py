@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from pathlib import Path
+from pathlib import PurePath
 
 from intarsia.errors import FormatError, LimitError, StoreError
 
@@ -20,7 +20,7 @@ class naming:
     `lasting`: what fails inside is to make bytes last, so they may be lost whatever is shown of them.
     """
 
-    def __init__(self, path: Path, *, lasting: bool = False) -> None:
+    def __init__(self, path: PurePath, *, lasting: bool = False) -> None:
         self.path = path
         self.lasting = lasting
 
@@ -45,7 +45,7 @@ class naming:
         ) from error
 
 
-def unlockable(path: Path, error: OSError) -> StoreError:
+def unlockable(path: PurePath, error: OSError) -> StoreError:
     """What it means that a file cannot be locked, though no other process holds it."""
     hint = "choose a destination on a file system with locks: without one, two runs could mix there"
     return StoreError(
@@ -55,7 +55,7 @@ def unlockable(path: Path, error: OSError) -> StoreError:
     )
 
 
-def unreadable(path: Path, error: OSError) -> StoreError | FormatError:
+def unreadable(path: PurePath, error: OSError) -> StoreError | FormatError:
     """What a failing system call on a `path` that is read means."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return FormatError(
@@ -73,7 +73,7 @@ def unreadable(path: Path, error: OSError) -> StoreError | FormatError:
     )
 
 
-def limited(path: Path, error: OSError) -> LimitError:
+def limited(path: PurePath, error: OSError) -> LimitError:
     """What it means that this process may have no more files or memory."""
     files = error.errno in (errno.EMFILE, errno.ENFILE)
     return LimitError(

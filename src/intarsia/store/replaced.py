@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import PurePath
 
 from intarsia.errors import ChangedError, IntarsiaError
-from intarsia.store.looking import is_folder, listed, number_of
+from intarsia.store.address import named
+from intarsia.store.looking import is_folder, listed, number_of, stamp_of
+from intarsia.store.stamp import Stamp, changed
+
+
+@dataclass(frozen=True)
+class Stamps:
+    """The stamps of the files of a checkpoint, as they were when it was opened."""
+
+    files: Mapping[str, Stamp]
+
+    @staticmethod
+    def of(paths: Iterable[str | PurePath], seen: Mapping[str, Stamp] | None = None) -> Stamps:
+        """Stamps of files; of those in `seen`, as they were then."""
+        seen = seen or {}
+        return Stamps({str(path): seen.get(str(path)) or stamp_of(named(path)) for path in paths})
+
+    def check(self) -> None:
+        """Raise where a file is no longer what it was."""
+        for path, then in self.files.items():
+            if (now := stamp_of(named(path))) != then:
+                raise changed(path, then, now)
 
 
 @contextmanager
-def unreplaced(*paths: Path) -> Iterator[Callable[[], None]]:
+def unreplaced(*paths: PurePath) -> Iterator[Callable[[], None]]:
     """Gives a check that raises where a path, or a folder in it, is another one than it was at first.
 
     No error that is raised inside is told of a checkpoint that was replaced meanwhile.
@@ -36,7 +58,7 @@ def unreplaced(*paths: Path) -> Iterator[Callable[[], None]]:
         raise
 
 
-def _folders_in(path: Path) -> list[Path]:
+def _folders_in(path: PurePath) -> list[PurePath]:
     """The folders that a run's checkpoints may be; hidden ones come and go."""
     below = listed(path) if is_folder(path) else []
     return [each for each in below if not each.name.startswith(".") and is_folder(each)]

@@ -188,7 +188,7 @@ def _unmapped(manifest: Any, home: Path, which: str) -> tuple[str, int, int]:
     from intarsia.format.dcp.checkpoint import open_metadata, sealed
     from intarsia.mesh import Box
     from intarsia.planning.manifest import Chunk
-    from intarsia.store.local import Folder
+    from intarsia.store.folder import Folder
 
     metadata, _ = open_metadata(Folder(home))
     held = {(c.file, c.start_bytes) for s in manifest.stored.values() for c in s.chunks}

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from intarsia.store import staging, swap
+from intarsia.store.local import staging, swap
 from tests.faults.failing_process import prepare
 
 CALLS = (

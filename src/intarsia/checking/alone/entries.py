@@ -6,7 +6,7 @@ import io
 import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from pathlib import Path
+from pathlib import PurePath
 from zipfile import ZipFile
 from zlib import crc32
 
@@ -17,7 +17,7 @@ from intarsia.format.megatron.frame import COMMON_FILE
 from intarsia.format.registry import folder_of
 from intarsia.format.torch_file.torch_zip import BROKEN_ZIP, read_object
 from intarsia.planning.manifest import Entry, Manifest
-from intarsia.store.local import MAX_SMALL_BYTES, Folder
+from intarsia.store.folder import MAX_SMALL_BYTES, Folder
 
 _END = b"PK\x05\x06"
 """What the last record of an archive begins with."""
@@ -53,7 +53,7 @@ def damaged_entries(manifest: Manifest, known: Collection[str] = ()) -> Iterator
 
 def misplaced_iteration(manifest: Manifest) -> Iterator[Fault]:
     """Common states of Megatron's, in either of their homes, that are not of their folder's iteration."""
-    home = Path(manifest.path).name
+    home = PurePath(manifest.path).name
     named = re.fullmatch(r"iter_(\d+)", home)
     if manifest.format != "torch_dist" or named is None:
         return

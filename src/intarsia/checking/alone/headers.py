@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.checking.fault import Fault, few
@@ -145,7 +145,7 @@ def is_there(manifest: Manifest, chunk: Chunk) -> bool:
 
 
 def read_headers(
-    where: Path,
+    where: PurePath,
     config: Mapping[str, Any] | None,
     section: str | Sequence[str] | None = None,
 ) -> Headers:

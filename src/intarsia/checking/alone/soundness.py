@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.checking.alone.entries import damaged_entries, misplaced_iteration
@@ -35,7 +35,7 @@ from intarsia.store.replaced import unreplaced
 
 _NOT_JUDGED = "too little can be read: the content of no tensor was judged"
 
-ConfigLike = str | Path | Mapping[str, Any] | None
+ConfigLike = str | PurePath | Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Soundness:
 
 
 def examine(
-    path: str | Path,
+    path: str | PurePath,
     config: ConfigLike,
     budget: Budget,
     progress: Progress | None = None,
@@ -92,7 +92,7 @@ def examine(
 
     Raises where the path is no checkpoint at all; a checkpoint that cannot be read is at fault.
     """
-    if isinstance(config, (str, Path)):
+    if isinstance(config, (str, PurePath)):
         config = read_config(given(config))
     with unreplaced(given(path)) as check:
         found = _examined(path, config, budget, progress, section)
@@ -102,7 +102,7 @@ def examine(
 
 
 def _examined(
-    path: str | Path,
+    path: str | PurePath,
     config: Mapping[str, Any] | None,
     budget: Budget,
     progress: Progress | None,

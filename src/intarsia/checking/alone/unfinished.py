@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from pathlib import PurePath
 
 from intarsia.checking.fault import Fault, few
 from intarsia.errors import FormatError, StoreError
 from intarsia.format.dcp.metadata import METADATA
 from intarsia.format.megatron.frame import TRACKER, tracked_folder
-from intarsia.store.local import Folder
+from intarsia.store.folder import Folder
 from intarsia.store.looking import exists, is_folder, listed, size_of
 
 
-def garbled_tracker(path: Path) -> Iterator[Fault]:
+def garbled_tracker(path: PurePath) -> Iterator[Fault]:
     """A tracker that names no iteration, though Megatron goes by it."""
     try:
         with Folder(path) as folder:
@@ -30,9 +30,9 @@ def garbled_tracker(path: Path) -> Iterator[Fault]:
         yield Fault("malformed", (), TRACKER, text, hint="write the iteration's number into it")
 
 
-def unfinished(path: Path) -> Fault | None:
+def unfinished(path: PurePath) -> Fault | None:
     """Data files of DCP that lack their metadata, or a tracker's iteration that is not there."""
-    folders: Iterable[Path] = (path, *listed(path, "iter_*")) if is_folder(path) else ()
+    folders: Iterable[PurePath] = (path, *listed(path, "iter_*")) if is_folder(path) else ()
     for folder in folders:
         files = listed(folder, "*.distcp")
         metadata = folder / METADATA

@@ -22,7 +22,7 @@ from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.checksum import crc32
-from intarsia.store.local import Folder
+from intarsia.store.folder import Folder
 from intarsia.value.bits import bits_dtype
 
 SEALED = ("dcp", "torch_dist", "fsdp_dtensor")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from intarsia.checking.digests.digest import (
     digest_of,
@@ -24,6 +23,7 @@ from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.hashing import Sum, merged
 from intarsia.run.progress import Progress
+from intarsia.store.address import named
 from intarsia.store.looking import exists, is_folder, listed
 
 
@@ -32,7 +32,7 @@ def digests_in(manifest: Manifest) -> Mapping[str, str]:
 
     One file that is named alone has those of its folder, where it is the folder's only one.
     """
-    path = Path(manifest.path)
+    path = named(manifest.path)
     if is_folder(path):
         found = stored_digests(manifest)
         return found.digests.tensors if found else {}
@@ -48,7 +48,7 @@ def digests_in(manifest: Manifest) -> Mapping[str, str]:
 def object_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
     """Objects that are not those whose digests were stored: changed, emptied, deleted, added."""
     try:
-        attested = stored_digests(manifest) if is_folder(Path(manifest.path)) else None
+        attested = stored_digests(manifest) if is_folder(named(manifest.path)) else None
         if attested is None or not attested.digests.objects:
             return
         wrong = mismatches(attested.digests.objects, objects_of(manifest, budget))

@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from intarsia.carried import each_entry
@@ -30,7 +29,8 @@ from intarsia.run.crew import Crew
 from intarsia.run.hashing import Sum, merged
 from intarsia.run.progress import Progress
 from intarsia.run.sharing import share_out
-from intarsia.store.local import Folder
+from intarsia.store.address import named
+from intarsia.store.folder import Folder
 from intarsia.store.looking import exists
 
 QUICK, SECURE = "pages", "sha256"
@@ -177,7 +177,7 @@ class Mismatch:
 
 def stored_digests(manifest: Manifest) -> Attested | None:
     """The digests that lie in a checkpoint; None where there are none."""
-    path = Path(manifest.path) / DIGESTS
+    path = named(manifest.path) / DIGESTS
     if not exists(path):
         return None
     try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from intarsia.carried import groups_of, read_entries
@@ -19,7 +18,8 @@ from intarsia.format.torch_file.plain import DROPPED, plain
 from intarsia.format.torch_file.torch_zip import BROKEN_ZIP, read_object
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
-from intarsia.store.naming import unreadable
+from intarsia.store.address import named
+from intarsia.store.folder import read_file
 
 EQUAL, DIFFERENT, NOT_COMPARED = "equal", "different", "not compared"
 ONLY = {"A": "only in A", "B": "only in B"}
@@ -225,15 +225,8 @@ def _files(a: Manifest, b: Manifest) -> Iterator[Beside]:
         if name not in one or name not in other:
             yield Beside("file", name, ONLY["A" if name in one else "B"])
             continue
-        same = _content(Path(one[name])) == _content(Path(other[name]))
+        same = read_file(named(one[name])) == read_file(named(other[name]))
         yield Beside("file", name, EQUAL if same else DIFFERENT)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise unreadable(path, error) from error
 
 
 def _value(name: str, data: bytes) -> Any:

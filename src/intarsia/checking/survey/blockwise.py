@@ -30,7 +30,7 @@ from intarsia.run.checksum import crc32, join
 from intarsia.run.gather import Fill, gather
 from intarsia.run.progress import Progress
 from intarsia.run.sharing import share_out
-from intarsia.store.local import Folder
+from intarsia.store.folder import Folder
 from intarsia.value import Change
 from intarsia.value.bits import Bits, as_float64, bits_dtype
 

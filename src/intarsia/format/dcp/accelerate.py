@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from intarsia.errors import FormatError
@@ -25,12 +25,12 @@ OPTIMIZER_PART = "optimizer_"
 PARTS = re.compile(rf"({MODEL_PART}|{OPTIMIZER_PART})\d+")
 
 
-def is_accelerate(path: Path) -> bool:
+def is_accelerate(path: PurePath) -> bool:
     """Whether a folder holds a model that accelerate saved with DCP."""
     return any(is_folder(p) and is_file(p / METADATA) for p in listed(path, f"{MODEL_PART}[0-9]*"))
 
 
-def parts_of(path: Path, complain: Complain) -> list[str]:
+def parts_of(path: PurePath, complain: Complain) -> list[str]:
     """The subfolders of the one model and its optimizers."""
     found = [p.name for p in listed(path) if PARTS.fullmatch(p.name) and is_folder(p)]
     models = [name for name in found if name.startswith(MODEL_PART)]

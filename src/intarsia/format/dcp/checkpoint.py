@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import FormatError
@@ -51,7 +51,7 @@ from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.quantity import human
-from intarsia.store.local import Folder
+from intarsia.store.folder import Folder
 from intarsia.store.looking import is_file
 
 HOLLOW_BYTES = 64 << 20
@@ -73,12 +73,12 @@ class Dcp(Archives):
     name = "dcp"
     flat_groups = True
 
-    def detect(self, path: Path) -> bool:
+    def detect(self, path: PurePath) -> bool:
         return is_file(path / METADATA) or is_accelerate(path)
 
     def read(
         self,
-        path: Path,
+        path: PurePath,
         config: Mapping[str, Any] | None,
         complain: Complain = refuse,
         section: Sequence[str] = (),
@@ -136,7 +136,7 @@ class Dcp(Archives):
         return replace(made, closing={**made.closing, **as_file(options.metadata)})
 
 
-def _open(path: Path, complain: Complain) -> tuple[Metadata, dict[str, int]]:
+def _open(path: PurePath, complain: Complain) -> tuple[Metadata, dict[str, int]]:
     """The metadata of a folder, or of the parts that make it up, and the sizes of its data files."""
     if is_file(path / METADATA):
         with Folder(path) as folder:

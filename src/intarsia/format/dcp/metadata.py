@@ -17,7 +17,7 @@ from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.torch_file.inert import Inert, brief
 from intarsia.format.torch_file.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
 from intarsia.format.torch_file.unpickle import load_inert
-from intarsia.store.local import check_name
+from intarsia.store.names import check_name
 
 BASE = "torch.distributed.checkpoint."
 _LARGEST = (1 << 63) - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import FamilyError
@@ -14,6 +14,7 @@ from intarsia.format.hf.weight_sets import ADAPTER, MODEL, is_own, stem_of_file,
 from intarsia.format.side_files import read_config
 from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest, Stored
+from intarsia.store.address import named
 from intarsia.store.looking import is_file, is_folder
 
 _FACTOR = re.compile(
@@ -36,10 +37,10 @@ def stem_for(src: Manifest | None) -> str:
     if indexes or len(stems) != 1:
         return indexes[0] if indexes else MODEL
     stem = stems.pop()
-    return stem if is_folder(Path(src.path)) or is_own(stem) else MODEL
+    return stem if is_folder(named(src.path)) or is_own(stem) else MODEL
 
 
-def check_adapter(root: Path, stored: Iterable[Stored], complain: Complain) -> None:
+def check_adapter(root: PurePath, stored: Iterable[Stored], complain: Complain) -> None:
     """Complain where the factors of an adapter are not what its configuration says."""
     if not is_file(root / CONFIG):
         error = FamilyError(

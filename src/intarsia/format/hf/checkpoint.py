@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import FormatError, UsageError
@@ -34,9 +34,9 @@ from intarsia.format.strict_json import parse_json
 from intarsia.mesh import Box
 from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.planning.manifest import Entry, Manifest, Target
-from intarsia.store.local import Folder
+from intarsia.store.address import named
+from intarsia.store.folder import Folder
 from intarsia.store.looking import exists, is_file, is_folder, listed
-from intarsia.store.naming import naming
 
 ENTRIES = "entries.json"
 
@@ -50,14 +50,14 @@ class Hf(Format):
     trainer_files = True
     entries_in_place = False
 
-    def detect(self, path: Path) -> bool:
+    def detect(self, path: PurePath) -> bool:
         if is_file(path):
             return path.suffix == ".safetensors" or _starts_like_safetensors(path)
         return bool(listed(path, "*.safetensors*"))
 
     def read(
         self,
-        path: Path,
+        path: PurePath,
         config: Mapping[str, Any] | None,
         complain: Complain = refuse,
         section: Sequence[str] = (),
@@ -114,7 +114,7 @@ class Hf(Format):
         yield from read_entries(folder).items() if src.entries else ()
 
     def refuse_part(self, src: Manifest) -> None:
-        path = Path(src.path)
+        path = named(src.path)
         count = set_size(path.name)
         if count and int(count) > 1:
             raise UsageError(
@@ -152,10 +152,9 @@ def is_training_state(name: str) -> bool:
     return name.startswith("optimizer.")
 
 
-def _starts_like_safetensors(path: Path) -> bool:
-    with naming(path), path.open("rb") as file:
-        head = file.read(9)
-    return len(head) == 9 and head[8:9] == b"{"
+def _starts_like_safetensors(path: PurePath) -> bool:
+    with Folder(path.parent) as folder:
+        return folder.size(path.name) >= 9 and folder.read(path.name, 8, 1) == b"{"
 
 
 def _entries_of(folder: Folder) -> dict[str, Entry]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import PurePath
 
 from intarsia.errors import FormatError, IntarsiaError
 from intarsia.format.complaint import Complain, Complaint, going_on, refuse
@@ -22,8 +22,9 @@ from intarsia.format.strict_json import parse_json
 from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Stored
-from intarsia.store.local import Folder, check_inside
+from intarsia.store.folder import Folder
 from intarsia.store.looking import listed
+from intarsia.store.names import check_inside
 
 OPTIMIZER = "optimizer"
 _UNCONSOLIDATED = "DCP_SHARDING_INFO"
@@ -78,7 +79,7 @@ def files_of(folder: Folder, complain: Complain) -> WeightFiles:
     return WeightFiles(dict.fromkeys(name for name in wanted if name in files))
 
 
-def _several(root: Path, names: list[str]) -> FormatError:
+def _several(root: PurePath, names: list[str]) -> FormatError:
     """Files of which nothing says which of them are the model."""
     counts = sorted({n for name in names if (n := set_size(name))})
     several = f" ({' and '.join(f'of-{n}' for n in counts[:4])})" if len(counts) > 1 else ""
@@ -103,7 +104,7 @@ def _from_index(
     return held
 
 
-def extra_files(root: Path, complain: Complain) -> dict[str, list[str] | None]:
+def extra_files(root: PurePath, complain: Complain) -> dict[str, list[str] | None]:
     """The files of the side folder, which may hold entries alone."""
     if not listed(root, "*.safetensors*"):
         return {}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import PurePath
 
 from intarsia.errors import FormatError
 from intarsia.format.side_files import HEADERS
 from intarsia.format.strict_json import parse_json
-from intarsia.store.local import Folder
+from intarsia.store.folder import Folder
 from intarsia.store.looking import is_file
 
 _OURS = ("format",)
@@ -41,7 +41,7 @@ class HeaderMetadata:
             )
 
 
-def kept_metadata(root: Path) -> dict[str, str]:
+def kept_metadata(root: PurePath) -> dict[str, str]:
     """What a sharded checkpoint keeps of the headers that it was made from."""
     if not is_file(root / HEADERS):
         return {}

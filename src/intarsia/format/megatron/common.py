@@ -17,7 +17,7 @@ import re
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from itertools import product
-from pathlib import Path
+from pathlib import PurePath
 from struct import unpack
 from typing import Any
 from zipfile import ZipFile, ZipInfo
@@ -37,7 +37,7 @@ from intarsia.format.strict_json import parse_json
 from intarsia.format.torch_file.inert import Inert, Tensor
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
-from intarsia.store.local import Folder
+from intarsia.store.folder import Folder
 from intarsia.store.looking import is_file, is_folder, listed
 
 BACKEND = "metadata.json"
@@ -51,12 +51,12 @@ _OWN_NAMES = re.compile(
 _ITERATION = re.compile(r"^iter_(\d{7,})$")
 
 
-def looks_like_megatron(path: Path) -> bool:
+def looks_like_megatron(path: PurePath) -> bool:
     """Whether a folder is, or leads to, a checkpoint of Megatron's own formats."""
     return is_folder(path) and any(_is_torch_dist(p) or _is_legacy(p) for p in _candidates(path))
 
 
-def find_checkpoint(path: Path) -> Path:
+def find_checkpoint(path: PurePath) -> PurePath:
     """The folder with the tensors: the path itself, the tracked iteration, or the only one."""
     found = [p for p in _candidates(path) if _is_torch_dist(p)]
     if found:
@@ -67,7 +67,7 @@ def find_checkpoint(path: Path) -> Path:
     raise FormatError(f"{path} holds no torch_dist checkpoint")
 
 
-def the_one(found: Sequence[Path], path: Path) -> Path:
+def the_one(found: Sequence[PurePath], path: PurePath) -> PurePath:
     """The only one of several iterations; which of many is meant, nobody can tell."""
     if len(found) > 1:
         raise FormatError(
@@ -78,7 +78,7 @@ def the_one(found: Sequence[Path], path: Path) -> Path:
     return found[0]
 
 
-def _candidates(path: Path) -> list[Path]:
+def _candidates(path: PurePath) -> list[PurePath]:
     """The folders that may hold the tensors: the path, else the tracked one, else all."""
     if is_file(path / METADATA) or _is_legacy(path):
         return [path]
@@ -86,17 +86,17 @@ def _candidates(path: Path) -> list[Path]:
     return [tracked] if tracked is not None else _iterations(path)
 
 
-def _is_legacy(folder: Path) -> bool:
+def _is_legacy(folder: PurePath) -> bool:
     return any(map(is_megatron_rank, listed(folder, "mp_rank_*")))
 
 
-def _is_torch_dist(folder: Path) -> bool:
+def _is_torch_dist(folder: PurePath) -> bool:
     if not is_file(folder / METADATA):
         return False
     return _backend(folder) == "torch_dist" or has_frame(folder)
 
 
-def has_frame(folder: Path) -> bool:
+def has_frame(folder: PurePath) -> bool:
     """Whether only Megatron writes such a folder, whatever its `metadata.json` says: its common file,
     or in an iteration's folder its common object beside tensors under Megatron's own names.
     """
@@ -125,7 +125,7 @@ def check_backend(folder: Folder) -> None:
     )
 
 
-def _backend(folder: Path) -> str | None:
+def _backend(folder: PurePath) -> str | None:
     try:
         with Folder(folder) as files:
             said = parse_json(files.read_all(BACKEND, FRAME_BYTES), str(folder / BACKEND))
@@ -134,7 +134,7 @@ def _backend(folder: Path) -> str | None:
     return said.get("sharded_backend") if isinstance(said, dict) else None
 
 
-def _iterations(path: Path) -> list[Path]:
+def _iterations(path: PurePath) -> list[PurePath]:
     return [p for p in listed(path) if is_folder(p) and _ITERATION.match(p.name)]
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from pathlib import PurePath
 
 from intarsia.errors import FormatError
-from intarsia.store.local import Folder
+from intarsia.store.folder import Folder
 from intarsia.store.looking import is_file
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -18,12 +18,12 @@ FRAME = re.compile(r"^(metadata\.json|common\.pt|latest_.*|run_config\.yaml|.*\.
 """Files of the frame around the tensors, which each checkpoint has of its own."""
 
 
-def home_of(root: Path) -> Path | None:
+def home_of(root: PurePath) -> PurePath | None:
     """Where the model configuration lies: with the tensors, or beside the iterations."""
     return next((p for p in (root, root.parent) if is_file(p / "config.json")), None)
 
 
-def tracked_folder(path: Path) -> Path | None:
+def tracked_folder(path: PurePath) -> PurePath | None:
     """The folder of the iteration that a tracker file names, if there is such a file."""
     try:
         with Folder(path) as folder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.family import table_for
@@ -30,7 +30,7 @@ def settle_config(
     given: Mapping[str, Any] | None,
     args: Mapping[str, Any],
     metadata: Metadata,
-    root: Path,
+    root: PurePath,
     complain: Complain,
 ) -> SettledConfig:
     """The given or stored configuration, held against the arguments; without one, that of the arguments."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import FamilyError
@@ -20,7 +20,7 @@ from intarsia.store.looking import is_file
 MODELOPT = "hf_quant_config.json"
 
 
-def modelopt_of(root: Path) -> Mapping[str, Any] | None:
+def modelopt_of(root: PurePath) -> Mapping[str, Any] | None:
     """What NVIDIA's ModelOpt says about its weights, in a file of its own."""
     return read_config(root / MODELOPT) if is_file(root / MODELOPT) else None
 

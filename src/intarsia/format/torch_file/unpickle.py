@@ -99,7 +99,7 @@ def _rebuilt(cls: Any, *_: Any) -> Inert:
 _BUILTINS = ("int", "float", "bool", "str", "object", "range", "slice", "long", "xrange")
 _RECORDS = (("argparse", "Namespace"), ("types", "SimpleNamespace"), ("signal", "Signals"))
 _DATES = ("date", "datetime", "time", "timedelta", "timezone")
-_PATHS = ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
+_PATHS = ("PurePath", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
 _MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "pathlib._local": "pathlib"}
 _FRAMEWORKS = {
     "torch", "torchao", "torchtitan", "numpy", "megatron", "transformer_engine", "transformers",

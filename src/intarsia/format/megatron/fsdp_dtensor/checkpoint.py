@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import FormatError
@@ -52,7 +52,7 @@ from intarsia.format.optimizer_state.told_groups import has_megatron_groups
 from intarsia.format.wish import Carried, Source, Wanted, Wish
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest, Stored, Target
-from intarsia.store.local import Folder
+from intarsia.store.folder import Folder
 from intarsia.store.looking import is_file, is_folder, listed
 
 _KEYS = re.compile(
@@ -66,14 +66,14 @@ class FsdpDtensor(MegatronFormat):
     name = "fsdp_dtensor"
     main_weights_in_place = True
 
-    def detect(self, path: Path) -> bool:
+    def detect(self, path: PurePath) -> bool:
         if not is_folder(path) or looks_like_megatron(path):
             return False
         return any(_has_keys(folder) for folder in _candidates(path))
 
     def read(
         self,
-        path: Path,
+        path: PurePath,
         config: Mapping[str, Any] | None,
         complain: Complain = refuse,
         section: Sequence[str] = (),
@@ -177,7 +177,7 @@ def _canonical(name: str) -> str:
     return section.name if section else name
 
 
-def find_checkpoint(path: Path) -> Path:
+def find_checkpoint(path: PurePath) -> PurePath:
     """The folder with the tensors: the path itself, the tracked iteration, or the only one."""
     found = [folder for folder in _candidates(path) if _has_keys(folder)]
     if found:
@@ -185,7 +185,7 @@ def find_checkpoint(path: Path) -> Path:
     raise FormatError(f"{path} holds no fsdp_dtensor checkpoint")
 
 
-def _candidates(path: Path) -> list[Path]:
+def _candidates(path: PurePath) -> list[PurePath]:
     if is_file(path / METADATA):
         return [path]
     tracked = tracked_folder(path)
@@ -194,7 +194,7 @@ def _candidates(path: Path) -> list[Path]:
     return [p for p in listed(path, "iter_*") if re.fullmatch(r"iter_\d{7,}", p.name)]
 
 
-def _has_keys(folder: Path) -> bool:
+def _has_keys(folder: PurePath) -> bool:
     """Whether a folder's keys are Megatron-FSDP's: they stand in the metadata as they are."""
     if not is_file(folder / METADATA):
         return False

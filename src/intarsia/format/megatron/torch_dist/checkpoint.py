@@ -10,7 +10,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.family import Param, Table
@@ -58,7 +58,7 @@ from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.wish import Carried, Source, Wanted
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Entry, Logical, Manifest, Stored, Target
-from intarsia.store.local import Folder
+from intarsia.store.folder import Folder
 
 
 class TorchDist(MegatronFormat):
@@ -68,12 +68,12 @@ class TorchDist(MegatronFormat):
     carries_anything = False
     takes_rates = True
 
-    def detect(self, path: Path) -> bool:
+    def detect(self, path: PurePath) -> bool:
         return looks_like_megatron(path)
 
     def read(
         self,
-        path: Path,
+        path: PurePath,
         config: Mapping[str, Any] | None,
         complain: Complain = refuse,
         section: Sequence[str] = (),

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from intarsia.errors import UsageError
-from intarsia.store.destination import Contents
+from intarsia.store.local.destination import Contents
 from intarsia.store.looking import exists, is_folder, is_link
 from intarsia.store.naming import naming
 

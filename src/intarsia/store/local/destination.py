@@ -7,9 +7,10 @@ import pwd
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from intarsia.errors import UsageError
+from intarsia.store.address import Address
 from intarsia.store.looking import everything_in, exists, is_folder, is_link, listed, real
 from intarsia.store.naming import unreadable
 
@@ -149,21 +150,28 @@ def owner_of(found: os.stat_result) -> str:
         return f"user {found.st_uid}"
 
 
-def readers_of(paths: Iterable[Path]) -> int:
+def readers_of(paths: Iterable[PurePath]) -> int:
     """Who beside the owner may read all of these files, as bits of a mode."""
     found = EVERYONE
     for path in paths:
-        try:
-            mode = os.stat(path).st_mode
-        except OSError as error:
-            raise unreadable(path, error) from error
+        mode = mode_of(path)
         for who, read in ((0o070, 0o040), (0o007, 0o004)):
-            if not mode & read:
+            if mode is not None and not mode & read:
                 found &= ~who
     return found
 
 
-def look(path: Path) -> os.stat_result | None:
+def mode_of(path: PurePath) -> int | None:
+    """Who may read and write a file, its owner at least; None where the store of it does not say."""
+    if isinstance(path, Address):
+        return None
+    try:
+        return 0o600 | os.stat(path).st_mode & 0o777
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def look(path: PurePath) -> os.stat_result | None:
     """What is there itself, be it a link; None where nothing is."""
     try:
         return os.lstat(path)

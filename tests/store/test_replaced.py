@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from intarsia.errors import FormatError
-from intarsia.store.stamp import Stamps
+from intarsia.store.replaced import Stamps
 
 
 def cut(path: Path) -> None:

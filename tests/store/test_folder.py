@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from intarsia.errors import FormatError, StoreError
-from intarsia.store.local import Folder
+from intarsia.store.folder import Folder
 from intarsia.store.naming import unreadable
 
 

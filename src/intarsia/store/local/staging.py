@@ -17,31 +17,32 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from intarsia.errors import StoreError, UnsafeError
 from intarsia.quantity import human
-from intarsia.store.descriptors import Descriptors
-from intarsia.store.destination import (
+from intarsia.store.base import PARTIAL
+from intarsia.store.folder import Folder
+from intarsia.store.local.descriptors import Descriptors
+from intarsia.store.local.destination import (
     EVERYONE,
     Contents,
     check_destination,
     check_place,
+    mode_of,
     readers_of,
 )
-from intarsia.store.local import open_plain
-from intarsia.store.lock import Lock
+from intarsia.store.local.lock import Lock
+from intarsia.store.local.paths import absolute_path
+from intarsia.store.local.pwrite import WRITEBACK_BYTES, start_write_back, write_all
+from intarsia.store.local.swap import put_in_place, remove, remove_contents, restore, sync_path
 from intarsia.store.looking import everything_in, exists, given, is_folder, is_link, listed
 from intarsia.store.naming import naming
-from intarsia.store.pwrite import WRITEBACK_BYTES, start_write_back, write_all
-from intarsia.store.swap import put_in_place, remove, remove_contents, restore, sync_path
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-PARTIAL = ".intarsia-partial"
-"""How the name of a folder ends that is not whole yet."""
 HEAD = "job"
 """The file of a journal that says whose it is."""
 _COPIED_BYTES = 8 << 20
@@ -66,12 +67,12 @@ class Staging:
 
     def __init__(
         self,
-        destination: str | Path,
+        destination: str | PurePath,
         *,
         overwrite: bool = False,
         judge: Judge = lambda path, contents: None,
     ) -> None:
-        self.destination = Path(os.path.abspath(given(destination)))
+        self.destination = absolute_path(given(destination))
         name = short_name(self.destination.name)
         self.folder = self.destination.parent / f".{name}{PARTIAL}"
         self.journal = self.folder.with_name(f".{name}.intarsia-journal")
@@ -194,6 +195,12 @@ class Staging:
                     os.chown(self.folder, -1, there.st_gid)
             os.chmod(self.folder, stat.S_IMODE(there.st_mode) | 0o700)
 
+    @property
+    def taken_bytes(self) -> int:
+        """How much of the disk the files take that are written so far."""
+        with naming(self.folder):
+            return sum(os.lstat(path).st_blocks * 512 for path in everything_in(self.folder))
+
     def check_room(self, need_bytes: int) -> None:
         """Raise where fewer bytes are free than are still to be written."""
         with naming(self.destination.parent):
@@ -261,15 +268,14 @@ class Staging:
         self.create(file, len(data), mode=mode)
         self.write(file, 0, [data])
 
-    def copy_in(self, file: str, source: Path) -> None:
+    def copy_in(self, file: str, source: PurePath) -> None:
         """Take over a file unchanged, a part at a time."""
-        with naming(source), os.fdopen(open_plain(source), "rb") as opened:
-            held = os.fstat(opened.fileno())
-            self.create(file, held.st_size, mode=0o600 | stat.S_IMODE(held.st_mode) & 0o777)
-            at = 0
-            while data := opened.read(min(_COPIED_BYTES, held.st_size - at)):
-                self.write(file, at, [data])
-                at += len(data)
+        with Folder(source.parent) as folder:
+            size_bytes = folder.size(source.name)
+            self.create(file, size_bytes, mode=mode_of(source))
+            for at in range(0, size_bytes, _COPIED_BYTES):
+                length_bytes = min(_COPIED_BYTES, size_bytes - at)
+                self.write(file, at, [folder.read(source.name, at, length_bytes)])
 
     def sync(self) -> None:
         """Make every file written by this process durable, and close it.

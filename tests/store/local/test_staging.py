@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from intarsia.errors import IntarsiaError, StoreError, UsageError
-from intarsia.store.lock import Lock
-from intarsia.store.staging import Staging
+from intarsia.store.local.lock import Lock
+from intarsia.store.local.staging import Staging
 from tests.checkpoints import environment, files_of, leftovers
 
 
@@ -201,7 +201,7 @@ def test_a_symbolic_link_in_place_of_the_partial_folder_is_refused(tmp_path: Pat
 
 HOLDER = """
 import sys, time
-from intarsia.store.staging import Staging
+from intarsia.store.local.staging import Staging
 staging = Staging(sys.argv[1])
 staging.begin()
 staging.write_small("half", b"written")
@@ -298,7 +298,7 @@ def test_an_overwrite_that_cannot_be_finished_keeps_the_old(tmp_path: Path, monk
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("intarsia.store.staging.put_in_place", broken)
+    monkeypatch.setattr("intarsia.store.local.staging.put_in_place", broken)
     with pytest.raises(StoreError):
         staging.commit()
     staging.abandon()
@@ -330,7 +330,7 @@ def test_where_folders_cannot_change_places_overwriting_takes_two_steps(
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "old").write_text("old")
-    monkeypatch.setattr("intarsia.store.swap._exchange", lambda *_: False)
+    monkeypatch.setattr("intarsia.store.local.swap._exchange", lambda *_: False)
     staging = begun(tmp_path / "out", overwrite=True)
     staging.write_small("x", b"1")
     staging.commit()
@@ -434,7 +434,7 @@ def test_a_sync_of_many_that_fails_fails_the_commit(
 def test_more_files_than_may_be_open_are_each_on_disk_before_they_are_marked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("intarsia.store.descriptors.affordable", lambda: 8)
+    monkeypatch.setattr("intarsia.store.local.descriptors.affordable", lambda: 8)
     synced, honest, honest_data = set(), os.fsync, os.fdatasync
 
     def noted(sync: Callable[[int], None]) -> Callable[[int], None]:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from intarsia.errors import LimitError
-from intarsia.store.descriptors import Descriptors
-from intarsia.store.local import Folder
-from intarsia.store.staging import Staging
+from intarsia.store.folder import Folder
+from intarsia.store.local.descriptors import Descriptors
+from intarsia.store.local.staging import Staging
 
 
 def count() -> int:

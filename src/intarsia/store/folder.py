@@ -1,0 +1,192 @@
+"""Reading the files of a folder at byte offsets, whatever store keeps them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from intarsia.errors import ChangedError, FormatError, IntarsiaError
+from intarsia.quantity import human
+from intarsia.store.address import named
+from intarsia.store.base import Range
+from intarsia.store.looking import is_file
+from intarsia.store.naming import unreadable
+from intarsia.store.registry import store_of
+from intarsia.store.stamp import Stamp, changed, note_stamp
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+MAX_SMALL_BYTES = 256 << 20
+"""The largest file that is read as a whole, where its reader states no other."""
+
+_SMALL_BYTES = 1 << 20
+
+
+class Folder:
+    """The files below one folder, read by position from any thread.
+
+    Each file is checked to be the one that was looked at first, or that `stamps` give.
+    `told` are further files that exist in memory alone.
+    """
+
+    def __init__(
+        self,
+        root: str | PurePath,
+        told: Mapping[str, bytes] | None = None,
+        stamps: Mapping[str, tuple[int, int, int, int]] | None = None,
+    ) -> None:
+        self.root = named(root)
+        self._told = told or {}
+        self._stamps = {file: Stamp(*stamp) for file, stamp in (stamps or {}).items()}
+        self._reader = store_of(self.root).reader(self.root)
+        self._rooms = threading.local()
+        self._read_bytes = 0
+
+    @property
+    def read_bytes(self) -> int:
+        """How many bytes were read so far."""
+        return self._read_bytes
+
+    def has(self, file: str) -> bool:
+        """Whether there is such a file."""
+        return is_file(self.root / file)
+
+    def hold(self) -> None:
+        """Open the folder now, so that it is the one read from whatever takes its place."""
+        try:
+            self._reader.hold()
+        except OSError as error:
+            raise unreadable(self.root, error) from error
+
+    def size(self, file: str) -> int:
+        """The length of a file in bytes."""
+        return self._stamp(file).size_bytes
+
+    def read(self, file: str, start_bytes: int, length_bytes: int) -> bytes:
+        """Exactly these bytes of a file."""
+        if length_bytes > _SMALL_BYTES and file not in self._told:
+            self._now(file)  # what is not there is not worth the memory
+        buffer = bytearray(length_bytes)
+        self.read_into(file, start_bytes, buffer)
+        return bytes(buffer)
+
+    def read_all(self, file: str, most_bytes: int = MAX_SMALL_BYTES) -> bytes:
+        """A whole small file."""
+        return self.read_small(file, 0, self.size(file), most_bytes)
+
+    def read_small(
+        self, file: str, start_bytes: int, length_bytes: int, most_bytes: int = MAX_SMALL_BYTES
+    ) -> bytes:
+        """Bytes that are to be understood as a whole; a file's own word is not enough for their size."""
+        if length_bytes > most_bytes:
+            raise FormatError(
+                f"{self.root / file} holds {human(length_bytes)} where at most"
+                f" {human(most_bytes)} are read at once"
+            )
+        return self.read(file, start_bytes, length_bytes)
+
+    def read_into(self, file: str, start_bytes: int, buffer: Buffer) -> None:
+        """Fill `buffer` from a file, starting at `start_bytes`."""
+        self.read_each(file, [(start_bytes, memoryview(buffer).cast("B"))])
+
+    def read_each(self, file: str, wanted: Sequence[Range]) -> None:
+        """Fill each buffer from a file, starting at its byte, and check once that the file is what it was."""
+        if file in self._told:
+            held = self._told[file]
+            for start_bytes, view in wanted:
+                view[:] = held[start_bytes : start_bytes + len(view)]
+            return
+        then = self._stamps.get(file) or self._stamp(file)
+        try:
+            now = self._reader.read(file, wanted)
+        except OSError as error:
+            raise self._gone(file, error) from error
+        except EOFError:
+            raise self._short(file, then, wanted) from None
+        if now != then:
+            raise changed(self.root / file, then, now)
+        self._read_bytes += sum([len(view) for _, view in wanted])
+
+    def view(self, file: str, start_bytes: int, length_bytes: int) -> memoryview:
+        """Exactly these bytes of a file, until this thread views others: they lie where those will.
+
+        A mapping would save a copy, and a file that is cut off meanwhile would end the process.
+        """
+        if file in self._told:
+            return memoryview(self._told[file])[start_bytes : start_bytes + length_bytes]
+        if len(getattr(self._rooms, "room", b"")) < length_bytes:
+            self._rooms.room = bytearray(length_bytes)
+        found = memoryview(self._rooms.room)[:length_bytes]
+        self.read_into(file, start_bytes, found)
+        return found
+
+    def foretell(self, file: str, start_bytes: int, length_bytes: int) -> None:
+        """Have the store bring these bytes while others are worked on."""
+        if file not in self._told:
+            try:
+                self._reader.prefetch(file, start_bytes, length_bytes)
+            except OSError as error:
+                raise self._gone(file, error) from error
+
+    def _stamp(self, file: str) -> Stamp:
+        """The stamp that a file has as long as it is the one that it was."""
+        if (then := self._stamps.get(file)) is not None:
+            return then
+        now = self._now(file)
+        then = self._stamps.setdefault(file, now)  # of two threads, the first one's
+        if then != now:
+            raise changed(self.root / file, then, now)
+        note_stamp(self.root / file, now)
+        return now
+
+    def _now(self, file: str) -> Stamp:
+        try:
+            return self._reader.stamp(file)
+        except OSError as error:
+            raise self._gone(file, error) from error
+
+    def _gone(self, file: str, error: OSError) -> IntarsiaError:
+        """What it means that a file cannot be read: that it is gone since then, or was never there."""
+        if file in self._stamps and isinstance(error, FileNotFoundError | NotADirectoryError):
+            return ChangedError(
+                f"{self.root / file} is gone since the checkpoint was opened",
+                hint="another checkpoint may have taken its place: open it again",
+                path=self.root / file,
+            )
+        return unreadable(self.root / file, error)
+
+    def _short(self, file: str, then: Stamp, wanted: Sequence[Range]) -> IntarsiaError:
+        """What it means that a file has fewer bytes than are wanted: that it was cut off, or was short at first."""
+        now = self._now(file)
+        if now != then:
+            return changed(self.root / file, then, now)
+        start, end = next((at, at + len(v)) for at, v in wanted if at + len(v) > now.size_bytes)
+        return FormatError(
+            f"{self.root / file} ends at byte {now.size_bytes:,};"
+            f" bytes [{start:,}:{end:,}) were expected",
+            hint="the file is truncated: copy it again from its source",
+            kind="file-too-short",
+            path=self.root / file,
+        )
+
+    def close(self) -> None:
+        """Close every file."""
+        with suppress(OSError):  # what was read is read
+            self._reader.close()
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_file(path: PurePath) -> bytes:
+    """All of one small file."""
+    with Folder(path.parent) as folder:
+        return folder.read(path.name, 0, folder.size(path.name))

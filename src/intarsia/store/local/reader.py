@@ -1,0 +1,113 @@
+"""Reading local files at byte offsets."""
+
+from __future__ import annotations
+
+import os
+import stat
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import PurePath
+
+from intarsia.errors import ChangedError, FormatError
+from intarsia.store.base import Range
+from intarsia.store.local.descriptors import Descriptors
+from intarsia.store.stamp import Stamp
+
+AHEAD_BYTES = 8 << 20
+"""How much the disk brings, beyond what is viewed, while that is worked on."""
+
+ROOT = "."
+"""The name of the folder itself among its open files."""
+
+
+class LocalReader:
+    """The files below a local folder.
+
+    The folder is held open, so that one which takes its place is not read instead.
+    """
+
+    def __init__(self, root: PurePath) -> None:
+        self.root = root
+        self._number: tuple[int, int] | None = None
+        self._files = Descriptors(_Opening(self))
+
+    def hold(self) -> None:
+        with self._files.use(ROOT):
+            pass
+
+    def stamp(self, file: str) -> Stamp:
+        with self._files.use(ROOT) as here:
+            return Stamp.from_stat(os.stat(file, dir_fd=here))
+
+    def read(self, file: str, ranges: Sequence[Range]) -> Stamp:
+        with self._files.use(file) as fd:
+            for start_bytes, view in ranges:
+                _fill(fd, start_bytes, view)
+            return Stamp.from_stat(os.fstat(fd))
+
+    def prefetch(self, file: str, start_bytes: int, length_bytes: int) -> None:
+        """Have the disk bring these bytes, and some that follow."""
+        if hasattr(os, "posix_fadvise"):
+            ahead_bytes = length_bytes + min(length_bytes, AHEAD_BYTES)
+            with self._files.use(file) as fd, suppress(OSError):  # advice that is not taken
+                os.posix_fadvise(fd, start_bytes, ahead_bytes, os.POSIX_FADV_WILLNEED)
+
+    def close(self) -> None:
+        self._files.close()
+
+
+def _fill(fd: int, start_bytes: int, view: memoryview) -> None:
+    at = 0
+    while at < len(view):
+        count = os.preadv(fd, [view[at:]] if at else [view], start_bytes + at)
+        if count == 0:
+            raise EOFError
+        at += count
+
+
+class _Opening:
+    """What opens the files of a folder; it does not keep the reader alive."""
+
+    def __init__(self, reader: LocalReader) -> None:
+        self._reader = weakref.ref(reader)
+
+    def __call__(self, file: str) -> int:
+        reader = self._reader()
+        assert reader is not None, "nobody uses a reader that is gone"
+        if file == ROOT:
+            return self._open_root(reader)
+        with reader._files.use(ROOT) as here:
+            return open_plain(reader.root / file, file, here)
+
+    def _open_root(self, reader: LocalReader) -> int:
+        fd = os.open(reader.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+            number = found.st_dev, found.st_ino
+            if reader._number not in (None, number):
+                raise ChangedError(
+                    f"{reader.root} is another folder than the one that was opened",
+                    hint="another checkpoint has taken its place: open it again",
+                    path=reader.root,
+                )
+        except BaseException:
+            os.close(fd)
+            raise
+        reader._number = number
+        return fd
+
+
+def open_plain(path: PurePath, name: str | None = None, folder: int | None = None) -> int:
+    """A descriptor of a file on disk; a pipe or a device could keep a reader forever.
+
+    `name` is the file's own within an open `folder`, if one is given.
+    """
+    fd = os.open(name or path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
+    try:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        raise FormatError(f"{path} is no file on disk", hint="give a file, or restore it")
+    except BaseException:
+        os.close(fd)
+        raise
