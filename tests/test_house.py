@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -19,36 +20,37 @@ ARROWS = {
     "collector": set(),
     "layout": {"errors"},
     "mesh": {"errors", "layout"},
+    "state": set(),
     "value": {"errors", "dtypes"},
-    "family": {"errors", "layout", "mesh", "value"},
+    "family": {"errors", "layout", "mesh", "state", "value"},
     "quantised": {"errors", "dtypes", "mesh"},
     "planning": {"errors", "dtypes", "quantity", "layout", "mesh", "quantised.weight", "value"},
     "store": {"errors", "quantity"},
     "format": {
         "errors", "dtypes", "quantity", "collector", "layout", "mesh", "family", "planning.inventory", "planning.manifest",
-        "quantised", "store", "value",
+        "quantised", "state", "store", "value",
     },
     "run": {
         "errors", "dtypes", "quantity", "layout", "mesh", "planning", "store", "format.base", "value",
     },
     "checking": {
         "errors", "dtypes", "quantity", "layout", "mesh", "family", "quantised", "planning", "store", "format", "run",
-        "checkpoint", "carried", "masters", "padding", "value",
+        "checkpoint", "carried", "masters", "padding", "state", "value",
     },
     "conversion": {
         "errors", "dtypes", "quantity", "collector", "layout", "mesh", "family", "quantised", "planning", "store", "format",
-        "run", "checkpoint", "carried", "masters", "padding", "checking.digests", "value",
+        "run", "checkpoint", "carried", "masters", "padding", "checking.digests", "state", "value",
     },
     "live": {
         "errors", "dtypes", "layout", "mesh", "placement", "family", "quantised", "planning", "store", "format", "run",
-        "checkpoint", "lazy_tensor", "carried", "masters", "checking.digests", "conversion.replacing", "value",
+        "checkpoint", "lazy_tensor", "carried", "masters", "checking.digests", "conversion.replacing", "state", "value",
     },
-    "report": {"errors", "quantity", "collector", "layout", "planning.manifest", "checking"},
+    "report": {"errors", "quantity", "collector", "layout", "planning.manifest", "checking", "state"},
 }  # fmt: skip
 """What each part of the house may import, itself aside; a part that is not here may import all
 but `cli`."""
 
-PURE = ("errors", "layout", "mesh", "value", "family", "quantised", "planning")
+PURE = ("errors", "layout", "mesh", "state", "value", "family", "quantised", "planning")
 """Parts that compute and touch neither torch nor a file."""
 
 EXEMPT = {"family/transformers_skeleton.py", "value/cast.py"}
@@ -307,3 +309,33 @@ def test_no_call_to_the_disk_can_raise_an_error_that_names_no_file() -> None:
         tree = tree_of(path)
         wrong = [f"{node.lineno}: {ast.unparse(node)}" for node in unguarded(tree)]
         assert not wrong, f"{path.relative_to(SOURCE)} {wrong}"
+
+
+OTHER_SPELLINGS = {
+    "format/megatron/optimizer.py": "Megatron's keys: the kind before the key of a model's tensor",
+    "format/megatron/fsdp_dtensor/entries.py": "Megatron-FSDP's keys",
+    "format/megatron/fsdp_dtensor/keys.py": "Megatron-FSDP's keys",
+    "format/megatron/fsdp_dtensor/checkpoint.py": "Megatron-FSDP's keys",
+    "format/optimizer_state/optimizer_names.py": "the roots that say of any state dict what its state is",
+    "format/optimizer_state/told_groups.py": "the groups of Megatron-FSDP",
+}
+"""Files with names that begin like ours and are others'."""
+
+
+def test_names_of_optimizer_state_are_put_together_and_taken_apart_in_one_file() -> None:
+    for path in files():
+        name = str(path.relative_to(SOURCE))
+        if part_of(path) == "state" or name in OTHER_SPELLINGS:
+            continue
+        texts = [
+            node.value
+            for node in ast.walk(tree_of(path))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
+        wrong = [t for t in texts if re.match(r"\^?optimizer\\?\.\S*$", t)]
+        assert not wrong, f"{name} spells {wrong}: use state/names.py"
+
+
+@pytest.mark.parametrize("name", OTHER_SPELLINGS)
+def test_files_with_other_spellings_still_need_to_be_named(name: str) -> None:
+    assert re.search(r"[\"^]optimizer\\?\.", (SOURCE / name).read_text())

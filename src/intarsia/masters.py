@@ -22,11 +22,10 @@ from intarsia.planning.manifest import Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.sharing import share_out
+from intarsia.state.names import master_of
 from intarsia.value import PLAIN, Value, Window
 from intarsia.value.bits import Bits, as_float64, bits_dtype
 from intarsia.value.cast import cast
-
-MASTER = "optimizer.master."
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +41,11 @@ class Stale:
 
 def has_own_master(src: Manifest, name: str) -> bool:
     """Whether a main weight is stored beside a weight, rather than being the same elements."""
-    if MASTER + name not in src.logical:
+    if master_of(name) not in src.logical:
         return False
     places = [
         {(c.file, c.start_bytes) for s in src.sources.get(n, ()) for c in s.chunks}
-        for n in (name, MASTER + name)
+        for n in (name, master_of(name))
     ]
     return places[0] != places[1]
 
@@ -76,7 +75,7 @@ def _contradiction(found: Sequence[Stale], src: Manifest, hint: str) -> Precisio
         f"{total:,} elements of {len(found)} weights are not their fp32 main weights rounded to"
         f" {dtype}: one of the two is stale - at {src.path}\n"
         f"  first: {first.name}{list(first.first)} is {first.weight!r},"
-        f" {MASTER}{first.name} there is {first.master!r}",
+        f" {master_of(first.name)} there is {first.master!r}",
         hint=hint,
         kind="master-differs",
     )
@@ -112,11 +111,11 @@ def _compared(
 ) -> Stale | None:
     held = checkpoint.manifest.logical
     name = layout.tensors[0]
-    a, b = held[name].dtype, held[MASTER + name].dtype
+    a, b = held[name].dtype, held[master_of(name)].dtype
     # Both are read as the weight is centred on disk: there it was rounded.
     value = checkpoint.manifest.sources[name][0].value
     weights = checkpoint.prove(name, layout, a, value)
-    masters = checkpoint.prove(MASTER + name, layout.rename(MASTER.__add__), b, value)
+    masters = checkpoint.prove(master_of(name), layout.rename(master_of), b, value)
     count, first = 0, None
     for box in windows(layout.shape, 8, window_bytes):
         x = checkpoint.read_box(weights, box).view(bits_dtype(a))

@@ -9,14 +9,12 @@ from math import prod
 
 from intarsia.layout import clip
 from intarsia.planning.manifest import Stored
+from intarsia.state.names import MASTER, kind_of, parameter_of
 
 _LAYER = re.compile(r"(?<![^.])(?:layers|layer|h|blocks|block)\.(?P<k>\d+)(?=\.)")
 _NUMBERED = re.compile(r"(?<![^.])(?:(?!experts\.|local_experts\.)\w+)\.(?P<k>\d+)(?=\.)")
 """Any other list of modules: `resblocks.3.`, `stages.0.`."""
 _EXPERT = re.compile(r"(?<![^.])(?P<word>experts|local_experts)\.(?P<k>\d+)(?=\.)")
-_STATE = re.compile(
-    r"^optimizer\.(?P<kind>exp_avg_sq|exp_avg|master|step|[A-Za-z_0-9]+)\.(?P<of>.+)$"
-)
 _STACK = re.compile(r"(?:^|\.)layers\.(?!\d)")
 _RARE = re.compile(r"expert|position|wpe|embed")
 _VOCABULARY = re.compile(
@@ -46,7 +44,7 @@ class Place:
 
     @property
     def is_moment(self) -> bool:
-        return self.kind not in ("", "master")
+        return self.kind not in ("", MASTER)
 
 
 @lru_cache(maxsize=1 << 18)
@@ -56,9 +54,7 @@ def place_of(name: str) -> Place:
     >>> place_of("optimizer.exp_avg.model.layers.3.mlp.experts.7.up_proj.weight")
     Place(template='model.layers.*.mlp.experts.*.up_proj.weight', kind='exp_avg', layer=3, expert=7)
     """
-    kind = ""
-    if state := _STATE.match(name):
-        kind, name = state["kind"], state["of"]
+    kind, name = kind_of(name), parameter_of(name)
     layer, expert = layer_in(name), _EXPERT.search(name)
     starred = f"{name[: layer.start('k')]}*{name[layer.end('k') :]}" if layer else name
     template = _EXPERT.sub(r"\g<word>.*", starred)
@@ -68,16 +64,6 @@ def place_of(name: str) -> Place:
 def layer_in(name: str) -> re.Match[str] | None:
     """Where a name has the number of its layer: `k` is it."""
     return _LAYER.search(name) or _NUMBERED.search(name)
-
-
-def state_of(name: str) -> tuple[str, str]:
-    """The kind of state that a logical name is, and its parameter; an empty kind for a weight.
-
-    >>> state_of("optimizer.exp_avg.lm_head.weight"), state_of("lm_head.weight")
-    (('exp_avg', 'lm_head.weight'), ('', 'lm_head.weight'))
-    """
-    found = _STATE.match(name)
-    return (found["kind"], found["of"]) if found else ("", name)
 
 
 @dataclass(frozen=True, slots=True)

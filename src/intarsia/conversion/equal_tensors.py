@@ -10,8 +10,7 @@ from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
 from intarsia.format.registry import names_of
 from intarsia.planning.window import windows
-
-_STEP = "optimizer.step."
+from intarsia.state.names import STEP, kind_of
 
 
 def check_equal(checkpoint: Checkpoint, groups: Iterable[Sequence[str]], window_bytes: int) -> None:
@@ -19,7 +18,7 @@ def check_equal(checkpoint: Checkpoint, groups: Iterable[Sequence[str]], window_
     for first, *others in groups:
         for name in others:
             if not equal(checkpoint, first, name, window_bytes):
-                raise _counters(first, name) if name.startswith(_STEP) else _tied(first, name)
+                raise _counters(first, name) if kind_of(name) == STEP else _tied(first, name)
 
 
 def equal(checkpoint: Checkpoint, a: str, b: str, window_bytes: int) -> bool:

@@ -20,9 +20,18 @@ from intarsia.masters import has_own_master
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.quantised.refusing import refuse_faults, refuse_numbers
+from intarsia.state.names import (
+    MASTER,
+    STEP,
+    StateName,
+    is_state,
+    kind_of,
+    like,
+    of_kind,
+    parameter_of,
+    step_of,
+)
 from intarsia.value import PLAIN
-
-STEP = "optimizer.step."
 
 
 def targets_for(src: Manifest, wish: Wish) -> Wanted:
@@ -130,7 +139,7 @@ def _dropped(src: Manifest, wish: Wish, writer: Format) -> Iterator[tuple[str, s
     table = table_for(src.config)
     tied = table.tied if table and dialect not in ("same", "hf-module") else {}
     for name in src.logical:
-        of = name.split(".", 2)[2] if is_state(name) and name.count(".") > 1 else name
+        of = parameter_of(name)
         if of in tied:
             yield name, f"{of} is tied to {tied[of]} by the configuration"
         elif is_state(name) and wish.optimizer == "drop":
@@ -144,10 +153,10 @@ def tied_and_stored(src: Manifest, drop: Collection[str]) -> list[tuple[str, ...
     table = table_for(src.config)
     found: list[tuple[str, ...]] = []
     for name in src.logical:
-        root = ".".join(name.split(".", 2)[:2]) + "." if is_state(name) else ""
-        twin = table.tied.get(name.removeprefix(root)) if table else None
-        if twin is not None and name in drop and root != STEP and root + twin in src.logical:
-            found.append((root + twin, name))
+        twin = table.tied.get(parameter_of(name)) if table else None
+        if twin is not None and name in drop and kind_of(name) != STEP:
+            kept = like(name)(twin)
+            found += [(kept, name)] if kept in src.logical else []
     return found
 
 
@@ -179,7 +188,7 @@ def _check_rates(src: Manifest, wish: Wish, writer: Format) -> None:
             f"--megatron-lr is for the parameter groups of {takers}, and {wish.to} is asked for",
             hint="leave --megatron-lr out",
         )
-    if wish.optimizer == "drop" or not any(n.startswith("optimizer.") for n in src.logical):
+    if wish.optimizer == "drop" or not any(map(is_state, src.logical)):
         why = "is dropped" if wish.optimizer == "drop" else f"is not in {src.path}"
         raise UsageError(
             f"--megatron-lr is for optimizer state, which {why}", hint="leave --megatron-lr out"
@@ -224,11 +233,6 @@ def _is_stored_so(src: Manifest, wish: Wish, writer: Format, dialect: str) -> bo
         elif s.name in table.known:
             return False
     return rows.keys() <= {*src.stored, *(w.of for w in src.quantised.weights)}
-
-
-def is_state(name: str) -> bool:
-    """Whether a logical tensor is optimizer state."""
-    return name.startswith("optimizer.")
 
 
 def _rows(src: Manifest, wish: Wish, writer: Format, dropped: Set[str]) -> list[Param]:
@@ -304,17 +308,16 @@ def state_rows(model: Sequence[Param], logical: Iterable[str]) -> Iterator[Param
     """The optimizer state of the model's rows that a source holds, kind by kind."""
     kinds: dict[str, set[str]] = {}
     for name in logical:
-        if is_state(name):
-            kind, _, param = name.removeprefix("optimizer.").partition(".")
-            kinds.setdefault(kind, set()).add(param)
+        if state := StateName.of(name):
+            kinds.setdefault(state.kind, set()).add(state.parameter)
     for kind, held in sorted(kinds.items()):
-        if kind == "step":
+        if kind == STEP:
             continue
         for row in model:
             if row.layout.tensors and held.issuperset(row.layout.tensors):
-                layout = row.layout.rename(f"optimizer.{kind}.".__add__)
-                value = row.value if kind == "master" else PLAIN
-                yield Param(f"optimizer.{kind}.{row.name}", layout, row.rule, value)
+                layout = row.layout.rename(of_kind(kind))
+                value = row.value if kind == MASTER else PLAIN
+                yield Param(of_kind(kind)(row.name), layout, row.rule, value)
 
 
 def _with_one_step(
@@ -323,9 +326,9 @@ def _with_one_step(
     """The rows, with one step for each fused parameter; and the steps that each of these stands for."""
     groups: dict[str, tuple[str, ...]] = {}
     for row in rows:
-        names = tuple(f"optimizer.step.{name}" for name in row.layout.tensors)
+        names = tuple(map(step_of, row.layout.tensors))
         if len(names) > 1 and all(n in src.logical and n not in dropped for n in names):
-            groups[f"optimizer.step.{row.name}"] = names
+            groups[step_of(row.name)] = names
     fused = {name for names in groups.values() for name in names}
     steps = (
         Param(name, Layout.of(names[0], src.logical[names[0]].shape))

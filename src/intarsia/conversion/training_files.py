@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from intarsia.conversion.targets import is_state
 from intarsia.format.inventory import is_training
 from intarsia.format.registry import format_named
 from intarsia.format.wish import Wanted, Wish
 from intarsia.planning.inventory import Fate, Item, Role, left_out
 from intarsia.planning.manifest import Manifest
+from intarsia.state.names import is_state
 
 
 def settle_files(src: Manifest, wish: Wish, wanted: Wanted) -> tuple[Manifest, tuple[str, ...]]:

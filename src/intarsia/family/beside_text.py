@@ -12,6 +12,7 @@ from intarsia.family.fields import Config
 from intarsia.family.rows import Param
 from intarsia.family.spec import Table
 from intarsia.mesh import Shape
+from intarsia.state.names import is_state, like, parameter_of
 
 
 def respelled(
@@ -19,7 +20,7 @@ def respelled(
 ) -> list[Param]:
     """The rows beside the text part in a dialect; `names` are all that the checkpoint stores."""
     held = list(rest)
-    beside = [row for row in held if not row.name.startswith("optimizer.")]
+    beside = [row for row in held if not is_state(row.name)]
     if not table.wrapped or not beside or dialect not in ("hf", "hf-fused", "hf-module"):
         return held
     hub, module = table.dialects["hf"], table.dialects["hf-module"]
@@ -54,7 +55,5 @@ def _is_whole(tensors: tuple[str, ...], shape: Shape, shapes: Mapping[str, Shape
 
 def _new(name: str, new: Mapping[str, str]) -> str:
     """A name in the other dialect; optimizer state follows its parameter."""
-    if name.startswith("optimizer.") and name.count(".") > 1:
-        root, kind, of = name.split(".", 2)
-        return f"{root}.{kind}.{new.get(of, of)}"
-    return new.get(name, name)
+    of = parameter_of(name)
+    return like(name)(new.get(of, of))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from intarsia.family.spec import Table
+from intarsia.state.names import is_state
 
 _TOWERS = ("vision_config", "audio_config")
 _LAYER = re.compile(r"^.*?layers\.\d+\.")
@@ -36,6 +37,7 @@ def missing_tower(table: Table, held: Collection[str]) -> str | None:
     if table.whole:
         return None
     towers = [name for name in _TOWERS if isinstance(table.config.get(name), Mapping)]
-    text = (f"{table.hf}layers.", f"{table.module}layers.", "optimizer.", "mtp.")
-    beside = (n for n in held if n not in table.logical and not n.startswith(text))
+    text = (f"{table.hf}layers.", f"{table.module}layers.", "mtp.")
+    others = (n for n in held if n not in table.logical and not is_state(n))
+    beside = (n for n in others if not n.startswith(text))
     return towers[0] if towers and next(beside, None) is None else None

@@ -25,6 +25,7 @@ from intarsia.format.wish import Carried, Source, Wanted, Wish
 from intarsia.layout import Piece
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
+from intarsia.state.names import is_state
 from intarsia.store.folder import Folder
 
 ReadEntries = Callable[[Iterable[str]], Mapping[str, bytes]]
@@ -229,7 +230,7 @@ class Format(ABC):
         if not told_groups.has_megatron_groups(src.manifest.entries):
             return Carried(src.entries)
         names = ((t.name, t.layout.tensors) for t in wanted.targets)
-        params = {name: of for name, of in names if not name.startswith("optimizer.")}
+        params = {name: of for name, of in names if not is_state(name)}
         spelled = told_groups.spelled_for_torch(
             src.groups(), src.entries, params, flat=self.flat_groups
         )

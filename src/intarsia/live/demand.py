@@ -28,9 +28,9 @@ from intarsia.live.memory.holding import (
 )
 from intarsia.live.memory.quantised import check_quantised
 from intarsia.live.names import Rows, find_rows
-from intarsia.live.optimizer.state import MASTER
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Manifest
+from intarsia.state.names import MASTER, is_state, kind_of, master_of, parameter_of
 
 Place = tuple[Mesh, int]
 
@@ -118,7 +118,7 @@ class Demand:
                 used |= {name, to}
         # A tensor without elements has nothing that could be left out.
         held = {n for n, x in self.manifest.logical.items() if x.size}
-        left = {n for n in held if not n.startswith("optimizer.")} - used
+        left = {n for n in held if not is_state(n)} - used
         left -= self.contents.extra_state.keys()
         copies = bool(self.contents.copies)
         return Doubts(
@@ -164,12 +164,12 @@ class Demand:
     def _precise(self, layout: Layout, wanted: str) -> Layout:
         """The main weights, where the model keeps fp32 and the checkpoint's weights are shorter."""
         held = self.manifest.logical
-        masters = [f"optimizer.{MASTER}.{n}" for n in layout.tensors]
+        masters = [*map(master_of, layout.tensors)]
         if wanted != "F32" or not masters or not all(m in held for m in masters):
             return layout
         if all(n in held and held[n].dtype.name == "F32" for n in layout.tensors):
             return layout
-        return layout.rename(f"optimizer.{MASTER}.".__add__)
+        return layout.rename(master_of)
 
     def _box(self, name: str, row: Param) -> Box | None:
         """The part of a tensor that a plain shard at the given place is."""
@@ -211,12 +211,11 @@ class Settled:
     @property
     def precise(self) -> list[Layout]:
         """The weights here whose main weights are taken in their place."""
-        start = f"optimizer.{MASTER}."
         found = (each.layout for each in self.holdings)
         return [
-            x.rename(lambda name: name.removeprefix(start))
+            x.rename(parameter_of)
             for x in found
-            if x.tensors and all(name.startswith(start) for name in x.tensors)
+            if x.tensors and all(kind_of(name) == MASTER for name in x.tensors)
         ]
 
     @property

@@ -21,9 +21,9 @@ from intarsia.lazy_tensor import as_torch
 from intarsia.live.megatron.item import Item
 from intarsia.live.memory.holding import memory_of
 from intarsia.mesh import Box
+from intarsia.state.names import STEP, master_of, of_kind
 from intarsia.value import PLAIN, Value
 
-MASTER, STEP = "master", "step"
 Name = Callable[[str], str]
 
 
@@ -112,10 +112,10 @@ class _Loader:
         if row is None:
             self.missing.append(name)
             return
-        masters = [f"optimizer.{MASTER}.{n}" for n in row.layout.tensors]
+        masters = map(master_of, row.layout.tensors)
         layout = row.layout
         if all(n in self.checkpoint for n in masters):
-            layout = layout.rename(f"optimizer.{MASTER}.".__add__)
+            layout = layout.rename(master_of)
         self._fill(name, layout, row.value, item, param)
 
     def state(self, name: str, bare: str, item: Item, kind: str, value: Any) -> None:
@@ -126,7 +126,7 @@ class _Loader:
         if kind == STEP or not value.ndim:
             self._fill(f"{name}.{kind}", *_counter(row, kind), Item((), 0, 1), value)
             return
-        layout = row.layout.rename(f"optimizer.{kind}.".__add__)
+        layout = row.layout.rename(of_kind(kind))
         self._fill(f"{name}.{kind}", layout, PLAIN, item, value)
 
     def _fill(self, name: str, layout: Layout, value: Value, item: Item, tensor: Any) -> None:
@@ -158,4 +158,4 @@ class _Loader:
 
 
 def _counter(row: Param, kind: str) -> tuple[Layout, Value]:
-    return Layout.of(f"optimizer.{kind}.{row.layout.tensors[0]}", ()), PLAIN
+    return Layout.of(of_kind(kind)(row.layout.tensors[0]), ()), PLAIN

@@ -56,6 +56,7 @@ from intarsia.run.crew import Crew
 from intarsia.run.hashing import merged
 from intarsia.run.progress import Progress
 from intarsia.run.sharing import share_out
+from intarsia.state.names import StateName
 from intarsia.store.address import named
 from intarsia.store.local.staging import Staging
 
@@ -128,7 +129,7 @@ def snapshot(
             WITHOUT: pack(never_stepped(steps.held, own.held), WITHOUT),
         }
         for state in states(steps.held, own.held):
-            tensors[f"optimizer.state.{bare(state.param.name)}.{state.kind}"] = state.tensor
+            tensors[StateName(state.kind, bare(state.param.name)).as_torch] = state.tensor
         for name, value in settings_of(steps.settings, own.settings):
             if hasattr(value, "dtype"):
                 tensors[name] = value

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from intarsia.checking.naming import place_of
 from intarsia.report.safe import visible
+from intarsia.state.names import of_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class Row:
         """
         numbers = [n for n, has in ((layer, self.layered), (expert, self.expert)) if has]
         told = (f"{n}{word}" for n, word in zip(numbers, self.words[1:], strict=True))
-        return (f"optimizer.{self.kind}." if self.kind else "") + self.words[0] + "".join(told)
+        name = self.words[0] + "".join(told)
+        return of_kind(self.kind)(name) if self.kind else name
 
     def as_json(self) -> list[object]:
         words = [visible(word) for word in self.words]

@@ -10,13 +10,14 @@ from pathlib import PurePath
 from typing import Any
 
 from intarsia.checking.fault import Fault, few
-from intarsia.checking.naming import place_of, state_of
+from intarsia.checking.naming import place_of
 from intarsia.errors import FamilyError, IntarsiaError, SectionError
 from intarsia.family import Table, table_for
 from intarsia.format.complaint import Complaint
 from intarsia.format.naming.logical_names import members_of
 from intarsia.format.registry import read_manifest
 from intarsia.planning.manifest import Chunk, Manifest
+from intarsia.state.names import like, parameter_of
 
 NO_FAMILY = {"model_type": ""}
 """A configuration that no table answers to: tensors are read name by name."""
@@ -86,9 +87,8 @@ class Headers:
     def _tensors(self, complaint: Complaint) -> tuple[str, ...]:
         names: dict[str, None] = {}
         for name in complaint.names:
-            kind, of = state_of(name)
-            root = f"optimizer.{kind}." if kind else ""
-            names |= dict.fromkeys(root + member for member in members_of(of, self._table))
+            members = members_of(parameter_of(name), self._table)
+            names |= dict.fromkeys(map(like(name), members))
         if self.manifest is not None:
             for file in complaint.files:
                 names |= dict.fromkeys(name for name, _ in self._beyond.get(file, ()))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from intarsia.checking.fault import Fault, few
-from intarsia.checking.naming import place_of, state_of
+from intarsia.checking.naming import place_of
 from intarsia.planning.manifest import Manifest
+from intarsia.state.names import MASTER, STEP, StateName, of_kind, parameter_of
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_SHAPED = (*_MOMENTS, "master", "max_exp_avg_sq", "momentum_buffer", "exp_inf")
-_KINDS = (*_MOMENTS, "master", "step")
+_SHAPED = (*_MOMENTS, MASTER, "max_exp_avg_sq", "momentum_buffer", "exp_inf")
+_KINDS = (*_MOMENTS, MASTER, STEP)
 
 _FEW = 10
 """Of ten parameters that are alike at most one is lost; more were left out on purpose."""
@@ -26,20 +27,20 @@ def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[F
     """
     held: Held = {}
     for name in manifest.logical:
-        kind, of = state_of(name)
-        if kind in _KINDS:
-            held.setdefault(of, set()).add(kind)
+        state = StateName.of(name)
+        if state and state.kind in _KINDS:
+            held.setdefault(state.parameter, set()).add(state.kind)
     moving = {of: kinds for of, kinds in held.items() if not kinds.isdisjoint(_MOMENTS)}
     if not moving:
         return
     lost = [
-        *(f"optimizer.{kind}.{of}" for of, kinds in moving.items() for kind in _MOMENTS
+        *(of_kind(kind)(of) for of, kinds in moving.items() for kind in _MOMENTS
           if kind not in kinds),
         *_without_a_part(manifest, moving),
         *_bare_experts(manifest, moving),
         *_bare_parameters(manifest, moving),
     ]  # fmt: skip
-    lost = [name for name in lost if name not in known and state_of(name)[1] not in known]
+    lost = [name for name in lost if name not in known and parameter_of(name) not in known]
     if lost:
         text = f"{len(lost):,} optimizer tensors are absent: {few(lost)}"
         yield Fault("state-missing", tuple(lost), manifest.path, text)
@@ -47,7 +48,7 @@ def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[F
 
 def _without_a_part(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterator[str]:
     """Main weights and counters that a parameter lacks, and its like of one element type have."""
-    for kind in ("master", "step"):
+    for kind in (MASTER, STEP):
         alike = {
             (place_of(of).template, manifest.logical[of].dtype)
             for of, kinds in held.items()
@@ -58,7 +59,7 @@ def _without_a_part(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterato
             if kind in kinds or weight is None:
                 continue
             if (place_of(of).template, weight.dtype) in alike:
-                yield f"optimizer.{kind}.{of}"
+                yield of_kind(kind)(of)
 
 
 def _bare_experts(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterator[str]:
@@ -68,7 +69,7 @@ def _bare_experts(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterator[
         place = place_of(name)
         bare = not place.kind and place.expert is not None and name not in held
         if bare and (place.template, place.layer) in stateful:
-            yield f"optimizer.exp_avg.{name}"
+            yield of_kind(_MOMENTS[0])(name)
 
 
 def _bare_parameters(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterator[str]:
@@ -87,15 +88,17 @@ def _bare_parameters(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterat
     ]
     bare = [name for name, _ in dense if name not in held]
     if bare and _FEW * len(bare) <= len(dense):
-        yield from (f"optimizer.exp_avg.{name}" for name in bare)
+        yield from map(of_kind(_MOMENTS[0]), bare)
 
 
 def misshapen_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
     """State that does not have the shape of its parameter."""
     for name, logical in manifest.logical.items():
-        kind, of = state_of(name)
-        weight = manifest.logical.get(of)
-        if kind not in _SHAPED or weight is None or name in known or of in known:
+        state = StateName.of(name)
+        weight = manifest.logical.get(state.parameter) if state else None
+        if state is None or weight is None or state.kind not in _SHAPED:
+            continue
+        if name in known or weight.name in known:
             continue
         if logical.shape != weight.shape:
             text = f"`{name}` has shape {list(logical.shape)}, its parameter {list(weight.shape)}"

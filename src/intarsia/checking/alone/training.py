@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from intarsia.checking.fault import Fault, few
-from intarsia.checking.naming import place_of, state_of
+from intarsia.checking.naming import place_of
 from intarsia.checking.survey.seen import Seen
+from intarsia.state.names import MASTER, STEP, master_of, parameter_of
 
 _FP16_LACKS, _BF16_LACKS = 0x1FFF, 0xFFFF
 """The bits of fp32 that are zero in numbers of 16 bits."""
@@ -19,7 +20,7 @@ def _steps(found: Sequence[Seen]) -> dict[str, float]:
         stored.name: seen.value
         for seen in found
         for stored in seen.item.names
-        if place_of(stored.name).kind == "step" and seen.value is not None
+        if place_of(stored.name).kind == STEP and seen.value is not None
     }
 
 
@@ -70,7 +71,7 @@ def rounded_masters(found: Sequence[Seen]) -> Iterator[Fault]:
     if any(0 <= v <= 1 for v in _steps(found).values()):
         return
     moved = {
-        state_of(name)[1]
+        parameter_of(name)
         for seen in found
         if "exp_avg_sq" in seen.item.kinds and seen.most
         for stored in seen.item.names
@@ -80,18 +81,18 @@ def rounded_masters(found: Sequence[Seen]) -> Iterator[Fault]:
     elements = masters = wrong = used = 0
     for seen in found:
         stored = seen.item.stored
-        if "master" not in seen.item.kinds or stored.dtype.name != "F32":
+        if MASTER not in seen.item.kinds or stored.dtype.name != "F32":
             continue
         if not any(p.telling for p in seen.portraits):
             continue
-        of = [state_of(name)[1] for name in stored.layout.tensors]
+        of = [parameter_of(name) for name in stored.layout.tensors]
         if moved.isdisjoint(of):
             continue
         masters += 1
         if not seen.used_bits & _FP16_LACKS:
             wrong += 1
             used |= seen.used_bits
-            names += [f"optimizer.master.{name}" for name in of]
+            names += map(master_of, of)
             elements += stored.layout.size
     if names:
         narrow = "fp16" if used & _BF16_LACKS else "bf16"

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checking.fault import Fault
-from intarsia.checking.naming import state_of
 from intarsia.checking.survey.seen import Seen
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
@@ -23,6 +22,7 @@ from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.hashing import Sum, merged
 from intarsia.run.progress import Progress, counting
+from intarsia.state.names import MASTER, kind_of, master_of, parameter_of
 from intarsia.value.bits import Bits, as_float64, bits_dtype
 from intarsia.value.cast import cast
 
@@ -32,9 +32,8 @@ _LAST_BIT = {"BF16": 2.0**-7, "F16": 2.0**-10}
 
 def weights_with_masters(logical: Mapping[str, Logical]) -> dict[str, Logical]:
     """The weights that are held against a main weight."""
-    masters = (state_of(name) for name in logical)
-    names = (of for kind, of in masters if kind == "master" and of in logical)
-    return {name: logical[name] for name in names if logical[name].dtype.floating}
+    weights = (parameter_of(name) for name in logical if kind_of(name) == MASTER)
+    return {n: logical[n] for n in weights if n in logical and logical[n].dtype.floating}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def masters_that_differ(
     weights = merged(seen.sums for seen in found)
     rounded = merged(seen.rounded for seen in found)
     unread = {
-        state_of(name)[1]
+        parameter_of(name)
         for seen in found
         if seen.unread
         for name in seen.item.stored.layout.tensors
@@ -89,7 +88,7 @@ def masters_that_differ(
 def compare_master(checkpoint: Checkpoint, name: str, budget: Budget) -> Stale | None:
     """How a weight differs from its main weight rounded; None where it is that."""
     logical = checkpoint.manifest.logical
-    weight, master = logical[name], logical[f"optimizer.master.{name}"]
+    weight, master = logical[name], logical[master_of(name)]
     if weight.shape != master.shape:
         return Stale(weight, master, weight.size, "the whole tensor", float("inf"))
     count, first, most = 0, "", 0.0

@@ -18,6 +18,7 @@ from intarsia.checking.naming import Place, tensors_in
 from intarsia.checking.survey.portrait import Portrait, Run
 from intarsia.checking.survey.seen import Odd, Seen
 from intarsia.format.megatron.buckets import is_bucket
+from intarsia.state.names import MASTER
 
 _MEGATRON_PADS_TO = 1024
 """Megatron pads a vocabulary to a multiple of 128 for every tensor-parallel rank."""
@@ -109,7 +110,7 @@ def value_implausible(seen: Seen) -> Iterator[Fault]:
     """Numbers that no training gives a weight, and that memory which was never written holds."""
     stored = seen.item.stored
     leaf = stored.name.rpartition(".")[2]
-    if "mask" in leaf or "scale" in leaf or seen.item.kinds - {"", "master"}:
+    if "mask" in leaf or "scale" in leaf or seen.item.kinds - {"", MASTER}:
         return
     if seen.absurd.count:
         most = seen.magnitude(seen.most)

@@ -8,9 +8,10 @@ from typing import Any
 
 from intarsia.checking.content.same_content import Content, Drawn
 from intarsia.checking.fault import Fault, few
-from intarsia.checking.naming import Place, place_of, state_of, tensors_in
+from intarsia.checking.naming import Place, place_of, tensors_in
 from intarsia.checking.survey.seen import Seen
 from intarsia.planning.manifest import Stored
+from intarsia.state.names import MASTER, kind_of, parameter_of
 
 Experts = dict[int, Drawn]
 _Stack = tuple[str, int | None, str]
@@ -29,7 +30,7 @@ def repeat_faults(
         [(stored, p) for stored, p in drawn if is_part(p.unit.place)]
         for is_part in (
             lambda place: not place.kind,
-            lambda place: place.kind == "master",
+            lambda place: place.kind == MASTER,
             lambda place: place.is_moment,
         )
     ]
@@ -42,7 +43,7 @@ def repeat_faults(
     yield from (
         fault
         for fault in shards
-        if not all(state_of(name)[0] and state_of(name)[1] in told for name in fault.tensors)
+        if not all(kind_of(name) and parameter_of(name) in told for name in fault.tensors)
     )
     yield from tied_that_differ(found, tied)
 
@@ -184,7 +185,7 @@ def repeated_layers(drawn: Sequence[Drawn]) -> Iterator[Fault]:
 
 def _stacks(stored: Stored, place: Place) -> Iterator[tuple[_Stack, int]]:
     """Every list of modules that a matrix is in, as the template of its name, and its number there."""
-    name = state_of(stored.name)[1]
+    name = parameter_of(stored.name)
     numbers = list(_NUMBER.finditer(name))
     for found in numbers:
         template = f"{name[: found.start()]}*{name[found.end() :]}"

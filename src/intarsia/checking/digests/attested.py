@@ -23,6 +23,7 @@ from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.hashing import Sum, merged
 from intarsia.run.progress import Progress
+from intarsia.state.names import is_state
 from intarsia.store.address import named
 from intarsia.store.looking import exists, is_folder, listed
 
@@ -42,7 +43,7 @@ def digests_in(manifest: Manifest) -> Mapping[str, str]:
     found = stored_digests(replace(manifest, path=str(home)))
     tensors = found.digests.tensors if found else {}
     # The state of the optimizer lies in a folder of its own, which is not asked about.
-    return {n: d for n, d in tensors.items() if n in manifest.logical or n[:10] != "optimizer."}
+    return {n: d for n, d in tensors.items() if n in manifest.logical or not is_state(n)}
 
 
 def object_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:

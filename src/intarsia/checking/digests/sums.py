@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from intarsia.checking.naming import state_of
 from intarsia.checking.survey.items import Item
 from intarsia.layout import Layout
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Chunk, Logical, Stored
 from intarsia.run.hashing import Sum, add_to, sum_buffer, sum_layout
+from intarsia.state.names import parameter_of
 from intarsia.value import Window
 from intarsia.value.bits import Bits
 
@@ -47,7 +47,7 @@ class Summing:
                 self._layouts[stored.name] = Layout(whole.shape, pieces)
         if self.weights:
             whole = layout_of_box(self.item.stored.layout, chunk.box).reshape(-1)
-            named = whole.rename(lambda name: state_of(name)[1])
+            named = whole.rename(parameter_of)
             pieces = tuple(p for p in named.pieces if p.tensor in self.weights)
             self._masters = Layout(whole.shape, pieces)
 

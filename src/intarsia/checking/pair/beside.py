@@ -13,11 +13,11 @@ from intarsia.carried import groups_of, read_entries
 from intarsia.errors import FormatError, IntarsiaError, UsageError
 from intarsia.format.megatron.common import COMMON_OBJECT, arguments_of
 from intarsia.format.megatron.fsdp_dtensor.entries import COUNTERS, SCHEDULER
-from intarsia.format.optimizer_state.parameter_groups import ROOT
 from intarsia.format.torch_file.plain import DROPPED, plain
 from intarsia.format.torch_file.torch_zip import BROKEN_ZIP, read_object
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
+from intarsia.state.names import TORCH_GROUPS, is_state
 from intarsia.store.address import named
 from intarsia.store.folder import read_file
 
@@ -80,7 +80,7 @@ def _objects(a: Manifest, b: Manifest, budget: Budget) -> Iterator[Beside]:
     left, right = held
     groups = list(_settings(a, b, left, right))
     yield from groups
-    spelled = {n for n in {*left, *right} if groups and n.startswith(ROOT)}
+    spelled = {n for n in {*left, *right} if groups and n.startswith(TORCH_GROUPS)}
     # A checkpoint of weights alone has nothing to hold against the objects of a run.
     same_names = a.format in _SAME_NAMES and b.format in _SAME_NAMES
     same_names &= all(held or _has_state(m) for held, m in ((left, a), (right, b)))
@@ -201,7 +201,7 @@ def _settings(
 
 
 def _has_state(manifest: Manifest) -> bool:
-    return any(name.startswith("optimizer.") for name in manifest.logical)
+    return any(map(is_state, manifest.logical))
 
 
 def _configurations(a: Manifest, b: Manifest) -> Iterator[Beside]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from intarsia.checking.pair.compare import Comparison
+from intarsia.state.names import is_state
 
 
 def next_step(found: Comparison) -> str | None:
     """Where nothing explains why the weights of one model differ, they may be two steps of training."""
-    weights = [d for d in found.different if not d.tensor.startswith("optimizer.")]
+    weights = [d for d in found.different if not is_state(d.tensor)]
     alike = not (found.only_in_a or found.only_in_b or found.damaged)
     if not weights or not alike or any(d.kind != "unexplained" for d in weights):
         return None

@@ -9,12 +9,13 @@ from intarsia.checking.pair.ties import twins_of
 from intarsia.checking.pair.unlike import unlike
 from intarsia.checkpoint import Checkpoint
 from intarsia.family import table_for
-from intarsia.masters import MASTER, has_own_master, recentred_norms
+from intarsia.masters import has_own_master, recentred_norms
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.gather import Bytes
+from intarsia.state.names import MASTER, kind_of, parameter_of
 from intarsia.value import PLAIN, Value
 
 
@@ -69,8 +70,8 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
             if name in theirs:
                 continue
             twin = tied[other].get(name)
-            if twin is None and name.startswith(MASTER) and name.removeprefix(MASTER) in mains:
-                pair = Pair(x, theirs[name.removeprefix(MASTER)])
+            if twin is None and kind_of(name) == MASTER and parameter_of(name) in mains:
+                pair = Pair(x, theirs[parameter_of(name)])
                 pairs.append(pair if side == 0 else pair.flipped)
                 continue
             if twin is None and _is_weight_itself((a, b)[side].manifest, name):
@@ -100,8 +101,9 @@ def _main_weights(a: Manifest, b: Manifest) -> set[str]:
 
 def _is_weight_itself(manifest: Manifest, name: str) -> bool:
     """Whether a main weight is a second name of the weight that is stored."""
-    of = name.removeprefix(MASTER)
-    return of != name and of in manifest.logical and not has_own_master(manifest, of)
+    of = parameter_of(name)
+    is_master = kind_of(name) == MASTER and of in manifest.logical
+    return is_master and not has_own_master(manifest, of)
 
 
 def read(checkpoint: Checkpoint, x: Logical, box: Box) -> Bytes:

@@ -13,7 +13,6 @@ from intarsia.checking.alone.headers import is_there
 from intarsia.checking.alone.unmapped import SEALED
 from intarsia.checking.digests.sums import Summing
 from intarsia.checking.fault import Fault
-from intarsia.checking.naming import state_of
 from intarsia.checking.survey.items import Item, items_of
 from intarsia.checking.survey.seen import Seen, look
 from intarsia.checking.survey.sketch import Sketch
@@ -30,6 +29,7 @@ from intarsia.run.checksum import crc32, join
 from intarsia.run.gather import Fill, gather
 from intarsia.run.progress import Progress
 from intarsia.run.sharing import share_out
+from intarsia.state.names import MASTER, master_of, parameter_of
 from intarsia.store.folder import Folder
 from intarsia.value import Change
 from intarsia.value.bits import Bits, as_float64, bits_dtype
@@ -100,9 +100,9 @@ class _Reader:
 
     def _weights(self, item: Item) -> dict[str, Logical]:
         """The weights of one element type whose main weights the item holds, apart from them."""
-        if item.kinds != {"master"} or not item.stored.dtype.floating:
+        if item.kinds != {MASTER} or not item.stored.dtype.floating:
             return {}
-        names = (state_of(name)[1] for name in item.stored.layout.tensors)
+        names = map(parameter_of, item.stored.layout.tensors)
         held = {
             name: self.wanted[name]
             for name in names
@@ -112,7 +112,7 @@ class _Reader:
         return held if len(types) == 1 and all(t.floating for t in types) else {}
 
     def _master(self, weight: str) -> Logical:
-        return self.manifest.logical[f"optimizer.master.{weight}"]
+        return self.manifest.logical[master_of(weight)]
 
     def _chunk(
         self,

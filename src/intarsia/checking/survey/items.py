@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from intarsia.checking.naming import Unit, state_of, units_of
+from intarsia.checking.naming import Unit, units_of
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Manifest, Stored
+from intarsia.state.names import kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,7 @@ class Item:
     @property
     def kinds(self) -> set[str]:
         """What it is in training: a weight (empty), a main weight, a moment."""
-        return {
-            state_of(s.layout.tensors[0] if s.layout.tensors else s.name)[0] for s in self.names
-        }
+        return {kind_of(s.layout.tensors[0] if s.layout.tensors else s.name) for s in self.names}
 
     @property
     def nbytes(self) -> int:

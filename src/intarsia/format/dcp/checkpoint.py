@@ -51,6 +51,7 @@ from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.quantity import human
+from intarsia.state.names import StateName
 from intarsia.store.folder import Folder
 from intarsia.store.looking import is_file
 
@@ -171,12 +172,8 @@ def spell(name: str) -> str:
     >>> spell("optimizer.exp_avg.model.norm.weight")
     'optimizer.state.model.norm.weight.exp_avg'
     """
-    if not name.startswith("optimizer."):
-        return name
-    kind, _, param = name.removeprefix("optimizer.").partition(".")
-    if not param or kind in ("state", "param_groups"):
-        return name
-    return f"optimizer.state.{param}.{kind}"
+    state = StateName.of(name)
+    return state.as_torch if state else name
 
 
 def numbers_in(

@@ -16,10 +16,11 @@ from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.planning.manifest import Entry
+from intarsia.state.names import TORCH_GROUPS
 from intarsia.store.folder import Folder
 
-_ROOT = "optimizer.param_groups"
-_MEMBERS = re.compile(r"^optimizer\.param_groups\.\d+\.(?P<field>params|param_names)$")
+_ROOT = TORCH_GROUPS.removesuffix(".")
+_MEMBERS = re.compile(re.escape(TORCH_GROUPS) + r"\d+\.(?P<field>params|param_names)$")
 
 
 def entries_of(

@@ -34,6 +34,7 @@ from intarsia.format.strict_json import parse_json
 from intarsia.mesh import Box
 from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.planning.manifest import Entry, Manifest, Target
+from intarsia.state.names import is_state
 from intarsia.store.address import named
 from intarsia.store.folder import Folder
 from intarsia.store.looking import exists, is_file, is_folder, listed
@@ -123,8 +124,8 @@ class Hf(Format):
             )
 
     def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
-        state = [t for t in targets if is_training_state(t.name)]
-        model = [t for t in targets if not is_training_state(t.name)]
+        state = [t for t in targets if is_state(t.name)]
+        model = [t for t in targets if not is_state(t.name)]
         files: dict[str, int] = {}
         slots: dict[str, tuple[Slot, ...]] = {}
         fixed: list[tuple[str, int, bytes]] = []
@@ -145,11 +146,6 @@ def _index_item(folder: Folder, index: str) -> tuple[Item, ...]:
     if not index:
         return ()
     return (Item("file", index, Role.MODEL, Fate.READ, nbytes=folder.size(index)),)
-
-
-def is_training_state(name: str) -> bool:
-    """Whether a tensor belongs in the side folder."""
-    return name.startswith("optimizer.")
 
 
 def _starts_like_safetensors(path: PurePath) -> bool:

@@ -18,7 +18,6 @@ from typing import Any
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import FormatError, UsageError
-from intarsia.format.megatron.optimizer import MASTER
 from intarsia.format.optimizer_state.learning_rates import OVERRIDES
 from intarsia.format.optimizer_state.parameter_groups import Group, Groups, different_fields, merged
 from intarsia.format.torch_file.inert import Tensor
@@ -27,6 +26,7 @@ from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Logical, Stored
+from intarsia.state.names import MASTER, SETTING, STEP, kind_of, parameter_of, step_of
 
 FROM_TORCH = "torch_param_groups"
 """Where the common state keeps groups that came from torch."""
@@ -165,16 +165,16 @@ def steps_of(
     held: dict[float, int] = {}
     found: dict[str, Stored] = {}
     for s in stored:
-        kind = s.name.split(".", 2)[1] if s.name.startswith("optimizer.") else MASTER
-        step = None if kind == MASTER else step_for(groups, s.name)
-        if step is None and kind != MASTER:
+        moment = kind_of(s.name) not in ("", MASTER, SETTING)
+        step = step_for(groups, s.name) if moment else None
+        if step is None and moment:
             place = group_for(groups, s.name, len(s.shape))
             of = groups[place] if place is not None else {}
             step = float(of["step"]) if _is_step(of) else None
         if step is None:
             continue
         for state in s.layout.tensors:
-            name = f"optimizer.step.{state.split('.', 2)[2]}"
+            name = step_of(parameter_of(state))
             at = held.setdefault(step, len(held)) * _NUMBER.itemsize
             chunk = Chunk(Box.whole(()), STEPS, at, _NUMBER.itemsize)
             found[name] = Stored(name, _NUMBER, Layout.of(name, ()), (chunk,), key=name)
@@ -203,9 +203,7 @@ def grouped(
 ) -> Groups | None:
     """The parameters that have moments, put together by their settings; None where some are unknown."""
     trained = {
-        name.split(".", 2)[2]
-        for name in logical
-        if name.startswith("optimizer.") and name.split(".")[1] not in (MASTER, "step")
+        parameter_of(name) for name in logical if kind_of(name) not in ("", MASTER, STEP, SETTING)
     }
     found: list[Group] = []
     for s in stored:

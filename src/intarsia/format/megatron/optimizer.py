@@ -22,12 +22,11 @@ from intarsia.family import Param
 from intarsia.format.torch_file.inert import Inert
 from intarsia.layout import Layout
 from intarsia.mesh import Shape
+from intarsia.state.names import MASTER, StateName, of_kind
 from intarsia.value import PLAIN
 
 _STATE = re.compile(r"^(?:chained_\d+\.)?optimizer\.state\.(?P<kind>[^.]+)\.(?P<key>.+)$")
-_OURS = re.compile(r"^optimizer\.(?!state\.)(?P<kind>[^.]+)\.(?P<key>.+)$")
 _MASTERS = ("param", "fp32_param")
-MASTER = "master"
 
 
 def state_of(name: str) -> tuple[str, str] | None:
@@ -43,18 +42,18 @@ def kind_of(word: str) -> str:
 
 def stored_key(name: str) -> str:
     """Megatron's key of a target: its optimizer state by kind first."""
-    found = _OURS.match(name)
-    if found is None:
+    state = StateName.of(name)
+    if state is None:
         return name
-    word = "param" if found["kind"] == MASTER else found["kind"]
-    return f"optimizer.state.{word}.{found['key']}"
+    word = "param" if state.kind == MASTER else state.kind
+    return f"optimizer.state.{word}.{state.parameter}"
 
 
 def state_row(row: Param, kind: str) -> Param:
     """The row of a parameter's state; moments are not shifted with their parameter."""
-    layout = row.layout.rename(lambda name: f"optimizer.{kind}.{name}")
+    layout = row.layout.rename(of_kind(kind))
     value = row.value if kind == MASTER else PLAIN
-    return Param(f"optimizer.{kind}.{row.name}", layout, row.rule, value)
+    return Param(of_kind(kind)(row.name), layout, row.rule, value)
 
 
 def flattened_shape(extra: Mapping[str, Any], name: str, leading: int) -> Shape | None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from intarsia.errors import CoverageError
 from intarsia.planning.manifest import Manifest
+from intarsia.state.names import MASTER, STEP, StateName
 
 
 def check_whole(src: Manifest) -> None:
     """Raise where some of the parameters that were trained lack the main weight or step that others have."""
     held: dict[str, set[str]] = {}
     for name in src.logical:
-        kind, _, of = name.removeprefix("optimizer.").partition(".")
-        if name.startswith("optimizer."):
-            known = kind if kind in ("master", "step") else ""
-            held.setdefault(known, set()).add(of)
-    trained, masters, steps = (held.get(kind, set()) for kind in ("", "master", "step"))
+        if state := StateName.of(name):
+            known = state.kind if state.kind in (MASTER, STEP) else ""
+            held.setdefault(known, set()).add(state.parameter)
+    trained, masters, steps = (held.get(kind, set()) for kind in ("", MASTER, STEP))
     narrow = {n for n in trained if n in src.logical and src.logical[n].dtype.itemsize < 4}
     lacking = {"fp32 main weight": (narrow, masters), "step": (trained, steps)}
     for what, (needing, having) in lacking.items():

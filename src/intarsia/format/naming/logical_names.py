@@ -21,7 +21,6 @@ from intarsia.format.naming.quantised_names import misfits, stood_for, with_rule
 from intarsia.format.naming.sections import Sections, Tensor, divide, explained
 from intarsia.format.naming.wrappers import bare, unwrapped
 from intarsia.format.optimizer_state.optimizer_names import (
-    OURS,
     is_numbered_name,
     not_told,
     state_in,
@@ -31,9 +30,18 @@ from intarsia.mesh import Rule, Shape
 from intarsia.planning.inventory import Item
 from intarsia.planning.manifest import Logical, Stored
 from intarsia.quantised import Quantised, find_quantised
+from intarsia.state.names import (
+    MASTER,
+    STEP,
+    StateName,
+    is_state,
+    kind_of,
+    of_kind,
+    parameter_of,
+    step_of,
+)
 from intarsia.value import PLAIN
 
-STEP = "step"
 SIDE_FOLDER = "optimizer/"
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight", "shared_head.head.weight")
 
@@ -75,7 +83,7 @@ def name_tensors(
         sections = divided(listed, config, where, section)
     spelled = [*_Names(sections, table, numbers or {}).spelled(listed)]
     _mistakable(spelled, sections, table, where, complain)
-    weights = {s.name: (s.dtype, s.shape) for s in spelled if not OURS.match(s.name)}
+    weights = {s.name: (s.dtype, s.shape) for s in spelled if not is_state(s.name)}
     quantised = find_quantised(weights, config, modelopt)
     if table is None:
         stored = _unique(map(_plain, spelled), where, complain)
@@ -109,14 +117,14 @@ def _mistakable(
     """Complain of a tensor that has a name of optimizer state and no form or parameter of such."""
     params = {*sections.names.values(), *(table.known if table else ())}
     for s in spelled:
-        ours, key = OURS.match(s.name), s.key or s.name
-        if ours is None or not sections.names or is_numbered_name(s.name):
+        ours, key = StateName.of(s.name), s.key or s.name
+        if not is_state(s.name) or not sections.names or is_numbered_name(s.name):
             continue
         if all(file.startswith(SIDE_FOLDER) for file in _files(s)):
             continue  # training state by its place
         root = sections.state.get(key)
-        odd = ours["kind"] not in ("state", "param_groups") and ours["param"] not in params
-        if root is None or (odd and OURS.match(key) and not state_in(key, root)):
+        odd = ours is not None and ours.parameter not in params
+        if root is None or (odd and is_state(key) and not state_in(key, root)):
             error = FamilyError(
                 f"`{key}` has a name of optimizer state, and is the state of no parameter here - at {where}",
                 hint="names that begin with `optimizer.` are kept for optimizer state: if it is a submodule"
@@ -170,10 +178,10 @@ class _Names:
             return self.sections.entry(key)
         if state is not None:
             param = self.numbers.get(state.param) or self._param(state.param, known)
-            return f"optimizer.{state.kind}.{param}" if param is not None else None
-        ours = OURS.match(key)
-        if ours and ours["kind"] not in ("state", "param_groups"):
-            return f"optimizer.{ours['kind']}.{self._param(ours['param'], known)}"
+            return str(StateName(state.kind, param)) if param is not None else None
+        if ours := StateName.of(key):
+            param = self._param(ours.parameter, known)
+            return str(StateName(ours.kind, param)) if param is not None else None
         return self.sections.entry(key)
 
     def _param(self, name: str, known: Any) -> str | None:
@@ -201,7 +209,7 @@ def _with_table(
         complain(Complaint(error, _files(stored[name]), (name,)))
     stored = with_rules(stored, quantised, known)
     parts = quantised.by_part
-    unknown = [n for n in stored if n not in known and n not in parts and not OURS.match(n)]
+    unknown = [n for n in stored if n not in known and n not in parts and not is_state(n)]
     logical = _logical(stored, table.logical)
     held = {*logical, *stood_for(quantised, known)}
     absent = tuple(
@@ -241,11 +249,11 @@ def _named(
             complain(Complaint(error, _files(s), param.layout.tensors))
             return _plain(s)
         return replace(s, layout=param.layout, rule=param.rule, value=param.value)
-    ours = OURS.match(s.name)
-    twin = known.get(ours["param"]) if ours else None
+    ours = StateName.of(s.name)
+    twin = known.get(ours.parameter) if ours else None
     if ours and twin is not None and twin.layout.shape == s.shape:
-        layout = twin.layout.rename(f"optimizer.{ours['kind']}.".__add__)
-        value = twin.value if ours["kind"] == "master" else PLAIN
+        layout = twin.layout.rename(of_kind(ours.kind))
+        value = twin.value if ours.kind == MASTER else PLAIN
         return replace(s, layout=layout, rule=twin.rule, value=value)
     return _plain(s)
 
@@ -262,13 +270,13 @@ def _files(s: Stored) -> tuple[str, ...]:
 
 def _by_member(s: Stored, known: Mapping[str, Any]) -> Iterator[Stored]:
     """A stored tensor; the one counter of a fused parameter once for each tensor that it counts for."""
-    found = OURS.match(s.name)
-    fused = known.get(found["param"]) if found and found["kind"] == STEP and not s.shape else None
+    is_step = kind_of(s.name) == STEP and not s.shape
+    fused = known.get(parameter_of(s.name)) if is_step else None
     if fused is None:
         yield s
         return
     for member in fused.layout.tensors:
-        name = f"optimizer.{STEP}.{member}"
+        name = step_of(member)
         yield replace(s, name=name, layout=Layout.of(name, ()))
 
 
@@ -306,8 +314,8 @@ def _logical(stored: Mapping[str, Stored], shapes: Mapping[str, Shape]) -> dict[
         names = s.layout.tensors or (s.name,)
         for name in names:
             if name not in found:
-                of = name.split(".", 2)[2] if OURS.match(name) else name
-                shape = s.shape if name == s.name else shapes.get(of, s.shape)
+                whole = shapes.get(parameter_of(name), s.shape)
+                shape = s.shape if name == s.name else whole
                 found[name] = Logical(name, shape, s.dtype)
     return found
 

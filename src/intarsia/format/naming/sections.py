@@ -22,6 +22,7 @@ from intarsia.format.optimizer_state.optimizer_names import owner, roots_of
 from intarsia.mesh import Shape
 from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.quantity import human
+from intarsia.state.names import ROOT
 
 TOP = "."
 """What the section without a name is called."""
@@ -130,8 +131,8 @@ class Sections:
         root = None if name.startswith(_GIVEN) else self._owner(name)
         if root is not None:
             if self.unclear is not None and len(self.roots) > 1:
-                return f"optimizer.{name}"
-            return f"optimizer.{name[len(root) :]}" if root == self.optimizer else None
+                return ROOT + name
+            return ROOT + name[len(root) :] if root == self.optimizer else None
         return None if bare(name).startswith(self.foreign) else name
 
     @cached_property

@@ -17,12 +17,9 @@ from typing import NamedTuple
 from intarsia.errors import FormatError
 from intarsia.format.naming.wrappers import bare
 from intarsia.mesh import Shape
-
-OURS = re.compile(r"^optimizer\.(?P<kind>[A-Za-z_0-9]+)\.(?P<param>.+)$")
-"""A state as Intarsia names it: its kind before its parameter."""
+from intarsia.state.names import StateName
 
 NUMBERED = "the optimizer's state is numbered, and which parameter a number means is not told"
-_NUMBERED = re.compile(r"^optimizer\.\w+\.\d+$")
 _STATE = re.compile(r"(?:^|(?<=\.))state\.(?P<param>.+)\.(?P<kind>[A-Za-z_0-9]+)$")
 _GROUPS = re.compile(r"(?:^|(?<=\.))param_groups(?=\.|$)")
 _WORD = re.compile(r"(?:^|\.)[^.]*optim[^.]*\.$", re.IGNORECASE)
@@ -107,7 +104,8 @@ def owner(roots: Iterable[str]) -> Callable[[str], str | None]:
 
 def is_numbered_name(name: str) -> bool:
     """Whether a state belongs to a number, as Intarsia names it."""
-    return _NUMBERED.match(name) is not None
+    state = StateName.of(name)
+    return state is not None and state.parameter.isdecimal()
 
 
 def not_told(why: str, where: str) -> FormatError:

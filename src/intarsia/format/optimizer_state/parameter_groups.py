@@ -18,8 +18,8 @@ from intarsia.errors import UsageError
 from intarsia.format.torch_file.plain import DROPPED, plain
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
+from intarsia.state.names import TORCH_GROUPS
 
-ROOT = "optimizer.param_groups."
 MEMBERS = "params"
 _NUMBERED = re.compile(r"^(?P<group>\d+)\.(?P<field>\w+)$")
 
@@ -56,7 +56,7 @@ class Groups:
 
 def has_torch_groups(names: Iterable[str]) -> bool:
     """Whether entries of these names hold groups in one of torch's spellings."""
-    return any(name.startswith(ROOT) for name in names)
+    return any(name.startswith(TORCH_GROUPS) for name in names)
 
 
 def groups_of_torch(
@@ -67,9 +67,9 @@ def groups_of_torch(
     listed: dict[str, Any] = {}
     flat = False
     for name, data in entries.items():
-        if not name.startswith(ROOT):
+        if not name.startswith(TORCH_GROUPS):
             continue
-        rest = name.removeprefix(ROOT)
+        rest = name.removeprefix(TORCH_GROUPS)
         flat = flat or not _NUMBERED.match(rest)
         group, _, field = rest.rpartition(".")
         value = plain(read_object(data, name))
@@ -120,8 +120,10 @@ def numbered_entries(groups: Groups, params: Mapping[str, tuple[str, ...]]) -> d
     names = _by_group(groups, params)
     found: dict[str, bytes] = {}
     for k, group in enumerate(groups.each):
-        found[f"{ROOT}{k}.{MEMBERS}"] = write_object(names[k])
-        found |= {f"{ROOT}{k}.{field}": write_object(v) for field, v in group.fields.items()}
+        found[f"{TORCH_GROUPS}{k}.{MEMBERS}"] = write_object(names[k])
+        found |= {
+            f"{TORCH_GROUPS}{k}.{field}": write_object(v) for field, v in group.fields.items()
+        }
     return found
 
 
@@ -130,7 +132,11 @@ def flat_entries(groups: Groups, params: Mapping[str, tuple[str, ...]]) -> dict[
     found: dict[str, bytes] = {}
     for group, names in zip(groups.each, _by_group(groups, params), strict=True):
         fields = {field: write_object(value) for field, value in group.fields.items()}
-        found |= {f"{ROOT}{name}.{field}": data for name in names for field, data in fields.items()}
+        found |= {
+            f"{TORCH_GROUPS}{name}.{field}": data
+            for name in names
+            for field, data in fields.items()
+        }
     return found
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from intarsia.errors import UsageError
-from intarsia.format.optimizer_state.parameter_groups import MEMBERS, ROOT
+from intarsia.format.optimizer_state.parameter_groups import MEMBERS
 from intarsia.live.entries import unpack
-from intarsia.live.optimizer.values import STATE
+from intarsia.state.names import ROOT, TORCH_GROUPS, StateName
 
-WITHOUT = "optimizer.without_state"
+WITHOUT = f"{ROOT}without_state"
 """What a rank tells the others and nobody writes: the parameters that it holds and never stepped."""
 
 
@@ -23,9 +23,9 @@ def agreed_entries(
     _check_keys(told, tensors)
     held = [
         {
-            n.removeprefix(STATE).rpartition(".")[0]
-            for n in (*entries, *names)
-            if n.startswith(STATE)
+            state.parameter
+            for state in map(StateName.of_torch, (*entries, *names))
+            if state is not None
         }
         for entries, names in zip(told, tensors, strict=True)
     ]
@@ -47,8 +47,8 @@ def _check_keys(told: Sequence[Mapping[str, bytes]], tensors: Sequence[Iterable[
     for rank, (entries, names) in enumerate(zip(told, tensors, strict=True)):
         mine: dict[str, set[str]] = {}
         for name in (*entries, *names):
-            if name.startswith(ROOT):
-                group, _, key = name.removeprefix(ROOT).partition(".")
+            if name.startswith(TORCH_GROUPS):
+                group, _, key = name.removeprefix(TORCH_GROUPS).partition(".")
                 mine.setdefault(group, set()).add(key)
         for group, keys in mine.items():
             if MEMBERS not in keys:

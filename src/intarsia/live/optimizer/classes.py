@@ -9,8 +9,9 @@ from typing import Any
 
 from intarsia.errors import UsageError
 from intarsia.live.optimizer.several import Together, each_of
+from intarsia.state.names import ROOT
 
-CLASS = "optimizer.class"
+CLASS = f"{ROOT}class"
 """The entry that names the class of the optimizer that was saved."""
 
 # What a class always keeps of a stepped parameter, and what it may keep.

@@ -14,7 +14,6 @@ from intarsia.family import Param
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.parameter_groups import (
     MEMBERS,
-    ROOT,
     Group,
     Groups,
     different_fields,
@@ -25,6 +24,7 @@ from intarsia.live.optimizer.classes import check_class, fixed_settings
 from intarsia.live.optimizer.several import each_of, held_by
 from intarsia.live.optimizer.state import Stepped, tensors_of
 from intarsia.planning.manifest import Manifest
+from intarsia.state.names import TORCH_GROUPS
 
 _NO_SETTINGS = (MEMBERS, "param_names")
 
@@ -45,10 +45,10 @@ def settings_of(steps: Iterable[Stepped], optimizer: Any) -> Iterator[tuple[str,
     for each in steps:
         names.setdefault(each.group, []).append(bare(each.name))
     for number, group in enumerate(optimizer.param_groups):
-        yield f"{ROOT}{number}.{MEMBERS}", names.get(number, [])
+        yield f"{TORCH_GROUPS}{number}.{MEMBERS}", names.get(number, [])
         for key, value in group.items():
             if key not in _NO_SETTINGS:
-                name = f"{ROOT}{number}.{key}"
+                name = f"{TORCH_GROUPS}{number}.{key}"
                 _check_carried(key, value, name)
                 yield name, value
 
@@ -74,13 +74,13 @@ def with_tensors(groups: Groups | None, manifest: Manifest) -> Groups | None:
     """The groups with those settings that are tensors of the checkpoint."""
     from intarsia.checkpoint import Checkpoint
 
-    names = [name for name in manifest.logical if name.startswith(ROOT)]
+    names = [name for name in manifest.logical if name.startswith(TORCH_GROUPS)]
     if not names:
         return groups
     each = list(groups.each) if groups else []
     with Checkpoint(manifest) as checkpoint:
         for name in names:
-            number, _, key = name.removeprefix(ROOT).partition(".")
+            number, _, key = name.removeprefix(TORCH_GROUPS).partition(".")
             if not number.isdecimal() or int(number) >= len(each):
                 raise CoverageError(
                     f"`{name}` of {manifest.path} is a setting of a group that is not told",

@@ -15,14 +15,13 @@ from intarsia.errors import CoverageError, UsageError
 from intarsia.family import Param
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.optimizer_names import not_told
-from intarsia.format.optimizer_state.parameter_groups import ROOT, Groups
+from intarsia.format.optimizer_state.parameter_groups import Groups
 from intarsia.layout import Layout
 from intarsia.live.memory.holding import Holding, cut, is_dtensor, is_present, memory_of
 from intarsia.live.names import modules_in, own_name
 from intarsia.live.optimizer.classes import Opened, check_kinds
 from intarsia.live.optimizer.several import Together, each_of, held_by
 from intarsia.live.optimizer.values import (
-    SHARED,
     has_axes,
     is_value,
     kinds_of_values,
@@ -30,11 +29,10 @@ from intarsia.live.optimizer.values import (
     values_of,
 )
 from intarsia.planning.manifest import Manifest
+from intarsia.state.names import MASTER, SHARED_STATE, StateName, of_kind
 
 if TYPE_CHECKING:
     import torch
-
-MASTER, STEP = "master", "step"
 
 
 @dataclass(frozen=True)
@@ -104,9 +102,8 @@ def kinds_of(manifest: Manifest) -> dict[str, set[str]]:
     """For each logical parameter, the kinds of state that a checkpoint has of it."""
     found: dict[str, set[str]] = {}
     for name in manifest.logical:
-        if name.startswith("optimizer.") and not name.startswith(ROOT):
-            kind, _, param = name.removeprefix("optimizer.").partition(".")
-            found.setdefault(param, set()).add(kind)
+        if state := StateName.of(name):
+            found.setdefault(state.parameter, set()).add(state.kind)
     return found
 
 
@@ -175,7 +172,7 @@ def state_to_fill(
             f"{manifest.path} holds no optimizer state",
             hint="load the model alone (optimizer=None), or give a checkpoint saved with its optimizer",
         )
-    _check_shared([key for key in entries if key.startswith(SHARED)], optimizer)
+    _check_shared([key for key in entries if key.startswith(SHARED_STATE)], optimizer)
     _check_one_order(steps, optimizer, rows, groups, manifest.path)
     out = StateToFill([], [], {}, ())
     never: list[str] = []
@@ -209,13 +206,13 @@ def state_to_fill(
         old = optimizer.state.get(each.param, {})
         for kind in sorted(mine - told):
             assert row is not None
-            logical = tuple(f"optimizer.{kind}.{n}" for n in names)
+            logical = tuple(map(of_kind(kind), names))
             if all(manifest.logical[n].shape == () for n in logical) and each.param.dim():
                 stored = getattr(torch, manifest.logical[logical[0]].dtype.torch)
                 state[kind] = _counter(old.get(kind), stored, each, optimizer)
                 out.counters.append((state[kind], logical))
                 continue
-            layout = row.layout.rename(f"optimizer.{kind}.".__add__)
+            layout = row.layout.rename(of_kind(kind))
             stored = getattr(torch, manifest.logical[logical[0]].dtype.torch)
             state[kind] = _like(each.param, old.get(kind), stored)
             if is_present(each.param):
@@ -238,7 +235,7 @@ def state_to_fill(
 def _check_shared(keys: Sequence[str], optimizer: Any) -> None:
     """Raise where nothing says which of several optimizers a state that is of no parameter belongs to."""
     if keys and isinstance(optimizer, Together):
-        key = keys[0].removeprefix(SHARED)
+        key = keys[0].removeprefix(SHARED_STATE)
         raise UsageError(
             f"`{key}` is state of one of {len(optimizer.each)} optimizers, and of no parameter that would say"
             " of which",
@@ -388,7 +385,9 @@ def values(steps: Sequence[Stepped], optimizer: Any) -> dict[str, bytes]:
     import torch
 
     params = [(each.name, each.param) for each in steps]
-    _check_shared([SHARED + key for key in optimizer.state if isinstance(key, str)], optimizer)
+    _check_shared(
+        [SHARED_STATE + key for key in optimizer.state if isinstance(key, str)], optimizer
+    )
     known = {id(param) for _, param in params}
     if numbers := [name for name, _ in params if name.isdecimal()]:
         raise UsageError(

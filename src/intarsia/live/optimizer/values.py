@@ -14,8 +14,8 @@ from intarsia.errors import UsageError
 from intarsia.format.naming.wrappers import bare
 from intarsia.live.entries import pack, unpack
 from intarsia.live.memory.holding import is_dtensor
+from intarsia.state.names import MASTER, SHARED_STATE, StateName
 
-STATE, SHARED = "optimizer.state.", "optimizer.shared_state."
 _KIND = re.compile(r"[A-Za-z_0-9]+")
 
 
@@ -31,7 +31,7 @@ def is_value(value: Any, param: Any) -> bool:
 
 def check_kind(kind: Any, name: str) -> None:
     """Raise where a kind of state has a name that a checkpoint cannot hold."""
-    if not isinstance(kind, str) or not _KIND.fullmatch(kind) or kind == "master":
+    if not isinstance(kind, str) or not _KIND.fullmatch(kind) or kind == MASTER:
         raise UsageError(
             f"a state of `{name}` is called {kind!r}",
             hint="checkpoints name states by letters, digits and underscores, and keep `master` for main"
@@ -48,7 +48,7 @@ def values_of(params: Iterable[tuple[str, Any]], state: Mapping[Any, Any]) -> di
         for kind, value in state.get(param, {}).items():
             check_kind(kind, name)
             if is_value(value, param):
-                entry = f"{STATE}{bare(name)}.{kind}"
+                entry = StateName(kind, bare(name)).as_torch
                 found[entry] = pack(value, entry)
     for key, value in state.items():
         if isinstance(key, torch.Tensor):
@@ -58,7 +58,7 @@ def values_of(params: Iterable[tuple[str, Any]], state: Mapping[Any, Any]) -> di
                 f"the optimizer keeps state under {key!r} of type {type(key).__name__}",
                 hint="use text as keys",
             )
-        found[SHARED + key] = pack(value, SHARED + key)
+        found[SHARED_STATE + key] = pack(value, SHARED_STATE + key)
     return found
 
 
@@ -66,15 +66,14 @@ def kinds_of_values(entries: Iterable[str]) -> dict[str, set[str]]:
     """For each parameter, the kinds of state that entries hold of it."""
     found: dict[str, set[str]] = {}
     for name in entries:
-        if name.startswith(STATE):
-            param, _, kind = name.removeprefix(STATE).rpartition(".")
-            found.setdefault(param, set()).add(kind)
+        if state := StateName.of_torch(name):
+            found.setdefault(state.parameter, set()).add(state.kind)
     return found
 
 
 def value_in(entries: Mapping[str, bytes], param: str, kind: str, device: Any) -> Any:
     """A state that is kept as a value; tensors with axes go to their parameter's device."""
-    name = f"{STATE}{param}.{kind}"
+    name = StateName(kind, param).as_torch
     return _on(unpack(entries[name], f"`{name}`"), device)
 
 
@@ -100,7 +99,7 @@ def _on(value: Any, device: Any) -> Any:
 def shared_in(entries: Mapping[str, bytes]) -> dict[str, Any]:
     """The state that belongs to no parameter."""
     return {
-        name.removeprefix(SHARED): unpack(data, f"`{name}`")
+        name.removeprefix(SHARED_STATE): unpack(data, f"`{name}`")
         for name, data in entries.items()
-        if name.startswith(SHARED)
+        if name.startswith(SHARED_STATE)
     }

@@ -11,8 +11,8 @@ from intarsia.checking.diagnosis.hypotheses.rearrange import Order
 from intarsia.family import Table
 from intarsia.layout import Layout, concat
 from intarsia.planning.manifest import Logical
+from intarsia.state.names import like, parameter_of
 
-OPTIMIZER = re.compile(r"^optimizer\.\w+\.")
 WIDTHS = (128, 64, 256, 96, 80, 32, 16, 8)
 """Widths that heads may have, where no configuration tells."""
 
@@ -162,14 +162,12 @@ class Kin:
         return found
 
     def _components(self, name: str) -> Iterator[Group]:
-        prefix = "".join(OPTIMIZER.findall(name))
-        mine = self._rows_of.get(name.removeprefix(prefix), [])
+        mine = self._rows_of.get(parameter_of(name), [])
         base = mine[0].rpartition(".")[0] if mine else ""
         if self.table is None or not base.endswith("weight"):
             return
         rows = self.table.dialects["megatron"]
         names = [n for found in self._rows_of.values() for n in found if n.startswith(f"{base}.")]
-        named: Callable[[str], str] = lambda n: prefix + n  # noqa: E731
-        parts = tuple(rows[n].layout.rename(named) for n in names)
+        parts = tuple(rows[n].layout.rename(like(name)) for n in names)
         if len(parts) > 1 and all(n in self.logical for x in parts for n in x.tensors):
             yield Group("components", tuple(n.rpartition(".")[2] for n in names), parts)

@@ -26,12 +26,12 @@ from intarsia.format.megatron.fsdp_dtensor.keys import (
     section_of,
 )
 from intarsia.format.megatron.keys import Key
-from intarsia.format.megatron.optimizer import MASTER, state_row
+from intarsia.format.megatron.optimizer import state_row
 from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
 from intarsia.planning.manifest import Logical, Stored
+from intarsia.state.names import MASTER, STEP, StateName, parameter_of, step_of
 
-STEP = "step"
 _FLOAT = BY_NAME["F32"]
 _BUFFERS = ("expert_bias",)
 
@@ -130,7 +130,7 @@ class _Reader:
 
     def state(self, record: TensorRecord, section: Section) -> None:
         if is_numbered(section):
-            name = f"optimizer.{section.kind}.{section.name}"
+            name = str(StateName(section.kind, section.name))
             self._add(record, Param(name, Layout.of(name, record.shape), Rule()))
             return
         row = self.params.get(section.name)
@@ -141,7 +141,7 @@ class _Reader:
                 kind="tensor-missing",
             )
             self._complain(error, record, (section.name,))
-            name = f"optimizer.{section.kind}.{section.name}"
+            name = str(StateName(section.kind, section.name))
             self._add(record, Param(name, Layout.of(name, record.shape), Rule()))
             return
         if section.kind == STEP:
@@ -160,7 +160,7 @@ class _Reader:
         """One counter stands for every logical tensor of its parameter."""
         plain = stored_of(record)
         for of in row.layout.tensors:
-            name = f"optimizer.{STEP}.{of}"
+            name = step_of(of)
             stored = replace(plain, name=name, layout=Layout.of(name, record.shape))
             if name in self.found.stored:
                 self.found.repeated.append((self.found.stored[name], stored))
@@ -178,8 +178,7 @@ class _Reader:
         self.found.add(stored, self._shape)
 
     def _shape(self, name: str) -> Shape | None:
-        of = name.split(".", 2)[2] if name.startswith("optimizer.") else name
-        return self.table.logical.get(of)
+        return self.table.logical.get(parameter_of(name))
 
     def close(self, states: int) -> None:
         """Say what is missing, what is broken, and what no row explains."""

@@ -10,7 +10,6 @@ left out: they follow from the main ones.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -34,20 +33,28 @@ from intarsia.format.megatron.fsdp_dtensor.entries import path_of, tensor_in
 from intarsia.format.megatron.fsdp_dtensor.keys import (
     GROUP,
     MODEL,
-    STATE,
     WRAPPERS,
     gated_parts,
     live,
 )
 from intarsia.format.megatron.keys import DIALECTS, Key, experts_of, padded
-from intarsia.format.megatron.optimizer import MASTER, state_row
+from intarsia.format.megatron.optimizer import state_row
 from intarsia.format.optimizer_state.parameter_groups import has_torch_groups
 from intarsia.layout import Layout
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest, Target
+from intarsia.state.names import (
+    MASTER,
+    SETTING,
+    STEP,
+    StateName,
+    is_state,
+    kind_of,
+    master_of,
+    parameter_of,
+    step_of,
+)
 
-STEP = "step"
-_STATE_OF = re.compile(r"^optimizer\.(?P<kind>[^.]+)\.(?P<name>.+)$")
 _VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
 
 
@@ -109,7 +116,7 @@ def fsdp_dtensor_targets(
         )
     found = FsdpTargets(drop=dict(_left_out(src, table, optimizer)))
     held = {name for name in src.logical if name not in found.drop}
-    kinds = sorted({m["kind"] for m in map(_STATE_OF.match, held) if m} - {MASTER, STEP})
+    kinds = sorted({*map(kind_of, held)} - {"", SETTING, MASTER, STEP})
     writer = _Writer(src, mesh, dtype, held, found)
     for row in _rows(src, table, spec, mesh):
         writer.weight(row)
@@ -126,11 +133,10 @@ def fsdp_dtensor_targets(
 def _left_out(src: Manifest, table: Table | None, optimizer: str) -> Iterator[tuple[str, str]]:
     tied = table.tied if table else {}
     for name in src.logical:
-        state = _STATE_OF.match(name)
-        of = state["name"] if state else name
+        of = parameter_of(name)
         if of in tied:
             yield name, f"{of} is tied to {tied[of]} by the configuration"
-        elif state and optimizer == "drop":
+        elif is_state(name) and optimizer == "drop":
             yield name, "optimizer state, dropped as asked"
 
 
@@ -147,7 +153,7 @@ def _rows(src: Manifest, table: Table | None, spec: str, mesh: Mesh) -> Iterator
             covered.update(names)
             if not all(n in table.tied for n in names):
                 yield row
-    rest = [n for n in src.logical if n not in covered and not _STATE_OF.match(n)]
+    rest = [n for n in src.logical if n not in covered and not is_state(n)]
     if table is not None and src.format != "fsdp_dtensor":
         lost = [n for n in rest if not table.is_beside_the_text(n)]
         if lost:
@@ -187,7 +193,7 @@ class _Writer:
     def weight(self, row: Param) -> None:
         names = row.layout.tensors
         name = spell(row.name)
-        masters = [f"optimizer.{MASTER}.{n}" for n in names]
+        masters = [*map(master_of, names)]
         if not names or not self.src.logical.keys() >= set(masters):
             self._add(name, row, self.dtype)
             return
@@ -209,21 +215,21 @@ class _Writer:
             self._add(spell(twin.name), twin, None)
 
     def step(self, row: Param) -> None:
-        names = tuple(f"optimizer.{STEP}.{n}" for n in row.layout.tensors)
+        names = tuple(map(step_of, row.layout.tensors))
         if not names or not self.held.issuperset(names):
             return
         layout = Layout.of(names[0], self.src.logical[names[0]].shape)
         rule = replace(row.rule, tp=None)
-        self._add(spell(f"optimizer.{STEP}.{row.name}"), Param(row.name, layout, rule), None)
+        self._add(spell(step_of(row.name)), Param(row.name, layout, rule), None)
         self.steps.add(names[0])
         if len(names) > 1:
             self.found.equal.append(names)
 
     def _add(self, name: str, row: Param, dtype: DType | None) -> None:
         names = row.layout.tensors
-        held, start = self.src.logical, f"optimizer.{MASTER}."
+        held = self.src.logical
         types = {
-            cast_to(held[n].dtype, dtype, (n.removeprefix(start),), self.src.config)
+            cast_to(held[n].dtype, dtype, (parameter_of(n),), self.src.config)
             for n in names
             if n in held
         }
@@ -243,10 +249,10 @@ def spell(name: str) -> str:
     >>> spell("optimizer.exp_avg.decoder.final_layernorm.weight")
     'optimizer.state.module.module.module.decoder.final_layernorm.weight.exp_avg'
     """
-    found = _STATE_OF.match(name)
-    if found is None:
+    state = StateName.of(name)
+    if state is None:
         return MODEL + name
-    return f"{STATE}{WRAPPERS}{found['name']}.{found['kind']}"
+    return replace(state, parameter=WRAPPERS + state.parameter).as_torch
 
 
 def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:

@@ -12,8 +12,7 @@ from intarsia.format.optimizer_state.told_groups import (
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.format.wish import Carried, Source, Wanted
-
-STEP = "optimizer.step."
+from intarsia.state.names import STEP, TORCH_STATE, StateName, kind_of
 
 
 def carried(src: Source, wanted: Wanted) -> Carried:
@@ -21,7 +20,7 @@ def carried(src: Source, wanted: Wanted) -> Carried:
     if has_megatron_groups(src.manifest.entries):
         _check_steps(src)
         return Carried(src.entries)
-    counters = (names[0] for names in wanted.equal if names[0].startswith(STEP))
+    counters = (names[0] for names in wanted.equal if kind_of(names[0]) == STEP)
     counter = next(counters, None)
     step = _step_in(src)
     if step is None and counter is not None:
@@ -36,7 +35,7 @@ def _check_steps(source: Source) -> None:
         return
     common = common_in(entries) or common_of(entries)
     told = {float(g["step"]) for g in groups_in(optimizer_of(common, entries)) if "step" in g}
-    names = [name for name in src.logical if name.startswith(STEP)]
+    names = [name for name in src.logical if kind_of(name) == STEP]
     found = {name: source.number(name) for name in names}
     if told and found and set(found.values()) != told:
         wrong = next((n for n, step in found.items() if step not in told), names[0])
@@ -49,11 +48,11 @@ def _check_steps(source: Source) -> None:
 
 def _step_in(src: Source) -> float | None:
     """The step that is stored as a number beside the tensors; raise where more than that is."""
-    start, steps = "optimizer.state.", set[float]()
+    steps = set[float]()
     for name, data in src.entries.items():
-        if name.startswith(start):
-            value = plain(read_object(data, name))
-            if not name.endswith(".step") or type(value) not in (int, float):
+        if name.startswith(TORCH_STATE):
+            value, state = plain(read_object(data, name)), StateName.of_torch(name)
+            if state is None or state.kind != STEP or type(value) not in (int, float):
                 raise UsageError(
                     f"`{name}` of {src.manifest.path} is optimizer state that torch_dist has no place for",
                     hint="convert to dcp or hf, which keep it, or leave it out with --optimizer drop",

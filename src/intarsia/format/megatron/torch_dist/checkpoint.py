@@ -48,7 +48,7 @@ from intarsia.format.megatron.optimizer import (
 )
 from intarsia.format.megatron.own_format import ARGS, MegatronFormat, arguments_alone
 from intarsia.format.megatron.settled_config import settle_config
-from intarsia.format.megatron.torch_dist.carry import STEP, carried
+from intarsia.format.megatron.torch_dist.carry import carried
 from intarsia.format.megatron.torch_dist.names import name_tensors
 from intarsia.format.megatron.torch_dist.write import arrange
 from intarsia.format.optimizer_state.parameter_groups import Groups
@@ -58,6 +58,7 @@ from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.wish import Carried, Source, Wanted
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Entry, Logical, Manifest, Stored, Target
+from intarsia.state.names import STEP, kind_of
 from intarsia.store.folder import Folder
 
 
@@ -147,14 +148,14 @@ class TorchDist(MegatronFormat):
         return stored_key(name)
 
     def left_out(self, name: str) -> str:
-        if name.startswith(STEP):
+        if kind_of(name) == STEP:
             return "Megatron keeps the step in the parameter groups, where it is written"
         return ""
 
     def counted(self, src: Manifest) -> tuple[str, ...]:
         if has_megatron_groups(src.entries):
             return ()
-        return tuple(name for name in src.logical if name.startswith(STEP))
+        return tuple(name for name in src.logical if kind_of(name) == STEP)
 
     def groups(self, src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
         if told := super().groups(src, entries):

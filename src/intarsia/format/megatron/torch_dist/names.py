@@ -18,6 +18,7 @@ from intarsia.format.megatron.keys import Key, MegatronRows, is_megatron_name
 from intarsia.format.megatron.optimizer import flatten_shards, flattened_shape, state_of, state_row
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Chunk, Logical, Stored
+from intarsia.state.names import parameter_of
 
 
 @dataclass
@@ -141,8 +142,7 @@ def _logical(stored: Iterable[Stored], shapes: Mapping[str, Shape]) -> dict[str,
     for s in stored:
         for name in s.layout.tensors:
             if name not in found:
-                of = name.split(".", 2)[2] if name.startswith("optimizer.") else name
-                found[name] = Logical(name, shapes.get(of, s.shape), s.dtype)
+                found[name] = Logical(name, shapes.get(parameter_of(name), s.shape), s.dtype)
     return found
 
 

@@ -61,6 +61,7 @@ from intarsia.format.optimizer_state.learning_rates import note_on_rates, set_ra
 from intarsia.format.torch_file.plain import plain
 from intarsia.mesh import Box, Mesh, Rule, Shape
 from intarsia.planning.manifest import Target
+from intarsia.state.names import is_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
     folder = f"iter_{iteration:07d}/"
     files = Files(options.mesh.size, folder)
     slots, tensors, leading = _place(files, targets, options.mesh)
-    shapes = {n: t.shape for n, t in tensors.items() if not n.startswith("optimizer.")}
+    shapes = {n: t.shape for n, t in tensors.items() if not is_state(n)}
     trained = len(shapes) < len(tensors)
     state = _common(source, shapes, targets if trained else None, options)
     held = _objects({n: shapes[n][: leading[n]] for n in shapes}, options)
@@ -278,7 +279,7 @@ def _optimizer(
         rows = (
             (t.name, len(t.shape), member)
             for t in targets
-            if not t.name.startswith("optimizer.")
+            if not is_state(t.name)
             for member in t.layout.tensors
         )
         step = None if options.step is None else int(options.step)

@@ -1,0 +1,1 @@
+"""Optimizer state: the names of its tensors and of what is kept beside them, said once."""
