@@ -64,8 +64,8 @@ def copies_into(layout: Layout, box: Box, sources: tuple[Stored, ...]) -> Iterat
                     yield Copy(stored, chunk, piece)
             else:
                 src, dst = layout_of_box(stored.layout, chunk.box), layout_of_box(layout, box)
-                for piece in copies(src, dst):
-                    yield Copy(stored, chunk, piece)
+                for p in copies(src, dst):
+                    yield Copy(stored, chunk, Piece("", p.at, p.to, p.loops))
 
 
 def sources_of(layout: Layout, manifest: Manifest) -> tuple[Stored, ...]:

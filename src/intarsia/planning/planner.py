@@ -19,7 +19,7 @@ from intarsia.layout import Layout, holes
 from intarsia.mesh import Mesh
 from intarsia.planning.coalesce import merge, runs_of
 from intarsia.planning.copy import Copy
-from intarsia.planning.manifest import Manifest, Stored, Target
+from intarsia.planning.manifest import Manifest, Target
 from intarsia.planning.plan import LeftOut, Plan
 from intarsia.planning.proof import Gap, Proven, prover_of
 from intarsia.planning.window import windows
@@ -40,20 +40,14 @@ class Cost:
 class Costs:
     """Costs of proven targets, each counted once for every template of shapes."""
 
-    def __init__(self, src: Manifest, window_bytes: int) -> None:
-        self._prover = prover_of(src)
+    def __init__(self, window_bytes: int) -> None:
         self._window_bytes = window_bytes
         self._known: dict[Any, Cost] = {}
 
     def of(self, proven: Proven) -> Cost:
         """What filling a target takes."""
         target, sources = proven.target, proven.sources
-        key = (
-            _pattern(target.layout, sources),
-            id(target.boxes),
-            target.dtype,
-            *((s.dtype, id(self._prover.boxes_of(s))) for s in sources),
-        )
+        key = (proven.template, id(target.boxes), target.dtype, *(s.dtype for s in sources))
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._count(proven)
@@ -72,20 +66,6 @@ class Costs:
             n, r = read_cost(found)
             needed, read = needed + n, read + r
         return Cost(count, read, needed)
-
-
-def _pattern(layout: Layout, sources: tuple[Stored, ...]) -> Any:
-    """What two tensors of one template have in common: everything but names."""
-    if len(sources) == 1 and (sources[0].layout is layout or sources[0].layout == layout):
-        return layout.shape
-    order: dict[str, int] = {}
-    return tuple(
-        (
-            x.shape,
-            tuple((order.setdefault(p.tensor, len(order)), p.at, p.to, p.loops) for p in x.pieces),
-        )
-        for x in (layout, *(s.layout for s in sources))
-    )
 
 
 def read_cost(found: Sequence[Copy]) -> tuple[int, int]:
@@ -120,7 +100,7 @@ def make_plan(
     notes: Sequence[str] = (),
 ) -> Plan:
     """Match, count and prove; `drop` names the logical tensors to leave out, and why."""
-    prover, costs = prover_of(src), Costs(src, window_bytes)
+    prover, costs = prover_of(src), Costs(window_bytes)
     gaps: list[Gap] = []
     proofs: list[Proven] = []
     copies = read = needed = 0

@@ -12,7 +12,7 @@ Whoever moves bytes asks for a `Proven`, and only `Prover` makes one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, NoReturn, final
@@ -22,6 +22,7 @@ from intarsia.layout import Layout, Piece, clip, cover, tally, unravel
 from intarsia.mesh import Box, Shape
 from intarsia.planning.copy import Copy, copies_into, sources_of
 from intarsia.planning.manifest import Manifest, Stored, Target
+from intarsia.planning.template import Template, pattern
 from intarsia.planning.tiling import TilingFault, tiling_fault
 
 _SHOWN = 8
@@ -60,7 +61,7 @@ class Proven:
     Only `Prover` makes one; whatever moves bytes takes nothing else.
     """
 
-    __slots__ = ("_copies", "sources", "src", "target")
+    __slots__ = ("_copies", "_template", "sources", "src", "target")
 
     def __init__(
         self, src: Manifest, target: Target, sources: tuple[Stored, ...], key: _Key
@@ -71,10 +72,18 @@ class Proven:
         self.target: Final = target
         self.sources: Final = sources
         self._copies: tuple[Copy, ...] | None = None
+        self._template: Template | None = None
+
+    @property
+    def template(self) -> Template:
+        """What this has in common with tensors that differ by name alone."""
+        if self._template is None:
+            self._template = prover_of(self.src).template(self.target.layout, self.sources)
+        return self._template
 
     def copies(self, box: Box) -> list[Copy]:
         """The copies that fill the row-major buffer of a box of the target."""
-        return list(copies_into(self.target.layout, box, self.sources))
+        return self.template.copies(self.target.layout, box, self.sources)
 
     def stretch(self, start: int, stop: int) -> list[Copy]:
         """The copies into row-major elements `[start, stop)` of the target, counted from `start`."""
@@ -134,6 +143,8 @@ class Prover:
         self._places: dict[int, tuple[Layout, int]] = {}
         self._counts: dict[Any, tuple[int, int]] = {}
         self._proven: dict[str, Proven] = {}
+        self._templates: dict[Hashable, Template] = {}
+        self._kept: list[Box] = []
 
     def prove(self, target: Target) -> Proven:
         """The proof of a target; raise where there is none."""
@@ -209,6 +220,11 @@ class Prover:
             hint=f"{_NEXT[faults[0].kind]}; nothing was written",
             kind=faults[0].kind,
         )
+
+    def template(self, layout: Layout, sources: tuple[Stored, ...]) -> Template:
+        """The template of a tensor with `layout`, the same object for all that differ by name alone."""
+        cuts = (id(self.boxes_of(s)) for s in sources)
+        return self._templates.setdefault((pattern(layout, sources), *cuts), Template(self._kept))
 
     def boxes_of(self, stored: Stored) -> tuple[Box, ...]:
         """The boxes of a tensor's chunks, the same object for all that are cut alike."""

@@ -1,0 +1,84 @@
+"""Copies into tensors that differ by name alone are worked out once, for the planner and for who moves bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import intarsia
+from intarsia.dtypes import BY_NAME
+from intarsia.layout import Layout, concat
+from intarsia.mesh import Box
+from intarsia.planning import template
+from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored, Target
+from intarsia.planning.proof import prover_of
+from tests.checkpoints import llama_config, model, write_hf
+
+BF16 = BY_NAME["BF16"]
+
+
+@pytest.fixture
+def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Layout, Box]]:
+    """The boxes of which copies were worked out."""
+    found: list[tuple[Layout, Box]] = []
+    recipe = template._recipe
+    monkeypatch.setattr(template, "_recipe", lambda *a: (found.append(a[:2]), recipe(*a))[1])
+    return found
+
+
+def two_layers(*shapes: tuple[int, int]) -> tuple[Manifest, list[Target]]:
+    """Two gates and two ups, and what fuses each pair."""
+    stored, logical, targets = {}, {}, []
+    for layer, shape in enumerate(shapes):
+        parts = [Layout.of(f"{layer}.{name}", shape) for name in ("gate", "up")]
+        for k, part in enumerate(parts):
+            (name,) = part.tensors
+            chunk = Chunk(Box.whole(shape), f"{layer}", 100 * k, part.size * 2)
+            stored[name] = Stored(name, BF16, part, (chunk,), key=name)
+            logical[name] = Logical(name, shape, BF16)
+        both = concat(parts)
+        targets.append(Target(f"{layer}.fc1", BF16, both, (Box.whole(both.shape),)))
+    return Manifest("hf", "/here", stored, logical, {"0": 1, "1": 1}), targets
+
+
+def test_tensors_that_differ_by_name_share_their_copies_each_from_its_own_chunks(
+    worked_out,
+) -> None:
+    src, targets = two_layers((3, 4), (3, 4))
+    box = Box((1, 0), (4, 4))
+    first, second = (prover_of(src).prove(t).copies(box) for t in targets)
+    assert [c.piece for c in first] == [c.piece for c in second]
+    assert [(c.stored.name, c.chunk.file) for c in second] == [("1.gate", "1"), ("1.up", "1")]
+    assert len(worked_out) == 1
+
+
+def test_tensors_of_other_shapes_share_nothing(worked_out) -> None:
+    src, targets = two_layers((3, 4), (4, 3))
+    for each in targets:
+        found = prover_of(src).prove(each).copies(Box((0, 0), (6, 3)))
+        assert sum(c.piece.size for c in found) == 18
+    assert len(worked_out) == 2
+
+
+def test_what_is_not_kept_is_worked_out_again(worked_out, monkeypatch) -> None:
+    monkeypatch.setattr(template, "MOST_BOXES", 1)
+    src, (target, _) = two_layers((3, 4), (3, 4))
+    proven = prover_of(src).prove(target)
+    for rows in (1, 2, 1, 2):
+        assert sum(c.piece.size for c in proven.copies(Box((0, 0), (rows, 4)))) == 4 * rows
+    assert len(worked_out) == 3
+
+
+@pytest.mark.parametrize("to", ["dcp", "torch_dist"])
+def test_a_conversion_works_out_no_copies_that_its_plan_did(
+    worked_out, to: str, tmp_path: Path
+) -> None:
+    src = write_hf(tmp_path / "hf", model(llama_config(), torch.float32), llama_config())
+    intarsia.plan(src, to=to, mesh="tp=2")
+    planned = len(worked_out)
+    assert 0 < planned < 40, "one for each template and rank, not for each tensor"
+    worked_out.clear()
+    intarsia.convert(src, tmp_path / "out", to=to, mesh="tp=2", digests=False)
+    assert len(worked_out) == planned
