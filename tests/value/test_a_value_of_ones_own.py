@@ -29,6 +29,7 @@ from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Logical, Manifest, Target
 from intarsia.planning.proof import prover_of
+from intarsia.run import losses
 from intarsia.run.budget import Budget
 from intarsia.value import PLAIN, Value, Window
 from intarsia.value.bits import Bits, as_float64, bits_dtype
@@ -139,8 +140,9 @@ def shared_by_blocks(name: str) -> Layout:
 
 
 @pytest.fixture
-def scaled(tmp_path: Path) -> tuple[Manifest, torch.Tensor]:
-    """A checkpoint with an fp8 weight and scales, of which a manifest knows what they are."""
+def scaled(tmp_path: Path) -> tuple[Manifest, torch.Tensor, int]:
+    """A checkpoint with an fp8 weight and scales, of which a manifest knows what they are; its numbers
+    in bf16, and how many of them that rounds."""
     random = torch.Generator().manual_seed(0)
     codes = torch.randn(ROWS, COLUMNS, generator=random).to(torch.float8_e4m3fn)
     shape = tuple(-(-n // b) for n, b in zip((ROWS, COLUMNS), BLOCK, strict=True))
@@ -153,16 +155,20 @@ def scaled(tmp_path: Path) -> tuple[Manifest, torch.Tensor]:
     logical = {n: x for n, x in src.logical.items() if n != "w.scales"}
     logical["w"] = Logical("w", (ROWS, COLUMNS), BF16)
     wide = scales.double().repeat_interleave(BLOCK[0], 0).repeat_interleave(BLOCK[1], 1)
-    numbers = (codes.double() * wide[:ROWS, :COLUMNS]).bfloat16()
-    return replace(src, stored=stored, logical=logical, parts={"w.scales": part}), numbers
+    exact = codes.double() * wide[:ROWS, :COLUMNS]
+    numbers = exact.bfloat16()
+    src = replace(src, stored=stored, logical=logical, parts={"w.scales": part})
+    return src, numbers, int((numbers != exact).sum())
 
 
 @pytest.mark.parametrize("to", ["hf", "dcp"])
-def test_a_value_with_parts_is_read_by_every_path(scaled, to: str, tmp_path: Path) -> None:
-    src, numbers = scaled
+def test_a_value_with_parts_is_read_by_every_path(scaled, to, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(losses, "AT_ONCE", 40)
+    src, numbers, rounded = scaled
     budget = Budget.of("64MiB", 2)
     job = prepare(src, Wish(to, Mesh.parse("tp=2")), budget)
-    carry_out(job, tmp_path / "out")
+    report = carry_out(job, tmp_path / "out")
+    assert [(x.tensor, x.rounded) for x in report.changed] == [("w", rounded)]
     found = (read_hf if to == "hf" else read_dcp)(tmp_path / "out")
     assert found.keys() == {"w", "b"}
     assert torch.equal(found["w"], numbers)
@@ -173,7 +179,7 @@ def test_a_value_with_parts_is_read_by_every_path(scaled, to: str, tmp_path: Pat
 
 
 def test_a_part_that_is_lost_or_too_small_is_refused_before_anything_is_read(scaled) -> None:
-    src, _ = scaled
+    src, *_ = scaled
     part = src.parts["w.scales"]
     few = replace(part.layout, pieces=part.layout.pieces[:-1])
     for parts, what in (
@@ -186,7 +192,7 @@ def test_a_part_that_is_lost_or_too_small_is_refused_before_anything_is_read(sca
 
 
 def test_a_value_with_parts_is_not_written_for_want_of_them(scaled) -> None:
-    src, _ = scaled
+    src, *_ = scaled
     whole = (Box.whole((ROWS, COLUMNS)),)
     layout, value = src.stored["w"].layout, src.stored["w"].value
     with pytest.raises(UnsupportedError, match="can be read and not yet written"):
