@@ -77,7 +77,7 @@ def buckets(folder: Path) -> Path:
     tensors = {n: t for n, t in found.tensors.items() if not n.startswith("optimizer.")}
     write(home, replace(found, tensors=tensors))
     held = read_manifest(home).stored.values()
-    rows = [Param(s.name, s.layout, s.rule, s.shift) for s in held if "optimizer" not in s.name]
+    rows = [Param(s.name, s.layout, s.rule, s.value) for s in held if "optimizer" not in s.name]
     cuts = [0]
     for parameter in reversed(parameters_of(rows, SPECS[0])):
         row = parameter.local(parameter.parts)

@@ -12,6 +12,7 @@ import intarsia
 from intarsia.errors import ChangedError, FormatError, UsageError
 from intarsia.store.address import named
 from intarsia.store.registry import register
+from intarsia.store.writer import writer_to
 from tests.checkpoints import fixture
 from tests.store.memory_store import MemoryStore
 
@@ -69,10 +70,71 @@ def test_a_model_is_loaded_from_it(store: MemoryStore) -> None:
         assert torch.equal(model.state_dict()[name], held), name
 
 
-def test_a_destination_there_is_refused(store: MemoryStore) -> None:
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_is_written_there_as_it_is_locally(
+    kind: str, store: MemoryStore, tmp_path: Path
+) -> None:
+    options = {"to": kind, "mesh": FORMATS[kind]}
+    intarsia.convert(fixture("llama"), tmp_path / "out", **options)
+    report = intarsia.convert(fixture("llama"), "memory://runs/out", **options)
+    assert report.destination == "memory://runs/out"
+    assert {name: bytes(f.data) for name, f in store.files.items()} == {
+        f"memory://runs/out/{path.relative_to(tmp_path / 'out')}": path.read_bytes()
+        for path in (tmp_path / "out").rglob("*")
+        if path.is_file()
+    }
+    assert intarsia.verify(fixture("llama"), "memory://runs/out")
+
+
+def test_a_destination_there_is_replaced_only_when_that_is_asked_and_it_is_a_checkpoint(
+    store: MemoryStore,
+) -> None:
+    intarsia.convert(fixture("llama"), "memory://out", to="hf")
+    before = dict(store.files)
+    with pytest.raises(UsageError, match="memory://out exists"):
+        intarsia.convert(fixture("llama"), "memory://out", to="dcp")
+    assert store.files == before
+    intarsia.convert(fixture("llama"), "memory://out", to="dcp", overwrite=True)
+    assert intarsia.open("memory://out").format == "dcp"
+    assert not any(name.endswith(".safetensors") for name in store.files)
+    store.put(named("memory://out/thesis.txt"), b"mine")
+    with pytest.raises(UsageError, match=r"holds more than the checkpoint .* thesis.txt"):
+        intarsia.convert(fixture("llama"), "memory://out", to="hf", overwrite=True)
+    with pytest.raises(UsageError, match="memory://out holds the source"):
+        intarsia.convert("memory://out", "memory://out", to="hf", overwrite=True)
+    assert not store.locked
+
+
+def test_a_run_that_fails_leaves_nothing_there(store: MemoryStore) -> None:
+    url = copied(store, fixture("llama"), "memory://llama")
+    before = dict(store.files)
+
+    def change(done: int, total: int) -> None:
+        store.put(named(f"{url}/config.json"), bytes(before[f"{url}/config.json"].data))
+
+    with pytest.raises(ChangedError, match=r"config.json changed"):
+        intarsia.convert(url, "memory://out", to="dcp", progress=change)
+    assert store.files.keys() == before.keys()
+    assert not store.locked
+
+    def meddle(done: int, total: int) -> None:
+        store.put(named("memory://out/other"), b"another's")
+
+    with pytest.raises(UsageError, match=r"memory://out was changed by others .* other"):
+        intarsia.convert(url, "memory://out", to="dcp", progress=meddle)
+    assert store.files.keys() == before.keys() | {"memory://out/other"}
+    assert not store.locked
+
+
+def test_what_needs_a_local_folder_is_refused(store: MemoryStore) -> None:
+    with pytest.raises(UsageError, match="memory://out cannot be resumed"):
+        intarsia.convert(fixture("llama"), "memory://out", to="hf", resume=True)
     with pytest.raises(UsageError, match="memory://out is no local folder"):
-        intarsia.convert(fixture("llama"), "memory://out", to="hf")
+        intarsia.save("memory://out", torch.nn.Linear(2, 2))
+    with pytest.raises(UsageError, match="memory://out is written by one process"):
+        writer_to("memory://out", overwrite=False, judge=lambda *_: None, alone=False)
     assert not store.files
+    assert not store.locked
 
 
 def test_a_file_that_changes_there_is_a_change(store: MemoryStore) -> None:

@@ -13,8 +13,8 @@ from intarsia.format.side_files import DIGESTS
 from intarsia.planning.inventory import Role
 from intarsia.planning.manifest import Manifest
 from intarsia.store.address import named
+from intarsia.store.contents import Contents
 from intarsia.store.folder import read_file
-from intarsia.store.local.destination import Contents
 from intarsia.store.looking import everything_in, is_file, is_folder, is_link
 
 _FRAME = {

@@ -15,39 +15,46 @@ from intarsia.errors import (
 from intarsia.format.base import Arrangement
 from intarsia.quantity import human
 from intarsia.run.journal import Facts, Found, Journal
+from intarsia.store.elsewhere import Elsewhere
 from intarsia.store.folder import Folder
 from intarsia.store.local.staging import Staging
 from intarsia.store.looking import exists, stamp_of
+from intarsia.store.writer import Writer
 
 
 def begin(
     job: Job,
-    staging: Staging,
+    staging: Writer,
     arrangement: Arrangement,
-    journal: Journal,
+    journal: Journal | None,
     facts: Facts,
     *,
     resume: bool,
 ) -> tuple[bool, list[str]]:
     """Claim the destination and make its files: whether it is whole already, and what to say."""
     staging.claim()
-    found = journal.find()
-    if resume and found is not None:
-        if _was_committed(found, staging, arrangement):
-            _check_same(found, facts, staging)
+    found = journal.find() if journal else None
+    if journal and resume and found is not None:
+        here = journal.staging
+        if _was_committed(found, here, arrangement):
+            _check_same(found, facts, here)
             told = "an earlier run had finished; only its traces were left to clear"
-            return True, [told, *staging.settle_down()]
-        if _is_there(found, staging):
-            _check_same(found, facts, staging)
-            staging.check()
-            return False, [_go_on(job, staging, arrangement, journal, facts, found)]
+            return True, [told, *here.settle_down()]
+        if _is_there(found, here):
+            _check_same(found, facts, here)
+            here.check()
+            return False, [_go_on(job, here, arrangement, journal, facts, found)]
     staging.check(resume=resume)
-    notes = _useless(found, staging) if resume else _lost(found, facts, staging, journal)
+    notes = list[str]()
+    if journal:
+        here = journal.staging
+        notes = _useless(found, here) if resume else _lost(found, facts, here, journal)
     staging.clear()
     staging.check_room(_need(arrangement))
     for file, size in arrangement.files.items():
         staging.create(file, size)
-    journal.begin(facts)
+    if journal:
+        journal.begin(facts)
     return False, notes
 
 
@@ -73,7 +80,7 @@ def _go_on(
     return f"resumed: {human(done.nbytes)} were there already{wrong if damaged else ''}"
 
 
-def keep_what_is_proven(job: Job, staging: Staging, error: BaseException) -> None:
+def keep_what_is_proven(job: Job, staging: Writer, error: BaseException) -> None:
     """After a failure: leave what a later run can take up, and say so; clear the rest."""
     if not staging.owned or isinstance(error, UsageError):
         staging.abandon(keep=True)
@@ -82,10 +89,11 @@ def keep_what_is_proven(job: Job, staging: Staging, error: BaseException) -> Non
         staging.abandon(keep=True)
         _add_hint(error, "run again with --resume to make sure")
         return
-    void = isinstance(error, FormatError | CoverageError | PrecisionError) or staging.is_broken(
-        error
-    )
-    kept = 0 if void else _kept(job, staging)
+    void = isinstance(error, FormatError | CoverageError | PrecisionError)
+    if isinstance(staging, Elsewhere) or void or staging.is_broken(error):
+        kept = 0
+    else:
+        kept = _kept(job, staging)
     if not staging.abandon(keep=kept > 0):
         return
     _add_hint(

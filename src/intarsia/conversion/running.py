@@ -6,6 +6,7 @@ import json
 import resource
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
@@ -27,6 +28,7 @@ from intarsia.padding import TrainedPadding, not_carried, trained_padding
 from intarsia.planning.plan import Plan
 from intarsia.planning.proof import Proven
 from intarsia.run.crew import Crew, agree
+from intarsia.run.done import NOTHING
 from intarsia.run.execute import Execution, cut_steps
 from intarsia.run.hashing import merged
 from intarsia.run.journal import Journal
@@ -36,10 +38,10 @@ from intarsia.run.source import Source
 from intarsia.run.tally import Sums, Tally
 from intarsia.store.address import named
 from intarsia.store.folder import read_file
-from intarsia.store.local.destination import readers_of
 from intarsia.store.local.sources import check_sources
 from intarsia.store.local.staging import Staging
 from intarsia.store.looking import given, real
+from intarsia.store.writer import Writer, writer_to
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ def carry_out(
     started = time.perf_counter()
     where, team = given(destination), team or Crew()
     changed: tuple[Changed, ...] = ()
-    staging = Staging(where, overwrite=overwrite, judge=check_replaceable)
-    journal = Journal(staging, job.wanted.targets)
+    staging = writer_to(where, overwrite=overwrite, judge=check_replaceable, alone=team.size == 1)
+    journal = Journal(staging, job.wanted.targets) if isinstance(staging, Staging) else None
     sources = [job.src.path, *job.stamps.files]
     with team.together():
         if team.rank == 0:
@@ -124,8 +126,7 @@ def carry_out(
                 _check_equal(job)
                 used = {name for t in job.wanted.targets for name in t.layout.tensors}
                 padding = trained_padding(job.src, job.budget, used)
-                staging.readers &= readers_of(map(named, job.stamps.files))
-                staging.folder_readers &= readers_of([root_of(job.src)])
+                staging.keep_private(map(named, job.stamps.files), root_of(job.src))
                 whole, notes = begin(job, staging, arrangement, journal, facts, resume=resume)
                 number = 0 if whole else staging.folder_number
                 shared.value = whole, notes, number, padding
@@ -183,25 +184,26 @@ def _check_equal(job: Job) -> None:
 def _move(
     job: Job,
     proofs: Sequence[Proven],
-    staging: Staging,
+    staging: Writer,
     arrangement: Arrangement,
-    journal: Journal,
+    journal: Journal | None,
     team: Crew,
     progress: Progress | None,
 ) -> tuple[list[Any], Losses, Sums]:
     """Every rank's share of the steps: the parts that all wrote, what numbers lost, the sums."""
     advance = counting(progress, job.plan.write_bytes)
     with team.together():
-        kept = journal.join(team.rank)
+        kept = journal.join(team.rank) if journal else NOTHING
         held = folder_of(job.src)
     advance(kept.nbytes)
     with held as folder:
         source = Source(job.src, format_named(job.src.format), folder)
         sizes = {x.name: x.size for x in job.src.logical.values()}
         tally = Tally(sizes if job.digests else {})
-        run = Execution(source, arrangement, staging, job.budget, advance, journal.record, tally)
+        record = journal.record if journal else lambda _: None
+        run = Execution(source, arrangement, staging, job.budget, advance, record, tally)
         steps = cut_steps(proofs, arrangement, job.budget.window_bytes, kept.ranges)
-        with team.together() as shared, journal:
+        with team.together() as shared, journal or nullcontext():
             parts = run.run(steps[team.rank :: team.size])
             if team.rank != 0:
                 staging.sync()
@@ -213,7 +215,7 @@ def _move(
         return kept.stretches(arrangement) + fresh, losses, sums
 
 
-def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any]) -> None:
+def _close(job: Job, staging: Writer, arrangement: Arrangement, parts: list[Any]) -> None:
     with folder_of(job.src) as folder:
         source = Source(job.src, format_named(job.src.format), folder)
         run = Execution(source, arrangement, staging, job.budget)
@@ -237,7 +239,7 @@ def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any
 
 
 def _attest(
-    job: Job, staging: Staging, arrangement: Arrangement, sums: Sums, losses: Losses
+    job: Job, staging: Writer, arrangement: Arrangement, sums: Sums, losses: Losses
 ) -> None:
     """Write the digests of what was written, once they are what the source's promise."""
     with paused():

@@ -30,7 +30,7 @@ from intarsia.run.losses import Losses
 from intarsia.run.sharing import share_out
 from intarsia.run.source import Source
 from intarsia.run.tally import Sums, Tally
-from intarsia.store.local.staging import Staging
+from intarsia.store.writer import Writer
 
 Progress = Callable[[int], None]
 
@@ -128,7 +128,7 @@ class Execution:
 
     source: Source
     arrangement: Arrangement
-    staging: Staging
+    staging: Writer
     budget: Budget
     progress: Progress = lambda count: None
     record: Callable[[Written], None] = lambda written: None

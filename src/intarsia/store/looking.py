@@ -14,7 +14,7 @@ from typing import TypeVar
 from intarsia.store.address import Address, named
 from intarsia.store.base import Entry
 from intarsia.store.local.paths import absolute_path, entry_at, expanded, real_path
-from intarsia.store.naming import unreadable
+from intarsia.store.naming import absent, unreadable
 from intarsia.store.registry import store_of
 from intarsia.store.stamp import Stamp
 
@@ -49,7 +49,7 @@ def is_folder(path: PurePath) -> bool:
 
 def is_link(path: PurePath) -> bool:
     """Whether the path itself is a symbolic link."""
-    found = _itself(path)
+    found = itself(path)
     return found is not None and found.kind == "link"
 
 
@@ -63,7 +63,7 @@ def stamp_of(path: PurePath) -> Stamp:
     """The stamp of a file that is there."""
     found = _entry(path)
     if found is None:
-        raise unreadable(path, FileNotFoundError())
+        raise absent(path)
     return found.stamp
 
 
@@ -87,7 +87,7 @@ def everything_in(folder: P) -> Iterator[P]:
     """Whatever lies below a folder; links are not followed."""
     for path in listed(folder):
         yield path
-        found = _itself(path)
+        found = itself(path)
         if found is not None and found.kind == "folder":
             yield from everything_in(path)
 
@@ -109,7 +109,7 @@ def _entry(path: PurePath) -> Entry | None:
         raise unreadable(path, error) from error
 
 
-def _itself(path: PurePath) -> Entry | None:
+def itself(path: PurePath) -> Entry | None:
     """What is there, be it a link; local files alone may be links."""
     if isinstance(path, Address):
         return _entry(path)

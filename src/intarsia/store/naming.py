@@ -58,18 +58,23 @@ def unlockable(path: PurePath, error: OSError) -> StoreError:
 def unreadable(path: PurePath, error: OSError) -> StoreError | FormatError:
     """What a failing system call on a `path` that is read means."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return FormatError(
-            f"{path} is absent",
-            hint="restore the file, or use a complete checkpoint",
-            kind="file-missing",
-            path=path,
-        )
+        return absent(path)
     if error.errno in _LIMITS:
         return limited(path, error)
     return StoreError(
         f"{path}: {error.strerror or error}",
         path=path,
         lost=error.errno in _LOST,
+    )
+
+
+def absent(path: PurePath) -> FormatError:
+    """What it means that nothing is at a `path` that is read."""
+    return FormatError(
+        f"{path} is absent",
+        hint="restore the file, or use a complete checkpoint",
+        kind="file-missing",
+        path=path,
     )
 
 

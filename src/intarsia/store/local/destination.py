@@ -6,12 +6,12 @@ import os
 import pwd
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from intarsia.errors import UsageError
 from intarsia.store.address import Address
-from intarsia.store.looking import everything_in, exists, is_folder, is_link, listed, real
+from intarsia.store.contents import refuse_existing
+from intarsia.store.looking import everything_in, exists, is_link, real
 from intarsia.store.naming import unreadable
 
 EVERYONE = 0o077
@@ -19,55 +19,15 @@ EVERYONE = 0o077
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
-@dataclass(frozen=True)
-class Contents:
-    """What lies at a path: for each file below it, or for itself, its length, time and number."""
-
-    files: dict[str, tuple[int, int, int]]
-    folders: frozenset[str]
-
-    @staticmethod
-    def of(path: Path) -> Contents:
-        files, folders = {}, set()
-        below = everything_in(path) if is_folder(path) and not is_link(path) else [path]
-        for each in below:
-            try:
-                found = os.lstat(each)
-            except OSError as error:
-                raise unreadable(each, error) from error
-            name = str(each.relative_to(path))
-            if stat.S_ISDIR(found.st_mode):
-                folders.add(name)
-            else:
-                files[name] = found.st_size, found.st_mtime_ns, found.st_ino
-        return Contents(files, frozenset(folders))
-
-    def changes(self, now: Contents) -> list[str]:
-        """The names of what is not the same now."""
-        both = {**self.files, **now.files}
-        changed = [name for name in both if self.files.get(name) != now.files.get(name)]
-        return sorted([*changed, *(f"{name}/" for name in self.folders ^ now.folders)])
-
-
 def check_destination(destination: Path, overwrite: bool, *, resume: bool = False) -> None:
     """Refuse a destination that is in use, unless it may be replaced.
 
     `resume`: it was to be continued, and nothing is there to continue.
     """
-    if not exists(destination):
-        return
-    if not overwrite and (not is_folder(destination) or listed(destination)):
-        if resume:
-            raise UsageError(
-                f"{destination} exists, and nothing was left to resume",
-                hint="an earlier run may have finished it, which `intarsia verify SOURCE DESTINATION`"
-                " tells; or choose another destination, or replace it with --overwrite",
-            )
-        raise UsageError(
-            f"{destination} exists",
-            hint="choose another destination, or replace it with --overwrite",
-        )
-    _check_owners(destination)
+    if not overwrite:
+        refuse_existing(destination, resume=resume)
+    if exists(destination):
+        _check_owners(destination)
 
 
 def check_place(destination: Path, traces: Iterable[Path]) -> None:

@@ -55,8 +55,8 @@ def absolute_path(path: PurePath) -> Path:
     """A path from the root on; links stay."""
     if isinstance(path, Address):
         raise UsageError(
-            f"{path} is no local folder, and checkpoints are written to local folders",
-            hint="give a local folder as destination, and copy it there when it is whole",
+            f"{path} is no local folder, and live models are saved to local folders alone",
+            hint="give a local folder, and convert what is saved there to the URL",
         )
     return Path(os.path.abspath(path))
 

@@ -14,20 +14,20 @@ import stat
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from intarsia.errors import StoreError, UnsafeError
 from intarsia.quantity import human
 from intarsia.store.base import PARTIAL
+from intarsia.store.contents import Contents, Judge
 from intarsia.store.folder import Folder
 from intarsia.store.local.descriptors import Descriptors
 from intarsia.store.local.destination import (
     EVERYONE,
-    Contents,
     check_destination,
     check_place,
     mode_of,
@@ -53,8 +53,6 @@ _SIDE_BY_SIDE = 16
 """How many files are synced at a time where there are many."""
 AWAIT_SECONDS = 20.0
 """How long a network file system may hide a new folder from other hosts."""
-
-Judge = Callable[[Path, Contents], None]
 
 
 class Staging:
@@ -104,6 +102,11 @@ class Staging:
             return self.number == os.lstat(self.destination).st_ino
         except OSError:
             return False
+
+    def keep_private(self, files: Iterable[PurePath], folder: PurePath) -> None:
+        """Let only those read what is written who may read these files, and this folder."""
+        self.readers &= readers_of(files)
+        self.folder_readers &= readers_of([folder])
 
     def check_place(self) -> None:
         """Refuse a place where no folder can be put, or where another user's run is."""

@@ -8,8 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
-from intarsia.errors import UsageError
-from intarsia.store.local.destination import Contents
+from intarsia.store.contents import Contents, changed_meanwhile
 from intarsia.store.looking import exists, is_folder, is_link
 from intarsia.store.naming import naming
 
@@ -30,26 +29,17 @@ def put_in_place(folder: Path, destination: Path, old: Contents | None) -> None:
             folder.rename(destination)
         except OSError as error:
             if error.errno in _IN_THE_WAY:
-                raise _meanwhile(destination, ["it was not there"]) from error
+                raise changed_meanwhile(destination, ["it was not there"]) from error
             raise
         return
     if changes := old.changes(Contents.of(destination)):
-        raise _meanwhile(destination, changes)
+        raise changed_meanwhile(destination, changes)
     if not _exchange(folder, destination):
         _change_places(folder, destination)
     if changes := old.changes(Contents.of(folder)):
         if not _exchange(folder, destination):
             _change_places(folder, destination)
-        raise _meanwhile(destination, changes)
-
-
-def _meanwhile(destination: Path, changes: list[str]) -> UsageError:
-    more = f" and {len(changes) - 4} more" if len(changes) > 4 else ""
-    return UsageError(
-        f"{destination} was changed by others while this run worked: {', '.join(changes[:4])}{more};"
-        " it was left as it is",
-        hint="move it away, and run again with --resume",
-    )
+        raise changed_meanwhile(destination, changes)
 
 
 def _change_places(folder: Path, destination: Path) -> None:

@@ -1,0 +1,73 @@
+"""What a destination holds before it is replaced, and whether that has changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from intarsia.errors import UsageError
+from intarsia.store.looking import everything_in, exists, is_folder, is_link, itself, listed
+from intarsia.store.naming import absent
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What lies at a path: for each file below it, or for itself, its length, time and number."""
+
+    files: dict[str, tuple[int, int, int]]
+    folders: frozenset[str]
+
+    @staticmethod
+    def of(path: PurePath) -> Contents:
+        files, folders = {}, set()
+        below = everything_in(path) if is_folder(path) and not is_link(path) else [path]
+        for each in below:
+            found = itself(each)
+            if found is None:
+                raise absent(each)
+            name = str(each.relative_to(path))
+            if found.kind == "folder":
+                folders.add(name)
+            else:
+                files[name] = found.stamp.size_bytes, found.stamp.mtime_ns, found.stamp.inode
+        return Contents(files, frozenset(folders))
+
+    def changes(self, now: Contents) -> list[str]:
+        """The names of what is not the same now."""
+        both = {**self.files, **now.files}
+        changed = [name for name in both if self.files.get(name) != now.files.get(name)]
+        return sorted([*changed, *(f"{name}/" for name in self.folders ^ now.folders)])
+
+
+Judge = Callable[[PurePath, Contents], None]
+"""What refuses to replace some of what a destination holds."""
+
+
+def refuse_existing(destination: PurePath, *, resume: bool = False) -> None:
+    """Raise where anything but an empty folder is at a destination that may not be replaced.
+
+    `resume`: it was to be continued, and nothing is there to continue.
+    """
+    if not exists(destination) or (is_folder(destination) and not listed(destination)):
+        return
+    if resume:
+        raise UsageError(
+            f"{destination} exists, and nothing was left to resume",
+            hint="an earlier run may have finished it, which `intarsia verify SOURCE DESTINATION`"
+            " tells; or choose another destination, or replace it with --overwrite",
+        )
+    raise UsageError(
+        f"{destination} exists",
+        hint="choose another destination, or replace it with --overwrite",
+    )
+
+
+def changed_meanwhile(destination: PurePath, changes: list[str]) -> UsageError:
+    """The error for a destination that others changed after it was looked at."""
+    more = f" and {len(changes) - 4} more" if len(changes) > 4 else ""
+    return UsageError(
+        f"{destination} was changed by others while this run worked: {', '.join(changes[:4])}{more};"
+        " it was left as it is",
+        hint="move it away, and run again with --resume",
+    )

@@ -1,0 +1,27 @@
+"""What writes a destination: the local store's own class, or a transaction of another store."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from intarsia.errors import UsageError
+from intarsia.store.address import Address
+from intarsia.store.contents import Judge
+from intarsia.store.elsewhere import Elsewhere
+from intarsia.store.local.staging import Staging
+from intarsia.store.looking import given
+
+Writer = Staging | Elsewhere
+
+
+def writer_to(destination: str | PurePath, *, overwrite: bool, judge: Judge, alone: bool) -> Writer:
+    """What writes a destination; several processes, unless one is `alone`, write a local one."""
+    where = given(destination)
+    if not isinstance(where, Address):
+        return Staging(where, overwrite=overwrite, judge=judge)
+    if not alone:
+        raise UsageError(
+            f"{where} is written by one process, and several are at work",
+            hint="run without torchrun, or give a local folder that all ranks share",
+        )
+    return Elsewhere(where, overwrite=overwrite, judge=judge)
