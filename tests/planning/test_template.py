@@ -62,6 +62,19 @@ def test_tensors_of_other_shapes_share_nothing(worked_out) -> None:
     assert len(worked_out) == 2
 
 
+def test_tensors_in_another_order_share_nothing(worked_out) -> None:
+    parts = [Layout.of(name, (2, 2)) for name in "xyz"]
+    chunk = Chunk(Box.whole((6, 2)), "file", 0, 24)
+    stored = {"xyz": Stored("xyz", BF16, concat(parts), (chunk,))}
+    src = Manifest("hf", "/", stored, {n: Logical(n, (2, 2), BF16) for n in "xyz"}, {"file": 1})
+    whole = Box.whole((6, 2))
+    for order in ((2, 1, 0), (1, 0, 2)):
+        layout = concat([parts[k] for k in order])
+        found = prover_of(src).prove(Target("t", BF16, layout, (whole,))).copies(whole)
+        assert sorted((c.piece.to // 4, c.piece.at // 4) for c in found) == [*enumerate(order)]
+    assert len(worked_out) == 2
+
+
 def test_what_is_not_kept_is_worked_out_again(worked_out, monkeypatch) -> None:
     monkeypatch.setattr(template, "MOST_BOXES", 1)
     src, (target, _) = two_layers((3, 4), (3, 4))
