@@ -34,6 +34,11 @@ class Checkpoint(Mapping[str, Tensor]):
         self._source = Source(manifest, format_named(manifest.format), self._folder)
 
     @property
+    def source(self) -> Source:
+        """What brings bytes of what is proven."""
+        return self._source
+
+    @property
     def format(self) -> str:
         return self.manifest.format
 

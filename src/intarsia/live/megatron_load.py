@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from intarsia.checkpoint import Checkpoint
-from intarsia.dtypes import BY_TORCH
 from intarsia.errors import CoverageError, FamilyError
 from intarsia.family import Param, table_for
 from intarsia.format.megatron.fsdp_dtensor.keys import FsdpRows, canonical
 from intarsia.layout import Layout
-from intarsia.lazy_tensor import as_torch
+from intarsia.live.fill import fill, prove
 from intarsia.live.megatron.item import Item
-from intarsia.live.memory.holding import memory_of
-from intarsia.mesh import Box
+from intarsia.live.memory.holding import Holding, memory_of
+from intarsia.run.budget import Budget
 from intarsia.state.names import STEP, master_of, of_kind
 from intarsia.value import PLAIN, Value
 
@@ -70,8 +69,8 @@ def load_parameters(
             f"{len(loader.missing)} tensors have no source in {checkpoint.manifest.path}: {shown}",
             hint="use the model's own checkpoint, or leave the optimizer state out",
         )
-    for fill in loader.fills:
-        fill()
+    fillings = prove(loader.holdings, checkpoint.manifest)
+    fill(checkpoint.source, fillings, Budget.of(None, None))
     return loader.loaded
 
 
@@ -103,7 +102,7 @@ class _Loader:
 
     def __init__(self, checkpoint: Checkpoint, rows: FsdpRows) -> None:
         self.checkpoint, self.rows = checkpoint, rows
-        self.fills: list[Callable[[], None]] = []
+        self.holdings: list[Holding] = []
         self.missing: list[str] = []
         self.loaded = Loaded()
 
@@ -116,7 +115,7 @@ class _Loader:
         layout = row.layout
         if all(n in self.checkpoint for n in masters):
             layout = layout.rename(master_of)
-        self._fill(name, layout, row.value, item, param)
+        self._hold(name, layout, row.value, item, param)
 
     def state(self, name: str, bare: str, item: Item, kind: str, value: Any) -> None:
         row = self.rows.local(bare, item.shape, item.tp, item.tp_rank)
@@ -124,12 +123,12 @@ class _Loader:
             self.loaded.kept.append(f"{name}.{kind}")
             return
         if kind == STEP or not value.ndim:
-            self._fill(f"{name}.{kind}", *_counter(row, kind), Item((), 0, 1), value)
+            self._hold(f"{name}.{kind}", *_counter(row, kind), Item((), 0, 1), value)
             return
         layout = row.layout.rename(of_kind(kind))
-        self._fill(f"{name}.{kind}", layout, PLAIN, item, value)
+        self._hold(f"{name}.{kind}", layout, PLAIN, item, value)
 
-    def _fill(self, name: str, layout: Layout, value: Value, item: Item, tensor: Any) -> None:
+    def _hold(self, name: str, layout: Layout, value: Value, item: Item, tensor: Any) -> None:
         if any(n not in self.checkpoint for n in layout.tensors):
             self.missing.append(name)
             return
@@ -143,18 +142,7 @@ class _Loader:
         if not item.size:
             return
         part = layout.reshape(-1).narrow(0, item.start, item.stop)
-        dtype = BY_TORCH[str(local.dtype).removeprefix("torch.")]
-        proven = self.checkpoint.prove(name, part, dtype, value)
-
-        def fill() -> None:
-            import torch
-
-            raw = self.checkpoint.read_box(proven, Box.whole(part.shape))
-            found = as_torch(raw, dtype, tuple(local.shape))
-            with torch.no_grad():
-                local.copy_(found)
-
-        self.fills.append(fill)
+        self.holdings.append(Holding(name, part.reshape(*local.shape), local, value))
 
 
 def _counter(row: Param, kind: str) -> tuple[Layout, Value]:
