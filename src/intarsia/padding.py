@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checkpoint import Checkpoint
-from intarsia.format.megatron.buckets import is_bucket
+from intarsia.format.registry import format_named
 from intarsia.layout import Layout
 from intarsia.planning.coalesce import grid
 from intarsia.planning.manifest import Logical, Manifest, Stored
@@ -46,7 +46,7 @@ def trained_padding(
         s
         for s in src.stored.values()
         if 0 < s.layout.mapped < s.layout.size
-        and not is_bucket(s.name)
+        and not format_named(src.format).has_gaps(s.name)
         and (names is None or not names.isdisjoint(s.layout.tensors))
     ]
     if not padded:

@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from intarsia.checking.digests.digest import stored_digests
 from intarsia.errors import IntarsiaError, UsageError
-from intarsia.format.registry import read_manifest
+from intarsia.format.registry import FORMATS, format_named, read_manifest
 from intarsia.format.side_files import DIGESTS
 from intarsia.planning.inventory import Role
 from intarsia.planning.manifest import Manifest
@@ -22,12 +22,9 @@ _FRAME = {
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model",
     "sentencepiece.bpe.model", "chat_template.json", "chat_template.jinja",
-    ".metadata", "metadata.json", "common.pt", "latest_checkpointed_iteration.txt",
-    "model.safetensors.index.json", "optimizer/model.safetensors.index.json",
-    "optimizer/entries.json", DIGESTS,
+    DIGESTS,
 }  # fmt: skip
 """Files that frameworks write into a checkpoint under these names, beside those of its tensors."""
-_ONE_BELOW = ("torch_dist", "fsdp_dtensor")
 _OWN_ROLES = (Role.MODEL, Role.OPTIMIZER, Role.TRAINING)
 
 
@@ -61,9 +58,9 @@ def check_replaceable(path: PurePath, contents: Contents) -> None:
 
 
 def _is_itself(path: PurePath, manifest: Manifest) -> bool:
-    """Whether a path is the checkpoint that is read there; Megatron puts its files one folder below."""
+    """Whether a path is the checkpoint that is read there; some formats put their files one folder below."""
     home = named(manifest.path)
-    return home == path or (manifest.format in _ONE_BELOW and home.parent == path)
+    return home == path or (format_named(manifest.format).one_below and home.parent == path)
 
 
 def _few(names: list[str]) -> str:
@@ -77,9 +74,11 @@ def _own_files(path: PurePath, manifest: Manifest) -> Iterator[str]:
         return
     home = named(manifest.path).relative_to(path)
     items = (i.name for i in manifest.inventory if i.kind == "file" and i.role in _OWN_ROLES)
-    for name in (*manifest.files, *items, *_FRAME):
+    headers = {name for format in FORMATS.values() for name in format.header_files}
+    frame = _FRAME | headers
+    for name in (*manifest.files, *items, *frame):
         yield str(home / name)
-    yield from _FRAME
+    yield from frame
     yield from _recorded(path, manifest)
 
 

@@ -12,23 +12,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from intarsia.dtypes import DType
 from intarsia.errors import UsageError
 from intarsia.family import Param, Table
-from intarsia.format.complaint import Complain, refuse
+from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.entries import entries_in_place
 from intarsia.format.optimizer_state.learning_rates import Rates
 from intarsia.format.optimizer_state.parameter_groups import Groups
 from intarsia.format.wish import Carried, Source, Wanted, Wish
 from intarsia.layout import Piece
-from intarsia.mesh import Box, Mesh
-from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
+from intarsia.mesh import Box, Mesh, Shape
+from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
 from intarsia.state.names import is_state
 from intarsia.store.folder import Folder
 
 ReadEntries = Callable[[Iterable[str]], Mapping[str, bytes]]
+
+Held = tuple[str, DType, Shape, Mapping[Box, Sequence[int]]]
+"""A tensor's name, element type and shape, and the ranks that hold each box of it."""
 
 PAGE_BYTES = 4096
 """Elements that start at a multiple of this are written, and mapped, fastest."""
@@ -44,6 +47,14 @@ class Located:
 
     start_bytes: int
     piece: Piece | None = None
+
+
+class Summed(NamedTuple):
+    """Bytes of a file whose CRC-32 was taken when they were written; None where it was left out."""
+
+    start_bytes: int
+    length_bytes: int
+    crc: int | None
 
 
 class Wrapping(Protocol):
@@ -72,13 +83,17 @@ class Slot:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The files of a checkpoint before their bytes: sizes, slots, fixed parts, closing files."""
+    """The files of a checkpoint before their bytes: sizes, slots, fixed parts, closing files.
+
+    `home` is the folder, below the destination, that a reader takes for the checkpoint.
+    """
 
     files: Mapping[str, int]
     slots: Mapping[str, tuple[Slot, ...]]
     fixed: Sequence[tuple[str, int, bytes]] = ()
     closing: Mapping[str, bytes] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    home: str = ""
 
     @property
     def held_bytes(self) -> int:
@@ -187,6 +202,34 @@ class Format(ABC):
 
         return groups_from_torch(src, entries)
 
+    def has_gaps(self, name: str) -> bool:
+        """Whether a stored tensor has elements, between those of logical tensors, that mean nothing."""
+        return False
+
+    def checksum(self, folder: Folder, chunk: Chunk) -> Summed | None:
+        """What was summed when a chunk was saved; None where a format sums nothing."""
+        return None
+
+    def everything(self, folder: Folder) -> tuple[Sequence[tuple[str, Chunk]], Sequence[Entry]]:
+        """All chunks, each with the name of its tensor, and all entries that checksums can be checked of."""
+        return (), ()
+
+    def contradictions(self, src: Manifest, folder: Folder) -> Iterator[Complaint]:
+        """Where what lies beside the tensors contradicts itself or the folder."""
+        return iter(())
+
+    def unfinished(self, path: PurePath) -> Complaint | None:
+        """Why a folder that should hold such a checkpoint holds none; None where nothing hints at one."""
+        return None
+
+    def misleading(self, path: PurePath) -> Iterator[Complaint]:
+        """Files that should lead to a checkpoint, and do not."""
+        return iter(())
+
+    def is_alone(self, path: PurePath) -> bool:
+        """Whether a file that is read by itself is all that its folder holds of a checkpoint."""
+        return False
+
     def refuse_part(self, src: Manifest) -> None:
         """Raise where a source is a part of a checkpoint, which can be read and not converted."""
         return
@@ -239,6 +282,20 @@ class Format(ABC):
     def carried_alone(self, src: Manifest, read: ReadEntries) -> Mapping[str, bytes]:
         """What goes along with weights alone: the entries that describe the model."""
         return {}
+
+    def lay_out(
+        self, held: Iterable[Held], entries: Mapping[str, bytes], ranks: int
+    ) -> Arrangement:
+        """The files of a live model, from the ranks that hold each box of each tensor."""
+        raise UsageError(
+            f"a live model is not saved as {self.name}", hint="save it, and convert that"
+        )
+
+    def file_of(self, rank: int) -> str:
+        """The file that a rank of a live model writes."""
+        raise UsageError(
+            f"a live model is not saved as {self.name}", hint="save it, and convert that"
+        )
 
     @abstractmethod
     def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:

@@ -73,6 +73,11 @@ def format_named(name: str) -> Format:
     return FORMATS[name]
 
 
+def live_format() -> Format:
+    """The format that live models are saved in."""
+    return FORMATS["dcp"]
+
+
 def names_of(kind: Callable[[Format], bool], last: str = "or") -> str:
     """The names of the formats of one kind, in words: `hf or dcp`."""
     names = [name for name in reversed(_CLASSES) if kind(FORMATS[name])]

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from intarsia.conversion.replacing import check_replaceable
 from intarsia.errors import CoverageError, UsageError
 from intarsia.format.base import Arrangement, Slot
-from intarsia.format.dcp.write import file_of, lay_out
 from intarsia.format.naming.wrappers import bare
+from intarsia.format.registry import live_format
 from intarsia.format.side_files import DIGESTS
 from intarsia.live.contents import Contents
 from intarsia.live.entries import extra_entries, pack, packed, shared_entries
@@ -168,7 +168,7 @@ def write(
             entries = shared_entries(alike)
             entries |= extra_entries([extra for _, _, extra, _ in told.values])
             held = [(name, *kind_of(x.boxes), ranks_of(x.boxes)) for name, x in holders.items()]
-            arrangement = lay_out(held, entries, team.size)
+            arrangement = live_format().lay_out(held, entries, team.size)
             config = next((c for _, _, _, c in told.values if c is not None), None)
             witness = Witness.of((row[:3] for row in held), config)
             if team.rank == 0:
@@ -192,7 +192,7 @@ def write(
     total = sum(arrangement.files.values())
     return Saved(
         str(path),
-        arrangement.files.get(file_of(team.rank), 0),
+        arrangement.files.get(live_format().file_of(team.rank), 0),
         total,
         time.perf_counter() - started,
         what.counts.tensors,
@@ -227,6 +227,10 @@ class _Pen:
     witness: Witness | None
 
     @cached_property
+    def file(self) -> str:
+        return live_format().file_of(self.rank)
+
+    @cached_property
     def slots(self) -> dict[Key, Slot]:
         return {(name, s.box): s for name, found in self.arrangement.slots.items() for s in found}
 
@@ -242,7 +246,7 @@ class _Pen:
 
     def _write(self, part: Part) -> tuple[int | None, Sums]:
         slot = self.slots[part.name, part.box]
-        mine = slot.file == file_of(self.rank)
+        mine = slot.file == self.file
         unproven = is_unproven(self.holders[part.name].boxes[part.box])
         if not mine and not unproven:
             return None, {}

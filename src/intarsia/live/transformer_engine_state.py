@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from intarsia.errors import CoverageError, LayoutError
-from intarsia.format.dcp.metadata import MAX_METADATA_BYTES, METADATA, read_metadata
+from intarsia.format.registry import live_format
 from intarsia.placement import Strided, boxes, from_torch
 from intarsia.store.address import named
 from intarsia.store.folder import Folder
@@ -102,9 +102,8 @@ def _ends(key: str, name: str) -> bool:
 
 def _keys(folder: PurePath) -> set[str]:
     with Folder(folder) as files:
-        data = files.read_all(METADATA, MAX_METADATA_BYTES)
-    found = read_metadata(data, str(folder / METADATA))
-    return {*found.tensors, *found.objects}
+        chunks, entries = live_format().everything(files)
+    return {name for name, _ in chunks} | {entry.name for entry in entries}
 
 
 def _numel(value: Any) -> int | None:

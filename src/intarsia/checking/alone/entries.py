@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Collection, Iterator
-from contextlib import suppress
-from pathlib import PurePath
 from zipfile import ZipFile
 from zlib import crc32
 
+from intarsia.checking.alone.unfinished import fault_of
 from intarsia.checking.fault import Fault
-from intarsia.errors import FormatError, IntarsiaError
-from intarsia.format.megatron.common import COMMON_OBJECT
-from intarsia.format.megatron.frame import COMMON_FILE
-from intarsia.format.registry import folder_of
-from intarsia.format.torch_file.torch_zip import BROKEN_ZIP, read_object
+from intarsia.errors import IntarsiaError
+from intarsia.format.registry import folder_of, format_named
+from intarsia.format.torch_file.torch_zip import BROKEN_ZIP
 from intarsia.planning.manifest import Entry, Manifest
 from intarsia.store.folder import MAX_SMALL_BYTES, Folder
 
@@ -31,7 +27,7 @@ def damaged_entries(manifest: Manifest, known: Collection[str] = ()) -> Iterator
 
     Of the files that are `known` to be absent or short it is told elsewhere.
     """
-    if manifest.format == "hf":
+    if not format_named(manifest.format).entries_in_place:
         return
     with folder_of(manifest) as folder:
         for entry in manifest.entries.values():
@@ -51,32 +47,11 @@ def damaged_entries(manifest: Manifest, known: Collection[str] = ()) -> Iterator
                 yield Fault("entry-damaged", (entry.name,), where, text)
 
 
-def misplaced_iteration(manifest: Manifest) -> Iterator[Fault]:
-    """Common states of Megatron's, in either of their homes, that are not of their folder's iteration."""
-    home = PurePath(manifest.path).name
-    named = re.fullmatch(r"iter_(\d+)", home)
-    if manifest.format != "torch_dist" or named is None:
-        return
-    for where, data in _common_states(manifest):
-        try:
-            state = read_object(data, where)
-        except FormatError:
-            continue  # told as a damaged entry
-        state = state[0] if isinstance(state, list) and len(state) == 1 else state
-        counted = state.get("iteration") if isinstance(state, dict) else None
-        if type(counted) is int and counted != int(named[1]):
-            text = f"the common state is of iteration {counted:,}, and lies in {home}"
-            yield Fault("steps-disagree", (COMMON_OBJECT,), where, text)
-
-
-def _common_states(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
-    entry = manifest.entries.get(COMMON_OBJECT)
-    with folder_of(manifest) as folder, suppress(IntarsiaError):
-        if folder.has(COMMON_FILE):
-            yield COMMON_FILE, folder.read_all(COMMON_FILE)
-        if entry is not None and entry.file != COMMON_FILE:
-            data = folder.read_small(*_place(entry))
-            yield entry.file, data
+def contradicting_entries(manifest: Manifest) -> Iterator[Fault]:
+    """Entries that contradict themselves or the folder that they lie in."""
+    with folder_of(manifest) as folder:
+        for found in format_named(manifest.format).contradictions(manifest, folder):
+            yield fault_of(found)
 
 
 def _place(entry: Entry) -> tuple[str, int, int]:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from intarsia.checking.alone.entries import damaged_entries, misplaced_iteration
+from intarsia.checking.alone.entries import contradicting_entries, damaged_entries
 from intarsia.checking.alone.headers import NO_FAMILY, read_headers
 from intarsia.checking.alone.state import misshapen_state, missing_state
 from intarsia.checking.alone.structure import left_out, structure_faults
 from intarsia.checking.alone.training import notes_on_steps, rounded_masters, steps_that_disagree
-from intarsia.checking.alone.unfinished import garbled_tracker, unfinished
+from intarsia.checking.alone.unfinished import misleading_files, unfinished
 from intarsia.checking.alone.unmapped import unmapped_faults
 from intarsia.checking.content.masters import masters_that_differ, weights_with_masters
 from intarsia.checking.content.one_tensor import content_faults, notes_of
@@ -24,7 +24,7 @@ from intarsia.checking.fault import Fault, gathered
 from intarsia.checking.pair.ties import ties_for_sure
 from intarsia.checking.survey.blockwise import survey, surveyed
 from intarsia.errors import FormatError, IntarsiaError
-from intarsia.format.registry import find_checkpoint, format_of
+from intarsia.format.registry import find_checkpoint, format_named, format_of
 from intarsia.format.side_files import DIGESTS, read_config
 from intarsia.planning.inventory import unread_sections
 from intarsia.planning.manifest import Manifest
@@ -133,10 +133,9 @@ def _examined(
     wanted = {n: x for n, x in summed.items() if n not in known}
     found = survey(manifest, budget, progress, wanted)
     more = after(progress, sum(seen.item.nbytes for seen in found))
-    padded = manifest.format in ("torch_dist", "fsdp_dtensor")
     weights = weights_among(found, manifest.quantised)
     with Content(manifest, budget) as content:
-        faults += content_faults(weights, padded, content)
+        faults += content_faults(weights, format_named(manifest.format), content)
         faults += scale_faults(found, manifest.quantised)
         repeated = list(repeat_faults(weights, ties_for_sure(manifest), content))
     meant, repeated = made_by_copying(manifest.logical, repeated)
@@ -146,8 +145,8 @@ def _examined(
     faults += masters_that_differ(manifest, found, budget, more)
     faults += damaged_entries(manifest, headers.files)
     faults += unmapped_faults(manifest, budget)
-    faults += misplaced_iteration(manifest)
-    faults += garbled_tracker(where if is_folder(where) else where.parent)
+    faults += contradicting_entries(manifest)
+    faults += misleading_files(where if is_folder(where) else where.parent)
     known |= {n for seen in found if seen.unread for s in seen.item.names for n in s.layout.tensors}
     faults += digest_faults(manifest, found, expected, known, budget, more)
     faults += object_faults(manifest, budget)

@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import PurePath
 
-from intarsia.checking.fault import Fault, few
-from intarsia.errors import FormatError, StoreError
-from intarsia.format.dcp.metadata import METADATA
-from intarsia.format.megatron.frame import TRACKER, tracked_folder
-from intarsia.store.folder import Folder
-from intarsia.store.looking import exists, is_folder, listed, size_of
-
-
-def garbled_tracker(path: PurePath) -> Iterator[Fault]:
-    """A tracker that names no iteration, though Megatron goes by it."""
-    try:
-        with Folder(path) as folder:
-            word = folder.read_all(TRACKER).decode("utf-8", "replace").strip()
-    except FormatError:
-        return
-    except StoreError as error:
-        error.blame()
-        yield Fault(error.kind, (), TRACKER, error.brief)
-        return
-    if not re.fullmatch(r"\d{1,18}|release", word):
-        text = f"{TRACKER} holds {word[:40]!r}, which is no iteration"
-        yield Fault("malformed", (), TRACKER, text, hint="write the iteration's number into it")
+from intarsia.checking.fault import Fault
+from intarsia.format.complaint import Complaint
+from intarsia.format.registry import FORMATS
 
 
 def unfinished(path: PurePath) -> Fault | None:
-    """Data files of DCP that lack their metadata, or a tracker's iteration that is not there."""
-    folders: Iterable[PurePath] = (path, *listed(path, "iter_*")) if is_folder(path) else ()
-    for folder in folders:
-        files = listed(folder, "*.distcp")
-        metadata = folder / METADATA
-        if files and not exists(metadata):
-            text = f"{len(files)} data files and no {METADATA}, which is written last"
-            return Fault("metadata-missing", (), str(folder), text)
-        if files and not size_of(metadata):
-            text = f"{len(files)} data files, and {METADATA}, which is written last, is empty"
-            return Fault("metadata-missing", (), str(folder), text)
-    tracked = tracked_folder(path) if is_folder(path) else None
-    if tracked is not None and not is_folder(tracked):
-        held = few([p.name for p in listed(path, "iter_*")], 4)
-        text = f"{TRACKER} names {tracked.name}, which is absent; there is {held or 'none'}"
-        return Fault("file-missing", (), str(path / TRACKER), text)
-    return None
+    """Why a folder that should hold a checkpoint of any format holds none; the general formats first."""
+    asked = (FORMATS[name].unfinished(path) for name in reversed([*FORMATS]))
+    found = next(filter(None, asked), None)
+    return fault_of(found) if found else None
+
+
+def misleading_files(path: PurePath) -> Iterator[Fault]:
+    """Files of any format that should lead to a checkpoint, and do not."""
+    for format in FORMATS.values():
+        yield from map(fault_of, format.misleading(path))
+
+
+def fault_of(found: Complaint) -> Fault:
+    """A complaint of a format, as a fault."""
+    error = found.error
+    where = ", ".join(found.files)
+    return Fault(error.kind, found.names, where, error.brief, hint=error.hint or "")

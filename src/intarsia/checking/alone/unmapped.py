@@ -14,10 +14,9 @@ from intarsia.checking.alone.headers import is_there
 from intarsia.checking.fault import Fault
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FormatError, IntarsiaError
-from intarsia.format.dcp.checkpoint import open_metadata, sealed
-from intarsia.format.registry import folder_of
+from intarsia.format.base import Format
+from intarsia.format.registry import folder_of, format_named
 from intarsia.format.torch_file.torch_zip import BROKEN_ZIP
-from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
@@ -25,40 +24,36 @@ from intarsia.run.checksum import crc32
 from intarsia.store.folder import Folder
 from intarsia.value.bits import bits_dtype
 
-SEALED = ("dcp", "torch_dist", "fsdp_dtensor")
-"""Formats whose chunks are archives of torch, with a checksum each."""
-
 
 def unmapped_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
     """Wrong checksums of what no logical tensor holds, and copies that are not equal."""
-    if manifest.format not in SEALED:
-        return
-    kept: list[object] = []
+    format = format_named(manifest.format)
     with folder_of(manifest) as folder:
         try:
-            metadata, _ = open_metadata(folder, kept.append)
+            chunks, entries = format.everything(folder)
         except FormatError:
             return  # told by whoever read the headers
         mapped = {(c.file, c.start_bytes) for s in manifest.stored.values() for c in s.chunks}
         mapped |= {(e.file, e.start_bytes) for e in manifest.entries.values()}
-        for record in metadata.tensors.values():
-            for c in record.chunks:
-                chunk = Chunk(Box(c.offsets, c.shape), c.file, c.start_bytes, c.length_bytes)
-                if (c.file, c.start_bytes) not in mapped and is_there(manifest, chunk):
-                    yield from _wrong_chunk(folder, record.name, chunk, budget)
-        for o in metadata.objects.values():
-            if (o.file, o.start_bytes) not in mapped and folder.has(o.file):
-                yield from _wrong_object(
-                    folder, Entry(o.name, o.file, o.start_bytes, o.length_bytes)
-                )
+        for name, chunk in chunks:
+            if (chunk.file, chunk.start_bytes) not in mapped and is_there(manifest, chunk):
+                yield from _wrong_chunk(format, folder, name, chunk, budget)
+        for entry in entries:
+            if (entry.file, entry.start_bytes) not in mapped and folder.has(entry.file):
+                yield from _wrong_object(folder, entry)
     yield from copies_that_differ(manifest, budget)
 
 
-def _wrong_chunk(folder: Folder, name: str, chunk: Chunk, budget: Budget) -> Iterator[Fault]:
+def _wrong_chunk(
+    format: Format, folder: Folder, name: str, chunk: Chunk, budget: Budget
+) -> Iterator[Fault]:
     if not chunk.box.size:
         return
     try:
-        start, length, crc = sealed(folder, chunk)
+        summed = format.checksum(folder, chunk)
+        if summed is None:
+            return
+        start, length, crc = summed
         found = 0
         for at in range(0, length, budget.window_bytes):
             size = min(budget.window_bytes, length - at)

@@ -17,7 +17,7 @@ from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import Place, tensors_in
 from intarsia.checking.survey.portrait import Portrait, Run
 from intarsia.checking.survey.seen import Odd, Seen
-from intarsia.format.megatron.buckets import is_bucket
+from intarsia.format.base import Format
 from intarsia.state.names import MASTER
 
 _MEGATRON_PADS_TO = 1024
@@ -43,33 +43,34 @@ _LEAST_WEIGHT, _MOST_WEIGHT = 0.2, 1e-8
 """Every number of a matrix above the first, or below the second: no weights are like that."""
 
 
-def content_faults(found: Sequence[Seen], padded: bool, content: Content) -> Iterator[Fault]:
-    """The faults of every tensor; `padded` says that vocabularies may end with zero rows."""
+def content_faults(found: Sequence[Seen], format: Format, content: Content) -> Iterator[Fault]:
+    """The faults of every tensor."""
     pruned, parts = Pruned(found), ZeroParts(found)
     for seen in found:
         yield from seen.faults
         if seen.faults:
             continue  # what a damaged chunk holds says nothing
-        yield from not_finite(seen)
-        yield from negative_variance(seen)
+        if not format.has_gaps(seen.item.stored.name):
+            yield from not_finite(seen)
+            yield from negative_variance(seen)
         yield from dtype_implausible(seen)
         yield from value_implausible(seen)
         for portrait in seen.portraits:
-            yield from zero_block(seen, portrait, padded, (pruned, parts), content)
+            yield from zero_block(seen, portrait, format.pads_vocabulary, (pruned, parts), content)
     yield from zero_tensors(found, content)
     yield from zero_scalars(found)
 
 
 def not_finite(seen: Seen) -> Iterator[Fault]:
-    """NaN or infinity; a mask may hold them, and so may what lies between tensors in a bucket."""
+    """NaN or infinity; a mask may hold them."""
     name = seen.item.stored.name
-    if seen.not_finite.count and "mask" not in name.rpartition(".")[2] and not is_bucket(name):
+    if seen.not_finite.count and "mask" not in name.rpartition(".")[2]:
         yield _odd("not-finite", seen, seen.not_finite, "NaN or infinite")
 
 
 def negative_variance(seen: Seen) -> Iterator[Fault]:
     """A second moment below zero."""
-    if seen.negative.count and not is_bucket(seen.item.stored.name):
+    if seen.negative.count:
         yield _odd("negative-variance", seen, seen.negative, "negative")
 
 

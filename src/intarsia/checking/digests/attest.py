@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 from intarsia.checking.digests.digest import (
     QUICK,
@@ -64,8 +63,8 @@ class Work:
     def _place(self, target: str) -> tuple[str, int]:
         """Where a reader finds the first chunk of a target."""
         slot = self.arrangement.slots[target][0]
-        file = PurePosixPath(slot.file).relative_to(_home(self.arrangement))
-        return str(file), slot.start_bytes - (slot.wrapping.start_bytes if slot.wrapping else 0)
+        file = slot.file.removeprefix(self.arrangement.home)
+        return file, slot.start_bytes - (slot.wrapping.start_bytes if slot.wrapping else 0)
 
 
 def attest(written: Manifest, work: Work, src: Manifest, budget: Budget) -> Attested:
@@ -134,10 +133,4 @@ def _shape_of(piece: Piece) -> tuple[object, ...]:
 
 def digests_file(arrangement: Arrangement) -> str:
     """Where the file of digests goes: into the folder that a reader takes for the checkpoint."""
-    return str(_home(arrangement) / DIGESTS)
-
-
-def _home(arrangement: Arrangement) -> PurePosixPath:
-    """The folder of the tensors, which Megatron puts below the destination, one for each iteration."""
-    marks = [PurePosixPath(file) for file in arrangement.closing]
-    return next((m.parent for m in marks if m.name == ".metadata"), PurePosixPath())
+    return arrangement.home + DIGESTS

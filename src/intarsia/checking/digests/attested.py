@@ -17,7 +17,7 @@ from intarsia.checking.pair.ties import twins_of
 from intarsia.checking.survey.seen import Seen
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FormatError, IntarsiaError
-from intarsia.format.hf.weight_sets import INDEX
+from intarsia.format.registry import format_named
 from intarsia.format.side_files import DIGESTS
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
@@ -25,7 +25,7 @@ from intarsia.run.hashing import Sum, merged
 from intarsia.run.progress import Progress
 from intarsia.state.names import is_state
 from intarsia.store.address import named
-from intarsia.store.looking import exists, is_folder, listed
+from intarsia.store.looking import is_folder
 
 
 def digests_in(manifest: Manifest) -> Mapping[str, str]:
@@ -38,7 +38,7 @@ def digests_in(manifest: Manifest) -> Mapping[str, str]:
         found = stored_digests(manifest)
         return found.digests.tensors if found else {}
     home = path.parent
-    if exists(home / INDEX) or listed(home, "*.safetensors") != [home / path.name]:
+    if not format_named(manifest.format).is_alone(path):
         return {}
     found = stored_digests(replace(manifest, path=str(home)))
     tensors = found.digests.tensors if found else {}

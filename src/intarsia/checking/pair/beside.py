@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from intarsia.carried import groups_of, read_entries
-from intarsia.errors import FormatError, IntarsiaError, UsageError
-from intarsia.format.megatron.common import COMMON_OBJECT, arguments_of
-from intarsia.format.megatron.fsdp_dtensor.entries import COUNTERS, SCHEDULER
-from intarsia.format.torch_file.plain import DROPPED, plain
-from intarsia.format.torch_file.torch_zip import BROKEN_ZIP, read_object
+from intarsia.errors import FormatError, UsageError
+from intarsia.format.registry import format_named
+from intarsia.format.run_objects import is_of_the_run, is_settings, plain_object, run_objects
+from intarsia.format.torch_file.plain import DROPPED
+from intarsia.format.torch_file.torch_zip import BROKEN_ZIP
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.state.names import TORCH_GROUPS, is_state
@@ -24,13 +24,6 @@ from intarsia.store.folder import read_file
 EQUAL, DIFFERENT, NOT_COMPARED = "equal", "different", "not compared"
 ONLY = {"A": "only in A", "B": "only in B"}
 
-_SAME_NAMES = ("dcp", "hf")
-"""Formats that keep the same objects under the same names."""
-
-_RUN = ("iteration", "opt_param_scheduler", "num_floating_point_operations_so_far")
-"""What Megatron's common state tells of a run; the rest of it goes by the mesh."""
-
-ARGUMENTS = "args"
 _SHOWN = 3
 _LONGEST = 60
 
@@ -82,7 +75,7 @@ def _objects(a: Manifest, b: Manifest, budget: Budget) -> Iterator[Beside]:
     yield from groups
     spelled = {n for n in {*left, *right} if groups and n.startswith(TORCH_GROUPS)}
     # A checkpoint of weights alone has nothing to hold against the objects of a run.
-    same_names = a.format in _SAME_NAMES and b.format in _SAME_NAMES
+    same_names = all(format_named(m.format).keeps_names for m in (a, b))
     same_names &= all(held or _has_state(m) for held, m in ((left, a), (right, b)))
     apart: dict[str, list[str]] = {"A": [], "B": []}
     frame = _frame_of_one(a, b, left, right, groups)
@@ -111,38 +104,26 @@ def _frame_of_one(
     right: Mapping[str, bytes],
     settings: list[Beside],
 ) -> set[str]:
-    """Megatron's frame of a run where one side came from Megatron and the other did not.
+    """The objects of a run where one side has them and the other does not.
 
     Where there is optimizer state, the frame is left aside only if its settings were compared.
     """
-    frames = [
-        {n for n in held if n == COMMON_OBJECT or (ARGUMENTS in held and _is_frame(n))}
-        for held in (left, right)
-    ]
+    frames = [run_objects(held) for held in (left, right)]
     compared = any(each.part == "setting" for each in settings)
     if all(frames) or (not compared and any(map(_has_state, (a, b)))):
         return set()
     return frames[0] | frames[1]
 
 
-def _is_frame(name: str) -> bool:
-    return name in (ARGUMENTS, *COUNTERS) or name.startswith(f"{SCHEDULER}.")
-
-
 def _same_name(name: str, left: bytes, right: bytes) -> Iterator[Beside]:
     if left == right:
         yield Beside("object", name, EQUAL)
         return
-    one, other = (_value(name, data) for data in (left, right))
-    if (
-        name in (COMMON_OBJECT, ARGUMENTS)
-        and isinstance(one, Mapping)
-        and isinstance(other, Mapping)
-    ):
+    one, other = (plain_object(name, data) for data in (left, right))
+    if is_settings(name) and isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in sorted({*one, *other}, key=str):
             if not _alike(one.get(key), other.get(key)):
-                run = key in _RUN or str(key).startswith("consumed_")
-                run = run and not _at_the_start(key, one.get(key), other.get(key))
+                run = is_of_the_run(key, one.get(key), other.get(key))
                 text = _both(one.get(key), other.get(key))
                 yield Beside("object", f"{name}.{key}", DIFFERENT, text, counts=run)
         return
@@ -150,12 +131,6 @@ def _same_name(name: str, left: bytes, right: bytes) -> Iterator[Beside]:
         yield Beside("object", name, EQUAL, "though its bytes differ")
         return
     yield Beside("object", name, DIFFERENT, _both(one, other), counts=True)
-
-
-def _at_the_start(key: str, x: Any, y: Any) -> bool:
-    """Whether two counters both say that no step was taken; Megatron's first iteration is 1."""
-    start = (None, 0, 1) if key == "iteration" else (None, 0)
-    return x in start and y in start
 
 
 def _settings(
@@ -227,19 +202,6 @@ def _files(a: Manifest, b: Manifest) -> Iterator[Beside]:
             continue
         same = read_file(named(one[name])) == read_file(named(other[name]))
         yield Beside("file", name, EQUAL if same else DIFFERENT)
-
-
-def _value(name: str, data: bytes) -> Any:
-    """An object as plain values; `DROPPED` where it is none."""
-    try:
-        value = read_object(data, name)
-        if isinstance(value, list) and len(value) == 1 and name == COMMON_OBJECT:
-            value = value[0]
-        if name == ARGUMENTS:
-            value = arguments_of({ARGUMENTS: value})
-        return plain(value)
-    except (IntarsiaError, *BROKEN_ZIP):
-        return DROPPED
 
 
 def _alike(x: Any, y: Any) -> bool:

@@ -9,6 +9,7 @@ from intarsia.checking.pair.ties import twins_of
 from intarsia.checking.pair.unlike import unlike
 from intarsia.checkpoint import Checkpoint
 from intarsia.family import table_for
+from intarsia.format.registry import format_named
 from intarsia.masters import has_own_master, recentred_norms
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Logical, Manifest
@@ -50,7 +51,7 @@ class Matched:
 def match(a: Checkpoint, b: Checkpoint) -> Matched:
     """Pairs of equal names; a tied tensor that one side leaves out is the one that it is tied to.
 
-    A main weight that lies in the place of the weight, as in `fsdp_dtensor`, is held against the other
+    A main weight that lies in the place of the weight, as in some formats, is held against the other
     side's main weight, and the weight of that side against it rounded.
     """
     left, right = a.manifest.logical, b.manifest.logical
@@ -88,7 +89,7 @@ def _main_weights(a: Manifest, b: Manifest) -> set[str]:
     """The weights in whose place one side keeps the main weight, which the other side has beside them."""
     found: set[str] = set()
     for main, other in ((a, b), (b, a)):
-        if main.format != "fsdp_dtensor":
+        if not format_named(main.format).main_weights_in_place:
             continue
         found |= {
             name

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checking.alone.headers import is_there
-from intarsia.checking.alone.unmapped import SEALED
 from intarsia.checking.digests.sums import Summing
 from intarsia.checking.fault import Fault
 from intarsia.checking.survey.items import Item, items_of
@@ -19,7 +18,6 @@ from intarsia.checking.survey.sketch import Sketch
 from intarsia.dtypes import DType
 from intarsia.errors import IntarsiaError
 from intarsia.format.base import Format, Located
-from intarsia.format.dcp.checkpoint import sealed
 from intarsia.format.registry import folder_of, format_named
 from intarsia.layout import clip
 from intarsia.mesh import Box
@@ -126,8 +124,10 @@ class _Reader:
         located = format.locate(self.folder, stored, chunk)
         size = chunk.box.size * stored.dtype.itemsize
         start, length, crc = located.start_bytes, size, None
-        if self.manifest.format in SEALED and chunk.file not in self.manifest.told:
-            start, length, crc = sealed(self.folder, chunk)
+        told = chunk.file in self.manifest.told
+        saved = None if told else format.checksum(self.folder, chunk)
+        if saved is not None:
+            start, length, crc = saved
             seen.unsealed += crc is None and size > 0
         together = (start, length) == (located.start_bytes, size) and located.piece is None
         found, before = 0, seen.total

@@ -6,7 +6,7 @@ are read in place, by their byte offsets; no pickle is executed and torch is not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
@@ -15,7 +15,7 @@ from typing import Any
 
 from intarsia.errors import FormatError
 from intarsia.family import Table, table_for
-from intarsia.format.base import Arrangement, Format, Located, WriteOptions
+from intarsia.format.base import Arrangement, Format, Held, Located, Summed, WriteOptions
 from intarsia.format.complaint import Complain, Complaint, going_on, refuse
 from intarsia.format.dcp.accelerate import below, is_accelerate, parts_of
 from intarsia.format.dcp.entries import entries_of
@@ -26,7 +26,7 @@ from intarsia.format.dcp.metadata import (
     TensorRecord,
     read_metadata,
 )
-from intarsia.format.dcp.write import arrange
+from intarsia.format.dcp.write import arrange, file_of, lay_out
 from intarsia.format.hf.safetensors_metadata import as_file, kept_metadata
 from intarsia.format.naming.logical_names import divided, name_tensors
 from intarsia.format.naming.quantised_names import MODELOPT, modelopt_of
@@ -49,11 +49,11 @@ from intarsia.format.torch_file.torch_zip import (
 )
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box, Shape
-from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
+from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
 from intarsia.quantity import human
 from intarsia.state.names import StateName
 from intarsia.store.folder import Folder
-from intarsia.store.looking import is_file
+from intarsia.store.looking import exists, is_file, is_folder, listed, size_of
 
 HOLLOW_BYTES = 64 << 20
 """How much of a checkpoint may be claimed without being stored, before it is no checkpoint."""
@@ -66,6 +66,17 @@ class Archives(Format):
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
         return locate(folder, stored, chunk)
+
+    def checksum(self, folder: Folder, chunk: Chunk) -> Summed | None:
+        return sealed(folder, chunk)
+
+    def everything(self, folder: Folder) -> tuple[Sequence[tuple[str, Chunk]], Sequence[Entry]]:
+        metadata, _ = open_metadata(folder, lambda complaint: None)
+        chunks = [(r.name, c) for r in metadata.tensors.values() for c in stored_of(r).chunks]
+        entries = [
+            Entry(o.name, o.file, o.start_bytes, o.length_bytes) for o in metadata.objects.values()
+        ]
+        return chunks, entries
 
 
 class Dcp(Archives):
@@ -131,6 +142,27 @@ class Dcp(Archives):
 
     def spell(self, name: str) -> str:
         return spell(name)
+
+    def unfinished(self, path: PurePath) -> Complaint | None:
+        """Data files that lack their metadata, in the folder or in one of its iterations."""
+        for folder in (path, *listed(path, "iter_*")) if is_folder(path) else ():
+            files, metadata = listed(folder, "*.distcp"), folder / METADATA
+            if files and not (exists(metadata) and size_of(metadata)):
+                text = f"{len(files)} data files and no {METADATA}, which is written last"
+                if exists(metadata):
+                    text = (
+                        f"{len(files)} data files, and {METADATA}, which is written last, is empty"
+                    )
+                return Complaint(FormatError(text, kind="metadata-missing"), (str(folder),))
+        return None
+
+    def lay_out(
+        self, held: Iterable[Held], entries: Mapping[str, bytes], ranks: int
+    ) -> Arrangement:
+        return lay_out(held, entries, ranks)
+
+    def file_of(self, rank: int) -> str:
+        return file_of(rank)
 
     def arrange(self, targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         made = arrange(targets, options)
@@ -360,8 +392,8 @@ def locate(folder: Folder, stored: Stored, chunk: Chunk) -> Located:
     return Located(start, Piece("", 0, 0, tuple(loops)).canonical())
 
 
-def sealed(folder: Folder, chunk: Chunk) -> tuple[int, int, int | None]:
-    """The bytes of a file that torch summed when it saved a chunk, as `(start, length, CRC-32)`.
+def sealed(folder: Folder, chunk: Chunk) -> Summed:
+    """The bytes of a file that torch summed when it saved a chunk, with their CRC-32.
 
     Torch never looks at the sum again; it is None where torch was told not to take it.
     """
@@ -374,7 +406,7 @@ def sealed(folder: Folder, chunk: Chunk) -> tuple[int, int, int | None]:
     payload = read_payload(read, chunk.length_bytes, where)
     crc = read_crc(read, chunk.length_bytes, payload, where)
     check_directory(read, chunk.length_bytes, payload, crc, where)
-    return chunk.start_bytes + payload.start_bytes, payload.length_bytes, crc
+    return Summed(chunk.start_bytes + payload.start_bytes, payload.length_bytes, crc)
 
 
 def row_major(shape: Shape) -> Shape:

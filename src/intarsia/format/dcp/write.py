@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from intarsia.dtypes import DType
-from intarsia.format.base import PAGE_BYTES, Arrangement, Slot, WriteOptions
+from intarsia.format.base import PAGE_BYTES, Arrangement, Held, Slot, WriteOptions
 from intarsia.format.dcp.metadata import (
     METADATA,
     ChunkRecord,
@@ -25,9 +25,6 @@ from intarsia.mesh import Box, Mesh, Rule, Shape
 from intarsia.planning.manifest import Target
 
 LINE_BYTES = 64
-
-Held = tuple[str, DType, Shape, Mapping[Box, Sequence[int]]]
-"""A tensor's name, element type and shape, and the ranks that hold each box of it."""
 
 
 @dataclass

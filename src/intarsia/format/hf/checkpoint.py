@@ -114,6 +114,10 @@ class Hf(Format):
     ) -> Iterator[tuple[str, bytes]]:
         yield from read_entries(folder).items() if src.entries else ()
 
+    def is_alone(self, path: PurePath) -> bool:
+        home = path.parent
+        return not exists(home / INDEX) and listed(home, "*.safetensors") == [home / path.name]
+
     def refuse_part(self, src: Manifest) -> None:
         path = named(src.path)
         count = set_size(path.name)

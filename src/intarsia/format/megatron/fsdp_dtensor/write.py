@@ -277,7 +277,7 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         folder + METADATA: write_metadata(Metadata(tensors, objects, paths, {})),
         TRACKER: str(iteration).encode(),
     }
-    return Arrangement(files.sizes, slots, files.fixed, closing, tuple(_remarks(entries)))
+    return Arrangement(files.sizes, slots, files.fixed, closing, tuple(_remarks(entries)), folder)
 
 
 def _remarks(entries: Collection[str]) -> Iterator[str]:

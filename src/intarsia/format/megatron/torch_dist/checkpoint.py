@@ -8,17 +8,18 @@ stored tensor to us, and so it is when written: the stack is made of names alone
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
 from intarsia.family import Param, Table
 from intarsia.format.base import Arrangement, Located, ReadEntries, WriteOptions, refuse_section
-from intarsia.format.complaint import Complain, going_on, refuse
+from intarsia.format.complaint import Complain, Complaint, going_on, refuse
 from intarsia.format.dcp import checkpoint as dcp
 from intarsia.format.dcp.checkpoint import open_metadata
 from intarsia.format.dcp.metadata import Metadata
+from intarsia.format.megatron.buckets import is_bucket
 from intarsia.format.megatron.common import (
     BACKEND,
     COMMON_OBJECT,
@@ -49,6 +50,11 @@ from intarsia.format.megatron.optimizer import (
 from intarsia.format.megatron.own_format import ARGS, MegatronFormat, arguments_alone
 from intarsia.format.megatron.settled_config import settle_config
 from intarsia.format.megatron.torch_dist.carry import carried
+from intarsia.format.megatron.torch_dist.iteration import (
+    garbled_tracker,
+    misplaced_iteration,
+    untracked,
+)
 from intarsia.format.megatron.torch_dist.names import name_tensors
 from intarsia.format.megatron.torch_dist.write import arrange
 from intarsia.format.optimizer_state.parameter_groups import Groups
@@ -146,6 +152,18 @@ class TorchDist(MegatronFormat):
 
     def spell(self, name: str) -> str:
         return stored_key(name)
+
+    def has_gaps(self, name: str) -> bool:
+        return is_bucket(name)
+
+    def contradictions(self, src: Manifest, folder: Folder) -> Iterator[Complaint]:
+        return misplaced_iteration(src, folder)
+
+    def unfinished(self, path: PurePath) -> Complaint | None:
+        return untracked(path)
+
+    def misleading(self, path: PurePath) -> Iterator[Complaint]:
+        return garbled_tracker(path)
 
     def left_out(self, name: str) -> str:
         if kind_of(name) == STEP:

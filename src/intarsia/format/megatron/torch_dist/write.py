@@ -103,7 +103,7 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         TRACKER: str(iteration).encode(),
     }
     remarks = (*_remarks(state, shapes, options), *_left_behind(state, held, options))
-    return Arrangement(files.sizes, slots, files.fixed, closing, remarks)
+    return Arrangement(files.sizes, slots, files.fixed, closing, remarks, folder)
 
 
 def _left_behind(

@@ -1,0 +1,73 @@
+"""Which iteration a Megatron checkpoint is of, by its tracker, its folder and its common state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import PurePath
+
+from intarsia.errors import FormatError, IntarsiaError, StoreError
+from intarsia.format.complaint import Complaint
+from intarsia.format.megatron.common import COMMON_OBJECT
+from intarsia.format.megatron.frame import COMMON_FILE, TRACKER, tracked_folder
+from intarsia.format.torch_file.torch_zip import read_object
+from intarsia.planning.manifest import Manifest
+from intarsia.store.folder import Folder
+from intarsia.store.looking import is_folder, listed
+
+_SHOWN = 4
+
+
+def misplaced_iteration(src: Manifest, folder: Folder) -> Iterator[Complaint]:
+    """Common states, in either of their homes, that are not of their folder's iteration."""
+    home = PurePath(src.path).name
+    named = re.fullmatch(r"iter_(\d+)", home)
+    for where, data in _common_states(src, folder) if named else ():
+        try:
+            state = read_object(data, where)
+        except FormatError:
+            continue  # told as a damaged entry
+        state = state[0] if isinstance(state, list) and len(state) == 1 else state
+        counted = state.get("iteration") if isinstance(state, dict) else None
+        if named and type(counted) is int and counted != int(named[1]):
+            text = f"the common state is of iteration {counted:,}, and lies in {home}"
+            error = FormatError(text, kind="steps-disagree")
+            yield Complaint(error, (where,), (COMMON_OBJECT,))
+
+
+def _common_states(src: Manifest, folder: Folder) -> Iterator[tuple[str, bytes]]:
+    entry = src.entries.get(COMMON_OBJECT)
+    with suppress(IntarsiaError):
+        if folder.has(COMMON_FILE):
+            yield COMMON_FILE, folder.read_all(COMMON_FILE)
+        if entry is not None and entry.file != COMMON_FILE:
+            yield entry.file, folder.read_small(entry.file, entry.start_bytes, entry.length_bytes)
+
+
+def garbled_tracker(path: PurePath) -> Iterator[Complaint]:
+    """A tracker that names no iteration, though Megatron goes by it."""
+    try:
+        with Folder(path) as folder:
+            word = folder.read_all(TRACKER).decode("utf-8", "replace").strip()
+    except FormatError:
+        return
+    except StoreError as error:
+        yield Complaint(error, (TRACKER,))
+        return
+    if not re.fullmatch(r"\d{1,18}|release", word):
+        text = f"{TRACKER} holds {word[:40]!r}, which is no iteration"
+        wrong = FormatError(text, hint="write the iteration's number into it")
+        yield Complaint(wrong, (TRACKER,))
+
+
+def untracked(path: PurePath) -> Complaint | None:
+    """A tracker's iteration that is not there."""
+    tracked = tracked_folder(path) if is_folder(path) else None
+    if tracked is None or is_folder(tracked):
+        return None
+    held = [p.name for p in listed(path, "iter_*")]
+    more = f" and {len(held) - _SHOWN} more" if len(held) > _SHOWN else ""
+    text = f"{TRACKER} names {tracked.name}, which is absent; there is"
+    text += f" {', '.join(held[:_SHOWN])}{more}" if held else " none"
+    return Complaint(FormatError(text, kind="file-missing"), (str(path / TRACKER),))

@@ -1,0 +1,58 @@
+"""Objects that speak of a run rather than of a model: Megatron's common state, arguments and counters.
+
+Entries are carried as they are through every format, so these may lie in any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from intarsia.errors import IntarsiaError
+from intarsia.format.megatron.common import COMMON_OBJECT, arguments_of
+from intarsia.format.megatron.fsdp_dtensor.entries import COUNTERS, SCHEDULER
+from intarsia.format.torch_file.plain import DROPPED, plain
+from intarsia.format.torch_file.torch_zip import BROKEN_ZIP, read_object
+
+ARGUMENTS = "args"
+_RUN = ("iteration", SCHEDULER, "num_floating_point_operations_so_far")
+"""What the common state tells of a run; the rest of it goes by the mesh."""
+
+
+def run_objects(names: Collection[str]) -> set[str]:
+    """The objects of these names that are the frame of a run."""
+    return {n for n in names if n == COMMON_OBJECT or (ARGUMENTS in names and _is_frame(n))}
+
+
+def _is_frame(name: str) -> bool:
+    return name in (ARGUMENTS, *COUNTERS) or name.startswith(f"{SCHEDULER}.")
+
+
+def is_settings(name: str) -> bool:
+    """Whether an object is a mapping of settings, most of which go by the mesh."""
+    return name in (COMMON_OBJECT, ARGUMENTS)
+
+
+def is_of_the_run(key: Any, x: Any, y: Any) -> bool:
+    """Whether a setting counts what a run did, in one of two objects at least."""
+    counted = key in _RUN or str(key).startswith("consumed_")
+    return counted and not _at_the_start(key, x, y)
+
+
+def _at_the_start(key: Any, x: Any, y: Any) -> bool:
+    """Whether two counters both say that no step was taken; Megatron's first iteration is 1."""
+    start = (None, 0, 1) if key == "iteration" else (None, 0)
+    return x in start and y in start
+
+
+def plain_object(name: str, data: bytes) -> Any:
+    """An object as plain values; `DROPPED` where it is none."""
+    try:
+        value = read_object(data, name)
+        if isinstance(value, list) and len(value) == 1 and name == COMMON_OBJECT:
+            value = value[0]
+        if name == ARGUMENTS:
+            value = arguments_of({ARGUMENTS: value})
+        return plain(value)
+    except (IntarsiaError, *BROKEN_ZIP):
+        return DROPPED
