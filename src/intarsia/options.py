@@ -12,6 +12,7 @@ from pathlib import PurePath
 from textwrap import indent, wrap
 from typing import Any, TypeVar
 
+from intarsia.format.built_in import NAMES
 from intarsia.mesh import Mesh
 
 PathLike = str | PurePath
@@ -31,10 +32,7 @@ class Options:
     """What a conversion should write, and what it may use."""
 
     to: str = field(
-        metadata=_says(
-            "The format to write: hf, dcp, torch_dist or fsdp_dtensor.",
-            *("hf", "dcp", "torch_dist", "fsdp_dtensor"),
-        )
+        metadata=_says(f"The format to write: {', '.join(NAMES[:-1])} or {NAMES[-1]}.", *NAMES)
     )
     mesh: MeshLike = field(
         default=None,

@@ -226,6 +226,14 @@ class Format(ABC):
         """Files that should lead to a checkpoint, and do not."""
         return iter(())
 
+    def stray(self, path: PurePath) -> str:
+        """A file by which a framework reads such a checkpoint from a folder of another format; "" for none."""
+        return ""
+
+    def is_frame(self, name: str) -> bool:
+        """Whether a file of the folder frames the tensors: it is read, and made anew with the result."""
+        return name in self.header_files
+
     def is_alone(self, path: PurePath) -> bool:
         """Whether a file that is read by itself is all that its folder holds of a checkpoint."""
         return False

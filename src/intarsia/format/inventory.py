@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import PurePath, PurePosixPath
 
+from intarsia.format.base import Format
 from intarsia.format.hf.files import OPTIMIZER
 from intarsia.format.hf.weight_sets import ADAPTER, stem_of_file, stem_of_index
-from intarsia.format.megatron.frame import COMMON_FILE, FRAME, home_of
+from intarsia.format.megatron.frame import COMMON_FILE, home_of
 from intarsia.format.side_files import DIGESTS, HEADERS, MAX_SIDE_BYTES
 from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.planning.manifest import Manifest, Side
@@ -75,12 +76,11 @@ _FOLDERS = (
 )  # fmt: skip
 
 _TEMPLATES = "additional_chat_templates"
-_MEGATRON = ("torch_dist", "fsdp_dtensor")
 CARRIED_WHERE_EQUAL = "with the weights, where names, shapes and element types stay (hf to hf)"
 NOT_CARRIED = "state of the trainer that wrote the folder, kept from hf to hf alone"
 
 
-def with_files(manifest: Manifest, given: PurePath) -> Manifest:
+def with_files(manifest: Manifest, given: PurePath, format: Format) -> Manifest:
     """The manifest with every file of its folder in the inventory, and what is copied as its sides.
 
     `given` is what the user named: the checkpoint, or the folder of a run that it lies in.
@@ -90,14 +90,14 @@ def with_files(manifest: Manifest, given: PurePath) -> Manifest:
         item = Item("file", root.name, Role.MODEL, Fate.READ, nbytes=size_of(root))
         return replace(manifest, inventory=(*manifest.inventory, item))
     said = {item.name for item in manifest.inventory if item.kind == "file"}
-    found = items_in(root, said | _read_names(manifest), trains=manifest.format == "hf")
+    found = items_in(root, said | _read_names(manifest, format), trains=format.trainer_files)
     items = [item for item in found if item.name not in said]
     sides = {side.name: side for side in _sides(root, items)}
     above: list[Item] = []
-    if manifest.format in _MEGATRON and home_of(root) == root.parent:
-        # Megatron's iterations share what lies beside them.
+    if format.one_below and home_of(root) == root.parent:
+        # The checkpoints of a run share what lies beside them.
         above = [i for i in items_in(root.parent, (), trains=False) if i.name != root.name]
-        above = [i for i in above if not FRAME.match(i.name)]
+        above = [i for i in above if not format.is_frame(i.name)]
         sides |= {side.name: side for side in _sides(root.parent, above)}
         if given != root.parent:
             above = [i for i in above if i.fate is Fate.COPIED]
@@ -107,13 +107,10 @@ def with_files(manifest: Manifest, given: PurePath) -> Manifest:
     return replace(manifest, inventory=(*manifest.inventory, *items), sides=tuple(sides.values()))
 
 
-def _read_names(manifest: Manifest) -> set[str]:
+def _read_names(manifest: Manifest, format: Format) -> set[str]:
     """The files that a checkpoint was read from, headers included."""
-    names = {*manifest.files, ".metadata"}
-    if manifest.format in _MEGATRON:
-        held = (path.name for path in listed(named(manifest.path)))
-        names |= {name for name in held if FRAME.match(name)}
-    return names
+    held = (path.name for path in listed(named(manifest.path)))
+    return {*manifest.files, *filter(format.is_frame, held)}
 
 
 def _beside(item: Item) -> Item:

@@ -12,10 +12,11 @@ from typing import Any
 from intarsia.collector import paused
 from intarsia.errors import FormatError, SectionError, UnsafeError, UsageError
 from intarsia.family import adopt
+from intarsia.format.added import added
 from intarsia.format.base import Format
+from intarsia.format.built_in import BUILT_IN, LIVE, NAMES
 from intarsia.format.complaint import Complain, refuse
 from intarsia.format.foreign import NO_WEIGHTS, recognise
-from intarsia.format.hf.weight_sets import MODEL, stem_of_file
 from intarsia.format.inventory import with_files
 from intarsia.format.megatron.frame import METADATA, TRACKER, tracked_folder
 from intarsia.format.run_folder import Found, find, is_checkpoint
@@ -30,29 +31,18 @@ from intarsia.store.looking import absolute, exists, given, is_file, is_folder, 
 from intarsia.store.replaced import unreplaced
 from intarsia.store.stamp import Stamp, noting_stamps
 
-_HEADERS = (".metadata", "model.safetensors.index.json")
-"""Files that say what the others hold."""
-
-_CLASSES = {
-    "fsdp_dtensor": ("megatron.fsdp_dtensor", "FsdpDtensor"),
-    "torch_dist": ("megatron.torch_dist", "TorchDist"),
-    "dcp": ("dcp", "Dcp"),
-    "hf": ("hf", "Hf"),
-}
-"""Each format's room here, whose file `checkpoint` has its class; the more particular come first."""
-
 
 class Formats(Mapping[str, Format]):
     """Every format by its name, imported when it is asked for."""
 
     def __getitem__(self, name: str) -> Format:
-        return _load(name)
+        return _load(name) if name in BUILT_IN else added()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_CLASSES)
+        return iter((*BUILT_IN, *added()))
 
     def __len__(self) -> int:
-        return len(_CLASSES)
+        return len(BUILT_IN) + len(added())
 
 
 FORMATS = Formats()
@@ -60,27 +50,26 @@ FORMATS = Formats()
 
 @cache
 def _load(name: str) -> Format:
-    room, kind = _CLASSES[name]
-    module = import_module(f"intarsia.format.{room}.checkpoint")
-    found: Format = getattr(module, kind)()
+    line = BUILT_IN[name]
+    found: Format = getattr(import_module(f"intarsia.format.{line.module}"), line.name)()
     return found
 
 
 def format_named(name: str) -> Format:
     """The format that a user names."""
-    if name not in _CLASSES:
-        raise UsageError(f"unknown format {name!r}", hint=f"one of: {', '.join(sorted(_CLASSES))}")
+    if name not in BUILT_IN and name not in added():
+        raise UsageError(f"unknown format {name!r}", hint=f"one of: {', '.join(sorted(FORMATS))}")
     return FORMATS[name]
 
 
 def live_format() -> Format:
     """The format that live models are saved in."""
-    return FORMATS["dcp"]
+    return FORMATS[LIVE]
 
 
 def names_of(kind: Callable[[Format], bool], last: str = "or") -> str:
     """The names of the formats of one kind, in words: `hf or dcp`."""
-    names = [name for name in reversed(_CLASSES) if kind(FORMATS[name])]
+    names = [name for name in (*NAMES, *added()) if kind(FORMATS[name])]
     return f" {last} ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
@@ -93,21 +82,41 @@ def format_of(path: PurePath) -> Format:
             f"{path} is a conversion that did not finish",
             hint="run the same `intarsia convert` again with --resume",
         )
-    for name in _CLASSES if _may_be_sharded(path) else ("hf",):
+    asked = _candidates(path)
+    for place, name in enumerate(asked):
         if FORMATS[name].detect(path):
-            _refuse_two(path, name)
+            _refuse_two(path, name, asked[place + 1 :])
             return FORMATS[name]
+    if others := [format for format in added().values() if format.detect(path)]:
+        _refuse_several(path, [format.name for format in others])
+        return others[0]
     raise _no_checkpoint(path)
 
 
-def _refuse_two(path: PurePath, name: str) -> None:
-    """Raise where a folder of another format holds a model that Transformers would read, too."""
-    beside = listed(path, "*.safetensors") if name != "hf" else []
-    beside = [file for file in beside if stem_of_file(file.name) == MODEL]
+def _candidates(path: PurePath) -> list[str]:
+    """The formats whose code is worth loading for a path."""
+    known = {
+        marks: not marks or any(listed(path, mark) for mark in marks)
+        for marks in {line.marks for line in BUILT_IN.values()}
+    }
+    return [name for name, line in BUILT_IN.items() if known[line.marks]]
+
+
+def _refuse_two(path: PurePath, name: str, others: Sequence[str]) -> None:
+    """Raise where a framework would read a checkpoint of another, more general format there."""
+    beside = next(filter(None, (FORMATS[other].stray(path) for other in others)), "")
     if beside:
         raise FormatError(
-            f"{path} holds two checkpoints, a {name} one and {beside[0].name}",
+            f"{path} holds two checkpoints, a {name} one and {beside}",
             hint="move one of them to a folder of its own, with the configuration",
+        )
+
+
+def _refuse_several(path: PurePath, names: Sequence[str]) -> None:
+    if names[1:]:
+        raise FormatError(
+            f"{path} is a checkpoint of several formats by their own word: {', '.join(names)}",
+            hint="uninstall the packages of those that are wrong",
         )
 
 
@@ -135,16 +144,9 @@ def _no_checkpoint(path: PurePath) -> FormatError:
         verb = "holds" if is_folder(where) else "is"
         return FormatError(f"{where} {verb} {kind.name}; not read", hint=kind.next_step(where))
     return FormatError(
-        f"{path} is no checkpoint that Intarsia knows ({', '.join(sorted(_CLASSES))})",
+        f"{path} is no checkpoint that Intarsia knows ({', '.join(sorted(FORMATS))})",
         hint="give the folder that holds .metadata, or the *.safetensors files",
     )
-
-
-def _may_be_sharded(path: PurePath) -> bool:
-    """Whether anything hints at a format other than safetensors, so that its code is worth loading."""
-    hints = (".metadata", "latest_checkpointed_iteration.txt", "iter_*", "release", "mp_rank_*",
-             "pytorch_model_fsdp_*")  # fmt: skip
-    return any(listed(path, hint) for hint in hints)
 
 
 def find_checkpoint(path: str | PurePath) -> Found:
@@ -180,8 +182,9 @@ def read_manifest(
     with paused(), noting_stamps() as seen, unreplaced(given(path)):
         found = find_checkpoint(path)
         chosen = sections_in(section)
-        manifest = format_of(found.path).read(found.path, config, complain, chosen)
-        manifest = with_config_used(with_files(manifest, given(path)))
+        format = format_of(found.path)
+        manifest = format.read(found.path, config, complain, chosen)
+        manifest = with_config_used(with_files(manifest, given(path), format))
     return replace(
         manifest,
         given=str(path),
@@ -198,10 +201,10 @@ def sections_in(section: str | Sequence[str] | None) -> tuple[str, ...]:
 
 def _stamps_of(manifest: Manifest, seen: Mapping[str, Stamp]) -> dict[str, Stamp]:
     """The stamps of a checkpoint's files: as they were when their headers were read, or now."""
-    root = root_of(manifest)
+    root, headers = root_of(manifest), FORMATS[manifest.format].header_files
     read = (x.name for x in manifest.inventory if x.kind != "section" and x.fate is Fate.READ)
     sides = (side.name for side in manifest.sides if side.path in seen)
-    files = {f: seen.get(str(root / f)) for f in (*manifest.files, *_HEADERS, *read, *sides)}
+    files = {f: seen.get(str(root / f)) for f in (*manifest.files, *headers, *read, *sides)}
     now = {f: stamp_of(root / f) for f, then in files.items() if not then and is_file(root / f)}
     return {file: then for file, then in files.items() if then} | now
 

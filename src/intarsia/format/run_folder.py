@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from intarsia.errors import FormatError
+from intarsia.format.added import added
 from intarsia.format.dcp.accelerate import PARTS, is_accelerate
 from intarsia.format.megatron.frame import TRACKER, tracked_folder
 from intarsia.store.folder import Folder
@@ -60,7 +61,10 @@ def find(path: PurePath, unfit: Unfit) -> Found:
 def is_checkpoint(path: PurePath) -> bool:
     """Whether a folder looks like a checkpoint itself, whole or not."""
     return (
-        is_file(path / ".metadata") or is_accelerate(path) or bool(listed(path, "*.safetensors*"))
+        is_file(path / ".metadata")
+        or is_accelerate(path)
+        or bool(listed(path, "*.safetensors*"))
+        or any(format.detect(path) for format in added().values())
     )
 
 

@@ -146,7 +146,7 @@ def _examined(
     faults += damaged_entries(manifest, headers.files)
     faults += unmapped_faults(manifest, budget)
     faults += contradicting_entries(manifest)
-    faults += misleading_files(where if is_folder(where) else where.parent)
+    faults += misleading_files(where if is_folder(where) else where.parent, manifest.format)
     known |= {n for seen in found if seen.unread for s in seen.item.names for n in s.layout.tensors}
     faults += digest_faults(manifest, found, expected, known, budget, more)
     faults += object_faults(manifest, budget)

@@ -17,10 +17,9 @@ def unfinished(path: PurePath) -> Fault | None:
     return fault_of(found) if found else None
 
 
-def misleading_files(path: PurePath) -> Iterator[Fault]:
-    """Files of any format that should lead to a checkpoint, and do not."""
-    for format in FORMATS.values():
-        yield from map(fault_of, format.misleading(path))
+def misleading_files(path: PurePath, format: str) -> Iterator[Fault]:
+    """Files that should lead to a checkpoint of a format, and do not."""
+    yield from map(fault_of, FORMATS[format].misleading(path))
 
 
 def fault_of(found: Complaint) -> Fault:

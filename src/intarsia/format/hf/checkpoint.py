@@ -114,6 +114,13 @@ class Hf(Format):
     ) -> Iterator[tuple[str, bytes]]:
         yield from read_entries(folder).items() if src.entries else ()
 
+    def stray(self, path: PurePath) -> str:
+        files = (file.name for file in listed(path, "*.safetensors"))
+        return next((file for file in files if stem_of_file(file) == MODEL), "")
+
+    def is_frame(self, name: str) -> bool:
+        return False  # which of several indexes was read, the inventory says
+
     def is_alone(self, path: PurePath) -> bool:
         home = path.parent
         return not exists(home / INDEX) and listed(home, "*.safetensors") == [home / path.name]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import FamilyError, UsageError
 from intarsia.family import Table, decoder, table_for
 from intarsia.format.base import ReadEntries
+from intarsia.format.complaint import Complaint
 from intarsia.format.dcp.checkpoint import Archives
 from intarsia.format.dcp.metadata import METADATA
 from intarsia.format.megatron.arguments import arguments_of_config
 from intarsia.format.megatron.common import BACKEND, COMMON_OBJECT, TRAIN_STATE, arguments_of
-from intarsia.format.megatron.frame import COMMON_FILE, TRACKER
+from intarsia.format.megatron.frame import COMMON_FILE, FRAME, TRACKER
 from intarsia.format.megatron.fsdp_dtensor.entries import arguments_in, common_in
+from intarsia.format.megatron.iteration import garbled_tracker, untracked
 from intarsia.format.megatron.whole_state import check_whole
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.wish import Wish
@@ -38,6 +41,15 @@ class MegatronFormat(Archives):
     one_below = True
     pads_vocabulary = True
     keeps_arguments = True
+
+    def is_frame(self, name: str) -> bool:
+        return FRAME.match(name) is not None or name == METADATA
+
+    def misleading(self, path: PurePath) -> Iterator[Complaint]:
+        return garbled_tracker(path)
+
+    def unfinished(self, path: PurePath) -> Complaint | None:
+        return untracked(path)
 
     def check_model(self, src: Manifest, table: Table, wish: Wish) -> None:
         """Megatron's models have a head, where a bare model of Transformers has none."""

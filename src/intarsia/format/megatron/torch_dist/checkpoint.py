@@ -43,6 +43,7 @@ from intarsia.format.megatron.groups import (
     steps_of,
     with_common_step,
 )
+from intarsia.format.megatron.iteration import misplaced_iteration
 from intarsia.format.megatron.keys import Key, torch_dist_rows
 from intarsia.format.megatron.optimizer import (
     stored_key,
@@ -50,11 +51,6 @@ from intarsia.format.megatron.optimizer import (
 from intarsia.format.megatron.own_format import ARGS, MegatronFormat, arguments_alone
 from intarsia.format.megatron.settled_config import settle_config
 from intarsia.format.megatron.torch_dist.carry import carried
-from intarsia.format.megatron.torch_dist.iteration import (
-    garbled_tracker,
-    misplaced_iteration,
-    untracked,
-)
 from intarsia.format.megatron.torch_dist.names import name_tensors
 from intarsia.format.megatron.torch_dist.write import arrange
 from intarsia.format.optimizer_state.parameter_groups import Groups
@@ -158,12 +154,6 @@ class TorchDist(MegatronFormat):
 
     def contradictions(self, src: Manifest, folder: Folder) -> Iterator[Complaint]:
         return misplaced_iteration(src, folder)
-
-    def unfinished(self, path: PurePath) -> Complaint | None:
-        return untracked(path)
-
-    def misleading(self, path: PurePath) -> Iterator[Complaint]:
-        return garbled_tracker(path)
 
     def left_out(self, name: str) -> str:
         if kind_of(name) == STEP:

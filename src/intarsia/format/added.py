@@ -1,0 +1,55 @@
+"""Formats that do not come with Intarsia: installed with another package, or registered by a program."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from intarsia.errors import UsageError
+from intarsia.format.base import Format
+from intarsia.format.built_in import BUILT_IN
+
+GROUP = "intarsia.formats"
+"""The entry points by which packages add formats, each its name and its class."""
+
+_REGISTERED: dict[str, Format] = {}
+
+
+def register(format: Format) -> None:
+    """Add a format for this process; raise where the name is taken."""
+    if format.name in BUILT_IN or format.name in added():
+        raise UsageError(
+            f"there is a format {format.name!r} already", hint="give yours a name of its own"
+        )
+    _REGISTERED[format.name] = format
+
+
+def unregister(name: str) -> None:
+    """Take away what `register` added."""
+    del _REGISTERED[name]
+
+
+def added() -> dict[str, Format]:
+    """Every format that was added, by its name."""
+    return {**_installed(), **_REGISTERED}
+
+
+@cache
+def _installed() -> dict[str, Format]:
+    from importlib.metadata import entry_points
+
+    found: dict[str, Format] = {}
+    for point in entry_points(group=GROUP):
+        try:
+            made = point.load()()
+        except Exception as error:
+            raise UsageError(
+                f"the format {point.name!r} cannot be loaded from {point.value}: {error!r}",
+                hint="mend or uninstall the package that brings it",
+            ) from error
+        if not isinstance(made, Format) or made.name != point.name or made.name in BUILT_IN | found:
+            raise UsageError(
+                f"{point.value} is no format {point.name!r} of its own name, or a second one",
+                hint="mend or uninstall the package that brings it",
+            )
+        found[point.name] = made
+    return found
