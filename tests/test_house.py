@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from intarsia.format.built_in import BUILT_IN
+
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "intarsia"
 
 ARROWS = {
@@ -79,6 +81,10 @@ def imports(path: Path) -> list[tuple[str, bool]]:
     return list(_imports(tree_of(path), path))
 
 
+_OPENED = ("intarsia", "intarsia.format")
+"""Packages from which modules are imported by name."""
+
+
 def _imports(tree: ast.Module, path: Path) -> Iterator[tuple[str, bool]]:
     for node in ast.walk(tree):
         for child in ast.iter_child_nodes(node):
@@ -90,7 +96,7 @@ def _imports(tree: ast.Module, path: Path) -> Iterator[tuple[str, bool]]:
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: imports are absolute"
             base = node.module or ""
-            names = [f"{base}.{a.name}" if base == "intarsia" else base for a in node.names]
+            names = [f"{base}.{a.name}" if base in _OPENED else base for a in node.names]
         for name in names:
             yield name, _for_types_only(node)
 
@@ -339,3 +345,46 @@ def test_names_of_optimizer_state_are_put_together_and_taken_apart_in_one_file()
 @pytest.mark.parametrize("name", OTHER_SPELLINGS)
 def test_files_with_other_spellings_still_need_to_be_named(name: str) -> None:
     assert re.search(r"[\"^]optimizer\\?\.", (SOURCE / name).read_text())
+
+
+GENERAL = (
+    "api", "carried", "checking", "checkpoint", "cli", "conversion", "explanation", "inspection",
+    "lazy_tensor", "live", "masters", "options", "padding", "planning", "report", "run", "state",
+    "store", "value",
+)  # fmt: skip
+"""Parts that serve every format, and know none."""
+
+NAMING = {
+    "cli/demo.py": "lists the route that the demonstration takes",
+    "options.py": "lists dialects, of which one is called as a format is",
+}
+"""Files of general parts that may name a format, and why."""
+
+MEGATRON = ("live/megatron/", "live/megatron_load.py")
+"""Megatron's models are live containers: these may ask how Megatron names its tensors."""
+
+ROOMS = {line.module.split(".")[0] for line in BUILT_IN.values()}
+
+
+def is_general(path: Path) -> bool:
+    return part_of(path) in GENERAL and not str(path.relative_to(SOURCE)).startswith(MEGATRON)
+
+
+def test_general_parts_import_no_module_of_a_format() -> None:
+    for path in filter(is_general, files()):
+        names = (name.split(".") for name in ours(path))
+        wrong = [".".join(n) for n in names if n[0] == "format" and ROOMS & {*n[1:2]}]
+        assert not wrong, f"{path.relative_to(SOURCE)} imports {wrong}: ask the Format"
+
+
+def test_general_parts_name_no_format() -> None:
+    """Beside sentences in help and hints: a name that stands alone is a decision, which is the format's."""
+    named = {str(path.relative_to(SOURCE)): [*_names_of_formats(path)] for path in files()}
+    found = {file: said for file, said in named.items() if said and is_general(SOURCE / file)}
+    assert found.keys() == NAMING.keys(), found
+
+
+def _names_of_formats(path: Path) -> Iterator[str]:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Constant) and node.value in BUILT_IN:
+            yield f"{node.lineno}: {node.value}"
