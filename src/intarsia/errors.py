@@ -129,7 +129,6 @@ class PrecisionError(IntarsiaError):
     """A number does not fit the element type that it is to have, or two stored precisions contradict."""
 
     exit_status = 1
-    kind = "precision"
 
 
 class StoreError(IntarsiaError):

@@ -47,7 +47,7 @@ class Seen(HTMLParser):
 def hostile_pages() -> list[str]:
     a = hostile()
     faults = tuple(
-        Fault(f"kind {n}", (n, *HOSTILE[:7]), f"where {n}", f"text {n}") for n in HOSTILE
+        Fault("not-finite", (n, *HOSTILE[:7]), f"where {n}", f"text {n}") for n in HOSTILE
     )
     different = tuple(Difference(n, 3, (0, 1), float("nan"), f"diagnosis {n}") for n in HOSTILE)
     pair = Comparison(a.path, a.path, 1, 1, HOSTILE[:2], HOSTILE[2:3], different, HOSTILE, faults)

@@ -7,115 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-KINDS = {
-    "bytes-overlap": "two tensors claim the same bytes of a file",
-    "checksum-wrong": "a chunk's bytes are not those whose CRC-32 was recorded when it was saved",
-    "chunk-mismatch": "a data file holds another element type or shape than the metadata says",
-    "chunks-overlap": "two chunks hold the same elements of a tensor",
-    "common-missing": "the common state of a Megatron checkpoint (common.pt) is not there: arguments, iteration, groups",
-    "config-contradicts": "the tensors are not those of the model that the configuration describes",
-    "copies-differ": "two ranks saved the same state, and their copies are not equal",
-    "digest-differs": "a tensor is not the one whose digest was stored",
-    "dtype-implausible": "the numbers make sense only in another element type than the one stated",
-    "dtype-mixed": "one layer's tensor is fp16 where the others' are bf16, or the other way round",
-    "elements-missing": "no chunk holds some elements of a tensor, so a loader leaves old memory there",
-    "entry-damaged": "an object beside the tensors does not have the CRC-32 that was recorded",
-    "expert-blocks-repeated": "every block of experts repeats the first: one rank's were saved for all",
-    "experts-identical": "all experts of every layer are equal: copied from one, on purpose or not",
-    "experts-missing": "experts that the configuration counts are not stored",
-    "experts-repeated": "two experts of one layer are equal",
-    "file-missing": "a file that the index, the metadata or the files' numbering names is absent",
-    "file-too-short": "a file ends before the tensors that it should hold",
-    "index-wrong": "the index and the files' own headers disagree",
-    "layers-missing": "layers that the configuration counts are not stored at all",
-    "layers-repeated": "two layers are equal in every matrix",
-    "malformed": "a file is not laid out as its format demands",
-    "master-differs": "a weight is not its fp32 main weight rounded: one of them is stale",
-    "masters-rounded": "trained fp32 main weights hold bf16 numbers only: their precision is lost",
-    "metadata-missing": "data files without the metadata that is written last: the save did not finish",
-    "negative-variance": "a second moment of Adam is negative, which a mean of squares cannot be",
-    "not-finite": "NaN or infinity among the weights or their optimizer state",
-    "scale-misshaped": "a scale has another shape than its quantised weight needs",
-    "scale-missing": "a quantised weight lacks its scale, without which it has no numbers",
-    "scale-nan": "NaN or infinity among the scales of a quantised weight",
-    "scale-orphaned": "a scale without the quantised weight that it belongs to",
-    "scale-zero": "the scale of a quantised weight is all zero, so the weight is",
-    "shape-wrong": "a tensor's shape is not the one that the configuration gives",
-    "shards-repeated": "blocks of one matrix are equal: one rank's shard was saved for several",
-    "state-missing": "a parameter has one part of its optimizer state and lacks another",
-    "steps-disagree": "parameters that are always trained together are at different steps",
-    "tensor-missing": "a tensor that the configuration asks for is not stored",
-    "tensor-repeated": "two layers share one matrix that should be each one's own",
-    "tied-differ": "the configuration ties two tensors that are both stored, and not equal",
-    "tower-missing": "the configuration has a vision or audio tower, of which no tensor is stored",
-    "unreadable": "the file system refused to read a file",
-    "unsafe": "a file asks for code to run; nothing of it was run",
-    "value-implausible": "numbers beyond what any weight is: memory never written, or bits of another type",
-    "vocabulary-padded": "an embedding has more rows than the vocabulary: padding that was not taken off",
-    "zero-block": "a block of a trained matrix is all zero: never written, or lost with its rank",
-    "zero-scalar": "a scale is zero: lost when shards were put together",
-    "zero-tensor": "a whole tensor is zero where its like in other layers is not",
-}  # fmt: skip
-"""Every kind of fault that one checkpoint can show, and what it means."""
-
-_COPY = "copy the file again from its source, or save the checkpoint again"
-_SAVED_WRONG = "the save or the conversion went wrong: go back to the one before it, and compare with `intarsia verify A B`"
-_MEANT = "where it is not meant, " + _SAVED_WRONG
-_SCALES = (
-    "restore the weight and its scales together from their source: neither has a meaning alone"
-)
-_CONFIG = "give the model's own configuration with --config, or convert again from the source"
-
-NEXT = {
-    "bytes-overlap": _COPY,
-    "checksum-wrong": _COPY,
-    "chunk-mismatch": "restore the file that belongs to this save: it is another's, or damaged",
-    "chunks-overlap": "save again: which of the two is right cannot be told",
-    "common-missing": "restore common.pt from the save",
-    "config-contradicts": _CONFIG,
-    "copies-differ": "save again: which of the two a loader takes depends on its mesh",
-    "digest-differs": "restore the tensors' files from their source: they changed since their digests were taken",
-    "dtype-implausible": "correct the element type in the header, or convert again from the source",
-    "dtype-mixed": "convert again from the source with one --dtype",
-    "elements-missing": "save again with every rank's part: these elements are in no file",
-    "entry-damaged": _COPY,
-    "expert-blocks-repeated": _SAVED_WRONG,
-    "experts-identical": _MEANT,
-    "experts-missing": "restore the files of the expert-parallel ranks that hold them, or save again",
-    "experts-repeated": _MEANT,
-    "file-missing": "restore the files, or use a complete checkpoint",
-    "file-too-short": _COPY,
-    "index-wrong": "restore the index that belongs to these files, or the files that belong to it",
-    "layers-missing": "restore the files of the pipeline stage that holds them, or save again",
-    "layers-repeated": _MEANT,
-    "malformed": _COPY,
-    "master-differs": "take the one that is right: `--optimizer drop` keeps the weights alone",
-    "masters-rounded": "resume from a checkpoint whose main weights were saved in fp32",
-    "metadata-missing": "use the save before this one: it did not finish",
-    "negative-variance": "go on from an earlier checkpoint, or without its optimizer state (`--optimizer drop`)",
-    "not-finite": "go on from a checkpoint before the run diverged, or convert again if its source is sound",
-    "scale-misshaped": _SCALES,
-    "scale-missing": _SCALES,
-    "scale-nan": _SCALES,
-    "scale-orphaned": "restore the weight, or remove the scale and `quantization_config` if the weight was dequantised",
-    "scale-zero": _SCALES,
-    "shape-wrong": _CONFIG,
-    "shards-repeated": _MEANT,
-    "state-missing": "save again with the whole optimizer state, or go on without it (`--optimizer drop`)",
-    "steps-disagree": "go on from a save whose counters agree: Adam's corrections go by them",
-    "tensor-missing": "restore the file that holds it, or give the model's own configuration with --config",
-    "tensor-repeated": _MEANT,
-    "tied-differ": "find which of the two is used: a model that ties them loads one and ignores the other",
-    "tower-missing": "restore the tower's files; if the text model alone is meant, config.json has to be that model's",
-    "unreadable": "look at the disk and at the rights of the file",
-    "unsafe": "do not load this checkpoint with torch.load; get it from a source that you trust",
-    "value-implausible": _SAVED_WRONG,
-    "vocabulary-padded": "take the padding off (convert again from the source), or correct vocab_size",
-    "zero-block": _SAVED_WRONG,
-    "zero-scalar": _SAVED_WRONG,
-    "zero-tensor": _SAVED_WRONG,
-}  # fmt: skip
-"""What to do about each kind of fault, where its own error does not say."""
+from intarsia.checking.kinds import KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +24,19 @@ class Fault:
     elements: int = 0
     hint: str = ""
 
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise KeyError(f"no fault is of the kind {self.kind!r}: see checking/kinds")
+
+    @property
+    def means(self) -> str:
+        """What a fault of its kind is."""
+        return KINDS[self.kind].means
+
     @property
     def next(self) -> str:
         """What to do about it."""
-        return self.hint or NEXT.get(self.kind, "")
+        return self.hint or KINDS[self.kind].next
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -144,7 +45,7 @@ class Fault:
             "where": self.where,
             "text": self.text,
             "elements": self.elements,
-            "means": KINDS.get(self.kind, ""),
+            "means": self.means,
             "next": self.next,
         }
 

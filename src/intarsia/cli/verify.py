@@ -130,6 +130,9 @@ def _tell_pair(found: Comparison, step: str | None) -> None:
     # The verdict comes last, where a terminal shows it.
     for fault in () if found.equal else found.faults:
         say(f"{fault.kind}: {fault.text}\n  in {fault.where}")
+    told = [fault for fault in (*found.damaged, *found.faults) if fault.kind != "unexplained"]
+    for advice in () if found.equal else dict.fromkeys(fault.next for fault in told):
+        say(f"next: {advice}")
     if step:
         say(f"next: {step}")
 

@@ -177,15 +177,12 @@ def _rest(count: int, most: int = LISTED) -> str:
 
 
 def _fault(k: int, fault: Fault, numbers: Mapping[str, int]) -> str:
-    told = fault.as_json()
     lines = [f'<article class="fault" id="fault-{k}" tabindex="-1"><h3>{html(fault.kind)}</h3>']
-    if told["means"]:
-        lines.append(f'<p class="means">{html(told["means"])}</p>')
+    lines.append(f'<p class="means">{html(fault.means)}</p>')
     lines.append(f"<p>{html(fault.text)}</p>")
     if fault.where:
         lines.append(f"<p>Where: {html(fault.where)}</p>")
-    if fault.next:
-        lines.append(f"<p>Next: {html(fault.next)}</p>")
+    lines.append(f"<p>Next: {html(fault.next)}</p>")
     if fault.tensors:
         items = "".join(f"<li>{_tensor(name, numbers)}</li>" for name in fault.tensors[:NAMED])
         named = f'<ul class="names">{items}</ul>{_rest(len(fault.tensors), NAMED)}'

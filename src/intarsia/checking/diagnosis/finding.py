@@ -11,6 +11,9 @@ from intarsia.checking.diagnosis.where.places import Place
 from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
 
 UNEXPLAINED = "unexplained"
+LOST = {"stale": "rank-stale", "zero": "rank-zero", "duplicated": "rank-duplicated", "nan": "nan"}
+"""What a rank's block of such a content is called."""
+
 NOTHING = "nothing known explains the differences"
 NOT_KNOWN = "nothing known explains them"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import replace
 
 from intarsia.checking.diagnosis.company import in_company
-from intarsia.checking.diagnosis.finding import NOT_KNOWN, UNEXPLAINED, Finding
+from intarsia.checking.diagnosis.finding import LOST, NOT_KNOWN, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.hypotheses.moved import faults_of_moves, half_swapped
 from intarsia.checking.diagnosis.names import (
     EXPERT,
@@ -146,13 +146,13 @@ def _lost_ranks(
             wrong_elsewhere = {*unequal} - {f.tensor for f in group}
             if rank is None or not full or wrong_elsewhere & {*_of(stems, numbered)}:
                 continue
-            content = {"zero": "zero", "nan": "NaN"}.get(kind, "stale")
-            differs = "differs" if content == "stale" else f"is {content} on one side"
+            content = "stale" if kind == UNEXPLAINED else kind
+            lost = {"zero": "is zero on one side", "nan": "is NaN on one side"}
+            differs = lost.get(kind, "differs")
             text = f"every matrix of {what} {listed(held)} {differs}, and of the other {what} none"
             tensors = tuple(f.tensor for f in group)
-            name = "nan" if kind == "nan" else f"rank-{content}"
             elements = sum(f.differing for f in group)
-            faults.append(Fault(name, tensors, where(tensors), text, elements))
+            faults.append(Fault(LOST[content], tensors, where(tensors), text, elements))
             findings = [f for f in findings if f not in group]
     return faults, findings
 

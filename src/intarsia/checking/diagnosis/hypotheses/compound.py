@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.finding import Finding
+from intarsia.checking.diagnosis.finding import LOST, Finding
 from intarsia.checking.diagnosis.hypotheses.groups import Kin
 from intarsia.checking.diagnosis.hypotheses.hypothesis import ENOUGH, Hypothesis, Score, Window
 from intarsia.checking.diagnosis.hypotheses.values import changed_after, value_hypotheses
@@ -83,7 +83,7 @@ def _then_wrong(e: Evidence, kin: Kin, h: Hypothesis) -> Finding | None:
     values = [v for v in value_hypotheses(moved) if v.kind in OF_PLACES]
     tried: Tried = [(moved.on_all(v), v) for v in values]
     second = wrong_block(moved, kin, place_of(moved), Chunks(), tried)
-    if second is None or not second.kind.startswith("rank-"):
+    if second is None or second.kind not in LOST.values() or second.kind == "nan":
         return None
     text = f"{h.text}: {score}; and {second.text}"
     explained = min(score.explained + second.explained, score.differing)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.finding import Finding
+from intarsia.checking.diagnosis.finding import LOST, Finding
 from intarsia.checking.diagnosis.hypotheses.groups import Kin
 from intarsia.checking.diagnosis.hypotheses.hypothesis import ENOUGH, Hypothesis, Score
 from intarsia.checking.diagnosis.where.chunks import Chunks
@@ -64,7 +64,7 @@ def wrong_block(
         text = f"{told} differs, the rest is equal"
     else:
         text = f"{told} of {side} is {'NaN' if content == 'nan' else 'zero'} where it differs"
-    kind = "nan" if content == "nan" else f"rank-{content}"
+    kind = LOST[content]
     key: tuple[object, ...] = tuple((c.parts, c.rank) for c in cuts or ()) or chunks.files
     if flat:
         key = ("flat", flat.parts, flat.rank) if flat.parts else ("flat", flat.first, flat.last)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
+from intarsia.checking.diagnosis.finding import LOST, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.names import where
 from intarsia.checking.fault import Fault
 from intarsia.planning.manifest import Manifest
@@ -54,7 +54,7 @@ def wrong_files(
             text += f" {'are zero' if content == 'zero' else 'differ'} there where they differ, and"
             text += f" nowhere else ({differing:,} elements)"
             faults.append(
-                Fault(f"rank-{content}", tensors, f"{file}; {where(tensors)}", text, differing)
+                Fault(LOST[content], tensors, f"{file}; {where(tensors)}", text, differing)
             )
             findings = [f for f in findings if f not in group]
     return faults, findings

@@ -1,0 +1,343 @@
+"""Every kind of fault that one checkpoint can show, as `verify A` names it."""
+
+from __future__ import annotations
+
+from intarsia.checking.kinds.kind import FaultKind
+
+FILES = "The files"
+PRESENCE = "What must be there"
+QUANTISED = "The scales of quantised weights"
+CONTENT = "The content"
+TRAINING = "The training state"
+
+COPY = "copy the file again from its source, or save the checkpoint again"
+SAVED_WRONG = "the save or the conversion went wrong: go back to the one before it, and compare with `intarsia verify A B`"
+MEANT = f"where it is not meant, {SAVED_WRONG}"
+SCALES = "restore the weight and its scales together from their source: neither has a meaning alone"
+CONFIG = "give the model's own configuration with --config, or convert again from the source"
+
+ALONE = (
+    FaultKind(
+        "file-missing",
+        "a file that the index, the metadata or the files' numbering names is absent",
+        "restore the files, or use a complete checkpoint",
+        section=FILES,
+        row="a file that the index, the metadata or the files' numbering (`-of-00048`) names is absent",
+    ),
+    FaultKind(
+        "file-too-short",
+        "a file ends before the tensors that it should hold",
+        COPY,
+        section=FILES,
+        row="a file ends before the tensors that it should hold: cut short, or an offset is wrong",
+    ),
+    FaultKind(
+        "malformed",
+        "a file is not laid out as its format demands",
+        COPY,
+        section=FILES,
+        row="a header, an index, a metadata file or an archive is not laid out as its format demands",
+    ),
+    FaultKind(
+        "metadata-missing",
+        "data files without the metadata that is written last: the save did not finish",
+        "use the save before this one: it did not finish",
+        section=FILES,
+        row="data files without the metadata that is written last, or with an empty one: the save did not finish",
+    ),
+    FaultKind(
+        "index-wrong",
+        "the index and the files' own headers disagree",
+        "restore the index that belongs to these files, or the files that belong to it",
+        section=FILES,
+        row="the index and the files' own headers disagree, or a stale file lies beside them",
+    ),
+    FaultKind(
+        "bytes-overlap",
+        "two tensors claim the same bytes of a file",
+        COPY,
+        section=FILES,
+    ),
+    FaultKind(
+        "checksum-wrong",
+        "a chunk's bytes are not those whose CRC-32 was recorded when it was saved",
+        COPY,
+        section=FILES,
+        row="a chunk's bytes do not have the CRC-32 that torch recorded when it saved them (torch never looks at it again)",
+    ),
+    FaultKind(
+        "entry-damaged",
+        "an object beside the tensors does not have the CRC-32 that was recorded",
+        COPY,
+        section=FILES,
+        row="the same for an object beside the tensors: arguments, counters, random states; or it is zero throughout, or no longer begins as an archive",
+    ),
+    FaultKind(
+        "copies-differ",
+        "two ranks saved the same state, and their copies are not equal",
+        "save again: which of the two a loader takes depends on its mesh",
+        section=FILES,
+        row="two ranks saved the same optimizer state (tensor-parallel copies in Megatron's buckets), and the copies are not equal",
+    ),
+    FaultKind(
+        "chunk-mismatch",
+        "a data file holds another element type or shape than the metadata says",
+        "restore the file that belongs to this save: it is another's, or damaged",
+        section=FILES,
+        row="a data file holds another element type or shape than the metadata says: the file is another save's",
+    ),
+    FaultKind(
+        "digest-differs",
+        "a tensor is not the one whose digest was stored",
+        "restore the tensors' files from their source: they changed since their digests were taken",
+        section=FILES,
+        row="a tensor, or an object beside the tensors, is not the one whose digest was stored with the checkpoint (one file that is named alone is held against its folder's digests, where it is the folder's only one)",
+    ),
+    FaultKind(
+        "unreadable",
+        "the file system refused to read a file",
+        "look at the disk and at the rights of the file",
+        section=FILES,
+    ),
+    FaultKind(
+        "unsafe",
+        "a file asks for code to run; nothing of it was run",
+        "do not load this checkpoint with torch.load; get it from a source that you trust",
+        section=FILES,
+    ),
+    FaultKind(
+        "tensor-missing",
+        "a tensor that the configuration asks for is not stored",
+        "restore the file that holds it, or give the model's own configuration with --config",
+        section=PRESENCE,
+    ),
+    FaultKind(
+        "layers-missing",
+        "layers that the configuration counts are not stored at all",
+        "restore the files of the pipeline stage that holds them, or save again",
+        section=PRESENCE,
+        row="whole layers are not stored: a pipeline stage was lost",
+        between="one side lacks layers that the other holds",
+    ),
+    FaultKind(
+        "experts-missing",
+        "experts that the configuration counts are not stored",
+        "restore the files of the expert-parallel ranks that hold them, or save again",
+        section=PRESENCE,
+        row="some experts of a layer are not stored: an expert-parallel rank was lost",
+        between="one side lacks experts that the other holds",
+    ),
+    FaultKind(
+        "elements-missing",
+        "no chunk holds some elements of a tensor, so a loader leaves old memory there",
+        "save again with every rank's part: these elements are in no file",
+        section=PRESENCE,
+        row="no chunk holds some elements of a tensor; torch's loader leaves old memory there",
+    ),
+    FaultKind(
+        "chunks-overlap",
+        "two chunks hold the same elements of a tensor",
+        "save again: which of the two is right cannot be told",
+        section=PRESENCE,
+    ),
+    FaultKind(
+        "state-missing",
+        "a parameter has one part of its optimizer state and lacks another",
+        "save again with the whole optimizer state, or go on without it (`--optimizer drop`)",
+        section=PRESENCE,
+        row="a parameter has one moment and lacks the other, lacks the main weight or step that its like have, or has no state where its siblings among the experts, or nearly all of its layer and its like, do",
+    ),
+    FaultKind(
+        "shape-wrong",
+        "a tensor's shape is not the one that the configuration gives",
+        CONFIG,
+        section=PRESENCE,
+        row="a tensor's shape is not the one that the configuration gives, or a moment's not its parameter's",
+    ),
+    FaultKind(
+        "vocabulary-padded",
+        "an embedding has more rows than the vocabulary: padding that was not taken off",
+        "take the padding off (convert again from the source), or correct vocab_size",
+        section=PRESENCE,
+        row="an embedding or a head has more rows than the vocabulary: padding that a converter did not take off; in Megatron's formats, more than one padding to a multiple gives",
+    ),
+    FaultKind(
+        "config-contradicts",
+        "the tensors are not those of the model that the configuration describes",
+        CONFIG,
+        section=PRESENCE,
+        row="the tensors, the stored arguments or another configuration are not those of the model that the configuration describes; layers that it does not count are stored",
+    ),
+    FaultKind(
+        "tower-missing",
+        "the configuration has a vision or audio tower, of which no tensor is stored",
+        "restore the tower's files; if the text model alone is meant, config.json has to be that model's",
+        section=PRESENCE,
+        row="the configuration has a vision or audio tower, and no tensor of it is stored",
+    ),
+    FaultKind(
+        "common-missing",
+        "the common state of a Megatron checkpoint (common.pt) is not there: arguments, iteration, groups",
+        "restore common.pt from the save",
+        section=PRESENCE,
+        row="a Megatron checkpoint without `common.pt`: arguments, iteration and parameter groups are lost",
+    ),
+    FaultKind(
+        "scale-missing",
+        "a quantised weight lacks its scale, without which it has no numbers",
+        SCALES,
+        section=QUANTISED,
+        row="a weight is quantised (by its element type and `quantization_config`, or because its like have scales), and a scale, zero point or other part that its scheme needs is not stored",
+    ),
+    FaultKind(
+        "scale-orphaned",
+        "a scale without the quantised weight that it belongs to",
+        "restore the weight, or remove the scale and `quantization_config` if the weight was dequantised",
+        section=QUANTISED,
+        row="a scale is stored and its weight is not, or the weight is in full precision: scales that were left behind",
+    ),
+    FaultKind(
+        "scale-misshaped",
+        "a scale has another shape than its quantised weight needs",
+        SCALES,
+        section=QUANTISED,
+        row="a scale's shape does not cut its weight into the blocks, groups or rows of the scheme",
+    ),
+    FaultKind(
+        "scale-nan",
+        "NaN or infinity among the scales of a quantised weight",
+        SCALES,
+        section=QUANTISED,
+        row="a scale is NaN or infinite",
+    ),
+    FaultKind(
+        "scale-zero",
+        "the scale of a quantised weight is all zero, so the weight is",
+        SCALES,
+        section=QUANTISED,
+        row="a scale is zero throughout",
+    ),
+    FaultKind(
+        "not-finite",
+        "NaN or infinity among the weights or their optimizer state",
+        "go on from a checkpoint before the run diverged, or convert again if its source is sound",
+        section=CONTENT,
+        row="NaN or infinity",
+    ),
+    FaultKind(
+        "value-implausible",
+        "numbers beyond what any weight is: memory never written, or bits of another type",
+        SAVED_WRONG,
+        section=CONTENT,
+        row="numbers beyond 1e8, in anything but masks and scales: memory that was never written, or the bits of another element type",
+    ),
+    FaultKind(
+        "zero-block",
+        "a block of a trained matrix is all zero: never written, or lost with its rank",
+        SAVED_WRONG,
+        section=CONTENT,
+        row="rows or columns of a matrix are all zero, enough of them to be a rank's share: never written, or lost",
+    ),
+    FaultKind(
+        "zero-tensor",
+        "a whole tensor is zero where its like in other layers is not",
+        SAVED_WRONG,
+        section=CONTENT,
+        row="a tensor is all zero where its like in other layers or experts is not: a weight, one layer's bias or sinks, the last norm, a moment in a layer that is trained",
+    ),
+    FaultKind(
+        "zero-scalar",
+        "a scale is zero: lost when shards were put together",
+        SAVED_WRONG,
+        section=CONTENT,
+        row="a scale without axes is zero: lost when shards were put together",
+    ),
+    FaultKind(
+        "experts-repeated",
+        "two experts of one layer are equal",
+        MEANT,
+        section=CONTENT,
+    ),
+    FaultKind(
+        "expert-blocks-repeated",
+        "every block of experts repeats the first: one rank's were saved for all",
+        SAVED_WRONG,
+        section=CONTENT,
+        row="blocks of experts are equal: one rank's experts were saved for another, or for all (weights, or their moments)",
+    ),
+    FaultKind(
+        "experts-identical",
+        "all experts of every layer are equal: copied from one, on purpose or not",
+        MEANT,
+        section=CONTENT,
+        row="all experts of every layer are equal",
+    ),
+    FaultKind(
+        "shards-repeated",
+        "blocks of one matrix are equal: one rank's shard was saved for several",
+        MEANT,
+        section=CONTENT,
+        row="blocks of one matrix (a weight, a moment) are equal: one rank's shard was saved for several",
+    ),
+    FaultKind(
+        "layers-repeated",
+        "two layers are equal in every matrix",
+        MEANT,
+        section=CONTENT,
+        row="two layers are equal in every matrix: a pipeline stage was saved twice",
+    ),
+    FaultKind(
+        "tensor-repeated",
+        "two layers share one matrix that should be each one's own",
+        MEANT,
+        section=CONTENT,
+    ),
+    FaultKind(
+        "tied-differ",
+        "the configuration ties two tensors that are both stored, and not equal",
+        "find which of the two is used: a model that ties them loads one and ignores the other",
+        section=CONTENT,
+        row="the configuration ties head and embedding; both are stored, and differ",
+        between="one side ties the output layer to the embedding, and the other stores it, unlike the embedding",
+    ),
+    FaultKind(
+        "dtype-implausible",
+        "the numbers make sense only in another element type than the one stated",
+        "correct the element type in the header, or convert again from the source",
+        section=CONTENT,
+        row="the magnitudes make sense only in another 16-bit type than the one stated",
+    ),
+    FaultKind(
+        "dtype-mixed",
+        "one layer's tensor is fp16 where the others' are bf16, or the other way round",
+        "convert again from the source with one --dtype",
+        section=CONTENT,
+    ),
+    FaultKind(
+        "master-differs",
+        "a weight is not its fp32 main weight rounded: one of them is stale",
+        "take the one that is right: `--optimizer drop` keeps the weights alone",
+        section=TRAINING,
+        row="a weight is not, element by element, its fp32 main weight rounded (by more than one last bit): one of the two is stale",
+    ),
+    FaultKind(
+        "masters-rounded",
+        "trained fp32 main weights hold bf16 numbers only: their precision is lost",
+        "resume from a checkpoint whose main weights were saved in fp32",
+        section=TRAINING,
+        row="fp32 main weights of trained parameters hold bf16 numbers only: they went through bf16, and their precision is lost",
+    ),
+    FaultKind(
+        "negative-variance",
+        "a second moment of Adam is negative, which a mean of squares cannot be",
+        "go on from an earlier checkpoint, or without its optimizer state (`--optimizer drop`)",
+        section=TRAINING,
+    ),
+    FaultKind(
+        "steps-disagree",
+        "parameters that are always trained together are at different steps",
+        "go on from a save whose counters agree: Adam's corrections go by them",
+        section=TRAINING,
+        row="parameters that are always trained together are at different steps (an expert may be behind), or the iteration is not its folder's",
+    ),
+)  # fmt: skip

@@ -1,0 +1,71 @@
+"""Every kind of difference that only two checkpoints can show, as `verify A B` names it.
+
+Each is told as the second half of a sentence: "A and B differ as if ...".
+"""
+
+from __future__ import annotations
+
+from intarsia.checking.kinds.kind import FaultKind
+
+MOVED = (
+    "the conversion behind one of the two put elements in other places: convert it again from its"
+    " source with `intarsia convert`, and mend the converter"
+)
+CHANGED = (
+    "find the step that changed the numbers of one of the two, and convert it again from its source"
+)
+ALONE = "`intarsia verify` of each alone may show which of the two is wrong"
+RANK = f"save again, or restore what that rank saved; {ALONE}"
+LOST = f"restore the tensors of the side that lost them; {ALONE}"
+MISSING = "take them from the side that has them: restore its files, or convert again from it"
+NARROWER = (
+    "take the wider of the two where precision counts; as weights of the narrower they are equal"
+)
+
+UNEXPLAINED = FaultKind(
+    "unexplained",
+    "A and B differ, and nothing known explains how",
+    f"look at the files and bytes that differ; {ALONE}; where one of the two was trained further, use"
+    " `intarsia diff A B`",
+    between="none of the others; the diagnosis says [where](#where-it-differs) the differences lie",
+)
+
+_OF_TWO = (
+    ("gate-up-swapped", "the two halves of SwiGLU lay in each other's place, as wholes or on every tensor-parallel rank", MOVED),
+    ("gate-up-interleaved", "every tensor-parallel rank had fused its own gate and up, and one reader took them for whole ones; the size of `tp` is given", MOVED),
+    ("qkv-interleaved", "every tensor-parallel rank had fused its own query, key and value, and one reader took them for whole ones; the size of `tp` is given", MOVED),
+    ("components-interleaved", "every tensor-parallel rank had fused its own parts of a projection, and one reader took them for whole ones; the size of `tp` is given", MOVED),
+    ("qkv-permuted", "query, key and value were fused by query group and read one after the other, or the reverse; or fused in another order, which is given", MOVED),
+    ("heads-permuted", "heads came in another order", MOVED),
+    ("rope-permuted", "rotary halves became pairs, or pairs halves", MOVED),
+    ("transposed", "rows were columns", MOVED),
+    ("reshaped", "the shape alone differs", MOVED),
+    ("shards-permuted", "blocks of an axis came in another order", MOVED),
+    ("strided-shard", "FSDP over TP was put down in mesh order", MOVED),
+    ("split-misplaced", "query, key and value, or gate and up, had been cut out of the fused tensor some rows too early or too late", MOVED),
+    ("shifted", "a flat range, or the rows, began too early or too late", MOVED),
+    ("rows-permuted", "rows or columns came in an order that has no name", MOVED),
+    ("rank-stale", "one block of an even cut (or a flat range, a file, experts, layers), such as a rank holds, had other values; the ranks of a mesh are named only as the files have them", RANK),
+    ("rank-zero", "one block such as a rank holds (or a flat range, a file, experts, layers) were zero", RANK),
+    ("rank-duplicated", "one block such as a rank holds had another block's values", RANK),
+    ("experts-permuted", "expert i held expert j", MOVED),
+    ("experts-duplicated", "a rank's experts, or one expert, stood in several places", RANK),
+    ("layers-shifted", "layer i held layer j, and every layer from one on alike", MOVED),
+    ("layers-permuted", "layer i held layer j", MOVED),
+    ("layers-duplicated", "one layer stood in several places", RANK),
+    ("tensors-swapped", "a name held another name's values, and no more is known", MOVED),
+    ("tensors-missing", "one side lacked tensors that the other holds", MISSING),
+    ("rounded", "one side had passed through a narrower type", NARROWER),
+    ("dtype-changed", "the element type alone differs", NARROWER),
+    ("scaled", "numbers were multiplied: all alike, or by a factor for every row, column or block, as where the scales of a quantised matrix were left out", CHANGED),
+    ("constant-added", "a constant had been added to every number, as to a norm that is centred on another value", CHANGED),
+    ("signs-flipped", "numbers were negated", CHANGED),
+    ("zero", "numbers had been lost: one side is zero", LOST),
+    ("nan", "numbers had been lost: one side is NaN", LOST),
+    ("constant", "numbers had been made anew on one side, such as norms of ones", LOST),
+    ("bits-flipped", "single bits had flipped", LOST),
+    ("damaged-pages", "whole 4 KiB pages, or 512-byte sectors, of a file had been lost or overwritten: a disk's damage, or a write that was torn", LOST),
+    ("padding", "only the last rows of a vocabulary were others: they pad it", "no token uses these rows: take the padding off, or let it be"),
+)  # fmt: skip
+
+PAIR = (*(FaultKind.of_two(*kind) for kind in _OF_TWO), UNEXPLAINED)
