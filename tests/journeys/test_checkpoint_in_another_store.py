@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import intarsia
-from intarsia.errors import ChangedError, FormatError, UsageError
+from intarsia.errors import ChangedError, FormatError, UnsafeError, UsageError
 from intarsia.store.address import named
 from intarsia.store.registry import register
 from intarsia.store.writer import writer_to
@@ -124,6 +124,14 @@ def test_a_run_that_fails_leaves_nothing_there(store: MemoryStore) -> None:
         intarsia.convert(url, "memory://out", to="dcp", progress=meddle)
     assert store.files.keys() == before.keys() | {"memory://out/other"}
     assert not store.locked
+
+
+@pytest.mark.parametrize("file", ["../llama/model.safetensors", "/llama", "a/../../b"])
+def test_no_file_is_written_beside_a_destination(file: str, store: MemoryStore) -> None:
+    writer = writer_to("memory://out", overwrite=False, judge=lambda *_: None, alone=True)
+    with pytest.raises(UnsafeError, match="lies outside of the destination"):
+        writer.write_small(file, b"12")
+    assert not store.files
 
 
 def test_what_needs_a_local_folder_is_refused(store: MemoryStore) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from intarsia.errors import UsageError
+from intarsia.errors import UnsafeError, UsageError
 from intarsia.store.contents import Contents, Judge, changed_meanwhile, refuse_existing
 from intarsia.store.folder import Folder
 from intarsia.store.looking import exists
@@ -73,6 +73,8 @@ class Elsewhere:
 
     def create(self, file: str, size_bytes: int) -> None:
         """Make a file of a known length."""
+        if ".." in PurePath(file).parts or not (self.folder / file).is_relative_to(self.folder):
+            raise UnsafeError(f"{file!r} lies outside of the destination")
         self._files.create(file, size_bytes)
 
     def write(self, file: str, start_bytes: int, buffers: Sequence[Buffer]) -> None:

@@ -1,0 +1,47 @@
+"""A URL is a name with parts, as a path is, and no system call takes it for a path."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path, PurePath
+
+import pytest
+
+from intarsia.store.address import Address, named
+from intarsia.store.looking import given
+
+
+def test_a_url_has_a_parent_a_name_and_what_lies_below_it() -> None:
+    url = named("memory://runs/step-5")
+    assert isinstance(url, Address)
+    assert url.scheme == "memory"
+    assert str(url / "sub" / "file.txt") == "memory://runs/step-5/sub/file.txt"
+    assert (url / "file.txt").suffix == ".txt"
+    assert [str(p) for p in url.parents][:2] == ["memory://runs", "memory://"]
+    assert isinstance(url.parent, Address)
+    assert str(url.with_name("other")) == "memory://runs/other"
+    assert str((url / "sub" / "file").relative_to(url)) == "sub/file"
+    assert (url / "sub").is_relative_to(url)
+
+
+def test_a_url_is_its_text() -> None:
+    url = named("memory://runs/step-5")
+    for same in (named(str(url)), named("memory://runs/step-5/"), pickle.loads(pickle.dumps(url))):
+        assert same == url
+        assert hash(same) == hash(url)
+        assert str(same) == f"{url}" == "memory://runs/step-5"
+    assert url != named("other://runs/step-5")
+
+
+def test_no_system_call_takes_a_url_for_a_path() -> None:
+    for call in (os.stat, os.listdir, open, os.path.abspath):
+        with pytest.raises(TypeError, match="memory://x is no path of the local file system"):
+            call(named("memory://x"))  # type: ignore[operator]
+
+
+def test_what_is_no_url_is_a_local_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for text in ("/a/b", "a/b", "memory:x", "memory:/x", "://x", "a b://c"):
+        assert type(named(text)) is type(PurePath())
+    assert given("~/x") == tmp_path / "x"
