@@ -96,3 +96,13 @@ def test_norms_of_heads_are_turned_as_the_heads_are(tmp_path: Path, part: float 
     a, b = write_hf(tmp_path / "a", tensors, config), write_hf(tmp_path / "b", wrong, config)
     (fault,) = intarsia.verify(a, b).faults
     assert fault.kind == "rope-permuted"
+
+
+def test_a_row_of_zeros_among_mixed_rows_is_not_one_of_them(tmp_path: Path) -> None:
+    """Rows of gate and up in an order of nobody's, and one of them zero."""
+
+    def mixed(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        n = len(gate)
+        return torch.cat([up[n // 3 :], gate[1:], torch.zeros_like(gate[:1]), up[: n // 3]])
+
+    assert not refused(tmp_path, GATED, mixed, torch.bfloat16)

@@ -90,7 +90,12 @@ def _listed(found: re.Match[str], name: str, sides: Sides) -> Predicted:
         [np.arange(k * size, min((k + 1) * size, n)) if k >= 0 else np.full(size, -1) for k in told]
     )
     again = _found_again(sides.a[name], sides.b[name], axis, size, len(told))
-    yield _taken(x, np.concatenate([known, again]), axis)
+    order = np.concatenate([known, again])
+    yield _taken(x, order, axis)
+    left = np.setdiff1d(np.arange(n), order)
+    if len(left) == np.count_nonzero(order < 0):  # blocks of nothing known may be those left over
+        order[order < 0] = left
+        yield _taken(x, order, axis)
 
 
 def _found_again(a: Held, b: Held, axis: int, size: int, start: int) -> Ints:

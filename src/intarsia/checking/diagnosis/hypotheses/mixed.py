@@ -54,8 +54,13 @@ def order_of(e: Evidence, group: Group, named: Iterable[Order]) -> Order | None:
             return order
     part = np.searchsorted(np.cumsum(group.sizes), np.arange(len(found)), side="right")
     crossed = np.any(part[found[seen]] != part[seen])
-    runs = of_runs(found)
-    if not crossed or len(np.unique(found)) < len(found) or len(runs.pieces) > MOST_RUNS:
+    if not crossed or len(np.unique(found)) < len(found):
+        return None
+    # A row that is none of A's stands where the one that is left over would: what it holds is not explained.
+    runs = of_runs(
+        np.where(seen, found, np.setdiff1d(np.arange(len(found)), found).max(initial=-1))
+    )
+    if len(runs.pieces) > MOST_RUNS:
         return None
     text = f"rows of {group.name} lie in each other's place, in {len(runs.pieces)} runs"
     return Order(ANY_ORDER, text, runs, ("mixed", group.name))
