@@ -114,7 +114,7 @@ def save(
     started = time.perf_counter()
     team = ranks_of_model(group)
     aside = _aside(team) if background else team
-    with team.together():
+    with aside.together():
         what = snapshot(model, optimizer, extra, config)
         options: dict[str, Any] = {
             "overwrite": overwrite,

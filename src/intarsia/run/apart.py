@@ -19,16 +19,19 @@ class Apart:
         self._size = size
 
     def all_gather(self, value: Any) -> list[Any]:
-        """What every rank brought, by rank."""
+        """What every rank brought, by rank; where none brought anything, one exchange of a number."""
         import torch
 
-        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        counts = self._gathered(torch.tensor([len(data)]))
-        room = torch.zeros(max(int(n) for n in counts), dtype=torch.uint8)
-        room[: len(data)] = data
-        found = self._gathered(room)
-        both = zip(found, counts, strict=True)
-        return [pickle.loads(x[: int(n)].numpy().tobytes()) for x, n in both]
+        data = b"" if value is None else pickle.dumps(value)
+        counts = [int(n) for n in self._gathered(torch.tensor([len(data)]))]
+        if not any(counts):
+            return [None] * self._size
+        room = torch.zeros(max(counts), dtype=torch.uint8)
+        room[: len(data)] = torch.frombuffer(bytearray(data or b"0"), dtype=torch.uint8)[
+            : len(data)
+        ]
+        both = zip(self._gathered(room), counts, strict=True)
+        return [pickle.loads(x[:n].numpy().tobytes()) if n else None for x, n in both]
 
     def _gathered(self, mine: Any) -> Sequence[Any]:
         import torch

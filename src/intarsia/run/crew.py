@@ -88,13 +88,14 @@ class Crew:
         import torch.distributed as dist
 
         told = None if failure is None else _Told.of(failure)
+        mine = None if told is None and shared.value is None else (told, shared.value)
         answers: list[Any] = [None] * self.size
         try:
             with ending_at_once():
                 if self.apart is not None:
-                    answers = self.apart.all_gather((told, shared.value))
+                    answers = self.apart.all_gather(mine)
                 else:
-                    dist.all_gather_object(answers, (told, shared.value), group=self.group)
+                    dist.all_gather_object(answers, mine, group=self.group)
         except RuntimeError as error:
             if failure is not None:
                 raise failure from error
@@ -104,6 +105,7 @@ class Crew:
             ) from error
         if failure is not None:
             raise failure
+        answers = [answer or (None, None) for answer in answers]
         for rank, (said, _) in enumerate(answers):
             if said is not None:
                 raise said.on(rank, self.rank)

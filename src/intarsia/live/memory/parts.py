@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from intarsia.dtypes import DType
 from intarsia.errors import LayoutError
-from intarsia.live.memory.holding import distributed, dtype_of, is_dtensor, is_present
+from intarsia.live.memory.holding import distributed, dtype_of, is_dtensor
 from intarsia.mesh import Box, Shape
 from intarsia.placement import boxes, from_torch
 
@@ -40,13 +40,11 @@ class Part:
         return self.box.size * self.dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """What a tensor was at one moment: a training may change its type and shape in place."""
 
     dtype: DType
     shape: Shape
-    present: bool
     device_mesh: Any = None
     placements: Any = None
 
@@ -54,8 +52,8 @@ class Seen:
     def of(tensor: Any, name: str) -> Seen:
         kind, shape = dtype_of(tensor, name), tuple(tensor.shape)
         if not is_dtensor(tensor):
-            return Seen(kind, shape, True)
-        return Seen(kind, shape, is_present(tensor), tensor.device_mesh, tensor.placements)
+            return Seen(kind, shape)
+        return Seen(kind, shape, tensor.device_mesh, tensor.placements)
 
 
 def parts_of(seen: Mapping[str, Seen], memory: Mapping[str, torch.Tensor]) -> Iterator[Part]:
@@ -65,12 +63,12 @@ def parts_of(seen: Mapping[str, Seen], memory: Mapping[str, torch.Tensor]) -> It
     """
     places = _Places()
     for name, tensor in seen.items():
-        if not tensor.present:
-            continue
         dtype, shape, held = tensor.dtype, tensor.shape, memory[name]
         if tensor.device_mesh is None:
             yield Part(name, dtype, shape, Box.whole(shape), (), held)
             continue
+        if tensor.device_mesh.get_coordinate() is None:
+            continue  # this process is not on the tensor's mesh, and holds nothing of it
         proof = places.ranks(tensor.device_mesh)
         if not prod(shape):
             yield Part(name, dtype, shape, Box.whole(shape), proof, held)

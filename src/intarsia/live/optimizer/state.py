@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from intarsia.errors import CoverageError, UsageError
 from intarsia.family import Param
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
-class Stepped:
+class Stepped(NamedTuple):
     """A parameter that an optimizer steps, with its name and the number of its group."""
 
     name: str
@@ -347,8 +346,7 @@ def put(
             optimizer.state.pop(param, None)
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """One tensor of an optimizer's state that is to be saved; a counter belongs to no shard."""
 
     param: Stepped
@@ -361,10 +359,11 @@ def states(steps: Sequence[Stepped], optimizer: Any) -> Iterator[State]:
     """The state that an optimizer really has, as far as it is of its parameters' shapes."""
     for each in steps:
         value: Any
+        axes = each.param.dim()
         for kind, value in optimizer.state.get(each.param, {}).items():
             if is_value(value, each.param):
                 continue
-            if value.dim() == 0 and each.param.dim():
+            if axes and value.dim() == 0:
                 yield State(each, kind, memory_of(value).cpu(), whole=True)
             else:
                 yield State(each, kind, _as_param(value, each), whole=False)
@@ -372,12 +371,8 @@ def states(steps: Sequence[Stepped], optimizer: Any) -> Iterator[State]:
 
 def never_stepped(steps: Sequence[Stepped], optimizer: Any) -> list[str]:
     """The parameters on this rank that an optimizer has no state of."""
-    mine = (each for each in steps if is_present(each.param))
-    return [
-        bare(each.name)
-        for each in mine
-        if each.param.numel() and not optimizer.state.get(each.param)
-    ]
+    without = (each for each in steps if not optimizer.state.get(each.param))
+    return [bare(each.name) for each in without if each.param.numel() and is_present(each.param)]
 
 
 def values(steps: Sequence[Stepped], optimizer: Any) -> dict[str, bytes]:
@@ -412,7 +407,7 @@ _UNLIKE = (
 def _as_param(value: Any, each: Stepped) -> Any:
     """A state with its parameter's shape; a plain one beside a DTensor is the rank's own part."""
     if is_dtensor(value) or not is_dtensor(each.param):
-        if tuple(value.shape) != tuple(each.param.shape):
+        if value.shape != each.param.shape:
             raise UsageError(
                 f"a state of `{each.name}` has shape {list(value.shape)}, the parameter"
                 f" {list(each.param.shape)}",

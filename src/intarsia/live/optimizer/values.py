@@ -25,8 +25,9 @@ def is_value(value: Any, param: Any) -> bool:
 
     if not isinstance(value, torch.Tensor):
         return True
-    same = value.dim() == 0 or tuple(value.shape) == tuple(param.shape)
-    return not same and not is_dtensor(param) and not is_dtensor(value)
+    if is_dtensor(param) or is_dtensor(value):
+        return False
+    return value.dim() != 0 and value.shape != param.shape
 
 
 def check_kind(kind: Any, name: str) -> None:
