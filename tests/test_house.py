@@ -29,7 +29,7 @@ ARROWS = {
     "planning": {"errors", "dtypes", "quantity", "layout", "mesh", "quantised.weight", "value"},
     "store": {"errors", "quantity"},
     "format": {
-        "errors", "dtypes", "quantity", "collector", "layout", "mesh", "family", "planning.inventory", "planning.manifest",
+        "errors", "dtypes", "quantity", "collector", "layout", "mesh", "family", "planning.inventory", "planning.manifest", "planning.problem",
         "quantised", "state", "store", "value",
     },
     "run": {

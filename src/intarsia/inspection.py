@@ -139,7 +139,7 @@ def inspect(path: PathLike, config: ConfigLike = None, section: SectionLike = No
         files=dict(found.files),
         entries=len(found.entries),
         complete=not found.absent and not q.faults,
-        problems=(*found.problems, *(fault.text for fault in q.faults)),
+        problems=(*map(str, found.problems), *(fault.text for fault in q.faults)),
         inventory=found.inventory,
         quantised=Quantised(str(q), len(q.weights)) if q else None,
         notes=found.notes,

@@ -89,6 +89,19 @@ def test_a_scalar_is_tiled_by_one_part() -> None:
     scalar = Box((), ())
     assert tiling_fault((), [scalar]) is None
     assert "overlap" in str(tiling_fault((), [scalar, scalar]))
+
+
+def test_a_fault_holds_the_boxes_that_it_is_about() -> None:
+    left, right, far = Box((0, 0), (3, 2)), Box((2, 0), (2, 2)), Box((3, 0), (2, 2))
+    both = tiling_fault((4, 2), [left, right])
+    assert both is not None
+    assert both.overlap == (left, right)
+    outside = tiling_fault((4, 2), [far])
+    assert outside is not None
+    assert (outside.boxes, outside.overlap) == ((far,), None)
+    hole = tiling_fault((4, 2), [left])
+    assert hole is not None
+    assert (hole.boxes, hole.missing, hole.first) == ((), 2, (3, 0))
     assert str(tiling_fault((), [])) == "1 of 1 elements are in none of 0 parts; first missing []"
 
 

@@ -18,6 +18,7 @@ from intarsia.errors import IntarsiaError
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Rule, Shape
 from intarsia.planning.inventory import Item
+from intarsia.planning.problem import Problem
 from intarsia.quantised.weight import NOT_QUANTISED, Quantised
 from intarsia.value import PLAIN, Value
 
@@ -132,7 +133,7 @@ class Manifest:
     sides: tuple[Side, ...] = ()
     inventory: tuple[Item, ...] = ()
     absent: tuple[Logical, ...] = ()
-    problems: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
     given: str = ""
     stamps: Mapping[str, tuple[int, int, int, int]] = field(default_factory=dict)

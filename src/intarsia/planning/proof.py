@@ -249,7 +249,8 @@ class Prover:
         tensor = next(iter(stored.layout.tensors), stored.name)
         fault = self._tiling(stored.shape, self.boxes_of(stored))
         if fault is not None:
-            kind = "elements-missing" if fault.missing else "chunks-overlap"
+            outside = "chunks-overlap" if fault.overlap else "chunk-mismatch"
+            kind = "elements-missing" if fault.missing else outside
             text = f"the chunks of `{name}` do not tile it: {fault}"
             return Gap(tensor, fault.missing, text, kind)
         for chunk in stored.chunks:

@@ -11,10 +11,21 @@ from intarsia.mesh import Box, Shape
 
 @dataclass(frozen=True, slots=True)
 class TilingFault:
-    """Why boxes do not tile a tensor; `missing` counts the elements that no box holds."""
+    """Why boxes do not tile a tensor.
+
+    `boxes` are the one that leaves it or the two that overlap; `missing` counts the elements that no
+    box holds, and `first` is the first of them.
+    """
 
     text: str
+    boxes: tuple[Box, ...] = ()
     missing: int = 0
+    first: Shape | None = None
+
+    @property
+    def overlap(self) -> tuple[Box, Box] | None:
+        """Two boxes that hold the same elements."""
+        return (self.boxes[0], self.boxes[1]) if len(self.boxes) == 2 else None
 
     def __str__(self) -> str:
         return self.text
@@ -32,13 +43,14 @@ def tiling_fault(shape: Shape, boxes: Sequence[Box]) -> TilingFault | None:
     for box in boxes:
         if len(box.shape) != len(shape):
             axes = f"{len(box.shape)} axes, the tensor has {len(shape)}"
-            return TilingFault(f"part {box} has {axes}")
+            return TilingFault(f"part {box} has {axes}", (box,))
         for o, n, size in zip(box.offsets, box.shape, shape, strict=True):
             if o < 0 or n < 0 or o + n > size:
-                return TilingFault(f"part {box} leaves the tensor of shape {list(shape)}")
+                text = f"part {box} leaves the tensor of shape {list(shape)}"
+                return TilingFault(text, (box,))
     filled = [box for box in boxes if box.size]
     if (both := first_overlap(filled)) is not None:
-        return TilingFault(f"parts {both[0]} and {both[1]} overlap")
+        return TilingFault(f"parts {both[0]} and {both[1]} overlap", both)
     covered = sum(box.size for box in filled)
     if covered == whole:
         return None
@@ -46,7 +58,8 @@ def tiling_fault(shape: Shape, boxes: Sequence[Box]) -> TilingFault | None:
     return TilingFault(
         f"{whole - covered:,} of {whole:,} elements are in none of {len(filled)} parts;"
         f" first missing {list(missing or ())}",
-        whole - covered,
+        missing=whole - covered,
+        first=missing,
     )
 
 

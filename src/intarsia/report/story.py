@@ -68,7 +68,7 @@ def of_inspection(manifest: Manifest) -> Story:
         sides=(manifest,),
         fine="stored",
         states=dict.fromkeys(absent, State.ABSENT),
-        problems=manifest.problems,
+        problems=tuple(map(str, manifest.problems)),
         notes=manifest.notes,
     )
 

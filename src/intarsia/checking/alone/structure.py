@@ -10,6 +10,7 @@ from intarsia.checking.naming import Place, place_of
 from intarsia.family import table_for
 from intarsia.family.parts import missing_tower, optional_layers
 from intarsia.planning.manifest import Chunk, Manifest, Stored
+from intarsia.planning.problem import ABSENT
 from intarsia.planning.proof import prover_of
 
 _NUMBERED = re.compile(r"^(?P<stem>.*)-(?P<k>\d{5})-of-(?P<n>\d{5})\.safetensors$")
@@ -250,13 +251,9 @@ def is_padded_once(tokens: int, rows: int, ranks: int = 1) -> bool:
 
 def other_problems(manifest: Manifest) -> Iterator[Fault]:
     """What reading the headers found wrong beside absent tensors."""
-    said = {f"`{x.name}` {list(x.shape)} is absent" for x in manifest.absent}
     for problem in manifest.problems:
-        if problem in said or "stays in Megatron's buckets" in problem:
-            continue
-        counts = "count one tensor's steps" in problem or "at different steps" in problem
-        kind = "steps-disagree" if counts else "elements-missing"
-        yield Fault(kind, tuple(re.findall(r"`([^`]+)`", problem)), manifest.path, problem)
+        if problem.kind not in ("", ABSENT):
+            yield Fault(problem.kind, problem.tensors, manifest.path, problem.text)
 
 
 def _first(stored: Stored) -> str:

@@ -29,6 +29,7 @@ from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
 from intarsia.planning.inventory import Item
 from intarsia.planning.manifest import Logical, Stored
+from intarsia.planning.problem import Problem, absences
 from intarsia.quantised import Quantised, find_quantised
 from intarsia.state.names import (
     MASTER,
@@ -54,7 +55,7 @@ class Named:
     logical: dict[str, Logical]
     family: str | None
     absent: tuple[Logical, ...]
-    problems: tuple[str, ...]
+    problems: tuple[Problem, ...]
     notes: tuple[str, ...]
     quantised: Quantised
     inventory: tuple[Item, ...] = ()
@@ -216,7 +217,7 @@ def _with_table(
         Logical(name, table.logical[name], _common_dtype(listed))
         for name in must_be_there(table, held)
     )
-    problems = tuple(f"`{x.name}` {list(x.shape)} is absent" for x in absent)
+    problems = tuple(absences(absent))
     notes = []
     if unknown:
         shown = ", ".join(unknown[:4]) + (

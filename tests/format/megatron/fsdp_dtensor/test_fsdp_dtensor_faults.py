@@ -151,7 +151,7 @@ def test_plain_states_that_dcp_truncated_are_refused(tmp_path: Path) -> None:
     path = truncated(tmp_path)
     manifest = formats.read_manifest(path, DENSE)
     assert len(manifest.problems) == DENSE["num_hidden_layers"]
-    assert "has shape [3, 16], its parameter [" in manifest.problems[0]
+    assert "has shape [3, 16], its parameter [" in manifest.problems[0].text
     assert any("2 of " in n and "--optimizer drop" in n for n in manifest.notes)
     with pytest.raises(CoverageError):
         to_other(path, tmp_path / "back", config=DENSE)
@@ -172,7 +172,10 @@ def test_counters_of_one_tensor_that_differ_are_reported(tmp_path: Path) -> None
     tensors[key] = tensors[key] + 1
     path = saved(tmp_path / "odd", tensors, args=Namespace(tensor_model_parallel_size=1))
     problems = formats.read_manifest(path, LINEAR).problems
-    assert any("count one tensor's steps, and differ" in text for text in problems)
+    (problem,) = (p for p in problems if "count one tensor's steps, and differ" in p.text)
+    assert (problem.kind, len(problem.tensors)) == ("steps-disagree", 2)
+    assert key in problem.tensors
+    assert problem.files
 
 
 def test_counters_that_differ_are_not_put_into_one(tmp_path: Path) -> None:
@@ -193,7 +196,9 @@ def test_an_absent_tensor_is_named(tmp_path: Path) -> None:
     for kind in ("exp_avg", "exp_avg_sq", "step"):
         del tensors[f"{STATE}decoder.layers.1.mlp.linear_fc2.weight.{kind}"]
     manifest = formats.read_manifest(saved(tmp_path / "odd", tensors), DENSE)
-    assert manifest.problems == ("`model.layers.1.mlp.down_proj.weight` [16, 24] is absent",)
+    (problem,) = manifest.problems
+    assert str(problem) == "`model.layers.1.mlp.down_proj.weight` [16, 24] is absent"
+    assert problem.kind == "tensor-missing"
 
 
 def test_state_without_its_parameter_is_refused(tmp_path: Path) -> None:

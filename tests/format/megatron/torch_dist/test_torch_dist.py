@@ -308,7 +308,7 @@ def test_buckets_that_nothing_fits(tmp_path: Path) -> None:
     key = f"{place}.bucket_idx_0.exp_avg"
     where = by_hand(tmp_path / "hand", stored | {key: torch.ones(17)})
     manifest = read(where)
-    assert "no orders of" in manifest.problems[0]
+    assert "no orders of" in manifest.problems[0].text
     assert_same({n: t for n, t in everything(where).items() if n != key}, tensors)
 
 
@@ -339,7 +339,7 @@ def test_a_tensor_that_is_absent(tmp_path: Path) -> None:
     del stored["decoder.final_layernorm.weight"]
     manifest = read(by_hand(tmp_path / "hand", stored))
     assert [x.name for x in manifest.absent] == ["model.norm.weight"]
-    assert "model.norm.weight" in manifest.problems[0]
+    assert "model.norm.weight" in manifest.problems[0].text
 
 
 def test_which_iteration(tmp_path: Path) -> None:

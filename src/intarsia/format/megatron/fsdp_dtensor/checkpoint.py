@@ -46,12 +46,13 @@ from intarsia.format.optimizer_state.numbered_state import (
     group_lists,
     parameters_by_number,
 )
-from intarsia.format.optimizer_state.optimizer_names import not_told
+from intarsia.format.optimizer_state.optimizer_names import is_numbered_name, not_told
 from intarsia.format.optimizer_state.parameter_groups import Groups, has_torch_groups
 from intarsia.format.optimizer_state.told_groups import has_megatron_groups
 from intarsia.format.wish import Carried, Source, Wanted, Wish
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest, Stored, Target
+from intarsia.planning.problem import Problem
 from intarsia.store.folder import Folder
 from intarsia.store.looking import is_file, is_folder, listed
 
@@ -92,7 +93,9 @@ class FsdpDtensor(MegatronFormat):
         table = table_for(config, zero_centered=centered if isinstance(centered, bool) else None)
         tensors = [r for r in metadata.tensors.values() if not is_entry(r.name)]
         found = name_tensors(tensors, table, tensor_parallel(args), config, numbers, complain)
-        found.problems += [unclear.brief] if unclear else []
+        if unclear:
+            numbered = tuple(n for n in found.stored if is_numbered_name(n))
+            found.problems.append(Problem("elements-missing", numbered, (), unclear.brief))
         with Folder(root) as folder, going_on(complain):
             found.problems += _disagreements(folder, found.repeated)
         notes += _absent_entries(metadata)
@@ -230,12 +233,15 @@ def _absent_entries(metadata: Metadata) -> list[str]:
     return [f"holds no {' and no '.join(lost)}, as converted checkpoints do not: none is assumed"]
 
 
-def _disagreements(folder: Folder, repeated: Sequence[tuple[Stored, Stored]]) -> Iterator[str]:
+def _disagreements(folder: Folder, repeated: Sequence[tuple[Stored, Stored]]) -> Iterator[Problem]:
     """The counters of one parameter's parts that are not equal; the first of each is kept."""
     for kept, other in repeated:
         held = [_content(folder, stored) for stored in (kept, other)]
         if held[0] != held[1]:
-            yield f"`{kept.key}` and `{other.key}` count one tensor's steps, and differ"
+            names = kept.key or kept.name, other.key or other.name
+            files = tuple(dict.fromkeys(c.file for s in (kept, other) for c in s.chunks))
+            text = f"`{names[0]}` and `{names[1]}` count one tensor's steps, and differ"
+            yield Problem("steps-disagree", names, files, text)
 
 
 def _content(folder: Folder, stored: Stored) -> bytes:

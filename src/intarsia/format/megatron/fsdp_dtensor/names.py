@@ -30,6 +30,7 @@ from intarsia.format.megatron.optimizer import state_row
 from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
 from intarsia.planning.manifest import Logical, Stored
+from intarsia.planning.problem import Problem, absences
 from intarsia.state.names import MASTER, STEP, StateName, parameter_of, step_of
 
 _FLOAT = BY_NAME["F32"]
@@ -43,7 +44,7 @@ class Found:
     stored: dict[str, Stored] = field(default_factory=dict)
     logical: dict[str, Logical] = field(default_factory=dict)
     absent: tuple[Logical, ...] = ()
-    problems: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     repeated: list[tuple[Stored, Stored]] = field(default_factory=list)
 
@@ -110,7 +111,7 @@ class _Reader:
         self.rows = FsdpRows(table)
         self.params: dict[str, Param] = {}
         self.unknown: list[str] = []
-        self.cut: list[str] = []
+        self.cut: list[Problem] = []
 
     def weight(self, record: TensorRecord, section: Section | None, master: bool) -> None:
         name = section.name if section else record.name
@@ -151,9 +152,8 @@ class _Reader:
         if record.shape == row.layout.shape:
             self._add(record, twin)
             return
-        self.cut.append(
-            f"`{record.name}` has shape {list(record.shape)}, its parameter {list(row.layout.shape)}"
-        )
+        text = f"`{record.name}` has shape {list(record.shape)}, its parameter {list(row.layout.shape)}"
+        self.cut.append(Problem("elements-missing", (record.name,), _files(record), text))
         self._add(replace(record, chunks=()), twin)
 
     def _step(self, record: TensorRecord, row: Param) -> None:
@@ -168,8 +168,7 @@ class _Reader:
                 self.found.add(stored, _own_shape)
 
     def _complain(self, error: IntarsiaError, record: TensorRecord, names: tuple[str, ...]) -> None:
-        files = tuple(dict.fromkeys(chunk.file for chunk in record.chunks))
-        self.complain(Complaint(error, files, names))
+        self.complain(Complaint(error, _files(record), names))
 
     def _add(self, record: TensorRecord, row: Param) -> None:
         stored = replace(
@@ -208,7 +207,7 @@ class _Reader:
             Logical(name, table.logical[name], floating)
             for name in must_be_there(table, found.logical)
         )
-        found.problems += [f"`{x.name}` {list(x.shape)} is absent" for x in found.absent]
+        found.problems += absences(found.absent)
 
 
 def as_torch_dist(metadata: Metadata) -> Metadata:
@@ -229,3 +228,7 @@ def as_torch_dist(metadata: Metadata) -> Metadata:
     for whole, held in experts.items():
         shapes[whole] = replace(shapes[whole], shape=(len(held), *shapes[whole].shape))
     return Metadata(shapes, {})
+
+
+def _files(record: TensorRecord) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(chunk.file for chunk in record.chunks))

@@ -60,6 +60,7 @@ from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.wish import Carried, Source, Wanted
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Entry, Logical, Manifest, Stored, Target
+from intarsia.planning.problem import Problem
 from intarsia.state.names import STEP, kind_of
 from intarsia.store.folder import Folder
 
@@ -111,7 +112,8 @@ class TorchDist(MegatronFormat):
         counts = sorted({g["step"] for g in groups if isinstance(g.get("step"), (int, float))})
         if len(counts) > 1:
             at = " and ".join(f"{step:g}" for step in counts[:4])
-            found.problems += (f"parameter groups are at different steps: {at}",)
+            text = f"parameter groups are at different steps: {at}"
+            found.problems += (Problem("steps-disagree", (), (), text),)
         if len(counts) > 1 and not steps:
             found.notes += (
                 "parameter groups are at different steps, so no tensor's step is known",

@@ -18,6 +18,7 @@ from intarsia.format.megatron.keys import Key, MegatronRows, is_megatron_name
 from intarsia.format.megatron.optimizer import flatten_shards, flattened_shape, state_of, state_row
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Chunk, Logical, Stored
+from intarsia.planning.problem import Problem, absences
 from intarsia.state.names import parameter_of
 
 
@@ -30,7 +31,7 @@ class Found:
     copies: list[Stored] = field(default_factory=list)
     family: str | None = None
     absent: tuple[Logical, ...] = ()
-    problems: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
 
     def add(self, stored: Stored) -> None:
@@ -105,7 +106,7 @@ def _with_table(
         for name in must_be_there(table, found.logical)
         if floating
     )
-    found.problems += tuple(f"`{x.name}` {list(x.shape)} is absent" for x in found.absent)
+    found.problems += tuple(absences(found.absent))
 
 
 def _files(record: TensorRecord) -> tuple[str, ...]:
@@ -133,7 +134,8 @@ def _add_buckets(found: Found, buckets: list[TensorRecord], where: str) -> None:
     except FormatError as error:
         for record in buckets:
             found.add(stored_of(record))
-        found.problems += (f"optimizer state stays in Megatron's buckets: {error}",)
+        text = f"optimizer state stays in Megatron's buckets: {error}"
+        found.problems += (Problem("", tuple(r.name for r in buckets), (), text),)
         found.notes += (f"{len(buckets)} buckets of optimizer state are carried as they are",)
 
 
