@@ -393,7 +393,12 @@ def test_general_parts_name_no_format() -> None:
     assert found.keys() == NAMING.keys(), found
 
 
+_FILE = re.compile(r"\.(distcp|safetensors|metadata)\b")
+
+
 def _names_of_formats(path: Path) -> Iterator[str]:
+    """Names of formats, and how the names of their files end; a text with spaces is a sentence."""
     for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Constant) and node.value in BUILT_IN:
-            yield f"{node.lineno}: {node.value}"
+        said = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(said, str) and " " not in said and (said in BUILT_IN or _FILE.search(said)):
+            yield f"{node.lineno}: {said}"

@@ -9,7 +9,7 @@ last, and make the checkpoint one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, NamedTuple, Protocol
@@ -55,6 +55,14 @@ class Summed(NamedTuple):
     start_bytes: int
     length_bytes: int
     crc: int | None
+
+
+class AbsentFiles(NamedTuple):
+    """A set of files whose names count `all` of them: how many are `there`, and the others' names."""
+
+    all: int
+    there: int
+    names: list[str]
 
 
 class Wrapping(Protocol):
@@ -233,6 +241,18 @@ class Format(ABC):
     def is_frame(self, name: str) -> bool:
         """Whether a file of the folder frames the tensors: it is read, and made anew with the result."""
         return name in self.header_files
+
+    def describes_itself(self, file: str) -> bool:
+        """Whether a file alone says what it holds, so that nobody knows it where the file is lost."""
+        return False
+
+    def absent_files(self, files: Collection[str]) -> Iterator[AbsentFiles]:
+        """Files that are absent by the numbers in the names of others."""
+        return iter(())
+
+    def rank_of(self, file: str) -> int | None:
+        """The rank that wrote a file, by its name."""
+        return None
 
     def is_alone(self, path: PurePath) -> bool:
         """Whether a file that is read by itself is all that its folder holds of a checkpoint."""

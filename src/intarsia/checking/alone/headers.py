@@ -15,7 +15,7 @@ from intarsia.errors import FamilyError, IntarsiaError, SectionError
 from intarsia.family import Table, table_for
 from intarsia.format.complaint import Complaint
 from intarsia.format.naming.logical_names import members_of
-from intarsia.format.registry import read_manifest
+from intarsia.format.registry import format_named, read_manifest
 from intarsia.planning.manifest import Chunk, Manifest
 from intarsia.state.names import like, parameter_of
 
@@ -133,7 +133,9 @@ class Headers:
 
     def _is_opaque(self, complaint: Complaint) -> bool:
         """Whether files are not there, or not readable, of which nobody says what they held."""
-        held = [file for file in complaint.files if file.endswith(".safetensors")]
+        assert self.manifest is not None
+        format = format_named(self.manifest.format)
+        held = [*filter(format.describes_itself, complaint.files)]
         return not complaint.names and bool(held) and self._read.isdisjoint(held)
 
 

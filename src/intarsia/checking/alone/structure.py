@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import Place, place_of
 from intarsia.family import table_for
 from intarsia.family.parts import missing_tower, optional_layers
+from intarsia.format.registry import format_named
 from intarsia.planning.manifest import Chunk, Manifest, Stored
 from intarsia.planning.problem import ABSENT
 from intarsia.planning.proof import prover_of
 
-_NUMBERED = re.compile(r"^(?P<stem>.*)-(?P<k>\d{5})-of-(?P<n>\d{5})\.safetensors$")
 _SIXTEEN_BITS = {"F16", "BF16"}
 
 
@@ -35,29 +35,13 @@ def structure_faults(
 
 def missing_files(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
     """Numbered files whose numbers say that there are more, though the index names no others."""
-    sets: dict[tuple[str, int], dict[str, set[int]]] = {}
-    for file in manifest.files:
-        if found := _NUMBERED.match(file):
-            folder, _, stem = found["stem"].rpartition("/")
-            folders = sets.setdefault((stem, int(found["n"])), {})
-            folders.setdefault(folder, set()).add(int(found["k"]))
-    for (stem, n), folders in sets.items():
-        for folder, numbers in _sets_of(folders).items():
-            lost = sorted(set(range(1, n + 1)) - numbers)
-            at = f"{folder}/{stem}" if folder else stem
-            names = [f"{at}-{k:05d}-of-{n:05d}.safetensors" for k in lost]
-            names = [name for name in names if name not in known]
-            if names and max(numbers) <= n:
-                text = f"the files' names count {n}, {len(numbers)} are there; absent: {few(names)}"
-                yield Fault("file-missing", (), few(names), text)
-
-
-def _sets_of(folders: Mapping[str, set[int]]) -> Mapping[str, set[int]]:
-    """The numbers of each set of files: one set may lie in several folders, where no number is twice."""
-    together = set().union(*folders.values())
-    if len(folders) == 1 or len(together) < sum(map(len, folders.values())):
-        return folders
-    return {"": together}
+    for found in format_named(manifest.format).absent_files(manifest.files):
+        names = [name for name in found.names if name not in known]
+        if names:
+            text = (
+                f"the files' names count {found.all}, {found.there} are there; absent: {few(names)}"
+            )
+            yield Fault("file-missing", (), few(names), text)
 
 
 def missing_tensors(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:

@@ -26,7 +26,7 @@ from intarsia.format.dcp.metadata import (
     TensorRecord,
     read_metadata,
 )
-from intarsia.format.dcp.write import arrange, file_of, lay_out
+from intarsia.format.dcp.write import arrange, file_of, lay_out, rank_of
 from intarsia.format.hf.safetensors_metadata import as_file, kept_metadata
 from intarsia.format.naming.logical_names import divided, name_tensors
 from intarsia.format.naming.quantised_names import MODELOPT, modelopt_of
@@ -69,6 +69,9 @@ class Archives(Format):
 
     def checksum(self, folder: Folder, chunk: Chunk) -> Summed | None:
         return sealed(folder, chunk)
+
+    def rank_of(self, file: str) -> int | None:
+        return rank_of(file)
 
     def everything(self, folder: Folder) -> tuple[Sequence[tuple[str, Chunk]], Sequence[Entry]]:
         metadata, _ = open_metadata(folder, lambda complaint: None)

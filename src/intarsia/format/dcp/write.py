@@ -6,6 +6,7 @@ names, and what stands beside the tensors.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -25,6 +26,7 @@ from intarsia.mesh import Box, Mesh, Rule, Shape
 from intarsia.planning.manifest import Target
 
 LINE_BYTES = 64
+_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
 
 
 @dataclass
@@ -103,6 +105,16 @@ def place_all(
 def file_of(rank: int) -> str:
     """The file that a rank writes."""
     return f"__{rank}_0.distcp"
+
+
+def rank_of(file: str) -> int | None:
+    """The rank that wrote a file.
+
+    >>> rank_of("iter_0000005/__3_0.distcp"), rank_of("common.pt")
+    (3, None)
+    """
+    found = _OF_RANK.fullmatch(file.rpartition("/")[2])
+    return int(found[1]) if found else None
 
 
 def aligned(end_bytes: int, wrap: Frame) -> int:

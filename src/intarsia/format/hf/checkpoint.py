@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import FormatError, UsageError
 from intarsia.format.adapters import CONFIG as ADAPTER_CONFIG
-from intarsia.format.base import Arrangement, Format, Slot, WriteOptions
+from intarsia.format.base import AbsentFiles, Arrangement, Format, Slot, WriteOptions
 from intarsia.format.complaint import Complain, going_on, refuse
+from intarsia.format.hf.absent_files import absent_of_sets
 from intarsia.format.hf.adapter import check_adapter, stem_for
 from intarsia.format.hf.files import (
     OPTIMIZER,
@@ -120,6 +121,12 @@ class Hf(Format):
 
     def is_frame(self, name: str) -> bool:
         return False  # which of several indexes was read, the inventory says
+
+    def describes_itself(self, file: str) -> bool:
+        return file.endswith(".safetensors")
+
+    def absent_files(self, files: Collection[str]) -> Iterator[AbsentFiles]:
+        return absent_of_sets(files)
 
     def is_alone(self, path: PurePath) -> bool:
         home = path.parent

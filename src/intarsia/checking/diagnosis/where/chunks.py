@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +14,7 @@ from intarsia.checking.diagnosis.where.places import DENSE, Place, parts_of
 from intarsia.checking.diagnosis.where.stretches import Runs, Sectors
 from intarsia.checking.diagnosis.where.whereabouts import Cut, Spot, Spots
 from intarsia.checkpoint import Checkpoint
+from intarsia.format.registry import format_named
 from intarsia.layout import Layout, Piece
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Stored
@@ -24,8 +24,6 @@ from intarsia.run.checksum import crc32
 MOST = 4096
 KEPT = 16
 """How many of the chunks that differ are told one by one."""
-
-SAVED_BY = re.compile(r"__(\d+)_\d+\.distcp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +148,9 @@ def _marked(layout: Layout) -> Mask | None:
 def _spot(side: Checkpoint, x: _Seen) -> Spot:
     """Where one chunk differs, in the bytes of its file."""
     chunk, file = x.chunk, x.chunk.file
-    saved = SAVED_BY.fullmatch(file.rpartition("/")[2])
+    rank = format_named(side.manifest.format).rank_of(file)
     spot = Spot(
-        file, int(saved[1]) if saved else None, x.stored.key or x.stored.name, chunk.box,
+        file, rank, x.stored.key or x.stored.name, chunk.box,
         _blocks(chunk.box, x.stored.chunks), x.elements, x.differing, zero=x.zero,
     )  # fmt: skip
     if file in side.manifest.told:
