@@ -23,6 +23,7 @@ from intarsia.run.budget import Budget
 from intarsia.run.crew import Crew, agree, crew
 from intarsia.run.progress import Progress
 from intarsia.store.looking import given
+from intarsia.store.once import reading_once
 from intarsia.store.replaced import unreplaced
 from intarsia.store.stamp import Stamp
 
@@ -200,7 +201,7 @@ def verify(
         return examine(a, config, Budget.of(memory, workers), progress, section)
     from intarsia.checking.pair.compare import compare
 
-    with unreplaced(given(a), given(b)) as check:
+    with reading_once(), unreplaced(given(a), given(b)) as check:
         left, right = open_pair(a, b, config, section)
         with left, right:
             found = compare(left, right, Budget.of(memory, workers), progress)
@@ -270,6 +271,7 @@ def diff(
         return changes(left, right, Budget.of(memory, workers), progress)
 
 
+@reading_once()
 def open_pair(
     a: PathLike, b: PathLike, config: ConfigLike, section: SectionLike = None
 ) -> tuple[Checkpoint, Checkpoint]:

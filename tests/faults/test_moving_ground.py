@@ -12,8 +12,8 @@ import pytest
 import intarsia
 from intarsia.checking.fault import Fault
 from intarsia.errors import ChangedError, IntarsiaError
+from intarsia.format import side_files
 from intarsia.format.hf import files as hf_files
-from intarsia.format.hf import sides
 from intarsia.run import journal
 from intarsia.run.budget import Budget
 from intarsia.store.local.staging import Staging
@@ -112,7 +112,7 @@ def test_a_configuration_that_changes_when_it_has_been_read_is_not_copied(
     src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the tensors would go by one configuration, and another lie beside them."""
-    honest, reads, last = sides.parse_json, [0], [0]
+    honest, reads, last = side_files.parse_json, [0], [0]
 
     def parse(data: bytes, where: str, **more: bool) -> object:
         reads[0] += where.endswith("config.json")
@@ -120,7 +120,7 @@ def test_a_configuration_that_changes_when_it_has_been_read_is_not_copied(
             (src / "config.json").write_text(json.dumps(CONFIG | {"rope_theta": 7.0}))
         return honest(data, where, **more)
 
-    monkeypatch.setattr(sides, "parse_json", parse)
+    monkeypatch.setattr(side_files, "parse_json", parse)
     intarsia.plan(src, to="torch_dist")
     reads[0], last[0] = 0, reads[0]
     with pytest.raises(ChangedError, match=r"config.json changed while it was read"):

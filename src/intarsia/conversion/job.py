@@ -28,6 +28,7 @@ from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan
 from intarsia.run.budget import Budget
 from intarsia.run.crew import crew_size
+from intarsia.store.once import reading_once
 from intarsia.store.replaced import Stamps
 from intarsia.store.stamp import Stamp
 
@@ -64,6 +65,7 @@ class Job:
         return format_named(self.wish.to).arrange(self.wanted.targets, options)
 
 
+@reading_once()
 def prepare(
     src: str | PurePath | Manifest,
     wish: Wish,

@@ -28,6 +28,7 @@ from intarsia.store.address import named
 from intarsia.store.base import PARTIAL
 from intarsia.store.folder import Folder
 from intarsia.store.looking import absolute, exists, given, is_file, is_folder, listed, stamp_of
+from intarsia.store.once import reading_headers
 from intarsia.store.replaced import unreplaced
 from intarsia.store.stamp import Stamp, noting_stamps
 
@@ -73,6 +74,7 @@ def names_of(kind: Callable[[Format], bool], last: str = "or") -> str:
     return f" {last} ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
+@reading_headers()
 def format_of(path: PurePath) -> Format:
     """The format of a checkpoint, found from its content."""
     if not exists(path):
@@ -149,6 +151,7 @@ def _no_checkpoint(path: PurePath) -> FormatError:
     )
 
 
+@reading_headers()
 def find_checkpoint(path: str | PurePath) -> Found:
     """The checkpoint that a path means: itself, or the one to take of a run's folder."""
     return find(given(path), _unfit)
@@ -179,7 +182,7 @@ def read_manifest(
     """
     if isinstance(config, str | PurePath):
         config = read_config(given(config))
-    with paused(), noting_stamps() as seen, unreplaced(given(path)):
+    with paused(), reading_headers(), noting_stamps() as seen, unreplaced(given(path)):
         found = find_checkpoint(path)
         chosen = sections_in(section)
         format = format_of(found.path)

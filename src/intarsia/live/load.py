@@ -64,8 +64,10 @@ from intarsia.run.crew import Crew, check_alike, ranks_of_model
 from intarsia.run.losses import changed_tensors, summary
 from intarsia.run.progress import Progress, counting
 from intarsia.run.source import Source
+from intarsia.store.once import reading_once
 
 
+@reading_once()
 def load(
     path: str | PurePath,
     into: Any,

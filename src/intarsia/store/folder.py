@@ -14,6 +14,7 @@ from intarsia.store.address import named
 from intarsia.store.base import Range
 from intarsia.store.looking import is_file
 from intarsia.store.naming import unreadable
+from intarsia.store.once import is_reading_once, read_once
 from intarsia.store.registry import store_of
 from intarsia.store.stamp import Stamp, changed, note_stamp
 
@@ -69,6 +70,12 @@ class Folder:
 
     def read(self, file: str, start_bytes: int, length_bytes: int) -> bytes:
         """Exactly these bytes of a file."""
+        if file in self._told or not is_reading_once():
+            return self._read(file, start_bytes, length_bytes)
+        at = str(self.root / file), self._stamp(file), start_bytes, length_bytes
+        return read_once(at, lambda: self._read(file, start_bytes, length_bytes))
+
+    def _read(self, file: str, start_bytes: int, length_bytes: int) -> bytes:
         if length_bytes > _SMALL_BYTES and file not in self._told:
             self._now(file)  # what is not there is not worth the memory
         buffer = bytearray(length_bytes)

@@ -31,6 +31,7 @@ from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
 from intarsia.store.looking import given, is_folder
+from intarsia.store.once import reading_once
 from intarsia.store.replaced import unreplaced
 
 _NOT_JUDGED = "too little can be read: the content of no tensor was judged"
@@ -81,6 +82,7 @@ class Soundness:
         return "\n".join(map(str, self.faults))
 
 
+@reading_once()
 def examine(
     path: str | PurePath,
     config: ConfigLike,

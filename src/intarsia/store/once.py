@@ -1,0 +1,74 @@
+"""Headers that several readers of one checkpoint ask for, read once.
+
+A checkpoint is looked at more than once: to tell its format, to find the newest whole one of a run, to
+name its tensors, and again with a configuration that a model lends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from intarsia.store.stamp import Stamp
+
+MOST_BYTES = 64 << 20
+"""How much is kept; what is more is read again."""
+
+Stretch = tuple[str, Stamp, int, int]
+"""The path of a file, its stamp, the first byte and how many: a file that changed is another one."""
+
+
+@dataclass
+class _Kept:
+    stretches: dict[Stretch, bytes] = field(default_factory=dict)
+    nbytes: int = 0
+    headers: int = 0
+    """How many readers of headers are at work, one inside the other."""
+
+
+_KEPT: ContextVar[_Kept | None] = ContextVar("kept", default=None)
+
+
+@contextmanager
+def reading_once() -> Iterator[None]:
+    """A job: a header that was read inside is not read again."""
+    if _KEPT.get() is not None:
+        yield
+        return
+    token = _KEPT.set(_Kept())
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+
+
+@contextmanager
+def reading_headers() -> Iterator[None]:
+    """What is read inside is headers, which the job keeps."""
+    with reading_once():
+        kept = _KEPT.get()
+        assert kept is not None
+        kept.headers += 1
+        try:
+            yield
+        finally:
+            kept.headers -= 1
+
+
+def is_reading_once() -> bool:
+    """Whether a job keeps its headers."""
+    return _KEPT.get() is not None
+
+
+def read_once(at: Stretch, read: Callable[[], bytes]) -> bytes:
+    """Bytes of a file, which `read` brings where they are not those of a header that was read before."""
+    kept = _KEPT.get()
+    found = kept.stretches.get(at) if kept else None
+    if found is None:
+        found = read()
+        if kept and kept.headers and kept.nbytes + len(found) <= MOST_BYTES:
+            kept.stretches[at] = found
+            kept.nbytes += len(found)
+    return found
