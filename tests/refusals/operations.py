@@ -5,17 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import torch
-
 import intarsia
-from intarsia.conversion.replacing import check_replaceable
 from intarsia.run.crew import Crew, agree
 from intarsia.store.looking import given
-from intarsia.store.registry import register
-from intarsia.store.writer import writer_to
 from tests.checkpoints import llama_config, model, write_hf
 from tests.refusals.case import refusal
-from tests.store.memory_store import MemoryStore
 
 CONFIG = llama_config()
 
@@ -43,29 +37,6 @@ def destination_holds_source(tmp: Path) -> None:
     (tmp / "view").mkdir()
     (tmp / "view" / "model.safetensors").symlink_to(real / "model.safetensors")
     intarsia.convert(tmp / "view", real, to="dcp", overwrite=True, config=CONFIG)
-
-
-@refusal("A URL whose scheme has no store", area="operations")
-def no_store(tmp: Path) -> None:
-    intarsia.open("s3://bucket/model")
-
-
-@refusal("A destination in another store that is to be resumed", area="operations")
-def resumed_elsewhere(tmp: Path) -> None:
-    register("memory", MemoryStore())
-    intarsia.convert(_hf(tmp / "model"), "memory://out", to="dcp", resume=True)
-
-
-@refusal("A destination in another store for several processes", area="operations")
-def several_processes_elsewhere(tmp: Path) -> None:
-    register("memory", MemoryStore())
-    writer_to("memory://out", overwrite=False, judge=check_replaceable, alone=False)
-
-
-@refusal("A live model that is saved to another store", area="operations")
-def saved_elsewhere(tmp: Path) -> None:
-    register("memory", MemoryStore())
-    intarsia.save("memory://out", torch.nn.Linear(2, 2))
 
 
 @refusal("A checkpoint whose place another takes while it is read", area="operations")

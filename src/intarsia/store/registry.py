@@ -9,26 +9,29 @@ from intarsia.errors import UsageError
 from intarsia.store.address import Address
 from intarsia.store.base import Store
 
-_STORES: dict[str, Store] = {}
+GROUP = "intarsia.stores"
+"""The entry points by which packages add stores, each its scheme and its class."""
+
+_REGISTERED: dict[str, Store] = {}
 
 
 def register(scheme: str, store: Store) -> None:
-    """Let URLs that begin with `scheme://` lead to a store."""
-    _STORES[scheme] = store
+    """Let URLs that begin with `scheme://` lead to a store, in this process."""
+    _REGISTERED[scheme] = store
 
 
 def store_of(path: PurePath) -> Store:
     """The store that a name belongs to."""
     if not isinstance(path, Address):
         return _local()
-    try:
-        return _STORES[path.scheme]
-    except KeyError:
+    found = _REGISTERED.get(path.scheme) or _installed(path.scheme)
+    if found is None:
         raise UsageError(
             f"{path} leads nowhere: no store is registered for {path.scheme}://",
             hint="copy the checkpoint to a local folder, or register a store for it"
             " (docs/how-to/add-a-store.md)",
-        ) from None
+        )
+    return found
 
 
 @cache
@@ -36,3 +39,27 @@ def _local() -> Store:
     from intarsia.store.local.store import LocalStore  # it asks this file, too
 
     return LocalStore()
+
+
+@cache
+def _installed(scheme: str) -> Store | None:
+    """The store that an installed package has for a scheme; None where none has."""
+    from importlib.metadata import entry_points
+
+    points = entry_points(group=GROUP, name=scheme)
+    if len({point.value for point in points}) > 1:
+        raise UsageError(
+            f"several packages have a store for {scheme}://:"
+            f" {', '.join(sorted(point.value for point in points))}",
+            hint="uninstall all but one of them",
+        )
+    for point in points:
+        try:
+            found: Store = point.load()()
+        except Exception as error:
+            raise UsageError(
+                f"the store for {scheme}:// cannot be loaded from {point.value}: {error!r}",
+                hint="mend or uninstall the package that brings it",
+            ) from error
+        return found
+    return None
