@@ -28,6 +28,7 @@ from tests.checkpoints import (
 from tests.checkpoints import intarsia as cli
 from tests.docs.test_snippets import ROOT, blocks
 from tests.faults.resume.interrupted import die_half_way
+from tests.live.megatron_fsdp_cases import hf_with_optimizer
 
 PAGE = ROOT / "docs" / "how-to" / "add-a-format.md"
 CODE, SHOWN = blocks(PAGE, "python")
@@ -148,6 +149,17 @@ def test_a_live_model_goes_on_from_it_with_its_optimizer(tmp_path: Path) -> None
     assert moved.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
     for state, same in zip(moved.state.values(), optimizer.state.values(), strict=True):
         assert_same(state, same)
+
+
+@registered
+@pytest.mark.slow
+def test_megatrons_groups_go_through_it_as_through_any_other(tmp_path: Path) -> None:
+    src = hf_with_optimizer(tmp_path / "src", model(CONFIG), CONFIG)
+    intarsia.convert(src, tmp_path / "saved", to="torch_dist", mesh="tp=2,fsdp=2")
+    for to in ("hf", "npy"):
+        intarsia.convert(tmp_path / "saved", tmp_path / f"as-{to}", to=to)
+        intarsia.convert(tmp_path / f"as-{to}", tmp_path / f"from-{to}", to="torch_dist")
+    assert files_of(tmp_path / "from-npy") == files_of(tmp_path / "from-hf")
 
 
 @registered
