@@ -119,6 +119,17 @@ def test_many_ranges_are_read_into_the_buffers_that_are_given(place: Place) -> N
         folder.foretell("sub/file", 0, 256)
 
 
+def test_a_file_is_read_a_part_at_a_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("intarsia.store.folder._PART_BYTES", 4)
+    for size in (0, 3, 4, 9):
+        data = bytes(range(size))
+        place.put(place.root / f"{size}", data)
+        with Folder(place.root) as folder:
+            parts = list(folder.parts(f"{size}"))
+        assert b"".join(part for _, part in parts) == data
+        assert [at for at, _ in parts] == list(range(0, size, 4))
+
+
 def test_a_file_that_changes_is_another_one(place: Place) -> None:
     place.put(place.root / "file", b"12345")
     before = stamp_of(place.root / "file")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from intarsia.errors import FormatError, StoreError
-from intarsia.store.folder import Folder
+from intarsia.store.folder import Folder, read_file
 from intarsia.store.naming import unreadable
 
 
@@ -64,6 +65,21 @@ def test_a_failing_system_call_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(StoreError, match="file: Input/output error"):
             folder.read("file", 0, 5)
     assert isinstance(unreadable(Path("x"), PermissionError(13, "Permission denied")), StoreError)
+
+
+def test_a_file_is_read_from_a_folder_that_may_not_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    honest = os.open
+
+    def forbidden(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if Path(path) == tmp_path and not flags & os.O_PATH:
+            raise PermissionError(13, "Permission denied")
+        return honest(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", forbidden)
+    assert read_file(tmp_path / "file") == b"12345"
 
 
 def test_closing_closes_every_file(tmp_path: Path) -> None:

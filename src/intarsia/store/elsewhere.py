@@ -15,8 +15,6 @@ from intarsia.store.registry import store_of
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_COPIED_BYTES = 8 << 20
-
 
 class Elsewhere:
     """The files of a destination in another store, while one process writes them; it keeps no journal."""
@@ -89,11 +87,9 @@ class Elsewhere:
     def copy_in(self, file: str, source: PurePath) -> None:
         """Take over a file unchanged, a part at a time."""
         with Folder(source.parent) as folder:
-            size_bytes = folder.size(source.name)
-            self.create(file, size_bytes)
-            for at in range(0, size_bytes, _COPIED_BYTES):
-                length_bytes = min(_COPIED_BYTES, size_bytes - at)
-                self.write(file, at, [folder.read(source.name, at, length_bytes)])
+            self.create(file, folder.size(source.name))
+            for at, data in folder.parts(source.name):
+                self.write(file, at, [data])
 
     def sync(self) -> None:
         """Nothing: a commit makes all of it last."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ MAX_SMALL_BYTES = 256 << 20
 """The largest file that is read as a whole, where its reader states no other."""
 
 _SMALL_BYTES = 1 << 20
+_PART_BYTES = 8 << 20
 
 
 class Folder:
@@ -85,6 +86,12 @@ class Folder:
     def read_all(self, file: str, most_bytes: int = MAX_SMALL_BYTES) -> bytes:
         """A whole small file."""
         return self.read_small(file, 0, self.size(file), most_bytes)
+
+    def parts(self, file: str) -> Iterator[tuple[int, bytes]]:
+        """A whole file a part at a time, each with the byte at which it begins."""
+        size_bytes = self.size(file)
+        for at in range(0, size_bytes, _PART_BYTES):
+            yield at, self.read(file, at, min(_PART_BYTES, size_bytes - at))
 
     def read_small(
         self, file: str, start_bytes: int, length_bytes: int, most_bytes: int = MAX_SMALL_BYTES

@@ -81,7 +81,7 @@ class _Opening:
             return open_plain(reader.root / file, file, here)
 
     def _open_root(self, reader: LocalReader) -> int:
-        fd = os.open(reader.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = _open_folder(reader.root)
         try:
             found = os.fstat(fd)
             number = found.st_dev, found.st_ino
@@ -96,6 +96,16 @@ class _Opening:
             raise
         reader._number = number
         return fd
+
+
+def _open_folder(path: PurePath) -> int:
+    """A descriptor of a folder; one that may not be listed may still be passed through."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        if not hasattr(os, "O_PATH"):
+            raise
+        return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def open_plain(path: PurePath, name: str | None = None, folder: int | None = None) -> int:

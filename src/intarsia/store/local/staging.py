@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 HEAD = "job"
 """The file of a journal that says whose it is."""
-_COPIED_BYTES = 8 << 20
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _NAME_BYTES = 255 - len("..intarsia-partial-replaced")
 """The longest name to which what lies beside a destination can add its own."""
@@ -274,11 +273,9 @@ class Staging:
     def copy_in(self, file: str, source: PurePath) -> None:
         """Take over a file unchanged, a part at a time."""
         with Folder(source.parent) as folder:
-            size_bytes = folder.size(source.name)
-            self.create(file, size_bytes, mode=mode_of(source))
-            for at in range(0, size_bytes, _COPIED_BYTES):
-                length_bytes = min(_COPIED_BYTES, size_bytes - at)
-                self.write(file, at, [folder.read(source.name, at, length_bytes)])
+            self.create(file, folder.size(source.name), mode=mode_of(source))
+            for at, data in folder.parts(source.name):
+                self.write(file, at, [data])
 
     def sync(self) -> None:
         """Make every file written by this process durable, and close it.
