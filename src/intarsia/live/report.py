@@ -22,7 +22,9 @@ class Counts:
 
     @staticmethod
     def of(tensors: int, states: Iterator[Mapping[str, Any]], groups: list[Settings]) -> Counts:
-        found = sum(hasattr(x, "dtype") for state in states for x in state.values())
+        import torch
+
+        found = sum(isinstance(x, torch.Tensor) for state in states for x in state.values())
         names = (MEMBERS, "param_names")
         return Counts(
             tensors, found, [{k: x for k, x in g.items() if k not in names} for g in groups]

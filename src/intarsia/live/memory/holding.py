@@ -90,7 +90,8 @@ def memories_of(tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
     # Without gradients a DTensor hands out its memory; with them, it goes through autograd.
     with torch.no_grad():
-        return {n: (x.to_local() if is_dtensor(x) else x).detach() for n, x in tensors.items()}
+        found = {n: x.to_local() if is_dtensor(x) else x for n, x in tensors.items()}
+        return {n: x.detach() if x.requires_grad else x for n, x in found.items()}
 
 
 def is_present(tensor: Any) -> bool:

@@ -364,7 +364,8 @@ def states(steps: Sequence[Stepped], optimizer: Any) -> Iterator[State]:
             if is_value(value, each.param):
                 continue
             if axes and value.dim() == 0:
-                yield State(each, kind, memory_of(value).cpu(), whole=True)
+                held = memory_of(value) if is_dtensor(value) else value
+                yield State(each, kind, held if held.is_cpu else held.cpu(), whole=True)
             else:
                 yield State(each, kind, _as_param(value, each), whole=False)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from intarsia.errors import UsageError
@@ -30,9 +31,14 @@ def is_value(value: Any, param: Any) -> bool:
     return value.dim() != 0 and value.shape != param.shape
 
 
+@cache
+def _is_kind(kind: Any) -> bool:
+    return isinstance(kind, str) and _KIND.fullmatch(kind) is not None and kind != MASTER
+
+
 def check_kind(kind: Any, name: str) -> None:
     """Raise where a kind of state has a name that a checkpoint cannot hold."""
-    if not isinstance(kind, str) or not _KIND.fullmatch(kind) or kind == MASTER:
+    if not _is_kind(kind):
         raise UsageError(
             f"a state of `{name}` is called {kind!r}",
             hint="checkpoints name states by letters, digits and underscores, and keep `master` for main"
