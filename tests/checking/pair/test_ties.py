@@ -1,0 +1,46 @@
+"""Which tensors a configuration ties, and which stored one each of them is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from intarsia.checking.pair.ties import tied_in, twins_of
+from intarsia.dtypes import BY_NAME
+from intarsia.planning.manifest import Logical, Manifest
+
+HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def manifest(names: tuple[str, ...], **config: Any) -> Manifest:
+    logical = {n: Logical(n, (4, 2), BY_NAME["F32"]) for n in names}
+    return Manifest("hf", "nowhere", {}, logical, {}, config=config or None)
+
+
+def test_without_a_table_the_configuration_ties_the_one_head_to_the_one_table() -> None:
+    assert tied_in(manifest((HEAD, TABLE), tie_word_embeddings=True)) == {HEAD: TABLE}
+    for held in ((HEAD, TABLE, f"other.{TABLE}"), (HEAD,), (TABLE,)):
+        assert tied_in(manifest(held, tie_word_embeddings=True)) == {}
+
+
+def test_nothing_is_tied_that_the_configuration_does_not_tie() -> None:
+    assert tied_in(manifest((HEAD, TABLE))) == {}
+    assert tied_in(manifest((HEAD, TABLE), tie_word_embeddings=False)) == {}
+
+
+def llama(names: tuple[str, ...], tie: bool = True) -> Manifest:
+    return manifest(
+        names, model_type="llama", hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=1, num_key_value_heads=1, vocab_size=4, head_dim=8,
+        tie_word_embeddings=tie,
+    )  # fmt: skip
+
+
+def test_a_tied_tensor_that_is_not_stored_is_the_stored_one() -> None:
+    (found,) = twins_of(llama((TABLE,))).items()
+    assert (found[0], found[1].name) == (HEAD, TABLE)
+
+
+def test_what_is_stored_or_not_tied_or_has_no_twin_is_no_twin_s() -> None:
+    assert twins_of(llama((HEAD, TABLE))) == {}
+    assert twins_of(llama((TABLE,), tie=False)) == {}
+    assert twins_of(llama(("model.norm.weight",))) == {}

@@ -1,0 +1,50 @@
+"""Weights that two sides quantise differently have no partner, and a note says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from intarsia.checking.pair.unlike import Unlike, unlike
+from intarsia.dtypes import BY_NAME
+from intarsia.layout import Layout
+from intarsia.mesh import Shape
+from intarsia.planning.manifest import Logical, Manifest, Stored
+from intarsia.quantised import find_quantised
+
+FP8 = {
+    "quantization_config": {
+        "quant_method": "fp8", "weight_block_size": [4, 4], "activation_scheme": "dynamic",
+    }
+}  # fmt: skip
+SCALE = "a.proj.weight_scale_inv"
+QUANTISED = {"a.proj.weight": ("F8_E4M3", (8, 8)), SCALE: ("F32", (2, 2))}
+PLAIN = {"a.proj.weight": ("BF16", (8, 8))}
+
+
+def manifest(tensors: dict[str, tuple[str, Shape]], config: dict[str, Any]) -> Manifest:
+    logical = {n: Logical(n, shape, BY_NAME[dtype]) for n, (dtype, shape) in tensors.items()}
+    stored = {n: Stored(n, x.dtype, Layout.of(n, x.shape), (), key=n) for n, x in logical.items()}
+    found = find_quantised({n: (x.dtype, x.shape) for n, x in logical.items()}, config, None)
+    return Manifest("hf", "nowhere", stored, logical, {}, config=config, quantised=found)
+
+
+def test_two_sides_that_quantise_nothing_are_alike() -> None:
+    assert unlike(manifest(PLAIN, {}), manifest(PLAIN, {}), None) == Unlike()
+
+
+def test_two_sides_that_quantise_alike_are_compared_bit_by_bit() -> None:
+    both = manifest(QUANTISED, FP8)
+    assert both.quantised.weights
+    assert unlike(both, manifest(QUANTISED, FP8), None) == Unlike()
+
+
+def test_a_quantised_weight_and_its_scale_have_no_partner_among_plain_weights() -> None:
+    a, b = manifest(QUANTISED, FP8), manifest(PLAIN, {})
+    found = unlike(a, b, None)
+    assert found.a == {"a.proj.weight", SCALE}
+    assert found.b == {"a.proj.weight"}
+    (note,) = found.notes
+    assert "1 weights are not comparable" in note
+    assert "B is not quantised" in note
+    turned = unlike(b, a, None)
+    assert (turned.a, turned.b) == (found.b, found.a)
