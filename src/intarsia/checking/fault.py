@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,8 @@ from intarsia.checking.kinds import KINDS
 class Fault:
     """What is wrong, with which tensors, and where: a file and byte, or rows and columns.
 
-    `hint` is what the error behind it advises, if one is behind it.
+    `hint` is what the error behind it advises, if one is behind it; `files` are those that one accident
+    may have damaged, where the kind is of that sort.
     """
 
     kind: str
@@ -23,6 +23,7 @@ class Fault:
     text: str
     elements: int = 0
     hint: str = ""
+    files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -43,6 +44,7 @@ class Fault:
             "kind": self.kind,
             "tensors": list(self.tensors),
             "where": self.where,
+            "files": list(self.files),
             "text": self.text,
             "elements": self.elements,
             "means": self.means,
@@ -68,7 +70,7 @@ def gathered(faults: Iterable[Fault]) -> tuple[Fault, ...]:
     for fault in dict.fromkeys(faults):
         key: object = fault
         if fault.kind in _IN_ONE_FILE:
-            key = fault.kind, _file_of(fault)
+            key = fault.kind, fault.files or (fault.where,)
         elif fault.kind == "master-differs":
             key = fault.kind
         groups.setdefault(key, []).append(fault)
@@ -78,7 +80,8 @@ def gathered(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 def _as_one(group: list[Fault]) -> list[Fault]:
     if len(group) <= _EACH:
         return group
-    first, file = group[0], _file_of(group[0])
+    first = group[0]
+    file = few(first.files, 4) or first.where
     at = f" in {file}" if first.kind in _IN_ONE_FILE else ""
     return [
         Fault(
@@ -88,13 +91,9 @@ def _as_one(group: list[Fault]) -> list[Fault]:
             f"{first.text}; and {len(group) - 1:,} more like it{at}",
             sum(fault.elements for fault in group),
             first.hint,
+            first.files,
         )
     ]
-
-
-def _file_of(fault: Fault) -> str:
-    """The file of a place such as `__0_0.distcp byte 1,024`."""
-    return re.split(r" bytes? (?=[\[\d])", fault.where)[0]
 
 
 def few(names: Sequence[str], most: int = 3) -> str:

@@ -44,7 +44,7 @@ def damaged_entries(manifest: Manifest, known: Collection[str] = ()) -> Iterator
                 wrong = str(error).partition("\n")[0]
             if wrong is not None:
                 text = f"the object `{entry.name}` is damaged: {wrong}"
-                yield Fault("entry-damaged", (entry.name,), where, text)
+                yield Fault("entry-damaged", (entry.name,), where, text, files=(entry.file,))
 
 
 def contradicting_entries(manifest: Manifest) -> Iterator[Fault]:

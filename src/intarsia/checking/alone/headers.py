@@ -68,7 +68,8 @@ class Headers:
             elements = sum(map(self._elements, group))
             quoted = tuple(re.findall(r"`([^`]+)`", text))
             where = few(list(files), 4) or self.path
-            yield Fault(error.kind, names or quoted, where, text, elements, error.hint or "")
+            hint = error.hint or ""
+            yield Fault(error.kind, names or quoted, where, text, elements, hint, tuple(files))
 
     def notes(self) -> Iterator[str]:
         """What could not be judged."""

@@ -111,9 +111,9 @@ def bad_tilings(manifest: Manifest) -> Iterator[Fault]:
             continue  # named among the missing tensors
         gap = prover_of(manifest).stored_fault(stored)
         if gap is not None:
-            where = few(sorted({chunk.file for chunk in stored.chunks}))
+            files = tuple(sorted({chunk.file for chunk in stored.chunks}))
             names = stored.layout.tensors or (stored.name,)
-            yield Fault(gap.kind, names, where, gap.text, gap.elements)
+            yield Fault(gap.kind, names, few(files), gap.text, gap.elements, files=files)
 
 
 def uncovered(manifest: Manifest) -> Iterator[Fault]:
@@ -140,7 +140,8 @@ def shared_bytes(manifest: Manifest) -> Iterator[Fault]:
             if last is not None and start < last_end:
                 names = (*last.layout.tensors[:2], *stored.layout.tensors[:2])
                 text = f"`{last.key}` and `{stored.key}` both claim bytes [{start:,}:{min(end, last_end):,})"
-                yield Fault("bytes-overlap", names, f"{file} byte {start:,}", text)
+                where = f"{file} byte {start:,}"
+                yield Fault("bytes-overlap", names, where, text, files=(file,))
             if end > last_end:
                 last_end, last = end, stored
 

@@ -60,14 +60,16 @@ def _wrong_chunk(
             found = crc32(folder.read(chunk.file, start + at, size), found)
     except IntarsiaError as error:
         where = f"{chunk.file} byte {chunk.start_bytes:,}"
-        yield Fault(error.kind, (name,), where, error.brief, chunk.box.size)
+        size, files = chunk.box.size, (chunk.file,)
+        yield Fault(error.kind, (name,), where, error.brief, size, files=files)
         return
     if crc is not None and found != crc:
         text = (
             f"CRC-32 {found:08x}, recorded {crc:08x} when it was saved; no logical tensor holds it"
         )
         where = f"{chunk.file} bytes [{start:,}:{start + length:,})"
-        yield Fault("checksum-wrong", (name,), where, text, chunk.box.size)
+        files = (chunk.file,)
+        yield Fault("checksum-wrong", (name,), where, text, chunk.box.size, files=files)
 
 
 def _wrong_object(folder: Folder, entry: Entry) -> Iterator[Fault]:
@@ -78,7 +80,7 @@ def _wrong_object(folder: Folder, entry: Entry) -> Iterator[Fault]:
     if wrong is not None:
         where = f"{entry.file} byte {entry.start_bytes:,}"
         text = f"the object `{entry.name}` is damaged: {wrong}"
-        yield Fault("entry-damaged", (entry.name,), where, text)
+        yield Fault("entry-damaged", (entry.name,), where, text, files=(entry.file,))
 
 
 def copies_that_differ(manifest: Manifest, budget: Budget) -> Iterator[Fault]:

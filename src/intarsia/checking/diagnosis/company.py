@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +25,7 @@ def in_company(findings: Sequence[Finding]) -> list[Finding]:
         (f.kind, f.key) for f in findings if f.place is not None and f.kind != UNEXPLAINED
     )
     leading = [x for x, count in seen.most_common() if count >= MANY]
-    told = {(f.kind, f.key): f.fault for f in findings}
+    told = {(f.kind, f.key): f.of_block for f in findings if f.of_block}
     return [_led(f, leading, told) for f in findings]
 
 
@@ -36,7 +35,7 @@ def _led(f: Finding, leading: Sequence[Told], told: Mapping[Told, str]) -> Findi
         cut = _block(f.place, leader[1]) if f.place is not None and leader[0] == kind else None
         if cut is not None:
             n = f.differing
-            fault = re.sub(r"block \d+ of \d+ on axis \d+", str(cut), told[leader], count=1)
+            fault = f"{cut} {told[leader]}"
             text = f"{fault} ({n:,} elements)"
             return replace(f, kind=kind, key=leader[1], fault=fault, text=text, explained=n)
     return f

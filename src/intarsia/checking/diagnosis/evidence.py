@@ -38,7 +38,8 @@ SMALL = 16 << 10
 class Evidence:
     """One tensor of A and of B, which differ first at element `first`.
 
-    `arranged` is the order in which A's elements are read, where one step is already known.
+    `arranged` is the order in which A's elements are read, where one step is already known; `left`
+    and `right` are what the two are called in sentences.
     """
 
     a: Checkpoint
@@ -47,6 +48,8 @@ class Evidence:
     first: tuple[int, ...]
     budget: Budget
     arranged: Layout | None = None
+    left: str = "A"
+    right: str = "B"
 
     @property
     def shape(self) -> Shape:
@@ -58,8 +61,11 @@ class Evidence:
 
     @property
     def flipped(self) -> Evidence:
-        """The same with A and B in each other's place."""
-        return Evidence(self.b, self.a, self.pair.flipped, self.first, self.budget)
+        """The same with A and B in each other's place; each keeps what it is called."""
+        return Evidence(
+            self.b, self.a, self.pair.flipped, self.first, self.budget,
+            left=self.right, right=self.left,
+        )  # fmt: skip
 
     def moved(self, layout: Layout) -> Evidence:
         """What is left to explain once A is read in another arrangement."""

@@ -26,7 +26,8 @@ class Finding:
     tensor's numbers.  `moved` says that it tells of places, and `side` whose: where each element of that side lies
     in the other.  `whole` says that nearly every element of the tensor differs, `all_over` that what
     is said holds of every element, of those that are equal too.  `second` is what happened to the tensor besides.  `place` and `where` tell the rows, and besides the ranks, files and
-    bytes, where they tell more than the kind does.
+    bytes, where they tell more than the kind does.  `of_block` is what is said of a block, without its name,
+    and `known` what is known of differences that nothing explains.
     """
 
     tensor: str
@@ -45,6 +46,8 @@ class Finding:
     second: Finding | None = None
     where: Whereabouts | None = None
     place: Place | None = None
+    of_block: str = ""
+    known: str = ""
 
     @property
     def exact(self) -> bool:

@@ -67,12 +67,3 @@ def where(names: Iterable[str]) -> str:
     if experts:
         text += f"; expert{'s' if len(experts) > 1 else ''} {listed(experts)}"
     return text
-
-
-def other_side(text: str) -> str:
-    """A sentence about A and B, told with A and B in each other's place.
-
-    >>> other_side("B is A rounded to BF16")
-    'A is B rounded to BF16'
-    """
-    return re.sub(r"\b[AB]\b", lambda m: "B" if m[0] == "A" else "A", text)

@@ -15,7 +15,6 @@ from intarsia.checking.diagnosis.hypotheses.matching import row_hypotheses
 from intarsia.checking.diagnosis.hypotheses.orders import order_hypotheses
 from intarsia.checking.diagnosis.hypotheses.rearrange import ANY_ORDER
 from intarsia.checking.diagnosis.hypotheses.values import CONSTANT, value_hypotheses
-from intarsia.checking.diagnosis.names import other_side
 from intarsia.checking.diagnosis.where.blocks import OF_PLACES, Tried, lost, wrong_block
 from intarsia.checking.diagnosis.where.chunks import Chunks, wrong_chunks
 from intarsia.checking.diagnosis.where.pages import DAMAGED, damaged_pages, whereabouts
@@ -90,9 +89,10 @@ def _weighed(e: Evidence, kin: Kin, tried: Tried, likely: list[Hypothesis]) -> F
 
 def unexplained(e: Evidence, place: Place, chunks: Chunks, why: str) -> Finding:
     """A finding that says where a tensor differs, for want of a reason."""
-    text = f"{place.differing:,} of {prod(e.shape):,} elements differ, {place}; {why}"
+    known = f"{place.differing:,} of {prod(e.shape):,} elements differ, {place}"
+    text = f"{known}; {why}"
     return Finding(
-        e.name, UNEXPLAINED, text, NOTHING,
+        e.name, UNEXPLAINED, text, NOTHING, known=known if why == NOT_KNOWN else text,
         differing=place.differing, whole=place.everywhere, files=chunks.files, place=place,
     )  # fmt: skip
 
@@ -101,7 +101,8 @@ def with_place(found: Finding) -> Finding:
     """A finding whose sentence ends with the place, where its kind does not tell it."""
     if found.where is None or found.kind not in (UNEXPLAINED, DAMAGED, *OF_PLACES):
         return found
-    return replace(found, text=f"{found.text}; {found.where}")
+    known = found.known and f"{found.known}; {found.where}"
+    return replace(found, text=f"{found.text}; {found.where}", known=known)
 
 
 def _preference(tried: tuple[Score, Hypothesis]) -> tuple[bool, int]:
@@ -123,9 +124,9 @@ def _turned(found: Finding, tensor: str) -> Finding:
     return replace(
         found,
         tensor=tensor,
-        text=start + other_side(found.text),
-        fault=start + other_side(found.fault),
-        key=other_side(found.key) if isinstance(found.key, str) else ("turned", found.key),
+        text=start + found.text,
+        fault=start + found.fault,
+        key=found.key if isinstance(found.key, str) else ("turned", found.key),
         side="A" if found.side == "B" else "B",
         second=_turned(second, tensor) if second else None,
         where=found.where.turned if found.where else None,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import replace
 
 from intarsia.checking.diagnosis.company import in_company
-from intarsia.checking.diagnosis.finding import LOST, NOT_KNOWN, UNEXPLAINED, Finding
+from intarsia.checking.diagnosis.finding import LOST, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.hypotheses.moved import faults_of_moves, half_swapped
 from intarsia.checking.diagnosis.names import (
     EXPERT,
@@ -91,7 +91,7 @@ def _fault(kind: str, group: list[Finding], names: list[str]) -> Fault:
         text += f"; all of it in {', '.join(files)}"
     if kind == UNEXPLAINED:
         text += f" ({differing:,} elements)"
-        first = group[0].text.replace(f"; {NOT_KNOWN}", "")
+        first = group[0].known or group[0].text
         text += f"; in {group[0].tensor}: {first}" if first else ""
     elif differing:
         text += f": explains {explained:,} of {differing:,} differing elements"

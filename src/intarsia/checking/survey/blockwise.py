@@ -85,8 +85,8 @@ class _Reader:
             except IntarsiaError as error:
                 error.blame()
                 where = f"{chunk.file} byte {chunk.start_bytes:,}"
-                text = error.brief
-                seen.faults.append(Fault(error.kind, _names(stored), where, text, chunk.box.size))
+                names, size, files = _names(stored), chunk.box.size, (chunk.file,)
+                seen.faults.append(Fault(error.kind, names, where, error.brief, size, files=files))
         whole = sum(unit.rows * unit.columns for unit in item.units)
         seen.sums, seen.rounded = summing.sums, summing.rounded
         if not seen.unread and whole == sum(chunk.box.size for chunk in item.chunks):
@@ -144,8 +144,8 @@ class _Reader:
         if crc is not None and found != crc:
             text = f"CRC-32 {found:08x}, recorded {crc:08x} when it was saved"
             where = f"{chunk.file} bytes [{start:,}:{start + length:,})"
-            fault = Fault("checksum-wrong", _names(stored), where, text, chunk.box.size)
-            seen.faults.append(fault)
+            names, size, files = _names(stored), chunk.box.size, (chunk.file,)
+            seen.faults.append(Fault("checksum-wrong", names, where, text, size, files=files))
         seen.marks[chunk] = (found, seen.total == before)
 
     def _blocks(

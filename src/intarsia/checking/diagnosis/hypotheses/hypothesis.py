@@ -87,7 +87,8 @@ class Hypothesis:
 
     `then` is a change of value on top of another place.  `key` is what the hypothesis has in
     common with that of another tensor of the same fault.  `nearly` is what is said instead of a
-    `text` about every element where it holds of nearly all.
+    `text` about every element where it holds of nearly all.  `side` is the one that is wrong, where
+    the hypothesis tells.
     """
 
     kind: str
@@ -96,6 +97,7 @@ class Hypothesis:
     key: Hashable = None
     then: Value | None = None
     nearly: str = ""
+    side: str = ""
 
     def as_far_as(self, score: Score) -> Hypothesis:
         """The same, not said of every element where the score knows of others."""

@@ -85,7 +85,7 @@ def _named(e: Evidence, kin: Kin, axis: int, order: Ints) -> Iterator[Hypothesis
     if len({*blocks}) < count:
         yield _duplicated(axis, size, blocks, layout)
     elif heads and heads.axis == axis and heads.width == size:
-        text = f"heads permuted: {what} come in the order {_listed(blocks)} of A"
+        text = f"heads permuted: {what} come in the order {_listed(blocks)} of {e.left}"
         yield Hypothesis("heads-permuted", text, layout, key)
     elif cut:
         text = (
@@ -93,7 +93,7 @@ def _named(e: Evidence, kin: Kin, axis: int, order: Ints) -> Iterator[Hypothesis
         )
         yield Hypothesis("strided-shard", text, layout, key)
     else:
-        text = f"shards in the wrong order: {what} come in the order {_listed(blocks)} of A"
+        text = f"shards in the wrong order: {what} come in the order {_listed(blocks)} of {e.left}"
         yield Hypothesis("shards-permuted", text, layout, key)
 
 
@@ -104,8 +104,10 @@ def _any_order(e: Evidence, axis: int, order: Ints, noun: str) -> Hypothesis:
     if len(e.shape) == 3 and axis == 0 and "experts" in e.name:
         whole = len({*order.tolist()}) == len(order)
         kind = "experts-permuted" if whole else "experts-duplicated"
-        return Hypothesis(kind, f"experts come in the order {_listed(order)} of A", moved, (kind,))
-    told = f"in another order: {_listed(order)} of A"
+        return Hypothesis(
+            kind, f"experts come in the order {_listed(order)} of {e.left}", moved, (kind,)
+        )
+    told = f"in another order: {_listed(order)} of {e.left}"
     if np.array_equal(order, np.arange(len(order))[::-1]):
         told = "in reverse order"
     return Hypothesis(ANY_ORDER, f"{noun} {told}", moved, (axis,))

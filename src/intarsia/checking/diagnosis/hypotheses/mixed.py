@@ -49,7 +49,7 @@ def order_of(e: Evidence, group: Group, named: Iterable[Order]) -> Order | None:
     if found is None:
         return None
     seen = found >= 0
-    for order in (*named, *_put_down(group)):
+    for order in (*named, *_put_down(e, group)):
         if np.mean(numbers(order.rows)[seen] == found[seen]) >= NEARLY_ALL:
             return order
     part = np.searchsorted(np.cumsum(group.sizes), np.arange(len(found)), side="right")
@@ -85,7 +85,7 @@ def _found(e: Evidence, group: Group) -> Ints | None:
     return found if moved.any() and 2 * np.count_nonzero(found >= 0) >= total else None
 
 
-def _put_down(group: Group) -> Iterator[Order]:
+def _put_down(e: Evidence, group: Group) -> Iterator[Order]:
     """The parts in every order, whole or by the ranks of every mesh that cuts them evenly."""
     count, most = len(group.parts), gcd(*group.sizes)
     if count > MOST_PARTS:
@@ -106,5 +106,8 @@ def _put_down(group: Group) -> Iterator[Order]:
             order = concat([shards[k] for k in way], 1).reshape(-1)
             yield Order(kind, text, order, (n, way))
             yield Order(
-                kind, f"{text} in A, and one after the other in B", inverse(order), (n, way)
+                kind,
+                f"{text} in {e.left}, and one after the other in {e.right}",
+                inverse(order),
+                (n, way),
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -12,7 +12,7 @@ from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.hypothesis import Hypothesis, Score
 from intarsia.checking.diagnosis.hypotheses.keys import FEWEST_SIGNS, negative
 from intarsia.checking.diagnosis.hypotheses.values import changed_after
-from intarsia.checking.diagnosis.names import numbers_in, other_side, pattern
+from intarsia.checking.diagnosis.names import numbers_in, pattern
 from intarsia.checking.pair.pairs import Pair
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout, concat
@@ -90,9 +90,6 @@ def _confirm(side: str, e: Evidence, source: str) -> Move | None:
     if changed is None:
         return None
     score, value = changed
-    if side == "A":
-        key = other_side(value.key) if isinstance(value.key, str) else value.key
-        value = replace(value, text=other_side(value.text), key=key)
     return Move(e.pair.b.name, source, score, side, value)
 
 

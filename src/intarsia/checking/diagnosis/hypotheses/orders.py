@@ -32,7 +32,8 @@ def order_hypotheses(e: Evidence, kin: Kin) -> Iterator[Hypothesis]:
             continue
         if not group.fused.size:
             continue
-        named = (*_group_orders(group, kin), *_both_ways(_interleaved(group)))
+        one_by_one = f"{{}} in {e.left}, and one after the other in {e.right}"
+        named = (*_group_orders(group, kin), *_both_ways(_interleaved(group), one_by_one))
         whole = kin.once(group, partial(order_of, e, group, named))
         for order in (whole, *named) if whole else named:
             fused = along(group.fused, 0, order.rows)
@@ -49,10 +50,10 @@ def _transposed(e: Evidence) -> Iterator[Hypothesis]:
     if swapped.shape == e.shape:
         yield Hypothesis("transposed", "transposed", swapped)
     else:
-        text = "transposed, then read with the shape of A"
+        text = f"transposed, then read with the shape of {e.left}"
         yield Hypothesis("transposed", text, swapped.reshape(*e.shape))
         turned = e.whole.reshape(*swapped.shape).transpose(-2, -1)
-        yield Hypothesis("transposed", "read with the shape of A's transpose", turned)
+        yield Hypothesis("transposed", f"read with the shape of {e.left}'s transpose", turned)
 
 
 def _group_orders(group: Group, kin: Kin) -> Iterator[Order]:
@@ -92,9 +93,8 @@ def _interleaved(group: Group) -> Iterator[Order]:
             yield Order(kind, f"{title} interleaved {whose}", order, (n,))
 
 
-def _both_ways(
-    orders: Iterable[Order], back: str = "{} in A, and one after the other in B"
-) -> Iterator[Order]:
+def _both_ways(orders: Iterable[Order], back: str) -> Iterator[Order]:
+    """Each order and its inverse, of which `back` is said with the order's text in its braces."""
     for order in orders:
         yield order
         yield Order(order.kind, back.format(order.text), inverse(order.rows), order.key)
@@ -112,12 +112,14 @@ def _rotated(e: Evidence, kin: Kin) -> Iterator[Order]:
         before = heads.narrow(1, 0, part.first)
         after = heads.narrow(1, part.first + part.size, part.width)
         order = concat([before, pairs, after], 1).reshape(-1)
-        text = f"rotary halves of A are pairs in B, {part.size} rows of each head of {part.width}"
+        text = f"rotary halves of {e.left} are pairs in {e.right}"
+        text += f", {part.size} rows of each head of {part.width}"
         yield Order("rope-permuted", text, order, ("rope", part.size))
 
 
 def _gate_up(e: Evidence) -> Iterator[Hypothesis]:
     """A tensor that holds gate and up together, half by half or in turn."""
+    a, b = e.left, e.right
     for axis, n in enumerate(e.shape):
         if n % 2 or n < 4 or (axis == 0 and len(e.shape) > 2):
             continue
@@ -128,7 +130,11 @@ def _gate_up(e: Evidence) -> Iterator[Hypothesis]:
         for kind, text, order in (
             ("gate-up-swapped", "gate and up swapped, half by half", swapped),
             ("gate-up-swapped", "gate and up swapped, in turn", crossed),
-            ("gate-up-interleaved", "halves of gate and up in A are in turn in B", in_turn),
-            ("gate-up-interleaved", "gate and up in turn in A are halves in B", inverse(in_turn)),
+            ("gate-up-interleaved", f"halves of gate and up in {a} are in turn in {b}", in_turn),
+            (
+                "gate-up-interleaved",
+                f"gate and up in turn in {a} are halves in {b}",
+                inverse(in_turn),
+            ),
         ):
             yield Hypothesis(kind, text, along(e.whole, axis, order), (text,))

@@ -40,6 +40,6 @@ def split_hypotheses(e: Evidence, group: Group, mine: Layout) -> Iterator[Hypoth
             told = (
                 f"{abs(gap)} row{'s' if abs(gap) > 1 else ''} too {'late' if gap > 0 else 'early'}"
             )
-            text = f"{group.name} are cut out of the fused tensor {told} in B"
+            text = f"{group.name} are cut out of the fused tensor {told} in {e.right}"
             layout = compose(mine, along(group.fused, 0, turned))
             yield Hypothesis("split-misplaced", text, layout, ("split", gap))

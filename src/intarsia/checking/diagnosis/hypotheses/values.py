@@ -42,19 +42,22 @@ NO_SECOND_STEP = ("bits-flipped", "zero", "nan", CONSTANT)
 def value_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
     """Changes of value, the plainest first."""
     a, b = e.pair.a.dtype, e.pair.b.dtype
-    for side in ("B", "A"):
+    right, left = e.right, e.left
+    for side, in_b in ((right, True), (left, False)):
         told, nearly = f"{side} is all zeros", f"nearly all of {side} is zero"
-        yield Hypothesis("zero", told, partial(_is, side, 0.0), nearly=nearly)
+        yield Hypothesis("zero", told, partial(_is, in_b, 0.0), nearly=nearly, side=side)
     if not (a.floating and b.floating):
         yield from _flipped(a == b)
         return
-    yield Hypothesis("nan", "B is NaN where A has a number", lambda w: _nan_in(w.v, w.u, w))
-    yield Hypothesis("nan", "A is NaN where B has a number", lambda w: _nan_in(w.u, w.v, w))
+    told = f"{right} is NaN where {left} has a number"
+    yield Hypothesis("nan", told, lambda w: _nan_in(w.v, w.u, w), side=right)
+    told = f"{left} is NaN where {right} has a number"
+    yield Hypothesis("nan", told, lambda w: _nan_in(w.u, w.v, w), side=left)
     if a == b:
         for name in NARROW:
             narrow = BY_NAME[name]
             if name != a.name and narrow.itemsize <= a.itemsize:
-                for text, flip in (("B is A", False), ("A is B", True)):
+                for text, flip in ((f"{right} is {left}", False), (f"{left} is {right}", True)):
                     yield Hypothesis(
                         "rounded",
                         f"{text} rounded to {name}",
@@ -93,18 +96,20 @@ def _constant(e: Evidence) -> Iterator[Hypothesis]:
     share = np.concatenate([w.unequal.reshape(-1) for w in e.sample]).mean()
     if share < MADE_ANEW:
         return
-    for side, sampled in (("B", [w.v for w in e.sample]), ("A", [w.u for w in e.sample])):
+    for side, in_b in ((e.right, True), (e.left, False)):
+        sampled = [w.v if in_b else w.u for w in e.sample]
         held = np.unique(np.concatenate([x.reshape(-1) for x in sampled]))
         if len(held) == 1 and held[0] and np.isfinite(held[0]):
             number = float(held[0])
             told = f"every element of {side} is {number:g}"
             yield Hypothesis(
-                CONSTANT, told, partial(_is, side, number), (side, number), nearly=f"nearly {told}"
-            )
+                CONSTANT, told, partial(_is, in_b, number), (side, number), nearly=f"nearly {told}",
+                side=side,
+            )  # fmt: skip
 
 
-def _is(side: str, number: float, w: Window) -> Mask:
-    return np.asarray((w.v if side == "B" else w.u) == number)
+def _is(in_b: bool, number: float, w: Window) -> Mask:
+    return np.asarray((w.v if in_b else w.u) == number)
 
 
 def _estimated(e: Evidence, step: float) -> Iterator[Hypothesis]:
@@ -123,13 +128,14 @@ def _estimated(e: Evidence, step: float) -> Iterator[Hypothesis]:
         if near and kept.any():
             factor = _round(float(np.dot(u[kept], v[kept]) / np.dot(u[kept], u[kept])), step)
             if abs(factor - 1) > 2 * step:
-                text = f"B is A times {factor:.6g}"
+                text = f"{e.right} is {e.left} times {factor:.6g}"
                 yield Hypothesis("scaled", text, partial(_scaled, factor, step), round(factor, 4))
     constant = _round(float(np.median(v - u)), step)
     size = float(np.median(np.abs(u)))
     # Otherwise rounding alone would pass for the constant, or hide that there is none.
     if abs(constant) > 2 * step * size and np.std(u) > step * abs(constant):
-        text = f"B is A {'plus' if constant > 0 else 'minus'} {abs(constant):.6g}"
+        sign = "plus" if constant > 0 else "minus"
+        text = f"{e.right} is {e.left} {sign} {abs(constant):.6g}"
         yield Hypothesis("constant-added", text, partial(_added, constant, step), constant)
 
 

@@ -34,7 +34,7 @@ def wrong_block(
     content, side = "stale", ""
     for score, h in tried:
         if lost(score, h):
-            content, side = h.kind, h.text[0]
+            content, side = h.kind, h.side
             break
     if _pads(e, place, content):
         first = place.box.offsets[0]
@@ -56,24 +56,25 @@ def wrong_block(
     copied = copied_from(e, place) if cuts and content == "stale" else None
     if copied:
         content, side = "duplicated", copied[0]
-        text = f"{told} of {side} is a copy of block {copied[1]}"
+        said = f"of {side} is a copy of block {copied[1]}"
     elif content == "stale" and chunks.copied:
         content, side = "duplicated", chunks.copied
-        text = f"{told} of {side} is a copy of another part"
+        said = f"of {side} is a copy of another part"
     elif content == "stale":
-        text = f"{told} differs, the rest is equal"
+        said = "differs, the rest is equal"
     else:
-        text = f"{told} of {side} is {'NaN' if content == 'nan' else 'zero'} where it differs"
+        said = f"of {side} is {'NaN' if content == 'nan' else 'zero'} where it differs"
     kind = LOST[content]
     key: tuple[object, ...] = tuple((c.parts, c.rank) for c in cuts or ()) or chunks.files
     if flat:
         key = ("flat", flat.parts, flat.rank) if flat.parts else ("flat", flat.first, flat.last)
-    return replace(_placed(e, kind, text, key, place, chunks.files), place=place)
+    found = _placed(e, kind, f"{told} {said}", key, place, chunks.files)
+    return replace(found, place=place, of_block=said)
 
 
 def _lost_somewhere(e: Evidence, content: str, side: str, place: Place) -> Finding:
     """Zeros or NaN that no rank's block holds."""
-    said, other = "NaN" if content == "nan" else "zero", "B" if side == "A" else "A"
+    said, other = "NaN" if content == "nan" else "zero", e.left if side == e.right else e.right
     partly = place.everywhere and place.differing < prod(e.shape)
     at = f" where it differs, {place}" if partly else f": {place}"
     found = _placed(e, content, f"{side} is {said}{at}", (content, side), place)

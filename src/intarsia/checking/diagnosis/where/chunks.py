@@ -57,8 +57,8 @@ class _Seen:
 
 def wrong_chunks(e: Evidence, place: Place) -> Chunks:
     """The chunks that hold the differences, of B or else of A."""
-    best, spots = Chunks(), {"A": Spots(), "B": Spots()}
-    for side, name in ((e.b, "B"), (e.a, "A")):
+    best, spots = Chunks(), {e.left: Spots(), e.right: Spots()}
+    for side, name in ((e.b, e.right), (e.a, e.left)):
         logical = e.pair.b if side is e.b else e.pair.a
         stored = side.manifest.sources.get(logical.name, ())
         chunks = [(s, c) for s in stored for c in s.chunks]
@@ -81,7 +81,7 @@ def wrong_chunks(e: Evidence, place: Place) -> Chunks:
         found = Chunks(files if dense or len(files) == 1 else (), dense, copied, most)
         if copied or (found.files and not best.files):
             best = found
-    return replace(best, a=spots["A"], b=spots["B"])
+    return replace(best, a=spots[e.left], b=spots[e.right])
 
 
 def _may_differ(stored: Stored, chunk: Chunk, name: str, place: Place) -> bool:

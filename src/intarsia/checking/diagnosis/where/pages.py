@@ -32,7 +32,7 @@ def whereabouts(place: Place, chunks: Chunks) -> Whereabouts:
 
 def damaged_pages(e: Evidence, place: Place, where: Whereabouts) -> Finding | None:
     """A finding about pages of a file that differ as wholes, and are no rows, columns or blocks."""
-    sides = {"B": where.b, "A": where.a}
+    sides = {e.right: where.b, e.left: where.a}
     filled = {name: spots for name, spots in sides.items() if _in_pages(spots)}
     if place.differing < ENOUGH or not filled or _is_grid(place) or _is_shard(place):
         return None

@@ -179,7 +179,7 @@ def _span(runs: Runs | None, marks: Mask, first: int, end: int) -> Span:
 
 def copied_from(e: Evidence, place: Place) -> tuple[str, int] | None:
     """The side on which the block of a place is a copy of another block, and which one."""
-    for side, name in ((e.b, "B"), (e.a, "A")):
+    for side, name in ((e.b, e.right), (e.a, e.left)):
         for cut in place.cuts or ():
             source = _copied(e, side, place.box, cut)
             if source is not None:
