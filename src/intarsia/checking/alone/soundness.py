@@ -19,7 +19,7 @@ from intarsia.checking.content.one_tensor import content_faults, notes_of
 from intarsia.checking.content.repeats import made_by_copying, repeat_faults
 from intarsia.checking.content.same_content import Content
 from intarsia.checking.content.scales import scale_faults, scale_faults_of_headers, weights_among
-from intarsia.checking.digests.attested import digest_faults, digests_in, object_faults
+from intarsia.checking.digests.digest_faults import digest_faults, digests_in, object_faults
 from intarsia.checking.fault import Fault, gathered
 from intarsia.checking.pair.ties import ties_for_sure
 from intarsia.checking.survey.blockwise import survey, surveyed

@@ -14,8 +14,8 @@ from functools import partial
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.hypotheses.compound import told_besides
+from intarsia.checking.diagnosis.hypotheses.faults_of_moves import MOVED, told
 from intarsia.checking.diagnosis.hypotheses.groups import Kin
-from intarsia.checking.diagnosis.hypotheses.moved import MOVED, told
 from intarsia.checking.diagnosis.hypotheses.moves import find_moves
 from intarsia.checking.diagnosis.hypotheses.shapes import find_reshaped
 from intarsia.checking.diagnosis.names import pattern

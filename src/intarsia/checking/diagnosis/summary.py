@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from intarsia.checking.diagnosis.company import in_company
 from intarsia.checking.diagnosis.finding import LOST, UNEXPLAINED, Finding
-from intarsia.checking.diagnosis.hypotheses.moved import faults_of_moves, half_swapped
+from intarsia.checking.diagnosis.hypotheses.faults_of_moves import faults_of_moves, half_swapped
 from intarsia.checking.diagnosis.names import (
     EXPERT,
     expert_of,

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from intarsia.checking.diagnosis.finding import Finding
+from intarsia.checking.diagnosis.hypotheses.faults_of_moves import (
+    SWAPPED,
+    faults_of_moves,
+    half_swapped,
+)
 from intarsia.checking.diagnosis.hypotheses.hypothesis import Score
-from intarsia.checking.diagnosis.hypotheses.moved import SWAPPED, faults_of_moves, half_swapped
 from intarsia.checking.diagnosis.hypotheses.moves import Move
 
 GATE, UP = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"
