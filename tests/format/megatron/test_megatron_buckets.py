@@ -15,6 +15,7 @@ from intarsia.family import Table, table_for
 from intarsia.format.dcp.metadata import ChunkRecord, TensorRecord
 from intarsia.format.megatron.buckets import is_bucket, read_buckets
 from intarsia.format.megatron.keys import Key, experts_of
+from intarsia.format.registry import FORMATS
 from intarsia.layout import Piece
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Stored
@@ -351,3 +352,10 @@ def test_names_of_buckets() -> None:
     assert is_bucket(name)
     assert is_bucket("chained_0." + name)
     assert not is_bucket("optimizer.state.param.decoder.final_layernorm.weight")
+
+
+def test_what_lies_between_the_tensors_of_a_bucket_is_not_judged() -> None:
+    bucket = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0"
+    formats = [format for format in FORMATS.values() if format.has_gaps(f"{bucket}.exp_avg")]
+    assert [format.name for format in formats] == ["torch_dist"]
+    assert not formats[0].has_gaps("optimizer.state.exp_avg.decoder.final_layernorm.weight")

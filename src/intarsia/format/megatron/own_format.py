@@ -17,7 +17,7 @@ from intarsia.format.megatron.arguments import arguments_of_config
 from intarsia.format.megatron.common import BACKEND, COMMON_OBJECT, TRAIN_STATE, arguments_of
 from intarsia.format.megatron.frame import COMMON_FILE, FRAME, TRACKER
 from intarsia.format.megatron.fsdp_dtensor.entries import arguments_in, common_in
-from intarsia.format.megatron.iteration import garbled_tracker, untracked
+from intarsia.format.megatron.iteration import untracked
 from intarsia.format.megatron.whole_state import check_whole
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.wish import Wish
@@ -44,9 +44,6 @@ class MegatronFormat(Archives):
 
     def is_frame(self, name: str) -> bool:
         return FRAME.match(name) is not None or name == METADATA
-
-    def misleading(self, path: PurePath) -> Iterator[Complaint]:
-        return garbled_tracker(path)
 
     def unfinished(self, path: PurePath) -> Complaint | None:
         return untracked(path)

@@ -43,7 +43,7 @@ from intarsia.format.megatron.groups import (
     steps_of,
     with_common_step,
 )
-from intarsia.format.megatron.iteration import misplaced_iteration
+from intarsia.format.megatron.iteration import garbled_tracker, misplaced_iteration
 from intarsia.format.megatron.keys import Key, torch_dist_rows
 from intarsia.format.megatron.optimizer import (
     stored_key,
@@ -156,6 +156,9 @@ class TorchDist(MegatronFormat):
 
     def contradictions(self, src: Manifest, folder: Folder) -> Iterator[Complaint]:
         return misplaced_iteration(src, folder)
+
+    def misleading(self, path: PurePath) -> Iterator[Complaint]:
+        return garbled_tracker(path)
 
     def left_out(self, name: str) -> str:
         if kind_of(name) == STEP:
