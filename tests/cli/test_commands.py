@@ -154,7 +154,8 @@ def test_verify_tells_of_layers_alike_once_and_of_the_faults_last(
     assert lines[0].startswith(f"different: {2 * len(gates)} of ")
     assert sum(line.startswith("model") for line in lines) == 2
     assert f"--json tells of all {2 * len(gates)}" in lines
-    assert lines[-2].startswith("gate-up-swapped: ")
+    assert lines[-3].startswith("gate-up-swapped: ")
+    assert lines[-1].startswith("next: ")
 
 
 def test_verify_names_tensors_of_one_side(root: Path, tmp_path: Path) -> None:
