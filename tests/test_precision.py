@@ -14,7 +14,7 @@ from intarsia import PrecisionError
 from intarsia.carried import read_entries
 from intarsia.dtypes import BY_NAME
 from intarsia.format import registry as formats
-from intarsia.format.config_dtype import with_dtype
+from intarsia.format.folder.config_dtype import with_dtype
 from intarsia.format.megatron.common import arguments_of
 from intarsia.format.megatron.fsdp_dtensor.entries import arguments_in, common_in
 from tests.checkpoints import intarsia as command

@@ -20,8 +20,8 @@ from intarsia.planning.inventory import unread_sections
 from intarsia.planning.plan import Plan
 from intarsia.quantity import bytes_in
 from intarsia.run.budget import Budget
-from intarsia.run.crew import Crew, agree, crew
 from intarsia.run.progress import Progress
+from intarsia.run.ranks.crew import Crew, agree, crew
 from intarsia.store.looking import given
 from intarsia.store.once import reading_once
 from intarsia.store.replaced import unreplaced

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import intarsia
 from intarsia.errors import CoverageError, UsageError
-from intarsia.format.side_files import DIGESTS
+from intarsia.format.folder.side_files import DIGESTS
 from tests.checkpoints import (
     FAMILIES,
     assert_same,

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import intarsia
-from intarsia.format.side_files import DIGESTS
+from intarsia.format.folder.side_files import DIGESTS
 
 FORMATS = ("hf", "dcp", "torch_dist", "fsdp_dtensor")
 MESHES = {

@@ -12,7 +12,7 @@ import pytest
 import intarsia
 from intarsia.checking.fault import Fault
 from intarsia.errors import ChangedError, IntarsiaError
-from intarsia.format import side_files
+from intarsia.format.folder import side_files
 from intarsia.format.hf import files as hf_files
 from intarsia.run import journal
 from intarsia.run.budget import Budget

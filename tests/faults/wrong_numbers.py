@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from intarsia.format.side_files import DIGESTS
+from intarsia.format.folder.side_files import DIGESTS
 from tests.checkpoints import write_dcp
 from tests.faults.registry import OUT, Fault, Part
 from tests.faults.sound import FORMATS, Sound, Tensors, write

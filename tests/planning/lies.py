@@ -12,7 +12,7 @@ import torch
 import intarsia
 from intarsia.format.dcp.metadata import METADATA, ChunkRecord, TensorRecord, read_metadata
 from intarsia.format.dcp.metadata_write import write_metadata
-from intarsia.format.side_files import DIGESTS
+from intarsia.format.folder.side_files import DIGESTS
 from tests.checkpoints import llama_config, model, write_hf
 
 CONFIG = llama_config(num_hidden_layers=2, vocab_size=48, intermediate_size=32)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import intarsia
-from intarsia.run.crew import Crew, agree
+from intarsia.run.ranks.crew import Crew, agree
 from intarsia.store.looking import given
 from tests.checkpoints import llama_config, model, write_hf
 from tests.refusals.case import refusal

@@ -19,11 +19,11 @@ from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored, Target
 from intarsia.planning.proof import prover_of
 from intarsia.run import journal as subject
-from intarsia.run.checksum import crc32
 from intarsia.run.execute import Part, Written, cut_steps
 from intarsia.run.journal import Journal
 from intarsia.run.losses import Effect
 from intarsia.run.records import read_lines, to_line
+from intarsia.run.sums.checksum import crc32
 from intarsia.store.local.staging import Staging
 
 U8 = BY_NAME["U8"]

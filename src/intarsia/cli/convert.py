@@ -41,7 +41,7 @@ def run(
     """
     from intarsia import api
     from intarsia.conversion.running import carry_out
-    from intarsia.run.crew import crew, note_on_ranks
+    from intarsia.run.ranks.crew import crew, note_on_ranks
     from intarsia.run.stopping import stop_word
 
     report = None

@@ -32,7 +32,7 @@ def run(
     """
     from intarsia import api
     from intarsia.run.budget import Budget
-    from intarsia.run.crew import crew
+    from intarsia.run.ranks.crew import crew
 
     with crew(alone=alone) as team:
         OUTPUT.rank = team.rank

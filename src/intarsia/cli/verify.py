@@ -80,7 +80,7 @@ def run(
 
 def _story_alone(found: Soundness, config: str | None, section: str | None) -> Story:
     from intarsia.checking.alone.headers import read_headers
-    from intarsia.format.side_files import read_config
+    from intarsia.format.folder.side_files import read_config
     from intarsia.report.story import of_soundness
 
     headers = read_headers(named(found.a), read_config(given(config)) if config else None, section)

@@ -14,8 +14,8 @@ from intarsia.conversion.targets import targets_for
 from intarsia.conversion.training_files import settle_files
 from intarsia.errors import UsageError
 from intarsia.family import table_for
-from intarsia.format.adapters import refuse_adapter
 from intarsia.format.base import Arrangement, WriteOptions
+from intarsia.format.folder.adapters import refuse_adapter
 from intarsia.format.registry import (
     format_named,
     read_manifest,
@@ -27,7 +27,7 @@ from intarsia.planning.manifest import Manifest
 from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan
 from intarsia.run.budget import Budget
-from intarsia.run.crew import crew_size
+from intarsia.run.ranks.crew import crew_size
 from intarsia.store.once import reading_once
 from intarsia.store.replaced import Stamps
 from intarsia.store.stamp import Stamp

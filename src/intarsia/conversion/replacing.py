@@ -8,8 +8,8 @@ from pathlib import PurePath
 
 from intarsia.checking.digests.digest import stored_digests
 from intarsia.errors import IntarsiaError, UsageError
+from intarsia.format.folder.side_files import DIGESTS
 from intarsia.format.registry import FORMATS, format_named, read_manifest
-from intarsia.format.side_files import DIGESTS
 from intarsia.planning.inventory import Role
 from intarsia.planning.manifest import Manifest
 from intarsia.store.address import named

@@ -19,23 +19,23 @@ from intarsia.conversion.replacing import check_replaceable, marks_beside
 from intarsia.conversion.resuming import begin, keep_what_is_proven
 from intarsia.errors import Interrupted
 from intarsia.format.base import Arrangement
-from intarsia.format.config_dtype import with_dtype
+from intarsia.format.folder.config_dtype import with_dtype
+from intarsia.format.folder.side_files import check_sides
 from intarsia.format.registry import folder_of, format_named, root_of
-from intarsia.format.side_files import check_sides
 from intarsia.layout import Layout
 from intarsia.masters import check_rounded
 from intarsia.padding import TrainedPadding, not_carried, trained_padding
 from intarsia.planning.plan import Plan
 from intarsia.planning.proof import Proven
-from intarsia.run.crew import Crew, agree
 from intarsia.run.done import NOTHING
 from intarsia.run.execute import Execution, cut_steps
-from intarsia.run.hashing import merged
 from intarsia.run.journal import Journal
 from intarsia.run.losses import Changed, Losses, changed_tensors, summary
 from intarsia.run.progress import Progress, counting
+from intarsia.run.ranks.crew import Crew, agree
 from intarsia.run.source import Source
-from intarsia.run.tally import Sums, Tally
+from intarsia.run.sums.hashing import merged
+from intarsia.run.sums.tally import Sums, Tally
 from intarsia.store.address import named
 from intarsia.store.folder import read_file
 from intarsia.store.local.sources import check_sources

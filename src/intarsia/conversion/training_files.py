@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from intarsia.format.inventory import is_training
+from intarsia.format.folder.inventory import is_training
 from intarsia.format.registry import format_named
 from intarsia.format.wish import Wanted, Wish
 from intarsia.planning.inventory import Fate, Item, Role, left_out

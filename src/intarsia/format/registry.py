@@ -16,12 +16,12 @@ from intarsia.format.added import added
 from intarsia.format.base import Format
 from intarsia.format.built_in import BUILT_IN, LIVE, NAMES
 from intarsia.format.complaint import Complain, refuse
-from intarsia.format.foreign import NO_WEIGHTS, recognise
-from intarsia.format.inventory import with_files
+from intarsia.format.folder.foreign import NO_WEIGHTS, recognise
+from intarsia.format.folder.inventory import with_files
+from intarsia.format.folder.run_folder import Found, find, is_checkpoint
+from intarsia.format.folder.side_files import read_config
+from intarsia.format.folder.stored_config import with_config_used
 from intarsia.format.megatron.frame import METADATA, TRACKER, tracked_folder
-from intarsia.format.run_folder import Found, find, is_checkpoint
-from intarsia.format.side_files import read_config
-from intarsia.format.stored_config import with_config_used
 from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest
 from intarsia.store.address import named

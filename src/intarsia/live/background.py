@@ -26,10 +26,10 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 from intarsia.errors import UsageError
 from intarsia.live.report import Saved
 from intarsia.live.save import Snapshot, snapshot, write
-from intarsia.run.apart import Apart
 from intarsia.run.budget import Budget
-from intarsia.run.crew import Crew, ranks_of_model
 from intarsia.run.progress import Progress
+from intarsia.run.ranks.apart import Apart
+from intarsia.run.ranks.crew import Crew, ranks_of_model
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from typing import Any
 from intarsia.dtypes import is_lossless
 from intarsia.errors import CoverageError, LayoutError, UsageError
 from intarsia.family import Param, table_for
-from intarsia.format.adapters import is_adapter
+from intarsia.format.folder.adapters import is_adapter
 from intarsia.layout import Layout
 from intarsia.live.contents import Contents
 from intarsia.live.fill import Filling, prove

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from intarsia.errors import FormatError, IntarsiaError, StoreError
-from intarsia.format.run_folder import LATEST, named_latest
+from intarsia.format.folder.run_folder import LATEST, named_latest
 from intarsia.store.local.swap import sync_path
 from intarsia.store.looking import exists, is_file
 from intarsia.store.naming import naming

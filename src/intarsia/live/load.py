@@ -60,9 +60,9 @@ from intarsia.masters import check_rounded
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
-from intarsia.run.crew import Crew, check_alike, ranks_of_model
 from intarsia.run.losses import changed_tensors, summary
 from intarsia.run.progress import Progress, counting
+from intarsia.run.ranks.crew import Crew, check_alike, ranks_of_model
 from intarsia.run.source import Source
 from intarsia.store.once import reading_once
 

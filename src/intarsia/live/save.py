@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from intarsia.conversion.replacing import check_replaceable
 from intarsia.errors import CoverageError, UsageError
 from intarsia.format.base import Arrangement, Slot
+from intarsia.format.folder.side_files import DIGESTS
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.registry import live_format
-from intarsia.format.side_files import DIGESTS
 from intarsia.live.contents import Contents
 from intarsia.live.entries import extra_entries, pack, packed, shared_entries
 from intarsia.live.fill import as_bytes
@@ -51,11 +51,11 @@ from intarsia.live.optimizer.groups import settings_of
 from intarsia.live.optimizer.state import Steps, never_stepped, states, values
 from intarsia.live.report import Counts, Saved
 from intarsia.live.values import packed_with
-from intarsia.run.checksum import crc32
-from intarsia.run.crew import Crew
-from intarsia.run.hashing import merged
 from intarsia.run.progress import Progress
+from intarsia.run.ranks.crew import Crew
 from intarsia.run.sharing import share_out
+from intarsia.run.sums.checksum import crc32
+from intarsia.run.sums.hashing import merged
 from intarsia.state.names import StateName
 from intarsia.store.address import named
 from intarsia.store.local.staging import Staging

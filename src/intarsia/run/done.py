@@ -10,9 +10,9 @@ from intarsia.format.base import Arrangement
 from intarsia.mesh import Box
 from intarsia.planning.window import flat_start
 from intarsia.run.execute import Part, Ranges, Written
-from intarsia.run.hashing import merged
 from intarsia.run.losses import Losses
-from intarsia.run.tally import Sums
+from intarsia.run.sums.hashing import merged
+from intarsia.run.sums.tally import Sums
 
 
 @dataclass(frozen=True)

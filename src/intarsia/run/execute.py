@@ -23,13 +23,13 @@ from intarsia.planning.manifest import Target
 from intarsia.planning.proof import Proven
 from intarsia.planning.window import flat_start, windows_beside
 from intarsia.run.budget import Budget
-from intarsia.run.checksum import join
 from intarsia.run.gather import Bytes, Fill, gather
-from intarsia.run.hashing import Sum, add_to, merged
 from intarsia.run.losses import Losses
 from intarsia.run.sharing import share_out
 from intarsia.run.source import Source
-from intarsia.run.tally import Sums, Tally
+from intarsia.run.sums.checksum import join
+from intarsia.run.sums.hashing import Sum, add_to, merged
+from intarsia.run.sums.tally import Sums, Tally
 from intarsia.store.writer import Writer
 
 Progress = Callable[[int], None]

@@ -25,11 +25,11 @@ import numpy as np
 from intarsia.errors import StoreError
 from intarsia.format.base import Arrangement
 from intarsia.planning.manifest import Target
-from intarsia.run.checksum import crc32
 from intarsia.run.done import NOTHING, Done, is_whole
 from intarsia.run.execute import Part, Written
 from intarsia.run.records import line_of, read_lines, to_line, written_in
 from intarsia.run.sharing import share_out
+from intarsia.run.sums.checksum import crc32
 from intarsia.store.folder import Folder
 from intarsia.store.local.staging import HEAD, Staging
 from intarsia.store.local.swap import sync_path

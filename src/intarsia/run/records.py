@@ -14,10 +14,10 @@ from typing import Any
 
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
-from intarsia.run.checksum import crc32
 from intarsia.run.execute import Part, Written
-from intarsia.run.hashing import Sum
 from intarsia.run.losses import Effect
+from intarsia.run.sums.checksum import crc32
+from intarsia.run.sums.hashing import Sum
 from intarsia.store.naming import naming
 
 

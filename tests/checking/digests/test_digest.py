@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 import intarsia
 from intarsia.checking.digests.digest import mismatches, stored_digests
-from intarsia.format.side_files import DIGESTS
+from intarsia.format.folder.side_files import DIGESTS
 from intarsia.run.budget import Budget
 from tests import fixtures
 from tests.checkpoints import (

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import intarsia
-from intarsia.format.side_files import DIGESTS
+from intarsia.format.folder.side_files import DIGESTS
 from tests.checkpoints import intarsia as command
 from tests.checkpoints import llama_config, model, write_dcp, write_hf
 from tests.fixtures import fixture

@@ -13,7 +13,7 @@ from intarsia.live.memory.parts import Part
 from intarsia.live.memory.replicas import Told, holders_of
 from intarsia.live.save import Snapshot, write
 from intarsia.mesh import Box
-from intarsia.run.crew import Crew
+from intarsia.run.ranks.crew import Crew
 
 F32 = BY_NAME["F32"]
 

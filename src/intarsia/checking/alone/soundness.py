@@ -24,8 +24,8 @@ from intarsia.checking.fault import Fault, gathered
 from intarsia.checking.pair.ties import ties_for_sure
 from intarsia.checking.survey.blockwise import survey, surveyed
 from intarsia.errors import FormatError, IntarsiaError
+from intarsia.format.folder.side_files import DIGESTS, read_config
 from intarsia.format.registry import find_checkpoint, format_named, format_of
-from intarsia.format.side_files import DIGESTS, read_config
 from intarsia.planning.inventory import unread_sections
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget

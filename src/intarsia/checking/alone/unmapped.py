@@ -20,7 +20,7 @@ from intarsia.format.torch_file.torch_zip import BROKEN_ZIP
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
-from intarsia.run.checksum import crc32
+from intarsia.run.sums.checksum import crc32
 from intarsia.store.folder import Folder
 from intarsia.value.bits import bits_dtype
 

@@ -20,8 +20,8 @@ from intarsia.errors import CoverageError
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
-from intarsia.run.hashing import Sum, merged
 from intarsia.run.progress import Progress, counting
+from intarsia.run.sums.hashing import Sum, merged
 from intarsia.state.names import MASTER, kind_of, master_of, parameter_of
 from intarsia.value.bits import Bits, as_float64, bits_dtype
 from intarsia.value.cast import cast

@@ -25,7 +25,7 @@ from intarsia.layout import Layout, unravel
 from intarsia.mesh import Box, Shape
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
-from intarsia.run.mixing import odd_numbers
+from intarsia.run.sums.mixing import odd_numbers
 from intarsia.value.bits import bits_dtype
 
 SAMPLE_ROWS = 12

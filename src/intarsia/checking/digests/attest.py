@@ -23,13 +23,13 @@ from intarsia.checking.pair.ties import twins_of
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
 from intarsia.format.base import Arrangement
-from intarsia.format.side_files import DIGESTS
+from intarsia.format.folder.side_files import DIGESTS
 from intarsia.layout import Layout, Piece
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.run.budget import Budget
-from intarsia.run.crew import Crew
-from intarsia.run.hashing import Sum, merged
-from intarsia.run.tally import Sums
+from intarsia.run.ranks.crew import Crew
+from intarsia.run.sums.hashing import Sum, merged
+from intarsia.run.sums.tally import Sums
 
 
 @dataclass(frozen=True)

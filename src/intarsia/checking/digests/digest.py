@@ -18,17 +18,17 @@ from intarsia.checking.digests.digest_steps import steps_over
 from intarsia.checking.pair.ties import twins_of
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FormatError
+from intarsia.format.folder.side_files import DIGESTS
 from intarsia.format.registry import folder_of
-from intarsia.format.side_files import DIGESTS
 from intarsia.format.strict_json import parse_json
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.proof import Proven
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
-from intarsia.run.crew import Crew
-from intarsia.run.hashing import Sum, merged
 from intarsia.run.progress import Progress
+from intarsia.run.ranks.crew import Crew
 from intarsia.run.sharing import share_out
+from intarsia.run.sums.hashing import Sum, merged
 from intarsia.store.address import named
 from intarsia.store.folder import Folder
 from intarsia.store.looking import exists

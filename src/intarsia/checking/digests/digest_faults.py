@@ -17,12 +17,12 @@ from intarsia.checking.pair.ties import twins_of
 from intarsia.checking.survey.seen import Seen
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FormatError, IntarsiaError
+from intarsia.format.folder.side_files import DIGESTS
 from intarsia.format.registry import format_named
-from intarsia.format.side_files import DIGESTS
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
-from intarsia.run.hashing import Sum, merged
 from intarsia.run.progress import Progress
+from intarsia.run.sums.hashing import Sum, merged
 from intarsia.state.names import is_state
 from intarsia.store.address import named
 from intarsia.store.looking import is_folder

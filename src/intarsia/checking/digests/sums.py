@@ -11,7 +11,7 @@ from intarsia.checking.survey.items import Item
 from intarsia.layout import Layout
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Chunk, Logical, Stored
-from intarsia.run.hashing import Sum, add_to, sum_buffer, sum_layout
+from intarsia.run.sums.hashing import Sum, add_to, sum_buffer, sum_layout
 from intarsia.state.names import parameter_of
 from intarsia.value import Window
 from intarsia.value.bits import Bits

@@ -11,8 +11,8 @@ from typing import Any
 
 from intarsia.carried import groups_of, read_entries
 from intarsia.errors import FormatError, UsageError
+from intarsia.format.folder.run_objects import is_of_the_run, is_settings, plain_object, run_objects
 from intarsia.format.registry import format_named
-from intarsia.format.run_objects import is_of_the_run, is_settings, plain_object, run_objects
 from intarsia.format.torch_file.plain import DROPPED
 from intarsia.format.torch_file.torch_zip import BROKEN_ZIP
 from intarsia.planning.manifest import Manifest

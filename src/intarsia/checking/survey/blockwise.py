@@ -23,10 +23,10 @@ from intarsia.layout import clip
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
 from intarsia.run.budget import Budget
-from intarsia.run.checksum import crc32, join
 from intarsia.run.gather import Fill, gather
 from intarsia.run.progress import Progress
 from intarsia.run.sharing import share_out
+from intarsia.run.sums.checksum import crc32, join
 from intarsia.state.names import MASTER, master_of, parameter_of
 from intarsia.store.folder import Folder
 from intarsia.value import Change

@@ -14,7 +14,7 @@ from intarsia.checking.survey.sketch import Sketch
 from intarsia.dtypes import DType
 from intarsia.layout import unravel
 from intarsia.planning.manifest import Chunk, Stored
-from intarsia.run.hashing import Sum
+from intarsia.run.sums.hashing import Sum
 from intarsia.value.bits import Bits, as_float64, bits_dtype
 
 _NOT_FINITE = {

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from intarsia.checking.naming import Unit
 from intarsia.checking.survey.portrait import CUTS, Portrait, Sums, portrait
 from intarsia.dtypes import DType
-from intarsia.run.mixing import odd_numbers
+from intarsia.run.sums.mixing import odd_numbers
 from intarsia.value.bits import Bits
 
 _TRIED = 4096

@@ -27,6 +27,8 @@ from intarsia.format.dcp.metadata import (
     read_metadata,
 )
 from intarsia.format.dcp.write import arrange, file_of, lay_out, rank_of
+from intarsia.format.folder.side_files import HEADERS
+from intarsia.format.folder.stored_config import choose_config
 from intarsia.format.hf.safetensors_metadata import as_file, kept_metadata
 from intarsia.format.naming.logical_names import divided, name_tensors
 from intarsia.format.naming.quantised_names import MODELOPT, modelopt_of
@@ -39,8 +41,6 @@ from intarsia.format.optimizer_state.numbered_state import (
     parameters_by_number,
 )
 from intarsia.format.optimizer_state.optimizer_names import not_told, state_in
-from intarsia.format.side_files import HEADERS
-from intarsia.format.stored_config import choose_config
 from intarsia.format.torch_file.torch_zip import (
     check_directory,
     keeping_ends,

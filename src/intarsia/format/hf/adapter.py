@@ -8,10 +8,10 @@ from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import FamilyError
-from intarsia.format.adapters import CONFIG, is_adapter
 from intarsia.format.complaint import Complain, Complaint
+from intarsia.format.folder.adapters import CONFIG, is_adapter
+from intarsia.format.folder.side_files import read_config
 from intarsia.format.hf.weight_sets import ADAPTER, MODEL, is_own, stem_of_file, stem_of_index
-from intarsia.format.side_files import read_config
 from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest, Stored
 from intarsia.store.address import named

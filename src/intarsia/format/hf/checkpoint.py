@@ -13,9 +13,10 @@ from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import FormatError, UsageError
-from intarsia.format.adapters import CONFIG as ADAPTER_CONFIG
 from intarsia.format.base import AbsentFiles, Arrangement, Format, Slot, WriteOptions
 from intarsia.format.complaint import Complain, going_on, refuse
+from intarsia.format.folder.adapters import CONFIG as ADAPTER_CONFIG
+from intarsia.format.folder.stored_config import choose_config
 from intarsia.format.hf.absent_files import absent_of_sets
 from intarsia.format.hf.adapter import check_adapter, stem_for
 from intarsia.format.hf.files import (
@@ -30,7 +31,6 @@ from intarsia.format.hf.safetensors_metadata import HeaderMetadata
 from intarsia.format.hf.weight_sets import ADAPTER, INDEX, MODEL, index_of, set_size, stem_of_file
 from intarsia.format.naming.logical_names import name_tensors
 from intarsia.format.naming.quantised_names import MODELOPT, modelopt_of
-from intarsia.format.stored_config import choose_config
 from intarsia.format.strict_json import parse_json
 from intarsia.mesh import Box
 from intarsia.planning.inventory import Fate, Item, Role

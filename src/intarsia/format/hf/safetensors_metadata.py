@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from intarsia.errors import FormatError
-from intarsia.format.side_files import HEADERS
+from intarsia.format.folder.side_files import HEADERS
 from intarsia.format.strict_json import parse_json
 from intarsia.store.folder import Folder
 from intarsia.store.looking import is_file

@@ -24,7 +24,7 @@ from zipfile import ZipFile, ZipInfo
 
 from intarsia.errors import FormatError
 from intarsia.format.dcp.metadata import MAX_METADATA_BYTES, Metadata
-from intarsia.format.foreign import MEGATRON, is_megatron_rank
+from intarsia.format.folder.foreign import MEGATRON, is_megatron_rank
 from intarsia.format.megatron.frame import (
     COMMON_FILE,
     FRAME_BYTES,

@@ -9,7 +9,7 @@ from typing import Any
 
 from intarsia.errors import FamilyError
 from intarsia.family import Param
-from intarsia.format.side_files import read_config
+from intarsia.format.folder.side_files import read_config
 from intarsia.mesh import Rule
 from intarsia.planning.manifest import Stored
 from intarsia.quantised import Quantised

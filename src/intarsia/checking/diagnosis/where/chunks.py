@@ -19,7 +19,7 @@ from intarsia.layout import Layout, Piece
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Stored
 from intarsia.planning.window import flat_start
-from intarsia.run.checksum import crc32
+from intarsia.run.sums.checksum import crc32
 
 MOST = 4096
 KEPT = 16

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from intarsia.layout import Layout, Piece
 from intarsia.planning.coalesce import Ints, Runs, runs_of
-from intarsia.run.checksum import crc32, fold, full, remainder, shift
-from intarsia.run.mixing import odd_numbers
+from intarsia.run.sums.checksum import crc32, fold, full, remainder, shift
+from intarsia.run.sums.mixing import odd_numbers
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]

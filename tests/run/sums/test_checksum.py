@@ -7,7 +7,7 @@ import zlib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from intarsia.run.checksum import crc32, join
+from intarsia.run.sums.checksum import crc32, join
 
 some = settings(max_examples=150, deadline=None)
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath, PurePosixPath
 
 from intarsia.format.base import Format
+from intarsia.format.folder.side_files import DIGESTS, HEADERS, MAX_SIDE_BYTES
 from intarsia.format.hf.files import OPTIMIZER
 from intarsia.format.hf.weight_sets import ADAPTER, stem_of_file, stem_of_index
 from intarsia.format.megatron.frame import COMMON_FILE, home_of
-from intarsia.format.side_files import DIGESTS, HEADERS, MAX_SIDE_BYTES
 from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.planning.manifest import Manifest, Side
 from intarsia.quantity import human

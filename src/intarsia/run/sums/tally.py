@@ -14,9 +14,9 @@ from intarsia.dtypes import DType
 from intarsia.mesh import Box
 from intarsia.planning.copy import box_copy, layout_of_box
 from intarsia.planning.manifest import Target
-from intarsia.run.checksum import crc32
 from intarsia.run.gather import Bytes
-from intarsia.run.hashing import Sum, merged, sum_buffer, sum_layout
+from intarsia.run.sums.checksum import crc32
+from intarsia.run.sums.hashing import Sum, merged, sum_buffer, sum_layout
 from intarsia.value import Window
 from intarsia.value.bits import bits_dtype
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from intarsia.errors import FamilyError
 from intarsia.family.meaning import contradictions
-from intarsia.format.side_files import CONFIG, config_of, read_config
+from intarsia.format.folder.side_files import CONFIG, config_of, read_config
 from intarsia.planning.inventory import Fate, Item
 from intarsia.planning.manifest import Manifest
 from intarsia.store.address import named

@@ -15,7 +15,7 @@ from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import IntarsiaError, StoreError, UsageError
-from intarsia.run.apart import Apart
+from intarsia.run.ranks.apart import Apart
 from intarsia.run.stopping import ending_at_once
 from intarsia.store.address import named
 
@@ -120,7 +120,7 @@ def crew(*, alone: bool = False) -> Iterator[Crew]:
         return
     import torch.distributed as dist
 
-    from intarsia.run.rendezvous import group_of_script, group_of_torchrun
+    from intarsia.run.ranks.rendezvous import group_of_script, group_of_torchrun
 
     group = group_of_script() if dist.is_initialized() else group_of_torchrun()
     try:

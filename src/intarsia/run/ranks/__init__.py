@@ -1,0 +1,1 @@
+"""The ranks of a job: where they meet, and how they find each other."""

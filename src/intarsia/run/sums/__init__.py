@@ -1,0 +1,1 @@
+"""Sums and checksums of bytes that are read or written in parts, in any order."""
