@@ -9,6 +9,7 @@ from typing import Any
 
 from intarsia.carried import carried
 from intarsia.collector import paused
+from intarsia.conversion.arranged import check_arrangement
 from intarsia.conversion.feasible import check_feasible, notes_on_request
 from intarsia.conversion.targets import targets_for
 from intarsia.conversion.training_files import settle_files
@@ -62,7 +63,9 @@ class Job:
             self.src.metadata,
             self.wish.rates,
         )
-        return format_named(self.wish.to).arrange(self.wanted.targets, options)
+        arranged = format_named(self.wish.to).arrange(self.wanted.targets, options)
+        check_arrangement(self.wish.to, self.wanted.targets, arranged)
+        return arranged
 
 
 @reading_once()

@@ -18,6 +18,7 @@ from intarsia.planning.copy import Copy, copies_into
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.planning.proof import Proven
 from intarsia.run.gather import Bytes, Fill, Part, gather
+from intarsia.run.located import locate_chunk
 from intarsia.run.losses import Losses, Watch
 from intarsia.store.folder import Folder
 from intarsia.value import Change
@@ -110,6 +111,6 @@ class Source:
         key = (chunk.file, chunk.start_bytes)
         found = self._located.get(key)
         if found is None:
-            found = self.format.locate(self.folder, stored, chunk)
+            found = locate_chunk(self.format, self.folder, stored, chunk)
             self._located[key] = found
         return found

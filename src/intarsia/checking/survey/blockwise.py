@@ -24,6 +24,7 @@ from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
 from intarsia.run.budget import Budget
 from intarsia.run.gather import Fill, gather
+from intarsia.run.located import locate_chunk
 from intarsia.run.progress import Progress
 from intarsia.run.sharing import share_out
 from intarsia.run.sums.checksum import crc32, join
@@ -121,7 +122,7 @@ class _Reader:
         summing: Summing,
     ) -> None:
         stored = seen.item.stored
-        located = format.locate(self.folder, stored, chunk)
+        located = locate_chunk(format, self.folder, stored, chunk)
         size = chunk.box.size * stored.dtype.itemsize
         start, length, crc = located.start_bytes, size, None
         told = chunk.file in self.manifest.told
