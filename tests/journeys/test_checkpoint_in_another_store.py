@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 import intarsia
-from intarsia.errors import ChangedError, FormatError, UnsafeError, UsageError
+from intarsia.errors import ChangedError, FormatError, StoreError, UnsafeError, UsageError
 from intarsia.store.address import named
 from intarsia.store.registry import register
 from intarsia.store.writer import writer_to
 from tests.checkpoints import fixture
-from tests.store.memory_store import MemoryStore
+from tests.store.memory_store import MemoryStore, MemoryTransaction
 
 FORMATS = {"hf": "", "dcp": "fsdp=2", "torch_dist": "tp=2", "fsdp_dtensor": "fsdp=2"}
 
@@ -163,3 +164,34 @@ def test_errors_name_the_url(store: MemoryStore) -> None:
     store.put(named(file), bytes(store.files[file].data[:-1]))
     with pytest.raises(FormatError, match=file):
         intarsia.open(url)
+
+
+@pytest.mark.parametrize("call", ["claim", "create", "write", "commit"])
+def test_a_call_that_fails_while_it_is_written_is_told_with_its_place(
+    call: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object, **words: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(MemoryTransaction, call, fail)
+    with pytest.raises(StoreError, match=r"memory://.*No space left on device") as caught:
+        intarsia.convert(fixture("llama"), "memory://out", to="dcp")
+    assert "free some space" in str(caught.value)
+    assert not store.files
+    assert not store.locked
+
+
+def test_a_store_that_is_not_written_says_so(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object, **words: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(MemoryStore, "transaction", fail)
+    with pytest.raises(StoreError, match="memory://out: Read-only file system"):
+        intarsia.convert(fixture("llama"), "memory://out", to="dcp")
+
+
+def test_a_url_of_a_local_file_is_pointed_to_its_path() -> None:
+    with pytest.raises(UsageError, match="give the path itself, without file://"):
+        intarsia.open(f"file://{fixture('llama')}")

@@ -10,6 +10,7 @@ from intarsia.errors import UnsafeError, UsageError
 from intarsia.store.contents import Contents, Judge, changed_meanwhile, refuse_existing
 from intarsia.store.folder import Folder
 from intarsia.store.looking import exists
+from intarsia.store.naming import naming
 from intarsia.store.registry import store_of
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class Elsewhere:
         self.judge = judge
         self.old: Contents | None = None
         self.owned = self.committed = False
-        self._files = store_of(destination).transaction(destination, overwrite=overwrite)
+        with naming(destination):
+            self._files = store_of(destination).transaction(destination, overwrite=overwrite)
 
     @property
     def folder(self) -> PurePath:
@@ -56,12 +58,14 @@ class Elsewhere:
 
     def claim(self) -> None:
         """Lock the destination."""
-        self._files.claim()
+        with naming(self.destination):
+            self._files.claim()
         self.owned = True
 
     def clear(self) -> None:
         """Begin anew."""
-        self._files.clear()
+        with naming(self.folder):
+            self._files.clear()
 
     def check_room(self, need_bytes: int) -> None:
         """Nothing: a store that is full says so when it is written."""
@@ -73,11 +77,13 @@ class Elsewhere:
         """Make a file of a known length."""
         if ".." in PurePath(file).parts or not (self.folder / file).is_relative_to(self.folder):
             raise UnsafeError(f"{file!r} lies outside of the destination")
-        self._files.create(file, size_bytes)
+        with naming(self.folder / file):
+            self._files.create(file, size_bytes)
 
     def write(self, file: str, start_bytes: int, buffers: Sequence[Buffer]) -> None:
         """Write buffers one after another at a position of a file, from any thread."""
-        self._files.write(file, start_bytes, buffers)
+        with naming(self.folder / file):
+            self._files.write(file, start_bytes, buffers)
 
     def write_small(self, file: str, data: bytes) -> None:
         """Write a whole small file."""
@@ -100,13 +106,15 @@ class Elsewhere:
         if now != self.old:
             nothing = Contents({}, frozenset())
             raise changed_meanwhile(self.destination, (self.old or nothing).changes(now or nothing))
-        notes = self._files.commit()
+        with naming(self.destination):
+            notes = self._files.commit()
         self.committed = True
         return notes
 
     def abandon(self, *, keep: bool = False) -> bool:
         """Stop, and leave the destination as it was."""
         if self.owned and not self.committed:
-            self._files.abandon()
+            with naming(self.folder):
+                self._files.abandon()
         self.owned = False
         return False

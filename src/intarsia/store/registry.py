@@ -28,7 +28,9 @@ def store_of(path: PurePath) -> Store:
     if found is None:
         raise UsageError(
             f"{path} leads nowhere: no store is registered for {path.scheme}://",
-            hint="copy the checkpoint to a local folder, or register a store for it"
+            hint="give the path itself, without file://"
+            if path.scheme.lower() == "file"
+            else "copy the checkpoint to a local folder, or register a store for it"
             " (docs/how-to/add-a-store.md)",
         )
     return found
