@@ -42,6 +42,21 @@ def test_one_part_of_a_parameter_s_state_that_its_like_have_is_missed(
     assert (fault.kind, fault.tensors) == ("state-missing", (f"optimizer.{kind}.{Q}",))
 
 
+def test_adamax_keeps_a_norm_in_the_place_of_a_second_moment(tmp_path: Path) -> None:
+    tensors = trained(weights(1))
+    adamax = {n.replace(".exp_avg_sq.", ".exp_inf."): x for n, x in tensors.items()}
+    assert not faults(tmp_path / "adamax", adamax)
+    del adamax[f"optimizer.exp_inf.{Q}"]
+    (fault,) = faults(tmp_path / "less", adamax)
+    assert (fault.kind, fault.tensors) == ("state-missing", (f"optimizer.exp_inf.{Q}",))
+
+
+def test_a_second_moment_that_every_parameter_lacks_is_missed(tmp_path: Path) -> None:
+    tensors = trained(weights(1))
+    (fault,) = faults(tmp_path, {n: x for n, x in tensors.items() if ".exp_avg_sq." not in n})
+    assert fault.kind == "state-missing"
+
+
 def test_layers_and_parts_that_were_frozen_need_no_state(tmp_path: Path) -> None:
     tensors = trained(weights(1))
     frozen = [n for n in tensors if ".layers.0." in n or n.endswith("k_proj.weight")]

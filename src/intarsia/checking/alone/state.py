@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from intarsia.checking.fault import Fault, few
 from intarsia.checking.naming import place_of
@@ -10,8 +10,9 @@ from intarsia.planning.manifest import Manifest
 from intarsia.state.names import MASTER, STEP, StateName, of_kind, parameter_of
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_ADAMAX = ("exp_avg", "exp_inf")
 _SHAPED = (*_MOMENTS, MASTER, "max_exp_avg_sq", "momentum_buffer", "exp_inf")
-_KINDS = (*_MOMENTS, MASTER, STEP)
+_KINDS = (*_MOMENTS, "exp_inf", MASTER, STEP)
 
 _FEW = 10
 """Of ten parameters that are alike at most one is lost; more were left out on purpose."""
@@ -33,8 +34,9 @@ def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[F
     moving = {of: kinds for of, kinds in held.items() if not kinds.isdisjoint(_MOMENTS)}
     if not moving:
         return
+    moments = _kept(set().union(*moving.values()))
     lost = [
-        *(of_kind(kind)(of) for of, kinds in moving.items() for kind in _MOMENTS
+        *(of_kind(kind)(of) for of, kinds in moving.items() for kind in moments
           if kind not in kinds),
         *_without_a_part(manifest, moving),
         *_bare_experts(manifest, moving),
@@ -44,6 +46,11 @@ def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[F
     if lost:
         text = f"{len(lost):,} optimizer tensors are absent: {few(lost)}"
         yield Fault("state-missing", tuple(lost), manifest.path, text)
+
+
+def _kept(kinds: Collection[str]) -> Sequence[str]:
+    """The moments that an optimizer keeps: Adam's, or Adamax's."""
+    return _ADAMAX if "exp_inf" in kinds and "exp_avg_sq" not in kinds else _MOMENTS
 
 
 def _without_a_part(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterator[str]:
