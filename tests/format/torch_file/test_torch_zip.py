@@ -23,6 +23,9 @@ from intarsia.errors import FormatError, IntarsiaError, UnsafeError, UsageError
 from intarsia.format.torch_file.inert import Tensor
 from intarsia.format.torch_file.torch_frame import frame, write_object
 from intarsia.format.torch_file.torch_zip import (
+    END,
+    END64,
+    LOCATOR,
     Payload,
     check_directory,
     read_crc,
@@ -336,3 +339,35 @@ def test_members_that_lie_on_one_another_are_refused_before_they_are_read() -> N
     with pytest.raises(FormatError, match="lie on one another"):
         check_directory(read, len(held), payload, None, "here")
     assert sum(seen) < len(held)
+
+
+def test_an_end_and_names_by_which_torch_finds_nothing_are_damage() -> None:
+    """Whatever byte of the last records is another one: torch reads the tensor, or it is noticed."""
+    whole = saved(torch.arange(6.0))
+    assert soundly_filed(whole)
+    ends = range(len(whole) - END64.size - LOCATOR.size - END.size, len(whole))
+    at = whole.rindex(b"archive/data.pkl")
+    for place in (*ends, *range(at, at + len(b"archive/data.pkl"))):
+        blob = bytearray(whole)
+        blob[place] ^= 0x58
+        assert not soundly_filed(bytes(blob)) or torch_reads(bytes(blob)), place
+
+
+def soundly_filed(blob: bytes) -> bool:
+    def read(at: int, size: int) -> bytes:
+        return blob[at : at + size]
+
+    try:
+        payload = read_payload(read, len(blob), "here")
+        crc = read_crc(read, len(blob), payload, "here")
+        check_directory(read, len(blob), payload, crc, "here")
+    except FormatError:
+        return False
+    return True
+
+
+def torch_reads(blob: bytes) -> bool:
+    try:
+        return torch.equal(torch.load(io.BytesIO(blob)), torch.arange(6.0))
+    except Exception:
+        return False

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
 from typing import IO, Any, NamedTuple, cast
-from zipfile import BadZipFile, ZipFile
+from zipfile import BadZipFile, ZipFile, ZipInfo
 from zlib import crc32
 
 from intarsia.dtypes import BY_TORCH, DType
@@ -129,6 +129,7 @@ def check_directory(read: Read, length: int, payload: Payload, crc: int | None, 
     members = _directory(read, length, where)
     if sum(m.size or 0 for m in members.values()) > length:
         raise FormatError(f"members of the archive lie on one another - at {where}")
+    _check_end(read, length, len(members), where)
     own = {m.crc for m in members.values() if m.start == payload.start_bytes and m.size}
     if payload.length_bytes and not own:
         raise FormatError(f"the directory does not lead to the tensor's bytes - at {where}")
@@ -259,15 +260,49 @@ class _File:
         return got
 
 
-def _directory(read: Read, length: int, where: str) -> dict[str, _Member]:
-    """The members by the central directory at the end."""
+def _check_end(read: Read, length: int, count: int, where: str) -> None:
+    """Raise where the records at the end, or the names in the directory, are none that torch goes by."""
+    end = END.unpack(_exactly(read, length - END.size, END.size, where))
+    at = length - END.size - LOCATOR.size
+    locator = LOCATOR.unpack(_exactly(read, at, LOCATOR.size, where))
+    if end[0] != b"PK\5\6":
+        return  # a comment follows, which torch does not write
+    disks, counts = set(end[1:3]), set(end[3:5])
+    if locator[0] == b"PK\6\7":
+        wide = END64.unpack(_exactly(read, locator[2], END64.size, where))
+        disks, counts = {*wide[4:6], locator[3] - 1}, set(wide[6:8])
+        if wide[0] != b"PK\6\6" or wide[1] < END64.size - 12:
+            raise FormatError(f"the archive has no end - at {where}")
+    if disks != {0} or counts != {count}:
+        raise FormatError(
+            f"the end of the archive tells of {max(counts)} members on {max(disks) + 1} disks,"
+            f" its directory has {count} - at {where}"
+        )
+    folders = set[str]()
+    for info in _infos(read, length, where):
+        local = LOCAL.unpack(_exactly(read, info.header_offset, LOCAL.size, where))
+        name = _exactly(read, info.header_offset + LOCAL.size, local[9], where)
+        folders.add(info.orig_filename.partition("/")[0])
+        same = name == info.orig_filename.encode("utf-8" if local[2] & 0x800 else "cp437")
+        if not same or local[2] != info.flag_bits or info.compress_size != info.file_size:
+            raise FormatError(f"the directory and {name!r} contradict each other - at {where}")
+    if len(folders) > 1:
+        raise FormatError(f"members lie in folders of {len(folders)} names - at {where}")
+
+
+def _infos(read: Read, length: int, where: str) -> list[ZipInfo]:
     try:
         with ZipFile(cast(IO[bytes], _File(read, length))) as archive:
-            infos = archive.infolist()
+            return archive.infolist()
     except BROKEN_ZIP as error:
         raise FormatError(
             f"no zip archive in these {length} bytes ({error}) - at {where}"
         ) from error
+
+
+def _directory(read: Read, length: int, where: str) -> dict[str, _Member]:
+    """The members by the central directory at the end."""
+    infos = _infos(read, length, where)
     members: dict[str, _Member] = {}
     for info in infos:
         name = _named(info.filename.encode(), info.compress_type, where)
