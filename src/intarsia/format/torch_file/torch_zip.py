@@ -126,10 +126,11 @@ def check_directory(read: Read, length: int, payload: Payload, crc: int | None, 
 
     `crc` is what stands beside the tensor's bytes.
     """
-    members = _directory(read, length, where)
+    infos = _infos(read, length, where)
+    members = _members(read, length, infos, where)
     if sum(m.size or 0 for m in members.values()) > length:
         raise FormatError(f"members of the archive lie on one another - at {where}")
-    _check_end(read, length, len(members), where)
+    _check_end(read, length, infos, where)
     own = {m.crc for m in members.values() if m.start == payload.start_bytes and m.size}
     if payload.length_bytes and not own:
         raise FormatError(f"the directory does not lead to the tensor's bytes - at {where}")
@@ -260,7 +261,7 @@ class _File:
         return got
 
 
-def _check_end(read: Read, length: int, count: int, where: str) -> None:
+def _check_end(read: Read, length: int, infos: list[ZipInfo], where: str) -> None:
     """Raise where the records at the end, or the names in the directory, are none that torch goes by."""
     end = END.unpack(_exactly(read, length - END.size, END.size, where))
     at = length - END.size - LOCATOR.size
@@ -273,13 +274,13 @@ def _check_end(read: Read, length: int, count: int, where: str) -> None:
         disks, counts = {*wide[4:6], locator[3] - 1}, set(wide[6:8])
         if wide[0] != b"PK\6\6" or wide[1] < END64.size - 12:
             raise FormatError(f"the archive has no end - at {where}")
-    if disks != {0} or counts != {count}:
+    if disks != {0} or counts != {len(infos)}:
         raise FormatError(
             f"the end of the archive tells of {max(counts)} members on {max(disks) + 1} disks,"
-            f" its directory has {count} - at {where}"
+            f" its directory has {len(infos)} - at {where}"
         )
     folders = set[str]()
-    for info in _infos(read, length, where):
+    for info in infos:
         local = LOCAL.unpack(_exactly(read, info.header_offset, LOCAL.size, where))
         name = _exactly(read, info.header_offset + LOCAL.size, local[9], where)
         folders.add(info.orig_filename.partition("/")[0])
@@ -302,7 +303,10 @@ def _infos(read: Read, length: int, where: str) -> list[ZipInfo]:
 
 def _directory(read: Read, length: int, where: str) -> dict[str, _Member]:
     """The members by the central directory at the end."""
-    infos = _infos(read, length, where)
+    return _members(read, length, _infos(read, length, where), where)
+
+
+def _members(read: Read, length: int, infos: list[ZipInfo], where: str) -> dict[str, _Member]:
     members: dict[str, _Member] = {}
     for info in infos:
         name = _named(info.filename.encode(), info.compress_type, where)
