@@ -273,7 +273,9 @@ def leftovers(parent: Path) -> Iterable[str]:
 
 
 SLOWLY = """
-import os, sys, time
+import os, signal, sys, time
+# A shell that runs the tests in the background has its children ignore interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from intarsia.cli.main import main
 from intarsia.run.budget import Budget
 honest, count = os.pwritev, [0]

@@ -34,6 +34,17 @@ def test_names_of_two_sides_are_told_one_by_one() -> None:
     ]
 
 
+def test_tensors_that_no_module_tells_apart_go_by_their_own_words() -> None:
+    scale, offset = "stack.layers.0.scale", "stack.layers.0.offset"
+    assert texts(moved(scale, offset, "B"), names=(scale, offset)) == [
+        "scale holds the values of offset in B"
+    ]
+    weight, bias = "head.norm.weight", "head.norm.bias"
+    assert texts(moved(weight, bias, "A"), names=(weight, bias)) == [
+        "weight holds the values of bias in A"
+    ]
+
+
 def test_a_swap_in_one_layer_and_half_of_one_in_another_are_two_faults() -> None:
     gate, up = GATE.replace("0", "1"), UP.replace("0", "1")
     assert texts(moved(GATE, UP, "B"), moved(UP, GATE, "B"), moved(gate, up, "B")) == [

@@ -270,7 +270,8 @@ def _is_swap(tensors: tuple[str, ...], sides: Sides) -> bool:
 
 
 def _has_role(name: str, role: str) -> bool:
-    return name.split(".")[-2:-1] == [role] or name == role
+    """Whether a name ends in a role and one word after it, or in the role itself where no module has it."""
+    return name.split(".")[-2:-1] == [role] or name.split(".")[-1] == role
 
 
 def _from_role(name: str, role: str, side: str, changed: bool, sides: Sides) -> bool:

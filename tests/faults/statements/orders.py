@@ -89,7 +89,7 @@ def _listed(found: re.Match[str], name: str, sides: Sides) -> Predicted:
     known = np.concatenate(
         [np.arange(k * size, min((k + 1) * size, n)) if k >= 0 else np.full(size, -1) for k in told]
     )
-    again = _found_again(sides.a[name], sides.b[name], axis, size, len(told))
+    again = _found_again(sides.a[name], sides.b[name], axis, size, len(known))
     order = np.concatenate([known, again])
     yield _taken(x, order, axis)
     left = np.setdiff1d(np.arange(n), order)
@@ -102,28 +102,32 @@ def _found_again(a: Held, b: Held, axis: int, size: int, start: int) -> Ints:
     """For the blocks of B from one on, the block of A that is it, or is most like it by its signs."""
     x, y = (z.bits for z in comparable(a, b))
     u, v = (np.moveaxis(z, axis, 0).reshape(z.shape[axis], -1) for z in (x, y))
-    count = -(-len(u) // size)
-    blocks = [u[k * size : (k + 1) * size] for k in range(count)]
+    blocks = [u[k : k + size] for k in range(0, len(u), size)]
     top = x.dtype.type(1 << (8 * x.dtype.itemsize - 1))
-    out = []
-    for k in range(start, count):
-        rows = v[k * size : (k + 1) * size]
-        wrong = rows != blocks[k]
+    out, k = [], start
+    while k < len(u):
+        rows, own = v[k : k + size], u[k : k + size]
+        wrong = rows != own
 
         def score(at: int, rows: Array = rows, wrong: Array = wrong) -> float:
             """How many of the differing elements a block explains; its signs decide between equals."""
             block = blocks[at]
-            if block.shape != rows.shape:
+            if len(block) > len(rows):
                 return -1.0
+            rows, wrong = rows[: len(block)], wrong[: len(block)]  # the last block may be short
             signs = float(np.mean((block & top != 0) == (rows & top != 0)))
             return int((block == rows)[wrong].sum()) + 0.5 * max(signs, 1 - signs)
 
-        at = max(range(count), key=score) if wrong.any() else k
+        at = max(range(len(blocks)), key=score) if wrong.any() or k % size else k // size
         nowhere = int((rows == 0)[wrong].sum()) > score(at)
-        out.append(
-            np.full(len(rows), -1) if nowhere else np.arange(at * size, at * size + len(rows))
-        )
-    return np.minimum(np.concatenate(out), len(u) - 1) if out else np.zeros(0, np.int64)
+        found = np.arange(at * size, at * size + len(blocks[at]))
+        out.append(np.full(len(rows), -1) if nowhere else found)
+        k += len(out[-1])
+    return (
+        np.minimum(np.concatenate(out), len(u) - 1)[: len(u) - start]
+        if out
+        else np.zeros(0, np.int64)
+    )
 
 
 def _strided(found: re.Match[str], name: str, sides: Sides) -> Predicted:
@@ -153,7 +157,7 @@ def _duplicated(found: re.Match[str], name: str, sides: Sides) -> Predicted:
     order = _in_blocks(blocks, size, n)
     if "…" in found["pairs"]:
         last = 1 + max(int(to) for to, _ in re.findall(r"(\d+) holds (\d+)", found["pairs"]))
-        again = _found_again(sides.a[name], sides.b[name], axis, size, last)
+        again = _found_again(sides.a[name], sides.b[name], axis, size, last * size)
         order = np.concatenate([_in_blocks(blocks[:last], size, n), again])
     if len(order) == n:
         yield _taken(x, order, axis)

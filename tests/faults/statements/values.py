@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tests.faults.statements.held import NAMES, Held, Mask, differ_at
 
@@ -22,6 +23,7 @@ PRINTED = 1e-5
 """How far a number that is printed with six digits may be from the one that is meant."""
 
 Claim = Callable[[Held, Held], Mask]
+Numbers = NDArray[np.float64]
 TYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
@@ -126,14 +128,23 @@ def _factors(found: re.Match[str]) -> Claim:
         for r in range(0, rows, size[0]):
             for c in range(0, columns, size[1]):
                 at = np.s_[r : r + size[0], c : c + size[1]]
-                ratio = (v[at] / u[at])[differ[at]] if differ[at].any() else v[at] / u[at]
-                fine = ratio[np.isfinite(ratio)]
-                factor = float(np.median(fine)) if len(fine) else 0.0
-                within = lo * 0.999 - room <= factor <= hi * 1.001 + room
-                out[at] = (np.abs(v[at] - u[at] * factor) <= room * np.abs(v[at])) & within
+                # Which factor a block has is not told: the one that makes most of it.
+                tried = [_near(u[at], v[at], f, room) for f in factors(v[at] / u[at], differ[at])]
+                out[at] = max(tried, key=np.count_nonzero, default=np.zeros(u[at].shape, bool))
         return out
 
+    def factors(ratio: Numbers, differ: Mask) -> Iterator[float]:
+        for some in (ratio, ratio[differ]):
+            fine = some[np.isfinite(some)]
+            factor = float(np.median(fine)) if len(fine) else 0.0
+            if lo * 0.999 - 1e-3 <= factor <= hi * 1.001 + 1e-3:
+                yield factor
+
     return holds
+
+
+def _near(u: Numbers, v: Numbers, factor: float, room: float) -> Mask:
+    return np.asarray(np.abs(v - u * factor) <= room * np.abs(v))
 
 
 def _one_bit(x: Held, y: Held) -> Mask:

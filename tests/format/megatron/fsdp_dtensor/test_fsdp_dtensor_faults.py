@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FamilyError, FormatError, UsageError
-from intarsia.family import Table, register, table_for
+from intarsia.family import Table, register, table_for, unregister
 from intarsia.format import registry as formats
 from intarsia.format.megatron.fsdp_dtensor.write import fsdp_dtensor_rows
 from intarsia.live.megatron_fsdp import rounded_masters
@@ -248,7 +249,7 @@ def test_main_weights_beside_narrow_ones_are_taken_from_the_optimizer(tmp_path: 
 
 
 @pytest.fixture
-def mixed() -> dict[str, Any]:
+def mixed() -> Iterator[dict[str, Any]]:
     """A family whose first layer is gated and whose second is not."""
 
     def fill(t: Table) -> None:
@@ -262,7 +263,8 @@ def mixed() -> dict[str, Any]:
                 at.tensor("mlp.fc2.weight", 4, 12, tp=1, megatron="mlp.linear_fc2.weight")
 
     register("mixed", fill)
-    return {"model_type": "mixed", "num_hidden_layers": 2, "hidden_size": 4}
+    yield {"model_type": "mixed", "num_hidden_layers": 2, "hidden_size": 4}
+    unregister("mixed")
 
 
 def test_layers_that_are_not_gated_stay_whole_beside_gated_ones(

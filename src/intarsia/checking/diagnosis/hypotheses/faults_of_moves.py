@@ -101,12 +101,15 @@ def _kind(move: Move) -> tuple[str, ...]:
             return ("experts",)
     elif without_layer(move.to) == without_layer(move.source):
         return ("layers",)
-    return ("names", _role(move.to), _role(move.source))
+    return ("names", *_roles(move.to, move.source))
 
 
-def _role(name: str) -> str:
-    parts = without_expert(without_layer(name)).split(".")
-    return parts[-2] if len(parts) > 1 else name
+def _roles(to: str, source: str) -> tuple[str, str]:
+    """What two tensors are called for short: their modules, or their own words where modules do not tell them apart."""
+    one, other = (without_expert(without_layer(name)).split(".") for name in (to, source))
+    modules = (one[-2:][0], other[-2:][0])
+    alike = modules[0] == modules[1] or "*" in modules
+    return (one[-1], other[-1]) if alike and one[-1] != other[-1] else modules
 
 
 def _swapped(side: str, mutual: bool, one: str, other: str) -> tuple[str, str]:
