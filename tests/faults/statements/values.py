@@ -129,15 +129,17 @@ def _factors(found: re.Match[str]) -> Claim:
             for c in range(0, columns, size[1]):
                 at = np.s_[r : r + size[0], c : c + size[1]]
                 # Which factor a block has is not told: the one that makes most of it.
-                tried = [_near(u[at], v[at], f, room) for f in factors(v[at] / u[at], differ[at])]
+                tried = [
+                    _near(u[at], v[at], f, room) for f in factors(v[at] / u[at], differ[at], room)
+                ]
                 out[at] = max(tried, key=np.count_nonzero, default=np.zeros(u[at].shape, bool))
         return out
 
-    def factors(ratio: Numbers, differ: Mask) -> Iterator[float]:
+    def factors(ratio: Numbers, differ: Mask, room: float) -> Iterator[float]:
         for some in (ratio, ratio[differ]):
             fine = some[np.isfinite(some)]
             factor = float(np.median(fine)) if len(fine) else 0.0
-            if lo * 0.999 - 1e-3 <= factor <= hi * 1.001 + 1e-3:
+            if lo * 0.999 - room <= factor <= hi * 1.001 + room:
                 yield factor
 
     return holds
