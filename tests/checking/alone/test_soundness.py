@@ -168,6 +168,7 @@ def test_tokens_that_were_never_trained_are_no_fault(tmp_path: Path) -> None:
 def test_state_that_outlived_its_weights_does_not_name_them(tmp_path: Path) -> None:
     tensors = trained(CONFIG)
     state = {f"optimizer.exp_avg.{n}": x.float() for n, x in tensors.items()}
+    state |= {f"optimizer.step.{n}": torch.tensor(3.0) for n in tensors}
     del tensors["model.norm.weight"]
     src = write_hf(tmp_path, tensors, CONFIG)
     (src / "optimizer").mkdir()

@@ -51,6 +51,14 @@ def test_adamax_keeps_a_norm_in_the_place_of_a_second_moment(tmp_path: Path) -> 
     assert (fault.kind, fault.tensors) == ("state-missing", (f"optimizer.exp_inf.{Q}",))
 
 
+def test_lion_keeps_one_moment_and_no_step(tmp_path: Path) -> None:
+    tensors = trained(weights(1))
+    lion = {n: x for n, x in tensors.items() if ".exp_avg_sq." not in n and ".step." not in n}
+    assert not faults(tmp_path / "lion", lion)
+    (fault,) = faults(tmp_path / "less", without(lion, Q))
+    assert (fault.kind, fault.tensors) == ("state-missing", (f"optimizer.exp_avg.{Q}",))
+
+
 def test_a_second_moment_that_every_parameter_lacks_is_missed(tmp_path: Path) -> None:
     tensors = trained(weights(1))
     (fault,) = faults(tmp_path, {n: x for n, x in tensors.items() if ".exp_avg_sq." not in n})

@@ -11,6 +11,7 @@ from intarsia.state.names import MASTER, STEP, StateName, of_kind, parameter_of
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _ADAMAX = ("exp_avg", "exp_inf")
+_LION = ("exp_avg",)
 _SHAPED = (*_MOMENTS, MASTER, "max_exp_avg_sq", "momentum_buffer", "exp_inf")
 _KINDS = (*_MOMENTS, "exp_inf", MASTER, STEP)
 
@@ -49,8 +50,12 @@ def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[F
 
 
 def _kept(kinds: Collection[str]) -> Sequence[str]:
-    """The moments that an optimizer keeps: Adam's, or Adamax's."""
-    return _ADAMAX if "exp_inf" in kinds and "exp_avg_sq" not in kinds else _MOMENTS
+    """The moments that an optimizer keeps: Adam's, Adamax's, or Lion's one where nothing counts steps, as Adam does."""
+    if "exp_avg_sq" in kinds:
+        return _MOMENTS
+    if "exp_inf" in kinds:
+        return _ADAMAX
+    return _MOMENTS if STEP in kinds else _LION
 
 
 def _without_a_part(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterator[str]:
