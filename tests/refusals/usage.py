@@ -22,6 +22,12 @@ def no_checkpoint(tmp: Path) -> None:
     intarsia.open(tmp / "empty", llama_config())
 
 
+@refusal("A configuration that is not there", area="usage")
+def no_configuration(tmp: Path) -> None:
+    config = llama_config()
+    intarsia.open(write_hf(tmp / "model", model(config), config), tmp / "confg.json")
+
+
 @refusal("A tensor that is read where torch is not installed", area="usage")
 def no_torch(tmp: Path) -> None:
     config = llama_config()

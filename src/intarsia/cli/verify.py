@@ -9,7 +9,6 @@ import typer
 from intarsia.cli import options
 from intarsia.cli.output import OUTPUT, answer, progress, say, table
 from intarsia.store.address import named
-from intarsia.store.looking import given
 
 if TYPE_CHECKING:
     from intarsia.checking.alone.soundness import Soundness
@@ -80,10 +79,10 @@ def run(
 
 def _story_alone(found: Soundness, config: str | None, section: str | None) -> Story:
     from intarsia.checking.alone.headers import read_headers
-    from intarsia.format.folder.side_files import read_config
+    from intarsia.format.folder.side_files import config_given
     from intarsia.report.story import of_soundness
 
-    headers = read_headers(named(found.a), read_config(given(config)) if config else None, section)
+    headers = read_headers(named(found.a), config_given(config) if config else None, section)
     return of_soundness(found, headers.manifest)
 
 

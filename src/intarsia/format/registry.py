@@ -19,7 +19,7 @@ from intarsia.format.complaint import Complain, refuse
 from intarsia.format.folder.foreign import NO_WEIGHTS, recognise
 from intarsia.format.folder.inventory import with_files
 from intarsia.format.folder.run_folder import Found, find, is_checkpoint
-from intarsia.format.folder.side_files import read_config
+from intarsia.format.folder.side_files import config_given
 from intarsia.format.folder.stored_config import with_config_used
 from intarsia.format.megatron.frame import METADATA, TRACKER, tracked_folder
 from intarsia.planning.inventory import Fate
@@ -181,7 +181,7 @@ def read_manifest(
     `section` names the model among several, and after a comma its optimizer.
     """
     if isinstance(config, str | PurePath):
-        config = read_config(given(config))
+        config = config_given(config)
     with paused(), reading_headers(), noting_stamps() as seen, unreplaced(given(path)):
         found = find_checkpoint(path)
         chosen = sections_in(section)

@@ -24,7 +24,7 @@ from intarsia.checking.fault import Fault, gathered
 from intarsia.checking.pair.ties import ties_for_sure
 from intarsia.checking.survey.blockwise import survey, surveyed
 from intarsia.errors import FormatError, IntarsiaError
-from intarsia.format.folder.side_files import DIGESTS, read_config
+from intarsia.format.folder.side_files import DIGESTS, config_given
 from intarsia.format.registry import find_checkpoint, format_named, format_of
 from intarsia.planning.inventory import unread_sections
 from intarsia.planning.manifest import Manifest
@@ -95,7 +95,7 @@ def examine(
     Raises where the path is no checkpoint at all; a checkpoint that cannot be read is at fault.
     """
     if isinstance(config, (str, PurePath)):
-        config = read_config(given(config))
+        config = config_given(config)
     with unreplaced(given(path)) as check:
         found = _examined(path, config, budget, progress, section)
         if not found:

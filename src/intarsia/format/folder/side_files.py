@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from intarsia.errors import FormatError, UnsafeError
+from intarsia.errors import FormatError, UnsafeError, UsageError
 from intarsia.format.strict_json import parse_json
 from intarsia.planning.manifest import Side
 from intarsia.store.address import named
 from intarsia.store.folder import Folder
-from intarsia.store.looking import is_file, is_folder, is_link, real
+from intarsia.store.looking import exists, given, is_file, is_folder, is_link, real
 
 DIGESTS = "intarsia-digests.json"
 """What the tensors of a checkpoint amount to; it is of this checkpoint alone and travels nowhere."""
@@ -47,6 +47,18 @@ def config_of(root: PurePath) -> Mapping[str, Any] | None:
     """The model configuration that lies in a folder, if one does."""
     path = root / CONFIG
     return read_config(path) if is_file(path) else None
+
+
+def config_given(path: str | PurePath) -> Mapping[str, Any]:
+    """The configuration that a user names: a `config.json`, or the folder that has one."""
+    at = given(path)
+    at = at / CONFIG if is_folder(at) else at
+    if not exists(at):
+        raise UsageError(
+            f"the configuration {at} does not exist",
+            hint="give the path of a config.json, or of the folder that has one",
+        )
+    return read_config(at)
 
 
 def read_config(path: PurePath) -> Mapping[str, Any]:
