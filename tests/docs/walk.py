@@ -12,11 +12,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 
+import intarsia
 from intarsia.cli.main import main
 from tests.fixtures import fixture
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "intarsia"
+SOURCE = Path(intarsia.__file__).parent
 PAGE = ROOT / "design" / "walk.md"
 
 ROOMS = {
