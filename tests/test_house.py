@@ -27,9 +27,10 @@ ARROWS = {
     "family": {"errors", "layout", "mesh", "state", "value"},
     "quantised": {"errors", "dtypes", "mesh"},
     "planning": {"errors", "dtypes", "quantity", "layout", "mesh", "quantised.weight", "value"},
-    "store": {"errors", "quantity"},
+    "entry_point": {"errors"},
+    "store": {"errors", "quantity", "entry_point"},
     "format": {
-        "errors", "dtypes", "quantity", "collector", "layout", "mesh", "family", "planning.inventory", "planning.manifest", "planning.problem",
+        "errors", "entry_point", "dtypes", "quantity", "collector", "layout", "mesh", "family", "planning.inventory", "planning.manifest", "planning.problem",
         "quantised", "state", "store", "value",
     },
     "run": {

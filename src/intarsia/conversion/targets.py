@@ -18,7 +18,7 @@ from intarsia.format.wish import Wanted, Wish
 from intarsia.layout import Layout
 from intarsia.masters import has_own_master
 from intarsia.mesh import Box, Mesh, Shape
-from intarsia.planning.manifest import Manifest, Target
+from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.quantised.refusing import refuse_faults, refuse_numbers
 from intarsia.state.names import (
     MASTER,
@@ -239,7 +239,7 @@ def _rows(src: Manifest, wish: Wish, writer: Format, dropped: Set[str]) -> list[
     """What is to be written; the family's absent tensors are wanted too, so that they are missed."""
     dialect = dialect_for(src, wish, writer)
     if dialect == "same":
-        stored = [Param(s.name, s.layout, s.rule, s.value.as_target) for s in src.stored.values()]
+        stored = map(_as_stored, src.stored.values())
         return [*stored, *(Param(x.name, Layout.of(x.name, x.shape)) for x in src.absent)]
     table = table_for(src.config)
     if table is None:
@@ -261,13 +261,18 @@ def _rows(src: Manifest, wish: Wish, writer: Format, dropped: Set[str]) -> list[
                 hint=f"convert to {names_of(_keeps_names)}, which carry them name by name, or add them to the"
                 " table",
             )
-    beside = (Param(s.name, s.layout, s.rule, s.value.as_target) for s in rest)
+    beside = map(_as_stored, rest)
     return [*rows, *respelled(beside, src.stored, table, dialect, src.config or {})]
+
+
+def _as_stored(s: Stored) -> Param:
+    """The row of a tensor that keeps its name and layout."""
+    return Param(s.name, s.layout, s.rule, s.value.as_target)
 
 
 def _name_by_name(src: Manifest, wish: Wish, writer: Format, dialect: str) -> list[Param]:
     if wish.dialect is None and writer.carries_anything and _keep_names(src, writer):
-        return [Param(s.name, s.layout, s.rule, s.value.as_target) for s in src.stored.values()]
+        return [*map(_as_stored, src.stored.values())]
     raise _without_a_table(src, wish, dialect)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from intarsia.entry_point import REMEDY, made_by
 from intarsia.errors import UsageError
 from intarsia.format.base import Format
 from intarsia.format.built_in import BUILT_IN
@@ -35,21 +36,15 @@ def added() -> dict[str, Format]:
 
 @cache
 def _installed() -> dict[str, Format]:
-    from importlib.metadata import entry_points
+    from importlib.metadata import entry_points  # it takes some 80 ms
 
     found: dict[str, Format] = {}
     for point in entry_points(group=GROUP):
-        try:
-            made = point.load()()
-        except Exception as error:
-            raise UsageError(
-                f"the format {point.name!r} cannot be loaded from {point.value}: {error!r}",
-                hint="mend or uninstall the package that brings it",
-            ) from error
+        made = made_by(point, f"the format {point.name!r}")
         if not isinstance(made, Format) or made.name != point.name or made.name in BUILT_IN | found:
             raise UsageError(
                 f"{point.value} is no format {point.name!r} of its own name, or a second one",
-                hint="mend or uninstall the package that brings it",
+                hint=REMEDY,
             )
         found[point.name] = made
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
 from pathlib import PurePath
@@ -97,8 +98,9 @@ def format_of(path: PurePath) -> Format:
 
 def _candidates(path: PurePath) -> list[str]:
     """The formats whose code is worth loading for a path."""
+    there = [each.name for each in listed(path)]
     known = {
-        marks: not marks or any(listed(path, mark) for mark in marks)
+        marks: not marks or any(fnmatchcase(name, mark) for mark in marks for name in there)
         for marks in {line.marks for line in BUILT_IN.values()}
     }
     return [name for name, line in BUILT_IN.items() if known[line.marks]]

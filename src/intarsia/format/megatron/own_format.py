@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
@@ -97,4 +96,4 @@ def arguments_alone(src: Manifest, read: ReadEntries) -> Mapping[str, Any]:
     held = [name for name in (COMMON_OBJECT, ARGS) if name in src.entries]
     found = read(held) if held else {}
     args = arguments_in(found[ARGS]) if ARGS in found else arguments_of(common_in(found))
-    return vars(Namespace(**{k: v for k, v in plain(args).items() if k not in _COUNTERS}))
+    return {k: v for k, v in plain(args).items() if k not in _COUNTERS}

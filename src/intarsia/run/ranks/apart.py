@@ -26,10 +26,7 @@ class Apart:
         counts = [int(n) for n in self._gathered(torch.tensor([len(data)]))]
         if not any(counts):
             return [None] * self._size
-        room = torch.zeros(max(counts), dtype=torch.uint8)
-        room[: len(data)] = torch.frombuffer(bytearray(data or b"0"), dtype=torch.uint8)[
-            : len(data)
-        ]
+        room = torch.frombuffer(bytearray(data.ljust(max(counts), b"\0")), dtype=torch.uint8)
         both = zip(self._gathered(room), counts, strict=True)
         return [pickle.loads(x[:n].numpy().tobytes()) if n else None for x, n in both]
 
