@@ -1,0 +1,355 @@
+"""Jobs that take turns: their times, their ratios to one another, and what the kernel counted.
+
+A `Row` is one job at one point (a model, a number of workers, a size); the ratios in it are to jobs
+that took turns with it, so the machine was the same for both.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PACKAGES = (
+    "intarsia", "torch", "transformers", "safetensors", "numpy", "isal", "accelerate", "megatron-core", "fastsafetensors",
+    "runai-model-streamer", "xxhash",
+)  # fmt: skip
+CORES = len(os.sched_getaffinity(0))
+Work = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run of a job took; None where the kernel does not say."""
+
+    seconds: float
+    cpu_seconds: float | None = None
+    read_bytes: int | None = None
+    written_bytes: int | None = None
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """The runs of one job at one point, and the ratios of their median to those of other jobs."""
+
+    job: str
+    at: Mapping[str, Any]
+    costs: Sequence[Cost]
+    nbytes: int = 0
+    beside: Mapping[str, float] = field(default_factory=dict)
+    failed: str = ""
+    """Why there are no costs: what is not installed here, or what a job raised."""
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(cost.seconds for cost in self.costs)
+
+    def as_json(self) -> dict[str, Any]:
+        if self.failed:
+            return {"job": self.job, "at": dict(self.at), "failed": self.failed}
+        times = [cost.seconds for cost in self.costs]
+        found: dict[str, Any] = {
+            "job": self.job,
+            "at": dict(self.at),
+            "rounds": len(times),
+            "median_s": _short(self.seconds),
+            "least_s": _short(min(times)),
+            "spread": _short((max(times) - min(times)) / self.seconds),
+        }
+        if self.nbytes:
+            found["bytes"] = self.nbytes
+            found["gb_per_s"] = _short(self.nbytes / 1e9 / self.seconds)
+        for name, label in (("read_bytes", "read"), ("written_bytes", "written")):
+            counts = [x for cost in self.costs if (x := getattr(cost, name)) is not None]
+            if counts and self.nbytes:
+                found[f"{label}_ratio"] = round(statistics.median(counts) / self.nbytes, 3)
+        cpu = [cost.cpu_seconds for cost in self.costs if cost.cpu_seconds is not None]
+        if cpu:
+            found["cpu_s"] = _short(statistics.median(cpu))
+        peaks = [cost.peak_bytes for cost in self.costs if cost.peak_bytes is not None]
+        if peaks:
+            found["peak_mib"] = round(max(peaks) / 2**20)
+        if self.beside:
+            found["beside"] = {name: _short(ratio) for name, ratio in self.beside.items()}
+        return found
+
+
+def here(work: Work) -> Callable[[], Cost]:
+    """A job in this process; the memory is the most that the process had meanwhile."""
+
+    def run() -> Cost:
+        gc.collect()
+        _forget_peak()
+        before = _kernel_says()
+        cpu, started = time.process_time(), time.perf_counter()
+        work()
+        seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+        after = _kernel_says()
+        read, written = (
+            after[key] - before[key] if key in after and key in before else None
+            for key in ("rchar", "wchar")
+        )
+        return Cost(seconds, cpu, read, written, after.get("VmHWM"))
+
+    return run
+
+
+def process(*words: str | Path, env: Mapping[str, str] | None = None) -> Callable[[], Cost]:
+    """A job that is a command; the memory is all that one of its processes had at most."""
+
+    def run() -> Cost:
+        started = time.perf_counter()
+        child = subprocess.Popen(
+            [str(word) for word in words],
+            env={**os.environ, "PYTHONPATH": python_path(), **(env or {})},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        assert child.stderr is not None
+        with _watched(child.pid) as seen:
+            said = child.stderr.read()
+            _, status, usage = os.wait4(child.pid, 0)
+            seconds = time.perf_counter() - started
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if status:
+            raise RuntimeError(f"{words[0]} ended with {child.returncode}: {_last_line(said)}")
+        # A process inherits the peak of the one that starts it; only a higher one is its children's.
+        most = usage.ru_maxrss * 1024
+        inherited = most <= _kernel_says().get("VmHWM", 0)
+        peak = max(seen.get("VmHWM", 0), 0 if inherited else most)
+        return Cost(
+            seconds, usage.ru_utime + usage.ru_stime, seen.get("rchar"), seen.get("wchar"), peak or None
+        )  # fmt: skip
+
+    return run
+
+
+@contextmanager
+def _watched(pid: int) -> Iterator[dict[str, int]]:
+    """What the kernel says of a process, as late as it was asked before the end."""
+    seen: dict[str, int] = {}
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.01):
+            seen.update(_kernel_says(str(pid)))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        thread.join()
+
+
+def python_path() -> str:
+    """This checkout's source before all else that was given."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join([str(ROOT / "src"), str(ROOT), *(p for p in given if p)])
+
+
+def take_turns(
+    jobs: Mapping[str, Callable[[], Cost]],
+    at: Mapping[str, Any],
+    nbytes: int | Mapping[str, int],
+    *,
+    rounds: int,
+    seconds: float = float("inf"),
+    beside: Sequence[str] = (),
+    after: Work = lambda: None,
+    before: Work = lambda: None,
+    warm: int = 0,
+) -> list[Row]:
+    """Run jobs round after round, and hold each against those named in `beside`.
+
+    A job that has taken more than `seconds` in all is not run again.  `before` and `after` are called
+    around each run and not timed.  The first `warm` rounds are not counted.  A job that fails is a row
+    that says so, and the others go on.  `nbytes` is what each job moves, or a job moves by its name.
+    """
+    costs: dict[str, list[Cost]] = {name: [] for name in jobs}
+    failed: dict[str, str] = {}
+    for number in range(-warm, rounds):
+        for name, job in jobs.items():
+            if name in failed or sum(cost.seconds for cost in costs[name]) > seconds:
+                continue
+            before()
+            try:
+                cost = job()
+                if number >= 0:
+                    costs[name].append(cost)
+            except Exception as error:
+                failed[name] = f"{type(error).__name__}: {_last_line(str(error).encode())}"
+            after()
+    middle = {
+        name: statistics.median(cost.seconds for cost in found)
+        for name, found in costs.items()
+        if found and name not in failed
+    }
+    sizes = nbytes if isinstance(nbytes, Mapping) else dict.fromkeys(jobs, nbytes)
+    return [
+        Row(name, at, [], failed=failed[name])
+        if name in failed
+        else Row(
+            name,
+            at,
+            found,
+            sizes.get(name, 0),
+            {other: middle[name] / middle[other] for other in beside if other in middle},
+        )
+        for name, found in costs.items()
+    ]
+
+
+def drop(*folders: Path) -> None:
+    """Drop the files of folders from the page cache."""
+    for path in (p for folder in folders for p in folder.rglob("*") if p.is_file()):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, if it is there."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Rows as text, aligned."""
+    head = ["at", "job", "median s", "least s", "GB/s", "read", "written", "peak MiB", "beside"]
+    lines = [head]
+    for row in (row.as_json() for row in rows):
+        at = " ".join(f"{k}={v}" for k, v in row["at"].items())
+        if "failed" in row:
+            lines.append([at, row["job"], "-", "-", "-", "-", "-", "-", row["failed"]])
+            continue
+        beside = ", ".join(
+            f"{x:.2f} x {n}" for n, x in row.get("beside", {}).items() if n != row["job"]
+        )
+        cells = [row.get(k, "-") for k in ("gb_per_s", "read_ratio", "written_ratio", "peak_mib")]
+        lines.append(
+            [at, row["job"], f"{row['median_s']:.3f}", f"{row['least_s']:.3f}", *map(str, cells), beside]
+        )  # fmt: skip
+    widths = [max(len(line[k]) for line in lines) for k in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(w) if k in (0, 1, 8) else cell.rjust(w)
+            for k, (cell, w) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def machine() -> dict[str, Any]:
+    """What a figure depends on and a reader has to know."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cores": CORES,
+        "memory_gib": round(memory / 2**30),
+        "architecture": platform.machine(),
+        "processor": _processor(),
+        "kernel": platform.release(),
+        "gpu": _gpu(),
+        "python": platform.python_version(),
+    }
+
+
+def kind_of_machine() -> str:
+    """The name of the results file of machines like this one."""
+    gpu = _gpu().split()
+    return "-".join([f"{CORES}-cores", platform.machine(), *([gpu[-1].lower()] if gpu else [])])
+
+
+def versions() -> dict[str, str]:
+    """The versions of what was measured; what is absent is said to be."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed here"
+    if found["intarsia"].startswith("not"):
+        sys.path.insert(0, str(ROOT / "src"))
+        import intarsia
+
+        found["intarsia"] = intarsia.__version__
+    return found
+
+
+def keep(claim: str, about: str, rows: Sequence[Row], out: Path | None = None) -> Path:
+    """Write the rows of a claim into the results of this kind of machine; other claims stay."""
+    folder = out or RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{kind_of_machine()}.json"
+    held = json.loads(path.read_text()) if path.exists() else {"claims": {}}
+    held["machine"], held["versions"] = machine(), versions()
+    held["claims"][claim] = {"about": about, "rows": [row.as_json() for row in rows]}
+    held["claims"] = dict(sorted(held["claims"].items()))
+    path.write_text(json.dumps(held, indent=1) + "\n")
+    return path
+
+
+def _short(x: float) -> float:
+    """Four digits: no measurement has more."""
+    return float(f"{x:.4g}")
+
+
+def _last_line(said: bytes) -> str:
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else ""
+
+
+def _kernel_says(pid: str = "self") -> dict[str, int]:
+    """Bytes read and written so far, and the most memory."""
+    found: dict[str, int] = {}
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                found["VmHWM"] = int(line.split()[1]) * 1024
+        for line in Path(f"/proc/{pid}/io").read_text().splitlines():
+            key, value = line.split(":")
+            found[key] = int(value)
+    return found
+
+
+def _forget_peak() -> None:
+    """Start the kernel's record of the most memory anew, where it lets us."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _processor() -> str:
+    try:
+        said = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
+    names = [x.split(":")[1].strip() for x in said.splitlines() if x.startswith("model name")]
+    return names[0] if names else ""
+
+
+def _gpu() -> str:
+    """The name of the first GPU; empty where there is none."""
+    try:
+        said = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=30, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return said.stdout.splitlines()[0].strip() if said.stdout.strip() else ""
