@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import io
 import os
 import pickle
@@ -46,6 +47,18 @@ def test_what_torch_saved_goes_to_hf_and_back(tmp_path: Path, mesh: str) -> None
     intarsia.convert(tmp_path / "hf", tmp_path / "back", to="dcp", mesh=mesh)
     assert_same(read_dcp(tmp_path / "back"), tensors)
     assert intarsia.verify(src, tmp_path / "back")
+
+
+def test_what_python_3_11_0_to_3_11_3_saved_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those versions pickle the members of an enumeration by `getattr`."""
+    monkeypatch.setattr(enum.Enum, "__reduce_ex__", lambda x, _: (getattr, (type(x), x.name)))
+    tensors = matrix()
+    src = write_dcp(tmp_path / "src", tensors)
+    assert b"getattr" in (src / ".metadata").read_bytes()
+    intarsia.convert(src, tmp_path / "hf", to="hf")
+    assert_same(read_hf(tmp_path / "hf"), tensors)
 
 
 def test_tensors_of_one_storage_and_strange_strides_are_read(tmp_path: Path) -> None:

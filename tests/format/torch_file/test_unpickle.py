@@ -97,6 +97,11 @@ def test_a_repr_is_short_however_the_object_is_nested() -> None:
     assert len(repr(load_inert(data, "here"))) < 200
 
 
+def test_a_member_of_an_enumeration_is_read_as_python_3_11_0_to_3_11_3_pickle_it() -> None:
+    found = load_inert(pickle.dumps(Runs(getattr, torch.nn.Module, "DOT_PRODUCT")), "here")
+    assert repr(found) == "torch.nn.modules.module.Module('DOT_PRODUCT')"
+
+
 class Runs:
     """An object whose pickle calls a function."""
 
@@ -120,6 +125,9 @@ def hostile(marker: Path) -> dict[str, bytes]:
         "eval": pickle.dumps(Runs(eval, f"open({str(marker)!r}, 'w')")),
         "open": pickle.dumps(Runs(open, str(marker), "w")),
         "getattr": pickle.dumps(Runs(getattr, "", "join")),
+        "getattr of a date": pickle.dumps(Runs(getattr, datetime.date, "today")),
+        "getattr of a list": pickle.dumps(Runs(getattr, list, "clear")),
+        "getattr into code": pickle.dumps(Runs(getattr, torch.nn.Module, "load")),
         "import": pickle.dumps(Runs(__import__, "os")),
         "by GLOBAL": b"cos\nsystem\n(" + text + b"tR.",
         "by INST": b"(" + text + b"ios\nsystem\n.",

@@ -147,18 +147,30 @@ class _Unpickler(pickle.Unpickler):
             return found
         if module == "torch" and name in BY_TORCH:
             return replace(BY_TORCH[name])
+        if (module, name) == ("builtins", "getattr"):
+            return _Call(self._member)
         if (module, name) in _GATHERED:
             return _Call(lambda *a: self._gather(_GATHERED[module, name], *a))
         top, *parts = *module.split("."), *name.split(".")
         if top not in _FRAMEWORKS or not _REFUSED.isdisjoint(parts):
-            raise UnsafeError(
-                f"the pickle asks for `{module}.{name}`; nothing was run - at {self.where}",
-                hint="weights have no need of it; do not open this file with other tools",
-            )
+            raise self._unsafe(f"{module}.{name}")
         self.classes += 1
         if self.classes > MAX_CLASSES or len(module) + len(name) > 512:
             raise FormatError(f"the pickle asks for more than {MAX_CLASSES} classes")
         return inert_class(module, name)
+
+    def _member(self, cls: Any, name: Any) -> Any:
+        """A member of an enumeration by its name, as Python 3.11.0 to 3.11.3 pickle it."""
+        inert = isinstance(cls, type) and (issubclass(cls, Inert) or cls in self.known.values())
+        if not inert or type(name) is not str or not name.isidentifier() or name in _REFUSED:
+            raise self._unsafe("builtins.getattr")
+        return cls(name)
+
+    def _unsafe(self, what: str) -> UnsafeError:
+        return UnsafeError(
+            f"the pickle asks for `{what}`; nothing was run - at {self.where}",
+            hint="weights have no need of it; do not open this file with other tools",
+        )
 
     def persistent_load(self, pid: Any) -> Any:
         if self.beside is None:
