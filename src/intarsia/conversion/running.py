@@ -199,7 +199,7 @@ def _move(
     with held as folder:
         source = Source(job.src, format_named(job.src.format), folder)
         sizes = {x.name: x.size for x in job.src.logical.values()}
-        tally = Tally(sizes if job.digests else {})
+        tally = Tally(sizes if job.digests else {}, job.budget.stretch_bytes)
         record = journal.record if journal else lambda _: None
         run = Execution(source, arrangement, staging, job.budget, advance, record, tally)
         steps = cut_steps(proofs, arrangement, job.budget.window_bytes, kept.ranges)

@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from intarsia.errors import UsageError
 from intarsia.planning.planner import WINDOW_BYTES
 from intarsia.quantity import bytes_in, human
+from intarsia.run.sums.hashing import PAGE_BYTES, STRETCH_BYTES
 
 LEAST_BYTES = 16 << 20
 LEAST_WINDOW_BYTES = 8 << 10
+MANY = 3
+"""From so many workers on, few large calls cost less than small ones that stay in a core's cache."""
 SHARES = 64
 """A kill loses what all workers have in hand; that is at most one of so many shares of the work."""
 
@@ -54,6 +57,19 @@ class Budget:
     def window_bytes(self) -> int:
         """The largest destination buffer: each worker holds one, and as much again to read into."""
         return min(WINDOW_BYTES, self.share_bytes, self.memory_bytes // (3 * self.workers))
+
+    @property
+    def stretch_bytes(self) -> int:
+        """How much is summed in one call: what stays in a core's cache, or, where many threads would
+        meet at the interpreter's lock between small calls, a whole window."""
+        if self.workers < MANY:
+            return min(STRETCH_BYTES, self._pages)
+        return self._pages
+
+    @property
+    def _pages(self) -> int:
+        """A window in whole pages of sums."""
+        return max(PAGE_BYTES, self.window_bytes // PAGE_BYTES * PAGE_BYTES)
 
     @property
     def peak_bytes(self) -> int:

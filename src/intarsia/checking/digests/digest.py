@@ -116,7 +116,7 @@ def digests_of(
             sums = share_out(
                 steps,
                 budget.workers,
-                lambda step: step.sums(checkpoint, wanted),
+                lambda step: step.sums(checkpoint, wanted, budget.stretch_bytes),
                 progress=progress,
                 nbytes=lambda step: step.nbytes,
             )

@@ -43,13 +43,16 @@ class InPlace:
         """Where in its file this begins."""
         return self.chunk.start_bytes + self.lo * self.stored.dtype.itemsize
 
-    def sums(self, checkpoint: Checkpoint, logical: Mapping[str, Logical]) -> Sums:
+    def sums(
+        self, checkpoint: Checkpoint, logical: Mapping[str, Logical], stretch_bytes: int
+    ) -> Sums:
         flat = layout_of_box(self.stored.layout, self.chunk.box).reshape(-1)
         layout = flat.narrow(0, self.lo, self.hi)
         pieces = tuple(p for p in layout.pieces if p.tensor in self.names)
         itemsize = self.stored.dtype.itemsize
         sizes = {name: logical[name].size for name in self.names}
-        return sum_layout(Layout(layout.shape, pieces), self._held(checkpoint), itemsize, sizes)
+        wanted = Layout(layout.shape, pieces)
+        return sum_layout(wanted, self._held(checkpoint), itemsize, sizes, stretch_bytes)
 
     def _held(self, checkpoint: Checkpoint) -> Bytes | Reader:
         """The elements in row-major order; where the file has another one, they are read."""
@@ -77,11 +80,13 @@ class Read:
     def nbytes(self) -> int:
         return self.box.size * self.logical.dtype.itemsize
 
-    def sums(self, checkpoint: Checkpoint, logical: Mapping[str, Logical]) -> Sums:
+    def sums(
+        self, checkpoint: Checkpoint, logical: Mapping[str, Logical], stretch_bytes: int
+    ) -> Sums:
         x, itemsize = self.logical, self.logical.dtype.itemsize
         held = checkpoint.read_box(self.proven, self.box)
         start = flat_start(self.box, Box.whole(x.shape)) * itemsize
-        return {x.name: sum_run(held, start, x.size * itemsize)}
+        return {x.name: sum_run(held, start, x.size * itemsize, stretch_bytes)}
 
 
 def steps_over(

@@ -11,7 +11,7 @@ from intarsia.checking.survey.items import Item
 from intarsia.layout import Layout
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Chunk, Logical, Stored
-from intarsia.run.sums.hashing import Sum, add_to, sum_buffer, sum_layout
+from intarsia.run.sums.hashing import STRETCH_BYTES, Sum, add_to, sum_buffer, sum_layout
 from intarsia.state.names import parameter_of
 from intarsia.value import Window
 from intarsia.value.bits import Bits
@@ -25,6 +25,7 @@ class Summing:
     wanted: Mapping[str, Logical]
     weights: Mapping[str, Logical] = field(default_factory=dict)
     """The weights, by name, that the item holds the main weights of."""
+    stretch_bytes: int = STRETCH_BYTES
     sums: dict[str, Sum] = field(default_factory=dict)
     rounded: dict[str, Sum] = field(default_factory=dict)
     """The sums of main weights rounded to their weights' element type, by the weights' names."""
@@ -64,7 +65,8 @@ class Summing:
             part = whole if block.size == whole.size else whole.narrow(0, at, at + block.size)
             sizes = {name: self.wanted[name].size for name in part.tensors}
             held = _as_logical(stored, block)
-            found, summed = sum_buffer(part, held, stored.number_type.itemsize, sizes)
+            itemsize = stored.number_type.itemsize
+            found, summed = sum_buffer(part, held, itemsize, sizes, self.stretch_bytes)
             add_to(self.sums, found)
             crc = summed if stored.value.is_plain else crc
         if self._masters is not None:

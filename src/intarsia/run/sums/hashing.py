@@ -40,7 +40,7 @@ PAGE = 512
 PAGE_BYTES = 8 * PAGE
 
 STRETCH_BYTES = 128 * PAGE_BYTES
-"""What is read, and summed twice while it lies in the processor's cache."""
+"""What is read, and summed twice while it lies in the processor's cache; a multiple of a page."""
 
 LONG_BYTES = 32 << 10
 """Runs at least this long are summed one by one, shorter ones together."""
@@ -85,7 +85,11 @@ def add_to(total: dict[K, Sum], part: Mapping[K, Sum]) -> None:
 
 
 def sum_layout(
-    layout: Layout, buffer: Bytes | Reader, itemsize: int, sizes: Mapping[str, int]
+    layout: Layout,
+    buffer: Bytes | Reader,
+    itemsize: int,
+    sizes: Mapping[str, int],
+    stretch_bytes: int = STRETCH_BYTES,
 ) -> dict[str, Sum]:
     """The sums of what a buffer holds of each logical tensor; `sizes` are the tensors' elements.
 
@@ -97,17 +101,20 @@ def sum_layout(
     True
     """
     read = _reader(buffer) if isinstance(buffer, np.ndarray) else buffer
-    return merged({p.tensor: _sum_piece(p, read, itemsize, sizes[p.tensor])} for p in layout.pieces)
+    return merged(
+        {p.tensor: _sum_piece(p, read, itemsize, sizes[p.tensor], stretch_bytes)}
+        for p in layout.pieces
+    )
 
 
-def _sum_piece(piece: Piece, read: Reader, itemsize: int, size: int) -> Sum:
+def _sum_piece(piece: Piece, read: Reader, itemsize: int, size: int, stretch_bytes: int) -> Sum:
     """The sum of the elements that one piece takes from a buffer, of a tensor of `size` elements."""
     moving = tuple(loop for loop in piece.loops if loop.to)  # of repeated elements one counts
     total = Sum()
     for part in _parts(Piece(piece.tensor, piece.at, piece.to, moving).canonical(), itemsize):
         start, length = part.at * itemsize, (part.span + 1) * itemsize
         if part.run:
-            found = _scan(_after(read, start), length, part.to * itemsize)
+            found = _scan(_after(read, start), length, part.to * itemsize, stretch_bytes)
             total += found.within(size * itemsize)
         else:
             held = read(start, start + length)
@@ -116,15 +123,22 @@ def _sum_piece(piece: Piece, read: Reader, itemsize: int, size: int) -> Sum:
 
 
 def sum_buffer(
-    layout: Layout, buffer: Bytes, itemsize: int, sizes: Mapping[str, int]
+    layout: Layout,
+    buffer: Bytes,
+    itemsize: int,
+    sizes: Mapping[str, int],
+    stretch_bytes: int = STRETCH_BYTES,
 ) -> tuple[dict[str, Sum], int]:
     """What `sum_layout` says of a buffer, and the buffer's CRC-32, in one pass where that can be."""
     pieces = sorted(layout.pieces, key=lambda piece: piece.at)
     ends = [0, *(piece.at + piece.run for piece in pieces)]
     if [piece.at for piece in pieces] + [layout.size] != ends:
-        return sum_layout(layout, buffer, itemsize, sizes), crc32(buffer)
+        return sum_layout(layout, buffer, itemsize, sizes, stretch_bytes), crc32(buffer)
     read = _reader(buffer)
-    runs = [_scan(_after(read, p.at * itemsize), p.run * itemsize, p.to * itemsize) for p in pieces]
+    runs = [
+        _scan(_after(read, p.at * itemsize), p.run * itemsize, p.to * itemsize, stretch_bytes)
+        for p in pieces
+    ]
     crc = 0
     for run in runs:
         crc = shift(crc, run.length_bytes) ^ run.crc
@@ -135,9 +149,11 @@ def sum_buffer(
     return merged(found), full(crc, len(buffer))
 
 
-def sum_run(data: Bytes, start_bytes: int, whole_bytes: int) -> Sum:
+def sum_run(
+    data: Bytes, start_bytes: int, whole_bytes: int, stretch_bytes: int = STRETCH_BYTES
+) -> Sum:
     """The sum of consecutive bytes of a tensor of `whole_bytes`, the first being `start_bytes`."""
-    return _scan(_reader(data), len(data), start_bytes).within(whole_bytes)
+    return _scan(_reader(data), len(data), start_bytes, stretch_bytes).within(whole_bytes)
 
 
 def _reader(buffer: Bytes) -> Reader:
@@ -162,7 +178,7 @@ class _Scan:
         return Sum(self.pages, shift(self.crc, whole_bytes - self.end_bytes), self.length_bytes)
 
 
-def _scan(read: Reader, length_bytes: int, start_bytes: int) -> _Scan:
+def _scan(read: Reader, length_bytes: int, start_bytes: int, stretch_bytes: int) -> _Scan:
     """Both sums of bytes that are read a stretch at a time, the first being the tensor's `start_bytes`."""
     end_bytes = start_bytes + length_bytes
     first = start_bytes // PAGE_BYTES
@@ -176,8 +192,8 @@ def _scan(read: Reader, length_bytes: int, start_bytes: int) -> _Scan:
         sums[0] = np.add.reduce(_words(data, start_bytes % 8))
     # Little is done between the calls that release the interpreter: threads wait for each other there.
     page = 1 if lead else 0
-    for at in range(lead, length_bytes - rest, STRETCH_BYTES):
-        data = read(at, min(at + STRETCH_BYTES, length_bytes - rest))
+    for at in range(lead, length_bytes - rest, stretch_bytes):
+        data = read(at, min(at + stretch_bytes, length_bytes - rest))
         crc = remainder(data, crc)
         held = _aligned_words(data).reshape(-1, PAGE)
         np.add.reduce(held, axis=1, out=sums[page : page + len(held)])

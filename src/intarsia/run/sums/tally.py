@@ -16,7 +16,7 @@ from intarsia.planning.copy import box_copy, layout_of_box
 from intarsia.planning.manifest import Target
 from intarsia.run.gather import Bytes
 from intarsia.run.sums.checksum import crc32
-from intarsia.run.sums.hashing import Sum, merged, sum_buffer, sum_layout
+from intarsia.run.sums.hashing import STRETCH_BYTES, Sum, merged, sum_buffer, sum_layout
 from intarsia.value import Window
 from intarsia.value.bits import bits_dtype
 
@@ -40,6 +40,7 @@ class Tally:
     """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
+    stretch_bytes: int = STRETCH_BYTES
     _rooms: threading.local = field(default_factory=threading.local)
 
     def of(self, target: Target, window: Box, held: Sequence[tuple[Box, Bytes]]) -> Tallied:
@@ -49,11 +50,17 @@ class Tally:
         if not target.value.is_plain or not all(_is_stretch(box, window) for box, _ in held):
             whole, dtype = _numbers(target, self._assembled(target, window, held))
             part = layout_of_box(target.layout, window)
-            found = sum_layout(part, whole, dtype.itemsize, self.sizes)
+            found = sum_layout(part, whole, dtype.itemsize, self.sizes, self.stretch_bytes)
             return Tallied(_of(target, found), tuple(crc32(x) for _, x in held))
         sums, crcs = zip(
             *(
-                sum_buffer(layout_of_box(target.layout, box), x, target.dtype.itemsize, self.sizes)
+                sum_buffer(
+                    layout_of_box(target.layout, box),
+                    x,
+                    target.dtype.itemsize,
+                    self.sizes,
+                    self.stretch_bytes,
+                )
                 for box, x in held
             ),
             strict=True,

@@ -9,7 +9,8 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 
 from intarsia.errors import StoreError
 
@@ -24,8 +25,12 @@ def affordable() -> int:
 
 @dataclass
 class _Held:
+    """An open file; a list counts its users, as appending to one needs no lock."""
+
     fd: int
-    users: int = 0
+    last_use: int = 0
+    users: list[None] = field(default_factory=list)
+    closing: bool = False
 
 
 class Descriptors:
@@ -45,6 +50,7 @@ class Descriptors:
         self.most = most or affordable()
         self._held: dict[str, _Held] = {}
         self._lock = threading.RLock()
+        self._uses = count()
         weakref.finalize(self, _close_all, self._held)
         _ALL.add(self)
 
@@ -53,21 +59,30 @@ class Descriptors:
         return Use(self, name)
 
     def take(self, name: str) -> _Held:
-        """Open a file, or find it open, and count one user more."""
+        """Open a file, or find it open, and count one user more.
+
+        Threads that find it open do not wait for each other: either this one sees that the file is
+        being closed, or the one that closes it sees this user.
+        """
+        held = self._held.get(name)
+        if held is not None:
+            held.users.append(None)
+            if not held.closing:
+                held.last_use = next(self._uses)
+                return held
+            held.users.pop()
         with self._lock:
-            held = self._held.pop(name, None)
+            held = self._held.get(name)
             if held is None:
                 while len(self._held) >= self.most and self._close_one():
                     pass
-                held = _Held(self._opened(name))
-            self._held[name] = held  # the last of all: the one used last
-            held.users += 1
+                held = self._held[name] = _Held(self._opened(name), next(self._uses))
+            held.users.append(None)
         return held
 
     def leave(self, held: _Held) -> None:
         """Count one user less."""
-        with self._lock:
-            held.users -= 1
+        held.users.pop()
 
     def names(self) -> list[str]:
         """The files that are open."""
@@ -80,6 +95,7 @@ class Descriptors:
         with self._lock:
             while self._held:
                 name, held = self._held.popitem()
+                held.closing = True
                 try:
                     self._closing(name, held.fd)
                 except (OSError, StoreError) as error:
@@ -108,11 +124,16 @@ class Descriptors:
 
     def _close_one(self) -> bool:
         """Close the longest unused file; whether there was one."""
-        idle = next((name for name, held in self._held.items() if not held.users), None)
-        if idle is None:
-            return False
-        self._closing(idle, self._held.pop(idle).fd)
-        return True
+        unused = [(held.last_use, name) for name, held in self._held.items() if not held.users]
+        for _, name in sorted(unused):
+            held = self._held[name]
+            held.closing = True
+            if not held.users:
+                del self._held[name]
+                self._closing(name, held.fd)
+                return True
+            held.closing = False
+        return False
 
 
 class Use:
