@@ -76,10 +76,11 @@ def dtype_of_header(name: str, where: str) -> DType:
     if name in _NOT_OF_TORCH:
         raise UnsupportedError(
             text,
-            hint="torch has no such element type: dequantise with the library that wrote it, and save again",
+            hint="torch has no such element type: dequantise with the library that wrote it, and"
+            " save again",
         )
     raise FormatError(
-        text, hint="no version of safetensors that is known here has it: the header may be damaged"
+        text, hint="no known version of safetensors has it: the header may be damaged"
     )
 
 

@@ -9,7 +9,7 @@ from intarsia.errors import UsageError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-REMEDY = "mend or uninstall the package that brings it"
+REMEDY = "fix or uninstall the package that provides it"
 
 
 def made_by(point: EntryPoint, what: str) -> Any:

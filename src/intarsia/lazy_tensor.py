@@ -115,7 +115,7 @@ class Tensor:
                 hint="index it, which gives a torch tensor, and cast that: tensor[...].float().numpy()",
             )
         if copy is False:
-            raise ValueError(f"`{self.name}` lies in a file: an array of it is a copy")
+            raise ValueError(f"`{self.name}` is in a file: an array of it is always a copy")
         raw = self._read(Box.whole(self.shape)).view(kind).reshape(self.shape)
         return raw if dtype is None else raw.astype(dtype, copy=False)
 
@@ -131,7 +131,7 @@ class Tensor:
 
     def _compare(self, other: object) -> NoReturn:
         raise UsageError(
-            f"`{self.name}` is not read yet, and cannot be compared",
+            f"`{self.name}` has not been read, so it cannot be compared",
             hint="compare what is read: torch.equal(a[...], b[...]); `intarsia verify A B` compares"
             " checkpoints",
         )
@@ -141,7 +141,7 @@ class Tensor:
 
     def __bool__(self) -> bool:
         raise UsageError(
-            f"`{self.name}` is not read yet, and is neither true nor false",
+            f"`{self.name}` has not been read, so it is neither true nor false",
             hint="ask for its `size`, or read it: tensor[...]",
         )
 
@@ -181,7 +181,7 @@ def box_of_index(index: Any, shape: Shape, name: str) -> tuple[Box, Shape, list[
             raise UsageError(
                 f"`{name}`: axis {axis} is indexed with {type(item).__name__}; integers and slices are"
                 " read",
-                hint="read a box first and index that: tensor[lo:hi][index]",
+                hint="read a slice first and index that: tensor[lo:hi][index]",
             )
         offsets.append(lo)
         sizes.append(hi - lo)

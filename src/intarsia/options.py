@@ -58,7 +58,8 @@ class Options:
     megatron_lr: str | float | None = field(
         default=None,
         metadata=_says(
-            "LR,MIN_LR of the run that will resume, for the optimizer state of Megatron-core 0.19 on."
+            "LR,MIN_LR of the run that will resume, for optimizer state of Megatron-core 0.19"
+            " and later."
         ),
     )
     dtype: str | None = field(
@@ -67,7 +68,7 @@ class Options:
     )
     memory: str | int | None = field(
         default=None,
-        metadata=_says("Most memory for buffers. [default: 2GiB or a quarter of the machine]"),
+        metadata=_says("The most memory for buffers. [default: 2GiB or a quarter of the machine]"),
     )
     workers: int | None = field(default=None, metadata=_says("Threads that move bytes."))
     max_shard_size: str | int = field(
@@ -84,11 +85,13 @@ class Options:
     section: SectionLike = field(
         default=None,
         metadata=_says(
-            "The section that is the model, where a checkpoint holds several; after a comma its optimizer's."
+            "The section that is the model, where a checkpoint holds several; after a comma,"
+            " that of its optimizer."
         ),
     )
     digests: bool = field(
-        default=True, metadata=_says("Take digests on the way, and keep them in the result.")
+        default=True,
+        metadata=_says("Compute digests during the conversion, and store them in the result."),
     )
 
 

@@ -102,7 +102,7 @@ def not_carried(found: Iterable[TrainedPadding]) -> Iterator[str]:
     for x in found:
         yield (
             f"{x.trained} of {x.rows} padding rows of `{x.tensor}` hold numbers ({x.elements:,}"
-            " elements are not zero): they belong to no token of the vocabulary and are not carried"
+            " elements are not zero): they belong to no token of the vocabulary and are left out"
         )
 
 

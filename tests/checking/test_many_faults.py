@@ -62,7 +62,9 @@ def test_an_absent_a_short_and_a_garbled_file_are_all_named_with_what_they_held(
     assert set(by_file[files[garbled].name].tensors) == set(names[garbled::6])
     assert fault_of(report, "not-finite") == (NAN,)
     lost = len(names[absent::6]) + 1 + len(names[garbled::6])
-    assert any(f"{lost} tensors are out of reach" in note for note in report.notes), report.notes
+    assert any(
+        f"{lost} tensors are in files that are absent or damaged" in note for note in report.notes
+    ), report.notes
     assert report.compared == len(names) - lost
 
 
@@ -71,7 +73,9 @@ def test_what_an_unreadable_file_held_is_not_called_missing_twice(tmp_path: Path
     os.truncate(src / "model.safetensors", 200)
     report = intarsia.verify(src)
     assert kinds(report) == ["file-too-short"]
-    assert any("30 tensors are out of reach" in note for note in report.notes)
+    assert any(
+        "30 tensors are in files that are absent or damaged" in note for note in report.notes
+    )
 
 
 def test_files_without_an_index_are_read_all_the_same(tmp_path: Path) -> None:
@@ -136,7 +140,7 @@ def test_ranks_files_are_judged_each_for_itself(format: str, tmp_path: Path) -> 
     assert gone.name in found["file-missing"].text
     assert found["file-too-short"].where == cut.name
     assert len(report.faults) < 8, "a lost file is one fault, not one for each of its tensors"
-    assert any("out of reach" in note for note in report.notes)
+    assert any("absent or damaged" in note for note in report.notes)
     assert command("verify", folder, "--json").status == 1
 
 

@@ -44,7 +44,7 @@ def test_where_most_files_are_gone_that_alone_is_said(
     if cut == "absent":
         assert f"lacks {len(files) - 1} of {len(files)} data files" in report.faults[0].text
         assert report.faults[0].where.startswith("__0_0.distcp, ")
-    assert report.notes == ("too little can be read: the content of no tensor was judged",)
+    assert report.notes == ("too little can be read: no tensor's content was checked",)
     assert command("verify", src).status == 1
 
 

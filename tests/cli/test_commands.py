@@ -153,7 +153,7 @@ def test_verify_tells_of_layers_alike_once_and_of_the_faults_last(
     assert len(gates) > 1
     assert lines[0].startswith(f"different: {2 * len(gates)} of ")
     assert sum(line.startswith("model") for line in lines) == 2
-    assert f"--json tells of all {2 * len(gates)}" in lines
+    assert f"--json lists all {2 * len(gates)}" in lines
     assert lines[-3].startswith("gate-up-swapped: ")
     assert lines[-1].startswith("next: ")
 

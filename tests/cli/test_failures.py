@@ -83,7 +83,7 @@ def test_wrong_usage_is_one_json_document_too(src: Path, tmp_path: Path, k: int)
     assert answer.json.keys() == {"error", "message", "hint"}
     assert answer.json["error"] in ("UsageError", "FormatError")
     if answer.err.startswith("Usage:"):
-        assert answer.json["hint"].endswith("--help shows how it is called")
+        assert answer.json["hint"].endswith("--help shows its usage")
     assert answer.err == intarsia(*words).err
 
 

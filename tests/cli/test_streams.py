@@ -77,14 +77,14 @@ def test_a_configuration_from_a_pipe_is_refused_and_not_awaited(src: Path, tmp_p
     for config in (f"--config {tmp_path / 'pipe'}", '--config <(cat "$1/config.json")'):
         done = shell(f'timeout 20 bash -c "exit 0"; intarsia plan "$1" --to dcp {config}', src)
         assert done.returncode == 2
-        assert "is no file on disk" in done.stderr
+        assert "is not a regular file" in done.stderr
 
 
 def test_a_working_folder_that_is_gone_is_said(src: Path, tmp_path: Path) -> None:
     line = 'mkdir gone; cd gone; rmdir ../gone; intarsia convert "$1" out --to dcp'
     done = shell(line, src, cwd=tmp_path)
     assert done.returncode == 2
-    assert "the working folder is gone, so out leads nowhere" in done.stderr
+    assert "the working folder no longer exists, so out cannot be resolved" in done.stderr
     assert "hint: " in done.stderr
     line = 'mkdir gone; cd gone; rmdir ../gone; intarsia convert "$1" "$2" --to dcp'
     assert shell(line, src, tmp_path / "out", cwd=tmp_path).returncode == 0
@@ -161,7 +161,7 @@ def test_a_signal_that_comes_when_all_is_done_does_not_hide_that(
     out = tmp_path / "out"
     monkeypatch.setattr("intarsia.cli.convert.answer", stopped)
     answer = cli("convert", src, out, "--to", "dcp")
-    assert answer == (143, "", f"intarsia: terminated; {out} is whole and in its place\n")
+    assert answer == (143, "", f"intarsia: terminated; {out} is complete and in its place\n")
 
 
 def test_a_second_signal_waits_until_all_is_in_order(

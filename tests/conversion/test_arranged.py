@@ -94,7 +94,7 @@ def src(tmp_path: Path) -> Path:
         (beyond_the_end, "of rank_0.npy, which has 1,000"),
         (before_the_start, r"bytes \[-4:"),
         (under_a_fixed_part, f"of rank_0.npy are those of {NAME} and of a fixed part"),
-        (under_a_closing_file, "rank_0.npy is written last, and holds tensors"),
+        (under_a_closing_file, "rank_0.npy is written last, but it also holds tensors"),
     ],
 )
 def test_places_that_are_wrong_are_refused(
@@ -105,7 +105,7 @@ def test_places_that_are_wrong_are_refused(
 
     with registered(arrange=arrange), pytest.raises(CoverageError, match=said) as caught:
         intarsia.convert(src, tmp_path / "out", to="npy", mesh="tp=2,fsdp=3")
-    assert caught.value.hint == "mend `arrange` of the format npy; nothing was written"
+    assert caught.value.hint == "fix `arrange` of the format npy; nothing was written"
     assert not (tmp_path / "out").exists()
     assert leftovers(tmp_path) == []
 
@@ -130,5 +130,5 @@ def test_elements_that_lie_outside_of_their_chunk_are_not_read(
         ):
             with pytest.raises(CoverageError, match=r"outside of its chunk") as caught:
                 use()
-            assert caught.value.hint == "mend `locate` of the format npy"
+            assert caught.value.hint == "fix `locate` of the format npy"
     assert not (tmp_path / "back").exists()

@@ -154,7 +154,7 @@ def test_what_appears_while_a_run_works_is_left_alone(
 
     with monkeypatch.context() as patch:
         patch.setattr(Staging, "sync", sync)
-        with pytest.raises(UsageError, match="changed by others while this run worked"):
+        with pytest.raises(UsageError, match="changed by another process during this run"):
             intarsia.convert(src, out, to="dcp", overwrite=overwrite, workers=1)
     assert (out / "stranger").read_text() == "hers"
     (out / "stranger").unlink()
@@ -174,7 +174,7 @@ def test_a_checkpoint_that_others_rewrote_meanwhile_is_left_alone(
         honest(self)
 
     monkeypatch.setattr(Staging, "sync", sync)
-    with pytest.raises(UsageError, match=r"changed by others .*model\.safetensors"):
+    with pytest.raises(UsageError, match=r"changed by another process .*model\.safetensors"):
         intarsia.convert(src, out, to="dcp", overwrite=True)
     assert_same(read_hf(out), model(CONFIG, seed=9))
 
@@ -225,7 +225,7 @@ def test_a_source_that_is_reached_through_links_is_never_the_victim(
             (view / name).unlink()
             shutil.copy(src / name, view / name)
     try:
-        with pytest.raises(UsageError, match="holds the source"):
+        with pytest.raises(UsageError, match="contains the source"):
             intarsia.convert(view, src, to="dcp", overwrite=True)
     finally:
         if link == "bind mount":
@@ -392,7 +392,7 @@ def test_an_interrupt_after_the_swap_does_not_deny_it(
     answer = cli("convert", src, out, "--to", "dcp", "--overwrite")
     monkeypatch.undo()
     assert answer.status == 0
-    assert "interrupted when it was whole" in answer.out
+    assert "interrupted after it was complete" in answer.out
     assert "nothing was committed" not in answer.err
     assert intarsia.verify(src, out)
     intarsia.convert(src, out, to="hf", overwrite=True)

@@ -184,7 +184,7 @@ def test_the_others_learn_of_a_rank_that_died(stored: dict[str, Path]) -> None:
     found = outcomes(3, dying, stored["hf"], seconds=90)
     assert found[1] == (False, "it died")
     for rank in (0, 2):
-        assert "lost the other 2 ranks" in found[rank][1]
+        assert "lost the connection to the other 2 ranks" in found[rank][1]
 
 
 def without_shape(path: Path) -> str:

@@ -42,7 +42,10 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
 def test_ranks_that_differ_stop_before_a_byte_moves(ended, case: str, told: str) -> None:
     root, ranks, _ = ended
     for rank in ranks:
-        assert "rank 1 was asked for something else than rank 0, so nothing was begun" in rank[case]
+        assert (
+            "rank 1 was called with something else than rank 0, so nothing was started"
+            in rank[case]
+        )
         assert told in rank[case]
         assert "hint: give every rank the same options" in rank[case]
     assert not list(root.glob(f"*{case.split('_')[1]}*"))
@@ -51,9 +54,9 @@ def test_ranks_that_differ_stop_before_a_byte_moves(ended, case: str, told: str)
 
 def test_a_rank_that_is_left_alone_says_whom_it_awaits_and_gives_up(ended) -> None:
     _, ranks, err = ended
-    assert ranks[0]["first_only"].startswith("rank 0 of 2 awaited rank 1 in vain")
+    assert ranks[0]["first_only"].startswith("rank 0 of 2 waited for rank 1, without an answer")
     assert "--alone" in ranks[0]["first_only"]
-    assert "rank 0 of 2 awaits rank 1, for at most 2 s" in err
+    assert "rank 0 of 2 waits for rank 1, for at most 2 s" in err
 
 
 def test_one_rank_may_work_alone_and_no_group_is_left_behind(ended) -> None:
@@ -94,5 +97,5 @@ def test_alone_awaits_nobody_whatever_torchrun_has_set(
     monkeypatch.setenv("INTARSIA_WAIT_SECONDS", "1")
     answer = cli("convert", src, tmp_path / "again", "--to", "dcp")
     assert answer.status == 2
-    assert "awaited the store at localhost:1 in vain" in answer.err
+    assert "waited for the store at localhost:1, without an answer" in answer.err
     assert "--alone" in answer.err

@@ -186,7 +186,7 @@ def test_damage_is_named(src: Path, tmp_path: Path, damage: str) -> None:
 
 @registered
 def test_a_name_is_taken_once() -> None:
-    with pytest.raises(UsageError, match="there is a format 'npy' already"):
+    with pytest.raises(UsageError, match="a format named 'npy' exists already"):
         added.register(followed()["Npy"]())
 
 

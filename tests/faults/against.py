@@ -180,7 +180,7 @@ AGAINST = [
     Against("tensor-parallel ranks swapped", "shards-permuted", by(each(COLUMNS, blocks([1, 0])))),
     Against("four ranks in another order", "shards-permuted", by(each("embed|gate|up", blocks([2, 0, 3, 1])))),
     Against("ranks of row-parallel tensors swapped", "shards-permuted", by(each("(o|down)_proj", blocks([1, 0], 1)))),
-    Against("fsdp over tp put down in mesh order", "strided-shard", by(each(COLUMNS, strided(2, 4)))),
+    Against("fsdp over tp stored in mesh order", "strided-shard", by(each(COLUMNS, strided(2, 4)))),
     Against("fsdp over tp, four by two", "strided-shard", by(each("gate|up|down|embed", strided(4, 2)))),
     Against("one rank's block stale", "rank-stale", by(each(COLUMNS, block_of(1, 2, older)))),
     Against("one rank's columns stale", "rank-stale", by(each("(o|down)_proj", block_of(2, 4, older, 1)))),

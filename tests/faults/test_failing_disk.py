@@ -123,7 +123,9 @@ def fail(place: Place, source: str, to: str, trouble: Trouble) -> Outcome:
     if ended.status == 0:
         assert files_of(place.out) == whole, ended
         if ended.failed[:1] not in ("", *HARMLESS) and trouble.errno != errno.EINTR:
-            assert "it is whole, but what lies beside it could not be removed" in ended.out, ended
+            assert (
+                "it is complete, but the leftovers beside it could not be removed" in ended.out
+            ), ended
     else:
         assert ended.failed, ended
         assert_clear(ended, trouble.errno, place.root)

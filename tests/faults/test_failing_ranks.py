@@ -85,7 +85,7 @@ def fail(
     seen = {k: v for k, v in files_of(place.disk).items() if ".intarsia-" not in k}
     if mine.status == 0:
         assert seen == expected, ended
-        told = "it is whole, but what lies beside it" in mine.out + mine.err
+        told = "it is complete, but the leftovers beside it" in mine.out + mine.err
         assert mine.failed[:1] in ("", *HARMLESS) or told, ended
         return ended
     assert mine.status == 2, ended

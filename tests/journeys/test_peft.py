@@ -100,7 +100,7 @@ def test_a_factor_without_its_other_half_is_refused(adapter: Path) -> None:
     tensors = load_file(file)
     del tensors[next(name for name in tensors if "lora_B" in name)]
     save_file(tensors, file)
-    with pytest.raises(FamilyError, match=r"lora_A\.weight` has no factor B"):
+    with pytest.raises(FamilyError, match=r"lora_A\.weight` has no matching factor B"):
         intarsia.open(adapter)
 
 

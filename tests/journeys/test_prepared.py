@@ -28,5 +28,5 @@ def test_trainer_takes_a_placed_model_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_precision_that_does_not_reach_the_model_is_refused() -> None:
-    with pytest.raises(AssertionError, match="does not reach a model that `parallelize` placed"):
+    with pytest.raises(AssertionError, match="has no effect on a model that `parallelize` placed"):
         on_ranks_with(through_accelerate.__module__, 2, through_accelerate, "bf16")

@@ -76,7 +76,7 @@ def test_a_run_goes_on_from_the_copy_as_it_went_on_from_the_original(
     [
         ({"to": "hf", "optimizer": "drop"}, "dropped as asked"),
         ({"to": "hf", "dtype": "bf16"}, "it numbers the parameters of the source"),
-        ({"to": "dcp"}, "it holds for the files of the source alone"),
+        ({"to": "dcp"}, "it is valid only for the files of the source"),
     ],
 )
 def test_state_that_cannot_go_on_is_left_out_as_a_whole(
@@ -129,8 +129,8 @@ def test_the_folder_of_a_run_means_its_newest_whole_checkpoint(
         path, notes = shown["path"], shown["notes"]
     assert path == str(output / "checkpoint-4")
     (note,) = (note for note in notes if "folder of a run" in note)
-    assert "checkpoint-4 is taken" in note
-    assert "not whole: checkpoint-6 (no trainer_state.json" in note
+    assert "checkpoint-4 is read" in note
+    assert "incomplete: checkpoint-6 (no trainer_state.json" in note
 
 
 def test_a_final_model_beside_its_checkpoints_is_taken_and_they_are_named(
@@ -156,6 +156,6 @@ def test_a_run_without_a_whole_checkpoint_is_refused_with_all_of_them(
         weights = path / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-8])
     with pytest.raises(
-        FormatError, match=r"none is whole: checkpoint-6 .*checkpoint-4 .*ckpoint-2"
+        FormatError, match=r"none is complete: checkpoint-6 .*checkpoint-4 .*ckpoint-2"
     ):
         intarsia.open(output)

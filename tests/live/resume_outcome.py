@@ -30,7 +30,7 @@ class WrongError(AssertionError):
 REFUSALS = {
     "name": (r"has a name of optimizer state", "a checkpoint tells optimizer state by such names"),
     "order": (r"keeps one history of all its parameters", "LBFGS lays its parameters end to end"),
-    "unlike": (r"stored with unlike settings", "one group has one value of each setting"),
+    "unlike": (r"stored with different settings", "one group has one value of each setting"),
 }
 """Why a resume may be refused: the words of the error, and the reason."""
 

@@ -164,7 +164,7 @@ def test_a_save_that_is_whole_says_so_where_latest_cannot_be_written(
     monkeypatch.setattr(f"intarsia.live.latest.{name}", fails)
     with pytest.raises(StoreError, match="latest: Input/output error") as raised:
         intarsia.save(tmp_path / "step-1", {"w": torch.ones(2)})
-    assert f"{tmp_path / 'step-1'} is whole and in its place" in str(raised.value.hint)
+    assert f"{tmp_path / 'step-1'} is complete and in its place" in str(raised.value.hint)
     monkeypatch.undo()
     assert intarsia.verify(tmp_path / "step-1")
 

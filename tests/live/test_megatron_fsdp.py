@@ -134,7 +134,7 @@ def test_component_sizes_that_are_tp_local_already_are_not_divided_again() -> No
     assert components(item, sizes) == local
     assert components(item, local) == local
     divided_twice = {name: n // 2 for name, n in local.items()}
-    with pytest.raises(LayoutError, match="are no split of"):
+    with pytest.raises(LayoutError, match="do not split"):
         components(item, divided_twice)
 
 
@@ -148,7 +148,9 @@ def test_a_tp_local_dtensor_is_taken_as_it_is() -> None:
 
 def test_a_dtensor_whose_shape_was_scaled_by_tp_twice_is_refused() -> None:
     item = Item((8, 4), 0, 32, tp=2)
-    with pytest.raises(LayoutError, match=r"\[32, 4\] is no state of a parameter of \[16, 4\]"):
+    with pytest.raises(
+        LayoutError, match=r"\[32, 4\] is not the state of a parameter of \[16, 4\]"
+    ):
         split(Distributed((32, 4), torch.zeros(32)), item, gated(item))
 
 

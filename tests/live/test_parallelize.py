@@ -157,7 +157,7 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], dict[str, int], dict[str
     ),
     "heads": (moe, {"tp": 8}, {}, "num_key_value_heads = 4 does not divide over 8"),
     "a parameter among cut projections": (
-        lambda: on_meta("doge"), {"tp": 2}, {}, r"self_attn.A \(4,\) lies among parameters",
+        lambda: on_meta("doge"), {"tp": 2}, {}, r"self_attn.A \(4,\) is among parameters",
     ),
     "features": (
         lambda: moe(intermediate_size=90, mlp_only_layers=[1]), {"tp": 4}, {},

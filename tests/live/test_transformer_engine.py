@@ -302,7 +302,7 @@ def test_the_mesh_of_statistics_is_named_on_layers_with_weights(tp: DeviceMesh) 
         set_device_mesh(layer, tp, tp)
         set_device_mesh(te_norm("RMSNorm", "n", 4), tp)
     assert layer.layernorm_mlp.weight_mesh == layer.self_attention.proj.weight_mesh == tp
-    with pytest.warns(UserWarning, match="weight_mesh means nothing for RMSNorm"):
+    with pytest.warns(UserWarning, match="weight_mesh has no effect on RMSNorm"):
         set_device_mesh(te_norm("RMSNorm", "n", 4), tp, tp)
 
 

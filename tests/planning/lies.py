@@ -53,8 +53,8 @@ LIES = (
     Lie("no first half", lambda c: c[1:], COVERAGE, HOLE.format(0)),
     Lie("beyond the end", lambda c: (c[0], moved(c[1], 1)), FORMAT, "is not within"),
     Lie("one chunk twice", lambda c: (c[0], c[0]), FORMAT, r"stored twice at offset \(0, 0\)"),
-    Lie("the bytes of another", lambda c: (c[0], at(c[1], c[0])), FORMAT, "lie on the same bytes"),
-    Lie("bytes that overlap", lambda c: (c[0], at(c[1], c[0], 8)), FORMAT, "lie on the same bytes"),
+    Lie("the bytes of another", lambda c: (c[0], at(c[1], c[0])), FORMAT, "occupy the same bytes"),
+    Lie("bytes that overlap", lambda c: (c[0], at(c[1], c[0], 8)), FORMAT, "occupy the same bytes"),
     Lie(
         "too few bytes",
         lambda c: (c[0], replace(c[1], length_bytes=64)),

@@ -84,9 +84,9 @@ LIES = {
     "no chunk": (replace(stored("w", W), chunks=()), "24 of 24 elements are in none of 0"),
     "an element at two places": (stored("w", TWICE), r"4 of 24 .* first missing: w\[5, 0\]"),
     "an element again in padding": (stored("w", FIRST), r"more than one source; first: w\[0, 3\]"),
-    "two elements at one place": (stored("w", PLACE), "1 places of `w` are for two elements"),
+    "two elements at one place": (stored("w", PLACE), "1 places of `w` belong to two elements"),
     "an element that is not there": (stored("w", BEYOND), "element 27 of `w` is stored"),
-    "a place that is not there": (stored("w", OUTSIDE), "4 places of `w` .* or lie beyond it"),
+    "a place that is not there": (stored("w", OUTSIDE), "4 places of `w` .* or are outside of it"),
     "one column for all": (stored("w", STILL), r"18 of 24 .* first missing: w\[0, 1\]"),
 }
 

@@ -121,7 +121,7 @@ def test_fp8_without_scales_or_configuration_is_taken_as_numbers_and_noted() -> 
     tensors = {"a.weight": torch.ones(4, 4, dtype=torch.float8_e4m3fn)}
     found = find_quantised(headers(tensors), None)
     assert not found
-    assert "taken as numbers of that type" in found.notes[0]
+    assert "read as numbers of that type" in found.notes[0]
     (fault,) = find_quantised(headers(tensors), {"quantization_config": BLOCK}).faults
     assert fault.kind == "scale-missing"
 

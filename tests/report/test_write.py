@@ -103,4 +103,4 @@ def test_a_page_that_may_not_be_written_is_refused_before_any_work(
 ) -> None:
     answer = intarsia("verify", root / "absent", "--html", root / "good" / "config.json")
     assert answer.status == 2
-    assert "is no page" in answer.err
+    assert "is not a page" in answer.err

@@ -33,8 +33,8 @@ def test_without_a_wish_the_budget_is_at_most_two_gibibytes() -> None:
         ("much", None, "is not a size"),
         ("2 GiBs", None, "is not a size"),
         ("-1GiB", None, "is not a size"),
-        (None, 0, "0 workers cannot work"),
-        (None, -3, "-3 workers cannot work"),
+        (None, 0, "the number of workers is 0"),
+        (None, -3, "the number of workers is -3"),
     ],
 )
 def test_a_budget_that_makes_no_sense_is_refused(memory, workers, told: str) -> None:

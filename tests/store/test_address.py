@@ -36,7 +36,7 @@ def test_a_url_is_its_text() -> None:
 
 def test_no_system_call_takes_a_url_for_a_path() -> None:
     for call in (os.stat, os.listdir, open, os.path.abspath):
-        with pytest.raises(TypeError, match="memory://x is no path of the local file system"):
+        with pytest.raises(TypeError, match="memory://x is not a path of the local file system"):
             call(named("memory://x"))  # type: ignore[operator]
 
 

@@ -145,7 +145,7 @@ def check(type_: Type, folder: Path) -> Iterator[tuple[str, str]]:
         except NotApplicableError as error:
             yield name, f"n/a: {error}"
         except intarsia.IntarsiaError as error:
-            known = "an operation that is not known here" in str(error)
+            known = "an operation that Intarsia does not know" in str(error)
             yield name, f"n/a: refused: {_brief(error)}" if known else _brief(error)
         except Exception as error:
             yield name, _brief(error)

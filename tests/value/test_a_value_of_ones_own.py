@@ -195,5 +195,5 @@ def test_a_value_with_parts_is_not_written_for_want_of_them(scaled) -> None:
     src, *_ = scaled
     whole = (Box.whole((ROWS, COLUMNS)),)
     layout, value = src.stored["w"].layout, src.stored["w"].value
-    with pytest.raises(UnsupportedError, match="can be read and not yet written"):
+    with pytest.raises(UnsupportedError, match="can be read but not yet written"):
         prover_of(src).prove(Target("w", BF16, layout, whole, value=value))

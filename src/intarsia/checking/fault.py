@@ -27,7 +27,7 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise KeyError(f"no fault is of the kind {self.kind!r}: see checking/kinds")
+            raise KeyError(f"there is no fault kind {self.kind!r}: see checking/kinds")
 
     @property
     def means(self) -> str:

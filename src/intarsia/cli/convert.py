@@ -21,18 +21,18 @@ def run(
     dst: Annotated[str, typer.Argument(help="The folder to write; it must not exist.")],
     asked: Options,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue a run of the same job that was killed.")
+        bool, typer.Option("--resume", help="Continue a killed run of the same job.")
     ] = False,
     overwrite: Annotated[
         bool,
         typer.Option(
             "--overwrite",
-            help="Replace the destination if it is a checkpoint, and nothing else lies in it.",
+            help="Replace the destination, if it is a checkpoint and holds nothing else.",
         ),
     ] = False,
     alone: options.Alone = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Plan and prove, and stop there.")
+        bool, typer.Option("--dry-run", help="Plan and prove, but write nothing.")
     ] = False,
 ) -> None:
     """Convert a checkpoint: the plan is proven first, and the destination appears only when it is whole.
@@ -61,6 +61,6 @@ def run(
         answer(report.as_json(), lambda: say(report))
     except KeyboardInterrupt as stop:
         if report is not None or (isinstance(stop, Interrupted) and stop.committed):
-            raise StoppedError(f"{stop_word()}; {dst} is whole and in its place") from stop
+            raise StoppedError(f"{stop_word()}; {dst} is complete and in its place") from stop
         kept = "; ".join(getattr(stop, "__notes__", ()))
         raise StoppedError(f"{stop_word()}; nothing was committed", hint=kept or None) from stop

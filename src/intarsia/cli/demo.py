@@ -80,7 +80,7 @@ def _route(root: Path, seed: int) -> None:
         columns = ("to", "mesh", "copies", "bytes", "seconds", "proven", "equal")
         shown = [[human(int(str(r[c]))) if c == "bytes" else r[c] for c in columns] for r in rows]
         table(
-            "A small mixture of experts, from format to format, each held against the first",
+            "A small mixture of experts, from format to format, each compared with the first",
             columns,
             shown,
         )

@@ -17,7 +17,9 @@ def run(
     path: options.Path,
     secure: Annotated[
         bool,
-        typer.Option("--secure", help="SHA-256 of each tensor: slower, and safe against forgery."),
+        typer.Option(
+            "--secure", help="SHA-256 of each tensor: slower, but safe against tampering."
+        ),
     ] = False,
     config: options.Config = None,
     section: options.Section = None,

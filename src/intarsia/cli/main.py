@@ -30,7 +30,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Move LLM weights between meshes, frameworks and file formats, and prove that every element arrived.",
+    help="Move LLM weights between meshes, frameworks and file formats, and prove that every"
+    " element arrived.",
     epilog="Exit status: 0 done or equal, 1 a check found a difference, a fault or an unprovable plan, "
     "2 wrong usage or unreadable input. INTARSIA_DEBUG=1 shows tracebacks.",
 )
@@ -110,7 +111,7 @@ def _status_of(words: list[str]) -> int:
         return _failed(error, error.exit_status)
     except MemoryError as error:
         told: IntarsiaError = LimitError(
-            "not enough memory", hint="free some, or give less with --memory"
+            "not enough memory", hint="free some memory, or lower --memory"
         )
         return _failed(told, 2, error)
     except Exception as error:
@@ -127,7 +128,7 @@ def _called_wrongly(error: typer.BadParameter) -> int:
     """Say that a command was not called as it can be, as Typer says it and as JSON."""
     where = error.ctx.command_path if error.ctx else "intarsia"
     if OUTPUT.json:
-        told = UsageError(error.format_message(), hint=f"{where} --help shows how it is called")
+        told = UsageError(error.format_message(), hint=f"{where} --help shows its usage")
         _print_error(told)
     said = StringIO()
     error.show(said)

@@ -64,11 +64,11 @@ Config = _option(_FIELDS["config"])
 Section = _option(_FIELDS["section"])
 Alone = Annotated[
     bool,
-    typer.Option("--alone", help="Await no other ranks, whatever torchrun has started."),
+    typer.Option("--alone", help="Do not wait for other ranks, even under torchrun."),
 ]
 Html = Annotated[
     str | None,
     typer.Option(
-        "--html", help="Also write a page to look at, which needs no network, to this file."
+        "--html", help="Also write the result to this file as an HTML page that works offline."
     ),
 ]

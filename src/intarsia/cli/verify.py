@@ -26,9 +26,7 @@ def run(
     a: options.Path,
     b: Annotated[
         str | None,
-        typer.Argument(
-            help="The checkpoint to hold against it; without one, A is held against itself."
-        ),
+        typer.Argument(help="The checkpoint to compare with; without it, A is checked by itself."),
     ] = None,
     config: options.Config = None,
     section: options.Section = None,
@@ -164,4 +162,4 @@ def _tell_differences(found: Comparison) -> None:
         count = len(found.different)
         table(f"different: {count:,} of {found.compared:,} tensors", columns, rows, most=ROWS)
         if len(rows) < count:
-            say(f"--json tells of all {count:,}")
+            say(f"--json lists all {count:,}")

@@ -25,8 +25,8 @@ def check_arrangement(name: str, targets: Sequence[Target], arranged: Arrangemen
     fault = next(_faults(targets, arranged), None)
     if fault is not None:
         raise CoverageError(
-            f"the format {name} arranges its files wrongly: {fault}",
-            hint=f"mend `arrange` of the format {name}; nothing was written",
+            f"the format {name} lays out its files wrongly: {fault}",
+            hint=f"fix `arrange` of the format {name}; nothing was written",
         )
 
 
@@ -54,7 +54,7 @@ def _faults(targets: Sequence[Target], arranged: Arrangement) -> Iterator[str]:
     for file, held in spans.items():
         yield from _in_file(file, held, arranged.files.get(file))
     for file in arranged.closing.keys() & arranged.files.keys():
-        yield f"{file} is written last, and holds tensors or fixed parts, too"
+        yield f"{file} is written last, but it also holds tensors or fixed parts"
 
 
 def _span(slot: Slot, target: Target) -> _Span | None:

@@ -35,11 +35,11 @@ def equal(checkpoint: Checkpoint, a: str, b: str, window_bytes: int) -> bool:
 
 def _tied(first: str, name: str) -> CoverageError:
     keepers = names_of(lambda format: format.keeps_names)
-    hint = f"convert to {keepers}, which keep both, or take the stale one out of the checkpoint"
+    hint = f"convert to {keepers}, which keep both, or remove the stale one from the checkpoint"
     if name.endswith("lm_head.weight"):
         hint = (
             "set tie_word_embeddings to false in config.json if the model has a head of its own;"
-            " otherwise take the stale one out of the checkpoint"
+            " otherwise remove the stale one from the checkpoint"
         )
     return CoverageError(
         f"`{name}` is tied to `{first}`, both are stored, and they differ: one would be lost",
@@ -49,6 +49,6 @@ def _tied(first: str, name: str) -> CoverageError:
 
 def _counters(first: str, name: str) -> CoverageError:
     return CoverageError(
-        f"`{first}` and `{name}` differ, and one counter is to stand for both",
+        f"`{first}` and `{name}` differ, and one counter would have to stand for both",
         hint="the parameters were not trained together; leave the state out with --optimizer drop",
     )

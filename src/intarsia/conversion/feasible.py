@@ -17,8 +17,9 @@ def check_feasible(src: Manifest, wish: Wish) -> None:
     writer, table = format_named(wish.to), table_for(src.config)
     if src.config_unsaid and not writer.keeps_arguments:
         raise FamilyError(
-            f"the configuration of {src.path} is not known: its stored arguments have"
-            f" {', '.join(src.config_unsaid)}, which are in doubt or which no {src.family} can say",
+            f"the configuration of {src.path} is unknown: its stored arguments have"
+            f" {', '.join(src.config_unsaid)}, which are in doubt or which no {src.family}"
+            " configuration can express",
             hint="give the model's own config.json with --config",
         )
     if table is None:
@@ -27,7 +28,8 @@ def check_feasible(src: Manifest, wish: Wish) -> None:
     if tower is not None:
         raise FamilyError(
             f"the configuration has a {tower}, and {src.path} holds no tensor of such a tower",
-            hint="restore the tower's files; if the text model alone is meant, config.json has to be that model's",
+            hint="restore the tower's files; if only the text model is wanted, config.json must"
+            " be the text model's",
         )
     writer.check_model(src, table, wish)
     if writer.sharded and not table.whole:  # Transformers' rules know of no layers and experts
@@ -39,12 +41,12 @@ def _check_mesh(table: Table, wish: Wish) -> None:
     experts = decoder.experts_in(table)
     if experts and mesh.ep > experts:
         raise UsageError(
-            f"the mesh has ep={mesh.ep}, the model {experts} experts a layer",
+            f"the mesh has ep={mesh.ep}, the model has {experts} experts per layer",
             hint=f"choose ep of at most {experts}",
         )
     if mesh.pp > layers:
         raise UsageError(
-            f"the mesh has pp={mesh.pp}, the model {layers} layers",
+            f"the mesh has pp={mesh.pp}, the model has {layers} layers",
             hint=f"choose pp of at most {layers}",
         )
 

@@ -38,7 +38,7 @@ def begin(
         here = journal.staging
         if _was_committed(found, here, arrangement):
             _check_same(found, facts, here)
-            told = "an earlier run had finished; only its traces were left to clear"
+            told = "an earlier run had finished; only its leftovers were removed"
             return True, [told, *here.settle_down()]
         if _is_there(found, here):
             _check_same(found, facts, here)
@@ -76,7 +76,7 @@ def _go_on(
     staging.sync_data(created=True)
     staging.sync_names()
     journal.begin(facts, done, found.generation + 1)
-    wrong = f"; {human(damaged)} were not as they had been written, and are written again"
+    wrong = f"; {human(damaged)} did not match what had been written, and are written again"
     return f"resumed: {human(done.nbytes)} were there already{wrong if damaged else ''}"
 
 
@@ -87,7 +87,7 @@ def keep_what_is_proven(job: Job, staging: Writer, error: BaseException) -> None
         return
     if staging.committed:
         staging.abandon(keep=True)
-        _add_hint(error, "run again with --resume to make sure")
+        _add_hint(error, "run again with --resume to check")
         return
     void = isinstance(error, FormatError | CoverageError | PrecisionError)
     if isinstance(staging, Elsewhere) or void or staging.is_broken(error):
@@ -127,10 +127,11 @@ def _useless(found: Found | None, staging: Staging) -> list[str]:
     """What is said where a run was to be continued and cannot be."""
     if found is not None:
         return [
-            f"begun anew: the files that the journal of an earlier run speaks of are gone from {staging.folder}"
+            "started again: the files that the journal of an earlier run lists are gone from"
+            f" {staging.folder}"
         ]
     if exists(staging.journal) or exists(staging.folder):
-        return ["begun anew: an earlier run left no journal that can be read"]
+        return ["started again: an earlier run left no readable journal"]
     return []
 
 
@@ -141,7 +142,7 @@ def _lost(found: Found | None, facts: Facts, staging: Staging, journal: Journal)
     nbytes = sum(part.nbytes for part in journal.read(found))
     if not nbytes:
         return []
-    return [f"{human(nbytes)} of an earlier run were cleared; --resume would have kept them"]
+    return [f"{human(nbytes)} of an earlier run were removed; --resume would have kept them"]
 
 
 def _check_same(found: Found, facts: Facts, staging: Staging) -> None:
@@ -150,10 +151,10 @@ def _check_same(found: Found, facts: Facts, staging: Staging) -> None:
         shown = "\n".join(f"  {text}" for text in differences[:8])
         more = f"\n  … and {len(differences) - 8} more" if len(differences) > 8 else ""
         raise UsageError(
-            f"{staging.destination} was begun by another job, which cannot be resumed as this one:"
+            f"{staging.destination} was started by another job, which cannot be resumed as this one:"
             f"\n{shown}{more}",
-            hint="give the source and the options of the first run, or start anew without --resume"
-            f" (which clears {staging.folder})",
+            hint="give the source and the options of the first run, or start again without"
+            f" --resume (which removes {staging.folder})",
         )
 
 

@@ -165,8 +165,9 @@ def _which_wins(job: Job) -> str:
     """How a user says whether weights or main weights are right."""
     stored = {job.src.logical[name].dtype.torch for name in job.wanted.rounded[:1]}
     return (
-        f"if the weights are right, take them alone with --optimizer drop --dtype {''.join(stored)};"
-        " if the main weights are, convert the checkpoint that they were saved with"
+        "if the weights are right, take only the weights with --optimizer drop --dtype"
+        f" {''.join(stored)}; if the main weights are right, convert the checkpoint that they"
+        " were saved with"
     )
 
 

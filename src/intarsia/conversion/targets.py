@@ -81,8 +81,8 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
         notes.append(f"{len(src.entries)} entries are dropped as asked: {some}")
     if _parts_from_masters(src, wish):
         notes.append(
-            f"weights are cast to {wish.dtype} as they are stored, not from their fp32 main weights,"
-            " which stay beside them: those no longer round to them"
+            f"weights are cast to {wish.dtype} as they are stored, not from their fp32 main"
+            " weights, which are kept beside them and no longer round to them"
         )
     counted = writer.counted(src) if wish.optimizer == "keep" else ()
     equal += [counted] if counted else []
@@ -203,10 +203,10 @@ def _as_quantised(src: Manifest, wish: Wish, writer: Format) -> Wish:
     if wish.dtype is not None:
         refuse_numbers(src.quantised, src.path, f"--dtype {wish.dtype} needs their numbers")
     if not writer.keeps_names:
-        refuse_numbers(src.quantised, src.path, f"{wish.to} has no place for their scales")
+        refuse_numbers(src.quantised, src.path, f"{wish.to} cannot hold their scales")
     dialect = dialect_for(src, wish, writer)
     if dialect != "same" and not _is_stored_so(src, wish, writer, dialect):
-        what = f"dialect {dialect!r} would fuse or rename weights apart from their scales"
+        what = f"dialect {dialect!r} would fuse or rename weights without their scales"
         refuse_numbers(src.quantised, src.path, what)
     return replace(wish, dialect="same")
 
@@ -258,7 +258,8 @@ def _rows(src: Manifest, wish: Wish, writer: Format, dropped: Set[str]) -> list[
             raise FamilyError(
                 f"{len(lost)} tensors of {src.path} are not in the {dialect} table of"
                 f" {table.family}: {', '.join(lost[:4])}",
-                hint=f"convert to {names_of(_keeps_names)}, which carry them name by name, or add them to the"
+                hint=f"convert to {names_of(_keeps_names)}, which carry them name by name, or"
+                " add them to the"
                 " table",
             )
     beside = map(_as_stored, rest)

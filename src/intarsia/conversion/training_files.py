@@ -41,7 +41,7 @@ def _unlike(src: Manifest, wish: Wish, wanted: Wanted) -> str:
     if wish.optimizer == "drop":
         return "dropped as asked"
     if not all(format_named(name).trainer_files for name in (src.format, wish.to)):
-        return f"it holds for the files of the source alone, and {wish.to} keeps others"
+        return f"it is valid only for the files of the source, and {wish.to} writes others"
     if lost := [i.name for i in left_out(src.inventory) if i.role is Role.OPTIMIZER]:
         return f"{lost[0]} holds optimizer state that is not read"
     before = {(s.key, s.shape, s.dtype) for s in src.stored.values() if not is_state(s.name)}

@@ -180,7 +180,7 @@ def sparse_after_dense(t: Table) -> tuple[bool, ...]:
         raise FamilyError(
             f"config.json: {begun} is {dense}, mlp_layer_types has dense layers"
             f" {[layer for layer, kind in enumerate(kinds) if kind == 'dense']}",
-            hint="take out the one that is not the model's",
+            hint="remove the one that is wrong for this model",
         )
     return tuple(kind == "sparse" for kind in kinds)
 

@@ -135,7 +135,7 @@ def _renaming_to_save(
         )
         return rename, str
     raise FamilyError(
-        "the installed Transformers loads by rules and does not say how it saves by them",
+        "the installed Transformers loads by rules but does not provide the rules for saving",
         hint="install transformers 5.17 or later, or start from a checkpoint in the hub's dialect",
     )
 
@@ -174,8 +174,8 @@ def _run(model: Skeleton, rule: Any, name: str, parts: Parts) -> dict[str, Layou
         known = OPERATIONS.get(type(op).__name__)
         if known is None:
             raise FamilyError(
-                f"Transformers converts `{name}` by {type(op).__name__}, an operation that is not"
-                " known here",
+                f"Transformers converts `{name}` by {type(op).__name__}, an operation that"
+                " Intarsia does not know",
                 hint="convert it with Transformers itself, or write a table for the family",
             )
         parts = known(op, Task(parts, sources, targets, name, model))

@@ -89,8 +89,8 @@ def _transpose(op: Any, task: Task) -> Parts:
     x = task.only
     if op.check_dims and x.shape[op.dim0] == x.shape[op.dim1]:
         raise FamilyError(
-            f"`{task.name}` {list(x.shape)} may be stored transposed or not, and Transformers tells"
-            " by the shape alone, which is square"
+            f"`{task.name}` {list(x.shape)} may be stored transposed or not, and Transformers"
+            " decides by the shape, which is square"
         )
     if not (op.check_dims and task.model.shapes.get(task.name) == x.shape):
         x = x.transpose(op.dim0, op.dim1)
@@ -130,7 +130,8 @@ def _fuse_two_towers(op: Any, task: Task) -> Parts:
         held = task.parts.get(pattern, [])
         if not held or len(held) % len(out):
             raise FamilyError(
-                f"`{task.name}` is made of {len(held)} tensors `{pattern}`, expected as many for each of"
+                f"`{task.name}` is made of {len(held)} tensors `{pattern}`, expected as many for"
+                " each of"
                 f" {', '.join(out)}"
             )
         each = len(held) // len(out)

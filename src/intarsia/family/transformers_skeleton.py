@@ -38,8 +38,8 @@ class Skeleton:
             from transformers import conversion_mapping, core_model_loading
         except ImportError as error:
             raise FamilyError(
-                f"model_type {config.get('model_type')!r} has no table here, and Transformers v5,"
-                f" whose rules could be taken, is not installed ({error})",
+                f"Intarsia has no table for model_type {config.get('model_type')!r}, and"
+                f" Transformers v5, whose rules it would use, is not installed ({error})",
                 hint="pip install 'intarsia[transformers]'",
             ) from error
         model_type = str(config.get("model_type"))
@@ -124,5 +124,5 @@ def _model_class(transformers: Any, config: Config, whole: Any) -> Any:
             return found[0] if isinstance(found, tuple) else found
     raise FamilyError(
         f"Transformers has no model for model_type {config.get('model_type')!r}",
-        hint="config.json can name one under architectures",
+        hint="name one under `architectures` in config.json",
     )

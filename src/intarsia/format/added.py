@@ -19,7 +19,7 @@ def register(format: Format) -> None:
     """Add a format for this process; raise where the name is taken."""
     if format.name in BUILT_IN or format.name in added():
         raise UsageError(
-            f"there is a format {format.name!r} already", hint="give yours a name of its own"
+            f"a format named {format.name!r} exists already", hint="choose another name for yours"
         )
     _REGISTERED[format.name] = format
 
@@ -43,7 +43,7 @@ def _installed() -> dict[str, Format]:
         made = made_by(point, f"the format {point.name!r}")
         if not isinstance(made, Format) or made.name != point.name or made.name in BUILT_IN | found:
             raise UsageError(
-                f"{point.value} is no format {point.name!r} of its own name, or a second one",
+                f"{point.value} is not a format whose name is {point.name!r}, or that name is taken",
                 hint=REMEDY,
             )
         found[point.name] = made

@@ -316,13 +316,15 @@ class Format(ABC):
     ) -> Arrangement:
         """The files of a live model, from the ranks that hold each box of each tensor."""
         raise UsageError(
-            f"a live model is not saved as {self.name}", hint="save it, and convert that"
+            f"a live model cannot be saved as {self.name}",
+            hint="save it with intarsia.save, and convert the result",
         )
 
     def file_of(self, rank: int) -> str:
         """The file that a rank of a live model writes."""
         raise UsageError(
-            f"a live model is not saved as {self.name}", hint="save it, and convert that"
+            f"a live model cannot be saved as {self.name}",
+            hint="save it with intarsia.save, and convert the result",
         )
 
     @abstractmethod
@@ -334,6 +336,6 @@ def refuse_section(section: Sequence[str], name: str) -> None:
     """Raise where a section is asked of a format that holds one model."""
     if section:
         raise UsageError(
-            f"{name} holds one model and its optimizer, and no section {section[0]!r}",
+            f"{name} holds one model and its optimizer: it has no section {section[0]!r}",
             hint="leave --section out",
         )

@@ -24,6 +24,6 @@ def too_much(src: Manifest, name: str, limit_bytes: int) -> UsageError:
     """Why entries are not read into memory."""
     return UsageError(
         f"the entries of {src.path} take more than {human(limit_bytes)}, half of the"
-        f" memory budget; `{name}` is the one too many of {len(src.entries)}",
+        f" memory budget; the limit is reached at `{name}`, one of {len(src.entries)}",
         hint="give more with --memory, or leave them out with --optimizer drop",
     )

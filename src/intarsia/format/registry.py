@@ -111,7 +111,7 @@ def _refuse_two(path: PurePath, name: str, others: Sequence[str]) -> None:
     beside = next(filter(None, (FORMATS[other].stray(path) for other in others)), "")
     if beside:
         raise FormatError(
-            f"{path} holds two checkpoints, a {name} one and {beside}",
+            f"{path} holds two checkpoints, {name} and {beside}",
             hint="move one of them to a folder of its own, with the configuration",
         )
 
@@ -119,8 +119,8 @@ def _refuse_two(path: PurePath, name: str, others: Sequence[str]) -> None:
 def _refuse_several(path: PurePath, names: Sequence[str]) -> None:
     if names[1:]:
         raise FormatError(
-            f"{path} is a checkpoint of several formats by their own word: {', '.join(names)}",
-            hint="uninstall the packages of those that are wrong",
+            f"{path} is claimed by several formats: {', '.join(names)}",
+            hint="uninstall the packages of the formats that are wrong",
         )
 
 
@@ -131,24 +131,24 @@ def _no_checkpoint(path: PurePath) -> FormatError:
     if tracked is not None and held:
         lack = f"has no {METADATA}" if is_folder(tracked) else "is absent"
         return FormatError(
-            f"{path / TRACKER} names {tracked.name}, which {lack}; there is"
+            f"{path / TRACKER} names {tracked.name}, which {lack}; present:"
             f" {', '.join(p.name for p in held[:6])}",
-            hint=f"restore it, or give the folder of another, {held[-1]} say",
+            hint=f"restore it, or give the folder of another iteration, for example {held[-1]}",
         )
     found = recognise(path)
     if held and (found is None or found[0] != path or found[1] is NO_WEIGHTS):
         names = ", ".join(p.name for p in held[:6]) + (", …" if len(held) > 6 else "")
         return FormatError(
-            f"{path} is no checkpoint itself; {len(held)} {'lie' if len(held) > 1 else 'lies'}"
-            f" below it: {names}",
-            hint=f"give the folder of one, {held[0]} say",
+            f"{path} is not a checkpoint itself; there {'are' if len(held) > 1 else 'is'}"
+            f" {len(held)} below it: {names}",
+            hint=f"give the folder of one of them, for example {held[0]}",
         )
     if found is not None:
         where, kind = found
         verb = "holds" if is_folder(where) else "is"
         return FormatError(f"{where} {verb} {kind.name}; not read", hint=kind.next_step(where))
     return FormatError(
-        f"{path} is no checkpoint that Intarsia knows ({', '.join(sorted(FORMATS))})",
+        f"{path} is not a checkpoint that Intarsia can read ({', '.join(sorted(FORMATS))})",
         hint="give the folder that holds .metadata, or the *.safetensors files",
     )
 

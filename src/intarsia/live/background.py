@@ -180,7 +180,8 @@ def release() -> None:
     """Give back the memory that background saves keep for their copies."""
     if _last is not None and not _last.done:
         raise UsageError(
-            f"{_last.path} is still being saved from this memory", hint="wait() for it first"
+            f"{_last.path} is still being saved from this memory",
+            hint="call wait() on its handle first",
         )
     _memory.clear()
 
@@ -250,7 +251,11 @@ def _fail_if_unnoticed() -> None:
 def _end_after_saving(number: int, frame: Any) -> None:
     """Let a save come to its end within the grace that a scheduler gives, then end as asked."""
     if _last is not None and not _last.done:
-        print(f"intarsia: finishing {_last.path} before the end", file=sys.stderr, flush=True)
+        print(
+            f"intarsia: finishing the save of {_last.path} before the process ends",
+            file=sys.stderr,
+            flush=True,
+        )
         _last._join()
     failure = _last.failure if _last is not None else None
     if failure is not None:

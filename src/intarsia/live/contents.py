@@ -51,7 +51,8 @@ class Contents:
             value = held[key]
             if name in taken:
                 raise UsageError(
-                    f"two values of the dict have the name `{name}`, once their keys are joined by dots",
+                    f"two values of the dict have the name `{name}` after their keys are joined"
+                    " by dots",
                     hint="rename a key",
                 )
             taken.add(name)
@@ -82,8 +83,8 @@ class Contents:
             name = bare(given)
             if name in found:
                 raise UsageError(
-                    f"two tensors have the name `{name}` once the words of wrappers are taken out",
-                    hint="rename a key of the dict, or the submodule that is called as a wrapper's",
+                    f"two tensors have the name `{name}` after wrapper names are removed from it",
+                    hint="rename a key of the dict, or the submodule whose name is a wrapper's",
                 )
             found[name] = x
         return found
@@ -97,9 +98,9 @@ class Contents:
             grouped = (n for n in shapes if "param_groups" in n.split("."))
             name = next(grouped, None) or next(n for n in shapes if n.startswith(roots[0]))
             raise UsageError(
-                f"`{name}` of the model has a name of optimizer state, so it could not be told from that",
-                hint="rename the submodule: `optimizer.` and `optim.` at the start of a name, and `param_groups`"
-                " anywhere in it, are kept for optimizer state",
+                f"`{name}` of the model has a name that is reserved for optimizer state",
+                hint="rename the submodule: `optimizer.` and `optim.` at the start of a name,"
+                " and `param_groups` anywhere in it, are reserved for optimizer state",
             )
 
     @property

@@ -69,7 +69,7 @@ class Demand:
         if contents is None:
             if place is not None:
                 raise UsageError(
-                    "a Megatron model says itself which part of each tensor it holds",
+                    "a Megatron model itself defines which part of each tensor it holds",
                     hint="leave `mesh` and `rank` out",
                 )
             tensors, found = megatron_rows.rows_of(into, manifest.config)
@@ -85,7 +85,8 @@ class Demand:
             raise CoverageError(
                 f"{len(missing)} of {len(tensors)} tensors of the model have no source in"
                 f" {manifest.path}: {', '.join(missing[:4])}{', …' if len(missing) > 4 else ''}",
-                hint="it is a PEFT adapter: load the model, and the adapter with PEFT's own load_adapter()"
+                hint="it is a PEFT adapter: load the model, and the adapter with PEFT's own"
+                " load_adapter()"
                 if is_adapter(manifest)
                 else "the checkpoint is another model's, or incomplete",
             )
@@ -231,7 +232,7 @@ def settle(demand: Demand, told: Sequence[Doubts], *, strict: bool) -> Settled:
         held = demand.tensors.get(name)
         here = "" if held is None else f": {placed(held)}, {list(memory_of(held).shape)} here"
         raise LayoutError(
-            f"no reading of its placements gives `{name}` the memory that some rank has{here}",
+            f"the placements of `{name}` do not give the shape of the memory that some rank has{here}",
             hint="give `shape=` and `stride=` to `DTensor.from_local`, the same on all ranks",
         )
     unused = sorted(frozenset.intersection(*(d.unused for d in told)))
@@ -244,9 +245,11 @@ def settle(demand: Demand, told: Sequence[Doubts], *, strict: bool) -> Settled:
     stateful = sorted(frozenset.intersection(*(d.unused_state for d in told)))
     if stateful and strict:
         raise CoverageError(
-            f"{demand.manifest.path} has optimizer state of {len(stateful)} parameters that the optimizer does"
-            f" not step: {', '.join(stateful[:4])}{', …' if len(stateful) > 4 else ''}",
-            hint="give an optimizer of all of them, or load with strict=False if they are not wanted",
+            f"{demand.manifest.path} has optimizer state of {len(stateful)} parameters that the"
+            " optimizer does not update:"
+            f" {', '.join(stateful[:4])}{', …' if len(stateful) > 4 else ''}",
+            hint="give an optimizer that updates all of them, or load with strict=False if their"
+            " state is not wanted",
         )
     unused += [f"optimizer state of {name}" for name in stateful]
     literal = frozenset[str]().union(*(d.disputed for d in told))
@@ -264,7 +267,8 @@ def cast_names(holdings: Iterable[Holding], manifest: Manifest, *, allowed: bool
             if not (floating and allowed):
                 raise LayoutError(
                     f"`{each.name}` is {each.dtype} in the model and {dtype} in {manifest.path}",
-                    hint=f"load with cast=True to {'widen' if is_lossless(dtype, each.dtype) else 'round'} it,"
+                    hint="load with cast=True to"
+                    f" {'widen' if is_lossless(dtype, each.dtype) else 'round'} it,"
                     " or change the model's type"
                     if floating
                     else "make the model's tensor of the checkpoint's type",

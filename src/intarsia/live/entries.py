@@ -121,8 +121,8 @@ def extra_in(
         else:
             found[key] = [held[k] for k in sorted(held)]
             notes.append(
-                f"extra `{key}` was saved by {len(held)} of {before} ranks, there are {size} now:"
-                " it is the list of all"
+                f"extra `{key}` was saved by {len(held)} of {before} ranks, there are {size}"
+                " now: it is loaded as the list of all values"
             )
     return found, notes
 

@@ -9,9 +9,9 @@ from intarsia.live.contents import Contents
 from intarsia.live.values import Values
 
 ON_META = "it is on `meta`, and neither the checkpoint nor the model says what it holds"
-NOT_HANDED = "its module's state_dict() does not hand it out"
+NOT_HANDED = "the state_dict() of its module does not return it"
 ADAPTER = "PEFT added it to the model, and the checkpoint holds no adapter"
-NO_STATE = "the checkpoint has none, and nothing in it says that the parameter was never stepped"
+NO_STATE = "the checkpoint has none, and nothing in it says that the parameter was never updated"
 NO_SETTINGS = "the checkpoint has none"
 
 
@@ -33,10 +33,10 @@ def check_kept(kept: Mapping[str, str], where: str) -> None:
     if ADAPTER in kept.values():
         hint += "; or load the model before PEFT wraps it"
     if ON_META in kept.values():
-        hint = f"build them on a device, as only the model knows what they hold; or {hint}"
+        hint = f"build them on a device, because only the model can compute them; or {hint}"
     raise CoverageError(
         f"{len(kept)} tensors or values of the model are not filled from {where}:"
-        f" {', '.join([*kept][:4])}{', …' if len(kept) > 4 else ''}; of `{name}`: {why}",
+        f" {', '.join([*kept][:4])}{', …' if len(kept) > 4 else ''}; `{name}`: {why}",
         hint=hint,
     )
 
@@ -47,6 +47,6 @@ def check_adapters(left: Collection[str], empty: Sequence[str], where: str) -> N
         raise CoverageError(
             f"{len(empty)} tensors of PEFT adapters are on `meta`, and {where} holds none of them:"
             f" {', '.join(empty[:4])}{', …' if len(empty) > 4 else ''}",
-            hint="load the model first and make the adapters then (get_peft_model), or load a checkpoint"
-            " that was saved with them",
+            hint="load the model first and add the adapters afterwards (get_peft_model), or load"
+            " a checkpoint that was saved with them",
         )

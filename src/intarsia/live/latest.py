@@ -34,7 +34,9 @@ def name_last(path: Path, latest: bool | None) -> None:
         if _continues(path) if latest is None else latest:
             _point(path)
     except IntarsiaError as error:
-        error.hint = f"{path} is whole and in its place; write its name into {path.parent / LATEST}"
+        error.hint = (
+            f"{path} is complete and in its place; write its name into {path.parent / LATEST}"
+        )
         raise
 
 
@@ -54,7 +56,9 @@ def _point(path: Path) -> None:
     file = path.parent / LATEST
     fresh = file.with_name(f".{LATEST}.{os.getpid()}")
     if exists(file) and not is_file(file):
-        raise FormatError(f"{file} is no file, so it cannot name the last checkpoint")
+        raise FormatError(
+            f"{file} is not a file, so the name of the last checkpoint cannot be written into it"
+        )
     try:
         with naming(file, lasting=True):
             with open(fresh, "w") as out:

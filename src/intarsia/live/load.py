@@ -168,7 +168,7 @@ def load(
         report.cast = cast_names(settled.holdings, manifest, allowed=cast)
         if computed:
             shown = f"{', '.join(sorted(computed)[:4])}{', …' if len(computed) > 4 else ''}"
-            report.notes.append(f"not taken, since the model computes them for itself: {shown}")
+            report.notes.append(f"not loaded, because the model computes them itself: {shown}")
         report.notes += found.notes
         _fill(
             demand,
@@ -193,7 +193,7 @@ def load(
 
 _STALE = (
     "if the weights are right, load into a model of their type, which takes them; if the main"
-    " weights are, load the checkpoint that they were saved with"
+    " weights are right, load the checkpoint that they were saved with"
 )
 
 

@@ -97,7 +97,7 @@ def _units(model: nn.Module) -> list[nn.Module]:
     names = set(getattr(model, "_no_split_modules", None) or ())
     if not names:
         raise UsageError(
-            f"{type(model).__name__} does not name its blocks",
+            f"{type(model).__name__} does not list the classes of its blocks",
             hint="set `model._no_split_modules` to the names of their classes",
         )
     found: dict[str, nn.Module] = {}

@@ -112,7 +112,8 @@ def snapshot(
         raise UsageError(
             f"{len(lost)} tensors of the module are not in its state_dict(): {', '.join(lost[:4])}"
             f"{', …' if len(lost) > 4 else ''}",
-            hint="have it hand them out, or save what it does hand out: save(path, module.state_dict())",
+            hint="make its state_dict() return them, or save only what it returns: save(path,"
+            " module.state_dict())",
         )
     counts = Counts(len(tensors))
     given = packed_with(contents, given)

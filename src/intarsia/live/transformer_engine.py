@@ -127,9 +127,10 @@ def _check_plain(name: str, owner: nn.Module, cuts: Mapping[str, Cut], mesh: Dev
             )
         if held is not None and is_grouped(held) and is_quantised(held):
             raise UsageError(
-                f"`{name}.{param}` is one quantised tensor of {len(held)} weights, whose numbers have"
-                " no place of their own in a DTensor",
-                hint="build the module outside of quantized_model_init, or with single_grouped_weight=False",
+                f"`{name}.{param}` is one quantised tensor of {len(held)} weights, which a"
+                " DTensor cannot represent",
+                hint="build the module outside of quantized_model_init, or with"
+                " single_grouped_weight=False",
             )
         if held is not None and held.device.type not in (mesh.device_type, "meta"):
             raise UsageError(
@@ -211,7 +212,7 @@ def _reduce_over(owners: list[nn.Module], mesh: DeviceMesh, asked: str) -> None:
     gemms = [owner for owner in owners if is_gemm(owner)]
     if not gemms:
         warnings.warn(
-            f"weight_mesh means nothing for {asked}: it has no weights that are quantised",
+            f"weight_mesh has no effect on {asked}: it has no quantised weights",
             stacklevel=3,
         )
     for owner in gemms:

@@ -188,6 +188,6 @@ def _check_equal_heads(name: str, attention: nn.Module) -> None:
     if query != value:
         raise LayoutError(
             f"`{name}` holds {query} rows of query and {value} of key and of value, one after the"
-            " other on each rank: no placement says so",
+            " other on each rank: no placement can express that",
             hint="build it with qkv_weight_interleaved=True or fuse_qkv_params=False",
         )

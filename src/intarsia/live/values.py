@@ -22,7 +22,7 @@ def packed_with(contents: Contents, given: Mapping[str, bytes]) -> dict[str, byt
     for name, value in (*contents.values.items(), *contents.extra_state.items()):
         if name in found:
             raise UsageError(
-                f"`{name}` is both in `extra` and in what is saved", hint="rename one of them"
+                f"`{name}` is in `extra` and also in the model's state", hint="rename one of them"
             )
         found[name] = pack(value, name)
     return found
@@ -48,7 +48,7 @@ class Values:
             if entry is not None or name in own:
                 entries[name] = entry or name
             elif name in listed:
-                lost[name] = "each rank saved its own, and there were more or fewer ranks"
+                lost[name] = "each rank saved its own value, and the number of ranks was different"
             elif name in manifest.logical and name in contents.extra_state:
                 tensors[name] = name
             elif not _is_empty(contents.extra_state.get(name, name)):

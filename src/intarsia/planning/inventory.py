@@ -75,7 +75,7 @@ def lines(items: Iterable[Item]) -> list[str]:
 def unread_sections(items: Iterable[Item]) -> list[str]:
     """What a check says of the sections that it does not look at."""
     return [
-        f"section {item.name} ({item.role}) is not looked at: {item.why}"
+        f"section {item.name} ({item.role}) is not read: {item.why}"
         for item in left_out(items)
         if item.kind == "section"
     ]

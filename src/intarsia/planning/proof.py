@@ -28,7 +28,7 @@ from intarsia.planning.tiling import TilingFault, tiling_fault
 _SHOWN = 8
 _NEXT = {
     "elements-missing": "restore what is missing, or use a checkpoint that is whole",
-    "chunks-overlap": "save the checkpoint again: which of the two is right cannot be told",
+    "chunks-overlap": "save the checkpoint again: nothing says which of the two is right",
     "chunk-mismatch": "restore the file and the metadata that belong to one save",
 }
 
@@ -118,7 +118,7 @@ def prove_tiling(name: str, shape: Shape, boxes: tuple[Box, ...]) -> Tiled:
     if (fault := tiling_fault(shape, boxes)) is not None:
         raise CoverageError(
             f"what ranks hold of `{name}` does not tile it: {fault}",
-            hint="every rank of the model's mesh has to call save, each with its own part",
+            hint="every rank of the model's mesh must call save, each with its own part",
         )
     return Tiled(shape, boxes, _KEY)
 
@@ -158,7 +158,7 @@ class Prover:
         sources = sources_of(target.layout, self.src)
         if target.value.parts:
             raise UnsupportedError(
-                f"`{target.name}` is to be {target.value}, which can be read and not yet written",
+                f"`{target.name}` would be {target.value}, which can be read but not yet written",
                 hint="write plain numbers: give an element type with --dtype",
             )
         if self._is_plain(target, sources):
@@ -367,7 +367,7 @@ class Prover:
             _, twice = self._count([(p.at, p.loops) for p in pieces], _tally_at)
             known = self._places[id(layout)] = layout, max(twice, beyond, 0)
         if wrong := known[1]:
-            text = f"{wrong:,} places of `{name}` are for two elements each, or lie beyond it"
+            text = f"{wrong:,} places of `{name}` belong to two elements each, or are outside of it"
             yield Gap(next(iter(layout.tensors)), wrong, text, "chunks-overlap")
 
     def _count(

@@ -288,7 +288,7 @@ def _orphaned(
         if scheme is None and claim.word not in words:
             continue  # a model may call a parameter so
         if claim.of in tensors:
-            text = f"`{claim.name}` is there, and `{claim.of}` is {tensors[claim.of][0]}: nothing to scale"
+            text = f"`{claim.name}` is there, and `{claim.of}` is {tensors[claim.of][0]}, which needs no scale"
         else:
             text = f"`{claim.name}` is there, and no weight that it belongs to"
         yield ScaleFault("scale-orphaned", (claim.name,), text)
@@ -308,8 +308,9 @@ def _notes(
     plain = [part for part in lone if part.dtype.name.startswith("F8")]
     if plain:
         yield (
-            f"{len(plain):,} tensors are {plain[0].dtype} without scales, and no configuration says that they"
-            f" are quantised: they are taken as numbers of that type, `{plain[0].name}` among them"
+            f"{len(plain):,} tensors are {plain[0].dtype} without scales, and no configuration"
+            " says that they"
+            f" are quantised: they are read as numbers of that type, `{plain[0].name}` among them"
         )
     if scheme is not None and not counts:
         yield f"the configuration says {scheme}, and no tensor is quantised"

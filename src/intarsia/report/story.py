@@ -55,7 +55,7 @@ class Story:
 def of_inspection(manifest: Manifest) -> Story:
     """What the headers of a checkpoint tell."""
     absent = _absent(manifest)
-    verdict = "complete, as far as headers tell"
+    verdict = "complete, judging by the headers"
     if absent:
         verdict = f"incomplete: {_count(len(absent), 'tensor')} absent"
     elif manifest.problems:

@@ -19,12 +19,14 @@ def check_page(path: str | Path) -> None:
     where = Path(os.path.expanduser(path))
     try:
         if not where.parent.is_dir():
-            raise UsageError(f"{where.parent} is no folder", hint="make it, or name another --html")
+            raise UsageError(
+                f"{where.parent} is not a folder", hint="create it, or name another --html"
+            )
         if not where.exists():
             return
         if not where.is_file():
             raise UsageError(
-                f"{where} is no file", hint="name a file to write, such as report.html"
+                f"{where} is not a file", hint="name a file to write, such as report.html"
             )
         with where.open("rb") as file:
             opening = file.read(len(_OPENING))
@@ -32,7 +34,8 @@ def check_page(path: str | Path) -> None:
         raise StoreError(f"cannot read {where}: {error.strerror}") from error
     if opening and opening.lower() != _OPENING.lower():
         raise UsageError(
-            f"{where} exists and is no page", hint="name another file, or remove this one"
+            f"{where} exists and is not a page of Intarsia",
+            hint="name another file, or remove this one",
         )
 
 

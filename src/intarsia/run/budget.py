@@ -40,7 +40,7 @@ class Budget:
                 hint=f"give at least {human(LEAST_BYTES)}",
             )
         if workers is not None and workers < 1:
-            raise UsageError(f"{workers} workers cannot work", hint="give at least 1")
+            raise UsageError(f"the number of workers is {workers}", hint="give at least 1")
         return Budget(memory_bytes, workers or min(8, os.cpu_count() or 1))
 
     def less(self, held_bytes: int) -> Budget:

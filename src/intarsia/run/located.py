@@ -16,8 +16,8 @@ def locate_chunk(format: Format, folder: Folder, stored: Stored, chunk: Chunk) -
     last, end = first + reach * stored.dtype.itemsize, chunk.start_bytes + chunk.length_bytes
     if chunk.box.size and not chunk.start_bytes <= first <= last <= end:
         raise CoverageError(
-            f"{format.name} finds {chunk.box} of `{stored.name}` in bytes [{first:,}:{last:,}) of"
+            f"{format.name} locates {chunk.box} of `{stored.name}` in bytes [{first:,}:{last:,}) of"
             f" {folder.root / chunk.file}, outside of its chunk [{chunk.start_bytes:,}:{end:,})",
-            hint=f"mend `locate` of the format {format.name}",
+            hint=f"fix `locate` of the format {format.name}",
         )
     return found

@@ -28,7 +28,7 @@ class Address(PurePosixPath):
         return f"{head}//{'/'.join(rest)}" if head.endswith(":") else super().__str__()
 
     def __fspath__(self) -> str:
-        raise TypeError(f"{self} is no path of the local file system")
+        raise TypeError(f"{self} is not a path of the local file system")
 
     def __repr__(self) -> str:
         return f"Address({str(self)!r})"

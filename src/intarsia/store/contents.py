@@ -53,9 +53,9 @@ def refuse_existing(destination: PurePath, *, resume: bool = False) -> None:
         return
     if resume:
         raise UsageError(
-            f"{destination} exists, and nothing was left to resume",
-            hint="an earlier run may have finished it, which `intarsia verify SOURCE DESTINATION`"
-            " tells; or choose another destination, or replace it with --overwrite",
+            f"{destination} exists, and there is nothing to resume",
+            hint="an earlier run may have finished it: `intarsia verify SOURCE DESTINATION`"
+            " shows that; or choose another destination, or replace it with --overwrite",
         )
     raise UsageError(
         f"{destination} exists",
@@ -67,7 +67,7 @@ def changed_meanwhile(destination: PurePath, changes: list[str]) -> UsageError:
     """The error for a destination that others changed after it was looked at."""
     more = f" and {len(changes) - 4} more" if len(changes) > 4 else ""
     return UsageError(
-        f"{destination} was changed by others while this run worked: {', '.join(changes[:4])}{more};"
+        f"{destination} was changed by another process during this run: {', '.join(changes[:4])}{more};"
         " it was left as it is",
         hint="move it away, and run again with --resume",
     )

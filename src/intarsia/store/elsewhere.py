@@ -43,7 +43,7 @@ class Elsewhere:
         """Refuse a destination that is in the way; what is to be replaced is noted as it is now."""
         if resume:
             raise UsageError(
-                f"{self.destination} cannot be resumed: a journal is kept beside local folders alone",
+                f"{self.destination} cannot be resumed: only local folders have a journal",
                 hint="run again without --resume",
             )
         if not self.overwrite:
@@ -76,7 +76,7 @@ class Elsewhere:
     def create(self, file: str, size_bytes: int) -> None:
         """Make a file of a known length."""
         if ".." in PurePath(file).parts or not (self.folder / file).is_relative_to(self.folder):
-            raise UnsafeError(f"{file!r} lies outside of the destination")
+            raise UnsafeError(f"{file!r} is outside of the destination")
         with naming(self.folder / file):
             self._files.create(file, size_bytes)
 

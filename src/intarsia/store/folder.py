@@ -168,7 +168,7 @@ class Folder:
         """What it means that a file cannot be read: that it is gone since then, or was never there."""
         if file in self._stamps and isinstance(error, FileNotFoundError | NotADirectoryError):
             return ChangedError(
-                f"{self.root / file} is gone since the checkpoint was opened",
+                f"{self.root / file} was removed after the checkpoint was opened",
                 hint="another checkpoint may have taken its place: open it again",
                 path=self.root / file,
             )

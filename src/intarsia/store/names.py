@@ -11,15 +11,15 @@ def check_name(name: object, where: str) -> str:
     """A file name that a checkpoint gives: one that stays in the checkpoint's own folder."""
     if not isinstance(name, str) or not name or "\0" in name or len(name) > 255:
         shown = repr(name[:80]) if isinstance(name, str) else f"a {type(name).__name__}"
-        raise FormatError(f"{shown} is no file name - at {where}")
+        raise FormatError(f"{shown} is not a file name - at {where}")
     if name in (".", "..") or "/" in name or "\\" in name or ":" in name:
-        raise UnsafeError(f"{name!r} is no file name: it lies outside its folder - at {where}")
+        raise UnsafeError(f"{name!r} is not a file name inside its folder - at {where}")
     try:
         fits = len(os.fsencode(name)) <= 255
     except UnicodeEncodeError:
         fits = False
     if not fits:
-        raise FormatError(f"{name[:80]!r} is no file name - at {where}")
+        raise FormatError(f"{name[:80]!r} is not a file name - at {where}")
     return name
 
 

@@ -47,7 +47,7 @@ class naming:
 
 def unlockable(path: PurePath, error: OSError) -> StoreError:
     """What it means that a file cannot be locked, though no other process holds it."""
-    hint = "choose a destination on a file system with locks: without one, two runs could mix there"
+    hint = "choose a destination on a file system with locks: without them, two runs could write into one another"
     return StoreError(
         f"{path} cannot be locked: {error.strerror or error}",
         hint=hint if error.errno in _WITHOUT_LOCKS else None,
@@ -85,6 +85,6 @@ def limited(path: PurePath, error: OSError) -> LimitError:
         f"{path}: {error.strerror or error}",
         hint="raise the limit of open files (`ulimit -n`)"
         if files
-        else "free some memory, or give less with --memory",
+        else "free some memory, or lower --memory",
         path=path,
     )

@@ -28,7 +28,7 @@ def store_of(path: PurePath) -> Store:
     found = _REGISTERED.get(path.scheme) or _installed(path.scheme)
     if found is None:
         raise UsageError(
-            f"{path} leads nowhere: no store is registered for {path.scheme}://",
+            f"{path} cannot be opened: no store is registered for {path.scheme}://",
             hint="give the path itself, without file://"
             if path.scheme.lower() == "file"
             else "copy the checkpoint to a local folder, or register a store for it"

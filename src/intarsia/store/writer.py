@@ -21,7 +21,7 @@ def writer_to(destination: str | PurePath, *, overwrite: bool, judge: Judge, alo
         return Staging(where, overwrite=overwrite, judge=judge)
     if not alone:
         raise UsageError(
-            f"{where} is written by one process, and several are at work",
+            f"{where} can be written by one process only, and several are running",
             hint="run without torchrun, or give a local folder that all ranks share",
         )
     return Elsewhere(where, overwrite=overwrite, judge=judge)

@@ -53,7 +53,7 @@ def test_one_of_two_types_as_wide_may_be_the_other_rounded(tmp_path: Path) -> No
     for left, right in ((a, b), (b, a)):
         (difference,) = intarsia.verify(left, right).different
         assert difference.kind == "rounded"
-        assert "the numbers are equal but for rounding" in difference.diagnosis
+        assert "the numbers are equal except for rounding" in difference.diagnosis
 
 
 @pytest.mark.parametrize("layers", [[1, 0, 2], [1, 1, 2]])

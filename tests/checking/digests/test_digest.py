@@ -223,7 +223,9 @@ def test_digests_of_a_kind_that_is_not_known_are_refused(src: Path, tmp_path: Pa
     intarsia.convert(src, tmp_path / "out", to="dcp")
     path = tmp_path / "out" / DIGESTS
     path.write_text(path.read_text().replace("pages", "leaves"))
-    with pytest.raises(intarsia.FormatError, match="kind `leaves`; this version knows `pages`"):
+    with pytest.raises(
+        intarsia.FormatError, match="kind `leaves`; this version reads kind `pages`"
+    ):
         check(tmp_path / "out")
 
 

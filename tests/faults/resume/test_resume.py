@@ -86,7 +86,7 @@ def test_without_it_the_run_begins_anew_and_says_what_was_lost(src, tmp_path, wh
     die_half_way(src, tmp_path / "out")
     answer = cli("convert", src, tmp_path / "out", *WORDS, "--json")
     assert answer.status == 0
-    assert "of an earlier run were cleared; --resume would have kept them" in answer.out
+    assert "of an earlier run were removed; --resume would have kept them" in answer.out
     assert files_of(tmp_path / "out") == whole
     assert not leftovers(tmp_path)
 
@@ -106,7 +106,7 @@ def test_another_job_is_refused_and_told_how_it_differs(src, tmp_path, words, to
     answer = cli("convert", src, tmp_path / "out", *words, "--resume")
     assert answer.status == 2
     assert told in answer.err
-    assert "start anew without --resume" in answer.err
+    assert "start again without --resume" in answer.err
     del before[".out.intarsia-lock"]
     assert files_of(tmp_path) == before, "what the first run wrote is left to it"
     assert cli("convert", src, tmp_path / "out", *words).status == 0
@@ -156,7 +156,7 @@ def test_what_was_damaged_in_the_partial_folder_is_written_again(
     file.write_bytes(data)
     report = intarsia.convert(src, out, resume=True, **options)
     assert "resumed: " in str(report)
-    assert "were not as they had been written, and are written again" in str(report)
+    assert "did not match what had been written, and are written again" in str(report)
     assert files_of(out) == files_of(tmp_path / "whole")
 
 
@@ -306,10 +306,10 @@ def test_a_run_that_is_killed_while_it_clears_up_is_ended_by_resume(
         for name in ("unlink", "rmdir"):
             patch.setattr(os, name, dying(getattr(os, name)))
         answer = cli("convert", src, out, *WORDS)
-        assert "interrupted when it was whole: --resume removes" in answer.out
+        assert "interrupted after it was complete: --resume removes" in answer.out
     assert files_of(out) == whole
     assert leftovers(tmp_path)
     again = cli("convert", src, out, *WORDS, "--resume")
-    assert again.status == 0 or "nothing was left to resume" in again.err
+    assert again.status == 0 or "there is nothing to resume" in again.err
     assert files_of(out) == whole
     assert not leftovers(tmp_path)

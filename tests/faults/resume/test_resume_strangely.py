@@ -77,11 +77,17 @@ def flip(path: Path, at: int) -> None:
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
-        (lambda j: flip(j / JOB, 30), "begun anew: an earlier run left no journal"),
-        (lambda j: os.truncate(j / JOB, 50), "begun anew: an earlier run left no journal"),
-        (lambda j: (j / JOB).write_bytes(b""), "begun anew: an earlier run left no journal"),
-        (lambda j: (j / JOB).unlink(), "begun anew: an earlier run left no journal"),
-        (lambda j: (j / JOB).write_bytes(to_line({"version": 2})), "begun anew: an earlier run"),
+        (lambda j: flip(j / JOB, 30), "started again: an earlier run left no readable journal"),
+        (
+            lambda j: os.truncate(j / JOB, 50),
+            "started again: an earlier run left no readable journal",
+        ),
+        (
+            lambda j: (j / JOB).write_bytes(b""),
+            "started again: an earlier run left no readable journal",
+        ),
+        (lambda j: (j / JOB).unlink(), "started again: an earlier run left no readable journal"),
+        (lambda j: (j / JOB).write_bytes(to_line({"version": 2})), "started again: an earlier run"),
         (lambda j: flip(j / "0-0", 20), "resumed: 0 B were there already"),
         (lambda j: flip(j / "0-0", (j / "0-0").stat().st_size // 2), "resumed: "),
         (lambda j: os.truncate(j / "0-0", (j / "0-0").stat().st_size - 5), "resumed: "),
@@ -118,7 +124,7 @@ def test_a_partial_folder_that_was_removed_is_said_to_be_gone(src, tmp_path, who
     answer = cli("convert", src, out, *WORDS, "--resume")
     assert answer.status == 0, answer.err
     assert (
-        "begun anew: the files that the journal of an earlier run speaks of are gone" in answer.out
+        "started again: the files that the journal of an earlier run lists are gone" in answer.out
     )
     assert files_of(out) == whole
 
@@ -152,7 +158,7 @@ def test_a_finished_run_is_told_how_to_make_sure(src: Path, tmp_path: Path, whol
     intarsia.convert(src, out, **OPTIONS)
     answer = cli("convert", src, out, *WORDS, "--resume")
     assert answer.status == 2
-    assert f"{out} exists, and nothing was left to resume" in answer.err
+    assert f"{out} exists, and there is nothing to resume" in answer.err
     assert "intarsia verify" in answer.err
     assert files_of(out) == whole
     assert not leftovers(tmp_path)

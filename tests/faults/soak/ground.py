@@ -72,7 +72,7 @@ class Ground:
 
 def _says_left(found: Ended) -> bool:
     """Whether a run that was done says that something lies beside it."""
-    return "could not be removed" in found.out or "interrupted when it was whole" in found.out
+    return "could not be removed" in found.out or "interrupted after it was complete" in found.out
 
 
 @dataclass
@@ -178,7 +178,7 @@ class Round:
         if found.status != 0 or _says_left(found):
             again = self.convert(*more, source=source)
             if was_whole and before is None and again.status == 2:
-                assert "exists, and nothing was left to resume" in again.err
+                assert "exists, and there is nothing to resume" in again.err
             else:
                 assert again.status == 0, "the run after it fails"
                 resumed = "resumed: " in again.out

@@ -236,7 +236,7 @@ def two_resumes(r: Round) -> None:
     for end in ends:
         if end.status:
             assert (
-                "another process is writing" in end.err or "nothing was left to resume" in end.err
+                "another process is writing" in end.err or "there is nothing to resume" in end.err
             )
     assert r.here() == r.whole
     assert not leftovers(r.disk), leftovers(r.disk)
@@ -412,7 +412,7 @@ def rank_differs(r: Round) -> None:
         assert "--optimizer" in other, "ranks with other options"
     else:
         assert [end.status for end in ends] == [2, 2], "ranks that differ"
-        assert all("was asked for something else" in end.err for end in ends)
+        assert all("was called with something else" in end.err for end in ends)
         assert r.here() == before
         assert not leftovers(r.disk)
         ended = r.convert(*more)

@@ -100,7 +100,7 @@ def _types(text: str, x: Held, y: Held, differ: Mask, wrong: list[str]) -> str:
     rounded = not beyond_rounding(x, y).any()
     truth = (
         "the numbers are equal" if not differ.any()
-        else "the numbers are equal but for rounding" if rounded and x.bits.itemsize == y.bits.itemsize
+        else "the numbers are equal except for rounding" if rounded and x.bits.itemsize == y.bits.itemsize
         else "the narrower is the wider one rounded" if rounded
         else "the numbers differ beyond rounding"
     )  # fmt: skip
@@ -205,7 +205,7 @@ def _enough(said: str, rest: str, explained: int, denied: int, differing: int) -
 def _is_exact(said: str) -> bool:
     """Whether what a sentence explains is one number: no tolerance, no list that is cut short."""
     return not re.search(
-        r" times | plus | minus |…|in another order|lie in each other's place|every element of",
+        r" times | plus | minus |…|in another order|are in each other's place|every element of",
         said,
     )
 
@@ -255,7 +255,7 @@ def _place_or_block(text: str, x: Held, y: Held) -> bool | None:
     if found := re.fullmatch(r"([\d,]+) of ([\d,]+) elements differ, (.*?); (.*)", text):
         if (number(found[1]), number(found[2])) != (int(differ.sum()), differ.size):
             return False
-        why = r"nothing known explains them|not searched, as \d+ tensors of this name stayed unexplained"
+        why = r"nothing known explains them|not searched, because \d+ tensors of this name stayed unexplained"
         return place_holds(found[3], differ) if re.fullmatch(why, found[4]) else None
     found = re.fullmatch(r"(.*) \(([\d,]+) elements\)", text, re.DOTALL)
     if not found:

@@ -108,7 +108,7 @@ def _of_each(
     files = re.search(r"; all of it in [^;]*$", text)
     yield from _files(files[0] if files else "", fault, sides, left, right)
     text = text[: files.start()] if files else text
-    text = re.sub(r"; [\d,]+ of them changed besides|, and changed besides", "", text)
+    text = re.sub(r"; [\d,]+ of them also changed|, and also changed", "", text)
     text = re.sub(r"(, the same|;) in \d+ tensors(?: \(\d+ of \d+ layers\))?$", "", text)
     others = "; and others" in text
     several = re.findall(

@@ -183,10 +183,10 @@ def _gate_up(found: re.Match[str], name: str, sides: Sides) -> Predicted:
             continue
         halves, turns = np.arange(n).reshape(2, n // 2), np.arange(n).reshape(n // 2, 2)
         order = {
-            "gate and up swapped, half by half": halves[::-1].reshape(-1),
-            "gate and up swapped, in turn": turns[:, ::-1].reshape(-1),
-            "halves of gate and up in A are in turn in B": halves.T.reshape(-1),
-            "gate and up in turn in A are halves in B": np.argsort(halves.T.reshape(-1)),
+            "gate and up swapped, as halves": halves[::-1].reshape(-1),
+            "gate and up swapped, interleaved": turns[:, ::-1].reshape(-1),
+            "gate and up are halves in A and interleaved in B": halves.T.reshape(-1),
+            "gate and up are interleaved in A and halves in B": np.argsort(halves.T.reshape(-1)),
         }[found[0]]
         yield np.take(x, order, axis)
 
@@ -332,10 +332,10 @@ FORMS: list[tuple[str, Callable[[re.Match[str], str, Sides], Predicted]]] = [
     (r"every one of (?P<count>\d+) blocks on axis (?P<axis>\d+) holds block (?P<every>\d+)", _duplicated),
     (r"of (?P<count>\d+) blocks of (?P<size>\d+) on axis (?P<axis>\d+), block (?P<pairs>\d+ holds \d+(?:, \d+ holds \d+)*(?:, …)?)", _duplicated),
     (r"rotary halves of A are pairs in B, (?P<size>\d+) rows of each head of (?P<width>\d+)(?P<back>, the other way round)?", _rotary),
-    (r"gate and up swapped, (half by half|in turn)|halves of gate and up in A are in turn in B|gate and up in turn in A are halves in B", _gate_up),
+    (r"gate and up swapped, (as halves|interleaved)|gate and up are halves in A and interleaved in B|gate and up are interleaved in A and halves in B", _gate_up),
     (r"gate and up swapped", lambda f, n, s: _grouped(n, "gate and up", s, lambda z: np.concatenate(_starts(z)[::-1]))),
     (rf"{GROUPS} interleaved (?:row by row|in (?P<n>\d+) shards, as by the ranks of tp=(?P=n)){BACK}", _interleaved),
-    (rf"(?P<title>gate and up|query, key and value|components) put down in the order (?P<order>\w+(?:, \w+)*?)(?: in each of (?P<n>\d+) shards, as the ranks of tp=(?P=n) fuse them)?{BACK}", _put_down),
+    (rf"(?P<title>gate and up|query, key and value|components) stored in the order (?P<order>\w+(?:, \w+)*?)(?: in each of (?P<n>\d+) shards, as the ranks of tp=(?P=n) fuse them)?{BACK}", _put_down),
     (r"query, key and value of (?P<n>\d+) groups are stored (?P<how>group by group and read one by one|one by one and read group by group)", _by_group),
     (r"(?P<title>gate and up|query, key and value|components) are cut out of the fused tensor (?P<n>\d+) rows? too (?P<when>late|early) in B", _cut_elsewhere),
     (r"rows of (?P<title>gate and up|query, key and value|components) lie in each other's place, in (?P<n>\d+) runs", _mixed),

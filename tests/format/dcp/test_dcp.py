@@ -331,7 +331,7 @@ def test_tensors_that_claim_far_more_than_is_stored_are_refused(
     record = TensorRecord("a", sound.F32, shape, (chunk,))
     src = sound.dcp(tmp_path / "src", sound.metadata_of(a=record), data)
     with pytest.raises(
-        FormatError, match=r"claims 4194304\.00 TiB of tensors, its files have 1\.54 KiB"
+        FormatError, match=r"describes 4194304\.00 TiB of tensors, but its files have 1\.54 KiB"
     ):
         read_manifest(src)
 

@@ -238,7 +238,7 @@ def test_storage_that_nothing_describes_is_told() -> None:
 def test_what_is_no_file_name_is_refused(file: str) -> None:
     said = by_hand()
     said.storage_data[MetadataIndex("o")] = _StorageInfo(file, 0, 1)
-    with pytest.raises(FormatError, match="no file name"):
+    with pytest.raises(FormatError, match="not a file name"):
         read(said)
 
 

@@ -42,7 +42,7 @@ def test_the_highest_number_is_the_newest_whatever_its_length(tmp_path: Path) ->
     (tmp_path / "logs").mkdir()
     name, note = taken(tmp_path)
     assert name == "step-1000"
-    assert "step-1000 is taken, the newest whole one" in note
+    assert "step-1000 is read, the newest complete one" in note
     inventory = intarsia.open(tmp_path).manifest.inventory
     others = {item.name for item in inventory if item.name.startswith("../")}
     assert others == {"../step-9", "../step-100", "../logs"}
@@ -64,7 +64,7 @@ def test_one_that_is_not_whole_is_passed_over_by_name(tmp_path: Path, what: str)
             path.unlink()
     name, note = taken(tmp_path)
     assert name == "step-10"
-    assert "newer, but not whole: step-20 (" in note
+    assert "newer, but incomplete: step-20 (" in note
 
 
 def test_what_is_converted_is_the_one_that_is_named(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_what_is_converted_is_the_one_that_is_named(tmp_path: Path) -> None:
     for number in (1, 2):
         write_hf(run / f"checkpoint-{number}", model(CONFIG, seed=number), CONFIG)
     answer = cli("convert", run, tmp_path / "out", "--to", "hf", "--json")
-    assert any("checkpoint-2 is taken" in note for note in answer.json["notes"])
+    assert any("checkpoint-2 is read" in note for note in answer.json["notes"])
     assert answer.json["src"] == str(run / "checkpoint-2")
     assert_same(read_hf(tmp_path / "out"), model(CONFIG, seed=2))
 
@@ -80,7 +80,7 @@ def test_what_is_converted_is_the_one_that_is_named(tmp_path: Path) -> None:
 def test_two_series_are_refused_with_their_names(tmp_path: Path) -> None:
     step(tmp_path, 3)
     step(tmp_path, 4, "ema-{}")
-    with pytest.raises(FormatError, match="nothing says which is meant: ema-4, step-3"):
+    with pytest.raises(FormatError, match="nothing says which one to read: ema-4, step-3"):
         intarsia.open(tmp_path)
 
 
@@ -89,14 +89,14 @@ def test_a_number_that_counts_no_time_chooses_nothing(tmp_path: Path, name: str)
     for number in (1, 2):
         step(tmp_path, number, name)
     names = ", ".join(name.format(number) for number in (1, 2))
-    with pytest.raises(FormatError, match=f"nothing says which is meant: {names}"):
+    with pytest.raises(FormatError, match=f"nothing says which one to read: {names}"):
         intarsia.open(tmp_path)
 
 
 def test_a_final_model_in_a_pickle_is_listed_beside_the_checkpoints(tmp_path: Path) -> None:
     step(tmp_path, 2, "checkpoint-{}")
     torch.save({"a": torch.ones(1)}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(FormatError, match=r"which is meant: pytorch_model\.bin, checkpoint-2"):
+    with pytest.raises(FormatError, match=r"which one to read: pytorch_model\.bin, checkpoint-2"):
         intarsia.open(tmp_path)
 
 
@@ -117,7 +117,7 @@ def test_our_own_tracker_decides(tmp_path: Path) -> None:
     (tmp_path / "latest").write_text("step-5\n")
     name, note = taken(tmp_path)
     assert name == "step-5"
-    assert "step-5 is taken, as latest says" in note
+    assert "step-5 is read, which latest names" in note
     assert cli("verify", tmp_path).status == 0
     assert cli("explain", tmp_path, "weight").status == 0
     assert cli("digest", tmp_path).status == 0
@@ -133,7 +133,7 @@ def test_a_checkpoint_whose_tracker_names_another_is_refused(tmp_path: Path) -> 
     step(tmp_path / "run", 5)
     (tmp_path / "run" / "latest").write_text("step-5")
     with pytest.raises(
-        FormatError, match="is a checkpoint, and latest in it names another: step-5"
+        FormatError, match="is a checkpoint, but its file latest names another: step-5"
     ):
         intarsia.open(tmp_path / "run")
 
@@ -159,7 +159,7 @@ def test_an_iteration_that_the_tracker_names_in_vain_is_not_replaced_by_another(
     if what == "unfinished":
         (tmp_path / "run" / "iter_0000009").mkdir()
     lack = "is absent" if what == "absent" else r"has no \.metadata"
-    with pytest.raises(FormatError, match=rf"iter_0000009, which {lack}; there is {only.name}"):
+    with pytest.raises(FormatError, match=rf"iter_0000009, which {lack}; present: {only.name}"):
         intarsia.open(tmp_path / "run")
 
 
@@ -197,5 +197,5 @@ def test_a_model_of_the_hubs_cache_is_the_snapshot_that_main_names(tmp_path: Pat
 def test_the_only_snapshot_needs_no_name(tmp_path: Path) -> None:
     home = cache(tmp_path, abc=1)
     found = intarsia.open(home).manifest
-    assert any("snapshots/abc is taken, it is the only one" in note for note in found.notes)
+    assert any("snapshots/abc is read, it is the only one" in note for note in found.notes)
     intarsia.convert(home, tmp_path / "out", to="dcp")

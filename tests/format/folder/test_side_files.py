@@ -53,7 +53,7 @@ def test_blobs_mean_nothing_beside_a_folder_that_is_no_snapshot(tmp_path: Path) 
     (tmp_path / "a" / "blobs").mkdir()
     (tmp_path / "a" / "blobs" / "x").write_text("key")
     (src / "extra.json").symlink_to("../../blobs/x")
-    with pytest.raises(UnsafeError, match="outside of its checkpoint"):
+    with pytest.raises(UnsafeError, match="outside of the checkpoint"):
         api.convert(src, tmp_path / "out", to="dcp")
 
 

@@ -77,7 +77,7 @@ def test_equal_candidates_are_refused_with_their_names(
     with pytest.raises(FormatError) as caught:
         intarsia.open(tmp_path)
     assert all(f"{name}.safetensors" in caught.value.brief for name in names)
-    assert "name the one file" in str(caught.value.hint)
+    assert "give the path of one file" in str(caught.value.hint)
 
 
 def test_a_variant_beside_its_plain_set_is_left_out(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_file_of_any_name_keeps_it_and_an_index_names_its_set(tmp_path: Path) 
 def test_two_checkpoints_in_one_folder_are_refused(tmp_path: Path) -> None:
     src = write_dcp(tmp_path / "src", {"x": torch.zeros(2)})
     other(src / "model.safetensors")
-    with pytest.raises(FormatError, match=r"two checkpoints, a dcp one and model\.safetensors"):
+    with pytest.raises(FormatError, match=r"two checkpoints, dcp and model\.safetensors"):
         intarsia.open(src)
 
 

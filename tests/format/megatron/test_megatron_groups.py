@@ -54,7 +54,7 @@ def test_groups_of_unlike_settings_do_not_become_one() -> None:
 
 def test_several_groups_without_members_are_refused_and_one_is_for_all() -> None:
     several = Groups((Group((), {"lr": 0.1}), Group((), {"lr": 0.2})))
-    with pytest.raises(FormatError, match="which parameters they hold is not told"):
+    with pytest.raises(FormatError, match="nothing says which parameters they hold"):
         as_megatron(several, ROWS, None, chained=False)
     one = Groups((Group((), {"lr": 0.1}),))
     assert keys(as_megatron(one, ROWS, None, chained=False)) == [
@@ -67,7 +67,7 @@ def test_experts_with_settings_of_their_own_stay_parallel() -> None:
     groups = Groups((Group(("o", "n"), {"lr": 0.1}), Group(("e",), {"lr": 0.3})))
     chain = as_megatron(groups, ROWS, 3, chained=True)
     assert keys(chain) == [(1.0, False, 0.1), (0.0, False, 0.1), (1.0, True, 0.3)]
-    with pytest.raises(UsageError, match="experts that are parallel are trained with other"):
+    with pytest.raises(UsageError, match="expert-parallel experts are trained with other"):
         chained_as(chain, [name for name, _, _ in ROWS], chained=False)
 
 

@@ -56,7 +56,7 @@ def test_flattened_shards(shape: tuple[int, ...], grid: tuple[int, ...]) -> None
 
 
 def test_shards_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(FormatError, match="no equal shards"):
+    with pytest.raises(FormatError, match="equal shards"):
         flatten_shards(Param("x", Layout.of("t", (6, 4))), (4, 2, 3), "x")
 
 

@@ -100,6 +100,6 @@ def test_numbers_stay_numbers_between_dcp_and_hf_and_go_nowhere_else(tmp_path: P
     intarsia.convert(src, tmp_path / "hf", to="hf", config=CONFIG)
     intarsia.convert(tmp_path / "hf", tmp_path / "dcp", to="dcp")
     assert "optimizer.state.0.exp_avg" in read_dcp(tmp_path / "dcp")
-    with pytest.raises(FormatError, match="is numbered, and which parameter"):
+    with pytest.raises(FormatError, match="is numbered, and nothing says which parameter"):
         intarsia.convert(src, tmp_path / "no", to="torch_dist", config=CONFIG)
     intarsia.convert(src, tmp_path / "yes", to="torch_dist", config=CONFIG, optimizer="drop")

@@ -336,7 +336,7 @@ def test_members_that_lie_on_one_another_are_refused_before_they_are_read() -> N
 
     payload = read_payload(read, len(held), "here")
     seen.clear()
-    with pytest.raises(FormatError, match="lie on one another"):
+    with pytest.raises(FormatError, match="overlap"):
         check_directory(read, len(held), payload, None, "here")
     assert sum(seen) < len(held)
 

@@ -189,7 +189,7 @@ def test_what_is_no_sound_pickle_is_a_format_error(data: tuple[str, bytes]) -> N
 
 def test_a_memo_index_is_refused_before_memory_is_taken_for_it() -> None:
     for data in (b"\x80\x02]r\xff\xff\xff\x00.", b"]p9999999\n."):
-        with pytest.raises(FormatError, match="no pickle from byte"):
+        with pytest.raises(FormatError, match="not a pickle from byte"):
             load_inert(data, "here")
 
 

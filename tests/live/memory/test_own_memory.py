@@ -103,7 +103,7 @@ def test_a_parameter_that_is_not_handed_out_is_refused_or_reported(tmp_path: Pat
     with pytest.raises(UsageError, match=r"2 tensors of the module are not in its state_dict"):
         intarsia.save(tmp_path / "ck", module)
     intarsia.save(tmp_path / "ck", module.state_dict())
-    with pytest.raises(CoverageError, match=r"base\.bias, base\.weight.*does not hand it out"):
+    with pytest.raises(CoverageError, match=r"base\.bias, base\.weight.*does not return it"):
         intarsia.load(tmp_path / "ck", into=module)
     report = intarsia.load(tmp_path / "ck", into=module, strict=False)
     assert not report.complete

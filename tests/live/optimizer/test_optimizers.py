@@ -263,7 +263,7 @@ def test_values_of_parameters_that_the_optimizer_lacks_are_refused(tmp_path: Pat
     optimizer.state[model.scale] = {"count": 3}
     intarsia.save(tmp_path / "saved", model, optimizer)
     fewer = Odd([*model.up.parameters(), *model.down.parameters()])
-    with pytest.raises(CoverageError, match=r"state of 1 parameters .* not step: scale"):
+    with pytest.raises(CoverageError, match=r"state of 1 parameters .* not update: scale"):
         intarsia.load(tmp_path / "saved", into=model, optimizer=fewer)
     report = intarsia.load(tmp_path / "saved", into=model, optimizer=fewer, strict=False)
     assert report.unused == ["optimizer state of scale"]
@@ -358,7 +358,7 @@ def test_the_history_of_lbfgs_is_of_parameters_in_one_order(tmp_path: Path) -> N
 def test_a_parameter_that_is_called_by_a_number_is_refused(tmp_path: Path) -> None:
     model = nn.ParameterList([nn.Parameter(torch.randn(3)) for _ in range(2)])
     optimizer = odd(model)
-    with pytest.raises(UsageError, match="`0` is called by a number"):
+    with pytest.raises(UsageError, match="`0` has a number as its name"):
         intarsia.save(tmp_path / "saved", model, optimizer)
     intarsia.save(tmp_path / "saved", nn.ModuleDict({"all": model}), optimizer)
 

@@ -107,16 +107,16 @@ def test_each_parameter_keeps_the_class_that_stepped_it(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"was saved with torch\.optim\.\w+\.\w+, the optim"):
             intarsia.load(tmp_path / "saved", into=other, optimizer=wrong)
         assert exact(other.up.weight) == before
-    with pytest.raises(CoverageError, match="that the optimizer does not step"):
+    with pytest.raises(CoverageError, match="that the optimizer does not update"):
         intarsia.load(tmp_path / "saved", into=other, optimizer=two(other)[0])
 
 
 def test_what_two_optimizers_cannot_say_is_refused(tmp_path: Path) -> None:
     model = Tiny()
     both = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam([model.scale])]
-    with pytest.raises(UsageError, match="optimizers 0 and 1 both step a parameter"):
+    with pytest.raises(UsageError, match="optimizers 0 and 1 both update a parameter"):
         intarsia.save(tmp_path / "saved", model, both)
-    with pytest.raises(UsageError, match="no optimizer is in"):
+    with pytest.raises(UsageError, match="contains no optimizer"):
         intarsia.save(tmp_path / "saved", model, [])
     pair = [Odd(model.up.parameters()), Odd(model.down.parameters())]
     pair[1].state["tokens"] = 7
@@ -201,6 +201,8 @@ def test_a_module_with_a_name_of_optimizer_state_is_refused_before_it_is_saved(
 ) -> None:
     for word in ("optimizer", "optim", "param_groups"):
         model = nn.ModuleDict({"up": nn.Linear(2, 2), word: nn.Linear(2, 2)})
-        with pytest.raises(UsageError, match=rf"`{word}\.weight` of the model has a name of opt"):
+        with pytest.raises(
+            UsageError, match=rf"`{word}\.weight` of the model has a name that is reserved for opt"
+        ):
             intarsia.save(tmp_path / "saved", model)
     assert not (tmp_path / "saved").exists()

@@ -61,7 +61,7 @@ class Headers:
             names = tuple(dict.fromkeys(name for c in group for name in self._tensors(c)))
             text = error.brief
             if names and not any(name in text for name in names):
-                about = "it holds" if isinstance(error, FamilyError) else "out of reach:"
+                about = "it holds" if isinstance(error, FamilyError) else "unreadable:"
                 text += f"; {about} {few(names)}"
             text += f"; and {len(group) - 1} more like it" if len(group) > 1 else ""
             files = dict.fromkeys(file for c in group for file in c.files)
@@ -81,8 +81,8 @@ class Headers:
         }
         if unread := self.lost - misfits:
             yield (
-                f"{len(unread):,} tensors are out of reach, in files that are absent or damaged:"
-                " their content was not judged"
+                f"{len(unread):,} tensors are in files that are absent or damaged: their content"
+                " was not checked"
             )
 
     def _tensors(self, complaint: Complaint) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ from intarsia.store.looking import given, is_folder
 from intarsia.store.once import reading_once
 from intarsia.store.replaced import unreplaced
 
-_NOT_JUDGED = "too little can be read: the content of no tensor was judged"
+_NOT_JUDGED = "too little can be read: no tensor's content was checked"
 
 ConfigLike = str | PurePath | Mapping[str, Any] | None
 

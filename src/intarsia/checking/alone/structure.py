@@ -101,7 +101,7 @@ def left_out(manifest: Manifest) -> Iterator[str]:
     for layer, names in optional_layers(table).items() if table else ():
         if not any(name in manifest.logical for name in names):
             at = layer.rstrip(".")
-            yield f"the configuration counts {at}, of which nothing is stored, as is allowed"
+            yield f"the configuration describes {at}, of which nothing is stored; that is allowed"
 
 
 def bad_tilings(manifest: Manifest) -> Iterator[Fault]:
@@ -187,7 +187,7 @@ def beyond_configuration(manifest: Manifest) -> Iterator[Fault]:
     if beyond:
         names = [name for stored in beyond for name in stored.layout.tensors]
         at = few([str(k) for k in sorted({place_of(s.name).layer or 0 for s in beyond})], 6)
-        text = f"{len(beyond):,} tensors are not counted by the configuration of {table.family}: {few(names)}"
+        text = f"{len(beyond):,} tensors do not belong to the configuration of {table.family}: {few(names)}"
         yield Fault("config-contradicts", tuple(names), f"layers {at}", text)
 
 
@@ -213,9 +213,9 @@ def padded_twice(manifest: Manifest) -> Iterator[Fault]:
         if rows == fewest and is_padded_once(tokens, rows, cuts):
             continue
         text = f"`{stored.key or stored.name}` has {rows:,} rows for {tokens:,} tokens: "
-        text += "no one padding to a multiple gives that"
+        text += "padding to a multiple cannot give that number"
         if rows != fewest:
-            text += f", and its twin has {fewest:,}"
+            text += f", and the tensor tied to it has {fewest:,}"
         files = few(sorted({chunk.file for chunk in stored.chunks}))
         elements = (rows - tokens) * stored.layout.size // rows
         yield Fault("vocabulary-padded", stored.layout.tensors, files, text, elements)

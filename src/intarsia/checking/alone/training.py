@@ -44,7 +44,7 @@ def notes_on_steps(found: Sequence[Seen]) -> Iterator[str]:
     steps = _steps(found)
     behind = {place_of(n).template.partition("*")[0]: steps[n] for n in _unfrozen_later(steps)}
     for stack, step in behind.items():
-        yield f"all of {stack}* is at step {step:g}, behind the rest, as what is unfrozen later is"
+        yield f"all of {stack}* is at step {step:g}, behind the rest, as parameters that were unfrozen later are"
 
 
 def _unfrozen_later(steps: Mapping[str, float]) -> set[str]:
@@ -96,6 +96,6 @@ def rounded_masters(found: Sequence[Seen]) -> Iterator[Fault]:
             elements += stored.layout.size
     if names:
         narrow = "fp16" if used & _BF16_LACKS else "bf16"
-        text = f"{few(names)} hold {narrow} numbers only, though their moments show training"
+        text = f"{few(names)} hold only {narrow} numbers, though their moments show that they were trained"
         where = f"{wrong} of {masters} main weights"
         yield Fault("masters-rounded", tuple(names), where, text, elements)

@@ -100,7 +100,7 @@ def dtype_implausible(seen: Seen) -> Iterator[Fault]:
     if fp16 or bf16:
         other = "BF16" if fp16 else "F16"
         text = (
-            f"`{stored.name}` is said to be {stored.dtype}, and all its magnitudes lie in"
+            f"`{stored.name}` is declared as {stored.dtype}, and all its magnitudes are in"
             f" [{least:.2g}, {most:.2g}]: the bits are those of {other}"
         )
         names = stored.layout.tensors or (stored.name,)

@@ -143,7 +143,7 @@ def _searched(
 
 def _unsearched(e: Evidence) -> Finding:
     place = place_of(e)
-    why = f"not searched, as {PATIENCE} tensors of this name stayed unexplained"
+    why = f"not searched, because {PATIENCE} tensors of this name stayed unexplained"
     chunks = wrong_chunks(e, place)
     where = whereabouts(place, chunks)
     found = damaged_pages(e, place, where) or unexplained(e, place, chunks, why)

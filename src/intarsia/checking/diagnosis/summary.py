@@ -83,9 +83,7 @@ def _fault(kind: str, group: list[Finding], names: list[str]) -> Fault:
         alike = ", the same" if len(texts) == 1 else ";"
         text += f"{alike} in {len(group)} tensors{_layers(tensors, names)}"
     if twice := sum(f.second is not None for f in group):
-        text += (
-            f"; {twice:,} of them changed besides" if len(group) > 1 else ", and changed besides"
-        )
+        text += f"; {twice:,} of them also changed" if len(group) > 1 else ", and also changed"
     files = sorted({file for f in group for file in f.files}) if all(f.files for f in group) else []
     if files and not any(file in text for file in files):
         text += f"; all of it in {', '.join(files)}"

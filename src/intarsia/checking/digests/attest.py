@@ -114,8 +114,9 @@ def _check(
         shown = "\n".join(f"  `{m.name}`: {m.expected} promised, {m.found} read" for m in wrong[:8])
         more = f"\n  … and {len(wrong) - 8} more" if len(wrong) > 8 else ""
         raise CoverageError(
-            f"{len(wrong)} of {len(same)} tensors are not what the digests of {src.path} say\n{shown}{more}",
-            hint="the source is damaged: restore it; or, if it was changed on purpose, remove its"
+            f"{len(wrong)} of {len(same)} tensors are not what the digests of {src.path}"
+            f" say\n{shown}{more}",
+            hint="the source is damaged: restore it; if it was changed on purpose, remove its"
             f" {DIGESTS}; nothing was committed",
         )
 

@@ -34,7 +34,7 @@ from intarsia.store.folder import Folder
 from intarsia.store.looking import exists
 
 QUICK, SECURE = "pages", "sha256"
-_REMOVE = f"restore the file, or remove {DIGESTS} to go without"
+_REMOVE = f"restore the file, or remove {DIGESTS} to do without digests"
 
 
 @dataclass(frozen=True)
@@ -192,14 +192,15 @@ def stored_digests(manifest: Manifest) -> Attested | None:
         raise FormatError(f"{path} is no file of digests ({error})", hint=_REMOVE) from error
     if found.digests.kind != QUICK:
         raise FormatError(
-            f"{path} holds digests of the kind `{found.digests.kind}`; this version knows `{QUICK}`",
-            hint=f"remove {DIGESTS} to go without, or use the version that wrote it",
+            f"{path} holds digests of kind `{found.digests.kind}`; this version reads kind `{QUICK}`",
+            hint=f"remove {DIGESTS} to do without digests, or use the version that wrote it",
         )
     if not tensors and manifest.logical:
         raise FormatError(f"{path} holds no digest, though tensors are stored", hint=_REMOVE)
     if found.digests.root != root:
         raise FormatError(
-            f"{path} contradicts itself: it says {root}, its tensors give {found.digests.root}",
+            f"{path} contradicts itself: the stored root is {root}, its tensors give"
+            f" {found.digests.root}",
             hint=_REMOVE,
         )
     return found

@@ -11,9 +11,9 @@ CONTENT = "The content"
 TRAINING = "The training state"
 
 COPY = "copy the file again from its source, or save the checkpoint again"
-SAVED_WRONG = "the save or the conversion went wrong: go back to the one before it, and compare with `intarsia verify A B`"
-MEANT = f"where it is not meant, {SAVED_WRONG}"
-SCALES = "restore the weight and its scales together from their source: neither has a meaning alone"
+SAVED_WRONG = "the save or the conversion went wrong: use the checkpoint before it, and compare with `intarsia verify A B`"
+MEANT = f"if it is not intended, {SAVED_WRONG}"
+SCALES = "restore the weight and its scales together from their source: neither means anything without the other"
 CONFIG = "give the model's own configuration with --config, or convert again from the source"
 
 ALONE = (
@@ -33,10 +33,10 @@ ALONE = (
     ),
     FaultKind(
         "malformed",
-        "a file is not laid out as its format demands",
+        "a file does not have the structure that its format requires",
         COPY,
         section=FILES,
-        row="a header, an index, a metadata file or an archive is not laid out as its format demands",
+        row="a header, an index, a metadata file or an archive does not have the structure that its format requires",
     ),
     FaultKind(
         "metadata-missing",
@@ -96,7 +96,7 @@ ALONE = (
     FaultKind(
         "unreadable",
         "the file system refused to read a file",
-        "look at the disk and at the rights of the file",
+        "check the disk and the permissions of the file",
         section=FILES,
     ),
     FaultKind(
@@ -113,7 +113,7 @@ ALONE = (
     ),
     FaultKind(
         "layers-missing",
-        "layers that the configuration counts are not stored at all",
+        "layers that the configuration describes are not stored at all",
         "restore the files of the pipeline stage that holds them, or save again",
         section=PRESENCE,
         row="whole layers are not stored: a pipeline stage was lost",
@@ -121,7 +121,7 @@ ALONE = (
     ),
     FaultKind(
         "experts-missing",
-        "experts that the configuration counts are not stored",
+        "experts that the configuration describes are not stored",
         "restore the files of the expert-parallel ranks that hold them, or save again",
         section=PRESENCE,
         row="some experts of a layer are not stored: an expert-parallel rank was lost",
@@ -137,15 +137,15 @@ ALONE = (
     FaultKind(
         "chunks-overlap",
         "two chunks hold the same elements of a tensor",
-        "save again: which of the two is right cannot be told",
+        "save again: nothing says which of the two is right",
         section=PRESENCE,
     ),
     FaultKind(
         "state-missing",
         "a parameter has one part of its optimizer state and lacks another",
-        "save again with the whole optimizer state, or go on without it (`--optimizer drop`)",
+        "save again with the whole optimizer state, or continue without it (`--optimizer drop`)",
         section=PRESENCE,
-        row="a parameter has one moment and lacks the other, lacks the main weight or step that its like have, or has no state where its siblings among the experts, or nearly all of its layer and its like, do",
+        row="a parameter has one moment and lacks the other, lacks the main weight or step that the same parameter of other layers has, or has no state where the other experts, or nearly all of its layer and the same parameters of other layers, have one",
     ),
     FaultKind(
         "shape-wrong",
@@ -156,22 +156,22 @@ ALONE = (
     ),
     FaultKind(
         "vocabulary-padded",
-        "an embedding has more rows than the vocabulary: padding that was not taken off",
-        "take the padding off (convert again from the source), or correct vocab_size",
+        "an embedding has more rows than the vocabulary: padding that was not removed",
+        "remove the padding (convert again from the source), or correct vocab_size",
         section=PRESENCE,
-        row="an embedding or a head has more rows than the vocabulary: padding that a converter did not take off; in Megatron's formats, more than one padding to a multiple gives",
+        row="an embedding or a head has more rows than the vocabulary: padding that a converter did not remove; in Megatron's formats, more than one padding to a multiple gives",
     ),
     FaultKind(
         "config-contradicts",
         "the tensors are not those of the model that the configuration describes",
         CONFIG,
         section=PRESENCE,
-        row="the tensors, the stored arguments or another configuration are not those of the model that the configuration describes; layers that it does not count are stored",
+        row="the tensors, the stored arguments or another configuration are not those of the model that the configuration describes; layers that it does not describe are stored",
     ),
     FaultKind(
         "tower-missing",
         "the configuration has a vision or audio tower, of which no tensor is stored",
-        "restore the tower's files; if the text model alone is meant, config.json has to be that model's",
+        "restore the tower's files; if only the text model is wanted, config.json must be the text model's",
         section=PRESENCE,
         row="the configuration has a vision or audio tower, and no tensor of it is stored",
     ),
@@ -187,7 +187,7 @@ ALONE = (
         "a quantised weight lacks its scale, without which it has no numbers",
         SCALES,
         section=QUANTISED,
-        row="a weight is quantised (by its element type and `quantization_config`, or because its like have scales), and a scale, zero point or other part that its scheme needs is not stored",
+        row="a weight is quantised (by its element type and `quantization_config`, or because the same weights of other layers have scales), and a scale, zero point or other part that its scheme needs is not stored",
     ),
     FaultKind(
         "scale-orphaned",
@@ -220,13 +220,13 @@ ALONE = (
     FaultKind(
         "not-finite",
         "NaN or infinity among the weights or their optimizer state",
-        "go on from a checkpoint before the run diverged, or convert again if its source is sound",
+        "continue from a checkpoint before the run diverged, or convert again if its source is sound",
         section=CONTENT,
         row="NaN or infinity",
     ),
     FaultKind(
         "value-implausible",
-        "numbers beyond what any weight is: memory never written, or bits of another type",
+        "numbers larger than any weight: memory that was never written, or the bits of another type",
         SAVED_WRONG,
         section=CONTENT,
         row="numbers beyond 1e8, in anything but masks and scales: memory that was never written, or the bits of another element type",
@@ -240,10 +240,10 @@ ALONE = (
     ),
     FaultKind(
         "zero-tensor",
-        "a whole tensor is zero where its like in other layers is not",
+        "a whole tensor is zero where the same tensor of other layers is not",
         SAVED_WRONG,
         section=CONTENT,
-        row="a tensor is all zero where its like in other layers or experts is not: a weight, one layer's bias or sinks, the last norm, a moment in a layer that is trained",
+        row="a tensor is all zero where the same tensor of other layers or experts is not: a weight, one layer's bias or sinks, the last norm, a moment in a layer that is trained",
     ),
     FaultKind(
         "zero-scalar",
@@ -288,7 +288,7 @@ ALONE = (
     ),
     FaultKind(
         "tensor-repeated",
-        "two layers share one matrix that should be each one's own",
+        "two layers have one matrix in common that should differ",
         MEANT,
         section=CONTENT,
     ),
@@ -330,13 +330,13 @@ ALONE = (
     FaultKind(
         "negative-variance",
         "a second moment of Adam is negative, which a mean of squares cannot be",
-        "go on from an earlier checkpoint, or without its optimizer state (`--optimizer drop`)",
+        "continue from an earlier checkpoint, or without its optimizer state (`--optimizer drop`)",
         section=TRAINING,
     ),
     FaultKind(
         "steps-disagree",
         "parameters that are always trained together are at different steps",
-        "go on from a save whose counters agree: Adam's corrections go by them",
+        "continue from a save whose counters agree: Adam's bias correction uses them",
         section=TRAINING,
         row="parameters that are always trained together are at different steps (an expert may be behind), or the iteration is not its folder's",
     ),

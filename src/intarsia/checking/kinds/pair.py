@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from intarsia.checking.kinds.kind import FaultKind
 
-MOVED = (
-    "the conversion behind one of the two put elements in other places: convert it again from its"
-    " source with `intarsia convert`, and mend the converter"
-)
+MOVED = "the conversion behind one of the two put elements in other places: convert it again from its source with `intarsia convert`, and fix the converter"
 CHANGED = (
     "find the step that changed the numbers of one of the two, and convert it again from its source"
 )
@@ -19,7 +16,7 @@ RANK = f"save again, or restore what that rank saved; {ALONE}"
 LOST = f"restore the tensors of the side that lost them; {ALONE}"
 MISSING = "take them from the side that has them: restore its files, or convert again from it"
 NARROWER = (
-    "take the wider of the two where precision counts; as weights of the narrower they are equal"
+    "take the wider of the two where precision matters; rounded to the narrower type they are equal"
 )
 
 UNEXPLAINED = FaultKind(
@@ -31,7 +28,7 @@ UNEXPLAINED = FaultKind(
 )
 
 _OF_TWO = (
-    ("gate-up-swapped", "the two halves of SwiGLU lay in each other's place, as wholes or on every tensor-parallel rank", MOVED),
+    ("gate-up-swapped", "the two halves of SwiGLU lay in each other's place, as a whole or on every tensor-parallel rank", MOVED),
     ("gate-up-interleaved", "every tensor-parallel rank had fused its own gate and up, and one reader took them for whole ones; the size of `tp` is given", MOVED),
     ("qkv-interleaved", "every tensor-parallel rank had fused its own query, key and value, and one reader took them for whole ones; the size of `tp` is given", MOVED),
     ("components-interleaved", "every tensor-parallel rank had fused its own parts of a projection, and one reader took them for whole ones; the size of `tp` is given", MOVED),
@@ -41,7 +38,7 @@ _OF_TWO = (
     ("transposed", "rows were columns", MOVED),
     ("reshaped", "the shape alone had changed", MOVED),
     ("shards-permuted", "blocks of an axis came in another order", MOVED),
-    ("strided-shard", "FSDP over TP was put down in mesh order", MOVED),
+    ("strided-shard", "FSDP over TP was stored in mesh order", MOVED),
     ("split-misplaced", "query, key and value, or gate and up, had been cut out of the fused tensor some rows too early or too late", MOVED),
     ("shifted", "a flat range, or the rows, began too early or too late", MOVED),
     ("rows-permuted", "rows or columns came in an order that has no name", MOVED),
@@ -62,10 +59,10 @@ _OF_TWO = (
     ("signs-flipped", "numbers were negated", CHANGED),
     ("zero", "numbers had been lost: one side is zero", LOST),
     ("nan", "numbers had been lost: one side is NaN", LOST),
-    ("constant", "numbers had been made anew on one side, such as norms of ones", LOST),
+    ("constant", "numbers had been initialised again on one side, such as norms of ones", LOST),
     ("bits-flipped", "single bits had flipped", LOST),
-    ("damaged-pages", "whole 4 KiB pages, or 512-byte sectors, of a file had been lost or overwritten: a disk's damage, or a write that was torn", LOST),
-    ("padding", "only the last rows of a vocabulary were others: they pad it", "no token uses these rows: take the padding off, or let it be"),
+    ("damaged-pages", "whole 4 KiB pages, or 512-byte sectors, of a file had been lost or overwritten: a disk's damage, or an incomplete write", LOST),
+    ("padding", "only the last rows of a vocabulary differed: they are padding", "no token uses these rows: remove the padding, or ignore it"),
 )  # fmt: skip
 
 PAIR = (*(FaultKind.of_two(*kind) for kind in _OF_TWO), UNEXPLAINED)

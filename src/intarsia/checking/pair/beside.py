@@ -155,7 +155,7 @@ def _settings(
     if not one or not other:
         if a.format != b.format and (one or other) and any(map(_has_state, (a, b))):
             side = "B" if one else "A"
-            yield Beside("settings", "parameter groups", NOT_COMPARED, f"{side} tells none")
+            yield Beside("settings", "parameter groups", NOT_COMPARED, f"{side} has none")
         return
     fields = sorted({f for fields in (*one.values(), *other.values()) for f in fields})
     for field in fields:

@@ -111,7 +111,7 @@ def changes(
     a: Checkpoint, b: Checkpoint, budget: Budget, progress: Progress | None = None
 ) -> Changes:
     """How far every tensor that both checkpoints hold moved, and which could not be measured."""
-    what = "how far weights moved needs their numbers"
+    what = "measuring how much weights changed needs their numbers"
     for side in (a, b):
         refuse_numbers(side.manifest.quantised, side.manifest.path, what, hint=DIFF)
         side.prover.all()

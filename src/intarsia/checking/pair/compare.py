@@ -94,8 +94,8 @@ class Comparison:
         if not self.rounded:
             return "bit by bit"
         return (
-            f"bit by bit but for {self.rounded:,} weights, which one side keeps as their main weights:"
-            " they are those rounded, and their digests differ"
+            f"bit by bit except {self.rounded:,} weights, of which one side stores only the main"
+            " weights: rounded, they are equal; their digests differ"
         )
 
     @property
@@ -202,7 +202,7 @@ def _story(pair: Pair, exact: int, beyond: int) -> str:
     if not exact:
         return "the numbers are equal"
     if pair.a.dtype.itemsize == pair.b.dtype.itemsize:
-        return "the numbers are equal but for rounding"
+        return "the numbers are equal except for rounding"
     return "the narrower is the wider one rounded"
 
 

@@ -13,6 +13,6 @@ def next_step(found: Comparison) -> str | None:
     if not weights or not alike or any(d.kind != "unexplained" for d in weights):
         return None
     return (
-        "if one of the two was trained further than the other, `intarsia diff A B` shows how far each"
-        " tensor moved"
+        "if one of the two was trained further than the other, `intarsia diff A B` shows how"
+        " much each tensor changed"
     )

@@ -37,7 +37,7 @@ def parts_of(path: PurePath, complain: Complain) -> list[str]:
     if len(models) > 1:
         raise FormatError(
             f"{path} holds {len(models)} models: {', '.join(models)}",
-            hint=f"give the folder of one, {path / models[0]} say",
+            hint=f"give the folder of one of them, for example {path / models[0]}",
         )
     whole = list(models)
     for part in found:
@@ -48,7 +48,7 @@ def parts_of(path: PurePath, complain: Complain) -> list[str]:
             continue
         error = FormatError(
             f"{path / part} has no {METADATA}, which is written last: the save did not finish",
-            hint=f"take an earlier checkpoint, or the weights alone from {path / models[0]}",
+            hint=f"use an earlier checkpoint, or only the weights from {path / models[0]}",
             kind="metadata-missing",
         )
         complain(Complaint(error, (f"{part}/{METADATA}",)))

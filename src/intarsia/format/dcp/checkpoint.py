@@ -189,7 +189,7 @@ def _open(path: PurePath, complain: Complain) -> tuple[Metadata, dict[str, int]]
         if twice := sorted(both):
             raise FormatError(
                 f"`{twice[0]}` is in two parts of {path}, {part} among them",
-                hint=f"give the folder of one part, {path / part} say",
+                hint=f"give the folder of one part, for example {path / part}",
             )
         whole = Metadata(
             whole.tensors | moved.tensors,
@@ -252,8 +252,8 @@ def _remarks(
         yield f"the optimizer's state is numbered: {len(numbers)} numbers are parameters by name here"
     if by_order:
         yield (
-            "the numbers have no names: they are taken in the order of the model's parameters, as an"
-            " optimizer has them that was given model.parameters()"
+            "the numbers have no names: they are read in the order of the model's parameters, as"
+            " in an optimizer made with model.parameters()"
         )
     if unclear is not None:
         yield unclear.brief
@@ -309,7 +309,7 @@ def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse)
             tell(error, file)
         elif both := shared.get(file):
             error = FormatError(
-                f"{both[0]} and {both[1]} lie on the same bytes of {folder.root / file}",
+                f"{both[0]} and {both[1]} occupy the same bytes of {folder.root / file}",
                 hint="the metadata is another checkpoint's, or damaged",
                 kind="bytes-overlap",
             )
@@ -328,8 +328,8 @@ def _hollow(folder: Folder, metadata: Metadata, held_bytes: int) -> FormatError 
     if claimed > 4 * held_bytes + HOLLOW_BYTES:
         largest = max(claims, key=claims.__getitem__)
         return FormatError(
-            f"{folder.root} claims {human(claimed)} of tensors, its files have {human(held_bytes)};"
-            f" `{largest}` claims {human(claims[largest])}",
+            f"{folder.root} describes {human(claimed)} of tensors, but its files have"
+            f" {human(held_bytes)}; `{largest}` alone would have {human(claims[largest])}",
             hint="the metadata is another checkpoint's, or damaged",
             kind="elements-missing",
         )

@@ -139,7 +139,7 @@ def _read(data: bytes, where: str, complain: Complain) -> Metadata:
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise FormatError(
-            f"the metadata is not laid out as torch does ({cause}) - at {where}"
+            f"the metadata does not have torch's structure ({cause}) - at {where}"
         ) from error
     if lost:
         shown = ", ".join(lost[:5]) + (", ..." if len(lost) > 5 else "")
@@ -168,7 +168,8 @@ def _places(stored: dict[Any, Any]) -> dict[tuple[str, Any], _Where]:
         file, start, length = state["relative_path"], state["offset"], state["length"]
         if state.get("transform_descriptors"):
             raise FormatError(
-                f"{brief(key[0])} is stored through a transform ({brief(state['transform_descriptors'])})",
+                f"{brief(key[0])} is stored through a transform"
+                f" ({brief(state['transform_descriptors'])})",
                 hint="save without stream transforms (compression)",
             )
         if type(file) is not str or file not in files:
@@ -185,7 +186,7 @@ def _places(stored: dict[Any, Any]) -> dict[tuple[str, Any], _Where]:
 
 def _check_name(name: Any) -> None:
     if type(name) is not str or len(name) > MAX_NAME:
-        raise FormatError(f"the name {brief(name)} is no text of at most {MAX_NAME} characters")
+        raise FormatError(f"the name {brief(name)} is not text of at most {MAX_NAME} characters")
     if not name.isascii():
         name.encode()  # what holds half a character could not be written again
 

@@ -25,7 +25,7 @@ def refuse_adapter(src: Manifest, writer: Format) -> None:
     if writer.keeps_names or not is_adapter(src):
         return
     raise UsageError(
-        f"{src.path} is a PEFT adapter, which {writer.name} has no place for",
+        f"{src.path} is a PEFT adapter, which {writer.name} cannot hold",
         hint="merge it into its model first: AutoPeftModelForCausalLM.from_pretrained(PATH)"
         ".merge_and_unload().save_pretrained(OUT), and convert OUT",
     )

@@ -79,7 +79,7 @@ def _untracked(run: PurePath, taken: PurePath) -> Iterable[str]:
         if number and (m := _NUMBERED.match(p.name)) and int(m["number"]) > int(number["number"])
     ]
     newer = f"; {', '.join(later)} is newer and not named there" if later else ""
-    yield f"{run} is the folder of a run: {taken.name} is taken, which {TRACKER} names{newer}"
+    yield f"{run} is the folder of a run: {taken.name} is read, which {TRACKER} names{newer}"
 
 
 def _itself(path: PurePath) -> Found:
@@ -88,15 +88,16 @@ def _itself(path: PurePath) -> Found:
         named = path / named_latest(path)
         if named != path and is_folder(named) and is_checkpoint(named):
             raise FormatError(
-                f"{path} is a checkpoint, and {LATEST} in it names another: {named.name}",
-                hint=f"give {named} for that one, or remove {path / LATEST} to take the folder's own",
+                f"{path} is a checkpoint, but its file {LATEST} names another: {named.name}",
+                hint=f"give {named} for that one, or remove {path / LATEST} to use the"
+                " checkpoint in the folder itself",
             )
     others = [p.name for p in listed(path) if _is_numbered(p) and is_checkpoint(p)]
     if not others:
         return Found(path)
     others.sort(key=_number)
     note = (
-        f"{path} itself holds a model, which is taken; {_few(others)} beside it"
+        f"{path} itself holds a model, which is read; {_few(others)} beside it"
         f" {'are other checkpoints' if len(others) > 1 else 'is another checkpoint'}:"
         " give its folder to take one"
     )
@@ -110,7 +111,9 @@ def _latest(run: PurePath) -> Found:
             f"{run / LATEST} names {name!r}, which is not in {run}",
             hint="give the folder of the checkpoint itself",
         )
-    return Found(run / name, (f"{run} is the folder of a run: {name} is taken, as {LATEST} says",))
+    return Found(
+        run / name, (f"{run} is the folder of a run: {name} is read, which {LATEST} names",)
+    )
 
 
 def named_latest(run: PurePath) -> str:
@@ -136,10 +139,11 @@ def _snapshot(cache: PurePath) -> Found:
     if taken is None:
         raise FormatError(
             f"{cache} is a model of the hub's cache with {len(held)} snapshots, and refs/main names"
-            f" {f'{named!r}, which is none of them' if named else 'none'}: {_few([p.name for p in held])}",
+            f" {f'{named!r}, which is none of them' if named else 'none'}:"
+            f" {_few([p.name for p in held])}",
             hint="give the folder of one: snapshots/<revision>",
         )
-    note = f"{cache} is a model of the hub's cache: snapshots/{taken.name} is taken, {why}"
+    note = f"{cache} is a model of the hub's cache: snapshots/{taken.name} is read, {why}"
     return Found(taken, (note,))
 
 
@@ -156,7 +160,7 @@ def _newest(run: PurePath, unfit: Unfit) -> Found:
     if len(held) > 1 or own or not _SERIES.fullmatch(next(iter(held))):
         names = own + [p.name for paths in held.values() for p in sorted(paths, key=_by_number)]
         raise FormatError(
-            f"{run} holds {len(names)} checkpoints, and nothing says which is meant: {_few(names)}",
+            f"{run} holds {len(names)} checkpoints, and nothing says which one to read: {_few(names)}",
             hint=f"give the folder of one: {run / names[-1]}",
         )
     (paths,) = held.values()
@@ -168,14 +172,15 @@ def _newest(run: PurePath, unfit: Unfit) -> Found:
             return Found(path, (_taken(run, path, skipped),))
         skipped.append(f"{path.name} ({why})")
     raise FormatError(
-        f"{run} holds {len(skipped)} checkpoints, and none is whole: {_few(skipped)}",
-        hint="restore the files that are missing; `intarsia verify` of one names them all",
+        f"{run} holds {len(skipped)} checkpoints, and none is complete: {_few(skipped)}",
+        hint="restore the files that are missing; `intarsia verify` on one of them lists its"
+        " missing files",
     )
 
 
 def _taken(run: PurePath, path: PurePath, skipped: Sequence[str]) -> str:
-    passed = f"; newer, but not whole: {_few(skipped)}" if skipped else ""
-    return f"{run} is the folder of a run: {path.name} is taken, the newest whole one{passed}"
+    passed = f"; newer, but incomplete: {_few(skipped)}" if skipped else ""
+    return f"{run} is the folder of a run: {path.name} is read, the newest complete one{passed}"
 
 
 def _is_numbered(path: PurePath) -> bool:

@@ -38,8 +38,8 @@ def check_sides(sides: Sequence[Side]) -> None:
         to = real(path)
         if not any(to.is_relative_to(each) for each in homes):
             raise UnsafeError(
-                f"{path} is a link to {to}, outside of its checkpoint; it is not copied",
-                hint="put the file itself there, if it belongs to the model, or remove the link",
+                f"{path} is a link to {to}, which is outside of the checkpoint; it is not copied",
+                hint="replace the link by the file if it belongs to the model, or remove the link",
             )
 
 
@@ -67,7 +67,7 @@ def read_config(path: PurePath) -> Mapping[str, Any]:
     with Folder(path.parent) as folder:
         if folder.size(path.name) > MAX_CONFIG_BYTES:
             raise FormatError(
-                f"{path} has more than {MAX_CONFIG_BYTES:,} bytes, no configuration has"
+                f"{path} has more than {MAX_CONFIG_BYTES:,} bytes, which no configuration has"
             )
         config = parse_json(folder.read_all(path.name), str(path), unique=False)
     if not isinstance(config, dict):

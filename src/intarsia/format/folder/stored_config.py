@@ -32,7 +32,7 @@ def choose_config(
         more = f"; and {len(found) - _SHOWN} fields more" if len(found) > _SHOWN else ""
         raise FamilyError(
             f"the given configuration contradicts {home}/{CONFIG}: {listed}{more}",
-            hint=f"leave --config out to read by the stored one, or correct {CONFIG} where it is wrong",
+            hint=f"leave --config out to use the stored one, or correct {CONFIG} where it is wrong",
         )
     return given
 

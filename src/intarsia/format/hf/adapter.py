@@ -55,7 +55,8 @@ def check_adapter(root: PurePath, stored: Iterable[Stored], complain: Complain) 
     for text, names in _faults(config, {s.key: s.shape for s in stored}):
         error = FamilyError(
             f"{text} - at {root / CONFIG}",
-            hint="the configuration or the weights are another adapter's: restore the one that is",
+            hint="the configuration and the weights belong to different adapters: restore the"
+            " one that is wrong",
         )
         complain(Complaint(error, (CONFIG,), names))
 
@@ -70,13 +71,13 @@ def _faults(
             key = found["module"], found["embedding"] or ""
             factors.setdefault(key, {})[found["which"]] = name
     if not factors:
-        yield "LoRA is configured, and no tensor is a factor of it", ()
+        yield "LoRA is configured, but no tensor is a LoRA factor", ()
     ranks = {config.get("r"), *_values(config, "rank_pattern")}
     for (module, _), pair in factors.items():
         if len(pair) < 2:
             name = next(iter(pair.values()))
             lost = "B" if "A" in pair else "A"
-            yield f"`{name}` has no factor {lost} beside it", (name,)
+            yield f"`{name}` has no matching factor {lost}", (name,)
             continue
         inner = shapes[pair["A"]][0], shapes[pair["B"]][1]
         if inner[0] != inner[1]:

@@ -85,7 +85,7 @@ def _several(root: PurePath, names: list[str]) -> FormatError:
     several = f" ({' and '.join(f'of-{n}' for n in counts[:4])})" if len(counts) > 1 else ""
     return FormatError(
         f"{root} holds {len(names)} safetensors files{several} and no index: {', '.join(names[:4])}",
-        hint=f"name the one file that is meant, or add {index_of('model')}",
+        hint=f"give the path of one file, or add {index_of('model')}",
         kind="index-wrong",
     )
 

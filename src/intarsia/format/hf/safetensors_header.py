@@ -78,7 +78,9 @@ def _parse(data: bytes, where: str) -> dict[str, Any]:
 def _row(name: str, value: Any, base_bytes: int, where: str) -> HeaderRow:
     at = f"{where}: {name[:MAX_NAME]!r}"
     if len(name) > MAX_NAME:
-        raise FormatError(f"{at} is the begin of a name of {len(name):,} characters", hint=_DAMAGED)
+        raise FormatError(
+            f"{at} is the beginning of a name of {len(name):,} characters", hint=_DAMAGED
+        )
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
         raise FormatError(f"{at} has no dtype, shape and data_offsets", hint=_DAMAGED)
     shape, offsets, said = value["shape"], value["data_offsets"], value["dtype"]
@@ -107,7 +109,7 @@ def _elements(shape: list[int], dtype: DType, at: str) -> list[int]:
     if not shape or shape[-1] % dtype.packs:
         raise FormatError(
             f"{at}: {dtype} {shape} does not fill whole bytes on its last axis",
-            hint="numbers of less than a byte are read where rows are whole bytes",
+            hint="types of less than a byte can be read only where rows are whole bytes",
         )
     return [*shape[:-1], shape[-1] // dtype.packs]
 

@@ -64,7 +64,7 @@ def find_checkpoint(path: PurePath) -> PurePath:
     legacy = [p for p in _candidates(path) if _is_legacy(p)]
     if legacy:
         raise FormatError(f"{legacy[0]} is {MEGATRON.name}", hint=MEGATRON.remedy)
-    raise FormatError(f"{path} holds no torch_dist checkpoint")
+    raise FormatError(f"{path} does not hold a torch_dist checkpoint")
 
 
 def the_one(found: Sequence[PurePath], path: PurePath) -> PurePath:
@@ -118,7 +118,7 @@ def check_backend(folder: Folder) -> None:
         said = f"names the backend {name!r}"
     raise FormatError(
         f"{folder.root / BACKEND} {said}, and the folder holds Megatron's common state:"
-        " it is a torch_dist checkpoint that Megatron does not load",
+        " it is a torch_dist checkpoint that Megatron cannot load",
         hint="restore the file: " + backend_file().decode(),
         kind="malformed",
         path=folder.root / BACKEND,
@@ -148,7 +148,8 @@ def read_common(folder: Folder, metadata: Metadata) -> dict[str, Any]:
         where = f"{folder.root / found.file} (`{COMMON_OBJECT}`)"
     else:
         raise FormatError(
-            f"{folder.root} lacks {COMMON_FILE}, and its metadata holds no `{COMMON_OBJECT}`: arguments,"
+            f"{folder.root} lacks {COMMON_FILE}, and its metadata holds no `{COMMON_OBJECT}`:"
+            " arguments,"
             " iteration and parameter groups are lost",
             hint=f"restore {COMMON_FILE} from the save",
             kind="common-missing",
@@ -157,7 +158,7 @@ def read_common(folder: Folder, metadata: Metadata) -> dict[str, Any]:
     # A sharded object is saved as a list of one.
     state = state[0] if isinstance(state, list) and len(state) == 1 else state
     if not isinstance(state, dict):
-        raise FormatError(f"the common state is no dictionary - at {where}")
+        raise FormatError(f"the common state is not a dictionary - at {where}")
     return state
 
 

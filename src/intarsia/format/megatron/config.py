@@ -60,8 +60,8 @@ class _Seen:
             elif key.stacked:
                 if not record.shape or record.shape[0] > MAX_LAYERS:
                     raise FormatError(
-                        f"`{record.name}` {list(record.shape)} stacks more layers than the"
-                        f" {MAX_LAYERS:,} that any model has, or none"
+                        f"`{record.name}` {list(record.shape)} stacks no layers, or more than"
+                        f" {MAX_LAYERS:,}"
                     )
                 self.layers.setdefault(key.rest, set()).update(range(record.shape[0]))
             self.shapes.setdefault(key.rest, record.shape[1:] if key.stacked else record.shape)
@@ -92,7 +92,7 @@ def config_from_arguments(args: Mapping[str, Any], metadata: Metadata) -> MadeCo
         config = _config(args, metadata, notes)
     except (ArithmeticError, LookupError, StopIteration, ValueError) as error:
         raise FormatError(
-            "the shapes of the stored tensors are those of no model that Megatron saves"
+            "the shapes of the stored tensors fit no model that Megatron saves"
             f" ({type(error).__name__}: {error})",
             hint="give the model's config.json with --config",
         ) from error
@@ -124,7 +124,7 @@ def _config(args: Mapping[str, Any], metadata: Metadata, notes: list[str]) -> Co
         family = "mistral"
     notes.append(
         f"config.json is made from Megatron's arguments: a {family} with {heads} heads; give"
-        " --config to have the model's own"
+        " --config to use the model's own"
     )
     padded = whole(args, "vocab_size") is None
     if padded:

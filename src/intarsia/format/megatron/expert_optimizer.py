@@ -34,7 +34,8 @@ def note_on_experts(mesh: Mesh, *, apart: bool) -> Iterator[str]:
             else "before 0.19, and not by later ones"
         )
         yield (
-            f"experts are cut by etp={mesh.etp}, the rest by tp={mesh.tp}, and only from 0.19 on does Megatron-core"
-            " train such experts by an optimizer of their own: this optimizer state is loaded by Megatron-core"
-            f" {which}; --megatron-lr writes it for 0.19 on, and etp={mesh.tp} in --mesh for either"
+            f"experts are cut by etp={mesh.etp}, the rest by tp={mesh.tp}, and only"
+            " Megatron-core 0.19 and later trains such experts with an optimizer of their own:"
+            f" this optimizer state is loaded by Megatron-core {which}; --megatron-lr writes it"
+            f" for 0.19 and later, and etp={mesh.tp} in --mesh for either"
         )

@@ -263,7 +263,8 @@ def _by_kind(
             places.setdefault(place, []).append(member)
     if len(each) > 1 and not any(held.values()):
         raise FormatError(
-            f"the optimizer has {len(each)} parameter groups, and which parameters they hold is not told",
+            f"the optimizer has {len(each)} parameter groups, and nothing says which parameters"
+            " they hold",
             hint=_ELSEWHERE,
         )
     unlike = {kind: places for kind, places in held.items() if len(places) > 1}
@@ -274,15 +275,15 @@ def _by_kind(
 
 
 _ELSEWHERE = (
-    "convert to hf, dcp or fsdp_dtensor, which keep the settings of each parameter, or take the"
-    " weights alone with --optimizer drop"
+    "convert to hf, dcp or fsdp_dtensor, which keep the settings of each parameter, or take only"
+    " the weights with --optimizer drop"
 )
 
 
 def _unlike(each: tuple[Group, ...], unlike: Mapping[Kind, Mapping[int, list[str]]]) -> str:
     """Both groupings: torch's, and the groups of Megatron's in which they meet."""
-    lines = ["groups of parameters with unlike settings meet in one of Megatron's, which tells"]
-    lines[0] += " parameters apart by weight decay and expert parallelism alone"
+    lines = ["parameter groups with different settings would share one Megatron group: Megatron"]
+    lines[0] += " groups parameters only by weight decay and expert parallelism"
     fields = [different_fields(each, g) for g in each]
     lines += [
         f"  the source's group {k}: {len(g.members)} tensors, {fields[k]}"
@@ -316,10 +317,11 @@ def chained_as(optimizer: dict[Any, Any], names: Iterable[str], chained: bool) -
         kept = found.setdefault(_identity(group) + repr([*map(group.get, OVERRIDES)]), alike)
         if repr(sorted(kept.items())) != repr(sorted(alike.items())):
             raise UsageError(
-                "experts that are parallel are trained with other settings than the rest, and without"
-                f" expert parallelism Megatron has one group for both\n  the rest: {kept}\n"
+                "expert-parallel experts are trained with other settings than the rest, and"
+                " without expert parallelism Megatron has one group for both\n  the rest:"
+                f" {kept}\n"
                 f"  experts: {group}",
-                hint="keep experts parallel with --mesh ep=2 or more, or --optimizer drop",
+                hint="keep expert parallelism with --mesh ep=2 or more, or use --optimizer drop",
             )
     together: dict[Any, Any] = dict(optimizer[0])
     together["optimizer"] = together["optimizer"] | {"param_groups": list(found.values())}
@@ -342,8 +344,7 @@ def check_told_apart(groups: Sequence[Mapping[str, Any]]) -> None:
             raise UsageError(
                 "two groups of parameters differ in "
                 + ", ".join(f"{k} ({other.get(k)!r} and {group[k]!r})" for k in unlike)
-                + ", and in torch_dist Megatron-core before 0.19 tells groups apart by wd_mult, lr_mult and"
-                " experts alone",
-                hint="convert to hf, dcp or fsdp_dtensor, which keep the settings of each parameter, or"
-                " take the weights alone with --optimizer drop",
+                + ", and in torch_dist Megatron-core before 0.19 distinguishes groups only by wd_mult, lr_mult and experts",
+                hint="convert to hf, dcp or fsdp_dtensor, which keep the settings of each"
+                " parameter, or take only the weights with --optimizer drop",
             )

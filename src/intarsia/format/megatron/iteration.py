@@ -31,7 +31,7 @@ def misplaced_iteration(src: Manifest, folder: Folder) -> Iterator[Complaint]:
         state = state[0] if isinstance(state, list) and len(state) == 1 else state
         counted = state.get("iteration") if isinstance(state, dict) else None
         if named and type(counted) is int and counted != int(named[1]):
-            text = f"the common state is of iteration {counted:,}, and lies in {home}"
+            text = f"the common state is of iteration {counted:,}, but its folder is {home}"
             error = FormatError(text, kind="steps-disagree")
             yield Complaint(error, (where,), (COMMON_OBJECT,))
 
@@ -56,7 +56,7 @@ def garbled_tracker(path: PurePath) -> Iterator[Complaint]:
         yield Complaint(error, (TRACKER,))
         return
     if not re.fullmatch(r"\d{1,18}|release", word):
-        text = f"{TRACKER} holds {word[:40]!r}, which is no iteration"
+        text = f"{TRACKER} holds {word[:40]!r}, which is not an iteration"
         wrong = FormatError(text, hint="write the iteration's number into it")
         yield Complaint(wrong, (TRACKER,))
 
@@ -68,6 +68,6 @@ def untracked(path: PurePath) -> Complaint | None:
         return None
     held = [p.name for p in listed(path, "iter_*")]
     more = f" and {len(held) - _SHOWN} more" if len(held) > _SHOWN else ""
-    text = f"{TRACKER} names {tracked.name}, which is absent; there is"
+    text = f"{TRACKER} names {tracked.name}, which is absent; present:"
     text += f" {', '.join(held[:_SHOWN])}{more}" if held else " none"
     return Complaint(FormatError(text, kind="file-missing"), (str(path / TRACKER),))

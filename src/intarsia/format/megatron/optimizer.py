@@ -74,7 +74,8 @@ def flatten_shards(row: Param, stored: Shape, where: str) -> Param:
     sizes = [n // g if g and n % g == 0 else 0 for n, g in zip(shape, grid, strict=False)]
     if len(grid) != len(shape) or prod(sizes) != flat:
         raise FormatError(
-            f"`{where}` is stored as {list(stored)}, which no equal shards of {list(shape)} are"
+            f"`{where}` is stored as {list(stored)}, which is not a cut of {list(shape)} into"
+            " equal shards"
         )
     cut = [n for pair in zip(grid, sizes, strict=True) for n in pair]
     axes = (*range(0, len(cut), 2), *range(1, len(cut), 2))

@@ -52,16 +52,16 @@ class MegatronFormat(Archives):
         if table.headless and table.head not in src.logical:
             kinds = src.config.get("architectures") if src.config else None
             raise FamilyError(
-                f"{src.path} has no `{table.head}` ({', '.join(kinds or ())}), and {self.name} holds models"
-                " with a head",
-                hint="convert to hf or dcp, which carry a model without one",
+                f"{src.path} has no `{table.head}` ({', '.join(kinds or ())}), and {self.name}"
+                " holds only models with a head",
+                hint="convert to hf or dcp, which can hold a model without one",
             )
         if table.whole:  # Transformers' rules know of no layers and experts
             return
         if max(wish.mesh.ep, wish.mesh.etp) > 1 and not decoder.experts_in(table):
             raise UsageError(
-                f"the mesh is {wish.mesh}, and a {table.family} without experts has nothing for ep and etp to"
-                " cut: Megatron runs no such mesh",
+                f"the mesh is {wish.mesh}, but this {table.family} has no experts for ep and etp"
+                " to shard: Megatron does not run such a mesh",
                 hint="leave ep and etp out",
             )
 
@@ -76,8 +76,8 @@ class MegatronFormat(Archives):
         if unsaid:
             listed = ", ".join(f"{name}={value}" for name, value in unsaid.items())
             yield (
-                f"Megatron's arguments cannot say {listed}: config.json keeps it, and Megatron's model"
-                " has to be built with it"
+                f"Megatron's arguments cannot express {listed}: config.json keeps it, and"
+                " Megatron's model must be built with it"
             )
         if src.config_unsaid:
             yield (
@@ -86,8 +86,8 @@ class MegatronFormat(Archives):
             )
         if wish.optimizer == "drop" or not any(name in src.entries for name in _COUNTED):
             yield (
-                "no iteration and no consumed samples are known: the checkpoint starts at iteration 1,"
-                " and a run that goes on from it reads its data from the start"
+                "iteration and consumed samples are unknown: the checkpoint starts at iteration"
+                " 1, and a run that continues from it reads its data from the start"
             )
 
 

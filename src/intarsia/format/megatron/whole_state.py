@@ -25,6 +25,5 @@ def check_whole(src: Manifest) -> None:
                 f"{len(lost)} of {len(trained)} parameters with optimizer state have no {what}, the"
                 f" other {len(having)} have one: {', '.join(lost[:4])}"
                 f"{', …' if len(lost) > 4 else ''} - at {src.path}",
-                hint="take a checkpoint that lost none of them, or the weights alone with"
-                " --optimizer drop",
+                hint="use a checkpoint that has all of them, or only the weights with --optimizer drop",
             )

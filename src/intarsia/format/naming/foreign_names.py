@@ -19,7 +19,7 @@ _DIALECTS = (
     (
         r"(?:^|\.)h\.\d+\.(?:attn\.c_attn|attn\.c_proj|mlp\.c_fc)\.",
         "the names of GPT-2 and nanoGPT",
-        "give the configuration of the model that this is (model_type gpt2)",
+        "give this model's own configuration (model_type gpt2)",
     ),
     (
         r"(?:^|\.)(?:decoder|encoder)\.layers\.\d+\.(?:self_attention|mlp)\.linear_",
@@ -29,7 +29,7 @@ _DIALECTS = (
     (
         r"(?:^|\.)gpt_neox\.|(?:^|\.)attention\.query_key_value\.",
         "the names of GPT-NeoX",
-        "give the configuration of the model that this is (model_type gpt_neox)",
+        "give this model's own configuration (model_type gpt_neox)",
     ),
     (
         r"\.lora_[AB]\.|\.lora_embedding_[AB]",
@@ -38,7 +38,7 @@ _DIALECTS = (
     ),
 )
 _BY_NAME = (
-    "leave the configuration out, and the tensors are carried name by name between hf and dcp"
+    "leave the configuration out: the tensors are then carried name by name between hf and dcp"
 )
 
 
@@ -51,9 +51,12 @@ def refuse_foreign(names: Iterable[str], table: Table, where: str) -> None:
     kind, step = _dialect(held, table)
     shown = ", ".join(f"`{name}`" for name in held[:3]) + (", …" if len(held) > 3 else "")
     raise ForeignNamesError(
-        f"none of the {len(held)} tensors has a name that {table.family} has on the hub, in Transformers or"
+        f"none of the {len(held)} tensors has a name that {table.family} has on the hub, in"
+        " Transformers or"
         f" in Megatron{kind}: {shown} - at {where}",
-        hint=f"{step}; or {_BY_NAME}" if step else f"another model's configuration? Or {_BY_NAME}",
+        hint=f"{step}; or {_BY_NAME}"
+        if step
+        else f"if the configuration is another model's, give the right one; or {_BY_NAME}",
     )
 
 
@@ -64,7 +67,7 @@ def _dialect(names: list[str], table: Table) -> tuple[str, str]:
             return f"; these are {whose}", step
     if any(table.hf + name in table.known for name in names):
         return (
-            f"; these are a base model's, which begin with {table.hf!r} in the whole one",
+            f"; these are the names of a base model, which begin with {table.hf!r} in the whole model",
             "save the model with its head (AutoModelForCausalLM)",
         )
     return "", ""

@@ -127,9 +127,10 @@ def _mistakable(
         odd = ours is not None and ours.parameter not in params
         if root is None or (odd and is_state(key) and not state_in(key, root)):
             error = FamilyError(
-                f"`{key}` has a name of optimizer state, and is the state of no parameter here - at {where}",
-                hint="names that begin with `optimizer.` are kept for optimizer state: if it is a submodule"
-                " of the model, rename that in the state dict and save again",
+                f"`{key}` has a name that is reserved for optimizer state, and no parameter here"
+                f" has such a state - at {where}",
+                hint="names that begin with `optimizer.` are reserved for optimizer state: if it"
+                " is a submodule of the model, rename it in the state dict and save again",
             )
             complain(Complaint(error, _files(s)))
 
@@ -242,8 +243,8 @@ def _named(
     if param is not None:
         if param.layout.shape != s.shape:
             error = FamilyError(
-                f"`{s.key or s.name}` has shape {list(s.shape)}, config.json of"
-                f" {table.family} gives {list(param.layout.shape)} - at {where}",
+                f"`{s.key or s.name}` has shape {list(s.shape)}, config.json of {table.family}"
+                f" gives {list(param.layout.shape)} - at {where}",
                 hint="the configuration is another model's, or the tensor is damaged",
                 kind=shape_fault(s.name, s.shape, param.layout.shape),
             )

@@ -333,8 +333,8 @@ def _choose(
     """The section that the user names; all others are left out."""
     if len(wanted) > 1:
         raise UsageError(
-            f"{len(wanted)} sections are named, {' and '.join(wanted)}, and one can be the model",
-            hint="name one section of a model, and after a comma its optimizer's",
+            f"{len(wanted)} sections are named, {' and '.join(wanted)}, but only one can be the model",
+            hint="name the section of the model and, after a comma, that of its optimizer",
         )
     name = "" if wanted[0] == TOP else wanted[0].strip(".")
     by_label = {s.label: s for s in found.values()}
@@ -384,9 +384,11 @@ def _optimizer_of(
     listed = ", ".join(root.removesuffix(".") or TOP for root in mine)
     which = "is" if len(mine) == 1 else "are"
     return None, FamilyError(
-        f"nothing says which optimizer is that of section {model.label or TOP!r}: there {which} {listed}"
+        f"nothing says which optimizer belongs to section {model.label or TOP!r}: there {which}"
+        f" {listed}"
         f" - at {where}",
-        hint=f"name it too (--section {model.label or TOP},{mine[0].removesuffix('.')}), or leave optimizer"
+        hint=f"name it too (--section {model.label or TOP},{mine[0].removesuffix('.')}), or"
+        " leave optimizer"
         " state out (--optimizer drop)",
     )
 

@@ -47,7 +47,8 @@ def unwrapped(name: str, known: Container[str]) -> str | None:
     found = list(dict.fromkeys(each for each in spelled if each in known))
     if len(found) > 1:
         raise FamilyError(
-            f"`{name}` is `{found[0]}` or `{found[1]}`, by which of its words `module` is a wrapper's",
+            f"`{name}` is `{found[0]}` or `{found[1]}`, depending on which `module` in it"
+            " belongs to a wrapper",
             hint="save the model without its wrapper (ddp.module.state_dict())",
         )
     return found[0] if found else None

@@ -18,7 +18,7 @@ from intarsia.errors import UsageError
 OVERRIDES = ("max_lr", "min_lr", "start_wd", "end_wd", "optimizer")
 """Fields that tell groups apart from Megatron-core 0.19 on, beside those that always did."""
 
-_LR = "the --lr and the --min-lr of the run that resumes: --megatron-lr 3e-4,3e-5"
+_LR = "give --lr and --min-lr of the run that will resume, for example --megatron-lr 3e-4,3e-5"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ def set_rates(groups: Sequence[dict[str, Any]], rates: Rates | None) -> None:
             group |= {"max_lr": rates.max_lr, "min_lr": rates.min_lr}
         elif said != (rates.max_lr, rates.min_lr):
             raise UsageError(
-                f"--megatron-lr gives max_lr={rates.max_lr!r} and min_lr={rates.min_lr!r}, and a parameter"
+                f"--megatron-lr gives max_lr={rates.max_lr!r} and min_lr={rates.min_lr!r}, and a"
+                " parameter"
                 f" group of the source has max_lr={said[0]!r} and min_lr={said[1]!r}",
                 hint="leave --megatron-lr out: the source's own rates are kept",
             )
@@ -69,6 +70,7 @@ def note_on_rates(groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A note where Megatron-core would not find groups again."""
     if groups and any(group.get("max_lr") is None for group in groups):
         yield (
-            "the source's parameter groups name no max_lr, by which Megatron-core from 0.19 on finds them: it"
-            f" will not load this optimizer state (earlier ones do); for it, give {_LR}"
+            "the source's parameter groups have no max_lr, by which Megatron-core 0.19 and"
+            " later identifies them: it will not load this optimizer state (earlier versions"
+            f" do); for those versions, give {_LR}"
         )

@@ -115,6 +115,6 @@ def _by_order(
         if numbers == [*range(len(names))]:
             return {str(number): name for number, name in enumerate(names)}
     raise FormatError(
-        f"the parameter group has {len(numbers)} numbers and no `param_names`, the model"
+        f"the parameter group has {len(numbers)} numbers and no `param_names`, the model has"
         f" {len(ordered)} parameters"
     )

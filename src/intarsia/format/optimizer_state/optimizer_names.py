@@ -19,7 +19,7 @@ from intarsia.format.naming.wrappers import bare
 from intarsia.mesh import Shape
 from intarsia.state.names import StateName
 
-NUMBERED = "the optimizer's state is numbered, and which parameter a number means is not told"
+NUMBERED = "the optimizer's state is numbered, and nothing says which parameter each number means"
 _STATE = re.compile(r"(?:^|(?<=\.))state\.(?P<param>.+)\.(?P<kind>[A-Za-z_0-9]+)$")
 _GROUPS = re.compile(r"(?:^|(?<=\.))param_groups(?=\.|$)")
 _WORD = re.compile(r"(?:^|\.)[^.]*optim[^.]*\.$", re.IGNORECASE)
@@ -113,6 +113,6 @@ def not_told(why: str, where: str) -> FormatError:
     return FormatError(
         f"{NUMBERED}{': ' if why else ''}{why} - at {where}",
         hint="give the optimizer model.named_parameters() and save again, save its state by name"
-        " (torch's get_optimizer_state_dict), or take the weights alone with --optimizer drop"
+        " (torch's get_optimizer_state_dict), or take only the weights with --optimizer drop"
         " (optimizer=None in load)",
     )

@@ -69,7 +69,7 @@ def check_pickle(data: bytes) -> None:
     try:
         _Walk(data).run()
     except (IndexError, ValueError) as error:
-        raise FormatError("no pickle: an opcode takes from a stack that is empty") from error
+        raise FormatError("not a pickle: an opcode reads from an empty stack") from error
 
 
 class _Walk:
@@ -179,7 +179,7 @@ class _Walk:
             return self._lines(op, at)
         if op in _MEMO:
             return self._numbered(op, at)
-        raise FormatError(f"no pickle from byte {at} of {len(data)} on ({data[at : at + 1]!r})")
+        raise FormatError(f"not a pickle from byte {at} of {len(data)} on ({data[at : at + 1]!r})")
 
     def _lines(self, op: int, at: int) -> int:
         end = at
@@ -205,7 +205,7 @@ class _Walk:
             self._push(self.memo.get(slot, 1))
             return end
         if not 0 <= slot <= len(data):
-            raise FormatError(f"no pickle from byte {at} of {len(data)} on (memo index {slot})")
+            raise FormatError(f"not a pickle from byte {at} of {len(data)} on (memo index {slot})")
         self.numbered = True
         self._remember(slot)
         return end

@@ -190,4 +190,4 @@ def _check_plain(obj: Any) -> None:
             _check_plain(key)
             _check_plain(value)
     elif type(obj) not in (type(None), bool, int, float, str, bytes):
-        raise UsageError(f"{brief(obj)} is no plain Python value, so it cannot be written")
+        raise UsageError(f"{brief(obj)} is not a plain Python value, so it cannot be written")

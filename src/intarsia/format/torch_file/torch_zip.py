@@ -129,15 +129,15 @@ def check_directory(read: Read, length: int, payload: Payload, crc: int | None, 
     infos = _infos(read, length, where)
     members = _members(read, length, infos, where)
     if sum(m.size or 0 for m in members.values()) > length:
-        raise FormatError(f"members of the archive lie on one another - at {where}")
+        raise FormatError(f"members of the archive overlap - at {where}")
     _check_end(read, length, infos, where)
     own = {m.crc for m in members.values() if m.start == payload.start_bytes and m.size}
     if payload.length_bytes and not own:
-        raise FormatError(f"the directory does not lead to the tensor's bytes - at {where}")
+        raise FormatError(f"the directory does not point to the tensor's bytes - at {where}")
     if crc is not None and own - {crc}:
         raise FormatError(
-            f"the directory says CRC-32 {max(own):08x} of the tensor's bytes,"
-            f" {crc:08x} stands beside them - at {where}"
+            f"the directory says CRC-32 {max(own):08x} of the tensor's bytes, {crc:08x} is"
+            f" stored beside them - at {where}"
         )
     for name, member in members.items():
         if member.start != payload.start_bytes:
@@ -273,11 +273,11 @@ def _check_end(read: Read, length: int, infos: list[ZipInfo], where: str) -> Non
         wide = END64.unpack(_exactly(read, locator[2], END64.size, where))
         disks, counts = {*wide[4:6], locator[3] - 1}, set(wide[6:8])
         if wide[0] != b"PK\6\6" or wide[1] < END64.size - 12:
-            raise FormatError(f"the archive has no end - at {where}")
+            raise FormatError(f"the archive has no end record - at {where}")
     if disks != {0} or counts != {len(infos)}:
         raise FormatError(
-            f"the end of the archive tells of {max(counts)} members on {max(disks) + 1} disks,"
-            f" its directory has {len(infos)} - at {where}"
+            f"the end of the archive counts {max(counts)} members on {max(disks) + 1} disks, its"
+            f" directory has {len(infos)} - at {where}"
         )
     folders = set[str]()
     for info in infos:
@@ -288,7 +288,7 @@ def _check_end(read: Read, length: int, infos: list[ZipInfo], where: str) -> Non
         if not same or local[2] != info.flag_bits or info.compress_size != info.file_size:
             raise FormatError(f"the directory and {name!r} contradict each other - at {where}")
     if len(folders) > 1:
-        raise FormatError(f"members lie in folders of {len(folders)} names - at {where}")
+        raise FormatError(f"members are in {len(folders)} different folders - at {where}")
 
 
 def _infos(read: Read, length: int, where: str) -> list[ZipInfo]:

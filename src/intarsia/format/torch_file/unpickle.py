@@ -86,13 +86,13 @@ def _complex(real: float, imaginary: float) -> complex:
 
 def _first(value: Any, *_: Any) -> Any:
     if type(value) is tuple:
-        raise FormatError("a tuple in the place of a tensor")
+        raise FormatError("a tuple instead of a tensor")
     return value
 
 
 def _rebuilt(cls: Any, *_: Any) -> Inert:
     if not (isinstance(cls, type) and issubclass(cls, Inert)):
-        raise FormatError(f"{brief(cls)} is rebuilt, which is no known class")
+        raise FormatError(f"the pickle rebuilds {brief(cls)}, which is not a known class")
     return cls()
 
 
@@ -169,12 +169,12 @@ class _Unpickler(pickle.Unpickler):
     def _unsafe(self, what: str) -> UnsafeError:
         return UnsafeError(
             f"the pickle asks for `{what}`; nothing was run - at {self.where}",
-            hint="weights have no need of it; do not open this file with other tools",
+            hint="weights do not need it; do not open this file with tools that run pickles",
         )
 
     def persistent_load(self, pid: Any) -> Any:
         if self.beside is None:
-            raise FormatError("the pickle refers to data beside it, and there is none")
+            raise FormatError("the pickle refers to data outside of it, and there is none")
         return self.beside(pid)
 
     def _gather(self, kind: Any, items: Any = (), encoding: str = "latin1") -> Any:

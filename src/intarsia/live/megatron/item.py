@@ -61,7 +61,7 @@ class Item:
         held = getattr(param, "megatron_fsdp_slice", None)
         if held is None or not is_dtensor(param):
             raise LayoutError(
-                f"a {type(param).__name__} without `megatron_fsdp_slice` is no parameter of"
+                f"a {type(param).__name__} without `megatron_fsdp_slice` is not a parameter of"
                 " Megatron-FSDP",
                 hint="take it from the wrapped model, with a sharding strategy other than no_shard",
             )
@@ -140,8 +140,8 @@ def components(item: Item, sizes: Sizes) -> Sizes:
         return dict(sizes)
     if total != rows * item.tp or item.tp_axis != 0:
         raise LayoutError(
-            f"components of {total} rows ({', '.join(f'{k} {n}' for k, n in sizes.items())}) are"
-            f" no split of {list(item.shape)}, nor of {list(item.whole)} on all ranks"
+            f"components of {total} rows ({', '.join(f'{k} {n}' for k, n in sizes.items())}) do"
+            f" not split {list(item.shape)}, nor {list(item.whole)} on all ranks"
         )
     return {name: _share(n, item.tp, f"component `{name}`") for name, n in sizes.items()}
 
@@ -209,7 +209,7 @@ def local_elements(state: Any, item: Item) -> torch.Tensor:
     if is_dtensor(state):
         if tuple(state.shape) not in (item.whole, item.shape):
             raise LayoutError(
-                f"a DTensor of shape {list(state.shape)} is no state of a parameter of"
+                f"a DTensor of shape {list(state.shape)} is not the state of a parameter of"
                 f" {list(item.whole)} ({list(item.shape)} on each of {item.tp} ranks)",
                 hint="its shape was divided or multiplied by tensor parallelism once too often",
             )

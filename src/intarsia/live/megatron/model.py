@@ -139,7 +139,7 @@ def refuse_optimizer(optimizer: Any) -> None:
     """Raise where an optimizer is given: its state lies in buffers that only Megatron knows."""
     if optimizer is not None:
         raise UsageError(
-            "the optimizer of a Megatron model is not loaded or saved with it",
+            "the optimizer of a Megatron model cannot be loaded or saved with it",
             hint="for Megatron-FSDP, intarsia.live.megatron_load.load_parameters fills the states;"
             " otherwise convert to Megatron's own format and load that",
         )

@@ -56,8 +56,8 @@ def _ranks(module: Any, name: str) -> tuple[int, int]:
     state = sys.modules.get("megatron.core.parallel_state")
     if state is None or not state.is_initialized():
         raise UsageError(
-            f"`{name}` is cut by tensor parallelism, and neither its module nor Megatron's"
-            " parallel state says among which ranks",
+            f"`{name}` is sharded by tensor parallelism, and neither its module nor Megatron's"
+            " parallel state says over which ranks",
             hint="call megatron.core.parallel_state.initialize_model_parallel first",
         )
     if ".experts." in name:

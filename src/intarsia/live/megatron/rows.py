@@ -78,7 +78,7 @@ def _table(into: Any, config: Mapping[str, Any] | None) -> Table:
     if table is None:
         found = config and config.get("model_type")
         raise FamilyError(
-            "what a Megatron model's tensors hold is told by the model's configuration, and"
+            "reading a Megatron model's tensors needs the model's configuration, and"
             + (f" model_type {found!r} has no table" if found else " none was given"),
             hint="give `config=`, the model's config.json",
         )

@@ -70,6 +70,7 @@ def refuse_merged(model: Any) -> None:
     for path, each in model.named_modules():
         if is_pefts(type(each)) and getattr(each, "merged", False) is True:
             raise UsageError(
-                f"an adapter is merged into the weights of `{path}`, and is there beside them too",
-                hint="take it out (unmerge_adapter()), or make it part of the model (merge_and_unload())",
+                f"an adapter is merged into the weights of `{path}`, and is also stored beside them",
+                hint="undo the merge (unmerge_adapter()), or make it part of the model"
+                " (merge_and_unload())",
             )

@@ -139,15 +139,13 @@ def check_shape(name: str, expected: Shape, tensor: Any, where: str) -> None:
     """Raise where a tensor is not what the checkpoint's model has under its name."""
     if tuple(tensor.shape) == tuple(expected):
         return
-    hint = "the model and the checkpoint are not of one configuration"
+    hint = "the model and the checkpoint have different configurations"
     if is_dtensor(tensor):
         hint += "; a DTensor made by `from_local` needs `shape=` where its parts are uneven"
     elif tensor.dim() == len(expected) and any(
         a < b for a, b in zip(tensor.shape, expected, strict=True)
     ):
-        hint = (
-            "a plain tensor is taken for all of it: make it a DTensor, or say `mesh=` and `rank=`"
-        )
+        hint = "a plain tensor counts as the whole tensor: make it a DTensor, or give `mesh=` and `rank=`"
     raise LayoutError(
         f"`{name}` is {placed(tensor)}, {where} has {list(expected)}",
         hint=hint,

@@ -51,8 +51,8 @@ class Handed:
         names = {key: clean(key) for key in state}
         if len({*names.values()}) < len(names):
             raise UsageError(
-                "two tensors of the model have one name once the words of wrappers are taken out",
-                hint="rename the submodule that is called as a wrapper's",
+                "two tensors of the model have one name after wrapper names are removed",
+                hint="rename the submodule whose name is a wrapper's",
             )
         return Handed(module, state, names, clean, wrappers)
 
@@ -65,7 +65,7 @@ class Handed:
                 continue
             if not _is_tensor(x):
                 raise UsageError(
-                    f"`{self.names[key]}` in the module's state dict is no tensor but of type"
+                    f"`{self.names[key]}` in the module's state dict is not a tensor but of type"
                     f" {type(x).__name__}",
                     hint="give it as `extra`, or by `get_extra_state` of its module",
                 )
@@ -134,24 +134,25 @@ class Handed:
                 self.module.load_state_dict(dict(self.state))
         except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise CoverageError(
-                f"{type(self.module).__name__} hands out copies of its tensors, and its load_state_dict"
-                f" does not take them back: {error}",
+                f"state_dict() of {type(self.module).__name__} returns copies of its tensors,"
+                f" and its load_state_dict does not accept them: {error}",
                 hint=_HINT,
             ) from error
         now = Handed.by(self.module).tensors
         lost = [n for n, x in self.tensors.items() if n not in now or not equal_bytes(x, now[n])]
         if lost:
             raise CoverageError(
-                f"{type(self.module).__name__} hands out copies of its tensors, and {len(lost)} of them are"
-                f" not what {where} holds after its load_state_dict: {', '.join(lost[:4])}"
+                f"state_dict() of {type(self.module).__name__} returns copies of its tensors,"
+                f" and after its load_state_dict {len(lost)} of them differ from {where}:"
+                f" {', '.join(lost[:4])}"
                 f"{', …' if len(lost) > 4 else ''}",
                 hint=_HINT,
             )
 
 
 _HINT = (
-    "load into the module that it is made of, before it is wrapped or quantised; the model may be"
-    " changed in part"
+    "load into the inner module, before it is wrapped or quantised; the model may already be"
+    " partly changed"
 )
 
 

@@ -16,8 +16,10 @@ from intarsia.quantised import QuantisedWeight
 from intarsia.quantised.refusing import refuse_faults
 
 _HINT = (
-    "load into a model that is quantised in the same way, or dequantise the checkpoint first: load it with"
-    " Transformers (`dequantize=True` in its quantisation config) and `save_pretrained(…, save_original_format=False)`"
+    "load into a model that is quantised in the same way, or dequantise the checkpoint first:"
+    " load it with"
+    " Transformers (`dequantize=True` in its quantisation config) and `save_pretrained(…,"
+    " save_original_format=False)`"
 )
 
 
@@ -65,8 +67,8 @@ def _parts(
         if name is None:
             first = min(takers)
             raise UsageError(
-                f"`{w.main.name}` is quantised ({w.label}) and the model takes it without"
-                f" `{part.name}`: `{first}` would hold numbers that nobody scaled - at {path}",
+                f"`{w.main.name}` is quantised ({w.label}) and the model has no `{part.name}`:"
+                f" `{first}` would hold numbers without their scale - at {path}",
                 hint=_HINT,
             )
         held = dtype_of(tensors[name], name)

@@ -98,8 +98,8 @@ def check_replicas(sums: Sequence[Mapping[Key, int]]) -> None:
             if known != crc:
                 name, box = key
                 raise CoverageError(
-                    f"`{name}` {box} differs between rank {first} and rank {rank}, and no DTensor says"
-                    " whose it is",
+                    f"`{name}` {box} differs between rank {first} and rank {rank}, and no"
+                    " DTensor says which rank owns it",
                     hint="make it a DTensor whose placements say how ranks differ, or give it a name"
                     " of its own on each rank; nothing was committed",
                 )

@@ -34,9 +34,10 @@ def agreed_entries(
         for other, names in enumerate(held):
             if found := sorted(names.intersection(lacking)):
                 raise UsageError(
-                    f"rank {other} has optimizer state of `{found[0]}`, and rank {rank}, which steps it"
-                    " too, has none",
-                    hint="it got no gradient there: reduce gradients over all ranks before the step",
+                    f"rank {other} has optimizer state of `{found[0]}`, but rank {rank}, which"
+                    " also updates it, has none",
+                    hint="it received no gradient there: reduce gradients over all ranks before"
+                    " the step",
                 )
     return [{n: data for n, data in entries.items() if n != WITHOUT} for entries in told]
 
@@ -57,6 +58,7 @@ def _check_keys(told: Sequence[Mapping[str, bytes]], tensors: Sequence[Iterable[
             for key in sorted(keys ^ known):
                 has, lacks = (rank, where) if key in keys else (where, rank)
                 raise UsageError(
-                    f"group {group} of the optimizer has `{key}` on rank {has}, and not on rank {lacks}",
+                    f"group {group} of the optimizer has `{key}` on rank {has}, and not on rank"
+                    f" {lacks}",
                     hint="give the optimizers of all ranks the same groups in the same order",
                 )

@@ -50,7 +50,7 @@ def opened(optimizer: Any) -> Opened:
             return each[0]
         if not each:
             raise UsageError(
-                "no optimizer is in what was given as `optimizer`", hint="give None for none"
+                "`optimizer` contains no optimizer", hint="give None to leave the optimizer out"
             )
         return Opened(Together([x.held for x in each]), Together([x.settings for x in each]))
     if any(c.__name__ == "ZeroRedundancyOptimizer" for c in type(optimizer).__mro__):
@@ -67,15 +67,16 @@ def opened(optimizer: Any) -> Opened:
         for field in ("param_groups", "state"):
             if getattr(optimizer, field, None) is not getattr(inner, field):
                 raise UsageError(
-                    f"{type(optimizer).__name__} wraps {type(inner).__name__}, and its `{field}` is"
-                    " not that of the optimizer in it",
-                    hint=f"give the optimizer itself (.{word}), and what the wrapper keeps in `extra`",
+                    f"{type(optimizer).__name__} wraps {type(inner).__name__}, and its `{field}`"
+                    f" is not the `{field}` of the wrapped optimizer",
+                    hint=f"give the wrapped optimizer (.{word}), and put what the wrapper keeps"
+                    " into `extra`",
                 )
         _check_nothing_more(optimizer, inner)
         return opened(inner)
     if not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "state")):
         raise UsageError(
-            f"{type(optimizer).__name__} has no `param_groups` and `state`, so it is no optimizer",
+            f"{type(optimizer).__name__} has no `param_groups` and `state`, so it is not an optimizer",
             hint="give a torch optimizer",
         )
     _check_nothing_more(optimizer)
@@ -92,10 +93,10 @@ def _check_nothing_more(optimizer: Any, inner: Any = None) -> None:
     more = sorted(str(key) for key in optimizer.state_dict().keys() - known)
     if more:
         raise UsageError(
-            f"the state dict of {type(optimizer).__name__} holds {', '.join(more)} beside `state` and"
-            " `param_groups`, which belongs to no parameter",
-            hint="keep it in the optimizer's groups or in its `state` under a key of text"
-            + (", or give the optimizer inside, and the rest in `extra`" if inner else ""),
+            f"the state dict of {type(optimizer).__name__} holds {', '.join(more)} in addition"
+            " to `state` and `param_groups`, which belongs to no parameter",
+            hint="keep it in the optimizer's groups, or in its `state` under a text key"
+            + (", or give the wrapped optimizer, and the rest in `extra`" if inner else ""),
         )
 
 
@@ -117,7 +118,7 @@ def check_class(stored: str | None, optimizer: Any, where: str) -> None:
         raise UsageError(
             f"{where} was saved with {stored}, the optimizer is {class_of(optimizer)}",
             hint='make the same optimizer, or load with optimizer_class="any" and'
-            ' hyperparameters="mine" if its state is meant for this one',
+            ' hyperparameters="mine" if its state is intended for this one',
         )
 
 
@@ -132,7 +133,7 @@ def check_kinds(name: str, stored: Collection[str], optimizer: Any, where: str) 
     raise UsageError(
         f"{where} holds {', '.join(sorted(stored))} of `{name}`, {found.__name__} keeps"
         f" {', '.join(sorted(needed | allowed))}",
-        hint="make the optimizer that was saved, or load the model alone (optimizer=None)",
+        hint="make the optimizer that was saved, or load only the model (optimizer=None)",
     )
 
 

@@ -88,14 +88,15 @@ class WholeOptimizer:
             return None
         if not is_module(module):
             raise UsageError(
-                "FSDP1 keeps optimizer state in pieces of its flat parameters, which are known of one model"
-                " alone",
+                "FSDP1 keeps optimizer state in pieces of its flat parameters, which can be read"
+                " only for a single FSDP1 model",
                 hint="give the FSDP1 model itself with its optimizers, or use FSDP2 (fully_shard)",
             )
         for held, settings in zip(each_of(own.held), each_of(own.settings), strict=True):
             if held is not settings:
                 raise UsageError(
-                    f"FSDP1 shards the state of an optimizer already, and {type(settings).__name__} does too",
+                    "FSDP1 already shards the state of an optimizer, and so does"
+                    f" {type(settings).__name__}",
                     hint=f"give FSDP1 the plain {type(held).__name__}",
                 )
         units = list(_units(module))
@@ -224,7 +225,8 @@ def _groups(optimizer: Any, units: Sequence[Unit], model: WholeModel) -> Iterato
                 raise UsageError(
                     f"parameter {at} of group {number} ({list(param.shape)}) of the optimizer is not in"
                     " the model",
-                    hint="make the optimizer from the parameters of the wrapped model, after wrapping it",
+                    hint="make the optimizer from the parameters of the wrapped model, after"
+                    " wrapping it",
                 )
             found += [model.params[name] for name in names[id(param)]]
         yield {**group, "params": found}
@@ -256,9 +258,9 @@ def _part(span: Span, optimizer: Any) -> tuple[int, int, State] | None:
         if getattr(value, "ndim", 0):
             if value.numel() != span.held.numel():
                 raise UsageError(
-                    f"a state of `{span.name}` has shape {list(value.shape)}, what FSDP1 has of it here"
-                    f" {list(span.held.shape)}",
-                    hint="save the model alone (optimizer=None), or train it with FSDP2 (fully_shard)",
+                    f"a state of `{span.name}` has shape {list(value.shape)}, FSDP1's part of"
+                    f" the parameter on this rank has {list(span.held.shape)}",
+                    hint="save only the model (optimizer=None), or train it with FSDP2 (fully_shard)",
                 )
             value = span.of(value.detach()).cpu().clone()
         found[kind] = value
@@ -280,8 +282,8 @@ def _joined(span: Span, parts: Sequence[tuple[int, int, State]]) -> State:
     )
     if not alike or not whole:
         raise UsageError(
-            f"the ranks' parts of the optimizer state of `{span.name}` do not make all of it",
-            hint="every rank must have stepped it: save after a step, outside of summon_full_params",
+            f"the ranks' parts of the optimizer state of `{span.name}` do not add up to the whole",
+            hint="every rank must have updated it: save after a step, outside of summon_full_params",
         )
     found: State = {}
     for kind, value in first.items():
@@ -315,7 +317,7 @@ def _same(a: Any, b: Any) -> bool:
 
 def _unlike(one: tuple[str, Any], two: tuple[str, Any], where: str) -> UsageError:
     return UsageError(
-        f"`{one[0]}` and `{two[0]}` are parts of one flat parameter of FSDP1's, and {where} has unlike"
-        f" optimizer state of them: {one[1]} and {two[1]}",
+        f"`{one[0]}` and `{two[0]}` are parts of one flat parameter of FSDP1, and {where} has"
+        f" different optimizer state for them: {one[1]} and {two[1]}",
         hint="wrap with use_orig_params=True, or use FSDP2 (fully_shard)",
     )

@@ -58,8 +58,8 @@ def _check_carried(key: Any, value: Any, name: str) -> None:
 
     if not isinstance(key, str) or not key.replace("_", "a").isalnum():
         raise UsageError(
-            f"a setting of the optimizer is called {key!r}",
-            hint="name it by letters, digits and underscores",
+            f"a setting of the optimizer has the name {key!r}",
+            hint="use letters, digits and underscores",
         )
     if isinstance(value, torch.Tensor):
         return
@@ -83,7 +83,7 @@ def with_tensors(groups: Groups | None, manifest: Manifest) -> Groups | None:
             number, _, key = name.removeprefix(TORCH_GROUPS).partition(".")
             if not number.isdecimal() or int(number) >= len(each):
                 raise CoverageError(
-                    f"`{name}` of {manifest.path} is a setting of a group that is not told",
+                    f"`{name}` of {manifest.path} is a setting of an unknown group",
                     hint='load with hyperparameters="mine" to keep those that the optimizer has',
                 )
             group = each[int(number)]
@@ -148,7 +148,7 @@ def check_classes(
     if len(stored) != len(each):
         raise CoverageError(
             f"{where} names the classes of {len(stored)} parameter groups, and has {len(each)}",
-            hint="the checkpoint lost some: take another",
+            hint="the checkpoint lost some: use another",
         )
     of = {
         member: name for group, name in zip(each, stored, strict=True) for member in group.members
@@ -176,7 +176,7 @@ def _regrouped(
 ) -> UsageError:
     """Both groupings, the checkpoint's and the optimizer's."""
     lines = [
-        f"group {number} of the optimizer holds parameters that were stored with unlike settings"
+        f"group {number} of the optimizer holds parameters that were stored with different settings"
     ]
     lines += [
         f"  the checkpoint's group {k}: {len(g.members)} tensors, {different_fields(each, g)}"
@@ -215,7 +215,8 @@ def check_settings(
     lost = [str(k) for k, (found, mine) in enumerate(held) if found is None and mine["params"]]
     if lost and strict:
         raise CoverageError(
-            f"{where} has no hyperparameters (lr and the like) for group {', '.join(lost)} of the optimizer",
+            f"{where} has no hyperparameters (lr and the like) for group {', '.join(lost)} of"
+            " the optimizer",
             hint='load with hyperparameters="mine" to keep those that the optimizer has',
         )
     return lost

@@ -20,9 +20,10 @@ class Together:
             for param in chain.from_iterable(g["params"] for g in optimizer.param_groups):
                 if first.setdefault(id(param), number) != number:
                     raise UsageError(
-                        f"the optimizers {first[id(param)]} and {number} both step a parameter of"
-                        f" {list(param.shape)}",
-                        hint="save and load one of them with the model, the other with a path of its own",
+                        f"the optimizers {first[id(param)]} and {number} both update a parameter"
+                        f" of {list(param.shape)}",
+                        hint="save and load one of them with the model, the other with a path of"
+                        " its own",
                     )
 
     @property

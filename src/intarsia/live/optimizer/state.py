@@ -66,7 +66,7 @@ def _stepped(model: Any, optimizer: Any) -> Iterator[Stepped]:
     modules = list(modules_in(model))
     if not modules:
         raise UsageError(
-            "the state of an optimizer goes by the names of a model's parameters",
+            "optimizer state is stored under the names of the model's parameters",
             hint="give the module, not its state dict",
         )
     names: dict[int, str] = {}
@@ -169,7 +169,7 @@ def state_to_fill(
     if not listed and not values and not any(found - {MASTER} for found in kinds.values()):
         raise CoverageError(
             f"{manifest.path} holds no optimizer state",
-            hint="load the model alone (optimizer=None), or give a checkpoint saved with its optimizer",
+            hint="load only the model (optimizer=None), or give a checkpoint saved with its optimizer",
         )
     _check_shared([key for key in entries if key.startswith(SHARED_STATE)], optimizer)
     _check_one_order(steps, optimizer, rows, groups, manifest.path)
@@ -198,9 +198,9 @@ def state_to_fill(
             state[kind] = value_in(entries, str(spelled), kind, each.param.device)
             if is_dtensor(each.param) and has_axes(state[kind]):
                 raise UsageError(
-                    f"`{kind}` of `{each.name}` was stored whole and has not its parameter's shape, which is"
-                    " cut over ranks now",
-                    hint="load it into plain parameters, or the model alone (optimizer=None)",
+                    f"`{kind}` of `{each.name}` was stored whole and does not have the shape of"
+                    " its parameter, which is now sharded over ranks",
+                    hint="load it into plain parameters, or load only the model (optimizer=None)",
                 )
         old = optimizer.state.get(each.param, {})
         for kind in sorted(mine - told):
@@ -224,9 +224,10 @@ def state_to_fill(
                 )
     if lost and strict:
         raise CoverageError(
-            f"{manifest.path} has no optimizer state of {len(lost)} parameters, and nothing in it says that"
-            f" they were never stepped: {', '.join(lost[:4])}{', …' if len(lost) > 4 else ''}",
-            hint="load with strict=False if they begin without state",
+            f"{manifest.path} has no optimizer state of {len(lost)} parameters, and nothing in"
+            " it says that they were never updated:"
+            f" {', '.join(lost[:4])}{', …' if len(lost) > 4 else ''}",
+            hint="load with strict=False to let them start without state",
         )
     return StateToFill(out.holdings, out.counters, out.fresh, tuple(never), tuple(lost))
 
@@ -236,8 +237,8 @@ def _check_shared(keys: Sequence[str], optimizer: Any) -> None:
     if keys and isinstance(optimizer, Together):
         key = keys[0].removeprefix(SHARED_STATE)
         raise UsageError(
-            f"`{key}` is state of one of {len(optimizer.each)} optimizers, and of no parameter that would say"
-            " of which",
+            f"`{key}` is state of one of {len(optimizer.each)} optimizers, and belongs to no"
+            " parameter that would say of which one",
             hint="keep it in the groups of its optimizer, or in `extra`",
         )
 
@@ -258,9 +259,9 @@ def _check_one_order(
         mine = [n for name in names for n in tensors_of(name, rows) or (bare(name),)]
         if mine not in stored:
             raise UsageError(
-                f"{type(one).__name__} keeps one history of all its parameters in their order, and"
-                f" {where} has them in another",
-                hint="give the optimizer the parameters in the order in which they were when it was saved",
+                f"{type(one).__name__} keeps one history of all its parameters in their order,"
+                f" and {where} has them in another order",
+                hint="give the optimizer its parameters in the order that they had when it was saved",
             )
 
 
@@ -271,9 +272,9 @@ def _check_alike(name: str, held: Mapping[str, set[str]], manifest: Manifest) ->
     for lacking, some in others:
         if some != kinds:
             raise CoverageError(
-                f"`{name}` is made of {len(held)} tensors, which have unlike optimizer state in"
-                f" {manifest.path}: {sorted(kinds)}, and {sorted(some)} of {lacking}",
-                hint="the checkpoint lost state: take another",
+                f"`{name}` is made of {len(held)} tensors, which have different optimizer state"
+                f" in {manifest.path}: {sorted(kinds)}, and {sorted(some)} of {lacking}",
+                hint="the checkpoint lost state: use another",
             )
 
 
@@ -299,8 +300,8 @@ def set_counters(
         if any(not _same(x, first) for x in others):
             values = sorted({x.item() for x in (first, *others)})
             raise CoverageError(
-                f"{names[0]} and its {len(others)} companions are at steps {values}, and"
-                " one parameter holds them all",
+                f"{names[0]} and {len(others)} other tensors are at steps {values}, and one"
+                " parameter holds them all",
                 hint="the parts of the checkpoint were saved at different steps",
             )
         tensor.copy_(first)
@@ -387,21 +388,22 @@ def values(steps: Sequence[Stepped], optimizer: Any) -> dict[str, bytes]:
     known = {id(param) for _, param in params}
     if numbers := [name for name, _ in params if name.isdecimal()]:
         raise UsageError(
-            f"the parameter `{numbers[0]}` is called by a number, as torch's numbered states are",
+            f"the parameter `{numbers[0]}` has a number as its name, like torch's numbered states",
             hint="make it a parameter of a submodule, which has a name",
         )
     for key in optimizer.state:
         if isinstance(key, torch.Tensor) and id(key) not in known:
             raise UsageError(
-                f"the optimizer keeps state of a tensor of {list(key.shape)} that is in none of its groups",
-                hint="take it out of `optimizer.state`, or into a group",
+                f"the optimizer keeps state of a tensor of {list(key.shape)} that is in none of"
+                " its groups",
+                hint="remove it from `optimizer.state`, or add it to a group",
             )
     return values_of(params, optimizer.state)
 
 
 _UNLIKE = (
-    "state of another shape is kept of plain parameters only, as nothing says which part of it a rank"
-    " has: save the model alone (optimizer=None), or train it unsharded"
+    "state of another shape can be saved for plain parameters only, because nothing says which"
+    " part of it a rank has: save only the model (optimizer=None), or train it unsharded"
 )
 
 

@@ -40,9 +40,9 @@ def check_kind(kind: Any, name: str) -> None:
     """Raise where a kind of state has a name that a checkpoint cannot hold."""
     if not _is_kind(kind):
         raise UsageError(
-            f"a state of `{name}` is called {kind!r}",
-            hint="checkpoints name states by letters, digits and underscores, and keep `master` for main"
-            " weights: rename it",
+            f"a state of `{name}` has the name {kind!r}",
+            hint="names of states consist of letters, digits and underscores, and `master` is"
+            " reserved for main weights: rename it",
         )
 
 

@@ -91,7 +91,7 @@ def _cut(grad: Tensor) -> Cut:
     if any(placement.is_partial() for placement in grad.placements):
         raise UsageError(
             f"a gradient of shape {tuple(grad.shape)} is partial ({grad.placements})",
-            hint="its ranks hold summands: reduce them before the norm is taken",
+            hint="its ranks hold summands: reduce them before computing the norm",
         )
     return grad.device_mesh, tuple(not placement.is_replicate() for placement in grad.placements)
 

@@ -35,9 +35,10 @@ def _refuse_autocast_that_is_off(model: nn.Module, _: Any) -> None:
     if any(getattr(policy, "param_dtype", None) is not None for policy in precise):
         return
     raise UsageError(
-        f"accelerate is asked for mixed_precision={str(asked)!r}, which does not reach a model that"
-        " `parallelize` placed",
-        hint="give it to parallelize, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16), and leave"
+        f"accelerate is asked for mixed_precision={str(asked)!r}, which has no effect on a model"
+        " that `parallelize` placed",
+        hint="give it to parallelize,"
+        " mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16), and leave"
         " mixed_precision (Trainer: bf16, fp16) out; or call the model under torch.autocast",
     )
 

@@ -197,8 +197,8 @@ def _own_style(plan: Plan, name: str, module: nn.Module, size: int) -> str | Non
         where = f"{name}.{p} {tuple(own[p].shape)}"
         if style is None:
             raise UsageError(
-                f"{where} lies among parameters that the tensor-parallel plan cuts, and the plan "
-                "does not say how to cut it",
+                f"{where} is among parameters that the tensor-parallel plan shards, and the plan"
+                " does not say how to shard it",
                 hint="use these ranks for fsdp",
             )
         if style != "colwise" or own[p].ndim != 1 or own[p].shape[0] % size:

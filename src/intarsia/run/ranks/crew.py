@@ -100,7 +100,8 @@ class Crew:
             if failure is not None:
                 raise failure from error
             raise IntarsiaError(
-                f"rank {self.rank} lost the other {self.size - 1} ranks: {_first_line(error)}",
+                f"rank {self.rank} lost the connection to the other {self.size - 1} ranks:"
+                f" {_first_line(error)}",
                 hint="one of them died or lost its connection: its own log says why",
             ) from error
         if failure is not None:
@@ -156,13 +157,16 @@ def check_alike(told: Sequence[Mapping[str, str]]) -> None:
         wrong = [name for name in {**first, **found} if first.get(name) != found.get(name)]
         if wrong:
             shown = "\n".join(
-                f"  {name}: {first.get(name, 'absent')} on rank 0, {found.get(name, 'absent')} on rank {rank}"
+                f"  {name}: {first.get(name, 'absent')} on rank 0, {found.get(name, 'absent')}"
+                f" on rank {rank}"
                 for name in wrong[:4]
             )
             more = f"\n  … and {len(wrong) - 4} more" if len(wrong) > 4 else ""
             raise UsageError(
-                f"rank {rank} was asked for something else than rank 0, so nothing was begun:\n{shown}{more}",
-                hint="give every rank the same options and one source, by an absolute path that leads to"
+                f"rank {rank} was called with something else than rank 0, so nothing was"
+                f" started:\n{shown}{more}",
+                hint="give every rank the same options and one source, by an absolute path that"
+                " leads to"
                 " the same files everywhere",
             )
 
@@ -173,8 +177,8 @@ def note_on_ranks(*, alone: bool) -> list[str]:
     if alone or not told or os.environ["WORLD_SIZE"] == "1" or crew_size() > 1:
         return []
     return [
-        f"RANK={os.environ['RANK']} and WORLD_SIZE={os.environ['WORLD_SIZE']} are set, but not by"
-        " torchrun: this process did all of the work"
+        f"RANK={os.environ['RANK']} and WORLD_SIZE={os.environ['WORLD_SIZE']} are set, but not"
+        " by torchrun: this process did all the work"
     ]
 
 

@@ -18,8 +18,8 @@ PATIENCE = timedelta(hours=12)
 SILENT_SECONDS, WAIT_SECONDS = 10.0, 300.0
 """After how long a rank says whom it awaits, and after how long it gives up."""
 _HINT = (
-    "every rank must make this call; where only one is to, give --alone (`alone=True`);"
-    " INTARSIA_WAIT_SECONDS allows for a slower start"
+    "every rank must make this call; if only one should, give --alone (`alone=True`);"
+    " INTARSIA_WAIT_SECONDS allows more time to start"
 )
 _calls: list[Any] = []
 """The stores of calls that all ranks have made, by whose number the next one is known."""
@@ -98,14 +98,14 @@ def _aloud(rank: int, size: int, whom: str) -> Iterator[None]:
 
 def _say(rank: int, size: int, whom: str) -> None:
     print(
-        f"intarsia: rank {rank} of {size} awaits {whom}, for at most {_limit():.0f} s; {_HINT}",
+        f"intarsia: rank {rank} of {size} waits for {whom}, for at most {_limit():.0f} s; {_HINT}",
         file=sys.stderr,
         flush=True,
     )
 
 
 def _in_vain(rank: int, size: int, whom: str) -> IntarsiaError:
-    return IntarsiaError(f"rank {rank} of {size} awaited {whom} in vain", hint=_HINT)
+    return IntarsiaError(f"rank {rank} of {size} waited for {whom}, without an answer", hint=_HINT)
 
 
 def _limit() -> float:

@@ -33,14 +33,18 @@ def check_destination(destination: Path, overwrite: bool, *, resume: bool = Fals
 def check_place(destination: Path, traces: Iterable[Path]) -> None:
     """Refuse links and mount points, and a place where another user's run left something or is at work."""
     if is_link(destination):
-        raise UsageError(f"{destination} is a symbolic link", hint="give the folder it leads to")
+        raise UsageError(
+            f"{destination} is a symbolic link", hint="give the folder that it points to"
+        )
     _check_mounts(destination)
     for path in traces:
         found = look(path)
         if found is not None and os.geteuid() not in (0, found.st_uid):
             raise UsageError(
-                f"{path} belongs to {owner_of(found)}, whose run is writing {destination} or was killed",
-                hint=f"ask {owner_of(found)} to finish it or to remove it, or choose another destination",
+                f"{path} belongs to {owner_of(found)}, whose run is writing {destination} or was"
+                " killed",
+                hint=f"ask {owner_of(found)} to finish it or to remove it, or choose another"
+                " destination",
             )
 
 
@@ -88,7 +92,7 @@ def _check_owners(destination: Path) -> None:
         if home.st_mode & stat.S_ISVTX and me not in (found.st_uid, home.st_uid):
             raise _not_mine(path, found, f"in {path.parent} only the owner may replace it")
         if stat.S_ISDIR(found.st_mode) and not _may_write(path):
-            raise _not_mine(path, found, "you may not remove what it holds")
+            raise _not_mine(path, found, "you may not remove its contents")
 
 
 def _not_mine(path: Path, found: os.stat_result, why: str) -> UsageError:

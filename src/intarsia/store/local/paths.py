@@ -45,7 +45,7 @@ def expanded(path: PurePath) -> Path:
             os.getcwd()
         except OSError as error:
             raise UsageError(
-                f"the working folder is gone, so {where} leads nowhere",
+                f"the working folder no longer exists, so {where} cannot be resolved",
                 hint="change to a folder that exists, or give an absolute path",
             ) from error
     return where
@@ -55,8 +55,8 @@ def absolute_path(path: PurePath) -> Path:
     """A path from the root on; links stay."""
     if isinstance(path, Address):
         raise UsageError(
-            f"{path} is no local folder, and live models are saved to local folders alone",
-            hint="give a local folder, and convert what is saved there to the URL",
+            f"{path} is not a local folder, and live models can be saved only to local folders",
+            hint="save to a local folder, and convert that to the URL",
         )
     return Path(os.path.abspath(path))
 

@@ -117,7 +117,7 @@ def open_plain(path: PurePath, name: str | None = None, folder: int | None = Non
     try:
         if stat.S_ISREG(os.fstat(fd).st_mode):
             return fd
-        raise FormatError(f"{path} is no file on disk", hint="give a file, or restore it")
+        raise FormatError(f"{path} is not a regular file", hint="give a file, or restore it")
     except BaseException:
         os.close(fd)
         raise

@@ -29,7 +29,7 @@ def check_sources(destination: PurePath, sources: Iterable[str], *, overwrite: b
         same = found is not None and (found.st_dev, found.st_ino) in inside
         if above[to.parent] or to == home or (same and found is not None and _is_last(found)):
             raise UsageError(
-                f"{destination} holds the source: {to} is read",
+                f"{destination} contains the source: {to} is read",
                 hint="choose another destination",
             )
 

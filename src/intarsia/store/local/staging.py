@@ -175,8 +175,8 @@ class Staging:
             for path in everything_in(mine):
                 if is_link(path):
                     raise StoreError(
-                        f"{path} is a symbolic link, which no run of Intarsia has made",
-                        hint=f"remove {mine} and start anew without --resume",
+                        f"{path} is a symbolic link, which Intarsia does not create",
+                        hint=f"remove {mine} and start again without --resume",
                     )
 
     def clear(self) -> None:
@@ -220,7 +220,7 @@ class Staging:
         """Make a file of a known length; what it holds already may be kept."""
         path = self.folder / file
         if not path.is_relative_to(self.folder) or ".." in path.parts[len(self.folder.parts) :]:
-            raise UnsafeError(f"{file!r} lies outside of the destination")
+            raise UnsafeError(f"{file!r} is outside of the destination")
         mode = 0o666 & (0o700 | self.readers) if mode is None else mode
         try:
             with naming(path):
@@ -232,7 +232,7 @@ class Staging:
                 finally:
                     os.close(fd)
         except ValueError as error:  # a NUL, or half a character
-            raise UnsafeError(f"{file!r} is no name of a file") from error
+            raise UnsafeError(f"{file!r} is not a file name") from error
 
     def write(self, file: str, start_bytes: int, buffers: Sequence[Buffer]) -> None:
         """Write buffers one after another at a position of a file, from any thread.
@@ -340,7 +340,7 @@ class Staging:
         try:
             return self.settle_down()
         except KeyboardInterrupt:
-            return ["interrupted when it was whole: --resume removes what is left beside it"]
+            return ["interrupted after it was complete: --resume removes the leftovers beside it"]
 
     def settle_down(self) -> list[str]:
         """Make the name of a destination durable that is in its place, and remove what lies beside it.
@@ -350,12 +350,12 @@ class Staging:
         try:
             sync_path(self.destination.parent)
         except StoreError as error:
-            error.hint = f"{self.destination} is whole and in its place; whether that is on disk is not known"
+            error.hint = f"{self.destination} is complete and in its place; whether it has reached the disk is not known"
             raise
         try:
             self.clear_up()
         except StoreError as error:
-            return [f"it is whole, but what lies beside it could not be removed: {error}"]
+            return [f"it is complete, but the leftovers beside it could not be removed: {error}"]
         return []
 
     def clear_up(self) -> None:

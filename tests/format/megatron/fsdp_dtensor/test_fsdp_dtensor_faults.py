@@ -91,7 +91,7 @@ def test_gdn_that_was_saved_fused_on_two_ranks_is_scrambled_by_a_reader_on_one(
 
 def test_a_fused_tensor_of_an_unknown_number_of_ranks_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path / "fused", linear_fused(written(tmp_path, LINEAR), 2))
-    with pytest.raises(FormatError, match="no stored arguments say how many"):
+    with pytest.raises(FormatError, match="no stored argument gives their number"):
         formats.read_manifest(path, LINEAR)
 
 
@@ -187,7 +187,7 @@ def test_counters_that_differ_are_not_put_into_one(tmp_path: Path) -> None:
     state = load_file(file)
     state["optimizer.step.model.layers.1.self_attn.v_proj.weight"] += 1
     save_file(state, file, {"format": "pt"})
-    with pytest.raises(CoverageError, match="differ, and one counter is to stand for both"):
+    with pytest.raises(CoverageError, match="differ, and one counter would have to stand for both"):
         to_fsdp(source, tmp_path / "fsdp")
 
 
@@ -205,7 +205,7 @@ def test_an_absent_tensor_is_named(tmp_path: Path) -> None:
 def test_state_without_its_parameter_is_refused(tmp_path: Path) -> None:
     tensors = written(tmp_path, DENSE)
     del tensors["model.module.decoder.layers.1.mlp.linear_fc2.weight"]
-    with pytest.raises(FormatError, match="a parameter that the model section lacks"):
+    with pytest.raises(FormatError, match="a parameter that is not in the model section"):
         formats.read_manifest(saved(tmp_path / "odd", tensors), DENSE)
 
 

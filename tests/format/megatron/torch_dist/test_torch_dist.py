@@ -425,5 +425,5 @@ def test_objects_without_a_place_are_named(tmp_path: Path) -> None:
     report = intarsia.convert(
         tmp_path / "dcp", tmp_path / "out", to="torch_dist", config=str(config)
     )
-    (note,) = [note for note in report.notes if "have no place in torch_dist" in note]
+    (note,) = [note for note in report.notes if "cannot be stored in torch_dist" in note]
     assert "loader.position" in note

@@ -62,7 +62,7 @@ def order_of(e: Evidence, group: Group, named: Iterable[Order]) -> Order | None:
     )
     if len(runs.pieces) > MOST_RUNS:
         return None
-    text = f"rows of {group.name} lie in each other's place, in {len(runs.pieces)} runs"
+    text = f"rows of {group.name} are in each other's place, in {len(runs.pieces)} runs"
     return Order(ANY_ORDER, text, runs, ("mixed", group.name))
 
 
@@ -100,7 +100,7 @@ def _put_down(e: Evidence, group: Group) -> Iterator[Order]:
             if n == 1 and way == plain:
                 continue
             listed = ", ".join(group.labels[k] for k in way)
-            text = f"{group.name} put down in the order {listed}"
+            text = f"{group.name} stored in the order {listed}"
             text += f" in each of {n} shards, as the ranks of tp={n} fuse them" if n > 1 else ""
             kind = KINDS.get(group.name, ("components-interleaved",) * 2)[way == plain]
             order = concat([shards[k] for k in way], 1).reshape(-1)

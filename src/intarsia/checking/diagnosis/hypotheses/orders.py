@@ -128,12 +128,16 @@ def _gate_up(e: Evidence) -> Iterator[Hypothesis]:
         crossed = concat([turns.narrow(1, 1, 2), turns.narrow(1, 0, 1)], 1).reshape(n)
         in_turn = halves.permute(1, 0).reshape(n)
         for kind, text, order in (
-            ("gate-up-swapped", "gate and up swapped, half by half", swapped),
-            ("gate-up-swapped", "gate and up swapped, in turn", crossed),
-            ("gate-up-interleaved", f"halves of gate and up in {a} are in turn in {b}", in_turn),
+            ("gate-up-swapped", "gate and up swapped, as halves", swapped),
+            ("gate-up-swapped", "gate and up swapped, interleaved", crossed),
             (
                 "gate-up-interleaved",
-                f"gate and up in turn in {a} are halves in {b}",
+                f"gate and up are halves in {a} and interleaved in {b}",
+                in_turn,
+            ),
+            (
+                "gate-up-interleaved",
+                f"gate and up are interleaved in {a} and halves in {b}",
                 inverse(in_turn),
             ),
         ):

@@ -131,8 +131,8 @@ class FsdpDtensor(MegatronFormat):
         keeps, notes = wish.optimizer == "keep", list(found.notes)
         if keeps and has_torch_groups(src.entries) and not has_megatron_groups(src.entries):
             notes.append(
-                "parameter groups are kept as torch spells them, which Megatron does not read:"
-                " a run that goes on takes its own settings"
+                "parameter groups are kept in torch's form, which Megatron does not read: a run"
+                " that continues uses its own settings"
             )
         equal, rounded = tuple(found.equal), tuple(found.rounded)
         return Wanted(tuple(found.targets), found.drop, keeps, tuple(notes), equal, rounded)
@@ -185,7 +185,7 @@ def find_checkpoint(path: PurePath) -> PurePath:
     found = [folder for folder in _candidates(path) if _has_keys(folder)]
     if found:
         return the_one(found, path)
-    raise FormatError(f"{path} holds no fsdp_dtensor checkpoint")
+    raise FormatError(f"{path} does not hold an fsdp_dtensor checkpoint")
 
 
 def _candidates(path: PurePath) -> list[PurePath]:
@@ -230,7 +230,7 @@ def _absent_entries(metadata: Metadata) -> list[str]:
     lost = [n for n in ("args", "iteration") if n not in metadata.objects]
     if not lost:
         return []
-    return [f"holds no {' and no '.join(lost)}, as converted checkpoints do not: none is assumed"]
+    return [f"holds no {' and no '.join(lost)}, as in converted checkpoints: none is assumed"]
 
 
 def _disagreements(folder: Folder, repeated: Sequence[tuple[Stored, Stored]]) -> Iterator[Problem]:

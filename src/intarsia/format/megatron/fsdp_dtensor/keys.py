@@ -172,8 +172,8 @@ class TensorParallel(NamedTuple):
         if count is None:
             raise FormatError(
                 f"`{name}` is stored fused, in the order of the tensor-parallel ranks that saved"
-                " it, and no stored arguments say how many there were",
-                hint="restore the checkpoint's `args`, or save its components apart",
+                " it, and no stored argument gives their number",
+                hint="restore the checkpoint's `args`, or save its components as separate tensors",
             )
         return count
 

@@ -77,7 +77,7 @@ def name_tensors(
         why = (
             f"model_type {config.get('model_type')!r} has no table"
             if config
-            else ("no model configuration, and the stored arguments do not tell the family")
+            else ("no model configuration, and the stored arguments do not determine the family")
         )
         found.notes.append(f"{why}: each stored tensor is carried name by name")
         return found
@@ -137,7 +137,7 @@ class _Reader:
         row = self.params.get(section.name)
         if row is None:
             error = FormatError(
-                f"`{record.name}` is the state of a parameter that the model section lacks",
+                f"`{record.name}` is the state of a parameter that is not in the model section",
                 hint="the checkpoint is incomplete: use one that is whole",
                 kind="tensor-missing",
             )
@@ -198,9 +198,9 @@ class _Reader:
         if self.cut:
             found.problems += self.cut
             found.notes.append(
-                f"{len(self.cut)} of {states} optimizer tensors are not shaped as their parameters:"
-                " a plain tensor's local part was saved as the whole, and the rest is lost;"
-                " --optimizer drop takes the weights alone"
+                f"{len(self.cut)} of {states} optimizer tensors do not have the shapes of their"
+                " parameters: a plain tensor's local part was saved as the whole, and the rest"
+                " is lost; --optimizer drop takes only the weights"
             )
         floating = next((s.dtype for s in found.stored.values() if s.dtype.floating), _FLOAT)
         found.absent = tuple(

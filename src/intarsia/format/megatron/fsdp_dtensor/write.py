@@ -112,7 +112,7 @@ def fsdp_dtensor_targets(
     if mesh.pp > 1:
         raise UsageError(
             f"fsdp_dtensor has no pipeline stages, the mesh has pp={mesh.pp}",
-            hint="Megatron-FSDP shards layers instead of placing them: leave pp out",
+            hint="Megatron-FSDP shards layers instead of distributing them over stages: leave pp out",
         )
     found = FsdpTargets(drop=dict(_left_out(src, table, optimizer)))
     held = {name for name in src.logical if name not in found.drop}
@@ -284,6 +284,7 @@ def _remarks(entries: Collection[str]) -> Iterator[str]:
     """What Megatron-LM asks for and the source does not tell."""
     if has_torch_groups(entries) and not any(name.startswith(GROUP) for name in entries):
         yield (
-            "the source's parameter groups are torch's and are kept as they are: Megatron-LM asks for its own"
-            " (`param_to_group_meta`) and resumes from torch_dist instead"
+            "the source's parameter groups have torch's form and are kept as they are:"
+            " Megatron-LM needs its own form (`param_to_group_meta`); to resume, convert to"
+            " torch_dist"
         )

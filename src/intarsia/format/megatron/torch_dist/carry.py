@@ -41,8 +41,10 @@ def _check_steps(source: Source) -> None:
         wrong = next((n for n, step in found.items() if step not in told), names[0])
         raise CoverageError(
             f"`{wrong}` is {found[wrong]:g}, and the parameter groups of {src.path} are at step"
-            f" {', '.join(f'{x:g}' for x in sorted(told))}: torch_dist keeps the groups' alone",
-            hint="one of them is stale: convert the checkpoint as it was saved, or --optimizer drop",
+            f" {', '.join(f'{x:g}' for x in sorted(told))}: torch_dist stores only the step of"
+            " the groups",
+            hint="one of them is stale: convert the checkpoint as it was saved, or use"
+            " --optimizer drop",
         )
 
 
@@ -54,13 +56,14 @@ def _step_in(src: Source) -> float | None:
             value, state = plain(read_object(data, name)), StateName.of_torch(name)
             if state is None or state.kind != STEP or type(value) not in (int, float):
                 raise UsageError(
-                    f"`{name}` of {src.manifest.path} is optimizer state that torch_dist has no place for",
+                    f"`{name}` of {src.manifest.path} is optimizer state that torch_dist cannot hold",
                     hint="convert to dcp or hf, which keep it, or leave it out with --optimizer drop",
                 )
             steps.add(value)
     if len(steps) > 1:
         raise CoverageError(
-            f"the parameters of {src.manifest.path} are at steps {sorted(steps)}, and torch_dist keeps one",
+            f"the parameters of {src.manifest.path} are at steps {sorted(steps)}, and torch_dist"
+            " stores one step",
             hint="take a checkpoint of one step, or leave the state out with --optimizer drop",
         )
     return steps.pop() if steps else None

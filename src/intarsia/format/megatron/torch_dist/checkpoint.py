@@ -162,7 +162,7 @@ class TorchDist(MegatronFormat):
 
     def left_out(self, name: str) -> str:
         if kind_of(name) == STEP:
-            return "Megatron keeps the step in the parameter groups, where it is written"
+            return "Megatron stores the step in the parameter groups; it is written there"
         return ""
 
     def counted(self, src: Manifest) -> tuple[str, ...]:

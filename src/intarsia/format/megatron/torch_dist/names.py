@@ -55,7 +55,7 @@ def name_tensors(
             found.add(stored_of(record))
         for s in found.stored.values():
             found.logical[s.name] = Logical(s.name, s.shape, s.dtype)
-        why = "no config.json, and the stored arguments do not tell the family"
+        why = "no config.json, and the stored arguments do not determine the family"
         if config is not None:
             why = f"model_type {config.get('model_type')!r} has no table"
         found.notes = (f"{why}: each stored tensor is carried name by name; --config gives one",)
@@ -130,7 +130,7 @@ def _add_buckets(found: Found, buckets: list[TensorRecord], where: str) -> None:
         model = list(found.stored.values())
         for stored in read_buckets(buckets, model, where, found.copies):
             found.add(stored)
-        found.notes += ("optimizer state is read out of Megatron's buckets, where it fits exactly",)
+        found.notes += ("optimizer state is read from Megatron's buckets, which it fits exactly",)
     except FormatError as error:
         for record in buckets:
             found.add(stored_of(record))
@@ -177,7 +177,7 @@ def _beyond(record: TensorRecord, key: Key, rows: MegatronRows) -> FamilyError:
     return FamilyError(
         f"`{record.name}` {list(record.shape)} holds `{key}`"
         f"{' among ' + counts[0] if counts else ''}, which the configuration of {rows.family}"
-        " does not count",
+        " does not describe",
         hint="the configuration is another model's: give the model's own with --config",
     )
 

@@ -120,7 +120,7 @@ def _left_behind(
     ]
     if left:
         shown = ", ".join(left[:4]) + (", …" if len(left) > 4 else "")
-        yield f"{len(left)} objects have no place in torch_dist on this mesh and are not carried: {shown}"
+        yield f"{len(left)} objects cannot be stored in torch_dist on this mesh and are left out: {shown}"
 
 
 def _remarks(
