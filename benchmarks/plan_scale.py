@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from intarsia.conversion.targets import Wish, targets_for
+from intarsia.conversion.targets import Request, targets_for
 from intarsia.dtypes import BY_NAME
 from intarsia.format.hf.safetensors_header import make_header
 from intarsia.format.registry import read_manifest
@@ -141,7 +141,7 @@ def main() -> None:
             mesh = Mesh.parse(text)
             ranks, wholes = [], []
             for _ in range(repeat):
-                targets = targets_for(manifest, Wish("dcp", mesh)).targets
+                targets = targets_for(manifest, Request("dcp", mesh)).targets
                 started = time.perf_counter()
                 read_bytes = plan_rank(manifest, targets, mesh, mesh.size // 3)
                 ranks.append(time.perf_counter() - started)

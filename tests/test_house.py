@@ -38,15 +38,15 @@ ARROWS = {
     },
     "checking": {
         "errors", "dtypes", "quantity", "layout", "mesh", "family", "quantised", "planning", "store", "format", "run",
-        "checkpoint", "carried", "masters", "padding", "state", "value",
+        "checkpoint", "source_entries", "masters", "padding", "state", "value",
     },
     "conversion": {
         "errors", "dtypes", "quantity", "collector", "layout", "mesh", "family", "quantised", "planning", "store", "format",
-        "run", "checkpoint", "carried", "masters", "padding", "checking.digests", "state", "value",
+        "run", "checkpoint", "source_entries", "masters", "padding", "checking.digests", "state", "value",
     },
     "live": {
         "errors", "dtypes", "layout", "mesh", "placement", "family", "quantised", "planning", "store", "format", "run",
-        "checkpoint", "lazy_tensor", "carried", "masters", "checking.digests", "conversion.replacing", "state", "value",
+        "checkpoint", "lazy_tensor", "source_entries", "masters", "checking.digests", "conversion.replacing", "state", "value",
     },
     "report": {"errors", "quantity", "collector", "layout", "planning.manifest", "checking", "state"},
 }  # fmt: skip
@@ -286,7 +286,7 @@ def test_what_is_there_is_asked_of_the_one_file_that_tells_a_no_from_an_error() 
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 where = f"{path.relative_to(SOURCE)}:{node.lineno}"
-                assert node.func.attr not in ASKING, f"{where} asks Path, not store/looking.py"
+                assert node.func.attr not in ASKING, f"{where} asks Path, not store/lookup.py"
 
 
 ACTING = {
@@ -333,7 +333,7 @@ OTHER_SPELLINGS = {
     "format/megatron/fsdp_dtensor/keys.py": "Megatron-FSDP's keys",
     "format/megatron/fsdp_dtensor/checkpoint.py": "Megatron-FSDP's keys",
     "format/optimizer_state/optimizer_names.py": "the roots that say of any state dict what its state is",
-    "format/optimizer_state/told_groups.py": "the groups of Megatron-FSDP",
+    "format/optimizer_state/groups_in_entries.py": "the groups of Megatron-FSDP",
 }
 """Files with names that begin like ours and are others'."""
 
@@ -358,7 +358,7 @@ def test_files_with_other_spellings_still_need_to_be_named(name: str) -> None:
 
 
 GENERAL = (
-    "api", "carried", "checking", "checkpoint", "cli", "conversion", "explanation", "inspection",
+    "api", "source_entries", "checking", "checkpoint", "cli", "conversion", "explanation", "inspection",
     "lazy_tensor", "live", "masters", "options", "padding", "planning", "report", "run", "state",
     "store", "value",
 )  # fmt: skip

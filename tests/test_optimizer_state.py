@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 import intarsia
-from intarsia.carried import read_entries
 from intarsia.errors import CoverageError, UsageError
 from intarsia.format.registry import read_manifest
+from intarsia.source_entries import read_entries
 from tests.checkpoints import assert_same, read_dcp, read_hf, write_dcp
 from tests.distributed.trainer import CONFIG, Llama
 from tests.live.megatron_fsdp_cases import fixture

@@ -13,7 +13,7 @@ from intarsia.dtypes import dtype_named
 from intarsia.errors import ForeignNamesError, SectionError
 from intarsia.format.optimizer_state.learning_rates import Rates
 from intarsia.format.registry import read_manifest
-from intarsia.format.wish import Wish
+from intarsia.format.request import Request
 from intarsia.mesh import Mesh
 from intarsia.options import ConfigLike, MeshLike, Options, PathLike, SectionLike, explained
 from intarsia.planning.inventory import unread_sections
@@ -22,7 +22,7 @@ from intarsia.quantity import bytes_in
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress
 from intarsia.run.ranks.crew import Crew, agree, crew
-from intarsia.store.looking import given
+from intarsia.store.lookup import given
 from intarsia.store.once import reading_once
 from intarsia.store.replaced import unreplaced
 from intarsia.store.stamp import Stamp
@@ -44,7 +44,7 @@ def open(path: PathLike, config: ConfigLike = None, section: SectionLike = None)
 
 def job(src: PathLike, options: Options) -> Job:
     """A conversion, planned and proven, not yet run."""
-    wish = Wish(
+    request = Request(
         to=options.to,
         mesh=Mesh.parse(options.mesh),
         dialect=options.dialect,
@@ -55,7 +55,7 @@ def job(src: PathLike, options: Options) -> Job:
     )
     made = prepare(
         src,
-        wish,
+        request,
         Budget.of(options.memory, options.workers),
         max_shard_bytes=bytes_in(options.max_shard_size),
         config=options.config,

@@ -117,7 +117,7 @@ class Checkpoint(Mapping[str, Tensor]):
         if not any(c.file == file for s in proven.sources for c in s.chunks):
             raise CoverageError(f"{file} holds nothing of `{proven.target.name}`")
         view = self._folder.view
-        self._folder.foretell(file, start_bytes, length_bytes)
+        self._folder.prefetch_bytes(file, start_bytes, length_bytes)
         return lambda lo, hi: np.frombuffer(view(file, start_bytes + lo, hi - lo), np.uint8)
 
     def locate(self, stored: Stored, chunk: Chunk) -> Located:

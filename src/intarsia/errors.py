@@ -37,7 +37,7 @@ class IntarsiaError(Exception):
         self.kind = kind or self.kind
         self.path = path
 
-    def blame(self) -> None:
+    def raise_unless_fault(self) -> None:
         """Raise this error where it says nothing about the checkpoint: no report may call it a fault."""
         if not self.is_fault:
             raise self

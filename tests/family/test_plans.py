@@ -10,7 +10,7 @@ import pytest
 from intarsia.conversion.targets import targets_for
 from intarsia.dtypes import BY_NAME
 from intarsia.family import table_for
-from intarsia.format.wish import Wish
+from intarsia.format.request import Request
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
 from intarsia.planning.planner import make_plan
@@ -47,7 +47,7 @@ def imagined(config: dict[str, Any]) -> Manifest:
 def test_a_family_is_proven_on_every_mesh(name: str, to: str) -> None:
     src = imagined(CASES[name])
     for mesh in MESHES:
-        wanted = targets_for(src, Wish(to, mesh))
+        wanted = targets_for(src, Request(to, mesh))
         plan = make_plan(
             src, wanted.targets, to=to, mesh=mesh, peak_memory_bytes=0, drop=dict(wanted.drop)
         )

@@ -13,7 +13,7 @@ from intarsia.family import Param, Table
 from intarsia.format import registry as formats
 from intarsia.format.megatron.keys import torch_dist_rows
 from intarsia.format.megatron.torch_dist.checkpoint import TorchDist
-from intarsia.format.wish import Wish
+from intarsia.format.request import Request
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
@@ -37,6 +37,6 @@ def write_torch_dist(
     def rows(self: TorchDist, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
         return torch_dist_rows(table, mesh, spec=spec, pad_to=pad_to)
 
-    wish = Wish("torch_dist", Mesh.parse(mesh), spec=spec)
+    request = Request("torch_dist", Mesh.parse(mesh), spec=spec)
     with patch.object(TorchDist, "rows", rows):
-        carry_out(prepare(source, wish, Budget.of(), config=config), to)
+        carry_out(prepare(source, request, Budget.of(), config=config), to)

@@ -26,15 +26,15 @@ def written(folder: Path, scheme: str, kind: str = "mixtral") -> Path:
 def test_numbers_are_refused_on_every_road(tmp_path: Path, scheme: str, kind: str) -> None:
     src = written(tmp_path / "hf", scheme, kind)
     intarsia.convert(src, tmp_path / "dcp", to="dcp", mesh="fsdp=2")
-    wishes = [
+    requests = [
         *({"to": to, "dtype": "bf16"} for to in ("hf", "dcp")),
         *({"to": to} for to in ("torch_dist", "fsdp_dtensor")),
         *({"to": to, "dialect": d} for to in ("hf", "dcp") for d in ("hf-fused", "hf-module")),
     ]
     for path in (src, tmp_path / "dcp"):
-        for wish in wishes:
+        for request in requests:
             with pytest.raises(UsageError, match="is quantised") as error:
-                intarsia.convert(path, tmp_path / "out", **wish)
+                intarsia.convert(path, tmp_path / "out", **request)
             assert "dequantise" in (error.value.hint or "")
             assert not (tmp_path / "out").exists()
 

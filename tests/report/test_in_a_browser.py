@@ -13,7 +13,7 @@ import intarsia
 from intarsia.checking.fault import Fault
 from intarsia.checking.pair.compare import Comparison, Difference
 from intarsia.format.registry import read_manifest
-from intarsia.report.story import of_comparison, of_inspection
+from intarsia.report.content import of_comparison, of_inspection
 from intarsia.report.write import write_page
 from tests.checkpoints import model, write_hf
 from tests.report.browser import Browser, chromium

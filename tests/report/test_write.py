@@ -10,7 +10,7 @@ import pytest
 
 from intarsia.errors import StoreError, UsageError
 from intarsia.report import write
-from intarsia.report.story import of_inspection
+from intarsia.report.content import of_inspection
 from intarsia.report.write import write_page
 from tests.checkpoints import intarsia, model, write_hf
 from tests.report.made import CONFIG, faulty, manifest_of

@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 import pytest
 
 from intarsia.store.address import Address, named
-from intarsia.store.looking import given
+from intarsia.store.lookup import given
 
 
 def test_a_url_has_a_parent_a_name_and_what_lies_below_it() -> None:

@@ -14,7 +14,7 @@ from intarsia.errors import ChangedError, FormatError, UsageError
 from intarsia.store.address import named
 from intarsia.store.base import Store
 from intarsia.store.folder import Folder
-from intarsia.store.looking import (
+from intarsia.store.lookup import (
     everything_in,
     exists,
     is_file,
@@ -116,7 +116,7 @@ def test_many_ranges_are_read_into_the_buffers_that_are_given(place: Place) -> N
         assert buffer == data[250:256] + data[0:1] + data[7:32]
         assert folder.read_bytes == 32
         assert folder.view("sub/file", 9, 3) == data[9:12]
-        folder.foretell("sub/file", 0, 256)
+        folder.prefetch_bytes("sub/file", 0, 256)
 
 
 def test_a_file_is_read_a_part_at_a_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from intarsia.checking.pair.compare import compare
 from intarsia.checkpoint import Checkpoint
 from intarsia.conversion.job import prepare
 from intarsia.conversion.running import carry_out
-from intarsia.conversion.targets import Wish
+from intarsia.conversion.targets import Request
 from intarsia.dtypes import BY_NAME, DType
 from intarsia.errors import CoverageError, UnsupportedError
 from intarsia.family.spec import Table
@@ -166,7 +166,7 @@ def test_a_value_with_parts_is_read_by_every_path(scaled, to, tmp_path, monkeypa
     monkeypatch.setattr(losses, "AT_ONCE", 40)
     src, numbers, rounded = scaled
     budget = Budget.of("64MiB", 2)
-    job = prepare(src, Wish(to, Mesh.parse("tp=2")), budget)
+    job = prepare(src, Request(to, Mesh.parse("tp=2")), budget)
     report = carry_out(job, tmp_path / "out")
     assert [(x.tensor, x.rounded) for x in report.changed] == [("w", rounded)]
     found = (read_hf if to == "hf" else read_dcp)(tmp_path / "out")

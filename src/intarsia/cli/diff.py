@@ -38,20 +38,20 @@ def run(
         rows = [(c.tensor, c.elements, c.max_abs, c.rms, c.relative, c.cosine) for c in found]
         table("", ("tensor", "elements", "max abs", "rms", "relative", "cosine"), rows, most)
         shown = [f"{x.tensor} {list(x.shape_a)} in A, {list(x.shape_b)} in B" for x in found.unlike]
-        _tell("unlike shapes", shown, most)
-        _tell("only in A", found.only_in_a, most)
-        _tell("only in B", found.only_in_b, most)
+        _print_names("unlike shapes", shown, most)
+        _print_names("only in A", found.only_in_a, most)
+        _print_names("only in B", found.only_in_b, most)
         odd = [
             f"{c.tensor} ({c.not_finite[0]:,} in A, {c.not_finite[1]:,} in B)"
             for c in found
             if any(c.not_finite)
         ]
-        _tell("NaN or infinite", odd, most)
+        _print_names("NaN or infinite", odd, most)
 
     answer({"a": a, "b": b} | found.as_json(), text)
 
 
-def _tell(what: str, names: Sequence[str], most: int) -> None:
+def _print_names(what: str, names: Sequence[str], most: int) -> None:
     for name in names[:most] if most else names:
         say(f"{what}: {name}")
     if most and len(names) > most:

@@ -27,8 +27,8 @@ def run(
 
         check_page(html)
     found = inspect(path, config, section)
-    if html is not None and OUTPUT.speaks:
-        from intarsia.report.story import of_inspection
+    if html is not None and OUTPUT.prints:
+        from intarsia.report.content import of_inspection
         from intarsia.report.write import write_page
 
         write_page(html, of_inspection(found.manifest))

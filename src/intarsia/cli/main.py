@@ -150,7 +150,7 @@ def _failed(error: IntarsiaError, status: int, cause: BaseException | None = Non
         import traceback
 
         traceback.print_exception(cause or error)
-    if OUTPUT.json and OUTPUT.speaks:
+    if OUTPUT.json and OUTPUT.prints:
         _print_error(error)
     complain(f"intarsia: {_short(str(error))}")
     return status

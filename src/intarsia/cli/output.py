@@ -25,8 +25,8 @@ class Output:
     rank: int = 0
 
     @property
-    def speaks(self) -> bool:
-        """Of ranks that share a command only the first speaks."""
+    def prints(self) -> bool:
+        """Of ranks that share a command only the first prints."""
         return self.rank == 0
 
 
@@ -35,7 +35,7 @@ OUTPUT = Output()
 
 def answer(document: Any, text: Callable[[], None]) -> None:
     """Print the JSON document, or call `text` to print for people."""
-    if not OUTPUT.speaks:
+    if not OUTPUT.prints:
         return
     with to_stdout():
         if OUTPUT.json:
@@ -191,7 +191,7 @@ def printable(text: str) -> str:
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
     """A progress bar of bytes, rate and time left on a terminal; silence in a pipe."""
-    if OUTPUT.quiet or OUTPUT.json or not OUTPUT.speaks or not sys.stderr.isatty():
+    if OUTPUT.quiet or OUTPUT.json or not OUTPUT.prints or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console

@@ -13,7 +13,7 @@ from intarsia.store.address import named
 if TYPE_CHECKING:
     from intarsia.checking.alone.soundness import Soundness
     from intarsia.checking.pair.compare import Comparison, Difference
-    from intarsia.report.story import Story
+    from intarsia.report.content import PageContent
 
 NAME = "verify"
 SHOWN = 3
@@ -56,44 +56,42 @@ def run(
                 workers=workers,
                 progress=advance,
             )
-    if html is not None and OUTPUT.speaks:
+    if html is not None and OUTPUT.prints:
         from intarsia.report.write import write_page
 
         write_page(
             html,
-            _story_alone(alone, config, section)
-            if b is None
-            else _story_pair(pair, config, section),
+            _page_alone(alone, config, section) if b is None else _page_pair(pair, config, section),
         )
     if b is None:
-        answer(alone.as_json(), lambda: _tell_alone(alone))
+        answer(alone.as_json(), lambda: _print_alone(alone))
         raise typer.Exit(0 if alone.sound else 1)
     from intarsia.checking.pair.next_step import next_step
 
     step = next_step(pair)
-    answer(pair.as_json() | {"next": step}, lambda: _tell_pair(pair, step))
+    answer(pair.as_json() | {"next": step}, lambda: _print_pair(pair, step))
     raise typer.Exit(0 if pair.equal else 1)
 
 
-def _story_alone(found: Soundness, config: str | None, section: str | None) -> Story:
+def _page_alone(found: Soundness, config: str | None, section: str | None) -> PageContent:
     from intarsia.checking.alone.headers import read_headers
     from intarsia.format.folder.side_files import config_given
-    from intarsia.report.story import of_soundness
+    from intarsia.report.content import of_soundness
 
     headers = read_headers(named(found.a), config_given(config) if config else None, section)
     return of_soundness(found, headers.manifest)
 
 
-def _story_pair(found: Comparison, config: str | None, section: str | None) -> Story:
+def _page_pair(found: Comparison, config: str | None, section: str | None) -> PageContent:
     from intarsia.api import open_pair
-    from intarsia.report.story import of_comparison
+    from intarsia.report.content import of_comparison
 
     a, b = open_pair(found.a, found.b, config, section)
     with a, b:
         return of_comparison(found, a.manifest, b.manifest)
 
 
-def _tell_alone(found: Soundness) -> None:
+def _print_alone(found: Soundness) -> None:
     if found.sound:
         say(f"sound: {found.compared:,} tensors, {found.elements:,} elements, no known fault")
     else:
@@ -109,19 +107,19 @@ def _tell_alone(found: Soundness) -> None:
         say(f"note: {note}")
 
 
-def _tell_pair(found: Comparison, step: str | None) -> None:
+def _print_pair(found: Comparison, step: str | None) -> None:
     if found.equal:
         say(f"equal: {found.compared:,} tensors, {found.elements:,} elements, {found.how}")
     else:
         for fault in found.damaged:
             say(f"{fault.kind}: {fault.text}\n  in {fault.where}")
-        _tell_differences(found)
+        _print_differences(found)
         for side, names in (("A", found.only_in_a), ("B", found.only_in_b)):
             for name in names[:ROWS]:
                 say(f"only in {side}: {name}")
             if len(names) > ROWS:
                 say(f"only in {side}: … and {len(names) - ROWS} more")
-    _tell_beside(found)
+    _print_beside(found)
     for note in found.notes:
         say(f"note: {note}")
     # The verdict comes last, where a terminal shows it.
@@ -134,7 +132,7 @@ def _tell_pair(found: Comparison, step: str | None) -> None:
         say(f"next: {step}")
 
 
-def _tell_beside(found: Comparison) -> None:
+def _print_beside(found: Comparison) -> None:
     """What lies beside the tensors: each that is not equal, and how many are."""
     told = [each for each in found.beside if each.verdict != "equal"]
     for each in told[:ROWS]:
@@ -145,7 +143,7 @@ def _tell_beside(found: Comparison) -> None:
         say(f"beside the tensors, {same:,} settings, objects and files are equal")
 
 
-def _tell_differences(found: Comparison) -> None:
+def _print_differences(found: Comparison) -> None:
     """One tensor for all of the same name in other layers that have the same fault."""
     from intarsia.checking.diagnosis.names import pattern
 

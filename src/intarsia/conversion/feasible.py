@@ -8,17 +8,17 @@ from intarsia.errors import FamilyError, UsageError
 from intarsia.family import Table, decoder, table_for
 from intarsia.family.parts import missing_tower
 from intarsia.format.registry import format_named
-from intarsia.format.wish import Wish
+from intarsia.format.request import Request
 from intarsia.planning.manifest import Manifest
 
 
-def check_feasible(src: Manifest, wish: Wish) -> None:
+def check_feasible(src: Manifest, request: Request) -> None:
     """Raise where no conversion of this source can be what was asked for."""
-    writer, table = format_named(wish.to), table_for(src.config)
-    if src.config_unsaid and not writer.keeps_arguments:
+    writer, table = format_named(request.to), table_for(src.config)
+    if src.config_doubts and not writer.keeps_arguments:
         raise FamilyError(
             f"the configuration of {src.path} is unknown: its stored arguments have"
-            f" {', '.join(src.config_unsaid)}, which are in doubt or which no {src.family}"
+            f" {', '.join(src.config_doubts)}, which are in doubt or which no {src.family}"
             " configuration can express",
             hint="give the model's own config.json with --config",
         )
@@ -31,13 +31,13 @@ def check_feasible(src: Manifest, wish: Wish) -> None:
             hint="restore the tower's files; if only the text model is wanted, config.json must"
             " be the text model's",
         )
-    writer.check_model(src, table, wish)
+    writer.check_model(src, table, request)
     if writer.sharded and not table.whole:  # Transformers' rules know of no layers and experts
-        _check_mesh(table, wish)
+        _check_mesh(table, request)
 
 
-def _check_mesh(table: Table, wish: Wish) -> None:
-    mesh, layers = wish.mesh, table.number("num_hidden_layers")
+def _check_mesh(table: Table, request: Request) -> None:
+    mesh, layers = request.mesh, table.number("num_hidden_layers")
     experts = decoder.experts_in(table)
     if experts and mesh.ep > experts:
         raise UsageError(
@@ -51,10 +51,10 @@ def _check_mesh(table: Table, wish: Wish) -> None:
         )
 
 
-def notes_on_request(src: Manifest, wish: Wish) -> Iterator[str]:
+def notes_on_request(src: Manifest, request: Request) -> Iterator[str]:
     """What is to be known of a destination that can be written, and is not all that it might be."""
-    writer, table = format_named(wish.to), table_for(src.config)
-    ranks = wish.mesh.ep if writer.sharded and writer.keeps_names else 1
+    writer, table = format_named(request.to), table_for(src.config)
+    ranks = request.mesh.ep if writer.sharded and writer.keeps_names else 1
     if ranks > 1 and table and not table.whole and not decoder.experts_in(table):
         yield f"a {table.family} has no experts: the {ranks} ranks along ep hold copies"
-    yield from writer.remarks(src, wish)
+    yield from writer.remarks(src, request)

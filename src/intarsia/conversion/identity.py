@@ -19,16 +19,16 @@ def facts_of(job: Job, arrangement: Arrangement) -> dict[str, str]:
     """Everything that the bytes of the destination follow from, each under a name that people know."""
     from intarsia import __version__
 
-    wish, root = job.wish, root_of(job.src)
+    request, root = job.request, root_of(job.src)
     return {
         "Intarsia": __version__,
-        "--to": wish.to,
-        "--mesh": str(wish.mesh),
-        "--dialect": wish.dialect or "not given",
-        "--megatron-spec": wish.spec,
-        "--megatron-lr": str(wish.rates or "not given"),
-        "--dtype": str(wish.dtype or "not given"),
-        "--optimizer": wish.optimizer,
+        "--to": request.to,
+        "--mesh": str(request.mesh),
+        "--dialect": request.dialect or "not given",
+        "--megatron-spec": request.spec,
+        "--megatron-lr": str(request.rates or "not given"),
+        "--dtype": str(request.dtype or "not given"),
+        "--optimizer": request.optimizer,
         "--max-shard-size": str(job.max_shard_bytes),
         "model configuration": _digest([_sorted(job.config)]),
         **{

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from intarsia.carried import carried
 from intarsia.collector import paused
 from intarsia.conversion.arranged import check_arrangement
 from intarsia.conversion.feasible import check_feasible, notes_on_request
@@ -23,12 +22,13 @@ from intarsia.format.registry import (
     root_of,
     with_rules_of_transformers,
 )
-from intarsia.format.wish import Wanted, Wish
+from intarsia.format.request import Request, Wanted
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan
 from intarsia.run.budget import Budget
 from intarsia.run.ranks.crew import crew_size
+from intarsia.source_entries import entries_to_write
 from intarsia.store.once import reading_once
 from intarsia.store.replaced import Stamps
 from intarsia.store.stamp import Stamp
@@ -39,7 +39,7 @@ class Job:
     """A source, what is wanted of it, and the plan that proves it."""
 
     src: Manifest
-    wish: Wish
+    request: Request
     wanted: Wanted
     plan: Plan
     budget: Budget
@@ -50,28 +50,28 @@ class Job:
 
     def arrange(self) -> Arrangement:
         """Every byte's place in the destination."""
-        along = carried(self.src, self.wish, self.wanted, self.budget)
+        along = entries_to_write(self.src, self.request, self.wanted, self.budget)
         options = WriteOptions(
-            self.wish.mesh,
+            self.request.mesh,
             self.max_shard_bytes,
             along.entries,
             self.src.config,
             along.groups,
             along.step,
-            self.wish.dtype,
+            self.request.dtype,
             self.src,
             self.src.metadata,
-            self.wish.rates,
+            self.request.rates,
         )
-        arranged = format_named(self.wish.to).arrange(self.wanted.targets, options)
-        check_arrangement(self.wish.to, self.wanted.targets, arranged)
+        arranged = format_named(self.request.to).arrange(self.wanted.targets, options)
+        check_arrangement(self.request.to, self.wanted.targets, arranged)
         return arranged
 
 
 @reading_once()
 def prepare(
     src: str | PurePath | Manifest,
-    wish: Wish,
+    request: Request,
     budget: Budget,
     *,
     max_shard_bytes: int = 5_000_000_000,
@@ -79,34 +79,34 @@ def prepare(
     section: str | Sequence[str] | None = None,
 ) -> Job:
     """Read the headers of the source, choose the targets, and prove the plan."""
-    writer = format_named(wish.to)
+    writer = format_named(request.to)
     manifest = src if isinstance(src, Manifest) else read_manifest(src, config, section=section)
     known = table_for(manifest.config) is not None or manifest.quantised
-    if wish.dialect not in (None, "same") and not known:
+    if request.dialect not in (None, "same") and not known:
         manifest = with_rules_of_transformers(manifest)
     if max_shard_bytes < 1:
         raise UsageError(f"a shard of {max_shard_bytes} bytes cannot hold a tensor")
     refuse_adapter(manifest, writer)
     format_named(manifest.format).refuse_part(manifest)
-    check_feasible(manifest, wish)
+    check_feasible(manifest, request)
     with paused():
-        wanted = targets_for(manifest, wish)
-        manifest, told = settle_files(manifest, wish, wanted)
+        wanted = targets_for(manifest, request)
+        manifest, told = settle_files(manifest, request, wanted)
         stamps = stamps_of(manifest)
         budget = budget.for_work(sum(t.nbytes for t in wanted.targets), crew_size())
         plan = make_plan(
             manifest,
             wanted.targets,
-            to=wish.to,
-            mesh=wish.mesh,
+            to=request.to,
+            mesh=request.mesh,
             peak_memory_bytes=budget.peak_bytes,
             window_bytes=budget.window_bytes,
             drop=dict(wanted.drop),
-            notes=(*manifest.notes, *wanted.notes, *told, *notes_on_request(manifest, wish)),
+            notes=(*manifest.notes, *wanted.notes, *told, *notes_on_request(manifest, request)),
         )
     # A configuration that leaves arguments out is good for reading, and is not written.
-    written = None if manifest.config_unsaid else manifest.config
-    return Job(manifest, wish, wanted, plan, budget, max_shard_bytes, stamps, written)
+    written = None if manifest.config_doubts else manifest.config
+    return Job(manifest, request, wanted, plan, budget, max_shard_bytes, stamps, written)
 
 
 def stamps_of(src: Manifest) -> Stamps:

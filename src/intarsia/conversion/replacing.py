@@ -15,7 +15,7 @@ from intarsia.planning.manifest import Manifest
 from intarsia.store.address import named
 from intarsia.store.contents import Contents
 from intarsia.store.folder import read_file
-from intarsia.store.looking import everything_in, is_file, is_folder, is_link
+from intarsia.store.lookup import everything_in, is_file, is_folder, is_link
 
 _FRAME = {
     "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
@@ -33,7 +33,7 @@ def check_replaceable(path: PurePath, contents: Contents) -> None:
     try:
         manifest = read_manifest(path, complain=lambda complaint: None)
     except IntarsiaError as error:
-        error.blame()
+        error.raise_unless_fault()
         raise UsageError(
             f"{path} cannot be read as a checkpoint, so --overwrite does not remove it: {error.brief}",
             hint="choose another destination, or remove it yourself",
@@ -87,7 +87,7 @@ def _recorded(path: PurePath, manifest: Manifest) -> Iterator[str]:
     try:
         attested = stored_digests(manifest)
     except IntarsiaError as error:
-        error.blame()
+        error.raise_unless_fault()
         return
     for name, mark in attested.files.items() if attested else ():
         if not is_link(path / name) and is_file(path / name) and mark_of(path / name) == mark:

@@ -15,10 +15,10 @@ from intarsia.errors import (
 from intarsia.format.base import Arrangement
 from intarsia.quantity import human
 from intarsia.run.journal import Facts, Found, Journal
-from intarsia.store.elsewhere import Elsewhere
 from intarsia.store.folder import Folder
 from intarsia.store.local.staging import Staging
-from intarsia.store.looking import exists, stamp_of
+from intarsia.store.lookup import exists, stamp_of
+from intarsia.store.store_staging import StoreStaging
 from intarsia.store.writer import Writer
 
 
@@ -90,7 +90,7 @@ def keep_what_is_proven(job: Job, staging: Writer, error: BaseException) -> None
         _add_hint(error, "run again with --resume to check")
         return
     void = isinstance(error, FormatError | CoverageError | PrecisionError)
-    if isinstance(staging, Elsewhere) or void or staging.is_broken(error):
+    if isinstance(staging, StoreStaging) or void or staging.is_broken(error):
         kept = 0
     else:
         kept = _kept(job, staging)

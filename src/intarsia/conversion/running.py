@@ -40,7 +40,7 @@ from intarsia.store.address import named
 from intarsia.store.folder import read_file
 from intarsia.store.local.sources import check_sources
 from intarsia.store.local.staging import Staging
-from intarsia.store.looking import given, real
+from intarsia.store.lookup import given, real
 from intarsia.store.writer import Writer, writer_to
 
 
@@ -222,16 +222,16 @@ def _close(job: Job, staging: Writer, arrangement: Arrangement, parts: list[Any]
         run = Execution(source, arrangement, staging, job.budget)
         run.finish(parts, {t.name: t for t in job.wanted.targets})
     for side in job.src.sides:
-        if side.name != "config.json" or job.wish.dtype is None:
+        if side.name != "config.json" or job.request.dtype is None:
             staging.copy_in(side.name, named(side.path))
         else:
             text = read_file(named(side.path)).decode(errors="surrogateescape")
-            text = with_dtype(text, job.wish.dtype)
+            text = with_dtype(text, job.request.dtype)
             staging.write_small(side.name, text.encode(errors="surrogateescape"))
     if job.config is not None and not any(s.name == "config.json" for s in job.src.sides):
         text = json.dumps(job.config, indent=2) + "\n"
-        if job.wish.dtype is not None:
-            text = with_dtype(text, job.wish.dtype)
+        if job.request.dtype is not None:
+            text = with_dtype(text, job.request.dtype)
         staging.write_small("config.json", text.encode())
     for file, at, data in arrangement.fixed:
         staging.write(file, at, [data])
@@ -244,7 +244,7 @@ def _attest(
 ) -> None:
     """Write the digests of what was written, once they are what the source's promise."""
     with paused():
-        written = format_named(job.wish.to).read(staging.folder, job.config)
+        written = format_named(job.request.to).read(staging.folder, job.config)
     work = Work(job.wanted.targets, arrangement, sums, {name for name, _ in losses})
     found = attest(written, work, job.src, job.budget)
     known = {*arrangement.files, *arrangement.closing, digests_file(arrangement)}

@@ -14,7 +14,7 @@ from intarsia.format.base import Format
 from intarsia.format.cast import cast_to
 from intarsia.format.optimizer_state.optimizer_names import is_numbered_name
 from intarsia.format.registry import format_named, names_of
-from intarsia.format.wish import Wanted, Wish
+from intarsia.format.request import Request, Wanted
 from intarsia.layout import Layout
 from intarsia.masters import has_own_master
 from intarsia.mesh import Box, Mesh, Shape
@@ -34,27 +34,27 @@ from intarsia.state.names import (
 from intarsia.value import PLAIN
 
 
-def targets_for(src: Manifest, wish: Wish) -> Wanted:
-    """The tensors of the destination that a wish asks for."""
-    writer = format_named(wish.to)
-    _check(wish)
-    _check_named(src, wish, writer)
-    _check_rates(src, wish, writer)
-    wish = _as_quantised(src, wish, writer)
-    if wish.optimizer == "keep":
+def targets_for(src: Manifest, request: Request) -> Wanted:
+    """The tensors of the destination that a request asks for."""
+    writer = format_named(request.to)
+    _check(request)
+    _check_named(src, request, writer)
+    _check_rates(src, request, writer)
+    request = _as_quantised(src, request, writer)
+    if request.optimizer == "keep":
         writer.check_state(src)
-    dialect = dialect_for(src, wish, writer)
+    dialect = dialect_for(src, request, writer)
     if not writer.keeps_names and table_for(src.config) is None:
-        raise _without_a_table(src, wish, dialect)
-    own = writer.targets(src, wish)
+        raise _without_a_table(src, request, dialect)
+    own = writer.targets(src, request)
     if own is not None:
         return replace(
             own,
             equal=(*own.equal, *tied_and_stored(src, own.drop)),
             rounded=tuple(n for n in own.rounded if has_own_master(src, n)),
         )
-    drop = dict(_dropped(src, wish, writer))
-    rows, equal = _with_one_step(_rows(src, wish, writer, drop.keys()), src, drop.keys())
+    drop = dict(_dropped(src, request, writer))
+    rows, equal = _with_one_step(_rows(src, request, writer, drop.keys()), src, drop.keys())
     for names in equal:
         drop |= dict.fromkeys(
             names[1:], f"equal to `{names[0]}`: a fused parameter has one counter"
@@ -62,9 +62,9 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
     targets = tuple(
         Target(
             writer.spell(row.name),
-            _dtype(row, src, wish.dtype),
+            _dtype(row, src, request.dtype),
             row.layout,
-            wish.mesh.boxes(row.layout.shape, row.rule)
+            request.mesh.boxes(row.layout.shape, row.rule)
             if writer.sharded
             else _whole(row.layout.shape),
             row.rule,
@@ -74,40 +74,40 @@ def targets_for(src: Manifest, wish: Wish) -> Wanted:
         if not (drop and drop.keys() >= set(row.layout.tensors or (row.name,)))
     )
     notes = []
-    if not writer.sharded and wish.mesh != Mesh():
-        notes.append(f"{wish.to} is not sharded by mesh: {wish.mesh} has no effect")
-    if src.entries and wish.optimizer == "drop":
+    if not writer.sharded and request.mesh != Mesh():
+        notes.append(f"{request.to} is not sharded by mesh: {request.mesh} has no effect")
+    if src.entries and request.optimizer == "drop":
         some = ", ".join(list(src.entries)[:3]) + (", …" if len(src.entries) > 3 else "")
         notes.append(f"{len(src.entries)} entries are dropped as asked: {some}")
-    if _parts_from_masters(src, wish):
+    if _parts_from_masters(src, request):
         notes.append(
-            f"weights are cast to {wish.dtype} as they are stored, not from their fp32 main"
+            f"weights are cast to {request.dtype} as they are stored, not from their fp32 main"
             " weights, which are kept beside them and no longer round to them"
         )
-    counted = writer.counted(src) if wish.optimizer == "keep" else ()
+    counted = writer.counted(src) if request.optimizer == "keep" else ()
     equal += [counted] if counted else []
     equal += tied_and_stored(src, drop)
     return Wanted(
         targets,
         drop,
-        wish.optimizer == "keep",
+        request.optimizer == "keep",
         tuple(notes),
         tuple(equal),
     )
 
 
-def dialect_for(src: Manifest, wish: Wish, writer: Format) -> str:
+def dialect_for(src: Manifest, request: Request, writer: Format) -> str:
     """The dialect to write, checked against what the format has."""
-    if wish.dialect is None:
+    if request.dialect is None:
         if _keep_names(src, writer):
             return "same"
         return next(d for d in writer.dialects if d != "same")
-    if wish.dialect not in writer.dialects:
+    if request.dialect not in writer.dialects:
         raise UsageError(
-            f"{wish.to} is not written in dialect {wish.dialect!r}",
+            f"{request.to} is not written in dialect {request.dialect!r}",
             hint=f"one of: {', '.join(writer.dialects)}",
         )
-    return wish.dialect
+    return request.dialect
 
 
 def _keep_names(src: Manifest, writer: Format) -> bool:
@@ -119,12 +119,12 @@ def _keeps_names(format: Format) -> bool:
     return format.keeps_names
 
 
-def _parts_from_masters(src: Manifest, wish: Wish) -> bool:
+def _parts_from_masters(src: Manifest, request: Request) -> bool:
     """Whether a cast makes weights that are not their main weights rounded."""
-    if wish.dtype is None or wish.optimizer == "drop":
+    if request.dtype is None or request.optimizer == "drop":
         return False
     own = (x for name, x in src.logical.items() if has_own_master(src, name))
-    return any(x.dtype != wish.dtype for x in own)
+    return any(x.dtype != request.dtype for x in own)
 
 
 @lru_cache(maxsize=4096)
@@ -133,16 +133,16 @@ def _whole(shape: Shape) -> tuple[Box, ...]:
     return (Box.whole(shape),)
 
 
-def _dropped(src: Manifest, wish: Wish, writer: Format) -> Iterator[tuple[str, str]]:
+def _dropped(src: Manifest, request: Request, writer: Format) -> Iterator[tuple[str, str]]:
     """What is left out, and why."""
-    dialect = dialect_for(src, wish, writer)
+    dialect = dialect_for(src, request, writer)
     table = table_for(src.config)
     tied = table.tied if table and dialect not in ("same", "hf-module") else {}
     for name in src.logical:
         of = parameter_of(name)
         if of in tied:
             yield name, f"{of} is tied to {tied[of]} by the configuration"
-        elif is_state(name) and wish.optimizer == "drop":
+        elif is_state(name) and request.optimizer == "drop":
             yield name, "optimizer state, dropped as asked"
         elif why := writer.left_out(name):
             yield name, why
@@ -160,58 +160,61 @@ def tied_and_stored(src: Manifest, drop: Collection[str]) -> list[tuple[str, ...
     return found
 
 
-def _check(wish: Wish) -> None:
-    if wish.optimizer not in ("keep", "drop"):
-        raise UsageError(f"optimizer is {wish.optimizer!r}", hint="keep or drop")
-    if wish.spec not in ("te", "local"):
-        raise UsageError(f"the Megatron spec is {wish.spec!r}", hint="te or local")
-    if wish.dtype is not None and (not wish.dtype.floating or wish.dtype.name == "F8_E8M0"):
+def _check(request: Request) -> None:
+    if request.optimizer not in ("keep", "drop"):
+        raise UsageError(f"optimizer is {request.optimizer!r}", hint="keep or drop")
+    if request.spec not in ("te", "local"):
+        raise UsageError(f"the Megatron spec is {request.spec!r}", hint="te or local")
+    if request.dtype is not None and (
+        not request.dtype.floating or request.dtype.name == "F8_E8M0"
+    ):
         raise UsageError(
-            f"weights cannot be cast to {wish.dtype}", hint="choose a floating-point element type"
+            f"weights cannot be cast to {request.dtype}",
+            hint="choose a floating-point element type",
         )
 
 
-def _check_named(src: Manifest, wish: Wish, writer: Format) -> None:
+def _check_named(src: Manifest, request: Request, writer: Format) -> None:
     """Raise where state is to be written of which nothing says whose it is; numbers may stay numbers."""
-    if src.state_unclear is None or wish.optimizer == "drop":
+    if src.state_unclear is None or request.optimizer == "drop":
         return
     if not (_keep_names(src, writer) and any(map(is_numbered_name, src.logical))):
         raise src.state_unclear
 
 
-def _check_rates(src: Manifest, wish: Wish, writer: Format) -> None:
-    if wish.rates is None:
+def _check_rates(src: Manifest, request: Request, writer: Format) -> None:
+    if request.rates is None:
         return
     if not writer.takes_rates:
         takers = names_of(lambda format: format.takes_rates)
         raise UsageError(
-            f"--megatron-lr is for the parameter groups of {takers}, and {wish.to} is asked for",
+            f"--megatron-lr is for the parameter groups of {takers}, and {request.to} is asked for",
             hint="leave --megatron-lr out",
         )
-    if wish.optimizer == "drop" or not any(map(is_state, src.logical)):
-        why = "is dropped" if wish.optimizer == "drop" else f"is not in {src.path}"
+    if request.optimizer == "drop" or not any(map(is_state, src.logical)):
+        why = "is dropped" if request.optimizer == "drop" else f"is not in {src.path}"
         raise UsageError(
             f"--megatron-lr is for optimizer state, which {why}", hint="leave --megatron-lr out"
         )
 
 
-def _as_quantised(src: Manifest, wish: Wish, writer: Format) -> Wish:
-    """The wish for a source with quantised weights, which are written as they are stored or not at all."""
+def _as_quantised(src: Manifest, request: Request, writer: Format) -> Request:
+    """The request for a source with quantised weights, which are written as they are stored or not at all."""
     refuse_faults(src.quantised, src.path)
     if not src.quantised:
-        return wish
-    if wish.dtype is not None:
-        refuse_numbers(src.quantised, src.path, f"--dtype {wish.dtype} needs their numbers")
+        return request
+    if request.dtype is not None:
+        refuse_numbers(src.quantised, src.path, f"--dtype {request.dtype} needs their numbers")
     if not writer.keeps_names:
-        refuse_numbers(src.quantised, src.path, f"{wish.to} cannot hold their scales")
-    dialect = dialect_for(src, wish, writer)
-    if dialect != "same" and not _is_stored_so(src, wish, writer, dialect):
+        refuse_numbers(src.quantised, src.path, f"{request.to} cannot hold their scales")
+    dialect = dialect_for(src, request, writer)
+    if dialect != "same" and not _is_stored_so(src, request, writer, dialect):
         what = f"dialect {dialect!r} would fuse or rename weights without their scales"
         refuse_numbers(src.quantised, src.path, what)
-    return replace(wish, dialect="same")
+    return replace(request, dialect="same")
 
 
-def _is_stored_so(src: Manifest, wish: Wish, writer: Format, dialect: str) -> bool:
+def _is_stored_so(src: Manifest, request: Request, writer: Format, dialect: str) -> bool:
     """Whether a source with quantised weights has the very tensors of a dialect."""
     table = table_for(src.config)
     if table is None:
@@ -219,7 +222,7 @@ def _is_stored_so(src: Manifest, wish: Wish, writer: Format, dialect: str) -> bo
     rows = {
         row.name: row
         for row in _model_rows(
-            writer.rows(table, dialect, wish.mesh, wish.spec), src, table, dialect
+            writer.rows(table, dialect, request.mesh, request.spec), src, table, dialect
         )
     }
     parts = src.quantised.by_part
@@ -235,17 +238,17 @@ def _is_stored_so(src: Manifest, wish: Wish, writer: Format, dialect: str) -> bo
     return rows.keys() <= {*src.stored, *(w.of for w in src.quantised.weights)}
 
 
-def _rows(src: Manifest, wish: Wish, writer: Format, dropped: Set[str]) -> list[Param]:
+def _rows(src: Manifest, request: Request, writer: Format, dropped: Set[str]) -> list[Param]:
     """What is to be written; the family's absent tensors are wanted too, so that they are missed."""
-    dialect = dialect_for(src, wish, writer)
+    dialect = dialect_for(src, request, writer)
     if dialect == "same":
         stored = map(_as_stored, src.stored.values())
         return [*stored, *(Param(x.name, Layout.of(x.name, x.shape)) for x in src.absent)]
     table = table_for(src.config)
     if table is None:
-        return _name_by_name(src, wish, writer, dialect)
+        return _name_by_name(src, request, writer, dialect)
     model = list(
-        _model_rows(writer.rows(table, dialect, wish.mesh, wish.spec), src, table, dialect)
+        _model_rows(writer.rows(table, dialect, request.mesh, request.spec), src, table, dialect)
     )
     rows = [*model, *state_rows(model, src.logical)]
     covered = {name for row in rows for name in row.layout.tensors}
@@ -271,13 +274,13 @@ def _as_stored(s: Stored) -> Param:
     return Param(s.name, s.layout, s.rule, s.value.as_target)
 
 
-def _name_by_name(src: Manifest, wish: Wish, writer: Format, dialect: str) -> list[Param]:
-    if wish.dialect is None and writer.carries_anything and _keep_names(src, writer):
+def _name_by_name(src: Manifest, request: Request, writer: Format, dialect: str) -> list[Param]:
+    if request.dialect is None and writer.carries_anything and _keep_names(src, writer):
         return [*map(_as_stored, src.stored.values())]
-    raise _without_a_table(src, wish, dialect)
+    raise _without_a_table(src, request, dialect)
 
 
-def _without_a_table(src: Manifest, wish: Wish, dialect: str) -> FamilyError:
+def _without_a_table(src: Manifest, request: Request, dialect: str) -> FamilyError:
     model_type = (src.config or {}).get("model_type")
     said = f"model_type {model_type!r} has no table" if model_type else "no model configuration"
     hint = "give the model's config.json with --config"
@@ -286,7 +289,7 @@ def _without_a_table(src: Manifest, wish: Wish, dialect: str) -> FamilyError:
     if format_named(src.format).keeps_names:
         hint += f", or use --dialect same between {names_of(_keeps_names, 'and')}"
     return FamilyError(
-        f"{src.path} cannot be written as {wish.to} in dialect {dialect!r}: {said}", hint=hint
+        f"{src.path} cannot be written as {request.to} in dialect {dialect!r}: {said}", hint=hint
     )
 
 

@@ -11,16 +11,18 @@ from dataclasses import replace
 
 from intarsia.format.folder.inventory import is_training
 from intarsia.format.registry import format_named
-from intarsia.format.wish import Wanted, Wish
+from intarsia.format.request import Request, Wanted
 from intarsia.planning.inventory import Fate, Item, Role, left_out
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import is_state
 
 
-def settle_files(src: Manifest, wish: Wish, wanted: Wanted) -> tuple[Manifest, tuple[str, ...]]:
+def settle_files(
+    src: Manifest, request: Request, wanted: Wanted
+) -> tuple[Manifest, tuple[str, ...]]:
     """The manifest with the fates that files have in this conversion, and what is to be said."""
     held = [i for i in src.inventory if is_training(i) and i.fate is Fate.COPIED]
-    why = _unlike(src, wish, wanted)
+    why = _unlike(src, request, wanted)
     if not held or not why:
         return src, ()
     lost = {item.name for item in held}
@@ -36,12 +38,12 @@ def settle_files(src: Manifest, wish: Wish, wanted: Wanted) -> tuple[Manifest, t
     ), (note,)
 
 
-def _unlike(src: Manifest, wish: Wish, wanted: Wanted) -> str:
+def _unlike(src: Manifest, request: Request, wanted: Wanted) -> str:
     """Why a trainer could not go on with the result; "" where it can."""
-    if wish.optimizer == "drop":
+    if request.optimizer == "drop":
         return "dropped as asked"
-    if not all(format_named(name).trainer_files for name in (src.format, wish.to)):
-        return f"it is valid only for the files of the source, and {wish.to} writes others"
+    if not all(format_named(name).trainer_files for name in (src.format, request.to)):
+        return f"it is valid only for the files of the source, and {request.to} writes others"
     if lost := [i.name for i in left_out(src.inventory) if i.role is Role.OPTIMIZER]:
         return f"{lost[0]} holds optimizer state that is not read"
     before = {(s.key, s.shape, s.dtype) for s in src.stored.values() if not is_state(s.name)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from intarsia.errors import FamilyError
 from intarsia.family import decoder
-from intarsia.family.ahead import layers_after
+from intarsia.family.multi_token_prediction import hub_prediction_layers
 from intarsia.family.spec import Layer, Table
 
 
@@ -20,7 +20,7 @@ def fill(t: Table) -> None:
     sparse = decoder.sparse_after_dense(t)
     for at in t.layers():
         layer(at, sparse=sparse[at.stage[0]])
-    for at in layers_after(t):
+    for at in hub_prediction_layers(t):
         layer(at, sparse=True)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from intarsia.family import decoder
-from intarsia.family.ahead import layers_after
 from intarsia.family.deepseek_v3 import sparse_mlp
+from intarsia.family.multi_token_prediction import hub_prediction_layers
 from intarsia.family.spec import Layer, Table
 
 
@@ -13,7 +13,7 @@ def fill(t: Table) -> None:
     sparse = decoder.sparse_after_dense(t)
     for at in t.layers():
         layer(at, sparse=sparse[at.stage[0]])
-    for at in layers_after(t):
+    for at in hub_prediction_layers(t):
         layer(at, sparse=True)
 
 

@@ -7,8 +7,8 @@ tower (`model.visual.*`), which is carried name by name.
 from __future__ import annotations
 
 from intarsia.family import decoder
-from intarsia.family.ahead import layer_apart
 from intarsia.family.gated_delta import FULL, layer_kinds
+from intarsia.family.multi_token_prediction import separate_prediction_layer
 from intarsia.family.qwen3_next import layer
 from intarsia.family.spec import Table
 
@@ -22,7 +22,7 @@ def fill(t: Table) -> None:
     decoder.embeddings(t)
     for at in t.layers():
         layer(at, kinds[at.stage[0]], grouped=False, sparse=sparse)
-    layer(layer_apart(t), FULL, grouped=False, sparse=sparse)
+    layer(separate_prediction_layer(t), FULL, grouped=False, sparse=sparse)
     if not t.wrapped:  # a text configuration beside the wrapper's weights
         t.respell("hf-wrapped", "hf", "model.", "model.language_model.")
         t.respell("hf-fused-wrapped", "hf-fused", "model.", "model.language_model.")

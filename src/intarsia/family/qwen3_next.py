@@ -7,8 +7,8 @@ and further layers of multi-token prediction, which no published model has.
 from __future__ import annotations
 
 from intarsia.family import decoder
-from intarsia.family.ahead import layer_apart
 from intarsia.family.gated_delta import LINEAR, layer_kinds, linear_attention
+from intarsia.family.multi_token_prediction import separate_prediction_layer
 from intarsia.family.qwen2_moe import sparse_mlp
 from intarsia.family.spec import Layer, Table
 
@@ -19,7 +19,7 @@ def fill(t: Table) -> None:
     decoder.embeddings(t)
     for at in t.layers():
         layer(at, kinds[at.stage[0]], grouped=True, sparse=decoder.is_sparse(t, at.stage[0]))
-    layer(layer_apart(t), "full_attention", grouped=True, sparse=True)
+    layer(separate_prediction_layer(t), "full_attention", grouped=True, sparse=True)
 
 
 def layer(at: Layer, kind: str, *, grouped: bool, sparse: bool) -> None:

@@ -21,7 +21,7 @@ from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.entries import entries_in_place
 from intarsia.format.optimizer_state.learning_rates import Rates
 from intarsia.format.optimizer_state.parameter_groups import Groups
-from intarsia.format.wish import Carried, Source, Wanted, Wish
+from intarsia.format.request import EntriesToWrite, Request, Source, Wanted
 from intarsia.layout import Piece
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
@@ -206,7 +206,7 @@ class Format(ABC):
 
     def groups(self, src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
         """The parameter groups that the entries of a checkpoint tell."""
-        from intarsia.format.optimizer_state.told_groups import groups_from_torch
+        from intarsia.format.optimizer_state.groups_in_entries import groups_from_torch
 
         return groups_from_torch(src, entries)
 
@@ -270,7 +270,7 @@ class Format(ABC):
         """A tensor's name on disk; optimizer state comes with its kind before its parameter."""
         return name
 
-    def check_model(self, src: Manifest, table: Table, wish: Wish) -> None:
+    def check_model(self, src: Manifest, table: Table, request: Request) -> None:
         """Raise where no checkpoint of this format can hold the model, on the mesh that is asked for."""
         return
 
@@ -278,7 +278,7 @@ class Format(ABC):
         """Raise where the optimizer state of a source cannot be written whole."""
         return
 
-    def targets(self, src: Manifest, wish: Wish) -> Wanted | None:
+    def targets(self, src: Manifest, request: Request) -> Wanted | None:
         """The tensors to write; None where they are the rows, cut by the mesh."""
         return None
 
@@ -290,24 +290,24 @@ class Format(ABC):
         """The steps of parameters of which one number is written for all."""
         return ()
 
-    def remarks(self, src: Manifest, wish: Wish) -> Iterator[str]:
+    def remarks(self, src: Manifest, request: Request) -> Iterator[str]:
         """What is to be known of a checkpoint that is made of a source."""
         return iter(())
 
-    def carried(self, src: Source, wanted: Wanted) -> Carried:
+    def entries_to_write(self, src: Source, wanted: Wanted) -> EntriesToWrite:
         """What goes along with tensors and their optimizer state."""
-        from intarsia.format.optimizer_state import told_groups
+        from intarsia.format.optimizer_state import groups_in_entries
 
-        if not told_groups.has_megatron_groups(src.manifest.entries):
-            return Carried(src.entries)
+        if not groups_in_entries.has_megatron_groups(src.manifest.entries):
+            return EntriesToWrite(src.entries)
         names = ((t.name, t.layout.tensors) for t in wanted.targets)
         params = {name: of for name, of in names if not is_state(name)}
-        spelled = told_groups.spelled_for_torch(
+        spelled = groups_in_entries.groups_as_torch_entries(
             src.groups(), src.entries, params, flat=self.flat_groups
         )
-        return Carried(spelled | dict(src.entries))
+        return EntriesToWrite(spelled | dict(src.entries))
 
-    def carried_alone(self, src: Manifest, read: ReadEntries) -> Mapping[str, bytes]:
+    def entries_for_weights(self, src: Manifest, read: ReadEntries) -> Mapping[str, bytes]:
         """What goes along with weights alone: the entries that describe the model."""
         return {}
 

@@ -22,7 +22,7 @@ class Complaint:
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.error.blame()
+        self.error.raise_unless_fault()
 
 
 Complain = Callable[[Complaint], None]

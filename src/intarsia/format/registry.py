@@ -28,7 +28,7 @@ from intarsia.planning.manifest import Manifest
 from intarsia.store.address import named
 from intarsia.store.base import PARTIAL
 from intarsia.store.folder import Folder
-from intarsia.store.looking import absolute, exists, given, is_file, is_folder, listed, stamp_of
+from intarsia.store.lookup import absolute, exists, given, is_file, is_folder, listed, stamp_of
 from intarsia.store.once import reading_headers
 from intarsia.store.replaced import unreplaced
 from intarsia.store.stamp import Stamp, noting_stamps
@@ -222,7 +222,7 @@ def root_of(manifest: Manifest) -> PurePath:
 
 def folder_of(manifest: Manifest) -> Folder:
     """The files of a checkpoint, to read from."""
-    return Folder(root_of(manifest), manifest.told, manifest.stamps)
+    return Folder(root_of(manifest), manifest.in_memory_files, manifest.stamps)
 
 
 def with_rules_of_transformers(manifest: Manifest) -> Manifest:

@@ -17,7 +17,7 @@ from typing import Any
 from intarsia.errors import UsageError
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.optimizer_names import roots_of
-from intarsia.live.memory.own_memory import Handed, is_module, of_numbers
+from intarsia.live.memory.own_memory import ModuleState, is_module, of_numbers
 
 Leaf = tuple[Any, Any]
 """A dict, and the key of one of its values."""
@@ -27,7 +27,7 @@ Leaf = tuple[Any, Any]
 class Contents:
     """What was given: modules by what stands before their names, tensors and other values of dicts by name."""
 
-    modules: Mapping[str, Handed] = field(default_factory=dict)
+    modules: Mapping[str, ModuleState] = field(default_factory=dict)
     loose: Mapping[str, Any] = field(default_factory=dict)
     leaves: Mapping[str, Leaf] = field(default_factory=dict)
     optimizers: Mapping[str, Any] = field(default_factory=dict)
@@ -36,13 +36,13 @@ class Contents:
     def of(given: Any) -> Contents:
         """Take apart what a caller gives; with FSDP1, collective."""
         if is_module(given):
-            return Contents({"": Handed.by(given)})
+            return Contents({"": ModuleState.by(given)})
         if not isinstance(given, Mapping):
             raise UsageError(
                 f"{type(given).__name__} can neither be loaded into nor saved",
                 hint="give a torch module, or a dict of modules and tensors",
             )
-        modules: dict[str, Handed] = {}
+        modules: dict[str, ModuleState] = {}
         loose: dict[str, Any] = {}
         leaves: dict[str, Leaf] = {}
         optimizers: dict[str, Any] = {}
@@ -57,7 +57,7 @@ class Contents:
                 )
             taken.add(name)
             if is_module(value):
-                modules[f"{name}."] = Handed.by(value)
+                modules[f"{name}."] = ModuleState.by(value)
             elif _is_tensor(value):
                 loose[name] = of_numbers(value, name)
             elif hasattr(value, "param_groups"):

@@ -123,12 +123,15 @@ class Demand:
         left -= self.contents.extra_state.keys()
         copies = bool(self.contents.copies)
         return Doubts(
-            frozenset(disputed), frozenset(unfit), frozenset(left - self._ahead), copies=copies
+            frozenset(disputed),
+            frozenset(unfit),
+            frozenset(left - self._prediction_layers),
+            copies=copies,
         )
 
-    def without_ahead(self, names: frozenset[str]) -> frozenset[str]:
+    def without_prediction_layers(self, names: frozenset[str]) -> frozenset[str]:
         """Parameters that the model could have: none that its module leaves out or holds under a twin's name."""
-        return frozenset(names - self._ahead - self._tied.keys())
+        return frozenset(names - self._prediction_layers - self._tied.keys())
 
     def holdings(self, literal: frozenset[str]) -> Iterator[Holding]:
         """Each tensor's memory here, and the logical elements that go into it."""
@@ -148,7 +151,7 @@ class Demand:
         return table.tied if table else {}
 
     @cached_property
-    def _ahead(self) -> set[str]:
+    def _prediction_layers(self) -> set[str]:
         """Tensors that a checkpoint may have and the Transformers module leaves out."""
         table = table_for(self.manifest.config)
         if table is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from intarsia.errors import FormatError, IntarsiaError, StoreError
 from intarsia.format.folder.run_folder import LATEST, named_latest
 from intarsia.store.local.swap import sync_path
-from intarsia.store.looking import exists, is_file
+from intarsia.store.lookup import exists, is_file
 from intarsia.store.naming import naming
 
 _STEP = re.compile(r"\d+$")

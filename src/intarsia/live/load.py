@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from intarsia.carried import groups_of, read_entries
 from intarsia.errors import UsageError
 from intarsia.family import table_for
 from intarsia.format.registry import find_checkpoint, folder_of, format_named
@@ -64,6 +63,7 @@ from intarsia.run.losses import changed_tensors, summary
 from intarsia.run.progress import Progress, counting
 from intarsia.run.ranks.crew import Crew, check_alike, ranks_of_model
 from intarsia.run.source import Source
+from intarsia.source_entries import groups_of, read_entries
 from intarsia.store.once import reading_once
 
 
@@ -146,7 +146,7 @@ def load(
         doubts = replace(doubts, unused=doubts.unused - computed)
         if steps is not None:
             unused = unused_state(model, steps.held, demand.rows, demand.manifest)
-            doubts = replace(doubts, unused_state=demand.without_ahead(unused))
+            doubts = replace(doubts, unused_state=demand.without_prediction_layers(unused))
         shared.value = doubts
     with team.together():
         manifest = demand.manifest

@@ -21,7 +21,7 @@ from intarsia.live.memory.wrapper_classes import Wrappers, is_data_parallel
 from intarsia.planning.inventory import left_out
 from intarsia.planning.manifest import Manifest
 from intarsia.store.address import named
-from intarsia.store.looking import real
+from intarsia.store.lookup import real
 from intarsia.store.stamp import when
 
 

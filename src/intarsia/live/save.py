@@ -30,19 +30,19 @@ from intarsia.live.latest import name_last
 from intarsia.live.megatron import rows as megatron_rows
 from intarsia.live.megatron.model import is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import hub_config
-from intarsia.live.memory.attest import Sums, Witness
 from intarsia.live.memory.holding import memories_of
 from intarsia.live.memory.parts import Part, Seen, parts_of
 from intarsia.live.memory.replicas import (
+    HeldBox,
     Holders,
     Key,
-    Told,
     check_replicas,
     holders_of,
     is_unproven,
     kind_of,
     ranks_of,
 )
+from intarsia.live.memory.save_digests import SaveDigests, Sums
 from intarsia.live.names import config_of, model_in
 from intarsia.live.optimizer.agreement import WITHOUT, agreed_entries
 from intarsia.live.optimizer.classes import CLASS, classes_of, opened
@@ -160,7 +160,7 @@ def write(
     with team.together() as told:
         if team.rank == 0:
             staging.check()
-        told.value = _tell(what, team)
+        told.value = _what_is_held(what, team)
     try:
         with team.together():
             holders = holders_of([said for said, _, _, _ in told.values])
@@ -171,19 +171,19 @@ def write(
             held = [(name, *kind_of(x.boxes), ranks_of(x.boxes)) for name, x in holders.items()]
             arrangement = live_format().lay_out(held, entries, team.size)
             config = next((c for _, _, _, c in told.values if c is not None), None)
-            witness = Witness.of((row[:3] for row in held), config)
+            digests = SaveDigests.of((row[:3] for row in held), config)
             if team.rank == 0:
                 _begin(staging, arrangement)
         with team.together() as sums:
-            pen = _Pen(arrangement, staging, team.rank, holders, witness)
-            sums.value = pen.write(what, workers, progress)
+            writer = _Writer(arrangement, staging, team.rank, holders, digests)
+            sums.value = writer.write(what, workers, progress)
             if team.rank:
                 staging.sync()
         with team.together():
             if team.rank == 0:
                 check_replicas([crcs for crcs, _ in sums.values])
-                if witness is not None:
-                    attested = witness.attested([found for _, found in sums.values])
+                if digests is not None:
+                    attested = digests.attested([found for _, found in sums.values])
                     staging.write_small(DIGESTS, attested.as_bytes())
                 _close(staging, arrangement, config)
                 name_last(staging.destination, latest)
@@ -203,9 +203,11 @@ def write(
     )
 
 
-def _tell(what: Snapshot, team: Crew) -> tuple[list[Told], dict[str, bytes], dict[str, bytes], Any]:
+def _what_is_held(
+    what: Snapshot, team: Crew
+) -> tuple[list[HeldBox], dict[str, bytes], dict[str, bytes], Any]:
     ranks = cache(team.numbers_of)
-    said = [Told(p.name, p.dtype, p.shape, p.box, ranks(p.proof)) for p in what.parts]
+    said = [HeldBox(p.name, p.dtype, p.shape, p.box, ranks(p.proof)) for p in what.parts]
     return said, what.entries, what.extra, what.config
 
 
@@ -218,14 +220,14 @@ def _begin(staging: Staging, arrangement: Arrangement) -> None:
 
 
 @dataclass(frozen=True)
-class _Pen:
+class _Writer:
     """The hand that writes one rank's boxes."""
 
     arrangement: Arrangement
     staging: Staging
     rank: int
     holders: Holders
-    witness: Witness | None
+    digests: SaveDigests | None
 
     @cached_property
     def file(self) -> str:
@@ -258,8 +260,8 @@ class _Pen:
                 hint="give `shape=` and `stride=` to `DTensor.from_local`, the same on all ranks",
             )
         found: Sums = {}
-        if mine and self.witness is not None:
-            found, crc = self.witness.sums(part.name, part.box, data, part.dtype)
+        if mine and self.digests is not None:
+            found, crc = self.digests.sums(part.name, part.box, data, part.dtype)
         else:
             crc = crc32(data)
         if mine:

@@ -103,10 +103,10 @@ class Manifest:
     """Everything that is known of a checkpoint from its headers.
 
     `config_made` says that the model configuration was put together from a framework's own
-    arguments, for want of the model's: it may be wrong in what those do not tell.  `config_unsaid`
-    are arguments that it cannot say, or that are in doubt: then it is good for reading alone.
+    arguments, for want of the model's: it may be wrong in what those leave open.  `config_doubts`
+    are arguments that it cannot express, or that are in doubt: then it is used for reading only.
     `copies` hold elements that a stored tensor holds as well, on another rank.
-    `told` are elements that no file holds as such, by the name that chunks give for a file.
+    `in_memory_files` are contents that no file on disk holds as such, by the name that chunks give for a file.
     `stamps` of files (length, times, inode) tell a later reader that they are still those.
     `inventory` names every file of the folder and every section, with its role and its fate;
     `section` is what the user chose among those.
@@ -126,9 +126,9 @@ class Manifest:
     family: str | None = None
     config: Mapping[str, Any] | None = None
     config_made: bool = False
-    config_unsaid: tuple[str, ...] = ()
+    config_doubts: tuple[str, ...] = ()
     entries: Mapping[str, Entry] = field(default_factory=dict)
-    told: Mapping[str, bytes] = field(default_factory=dict)
+    in_memory_files: Mapping[str, bytes] = field(default_factory=dict)
     copies: tuple[Stored, ...] = ()
     sides: tuple[Side, ...] = ()
     inventory: tuple[Item, ...] = ()

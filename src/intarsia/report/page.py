@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from intarsia import __version__
 from intarsia.planning.manifest import Logical
+from intarsia.report.content import PageContent, State
 from intarsia.report.model_map import map_of
 from intarsia.report.safe import html, script, visible
-from intarsia.report.story import State, Story
 from intarsia.report.whereabouts import whereabouts
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ FEW = 6
 SCRIPTS = ("tensors.js", "grid.js", "pictures.js", "detail.js", "start.js")
 
 
-def page_of(story: Story) -> str:
+def page_of(story: PageContent) -> str:
     """The page as HTML; every name in it is shown as text, whatever it holds."""
     known = _Known.of(story)
     style = _resource("page.css")
@@ -64,7 +64,7 @@ class _Known:
     numbers: Mapping[str, int]
 
     @staticmethod
-    def of(story: Story) -> _Known:
+    def of(story: PageContent) -> _Known:
         found: dict[str, Logical | None] = {}
         for m in story.sides:
             for x in m.logical.values():
@@ -80,7 +80,7 @@ class _Known:
                 found.setdefault(name, None)
         return _Known(tuple(found.values()), {name: k for k, name in enumerate(found)})
 
-    def data(self, story: Story) -> dict[str, Any]:
+    def data(self, story: PageContent) -> dict[str, Any]:
         """What the script reads: parallel lists by tensor, each value that repeats kept once."""
         rows, spots = map_of(self.numbers)
         dtypes: dict[str, int] = {}
@@ -122,7 +122,7 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _facts(story: Story) -> str:
+def _facts(story: PageContent) -> str:
     count = max((len(values) for _, values in story.facts), default=1)
     head = ""
     if count > 1:
@@ -141,7 +141,7 @@ def _values(values: Sequence[str]) -> str:
     return "".join(f"<td>{html(value)}</td>" for value in values)
 
 
-def _findings(story: Story, numbers: Mapping[str, int]) -> str:
+def _findings(story: PageContent, numbers: Mapping[str, int]) -> str:
     parts = []
     if story.faults:
         told = (_fault(k, fault, numbers) for k, fault in enumerate(story.faults[:LISTED]))

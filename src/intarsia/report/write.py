@@ -8,8 +8,8 @@ from pathlib import Path
 
 from intarsia.collector import paused
 from intarsia.errors import StoreError, UsageError
+from intarsia.report.content import PageContent
 from intarsia.report.page import page_of
-from intarsia.report.story import Story
 
 _OPENING = b"<!DOCTYPE html>"
 
@@ -39,7 +39,7 @@ def check_page(path: str | Path) -> None:
         )
 
 
-def write_page(path: str | Path, story: Story) -> None:
+def write_page(path: str | Path, story: PageContent) -> None:
     """Write the page of a story; one that was there before is replaced in one step."""
     check_page(path)
     where = Path(os.path.expanduser(path))

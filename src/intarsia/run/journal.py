@@ -33,7 +33,7 @@ from intarsia.run.sums.checksum import crc32
 from intarsia.store.folder import Folder
 from intarsia.store.local.staging import HEAD, Staging
 from intarsia.store.local.swap import sync_path
-from intarsia.store.looking import exists, listed
+from intarsia.store.lookup import exists, listed
 from intarsia.store.naming import naming
 
 JOB = HEAD

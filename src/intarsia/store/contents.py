@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from intarsia.errors import UsageError
-from intarsia.store.looking import everything_in, exists, is_folder, is_link, itself, listed
+from intarsia.store.lookup import everything_in, exists, is_folder, is_link, itself, listed
 from intarsia.store.naming import absent
 
 

@@ -12,7 +12,7 @@ from intarsia.errors import ChangedError, FormatError, IntarsiaError
 from intarsia.quantity import human
 from intarsia.store.address import named
 from intarsia.store.base import Range
-from intarsia.store.looking import is_file
+from intarsia.store.lookup import is_file
 from intarsia.store.naming import unreadable
 from intarsia.store.once import is_reading_once, read_once
 from intarsia.store.registry import store_of
@@ -33,17 +33,17 @@ class Folder:
     """The files below one folder, read by position from any thread.
 
     Each file is checked to be the one that was looked at first, or that `stamps` give.
-    `told` are further files that exist in memory alone.
+    `in_memory` are further files that exist in memory alone.
     """
 
     def __init__(
         self,
         root: str | PurePath,
-        told: Mapping[str, bytes] | None = None,
+        in_memory: Mapping[str, bytes] | None = None,
         stamps: Mapping[str, tuple[int, int, int, int]] | None = None,
     ) -> None:
         self.root = named(root)
-        self._told = told or {}
+        self._in_memory = in_memory or {}
         self._stamps = {file: Stamp(*stamp) for file, stamp in (stamps or {}).items()}
         self._reader = store_of(self.root).reader(self.root)
         self._rooms = threading.local()
@@ -71,13 +71,13 @@ class Folder:
 
     def read(self, file: str, start_bytes: int, length_bytes: int) -> bytes:
         """Exactly these bytes of a file."""
-        if file in self._told or not is_reading_once():
+        if file in self._in_memory or not is_reading_once():
             return self._read(file, start_bytes, length_bytes)
         at = str(self.root / file), self._stamp(file), start_bytes, length_bytes
         return read_once(at, lambda: self._read(file, start_bytes, length_bytes))
 
     def _read(self, file: str, start_bytes: int, length_bytes: int) -> bytes:
-        if length_bytes > _SMALL_BYTES and file not in self._told:
+        if length_bytes > _SMALL_BYTES and file not in self._in_memory:
             self._now(file)  # what is not there is not worth the memory
         buffer = bytearray(length_bytes)
         self.read_into(file, start_bytes, buffer)
@@ -110,8 +110,8 @@ class Folder:
 
     def read_each(self, file: str, wanted: Sequence[Range]) -> None:
         """Fill each buffer from a file, starting at its byte, and check once that the file is what it was."""
-        if file in self._told:
-            held = self._told[file]
+        if file in self._in_memory:
+            held = self._in_memory[file]
             for start_bytes, view in wanted:
                 view[:] = held[start_bytes : start_bytes + len(view)]
             return
@@ -131,17 +131,17 @@ class Folder:
 
         A mapping would save a copy, and a file that is cut off meanwhile would end the process.
         """
-        if file in self._told:
-            return memoryview(self._told[file])[start_bytes : start_bytes + length_bytes]
+        if file in self._in_memory:
+            return memoryview(self._in_memory[file])[start_bytes : start_bytes + length_bytes]
         if len(getattr(self._rooms, "room", b"")) < length_bytes:
             self._rooms.room = bytearray(length_bytes)
         found = memoryview(self._rooms.room)[:length_bytes]
         self.read_into(file, start_bytes, found)
         return found
 
-    def foretell(self, file: str, start_bytes: int, length_bytes: int) -> None:
+    def prefetch_bytes(self, file: str, start_bytes: int, length_bytes: int) -> None:
         """Have the store bring these bytes while others are worked on."""
-        if file not in self._told:
+        if file not in self._in_memory:
             try:
                 self._reader.prefetch(file, start_bytes, length_bytes)
             except OSError as error:

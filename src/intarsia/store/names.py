@@ -13,7 +13,7 @@ def check_name(name: object, where: str) -> str:
         shown = repr(name[:80]) if isinstance(name, str) else f"a {type(name).__name__}"
         raise FormatError(f"{shown} is not a file name - at {where}")
     if name in (".", "..") or "/" in name or "\\" in name or ":" in name:
-        raise UnsafeError(f"{name!r} is not a file name inside its folder - at {where}")
+        raise UnsafeError(f"{name!r} is not a file name: it is outside of its folder - at {where}")
     try:
         fits = len(os.fsencode(name)) <= 255
     except UnicodeEncodeError:

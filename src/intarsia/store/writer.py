@@ -7,11 +7,11 @@ from pathlib import PurePath
 from intarsia.errors import UsageError
 from intarsia.store.address import Address
 from intarsia.store.contents import Judge
-from intarsia.store.elsewhere import Elsewhere
 from intarsia.store.local.staging import Staging
-from intarsia.store.looking import given
+from intarsia.store.lookup import given
+from intarsia.store.store_staging import StoreStaging
 
-Writer = Staging | Elsewhere
+Writer = Staging | StoreStaging
 
 
 def writer_to(destination: str | PurePath, *, overwrite: bool, judge: Judge, alone: bool) -> Writer:
@@ -24,4 +24,4 @@ def writer_to(destination: str | PurePath, *, overwrite: bool, judge: Judge, alo
             f"{where} can be written by one process only, and several are running",
             hint="run without torchrun, or give a local folder that all ranks share",
         )
-    return Elsewhere(where, overwrite=overwrite, judge=judge)
+    return StoreStaging(where, overwrite=overwrite, judge=judge)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from intarsia.checking.pair.ties import tied_in, twins_of
+from intarsia.checking.pair.ties import tied_and_absent, tied_in
 from intarsia.dtypes import BY_NAME
 from intarsia.planning.manifest import Logical, Manifest
 
@@ -36,11 +36,11 @@ def llama(names: tuple[str, ...], tie: bool = True) -> Manifest:
 
 
 def test_a_tied_tensor_that_is_not_stored_is_the_stored_one() -> None:
-    (found,) = twins_of(llama((TABLE,))).items()
+    (found,) = tied_and_absent(llama((TABLE,))).items()
     assert (found[0], found[1].name) == (HEAD, TABLE)
 
 
 def test_what_is_stored_or_not_tied_or_has_no_twin_is_no_twin_s() -> None:
-    assert twins_of(llama((HEAD, TABLE))) == {}
-    assert twins_of(llama((TABLE,), tie=False)) == {}
-    assert twins_of(llama(("model.norm.weight",))) == {}
+    assert tied_and_absent(llama((HEAD, TABLE))) == {}
+    assert tied_and_absent(llama((TABLE,), tie=False)) == {}
+    assert tied_and_absent(llama(("model.norm.weight",))) == {}

@@ -103,10 +103,12 @@ def test_a_final_model_in_a_pickle_is_listed_beside_the_checkpoints(tmp_path: Pa
 def test_checkpoints_below_a_folder_that_is_none_are_listed(tmp_path: Path) -> None:
     step(tmp_path, 3, "final")
     step(tmp_path, 4, "best")
-    with pytest.raises(FormatError, match="2 lie below it: best, final"):
+    with pytest.raises(FormatError, match="there are 2 below it: best, final"):
         intarsia.open(tmp_path)
     step(tmp_path / "outputs" / "checkpoint", 5)
-    with pytest.raises(FormatError, match=r"1 lies below it: checkpoint\n.*outputs/checkpoint say"):
+    with pytest.raises(
+        FormatError, match=r"there is 1 below it: checkpoint\n.*for example .*outputs/checkpoint"
+    ):
         intarsia.open(tmp_path / "outputs")
 
 

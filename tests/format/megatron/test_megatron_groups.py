@@ -10,7 +10,7 @@ from intarsia.errors import FormatError, UsageError
 from intarsia.format.megatron.groups import (
     as_megatron,
     chained_as,
-    check_told_apart,
+    check_distinguishable,
     group_for,
     groups_in,
     step_for,
@@ -73,9 +73,9 @@ def test_experts_with_settings_of_their_own_stay_parallel() -> None:
 
 def test_groups_that_megatron_cannot_tell_apart_are_refused() -> None:
     first = {"wd_mult": 1.0, "lr_mult": 1.0, "lr": 0.1}
-    check_told_apart([first, first | {"wd_mult": 0.0, "lr": 0.2}])
+    check_distinguishable([first, first | {"wd_mult": 0.0, "lr": 0.2}])
     with pytest.raises(UsageError, match=r"differ in lr \(0.1 and 0.2\)"):
-        check_told_apart([first, first | {"lr": 0.2}])
+        check_distinguishable([first, first | {"lr": 0.2}])
 
 
 def test_a_rate_of_its_own_is_the_embeddings() -> None:

@@ -10,7 +10,7 @@ import torch
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import CoverageError
 from intarsia.live.memory.parts import Part
-from intarsia.live.memory.replicas import Told, holders_of
+from intarsia.live.memory.replicas import HeldBox, holders_of
 from intarsia.live.save import Snapshot, write
 from intarsia.mesh import Box
 from intarsia.run.ranks.crew import Crew
@@ -18,9 +18,9 @@ from intarsia.run.ranks.crew import Crew
 F32 = BY_NAME["F32"]
 
 
-def told(*rows: tuple[int, int]) -> list[Told]:
+def told(*rows: tuple[int, int]) -> list[HeldBox]:
     """What one rank says of its rows of `w`."""
-    return [Told("w", F32, (8, 2), Box((lo, 0), (hi - lo, 2)), ()) for lo, hi in rows]
+    return [HeldBox("w", F32, (8, 2), Box((lo, 0), (hi - lo, 2)), ()) for lo, hi in rows]
 
 
 def test_parts_that_tile_a_tensor_are_proven() -> None:

@@ -38,7 +38,7 @@ def damaged_entries(manifest: Manifest, known: Collection[str] = ()) -> Iterator
                 wrong = wrong_in(folder, entry)
             except (IntarsiaError, *BROKEN_ZIP) as error:
                 if isinstance(error, IntarsiaError):
-                    error.blame()
+                    error.raise_unless_fault()
                 if entry.file in known and getattr(error, "kind", "") == "file-too-short":
                     continue
                 wrong = str(error).partition("\n")[0]

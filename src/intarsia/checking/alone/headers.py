@@ -50,7 +50,7 @@ class Headers:
         """Each complaint as a fault with the tensors that it is about, those of like tensors as one."""
         groups: dict[object, list[Complaint]] = {}
         for complaint in self.complaints:
-            if self._is_told(complaint):
+            if self._is_reported(complaint):
                 continue
             like = next((place_of(name).template for name in self._tensors(complaint)), None)
             shaped = like is not None and isinstance(complaint.error, FamilyError)
@@ -121,7 +121,7 @@ class Headers:
         stored = self.manifest.stored.values() if self.manifest else ()
         return frozenset(chunk.file for s in stored for chunk in s.chunks)
 
-    def _is_told(self, complaint: Complaint) -> bool:
+    def _is_reported(self, complaint: Complaint) -> bool:
         """Whether it finds that a file is absent or short of which another complaint says so."""
         if complaint.error.kind not in _LOST or complaint.names or len(complaint.files) != 1:
             return False
@@ -142,7 +142,7 @@ class Headers:
 
 def is_there(manifest: Manifest, chunk: Chunk) -> bool:
     """Whether a chunk's bytes lie inside a file that exists."""
-    if chunk.file in manifest.told or not chunk.box.size:
+    if chunk.file in manifest.in_memory_files or not chunk.box.size:
         return True
     return chunk.start_bytes + chunk.length_bytes <= manifest.files.get(chunk.file, -1)
 

@@ -30,7 +30,7 @@ from intarsia.planning.inventory import unread_sections
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
-from intarsia.store.looking import given, is_folder
+from intarsia.store.lookup import given, is_folder
 from intarsia.store.once import reading_once
 from intarsia.store.replaced import unreplaced
 
@@ -180,5 +180,5 @@ def _expected(manifest: Manifest) -> tuple[Mapping[str, str], list[Fault]]:
     try:
         return digests_in(manifest), []
     except IntarsiaError as error:
-        error.blame()
+        error.raise_unless_fault()
         return {}, [Fault(error.kind, (), DIGESTS, error.brief, hint=error.hint or "")]

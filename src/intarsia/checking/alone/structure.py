@@ -129,7 +129,7 @@ def shared_bytes(manifest: Manifest) -> Iterator[Fault]:
     by_file: dict[str, dict[tuple[int, int, str], tuple[Stored, Chunk]]] = {}
     for stored in manifest.stored.values():
         for chunk in stored.chunks:
-            if chunk.length_bytes and chunk.file not in manifest.told:
+            if chunk.length_bytes and chunk.file not in manifest.in_memory_files:
                 end = chunk.start_bytes + chunk.length_bytes
                 # Two names of one tensor on disk share their bytes rightly.
                 at = (chunk.start_bytes, end, f"{stored.key} {chunk.box}")

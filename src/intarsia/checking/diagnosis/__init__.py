@@ -13,9 +13,9 @@ from functools import partial
 
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
-from intarsia.checking.diagnosis.hypotheses.compound import told_besides
+from intarsia.checking.diagnosis.hypotheses.compound import also_changed
 from intarsia.checking.diagnosis.hypotheses.faults_of_moves import MOVED, told
-from intarsia.checking.diagnosis.hypotheses.groups import Kin
+from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.moves import find_moves
 from intarsia.checking.diagnosis.hypotheses.shapes import find_reshaped
 from intarsia.checking.diagnosis.names import pattern
@@ -88,10 +88,13 @@ def diagnose(
         found[pair] = Finding(
             pair.a.name, MOVED, told(move),
             explained=move.score.explained, differing=move.score.differing, move=move,
-            second=told_besides(pair.a.name, change, move.score) if change else None,
+            second=also_changed(pair.a.name, change, move.score) if change else None,
         )  # fmt: skip
     table = table_for(a.config) or table_for(b.config)
-    kin, other = Kin(a.manifest.logical, table), Kin(b.manifest.logical, table)
+    kin, other = (
+        RelatedTensors(a.manifest.logical, table),
+        RelatedTensors(b.manifest.logical, table),
+    )
     left = [u for u in unequal if u.pair not in found]
     found |= _searched(left, open_, kin, other, budget, progress)
     findings = tuple(found[u.pair] for u in unequal)
@@ -110,8 +113,8 @@ def diagnose(
 def _searched(
     unequal: Sequence[Unequal],
     open_: Mapping[Pair, Evidence],
-    kin: Kin,
-    other: Kin,
+    kin: RelatedTensors,
+    other: RelatedTensors,
     budget: Budget,
     progress: Progress | None,
 ) -> dict[Pair, Finding]:

@@ -9,7 +9,7 @@ from math import prod
 from intarsia.checking.diagnosis.evidence import SMALL, Evidence
 from intarsia.checking.diagnosis.finding import NOT_KNOWN, NOTHING, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.hypotheses.compound import in_two_steps, resembles
-from intarsia.checking.diagnosis.hypotheses.groups import Kin
+from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.hypothesis import ENOUGH, Hypothesis, Score, Shuffle
 from intarsia.checking.diagnosis.hypotheses.matching import row_hypotheses
 from intarsia.checking.diagnosis.hypotheses.orders import order_hypotheses
@@ -28,7 +28,7 @@ WORTH_PROVING = 0.5
 """The share of a sample's differences that a hypothesis must explain to be tried on the whole."""
 
 
-def explain(e: Evidence, kin: Kin, other: Kin) -> Finding:
+def explain(e: Evidence, kin: RelatedTensors, other: RelatedTensors) -> Finding:
     """What makes A's tensor B's, or B's A's, or at least where they differ.
 
     `other` tells of B's relatives.  What B lost cannot be predicted from it, but from A.
@@ -41,7 +41,7 @@ def explain(e: Evidence, kin: Kin, other: Kin) -> Finding:
     return with_place(_turned(turned, found.tensor) if better else found)
 
 
-def _search(e: Evidence, kin: Kin) -> Finding:
+def _search(e: Evidence, kin: RelatedTensors) -> Finding:
     """The plainest hypothesis that holds; then parts, blocks, two steps, and what explains most."""
     tried: Tried = []
     likely: list[Hypothesis] = []
@@ -64,7 +64,7 @@ def _search(e: Evidence, kin: Kin) -> Finding:
     return _weighed(e, kin, tried, likely)
 
 
-def _weighed(e: Evidence, kin: Kin, tried: Tried, likely: list[Hypothesis]) -> Finding:
+def _weighed(e: Evidence, kin: RelatedTensors, tried: Tried, likely: list[Hypothesis]) -> Finding:
     """What is left to say where no hypothesis explains everything."""
     moved = [(s, h) for s, h in tried if h.kind not in (*OF_PLACES, CONSTANT)]
     part = min([x for x in moved if x[0].holds_in_part], key=_preference, default=None)

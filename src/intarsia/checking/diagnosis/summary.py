@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from intarsia.checking.diagnosis.company import in_company
 from intarsia.checking.diagnosis.finding import LOST, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.hypotheses.faults_of_moves import faults_of_moves, half_swapped
+from intarsia.checking.diagnosis.lost_ranks import with_lost_ranks
 from intarsia.checking.diagnosis.names import (
     EXPERT,
     expert_of,
@@ -35,7 +35,7 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 def summarise(findings: Sequence[Finding], a: Manifest, b: Manifest) -> tuple[Fault, ...]:
     """One fault for each cause, those that touch most tensors first."""
     names = list(a.logical)
-    findings = in_company(half_swapped(findings))
+    findings = with_lost_ranks(half_swapped(findings))
     differing = {f.tensor for f in findings}
     equal = a.logical.keys() & b.logical.keys() - differing
     moved = list(faults_of_moves(findings, names, equal))

@@ -17,9 +17,9 @@ from intarsia.checking.digests.digest import (
     mismatches,
     objects_of,
     stored_digests,
-    with_twins,
+    with_tied,
 )
-from intarsia.checking.pair.ties import twins_of
+from intarsia.checking.pair.ties import tied_and_absent
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
 from intarsia.format.base import Arrangement
@@ -82,7 +82,7 @@ def attest(written: Manifest, work: Work, src: Manifest, budget: Budget) -> Atte
     rest = [name for name in written.logical if name not in found]
     with Checkpoint(written) as checkpoint:
         found |= digests_of(checkpoint, budget, names=rest, team=Crew()).tensors
-    found = with_twins(found, twins_of(written))
+    found = with_tied(found, tied_and_absent(written))
     digests = Digests(QUICK, found, objects_of(written, budget))
     promised = stored_digests(src)
     if promised is None:

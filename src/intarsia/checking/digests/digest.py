@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from intarsia.carried import each_entry
 from intarsia.checking.digests.digest_steps import steps_over
-from intarsia.checking.pair.ties import twins_of
+from intarsia.checking.pair.ties import tied_and_absent
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FormatError
 from intarsia.format.folder.side_files import DIGESTS
@@ -29,9 +28,10 @@ from intarsia.run.progress import Progress
 from intarsia.run.ranks.crew import Crew
 from intarsia.run.sharing import share_out
 from intarsia.run.sums.hashing import Sum, merged
+from intarsia.source_entries import each_entry
 from intarsia.store.address import named
 from intarsia.store.folder import Folder
-from intarsia.store.looking import exists
+from intarsia.store.lookup import exists
 
 QUICK, SECURE = "pages", "sha256"
 _REMOVE = f"restore the file, or remove {DIGESTS} to do without digests"
@@ -97,7 +97,7 @@ def digests_of(
     """The digests of a checkpoint's tensors, or of those named; the ranks of a job share the work."""
     logical = checkpoint.manifest.logical
     wanted = {name: logical[name] for name in (logical if names is None else names)}
-    twins = twins_of(checkpoint.manifest) if names is None else {}
+    twins = tied_and_absent(checkpoint.manifest) if names is None else {}
     team = team or Crew()
     with team.together() as shared:
         proofs = checkpoint.prover.tensors(wanted)
@@ -123,13 +123,13 @@ def digests_of(
             shared.value = merged(sums)
     if secure:
         found = {name: digest for part in shared.values for name, digest in part.items()}
-        return Digests(SECURE, with_twins({name: found[name] for name in wanted}, twins))
+        return Digests(SECURE, with_tied({name: found[name] for name in wanted}, twins))
     total = merged(shared.values)
     found = {n: digest_of(x, total.get(n, Sum())) for n, x in wanted.items()}
-    return Digests(QUICK, with_twins(found, twins))
+    return Digests(QUICK, with_tied(found, twins))
 
 
-def with_twins(found: Mapping[str, str], twins: Mapping[str, Logical]) -> dict[str, str]:
+def with_tied(found: Mapping[str, str], twins: Mapping[str, Logical]) -> dict[str, str]:
     """The digests, and of what is tied and not stored that of the tensor that it is."""
     return {**found, **{name: found[x.name] for name, x in twins.items() if x.name in found}}
 

@@ -13,7 +13,7 @@ from intarsia.checking.digests.digest import (
     stored_digests,
 )
 from intarsia.checking.fault import Fault, few
-from intarsia.checking.pair.ties import twins_of
+from intarsia.checking.pair.ties import tied_and_absent
 from intarsia.checking.survey.seen import Seen
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FormatError, IntarsiaError
@@ -25,7 +25,7 @@ from intarsia.run.progress import Progress
 from intarsia.run.sums.hashing import Sum, merged
 from intarsia.state.names import is_state
 from intarsia.store.address import named
-from intarsia.store.looking import is_folder
+from intarsia.store.lookup import is_folder
 
 
 def digests_in(manifest: Manifest) -> Mapping[str, str]:
@@ -90,13 +90,15 @@ def digest_faults(
             with Checkpoint(manifest) as checkpoint:
                 told |= digests_of(checkpoint, budget, progress, names=rest).tensors
         except IntarsiaError as error:
-            error.blame()
+            error.raise_unless_fault()
             text = f"the digests of {few(rest)} cannot be taken: {error.brief}"
             yield Fault(error.kind, tuple(rest), DIGESTS, text)
             known = {*known, *rest}
     # What is tied and not stored has the digest of its twin, where the file tells it.
     told |= {
-        n: told[x.name] for n, x in twins_of(manifest).items() if n in expected and x.name in told
+        n: told[x.name]
+        for n, x in tied_and_absent(manifest).items()
+        if n in expected and x.name in told
     }
     asked = {n: d for n, d in expected.items() if n not in known}
     wrong = mismatches(asked, told)

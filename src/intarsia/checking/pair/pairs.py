@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from intarsia.checking.pair.ties import twins_of
+from intarsia.checking.pair.ties import tied_and_absent
 from intarsia.checking.pair.unlike import unlike
 from intarsia.checkpoint import Checkpoint
 from intarsia.family import table_for
@@ -55,7 +55,7 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
     side's main weight, and the weight of that side against it rounded.
     """
     left, right = a.manifest.logical, b.manifest.logical
-    tied = {"A": twins_of(a.manifest), "B": twins_of(b.manifest)}
+    tied = {"A": tied_and_absent(a.manifest), "B": tied_and_absent(b.manifest)}
     mains = _main_weights(a.manifest, b.manifest)
     norms = recentred_norms(a.config or b.config) if mains else {}
     apart = unlike(a.manifest, b.manifest, table_for(a.config) or table_for(b.config))

@@ -43,7 +43,7 @@ def ties_for_sure(manifest: Manifest) -> Mapping[str, str]:
     return {name: twin for name, twin in tied.items() if known.get(name) == twin}
 
 
-def twins_of(manifest: Manifest) -> dict[str, Logical]:
+def tied_and_absent(manifest: Manifest) -> dict[str, Logical]:
     """The tied tensors that are not stored, each with the stored one that it is.
 
     Those of a layer that was left out whole are not the model's.

@@ -84,7 +84,7 @@ class _Reader:
             try:
                 self._chunk(seen, sketch, format, chunk, summing)
             except IntarsiaError as error:
-                error.blame()
+                error.raise_unless_fault()
                 where = f"{chunk.file} byte {chunk.start_bytes:,}"
                 names, size, files = _names(stored), chunk.box.size, (chunk.file,)
                 seen.faults.append(Fault(error.kind, names, where, error.brief, size, files=files))
@@ -125,7 +125,7 @@ class _Reader:
         located = locate_chunk(format, self.folder, stored, chunk)
         size = chunk.box.size * stored.dtype.itemsize
         start, length, crc = located.start_bytes, size, None
-        told = chunk.file in self.manifest.told
+        told = chunk.file in self.manifest.in_memory_files
         saved = None if told else format.checksum(self.folder, chunk)
         if saved is not None:
             start, length, crc = saved

@@ -40,7 +40,7 @@ from intarsia.format.optimizer_state.numbered_state import (
     group_lists,
     parameters_by_number,
 )
-from intarsia.format.optimizer_state.optimizer_names import not_told, state_in
+from intarsia.format.optimizer_state.optimizer_names import state_in, unnumbered_error
 from intarsia.format.torch_file.torch_zip import (
     check_directory,
     keeping_ends,
@@ -53,7 +53,7 @@ from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
 from intarsia.quantity import human
 from intarsia.state.names import StateName
 from intarsia.store.folder import Folder
-from intarsia.store.looking import exists, is_file, is_folder, listed, size_of
+from intarsia.store.lookup import exists, is_file, is_folder, listed, size_of
 
 HOLLOW_BYTES = 64 << 20
 """How much of a checkpoint may be claimed without being stored, before it is no checkpoint."""
@@ -131,7 +131,7 @@ class Dcp(Archives):
             family=named.family,
             config=config,
             entries=entries,
-            told=told,
+            in_memory_files=told,
             inventory=named.inventory,
             absent=named.absent,
             problems=named.problems,
@@ -242,7 +242,7 @@ def numbers_in(
         numbers = parameters_by_number(states, groups, order, named, tied)
         return numbers, bool(states) and not give_names(groups), None
     except FormatError as why:
-        return {}, False, not_told(why.brief, str(folder.root)) if states else None
+        return {}, False, unnumbered_error(why.brief, str(folder.root)) if states else None
 
 
 def _remarks(

@@ -38,7 +38,7 @@ from intarsia.planning.manifest import Entry, Manifest, Target
 from intarsia.state.names import is_state
 from intarsia.store.address import named
 from intarsia.store.folder import Folder
-from intarsia.store.looking import exists, is_file, is_folder, listed
+from intarsia.store.lookup import exists, is_file, is_folder, listed
 
 ENTRIES = "entries.json"
 

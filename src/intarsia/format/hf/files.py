@@ -23,7 +23,7 @@ from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Stored
 from intarsia.store.folder import Folder
-from intarsia.store.looking import listed
+from intarsia.store.lookup import listed
 from intarsia.store.names import check_inside
 
 OPTIMIZER = "optimizer"

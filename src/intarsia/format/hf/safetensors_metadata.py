@@ -11,7 +11,7 @@ from intarsia.errors import FormatError
 from intarsia.format.folder.side_files import HEADERS
 from intarsia.format.strict_json import parse_json
 from intarsia.store.folder import Folder
-from intarsia.store.looking import is_file
+from intarsia.store.lookup import is_file
 
 _OURS = ("format",)
 """Keys that every writer sets anew."""

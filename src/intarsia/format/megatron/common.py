@@ -38,7 +38,7 @@ from intarsia.format.torch_file.inert import Inert, Tensor
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.store.folder import Folder
-from intarsia.store.looking import is_file, is_folder, listed
+from intarsia.store.lookup import is_file, is_folder, listed
 
 BACKEND = "metadata.json"
 COMMON_OBJECT = "common_state/shard_0_1"

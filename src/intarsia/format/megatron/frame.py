@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 from intarsia.errors import FormatError
 from intarsia.store.folder import Folder
-from intarsia.store.looking import is_file
+from intarsia.store.lookup import is_file
 
 TRACKER = "latest_checkpointed_iteration.txt"
 METADATA = ".metadata"

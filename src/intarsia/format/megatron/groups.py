@@ -333,7 +333,7 @@ def _identity(group: Mapping[str, Any]) -> str:
     return repr([group.get(key) for key in ("wd_mult", "lr_mult", "is_decoupled_lr")])
 
 
-def check_told_apart(groups: Sequence[Mapping[str, Any]]) -> None:
+def check_distinguishable(groups: Sequence[Mapping[str, Any]]) -> None:
     """Raise where Megatron cannot tell groups apart that have unlike settings."""
     found: dict[str, Mapping[str, Any]] = {}
     for group in groups:

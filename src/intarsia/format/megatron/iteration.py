@@ -14,7 +14,7 @@ from intarsia.format.megatron.frame import COMMON_FILE, TRACKER, tracked_folder
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.planning.manifest import Manifest
 from intarsia.store.folder import Folder
-from intarsia.store.looking import is_folder, listed
+from intarsia.store.lookup import is_folder, listed
 
 _SHOWN = 4
 

@@ -18,8 +18,8 @@ from intarsia.format.megatron.frame import COMMON_FILE, FRAME, TRACKER
 from intarsia.format.megatron.fsdp_dtensor.entries import arguments_in, common_in
 from intarsia.format.megatron.iteration import untracked
 from intarsia.format.megatron.whole_state import check_whole
+from intarsia.format.request import Request
 from intarsia.format.torch_file.plain import plain
-from intarsia.format.wish import Wish
 from intarsia.planning.manifest import Manifest
 
 ARGS = "args"
@@ -47,7 +47,7 @@ class MegatronFormat(Archives):
     def unfinished(self, path: PurePath) -> Complaint | None:
         return untracked(path)
 
-    def check_model(self, src: Manifest, table: Table, wish: Wish) -> None:
+    def check_model(self, src: Manifest, table: Table, request: Request) -> None:
         """Megatron's models have a head, where a bare model of Transformers has none."""
         if table.headless and table.head not in src.logical:
             kinds = src.config.get("architectures") if src.config else None
@@ -58,9 +58,9 @@ class MegatronFormat(Archives):
             )
         if table.whole:  # Transformers' rules know of no layers and experts
             return
-        if max(wish.mesh.ep, wish.mesh.etp) > 1 and not decoder.experts_in(table):
+        if max(request.mesh.ep, request.mesh.etp) > 1 and not decoder.experts_in(table):
             raise UsageError(
-                f"the mesh is {wish.mesh}, but this {table.family} has no experts for ep and etp"
+                f"the mesh is {request.mesh}, but this {table.family} has no experts for ep and etp"
                 " to shard: Megatron does not run such a mesh",
                 hint="leave ep and etp out",
             )
@@ -68,7 +68,7 @@ class MegatronFormat(Archives):
     def check_state(self, src: Manifest) -> None:
         check_whole(src)
 
-    def remarks(self, src: Manifest, wish: Wish) -> Iterator[str]:
+    def remarks(self, src: Manifest, request: Request) -> Iterator[str]:
         """What Megatron's arguments and counters cannot say of a source."""
         if src.config is None or table_for(src.config) is None:
             return
@@ -79,12 +79,12 @@ class MegatronFormat(Archives):
                 f"Megatron's arguments cannot express {listed}: config.json keeps it, and"
                 " Megatron's model must be built with it"
             )
-        if src.config_unsaid:
+        if src.config_doubts:
             yield (
                 "no config.json is written: the stored arguments leave the model's own configuration in"
                 " doubt; --config gives it"
             )
-        if wish.optimizer == "drop" or not any(name in src.entries for name in _COUNTED):
+        if request.optimizer == "drop" or not any(name in src.entries for name in _COUNTED):
             yield (
                 "iteration and consumed samples are unknown: the checkpoint starts at iteration"
                 " 1, and a run that continues from it reads its data from the start"

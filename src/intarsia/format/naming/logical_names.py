@@ -22,8 +22,8 @@ from intarsia.format.naming.sections import Sections, Tensor, divide, explained
 from intarsia.format.naming.wrappers import bare, unwrapped
 from intarsia.format.optimizer_state.optimizer_names import (
     is_numbered_name,
-    not_told,
     state_in,
+    unnumbered_error,
 )
 from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
@@ -99,7 +99,7 @@ def name_tensors(
         named = _with_table(spelled, table, where, complain, quantised)
     unclear = sections.unclear
     if unclear is None and any(map(is_numbered_name, named.stored)):
-        unclear = not_told("", where)
+        unclear = unnumbered_error("", where)
     notes = named.notes
     if sections.label:
         notes += (f"section {sections.label} is read as the model",)

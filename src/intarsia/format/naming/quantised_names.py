@@ -15,7 +15,7 @@ from intarsia.planning.manifest import Stored
 from intarsia.quantised import Quantised
 from intarsia.quantised.cutting import rules_of
 from intarsia.quantised.shapes import fits
-from intarsia.store.looking import is_file
+from intarsia.store.lookup import is_file
 
 MODELOPT = "hf_quant_config.json"
 

@@ -108,7 +108,7 @@ def is_numbered_name(name: str) -> bool:
     return state is not None and state.parameter.isdecimal()
 
 
-def not_told(why: str, where: str) -> FormatError:
+def unnumbered_error(why: str, where: str) -> FormatError:
     """What to raise for whoever needs the parameters of numbered states."""
     return FormatError(
         f"{NUMBERED}{': ' if why else ''}{why} - at {where}",

@@ -29,7 +29,7 @@ def is_module(x: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Handed:
+class ModuleState:
     """The state dict of a module, with the name that each of its keys has without wrappers."""
 
     module: Any
@@ -40,7 +40,7 @@ class Handed:
     wrappers: Wrappers
 
     @staticmethod
-    def by(module: Any) -> Handed:
+    def by(module: Any) -> ModuleState:
         """What a module hands out now; with FSDP1, collective."""
         wrappers = Wrappers.of(module)
         if wrappers.peft:
@@ -54,7 +54,7 @@ class Handed:
                 "two tensors of the model have one name after wrapper names are removed",
                 hint="rename the submodule whose name is a wrapper's",
             )
-        return Handed(module, state, names, clean, wrappers)
+        return ModuleState(module, state, names, clean, wrappers)
 
     @cached_property
     def tensors(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Handed:
             if n.rpartition(".")[0] not in within and not handed.issuperset(_places(x))
         )
 
-    def apart(self) -> Handed:
+    def apart(self) -> ModuleState:
         """The same in memory of its own."""
         copied = {k: x.detach().clone() if _is_tensor(x) else x for k, x in self.state.items()}
         return replace(self, state=copied)
@@ -138,7 +138,7 @@ class Handed:
                 f" and its load_state_dict does not accept them: {error}",
                 hint=_HINT,
             ) from error
-        now = Handed.by(self.module).tensors
+        now = ModuleState.by(self.module).tensors
         lost = [n for n, x in self.tensors.items() if n not in now or not equal_bytes(x, now[n])]
         if lost:
             raise CoverageError(

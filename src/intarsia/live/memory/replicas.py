@@ -18,7 +18,7 @@ Key = tuple[str, Box]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class HeldBox:
     """What a rank says of one of its boxes before anything is written."""
 
     name: str
@@ -28,7 +28,7 @@ class Told:
     proof: tuple[int, ...]
 
 
-Boxes = dict[Box, list[tuple[int, Told]]]
+Boxes = dict[Box, list[tuple[int, HeldBox]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Held:
 Holders = dict[str, Held]
 
 
-def holders_of(told: Sequence[Sequence[Told]]) -> Holders:
+def holders_of(told: Sequence[Sequence[HeldBox]]) -> Holders:
     """The ranks that hold each box; raise where boxes of one tensor contradict or do not tile it."""
     found: dict[str, Boxes] = {}
     for rank, said in enumerate(told):
@@ -74,16 +74,16 @@ def holders_of(told: Sequence[Sequence[Told]]) -> Holders:
     return holders
 
 
-def kind_of(boxes: Mapping[Box, Sequence[tuple[int, Told]]]) -> tuple[DType, Shape]:
+def kind_of(boxes: Mapping[Box, Sequence[tuple[int, HeldBox]]]) -> tuple[DType, Shape]:
     (_, first), *_ = next(iter(boxes.values()))
     return first.dtype, first.shape
 
 
-def ranks_of(boxes: Mapping[Box, Sequence[tuple[int, Told]]]) -> dict[Box, list[int]]:
+def ranks_of(boxes: Mapping[Box, Sequence[tuple[int, HeldBox]]]) -> dict[Box, list[int]]:
     return {box: [rank for rank, _ in held] for box, held in boxes.items()}
 
 
-def is_unproven(held: Sequence[tuple[int, Told]]) -> bool:
+def is_unproven(held: Sequence[tuple[int, HeldBox]]) -> bool:
     """Whether several ranks hold a box, and not one DTensor's mesh says that it is the same."""
     ranks = {rank for rank, _ in held}
     return len(ranks) > 1 and not all(ranks <= set(each.proof) for _, each in held)

@@ -49,11 +49,11 @@ def settings_of(steps: Iterable[Stepped], optimizer: Any) -> Iterator[tuple[str,
         for key, value in group.items():
             if key not in _NO_SETTINGS:
                 name = f"{TORCH_GROUPS}{number}.{key}"
-                _check_carried(key, value, name)
+                _check_storable(key, value, name)
                 yield name, value
 
 
-def _check_carried(key: Any, value: Any, name: str) -> None:
+def _check_storable(key: Any, value: Any, name: str) -> None:
     import torch
 
     if not isinstance(key, str) or not key.replace("_", "a").isalnum():

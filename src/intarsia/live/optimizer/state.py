@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from intarsia.errors import CoverageError, UsageError
 from intarsia.family import Param
 from intarsia.format.naming.wrappers import bare
-from intarsia.format.optimizer_state.optimizer_names import not_told
+from intarsia.format.optimizer_state.optimizer_names import unnumbered_error
 from intarsia.format.optimizer_state.parameter_groups import Groups
 from intarsia.layout import Layout
 from intarsia.live.memory.holding import Holding, cut, is_dtensor, is_present, memory_of
@@ -143,7 +143,7 @@ def _check_order(model: Any, steps: Sequence[Stepped], manifest: Manifest) -> No
                 f"the optimizer has `{one.name}` before `{two.name}`, the model has them the other way"
                 " round, and nothing says in which order the state was saved"
             )
-            raise not_told(why, manifest.path)
+            raise unnumbered_error(why, manifest.path)
 
 
 def state_to_fill(

@@ -31,7 +31,7 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Failure:
     """What a rank says of its failure, so that the others know what it cost."""
 
     text: str
@@ -39,11 +39,11 @@ class _Told:
     lost: bool
 
     @staticmethod
-    def of(failure: BaseException) -> _Told:
+    def of(failure: BaseException) -> _Failure:
         text = f"{type(failure).__name__}: {failure}"
         if not isinstance(failure, StoreError):
-            return _Told(text, None, False)
-        return _Told(text, named(failure.path) if failure.path else None, failure.lost)
+            return _Failure(text, None, False)
+        return _Failure(text, named(failure.path) if failure.path else None, failure.lost)
 
     def on(self, rank: int, here: int) -> IntarsiaError:
         text = f"rank {rank} failed, so rank {here} stops too: {self.text}"
@@ -87,7 +87,7 @@ class Crew:
     def _meet(self, shared: Shared, failure: BaseException | None) -> None:
         import torch.distributed as dist
 
-        told = None if failure is None else _Told.of(failure)
+        told = None if failure is None else _Failure.of(failure)
         mine = None if told is None and shared.value is None else (told, shared.value)
         answers: list[Any] = [None] * self.size
         try:

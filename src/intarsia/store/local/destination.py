@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 from intarsia.errors import UsageError
 from intarsia.store.address import Address
 from intarsia.store.contents import refuse_existing
-from intarsia.store.looking import everything_in, exists, is_link, real
+from intarsia.store.lookup import everything_in, exists, is_link, real
 from intarsia.store.naming import unreadable
 
 EVERYONE = 0o077

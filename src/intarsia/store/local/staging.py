@@ -37,7 +37,7 @@ from intarsia.store.local.lock import Lock
 from intarsia.store.local.paths import absolute_path
 from intarsia.store.local.pwrite import WRITEBACK_BYTES, start_write_back, write_all
 from intarsia.store.local.swap import put_in_place, remove, remove_contents, restore, sync_path
-from intarsia.store.looking import everything_in, exists, given, is_folder, is_link, listed
+from intarsia.store.lookup import everything_in, exists, given, is_folder, is_link, listed
 from intarsia.store.naming import naming
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from intarsia.store.contents import Contents, changed_meanwhile
-from intarsia.store.looking import exists, is_folder, is_link
+from intarsia.store.lookup import exists, is_folder, is_link
 from intarsia.store.naming import naming
 
 _HERE, _EXCHANGE = -100, 2

@@ -10,7 +10,7 @@ import numpy as np
 
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import LOST, Finding
-from intarsia.checking.diagnosis.hypotheses.groups import Kin
+from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.hypothesis import ENOUGH, Hypothesis, Score, Window
 from intarsia.checking.diagnosis.hypotheses.values import changed_after, value_hypotheses
 from intarsia.checking.diagnosis.where.blocks import OF_PLACES, Tried, wrong_block
@@ -45,7 +45,7 @@ def resembles(score: Score, moved: Sequence[Window]) -> bool:
         return abs(float(np.corrcoef(u, v)[0, 1])) >= ALIKE
 
 
-def in_two_steps(e: Evidence, kin: Kin, likely: Sequence[Hypothesis]) -> Finding | None:
+def in_two_steps(e: Evidence, kin: RelatedTensors, likely: Sequence[Hypothesis]) -> Finding | None:
     """The first rearrangement with a second step that together explain a tensor."""
     for h in likely[:MOST_TRIED]:
         # What a first step leaves empty would pass for zeros.
@@ -63,18 +63,18 @@ def _then_changed(e: Evidence, h: Hypothesis) -> Finding | None:
         return None
     score, value = changed
     text = f"{h.text}, and {value.text}: {score}"
-    second = told_besides(e.name, value, score)
+    second = also_changed(e.name, value, score)
     return _first(e, h, text, score.explained, score.differing, second)
 
 
-def told_besides(tensor: str, value: Hypothesis, score: Score) -> Finding:
+def also_changed(tensor: str, value: Hypothesis, score: Score) -> Finding:
     """A change of value as the second fault of a tensor."""
     text = f"{value.text}{IN_PLACE}"
     key = value.key or value.text
     return Finding(tensor, value.kind, text, text, key, score.explained, score.differing)
 
 
-def _then_wrong(e: Evidence, kin: Kin, h: Hypothesis) -> Finding | None:
+def _then_wrong(e: Evidence, kin: RelatedTensors, h: Hypothesis) -> Finding | None:
     """Rearranged as `h` says, and one block of it wrong."""
     assert isinstance(h.predict, Layout)
     moved, score = e.moved(h.predict), e.on_all(h)

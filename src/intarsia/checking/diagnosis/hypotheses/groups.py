@@ -67,7 +67,7 @@ class Rotary:
     size: int
 
 
-class Kin:
+class RelatedTensors:
     """What the names of a checkpoint and the table of its family tell of a tensor's relatives."""
 
     def __init__(self, logical: Mapping[str, Logical], table: Table | None) -> None:

@@ -8,7 +8,7 @@ from math import gcd
 import numpy as np
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.hypotheses.groups import Kin
+from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.hypothesis import Hypothesis, Shuffle
 from intarsia.checking.diagnosis.hypotheses.keys import (
     MOST_ROWS,
@@ -35,7 +35,7 @@ MOST_TURNED = 16
 """Blocks up to which a turn by one is one of ranks; beyond, rows are shifted around the end."""
 
 
-def row_hypotheses(e: Evidence, kin: Kin) -> Iterator[Hypothesis]:
+def row_hypotheses(e: Evidence, kin: RelatedTensors) -> Iterator[Hypothesis]:
     """Rearrangements that the rows themselves show: blocks, heads, any order."""
     alike = e.pair.a.dtype == e.pair.b.dtype
     for axis, n in enumerate(e.shape):
@@ -55,7 +55,7 @@ def row_hypotheses(e: Evidence, kin: Kin) -> Iterator[Hypothesis]:
         yield from shift_hypotheses(e)
 
 
-def _named(e: Evidence, kin: Kin, axis: int, order: Ints) -> Iterator[Hypothesis]:
+def _named(e: Evidence, kin: RelatedTensors, axis: int, order: Ints) -> Iterator[Hypothesis]:
     noun = "rows" if axis == 0 else "columns" if len(e.shape) == 2 else f"indices of axis {axis}"
     most = 2 * np.count_nonzero(order >= 0) >= len(order)
     gap = np.unique((order - np.arange(len(order)))[order >= 0])

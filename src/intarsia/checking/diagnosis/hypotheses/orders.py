@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.hypotheses.groups import Group, Kin
+from intarsia.checking.diagnosis.hypotheses.groups import Group, RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.hypothesis import Hypothesis
 from intarsia.checking.diagnosis.hypotheses.mixed import order_of
 from intarsia.checking.diagnosis.hypotheses.rearrange import Order, along, compose, inverse, rows
@@ -22,7 +22,7 @@ UNEVEN = (2, 3, 4, 8)
 """Of these, the ones that may leave a short last shard."""
 
 
-def order_hypotheses(e: Evidence, kin: Kin) -> Iterator[Hypothesis]:
+def order_hypotheses(e: Evidence, kin: RelatedTensors) -> Iterator[Hypothesis]:
     """Named rearrangements of a tensor, alone and together with its relatives."""
     if len(e.shape) > 1:
         yield from _transposed(e)
@@ -56,7 +56,7 @@ def _transposed(e: Evidence) -> Iterator[Hypothesis]:
         yield Hypothesis("transposed", f"read with the shape of {e.left}'s transpose", turned)
 
 
-def _group_orders(group: Group, kin: Kin) -> Iterator[Order]:
+def _group_orders(group: Group, kin: RelatedTensors) -> Iterator[Order]:
     """The parts in each other's place, or fused group by group and split as if one by one."""
     parts = split(rows(sum(group.sizes)), group.sizes)
     if group.name == "gate and up":
@@ -100,7 +100,7 @@ def _both_ways(orders: Iterable[Order], back: str) -> Iterator[Order]:
         yield Order(order.kind, back.format(order.text), inverse(order.rows), order.key)
 
 
-def _rotated(e: Evidence, kin: Kin) -> Iterator[Order]:
+def _rotated(e: Evidence, kin: RelatedTensors) -> Iterator[Order]:
     """Rotary pairs side by side, or half a head apart."""
     for part in kin.rotary(e.name):
         half, rest = divmod(part.size, 2)

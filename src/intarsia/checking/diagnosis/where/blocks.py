@@ -8,7 +8,7 @@ from math import prod
 
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import LOST, Finding
-from intarsia.checking.diagnosis.hypotheses.groups import Kin
+from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.hypothesis import ENOUGH, Hypothesis, Score
 from intarsia.checking.diagnosis.where.chunks import Chunks
 from intarsia.checking.diagnosis.where.places import Place, copied_from
@@ -28,7 +28,7 @@ def lost(score: Score, h: Hypothesis) -> bool:
 
 
 def wrong_block(
-    e: Evidence, kin: Kin, place: Place, chunks: Chunks, tried: Tried
+    e: Evidence, kin: RelatedTensors, place: Place, chunks: Chunks, tried: Tried
 ) -> Finding | None:
     """A finding about a block that is wrong as a whole."""
     content, side = "stale", ""

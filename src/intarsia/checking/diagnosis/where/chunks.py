@@ -101,7 +101,7 @@ def _see(e: Evidence, side: Checkpoint, stored: Stored, chunk: Chunk) -> _Seen:
     if not held:
         return seen
     left, right = (mine.rename({logical.name: x.name}) for x in (e.pair.a, e.pair.b))
-    located = None if chunk.file in side.manifest.told else side.locate(stored, chunk)
+    located = None if chunk.file in side.manifest.in_memory_files else side.locate(stored, chunk)
     start = located.start_bytes if located and located.piece is None else None
     sectors, size = Sectors(), stored.dtype.itemsize
     for box in parts_of(e, chunk.box):
@@ -153,7 +153,7 @@ def _spot(side: Checkpoint, x: _Seen) -> Spot:
         file, rank, x.stored.key or x.stored.name, chunk.box,
         _blocks(chunk.box, x.stored.chunks), x.elements, x.differing, zero=x.zero,
     )  # fmt: skip
-    if file in side.manifest.told:
+    if file in side.manifest.in_memory_files:
         return spot
     start, size = side.locate(x.stored, chunk).start_bytes, x.stored.dtype.itemsize
     if x.reach is not None:

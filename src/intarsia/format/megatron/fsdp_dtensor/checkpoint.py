@@ -41,20 +41,20 @@ from intarsia.format.megatron.fsdp_dtensor.write import (
 )
 from intarsia.format.megatron.own_format import ARGS, MegatronFormat, arguments_alone
 from intarsia.format.megatron.settled_config import settle_config
+from intarsia.format.optimizer_state.groups_in_entries import has_megatron_groups
 from intarsia.format.optimizer_state.numbered_state import (
     NumberedState,
     group_lists,
     parameters_by_number,
 )
-from intarsia.format.optimizer_state.optimizer_names import is_numbered_name, not_told
+from intarsia.format.optimizer_state.optimizer_names import is_numbered_name, unnumbered_error
 from intarsia.format.optimizer_state.parameter_groups import Groups, has_torch_groups
-from intarsia.format.optimizer_state.told_groups import has_megatron_groups
-from intarsia.format.wish import Carried, Source, Wanted, Wish
+from intarsia.format.request import EntriesToWrite, Request, Source, Wanted
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.planning.problem import Problem
 from intarsia.store.folder import Folder
-from intarsia.store.looking import is_file, is_folder, listed
+from intarsia.store.lookup import is_file, is_folder, listed
 
 _KEYS = re.compile(
     rb"model\.(?:module\.)+(?:\w+\.)?(?:embedding\.word_|decoder\.(?:layers\.\d|final_)|output_layer\.)"
@@ -108,7 +108,7 @@ class FsdpDtensor(MegatronFormat):
             family=table.family if table else None,
             config=config,
             config_made=settled.made,
-            config_unsaid=settled.unsaid,
+            config_doubts=settled.unsaid,
             entries=entries_of(metadata),
             absent=found.absent,
             problems=tuple(found.problems),
@@ -122,13 +122,18 @@ class FsdpDtensor(MegatronFormat):
     def spell(self, name: str) -> str:
         return spell(name)
 
-    def targets(self, src: Manifest, wish: Wish) -> Wanted:
+    def targets(self, src: Manifest, request: Request) -> Wanted:
         """Main weights go into the model section, and fused parameters have one counter for all parts."""
         table = table_for(src.config, zero_centered=zero_centered(src))
         found = fsdp_dtensor_targets(
-            src, table, wish.mesh, spec=wish.spec, optimizer=wish.optimizer, dtype=wish.dtype
+            src,
+            table,
+            request.mesh,
+            spec=request.spec,
+            optimizer=request.optimizer,
+            dtype=request.dtype,
         )
-        keeps, notes = wish.optimizer == "keep", list(found.notes)
+        keeps, notes = request.optimizer == "keep", list(found.notes)
         if keeps and has_torch_groups(src.entries) and not has_megatron_groups(src.entries):
             notes.append(
                 "parameter groups are kept in torch's form, which Megatron does not read: a run"
@@ -141,10 +146,10 @@ class FsdpDtensor(MegatronFormat):
         told = super().groups(src, entries)
         return told or groups_by_parameter(entries, src.stored.values(), src.logical)
 
-    def carried(self, src: Source, wanted: Wanted) -> Carried:
-        return Carried(src.entries)
+    def entries_to_write(self, src: Source, wanted: Wanted) -> EntriesToWrite:
+        return EntriesToWrite(src.entries)
 
-    def carried_alone(self, src: Manifest, read: ReadEntries) -> Mapping[str, bytes]:
+    def entries_for_weights(self, src: Manifest, read: ReadEntries) -> Mapping[str, bytes]:
         kept = arguments_alone(src, read)
         return {ARGS: archive(Namespace(**kept))} if kept else {}
 
@@ -172,7 +177,7 @@ def _numbers(folder: Folder, metadata: Metadata) -> tuple[dict[str, str], Format
         groups = group_lists(folder, metadata, "optimizer.")
         return parameters_by_number(states, groups, order, _canonical), None
     except FormatError as why:
-        return {}, not_told(str(why), str(folder.root))
+        return {}, unnumbered_error(str(why), str(folder.root))
 
 
 def _canonical(name: str) -> str:

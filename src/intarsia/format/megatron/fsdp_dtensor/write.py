@@ -28,8 +28,8 @@ from intarsia.format.dcp.metadata import (
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.dcp.write import Files, cut_by, place_all
 from intarsia.format.megatron.frame import TRACKER
-from intarsia.format.megatron.fsdp_dtensor.carry import iteration_of, written_entries
 from intarsia.format.megatron.fsdp_dtensor.entries import path_of, tensor_in
+from intarsia.format.megatron.fsdp_dtensor.entries_to_write import iteration_of, written_entries
 from intarsia.format.megatron.fsdp_dtensor.keys import (
     GROUP,
     MODEL,

@@ -50,14 +50,14 @@ from intarsia.format.megatron.optimizer import (
 )
 from intarsia.format.megatron.own_format import ARGS, MegatronFormat, arguments_alone
 from intarsia.format.megatron.settled_config import settle_config
-from intarsia.format.megatron.torch_dist.carry import carried
+from intarsia.format.megatron.torch_dist.entries_to_write import entries_to_write
 from intarsia.format.megatron.torch_dist.names import name_tensors
 from intarsia.format.megatron.torch_dist.write import arrange
+from intarsia.format.optimizer_state.groups_in_entries import has_megatron_groups
 from intarsia.format.optimizer_state.parameter_groups import Groups
-from intarsia.format.optimizer_state.told_groups import has_megatron_groups
+from intarsia.format.request import EntriesToWrite, Source, Wanted
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_frame import write_object
-from intarsia.format.wish import Carried, Source, Wanted
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Entry, Logical, Manifest, Stored, Target
 from intarsia.planning.problem import Problem
@@ -130,9 +130,9 @@ class TorchDist(MegatronFormat):
             family=found.family,
             config=config,
             config_made=settled.made,
-            config_unsaid=settled.unsaid,
+            config_doubts=settled.unsaid,
             entries=entries,
-            told={STEPS: told} if told else {},
+            in_memory_files={STEPS: told} if told else {},
             absent=found.absent,
             problems=found.problems,
             notes=(*notes, *found.notes),
@@ -177,10 +177,10 @@ class TorchDist(MegatronFormat):
         held = groups_in(optimizer_of(common, entries))
         return as_torch(held, src.stored.values(), src.logical, plain(arguments_of(common)))
 
-    def carried(self, src: Source, wanted: Wanted) -> Carried:
-        return carried(src, wanted)
+    def entries_to_write(self, src: Source, wanted: Wanted) -> EntriesToWrite:
+        return entries_to_write(src, wanted)
 
-    def carried_alone(self, src: Manifest, read: ReadEntries) -> Mapping[str, bytes]:
+    def entries_for_weights(self, src: Manifest, read: ReadEntries) -> Mapping[str, bytes]:
         kept = arguments_alone(src, read)
         return {COMMON_OBJECT: archive([{ARGS: Namespace(**kept)}])} if kept else {}
 

@@ -51,7 +51,7 @@ from intarsia.format.megatron.groups import (
     FROM_TORCH,
     as_megatron,
     chained_as,
-    check_told_apart,
+    check_distinguishable,
     groups_in,
     optimizer_of,
 )
@@ -285,7 +285,7 @@ def _optimizer(
         step = None if options.step is None else int(options.step)
         found = as_megatron(options.groups, rows, step, chained)
     elif COMMON_OBJECT not in options.entries:
-        check_told_apart(groups_in(found))
+        check_distinguishable(groups_in(found))
     set_rates(groups_in(found), options.rates)
     each = [v for k, v in found.items() if isinstance(k, int) and isinstance(v, dict)] or [found]
     for one in each:

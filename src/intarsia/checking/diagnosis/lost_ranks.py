@@ -1,4 +1,4 @@
-"""What a small tensor cannot tell alone, told by what many others show."""
+"""Blocks of a rank that many tensors lost: they explain the few differing elements of a small tensor too."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from intarsia.checking.diagnosis.where.places import DENSE, Place
 from intarsia.checking.diagnosis.where.whereabouts import Cut
 from intarsia.mesh import share
 
-Told = tuple[str, Hashable]
+KindAndKey = tuple[str, Hashable]
 
 STALE = "rank-stale"
 MANY = 3
-"""Tensors that must show one rank's block before a few elements of another are held to be of it."""
+"""Tensors that must show one rank's block before a few elements of another are explained by it."""
 
 
-def in_company(findings: Sequence[Finding]) -> list[Finding]:
-    """The same findings, a block that is one of a rank that many tensors lost being told as that."""
-    seen: Counter[Told] = Counter(
+def with_lost_ranks(findings: Sequence[Finding]) -> list[Finding]:
+    """The same findings; a block of a rank that many tensors lost is reported as that rank's."""
+    seen: Counter[KindAndKey] = Counter(
         (f.kind, f.key) for f in findings if f.place is not None and f.kind != UNEXPLAINED
     )
     leading = [x for x, count in seen.most_common() if count >= MANY]
@@ -29,7 +29,7 @@ def in_company(findings: Sequence[Finding]) -> list[Finding]:
     return [_led(f, leading, told) for f in findings]
 
 
-def _led(f: Finding, leading: Sequence[Told], told: Mapping[Told, str]) -> Finding:
+def _led(f: Finding, leading: Sequence[KindAndKey], told: Mapping[KindAndKey, str]) -> Finding:
     kind = STALE if f.kind == UNEXPLAINED else f.kind
     for leader in leading:
         cut = _block(f.place, leader[1]) if f.place is not None and leader[0] == kind else None

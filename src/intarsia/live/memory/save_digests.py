@@ -21,7 +21,7 @@ Sums = Mapping[str, Sum]
 
 
 @dataclass(frozen=True)
-class Witness:
+class SaveDigests:
     """What the tensors of a save are made of, as a reader of it will find."""
 
     layouts: Mapping[str, tuple[Layout, ...]]
@@ -30,7 +30,7 @@ class Witness:
     @staticmethod
     def of(
         tensors: Iterable[tuple[str, DType, Shape]], config: Mapping[str, Any] | None
-    ) -> Witness | None:
+    ) -> SaveDigests | None:
         """None where the configuration contradicts the tensors, or a reader would leave some out."""
         stored = [Stored(n, dtype, Layout.of(n, shape), (), key=n) for n, dtype, shape in tensors]
         try:
@@ -42,7 +42,7 @@ class Witness:
             layouts[s.key] = (*layouts.get(s.key, ()), s.layout)
         if any(s.key not in layouts for s in stored):
             return None
-        return Witness(layouts, named.logical)
+        return SaveDigests(layouts, named.logical)
 
     def sums(self, name: str, box: Box, data: Bytes, dtype: DType) -> tuple[Sums, int]:
         """The sums of a box of a tensor, by the logical tensors in it, and its CRC-32."""

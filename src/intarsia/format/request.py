@@ -13,7 +13,7 @@ from intarsia.planning.manifest import Manifest, Target
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Request:
     """What a destination should be; without a dialect, the one that users of the format expect."""
 
     to: str
@@ -42,7 +42,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Carried:
+class EntriesToWrite:
     """Entries by name, and the groups and the step of an optimizer that the format spells by itself."""
 
     entries: Mapping[str, bytes] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from intarsia.family.spec import Layer, Table
 
 
-def layers_after(t: Table) -> Iterator[Layer]:
+def hub_prediction_layers(t: Table) -> Iterator[Layer]:
     """DeepSeek's spelling: further layers after the last, which repeat embedding and head."""
     count, hidden = t.number("num_hidden_layers"), t.number("hidden_size")
     for i in range(t.number("num_nextn_predict_layers", default=0)):
@@ -28,7 +28,7 @@ def layers_after(t: Table) -> Iterator[Layer]:
         yield Layer(t, hf, None, f"{megatron}transformer_layer.", at.stage, optional=True)
 
 
-def layer_apart(t: Table) -> Layer:
+def separate_prediction_layer(t: Table) -> Layer:
     """Qwen's spelling: one layer under `mtp.`, beside the text model."""
     count, hidden = t.number("num_hidden_layers"), t.number("hidden_size")
     megatron, stage = f"{t.megatron}mtp.layers.0.", (count - 1, count)

@@ -5,27 +5,27 @@ from __future__ import annotations
 from intarsia.errors import CoverageError, UsageError
 from intarsia.format.megatron.fsdp_dtensor.entries import common_in, common_of
 from intarsia.format.megatron.groups import groups_in, optimizer_of
-from intarsia.format.optimizer_state.told_groups import (
-    groups_in_torchs_words,
+from intarsia.format.optimizer_state.groups_in_entries import (
     has_megatron_groups,
+    torch_groups_of,
 )
+from intarsia.format.request import EntriesToWrite, Source, Wanted
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import read_object
-from intarsia.format.wish import Carried, Source, Wanted
 from intarsia.state.names import STEP, TORCH_STATE, StateName, kind_of
 
 
-def carried(src: Source, wanted: Wanted) -> Carried:
+def entries_to_write(src: Source, wanted: Wanted) -> EntriesToWrite:
     """Entries as they are where they hold Megatron's groups; else the groups and the step of torch's."""
     if has_megatron_groups(src.manifest.entries):
         _check_steps(src)
-        return Carried(src.entries)
+        return EntriesToWrite(src.entries)
     counters = (names[0] for names in wanted.equal if kind_of(names[0]) == STEP)
     counter = next(counters, None)
     step = _step_in(src)
     if step is None and counter is not None:
         step = src.number(counter)
-    return Carried(src.entries, groups_in_torchs_words(src.manifest, src.entries), step)
+    return EntriesToWrite(src.entries, torch_groups_of(src.manifest, src.entries), step)
 
 
 def _check_steps(source: Source) -> None:

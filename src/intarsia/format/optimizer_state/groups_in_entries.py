@@ -32,16 +32,16 @@ def groups_from_torch(src: Manifest, entries: Mapping[str, bytes]) -> Groups | N
     """The groups that torch spelled, or that came from torch and are kept beside Megatron's."""
     if came := Groups.of_plain(common_in(entries).get(FROM_TORCH)):
         return came
-    return groups_in_torchs_words(src, entries) if has_torch_groups(entries) else None
+    return torch_groups_of(src, entries) if has_torch_groups(entries) else None
 
 
-def groups_in_torchs_words(src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
+def torch_groups_of(src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
     """The groups among entries in one of torch's spellings."""
     table = table_for(src.config)
     return groups_of_torch(entries, lambda name: members_of(name, table))
 
 
-def spelled_for_torch(
+def groups_as_torch_entries(
     groups: Groups | None,
     entries: Mapping[str, bytes],
     params: Mapping[str, tuple[str, ...]],

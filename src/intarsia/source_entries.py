@@ -12,7 +12,7 @@ from dataclasses import replace
 from intarsia.format.entries import too_much
 from intarsia.format.optimizer_state.parameter_groups import Groups
 from intarsia.format.registry import folder_of, format_named
-from intarsia.format.wish import Carried, Source, Wanted, Wish
+from intarsia.format.request import EntriesToWrite, Request, Source, Wanted
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.store.folder import Folder
@@ -20,13 +20,17 @@ from intarsia.store.folder import Folder
 _MOST_ALONE_BYTES = 256 << 20
 
 
-def carried(src: Manifest, wish: Wish, wanted: Wanted, budget: Budget) -> Carried:
-    """What goes along to the destination that a wish asks for."""
-    writer = format_named(wish.to)
+def entries_to_write(
+    src: Manifest, request: Request, wanted: Wanted, budget: Budget
+) -> EntriesToWrite:
+    """What goes along to the destination that a request asks for."""
+    writer = format_named(request.to)
     if not wanted.entries:
-        return Carried(writer.carried_alone(src, lambda names: _named_entries(src, names)))
+        return EntriesToWrite(
+            writer.entries_for_weights(src, lambda names: _named_entries(src, names))
+        )
     entries = read_entries(src, budget.memory_bytes // 2)
-    return writer.carried(
+    return writer.entries_to_write(
         Source(src, entries, lambda: groups_of(src, entries), lambda name: _number(src, name)),
         wanted,
     )

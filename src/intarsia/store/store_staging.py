@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from intarsia.errors import UnsafeError, UsageError
 from intarsia.store.contents import Contents, Judge, changed_meanwhile, refuse_existing
 from intarsia.store.folder import Folder
-from intarsia.store.looking import exists
+from intarsia.store.lookup import exists
 from intarsia.store.naming import naming
 from intarsia.store.registry import store_of
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-class Elsewhere:
+class StoreStaging:
     """The files of a destination in another store, while one process writes them; it keeps no journal."""
 
     folder_number = 0

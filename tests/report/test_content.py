@@ -8,7 +8,7 @@ import pytest
 
 import intarsia
 from intarsia.format.registry import read_manifest
-from intarsia.report.story import State, Story, of_comparison, of_inspection, of_soundness
+from intarsia.report.content import PageContent, State, of_comparison, of_inspection, of_soundness
 from tests.checkpoints import model, write_hf
 from tests.report.made import CONFIG, NORM, Q, V, faulty
 
@@ -22,7 +22,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def facts(story: Story) -> dict[str, tuple[str, ...]]:
+def facts(story: PageContent) -> dict[str, tuple[str, ...]]:
     return dict(story.facts)
 
 

@@ -59,7 +59,7 @@ def written_entries(targets: Sequence[Target], options: WriteOptions) -> dict[st
     if groups := groups_in(optimizer_of(common, options.entries)):
         found |= _grouped(groups, targets, shapes, plain(arguments_of(common)))
     # What the source holds in this format's own spelling is nearer than a translation.
-    found |= _carried(options.entries, {PART.sub("", name) for name in shapes})
+    found |= _copied(options.entries, {PART.sub("", name) for name in shapes})
     found |= _arguments(found, targets, shapes, options)
     counters = counters_of(options.entries)
     found.setdefault("iteration", archive(counters.get("iteration") or 1))
@@ -105,7 +105,7 @@ def _grouped(
     return found
 
 
-def _carried(entries: Mapping[str, bytes], params: set[str]) -> dict[str, bytes]:
+def _copied(entries: Mapping[str, bytes], params: set[str]) -> dict[str, bytes]:
     """The source's entries, those of parameter groups under the names of what is written."""
     found: dict[str, bytes] = {}
     respelled: dict[str, str] = {}

@@ -32,7 +32,7 @@ class State(IntEnum):
 
 
 @dataclass(frozen=True)
-class Story:
+class PageContent:
     """Everything that a page tells.
 
     `facts` have a value for each of the checkpoints, `sides`.  `states` leaves fine tensors out,
@@ -52,7 +52,7 @@ class Story:
     notes: tuple[str, ...] = ()
 
 
-def of_inspection(manifest: Manifest) -> Story:
+def of_inspection(manifest: Manifest) -> PageContent:
     """What the headers of a checkpoint tell."""
     absent = _absent(manifest)
     verdict = "complete, judging by the headers"
@@ -60,7 +60,7 @@ def of_inspection(manifest: Manifest) -> Story:
         verdict = f"incomplete: {_count(len(absent), 'tensor')} absent"
     elif manifest.problems:
         verdict = _count(len(manifest.problems), "problem")
-    return Story(
+    return PageContent(
         title="What this checkpoint holds",
         verdict=verdict,
         good=not absent and not manifest.problems,
@@ -73,14 +73,14 @@ def of_inspection(manifest: Manifest) -> Story:
     )
 
 
-def of_soundness(found: Soundness, manifest: Manifest | None) -> Story:
+def of_soundness(found: Soundness, manifest: Manifest | None) -> PageContent:
     """What was found in one checkpoint; `manifest` is None where its headers cannot be read."""
     checked = (
         ("tensors checked", (f"{found.compared:,}",)),
         ("elements checked", (f"{found.elements:,}",)),
     )
     sides = () if manifest is None else (manifest,)
-    return Story(
+    return PageContent(
         title="Is this checkpoint sound?",
         verdict="sound: no known fault" if found.sound else _count(len(found.faults), "fault"),
         good=found.sound,
@@ -93,7 +93,7 @@ def of_soundness(found: Soundness, manifest: Manifest | None) -> Story:
     )
 
 
-def of_comparison(found: Comparison, a: Manifest, b: Manifest) -> Story:
+def of_comparison(found: Comparison, a: Manifest, b: Manifest) -> PageContent:
     """How two checkpoints compare, tensor by tensor."""
     apart = sum(each.counts for each in found.beside)
     parts = [
@@ -114,7 +114,7 @@ def of_comparison(found: Comparison, a: Manifest, b: Manifest) -> Story:
     states = _states((a, b), found.faults)
     states |= dict.fromkeys((*found.only_in_a, *found.only_in_b), State.ABSENT)
     states |= dict.fromkeys((d.tensor for d in found.different), State.DIFFERENT)
-    return Story(
+    return PageContent(
         title="Are these checkpoints equal?",
         verdict=f"equal, {found.how}" if found.equal else "; ".join(parts),
         good=found.equal,
