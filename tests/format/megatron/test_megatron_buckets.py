@@ -347,6 +347,32 @@ def test_what_does_not_fit_is_refused() -> None:
         disk.read(list(source.stored.values()))
 
 
+def test_the_ranks_that_cut_the_tensors_are_those_that_the_buffers_fit() -> None:
+    """A save may cut most tensors further than tensor parallelism does: a majority proves nothing."""
+    source = Source(case("qwen3"), "megatron", 2, 2)
+    names = FIRST + layers_of([n for n in LOCAL if "router" not in n] + DENSE_MLP, range(4)) + LAST
+    disk = Disk()
+    for t in range(2):
+        disk.save(GROUP.format(t, 0), [source.local(n, t) for n in names])
+    finer = {
+        n: s if n in (*FIRST, *LAST) else replace(s, chunks=chunks(s.layout.shape, s.rule.tp, 4))
+        for n, s in source.stored.items()
+    }
+    check(disk.read(list(finer.values())), source)
+
+
+def test_buffers_that_fit_two_meshes_are_refused_with_both() -> None:
+    source = Source(case("qwen3", num_hidden_layers=2), "megatron", 2, 2)
+    held = layers_of(["self_attention.linear_proj.weight"], range(2))
+    disk = Disk()
+    for t in range(2):
+        disk.save(GROUP.format(t, 0), [source.local(n, t) for n in held])
+    first, second = (source.stored[n] for n in held)
+    whole = replace(second, chunks=chunks(second.layout.shape, second.rule.tp, 1))
+    with pytest.raises(FormatError, match=r"several meshes: tp=1 pp=2, tp=2 pp=1"):
+        disk.read([first, whole])
+
+
 def test_names_of_buckets() -> None:
     name = GROUP.format(0, 0) + ".dtype_(torch.bfloat16, torch.bfloat16).bucket_idx_0.param"
     assert is_bucket(name)

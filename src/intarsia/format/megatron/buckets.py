@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from typing import Any, NamedTuple
 
 from intarsia.errors import FormatError
@@ -76,15 +77,57 @@ def read_buckets(
 ) -> list[Stored]:
     """The state of every parameter, as parts of the buckets that hold it; `copies` receives its copies.
 
-    `model` are the model's tensors, layer by layer and expert by expert.  Their chunks tell how
-    many ranks tensor parallelism had, and so the number of groups that of pipeline stages.
+    `model` are the model's tensors, layer by layer and expert by expert.  How many ranks tensor
+    parallelism had is one of the numbers of parts that their chunks show: the one that fits.
     """
     by_link = _buffers(records)
     if {*by_link} - {0, 1}:
         raise FormatError(f"{where} has the state of {len(by_link)} optimizers", hint=_HINT)
+    places = [x for by_type in by_link.values() for buffers in by_type.values() for x in buffers]
+    if (groups := 1 + max(place.group for place in places)) > len(records):
+        raise FormatError(f"{where} has {len(records)} buckets for {groups} ranks", hint=_HINT)
+    fits: dict[str, _States] = {}
+    faults: list[FormatError] = []
+    for tp, etp in product(
+        *(_cuts(s for s in model if s.rule.is_expert == e) for e in (False, True))
+    ):
+        try:
+            mesh, states = _read_all(by_link, model, tp, etp, where)
+        except FormatError as error:
+            faults.append(error)
+        else:
+            if states not in fits.values():
+                fits[mesh] = states
+    if not fits:
+        raise faults[0]
+    if len(fits) > 1:
+        meshes = ", ".join(sorted(fits))
+        raise FormatError(
+            f"{where}: the optimizer's buffers fit several meshes: {meshes}", hint=_HINT
+        )
+    ((found, twins),) = fits.values()
+    if copies is not None:
+        copies += twins
+    return found
+
+
+_States = tuple[list[Stored], list[Stored]]
+"""The states of parameters, and copies of them on other ranks."""
+
+
+def _read_all(
+    by_link: Mapping[int, Mapping[str, Buffers]],
+    model: Sequence[Stored],
+    tp: int,
+    etp: int,
+    where: str,
+) -> tuple[str, _States]:
+    """The mesh and the states in all buffers, where `tp` ranks cut tensors and `etp` ranks experts.
+
+    The number of groups then gives that of pipeline stages.
+    """
     found: list[Stored] = []
-    twins = [] if copies is None else copies
-    tp, etp = (_cuts([s for s in model if s.rule.is_expert == e]) for e in (False, True))
+    twins: list[Stored] = []
     pp = ep = 1
     for link, by_type in sorted(by_link.items()):
         experts = bool(link)
@@ -92,8 +135,6 @@ def read_buckets(
         held = [s for s in model if len(by_link) == 1 or s.rule.is_expert == experts]
         places = [place for buffers in by_type.values() for place in buffers]
         groups, chunks = (1 + max(axis) for axis in zip(*places, strict=True))
-        if groups > len(records):
-            raise FormatError(f"{where} has {len(records)} buckets for {groups} ranks", hint=_HINT)
         if experts:
             ep = groups // (etp * pp)
         else:
@@ -104,22 +145,24 @@ def read_buckets(
                 f"{where} has optimizer state of {groups} ranks, its tensors are cut for {grid}",
                 hint=_HINT,
             )
-        for kind, buffers in by_type.items():
+        for kind, of_type in by_type.items():
             params = [s for s in held if len(by_type) == 1 or s.dtype.torch == kind]
             rows = [Param(s.name, s.layout, s.rule, s.value) for s in params]
-            for copied, stored in _read(buffers, rows, grid, where):
+            for copied, stored in _read(of_type, rows, grid, where):
                 (twins if copied else found).append(stored)
-    return found
+    sizes = {"tp": tp, "etp": etp, "ep": ep, "pp": pp}
+    shown = [f"{axis}={n}" for axis, n in sizes.items() if axis in ("tp", "pp") or len(by_link) > 1]
+    return " ".join(shown), (found, twins)
 
 
-def _cuts(model: Sequence[Stored]) -> int:
-    """Into how many parts tensor parallelism has cut the tensors that it cuts."""
-    counts = Counter(
+def _cuts(model: Iterable[Stored]) -> list[int]:
+    """Into how many parts tensor parallelism may have cut the tensors that it cuts, largest first."""
+    counts = {
         len({c.box.offsets[s.rule.tp] for c in s.chunks})
         for s in model
         if s.rule.tp is not None and s.chunks and "linear_fc1." not in s.name
-    )
-    return counts.most_common(1)[0][0] if counts else 1
+    }
+    return sorted(counts, reverse=True) or [1]
 
 
 _HINT = "save with --dist-ckpt-optim-fully-reshardable, or convert with --optimizer drop"
