@@ -116,7 +116,7 @@ def test_a_folder_of_checkpoints_is_not_taken_for_the_one_that_lies_in_it(
     (run / "latest").write_text("step-5\n")
     before = files_of(run)
     for name in ("latest", "nothing"):
-        with pytest.raises(UsageError, match="does not remove"):
+        with pytest.raises(UsageError, match="is not overwritten"):
             intarsia.convert(src, run, to="dcp", overwrite=True)
         assert files_of(run) == before
         if name == "latest":

@@ -22,6 +22,38 @@ def no_checkpoint(tmp: Path) -> None:
     intarsia.open(tmp / "empty", llama_config())
 
 
+@refusal("A number as a path", area="usage")
+def number_as_path(tmp: Path) -> None:
+    intarsia.open(5)  # type: ignore[arg-type]
+
+
+@refusal("An empty path", area="usage")
+def empty_path(tmp: Path) -> None:
+    intarsia.open("")
+
+
+@refusal("A URL with an empty part", area="usage")
+def url_with_an_empty_part(tmp: Path) -> None:
+    intarsia.open("s3://bucket/a//b")
+
+
+@refusal("A save onto a checkpoint that exists", area="usage")
+def save_onto_a_checkpoint(tmp: Path) -> None:
+    import torch
+
+    for _ in range(2):
+        intarsia.save(tmp / "saved", torch.nn.Linear(2, 2))
+
+
+@refusal("A conversion onto a folder that exists", area="usage")
+def convert_onto_a_folder(tmp: Path) -> None:
+    config = llama_config()
+    source = write_hf(tmp / "model", model(config), config)
+    (tmp / "out").mkdir()
+    (tmp / "out" / "notes.txt").write_text("mine")
+    intarsia.convert(source, tmp / "out", to="dcp")
+
+
 @refusal("A configuration that is not there", area="usage")
 def no_configuration(tmp: Path) -> None:
     config = llama_config()

@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 
 import pytest
 
+from intarsia.errors import UsageError
 from intarsia.store.address import Address, named
 from intarsia.store.lookup import given
 
@@ -45,3 +46,23 @@ def test_what_is_no_url_is_a_local_path(monkeypatch: pytest.MonkeyPatch, tmp_pat
     for text in ("/a/b", "a/b", "memory:x", "memory:/x", "://x", "a b://c"):
         assert type(named(text)) is type(PurePath())
     assert given("~/x") == tmp_path / "x"
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/a//b", "s3:///a", "s3://bucket/./b", "s3://bucket/a//"]
+)
+def test_a_url_that_a_name_with_parts_cannot_keep_is_refused(url: str) -> None:
+    """In an object store `a//b` and `a/b` are two objects."""
+    with pytest.raises(UsageError, match=r"has an empty part or `.` in its path"):
+        named(url)
+
+
+@pytest.mark.parametrize("path", [5, None, b"model", ["model"]])
+def test_what_is_no_path_is_refused(path: object) -> None:
+    with pytest.raises(UsageError, match=r"a path is text or an os.PathLike of text, found "):
+        given(path)  # type: ignore[arg-type]
+
+
+def test_an_empty_path_is_not_the_working_folder() -> None:
+    with pytest.raises(UsageError, match="the path is empty"):
+        given("")

@@ -35,12 +35,12 @@ def check_replaceable(path: PurePath, contents: Contents) -> None:
     except IntarsiaError as error:
         error.raise_unless_fault()
         raise UsageError(
-            f"{path} cannot be read as a checkpoint, so --overwrite does not remove it: {error.brief}",
+            f"{path} cannot be read as a checkpoint, so it is not overwritten: {error.brief}",
             hint="choose another destination, or remove it yourself",
         ) from error
     if not _is_itself(path, manifest):
         raise UsageError(
-            f"{path} is a folder of checkpoints, {named(manifest.path).name} among them, which --overwrite does not remove",
+            f"{path} is a folder of checkpoints, {named(manifest.path).name} among them, so it is not overwritten",
             hint="give the folder of one checkpoint, or choose another destination",
         )
     own = set(_own_files(path, manifest))
@@ -52,7 +52,7 @@ def check_replaceable(path: PurePath, contents: Contents) -> None:
         shown = sorted(other)[:6]
         more = f" and {len(other) - 6} more" if len(other) > 6 else ""
         raise UsageError(
-            f"{path} holds more than the checkpoint that --overwrite may remove: {', '.join(shown)}{more}",
+            f"{path} holds more than the checkpoint that may be overwritten: {', '.join(shown)}{more}",
             hint=f"move {_few(top)} away, or choose another destination",
         )
 

@@ -315,14 +315,14 @@ class Format(ABC):
         self, held: Iterable[Held], entries: Mapping[str, bytes], ranks: int
     ) -> Arrangement:
         """The files of a live model, from the ranks that hold each box of each tensor."""
-        raise UsageError(
-            f"a live model cannot be saved as {self.name}",
-            hint="save it with intarsia.save, and convert the result",
-        )
+        raise self._not_live()
 
     def file_of(self, rank: int) -> str:
         """The file that a rank of a live model writes."""
-        raise UsageError(
+        raise self._not_live()
+
+    def _not_live(self) -> UsageError:
+        return UsageError(
             f"a live model cannot be saved as {self.name}",
             hint="save it with intarsia.save, and convert the result",
         )

@@ -160,7 +160,7 @@ def find_checkpoint(path: str | PurePath) -> Found:
 
 
 def _unfit(path: PurePath) -> str | None:
-    """Why a folder is no whole checkpoint, in short; None where it is one."""
+    """Why a folder is not a complete checkpoint; None where it is one."""
     try:
         format_of(path).read(path, {"model_type": ""})
     except SectionError:
@@ -168,7 +168,7 @@ def _unfit(path: PurePath) -> str | None:
     except UnsafeError:
         raise
     except FormatError as error:
-        return error.brief.replace(f"{path}/", "").replace(str(path), "it")
+        return error.brief
     return None
 
 
@@ -182,7 +182,7 @@ def read_manifest(
 
     `section` names the model among several, and after a comma its optimizer.
     """
-    if isinstance(config, str | PurePath):
+    if config is not None and not isinstance(config, Mapping):
         config = config_given(config)
     with paused(), reading_headers(), noting_stamps() as seen, unreplaced(given(path)):
         found = find_checkpoint(path)

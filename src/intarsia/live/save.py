@@ -156,7 +156,9 @@ def write(
 ) -> Saved:
     """Write a snapshot with the other ranks; the checkpoint appears when it is whole, or not at all."""
     started = time.perf_counter()
-    staging = Staging(named(path), overwrite=overwrite, judge=check_replaceable)
+    staging = Staging(
+        named(path), overwrite=overwrite, judge=check_replaceable, option="overwrite=True"
+    )
     with team.together() as told:
         if team.rank == 0:
             staging.check()

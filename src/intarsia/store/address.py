@@ -6,7 +6,9 @@ import re
 from os import PathLike, fspath
 from pathlib import PurePath, PurePosixPath
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://.*", re.DOTALL)
+from intarsia.errors import UsageError
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
 
 class Address(PurePosixPath):
@@ -38,5 +40,19 @@ def named(text: str | PathLike[str]) -> PurePath:
     """The name that a text gives: a URL's address, or a path of the local file system."""
     if isinstance(text, PurePath):
         return text
-    text = fspath(text)
-    return Address(text) if _URL.fullmatch(text) else PurePath(text)
+    found = fspath(text) if isinstance(text, str | PathLike) else text
+    if not isinstance(found, str):
+        raise UsageError(
+            f"a path is text or an os.PathLike of text, found {found!r} of type {type(found).__name__}",
+            hint="give the path of a checkpoint",
+        )
+    url = _URL.fullmatch(found)
+    if url is None:
+        return PurePath(found)
+    below = url[2].removesuffix("/")
+    if url[1] != "file" and below and not {"", "."}.isdisjoint(below.split("/")):
+        raise UsageError(
+            f"{found} has an empty part or `.` in its path, which would be left out of the name",
+            hint="give the URL without it, or rename what is stored there",
+        )
+    return Address(found)

@@ -44,10 +44,16 @@ Judge = Callable[[PurePath, Contents], None]
 """What refuses to replace some of what a destination holds."""
 
 
-def refuse_existing(destination: PurePath, *, resume: bool = False) -> None:
+OVERWRITE = "--overwrite (overwrite=True in Python)"
+"""How a user says that a destination may be replaced."""
+
+
+def refuse_existing(
+    destination: PurePath, *, resume: bool = False, option: str = OVERWRITE
+) -> None:
     """Raise where anything but an empty folder is at a destination that may not be replaced.
 
-    `resume`: it was to be continued, and nothing is there to continue.
+    `resume`: it was to be continued, and nothing is there to continue.  `option` replaces it.
     """
     if not exists(destination) or (is_folder(destination) and not listed(destination)):
         return
@@ -55,11 +61,11 @@ def refuse_existing(destination: PurePath, *, resume: bool = False) -> None:
         raise UsageError(
             f"{destination} exists, and there is nothing to resume",
             hint="an earlier run may have finished it: `intarsia verify SOURCE DESTINATION`"
-            " shows that; or choose another destination, or replace it with --overwrite",
+            f" shows that; or choose another destination, or replace it with {option}",
         )
     raise UsageError(
         f"{destination} exists",
-        hint="choose another destination, or replace it with --overwrite",
+        hint=f"choose another destination, or replace it with {option}",
     )
 
 

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePath
 from typing import TypeVar
 
+from intarsia.errors import UsageError
 from intarsia.store.address import Address, named
 from intarsia.store.base import Entry
 from intarsia.store.local.paths import absolute_path, entry_at, expanded, real_path
@@ -23,6 +24,8 @@ P = TypeVar("P", bound=PurePath)
 
 def given(path: str | PurePath) -> PurePath:
     """The name that a user gives: a URL of a known store, or a local path, `~` being the home folder."""
+    if path == "":
+        raise UsageError("the path is empty", hint="give `.` for the working folder")
     where = named(path)
     if isinstance(where, Address):
         store_of(where)

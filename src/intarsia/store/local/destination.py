@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 
 from intarsia.errors import UsageError
 from intarsia.store.address import Address
-from intarsia.store.contents import refuse_existing
+from intarsia.store.contents import OVERWRITE, refuse_existing
 from intarsia.store.lookup import everything_in, exists, is_link, real
 from intarsia.store.naming import unreadable
 
@@ -19,13 +19,15 @@ EVERYONE = 0o077
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
-def check_destination(destination: Path, overwrite: bool, *, resume: bool = False) -> None:
+def check_destination(
+    destination: Path, overwrite: bool, *, resume: bool = False, option: str = OVERWRITE
+) -> None:
     """Refuse a destination that is in use, unless it may be replaced.
 
-    `resume`: it was to be continued, and nothing is there to continue.
+    `resume`: it was to be continued, and nothing is there to continue.  `option` replaces it.
     """
     if not overwrite:
-        refuse_existing(destination, resume=resume)
+        refuse_existing(destination, resume=resume, option=option)
     if exists(destination):
         _check_owners(destination)
 

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from intarsia.errors import UsageError
 from intarsia.store.address import Address, named
 from intarsia.store.local.destination import look
-from intarsia.store.lookup import everything_in, exists, real
+from intarsia.store.lookup import everything_in, exists, itself, real
 
 
 def check_sources(destination: PurePath, sources: Iterable[str], *, overwrite: bool) -> None:
@@ -20,12 +20,14 @@ def check_sources(destination: PurePath, sources: Iterable[str], *, overwrite: b
     above: dict[PurePath, bool] = {}
     for source in sources:
         to = real(named(source))
+        if isinstance(to, Address):
+            continue
         if to.parent not in above:
             parents = (to.parent, *to.parent.parents)
             above[to.parent] = home in parents or (
                 number is not None and number in map(_number, parents)
             )
-        found = None if isinstance(to, Address) else look(to)
+        found = look(to)
         same = found is not None and (found.st_dev, found.st_ino) in inside
         if above[to.parent] or to == home or (same and found is not None and _is_last(found)):
             raise UsageError(
@@ -40,5 +42,5 @@ def _is_last(found: os.stat_result) -> bool:
 
 
 def _number(path: PurePath) -> tuple[int, int] | None:
-    found = None if isinstance(path, Address) else look(path)
-    return None if found is None else (found.st_dev, found.st_ino)
+    found = itself(path)
+    return None if found is None else found.number

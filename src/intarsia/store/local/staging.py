@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from intarsia.errors import StoreError, UnsafeError
 from intarsia.quantity import human
 from intarsia.store.base import PARTIAL
-from intarsia.store.contents import Contents, Judge
+from intarsia.store.contents import OVERWRITE, Contents, Judge
 from intarsia.store.folder import Folder
 from intarsia.store.local.descriptors import Descriptors
 from intarsia.store.local.destination import (
@@ -68,6 +68,7 @@ class Staging:
         *,
         overwrite: bool = False,
         judge: Judge = lambda path, contents: None,
+        option: str = OVERWRITE,
     ) -> None:
         self.destination = absolute_path(given(destination))
         name = short_name(self.destination.name)
@@ -76,6 +77,7 @@ class Staging:
         self.lock = Lock(self.folder.with_name(f".{name}.intarsia-lock"), self.destination)
         self.overwrite = overwrite
         self.judge = judge
+        self.option = option
         self.readers = EVERYONE
         self.folder_readers = EVERYONE
         self.old: Contents | None = None
@@ -114,7 +116,7 @@ class Staging:
     def check(self, *, resume: bool = False) -> None:
         """Refuse a destination that is in the way; what is to be replaced is noted as it is now."""
         self.check_place()
-        check_destination(self.destination, self.overwrite, resume=resume)
+        check_destination(self.destination, self.overwrite, resume=resume, option=self.option)
         self.old = None
         if exists(self.destination) and (
             not is_folder(self.destination) or listed(self.destination)
