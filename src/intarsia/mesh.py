@@ -20,6 +20,7 @@ from functools import lru_cache
 from math import gcd, lcm, prod
 
 from intarsia.errors import UsageError
+from intarsia.frozen import frozen
 
 Shape = tuple[int, ...]
 
@@ -27,7 +28,7 @@ MAX_RANKS = 1 << 20
 """The most ranks of a mesh: every one of them is looked at."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Box:
     """A rectangular part of a tensor: its first index on every axis, and its shape."""
 
@@ -65,7 +66,7 @@ class Box:
         return f"[{', '.join(ranges)}]"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Grid:
     """What keeps tensors in step that a mesh cuts together, or not at all: a weight and its scales.
 
@@ -105,7 +106,7 @@ class Grid:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rule:
     """How a mesh cuts one stored tensor.
 

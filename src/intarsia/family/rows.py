@@ -6,18 +6,18 @@ A table of 70,000 tensors so costs little more than its names.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
 from intarsia.errors import FamilyError
 from intarsia.family.verbs import Verb
+from intarsia.frozen import frozen
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Rule, Shape
 from intarsia.value import PLAIN, Value
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Param:
     """One stored tensor of a dialect; `value` says what is stored for each logical element."""
 
@@ -85,21 +85,37 @@ class Known(Mapping[str, Param]):
     """The rows of several dialects as one; where they share a name, the first dialect wins."""
 
     def __init__(self, dialects: Iterable[Rows]) -> None:
-        self._rows: dict[str, Rows] = {}
-        for rows in reversed(list(dialects)):
-            self._rows.update(dict.fromkeys(rows, rows))
+        self._dialects = tuple(dialects)
 
     def __getitem__(self, name: str) -> Param:
-        return self._rows[name][name]
+        for rows in self._dialects:
+            if name in rows._recipes:
+                return rows[name]
+        raise KeyError(name)
+
+    def whole_rule(self, name: str, shape: Shape) -> Rule | None:
+        """The rule of a stored tensor that is all of the logical one of its name; None for any other."""
+        for rows in self._dialects:
+            if (recipe := rows._recipes.get(name)) is not None:
+                plain = isinstance(recipe, Rule) and rows._logical[name] == shape
+                return recipe if plain else None  # type: ignore[return-value]
+        return None
 
     def __contains__(self, name: object) -> bool:
-        return name in self._rows
+        for rows in self._dialects:  # noqa: SIM110 (asked of every name, and a generator costs more)
+            if name in rows._recipes:
+                return True
+        return False
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._names)
+
+    @cached_property
+    def _names(self) -> dict[str, None]:
+        return {name: None for rows in reversed(self._dialects) for name in rows}
 
 
 def whole(name: str, shape: Shape) -> Layout:

@@ -15,6 +15,8 @@ from intarsia.errors import FormatError
 MAX_DEPTH = 64
 """How deep objects and lists may be nested; a model configuration has five levels."""
 
+_NESTING = frozenset({dict, list})
+
 
 def parse_json(data: bytes, where: str, *, unique: bool = True, hint: str | None = None) -> Any:
     """The value that a file holds; a key that comes twice is an error where `unique`."""
@@ -38,14 +40,13 @@ def parse_json(data: bytes, where: str, *, unique: bool = True, hint: str | None
 
 
 def _check_depth(value: Any, where: str) -> None:
-    level = [value]
+    level = [value] if type(value) in _NESTING else []
     for _ in range(MAX_DEPTH):
         level = [
             child
             for parent in level
-            if type(parent) in (dict, list)
             for child in (parent.values() if type(parent) is dict else parent)
-            if type(child) in (dict, list)
+            if type(child) in _NESTING
         ]
         if not level:
             return

@@ -16,14 +16,14 @@ ids; compare through `copies` or `cover`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 from intarsia.errors import LayoutError
+from intarsia.frozen import frozen
 from intarsia.layout.piece import Loop, Piece, align, clip, meet, run
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Layout:
     """An id array: a shape, and the pieces that fill it; places that no piece fills are padding."""
 
@@ -50,7 +50,8 @@ class Layout:
     @property
     def tensors(self) -> tuple[str, ...]:
         """The names of the tensors that the layout holds elements of, each once, in order."""
-        return tuple(dict.fromkeys(p.tensor for p in self.pieces))
+        pieces = self.pieces
+        return (pieces[0].tensor,) if len(pieces) == 1 else tuple({p.tensor: None for p in pieces})
 
     def rename(self, names: Mapping[str, str] | Callable[[str], str]) -> Layout:
         """The same places filled from other tensors: `names` gives the new name of each."""

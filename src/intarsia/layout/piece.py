@@ -15,11 +15,12 @@ stride and meets what is inside the rows.  Strides are never negative.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import lcm, prod
 
+from intarsia.frozen import frozen
 
-@dataclass(frozen=True, slots=True)
+
+@frozen
 class Loop:
     """`n` steps; each moves `at` elements in the buffer and `to` in the tensor."""
 
@@ -28,7 +29,7 @@ class Loop:
     to: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Piece:
     """`buffer[at + x·loops.at]` is element `to + x·loops.to` of `tensor`."""
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
+from intarsia.frozen import frozen
 from intarsia.layout import Layout, Loop, Piece, copies
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Manifest, Stored
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Copy:
     """`piece.at` counts elements of the source chunk, `piece.to` those of the destination buffer."""
 

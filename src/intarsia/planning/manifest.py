@@ -15,6 +15,7 @@ from typing import Any
 
 from intarsia.dtypes import DType
 from intarsia.errors import IntarsiaError
+from intarsia.frozen import frozen
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Rule, Shape
 from intarsia.planning.inventory import Item
@@ -23,7 +24,7 @@ from intarsia.quantised.weight import NOT_QUANTISED, Quantised
 from intarsia.value import PLAIN, Value
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Chunk:
     """A box of a stored tensor, and the bytes of a file that hold it (with their wrapping, if any)."""
 
@@ -33,7 +34,7 @@ class Chunk:
     length_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stored:
     """One tensor as a checkpoint stores it.
 
@@ -63,7 +64,7 @@ class Stored:
         return self.value.number_type(self.dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Logical:
     """One unfused, unsharded, unpadded tensor."""
 
@@ -169,7 +170,7 @@ class Manifest:
         return sum(s.nbytes for s in self.stored.values())
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Target:
     """A stored tensor that is to be written, and the boxes in which it is cut."""
 

@@ -8,11 +8,11 @@ known here are taken by module: every tensor beside integers belongs to them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from intarsia.dtypes import DType
+from intarsia.frozen import frozen
 from intarsia.mesh import Shape
 from intarsia.quantised.scheme import Scheme, scheme_of
 from intarsia.quantised.shapes import misshaped
@@ -79,19 +79,17 @@ _TORCHAO = {
 _PACKED = ("_packed", "_blocks", "._data")
 """What follows the name of a weight whose stored form has a name of its own."""
 
+_FORMS = {"_packed": "packed", "_blocks": "mxfp4", "._data": "quanto"}
 _STATE = re.compile(r"^(?P<of>.+)\.quant_state\.\w+$")
 _INNER = re.compile(
     r"^(?P<module>.+\.)_(?P<name>[a-z]\w*?)_(?P<word>qdata|" + "|".join(_TORCHAO) + r")$"
 )
-_SUFFIX = re.compile(
-    r"^(?P<of>.+?)(?P<word>"
-    + "|".join(re.escape(w) for w in sorted([*_AFTER, *_PACKED], key=len, reverse=True))
-    + r")$"
-)
+_ENDS = sorted([*_AFTER, *_PACKED], key=len, reverse=True)
+_WORDS = (*_AFTER, *_BESIDE, *_TORCHAO)
 _INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "F4")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Claim:
     """What the name of a tensor says: part of which weight, by which word; `sure` where no other
     tensor is called so."""
@@ -108,7 +106,8 @@ def find_quantised(
 ) -> Quantised:
     """The quantised weights among stored tensors, and what is wrong with their scales."""
     scheme = scheme_of(config, modelopt)
-    claims = [claim for name in tensors for claim in _claims(name)]
+    named = (n for n in tensors if n.endswith(_WORDS) or ".quant_state." in n)
+    claims = [claim for name in named for claim in _claims(name)]
     mains = _mains(tensors, claims)
     held: dict[str, list[Part]] = {}
     loose: list[_Claim] = []
@@ -127,34 +126,60 @@ def find_quantised(
     weights = [
         _weight(of, main, tuple(held[of]), scheme) for of, main in mains.items() if of in held
     ]
+    alike = _alike(weights)
     bare = [main for of, main in mains.items() if of not in held]
-    others = _by_module(tensors, taken, scheme)
+    others = [*_by_module(tensors, taken, scheme)]
     words = {part.word for w in weights for part in w.others}
     faults = [
+        *_faults(weights, alike, _lacking),
         *_missing(weights, bare, scheme),
         *_orphaned(tensors, loose, words, scheme),
-        *(fault for w in weights for fault in misshaped(w)),
+        *_faults(weights, alike, misshaped),
     ]
-    lone = [p for p in bare if not any(p.name in fault.tensors for fault in faults)]
-    found = (*weights, *others)
-    return Quantised(found, tuple(faults), tuple(_notes(found, lone, scheme)))
+    faulty = {name for fault in faults for name in fault.tensors}
+    lone = [p for p in bare if p.name not in faulty]
+    notes = _notes([*alike, *_alike(others)], lone, scheme)
+    return Quantised((*weights, *others), tuple(faults), tuple(notes))
+
+
+def _alike(weights: Iterable[QuantisedWeight]) -> list[list[QuantisedWeight]]:
+    """The weights in groups that differ by name alone."""
+    found: dict[Hashable, list[QuantisedWeight]] = {}
+    for w in weights:
+        found.setdefault(w.template, []).append(w)
+    return [*found.values()]
+
+
+def _faults(
+    weights: Iterable[QuantisedWeight],
+    alike: Iterable[Sequence[QuantisedWeight]],
+    faults_of: Callable[[QuantisedWeight], Iterator[ScaleFault]],
+) -> Iterator[ScaleFault]:
+    """The faults of all weights; where one of each kind is sound, all are."""
+    if any(next(faults_of(group[0]), None) for group in alike):
+        yield from (fault for w in weights for fault in faults_of(w))
 
 
 def _claims(name: str) -> Iterator[_Claim]:
     """What a name may say, the surest first."""
-    if found := _STATE.match(name):
+    if ".quant_state." in name and (found := _STATE.match(name)):
         yield _Claim(name, found["of"], ".quant_state", Role.OTHER, True)
         return
-    if (found := _INNER.match(name)) and found["word"] != "qdata":
+    if "._" in name and (found := _INNER.match(name)) and found["word"] != "qdata":
         yield _Claim(name, found["module"] + found["name"], found["word"], _TORCHAO[found["word"]], True)  # fmt: skip
-    if (found := _SUFFIX.match(name)) and found["word"] in _AFTER:
-        of, word = found["of"], found["word"]
+    if (word := _end_of(name)) in _AFTER:
+        of = name.removesuffix(word)
         sure = of.endswith(".weight") or word == "_scale_inv"
         yield _Claim(name, of, word, _AFTER[word], sure)
     module, _, leaf = name.rpartition(".")
     if leaf in _BESIDE:
         sure = leaf in ("SCB", "qzeros", "qscale_weight")
         yield _Claim(name, f"{module}.weight", leaf, _BESIDE[leaf], sure)
+
+
+def _end_of(name: str) -> str:
+    """The longest word that follows the name of a weight in this one."""
+    return next((word for word in _ENDS if name.endswith(word) and name != word), "")
 
 
 def _is_sure_of(claim: _Claim, scheme: Scheme | None) -> bool:
@@ -175,10 +200,11 @@ def _mains(tensors: Tensors, claims: Iterable[_Claim]) -> dict[str, Part]:
         of, word = name, ""
         if name.endswith(".qweight"):
             of, word = name.removesuffix("qweight") + "weight", "qweight"
-        elif (inner := _INNER.match(name)) and inner["word"] == "qdata":
+        elif name.endswith("qdata") and (inner := _INNER.match(name)) and inner["word"] == "qdata":
             of, word = inner["module"] + inner["name"], "qdata"
-        elif (suffix := _SUFFIX.match(name)) and suffix["word"] in _PACKED:
-            of, word = suffix["of"], suffix["word"]
+        elif name.endswith(_PACKED) and name not in _PACKED:
+            word = _end_of(name)
+            of = name.removesuffix(word)
         elif not (name.endswith(".weight") or name in claimed or (eight and len(shape) > 1)):
             continue
         if not word and name in claiming and not name.endswith(".weight"):
@@ -189,10 +215,9 @@ def _mains(tensors: Tensors, claims: Iterable[_Claim]) -> dict[str, Part]:
 
 
 def _weight(of: str, main: Part, others: tuple[Part, ...], scheme: Scheme | None) -> QuantisedWeight:  # fmt: skip
-    words = {part.word for part in others}
-    form = {"_packed": "packed", "_blocks": "mxfp4", "._data": "quanto"}.get(main.word, main.word)
+    form = _FORMS.get(main.word, main.word)
     if not form:
-        form = "nf4" if ".absmax" in words else "scaled"
+        form = "nf4" if any(part.word == ".absmax" for part in others) else "scaled"
     method = scheme.method if scheme else ""
     whole = main.dtype.name.startswith("F8") or (
         main.dtype.name == "I8"
@@ -212,8 +237,8 @@ def _by_module(
     if scheme is None:
         return
     known = scheme.method in KNOWN and not scheme.several
-    weighted = {name.rpartition(".")[0] for name in (*tensors, *taken) if name.endswith("weight")}
-    weighted |= {name.rpartition(".")[0] for name in taken}
+    weights = (name for name in tensors if name in taken or name.endswith("weight"))
+    weighted = {name.rpartition(".")[0] for name in weights}
     modules: dict[str, list[str]] = {}
     for name in tensors:
         module, _, leaf = name.rpartition(".")
@@ -234,23 +259,24 @@ def _by_module(
 def _missing(
     weights: Iterable[QuantisedWeight], bare: Iterable[Part], scheme: Scheme | None
 ) -> Iterator[ScaleFault]:
-    """Quantised weights without the scales that make numbers of them."""
-    like: dict[tuple[str, str], set[str]] = {}
-    for w in weights:
-        like.setdefault((w.main.word, w.main.dtype.name), set()).update(p.word for p in w.others)
-    for w in weights:
-        words = {part.word for part in w.others}
-        lost = [word for word in _needed(w) if not words & set(word.split("|"))]
-        if lost:
-            shown = ", ".join(x.partition("|")[0].strip("_.") for x in lost)
-            text = f"`{w.main.name}` ({w.label}) lacks its {shown}"
-            yield ScaleFault("scale-missing", (w.main.name,), text)
+    """Quantised weights without any scale that makes numbers of them."""
+    like = {(w.main.word, w.main.dtype.name) for w in weights}
     for main in bare:
         known = scheme is not None and (scheme.method in KNOWN or bool(main.word))
         if main.word or known or (main.word, main.dtype.name) in like:
             said = f" and the configuration says {scheme}" if scheme else ""
             text = f"`{main.name}` is {main.dtype}{said}: no scale of it is stored"
             yield ScaleFault("scale-missing", (main.name,), text)
+
+
+def _lacking(w: QuantisedWeight) -> Iterator[ScaleFault]:
+    """The scales that a quantised weight should have, and has not."""
+    words = {part.word for part in w.others}
+    lost = [word for word in _needed(w) if not words & set(word.split("|"))]
+    if lost:
+        shown = ", ".join(x.partition("|")[0].strip("_.") for x in lost)
+        text = f"`{w.main.name}` ({w.label}) lacks its {shown}"
+        yield ScaleFault("scale-missing", (w.main.name,), text)
 
 
 def _needed(w: QuantisedWeight) -> list[str]:
@@ -295,14 +321,14 @@ def _orphaned(
 
 
 def _notes(
-    weights: Iterable[QuantisedWeight], lone: list[Part], scheme: Scheme | None
+    alike: Iterable[Sequence[QuantisedWeight]], lone: list[Part], scheme: Scheme | None
 ) -> Iterator[str]:
     counts: dict[str, int] = {}
-    for w in weights:
-        counts[w.label] = counts.get(w.label, 0) + 1
+    for group in alike:
+        counts[group[0].label] = counts.get(group[0].label, 0) + len(group)
     for label, n in counts.items():
         yield f"{n:,} weights are quantised ({label}): each moves bit for bit with its scales"
-    unknown = sum(w.form == "unknown" for w in weights)
+    unknown = sum(len(group) for group in alike if group[0].form == "unknown")
     if unknown:
         yield f"the scheme {scheme} is not known: {unknown:,} modules are carried name by name, and no mesh cuts them"
     plain = [part for part in lone if part.dtype.name.startswith("F8")]

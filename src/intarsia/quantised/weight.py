@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
 from intarsia.dtypes import DType
+from intarsia.frozen import frozen
 from intarsia.mesh import Shape
 from intarsia.quantised.scheme import Scheme
 
@@ -28,7 +29,7 @@ class Role(StrEnum):
         return self in (Role.SCALE, Role.WHOLE_SCALE, Role.ACTIVATION)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Part:
     """One stored tensor of a quantised weight; `word` is what its name adds to the weight's."""
 
@@ -39,7 +40,7 @@ class Part:
     shape: Shape
 
 
-@dataclass(frozen=True)
+@frozen
 class QuantisedWeight:
     """A weight and all that its numbers need; `of` is the name that it has where it is not quantised.
 
@@ -59,6 +60,13 @@ class QuantisedWeight:
         if self.scheme is not None:
             return str(self.scheme)
         return f"{self.main.dtype} with scales" if self.form == "scaled" else self.form
+
+    @property
+    def template(self) -> Hashable:
+        """What it has in common with weights of its scheme that differ by name alone."""
+        others = [(part.word, part.role, part.dtype.name, part.shape) for part in self.others]
+        main = self.main
+        return self.form, self.packed, main.word, main.dtype.name, main.shape, *others
 
     @property
     def own_shapes(self) -> tuple[Part, ...]:

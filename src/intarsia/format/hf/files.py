@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import PurePath
 
 from intarsia.errors import FormatError, IntarsiaError
+from intarsia.family.rows import whole
 from intarsia.format.complaint import Complain, Complaint, going_on, refuse
 from intarsia.format.hf.safetensors_header import read_header
 from intarsia.format.hf.safetensors_metadata import HeaderMetadata
@@ -19,7 +21,6 @@ from intarsia.format.hf.weight_sets import (
     stem_of_index,
 )
 from intarsia.format.strict_json import parse_json
-from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Stored
 from intarsia.store.folder import Folder
@@ -127,7 +128,9 @@ def _indexed(folder: Folder, file_name: str, complain: Complain) -> Iterable[tup
         )
     held: dict[str, list[str]] = {}
     for name, file in weight_map.items():
-        held.setdefault(check_inside(file, str(where)), []).append(name)
+        if type(file) is not str or file not in held:
+            held[check_inside(file, str(where))] = []
+        held[file].append(name)
     absent = [file for file in held if not folder.has(file)]
     if absent:
         lost = sum(len(held[file]) for file in absent)
@@ -208,7 +211,11 @@ def _read_file(
             )
             complain(Complaint(error, (file,)))
             continue
-        chunk = Chunk(Box.whole(row.shape), file, row.start_bytes, row.length_bytes)
-        layout = Layout.of(row.name, row.shape)
+        chunk = Chunk(_whole(row.shape), file, row.start_bytes, row.length_bytes)
+        layout = whole(row.name, row.shape)
         found[row.name] = Stored(row.name, row.dtype, layout, (chunk,), key=row.name)
     return metadata
+
+
+_whole = lru_cache(maxsize=4096)(Box.whole)
+"""One box for all tensors of a shape."""

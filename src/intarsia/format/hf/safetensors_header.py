@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from intarsia.dtypes import DType, dtype_of_header
 from intarsia.errors import FormatError
@@ -26,8 +26,7 @@ MAX_HEADER_BYTES = 100_000_000
 _DAMAGED = "the file is damaged or truncated: copy it again from its source"
 
 
-@dataclass(frozen=True, slots=True)
-class HeaderRow:
+class HeaderRow(NamedTuple):
     """One tensor of a header; `start_bytes` counts from the beginning of the file."""
 
     name: str
@@ -59,8 +58,9 @@ def read_header(
     metadata = raw.pop("__metadata__", {})
     if not isinstance(metadata, dict) or {*map(type, metadata.values())} - {str}:
         raise FormatError(f"{where}: __metadata__ is not an object of texts", hint=_DAMAGED)
-    rows = [_row(name, value, 8 + length, where) for name, value in raw.items()]
-    rows.sort(key=lambda row: (row.start_bytes, row.length_bytes))
+    kinds: dict[tuple[str, Shape], _Kind] = {}
+    rows = [_row(name, value, 8 + length, where, kinds) for name, value in raw.items()]
+    rows.sort(key=attrgetter("start_bytes", "length_bytes"))
     try:
         _check_tiling(rows, 8 + length, size, where)
     except FormatError as error:
@@ -75,31 +75,53 @@ def _parse(data: bytes, where: str) -> dict[str, Any]:
     return raw
 
 
-def _row(name: str, value: Any, base_bytes: int, where: str) -> HeaderRow:
-    at = f"{where}: {name[:MAX_NAME]!r}"
+_Kind = tuple[DType, Shape, int]
+"""What tensors of one header have in common: their element type, their shape, the bytes of one."""
+
+
+def _row(
+    name: str,
+    value: Any,
+    base_bytes: int,
+    where: str,
+    kinds: dict[tuple[str, Shape], _Kind],
+) -> HeaderRow:
     if len(name) > MAX_NAME:
-        raise FormatError(
-            f"{at} is the beginning of a name of {len(name):,} characters", hint=_DAMAGED
-        )
-    if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
-        raise FormatError(f"{at} has no dtype, shape and data_offsets", hint=_DAMAGED)
-    shape, offsets, said = value["shape"], value["data_offsets"], value["dtype"]
+        text = f"{_at(where, name)} is the beginning of a name of {len(name):,} characters"
+        raise FormatError(text, hint=_DAMAGED)
+    try:
+        shape, offsets, said = value["shape"], value["data_offsets"], value["dtype"]
+    except (KeyError, TypeError) as error:
+        text = f"{_at(where, name)} has no dtype, shape and data_offsets"
+        raise FormatError(text, hint=_DAMAGED) from error
     if not _counts(shape) or not _counts(offsets) or len(offsets) != 2 or type(said) is not str:
         shown = [reprlib.repr(x) for x in (said, shape, offsets)]
         raise FormatError(
-            f"{at} has dtype {shown[0]}, shape {shown[1]} and data_offsets {shown[2]}",
+            f"{_at(where, name)} has dtype {shown[0]}, shape {shown[1]} and data_offsets {shown[2]}",
             hint=_DAMAGED,
         )
-    dtype = dtype_of_header(said[:MAX_NAME], at)
+    key = said, tuple(shape)
+    if (kind := kinds.get(key)) is None:
+        kind = kinds[key] = _kind(said, shape, _at(where, name))
+    dtype, form, needed = kind
     begin, end = offsets
-    shape = _elements(shape, dtype, at)
-    needed = bytes_of(shape, dtype.itemsize, at)
     if end - begin != needed:
         raise FormatError(
-            f"{at}: {dtype} {shape} needs {needed:,} bytes, data_offsets give {end - begin:,}",
+            f"{_at(where, name)}: {dtype} {list(form)} needs {needed:,} bytes,"
+            f" data_offsets give {end - begin:,}",
             hint=_DAMAGED,
         )
-    return HeaderRow(name, dtype, tuple(shape), base_bytes + begin, needed)
+    return HeaderRow(name, dtype, form, base_bytes + begin, needed)
+
+
+def _at(where: str, name: str) -> str:
+    return f"{where}: {name[:MAX_NAME]!r}"
+
+
+def _kind(said: str, shape: list[int], at: str) -> _Kind:
+    dtype = dtype_of_header(said[:MAX_NAME], at)
+    elements = _elements(shape, dtype, at)
+    return dtype, tuple(elements), bytes_of(elements, dtype.itemsize, at)
 
 
 def _elements(shape: list[int], dtype: DType, at: str) -> list[int]:
@@ -115,11 +137,12 @@ def _elements(shape: list[int], dtype: DType, at: str) -> list[int]:
 
 
 def _counts(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) <= MAX_AXES
-        and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
-    )
+    if not isinstance(value, list) or len(value) > MAX_AXES:
+        return False
+    for n in value:  # noqa: SIM110 (asked twice of every tensor, and a generator costs more)
+        if type(n) is not int or not 0 <= n < 1 << 63:
+            return False
+    return True
 
 
 def _check_tiling(rows: Sequence[HeaderRow], base_bytes: int, size: int, where: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import FamilyError, IntarsiaError
-from intarsia.family import Table, table_for
+from intarsia.family import Known, Table, table_for
 from intarsia.family.parts import must_be_there
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.naming.foreign_names import refuse_foreign
@@ -116,10 +116,13 @@ def _mistakable(
     complain: Complain,
 ) -> None:
     """Complain of a tensor that has a name of optimizer state and no form or parameter of such."""
+    states = [s for s in spelled if is_state(s.name)]
+    if not states:
+        return
     params = {*sections.names.values(), *(table.known if table else ())}
-    for s in spelled:
+    for s in states:
         ours, key = StateName.of(s.name), s.key or s.name
-        if not is_state(s.name) or not sections.names or is_numbered_name(s.name):
+        if not sections.names or is_numbered_name(s.name):
             continue
         if all(file.startswith(SIDE_FOLDER) for file in _files(s)):
             continue  # training state by its place
@@ -165,14 +168,12 @@ class _Names:
     def spelled(self, listed: Iterable[Stored]) -> Iterator[Stored]:
         """Each stored tensor that is read, under its name; state with the kind before the parameter."""
         known = self.table.known if self.table else frozenset(self.sections.names.values())
+        names, state = self.sections.names, self.sections.state
         for s in listed:
-            root = self.sections.state.get(s.name)
-            if root is not None:
-                name = self._state(s.name, root, known)
-                if name is not None:
-                    yield replace(s, name=name)
-            elif s.name in self.sections.names:
-                yield replace(s, name=self.sections.names[s.name])
+            root = state.get(s.name)
+            name = names.get(s.name) if root is None else self._state(s.name, root, known)
+            if name is not None:
+                yield s if name == s.name else replace(s, name=name)
 
     def _state(self, key: str, root: str, known: Any) -> str | None:
         state = state_in(key, root)
@@ -232,14 +233,16 @@ def _with_table(
 def _named(
     s: Stored,
     table: Table,
-    known: Mapping[str, Any],
+    known: Known,
     where: str,
     complain: Complain,
     packed: Collection[str] = (),
 ) -> Stored:
-    param = known.get(s.name)
     if s.name in packed:
         return _plain(s)
+    if s.layout.tensors == (s.name,) and (rule := known.whole_rule(s.name, s.shape)) is not None:
+        return Stored(s.name, s.dtype, s.layout, s.chunks, rule, s.key)
+    param = known.get(s.name)
     if param is not None:
         if param.layout.shape != s.shape:
             error = FamilyError(
@@ -250,7 +253,7 @@ def _named(
             )
             complain(Complaint(error, _files(s), param.layout.tensors))
             return _plain(s)
-        return replace(s, layout=param.layout, rule=param.rule, value=param.value)
+        return Stored(s.name, s.dtype, param.layout, s.chunks, param.rule, s.key, param.value)
     ours = StateName.of(s.name)
     twin = known.get(ours.parameter) if ours else None
     if ours and twin is not None and twin.layout.shape == s.shape:
@@ -272,7 +275,7 @@ def _files(s: Stored) -> tuple[str, ...]:
 
 def _by_member(s: Stored, known: Mapping[str, Any]) -> Iterator[Stored]:
     """A stored tensor; the one counter of a fused parameter once for each tensor that it counts for."""
-    is_step = kind_of(s.name) == STEP and not s.shape
+    is_step = is_state(s.name) and kind_of(s.name) == STEP and not s.shape
     fused = known.get(parameter_of(s.name)) if is_step else None
     if fused is None:
         yield s
@@ -307,17 +310,16 @@ def _plain(s: Stored) -> Stored:
     """A stored tensor as its own logical tensor; a mesh cuts its first axis."""
     rule = Rule(tp=0) if len(s.shape) > 1 else Rule()
     layout = s.layout if s.layout.tensors == (s.name,) else Layout.of(s.name, s.shape)
-    return replace(s, layout=layout, rule=rule)
+    return Stored(s.name, s.dtype, layout, s.chunks, rule, s.key, s.value)
 
 
 def _logical(stored: Mapping[str, Stored], shapes: Mapping[str, Shape]) -> dict[str, Logical]:
     found: dict[str, Logical] = {}
     for s in stored.values():
-        names = s.layout.tensors or (s.name,)
-        for name in names:
+        own = s.shape
+        for name in s.layout.tensors or (s.name,):
             if name not in found:
-                whole = shapes.get(parameter_of(name), s.shape)
-                shape = s.shape if name == s.name else whole
+                shape = own if name == s.name else shapes.get(parameter_of(name), own)
                 found[name] = Logical(name, shape, s.dtype)
     return found
 

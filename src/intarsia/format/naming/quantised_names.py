@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -30,15 +29,21 @@ def with_rules(
 ) -> dict[str, Stored]:
     """The stored tensors, each part of a quantised weight with the rule that all its parts share."""
     found = dict(stored)
+    cuts: dict[tuple[Hashable, int | None], list[Rule]] = {}
     for w in quantised.weights:
         main = stored.get(w.main.name)
         if main is None:
             continue
         plain = Rule(tp=0) if len(main.shape) > 1 and w.form != "unknown" else Rule()
         rule = known[w.of].rule if w.of in known else plain
-        for name, each in rules_of(w, rule).items():
-            if name in found:
-                found[name] = replace(found[name], rule=each)
+        key = w.template, rule.tp
+        if key not in cuts:
+            by_name = rules_of(w, Rule(tp=rule.tp))
+            cuts[key] = [by_name[part.name] for part in w.parts]
+        for part, cut in zip(w.parts, cuts[key], strict=True):
+            if s := found.get(part.name):
+                each = Rule(cut.tp, rule.ep, rule.expert, rule.layer, cut.grid)
+                found[part.name] = Stored(s.name, s.dtype, s.layout, s.chunks, each, s.key, s.value)
     return found
 
 

@@ -12,9 +12,10 @@ another model.  Two that may be the model are refused, and the user chooses.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from intarsia.errors import FamilyError, IntarsiaError, SectionError, UsageError
 from intarsia.format.naming.wrappers import MODULE, bare, unwrapped
@@ -40,8 +41,7 @@ _GIVEN = ("extra.", "extra_of_rank.")
 Paths = Mapping[str, tuple[str | int, ...]]
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """What is known of a stored tensor from its header."""
 
     shape: Shape
@@ -78,7 +78,7 @@ class Section:
     def unwrapped(self) -> dict[str, Shape]:
         """Its shapes by names in which `module`, a wrapper's word here, is left out."""
         return {
-            ".".join(word for word in name.split(".") if word != MODULE): shape
+            ".".join([w for w in name.split(".") if w != MODULE]) if MODULE in name else name: shape
             for name, shape in self.shapes.items()
         }
 
@@ -142,7 +142,7 @@ class Sections:
 
 def divide(
     tensors: Mapping[str, Tensor],
-    known: Container[str] | None,
+    known: Collection[str] | None,
     where: str,
     *,
     objects: Iterable[str] = (),
@@ -199,20 +199,27 @@ def divide(
     )
 
 
-def _by_table(tensors: Mapping[str, Tensor], known: Container[str]) -> dict[str, Section]:
+def _by_table(tensors: Mapping[str, Tensor], known: Collection[str]) -> dict[str, Section]:
     """Sections by what stands before names that a table explains."""
     found: dict[str, Section] = {}
+    labels: dict[str, str] = {}
+    ends = {MODULE, *(name.rpartition(".")[2] for name in known)}
     for key, tensor in tensors.items():
-        hit = explained(bare(key), known)
-        if hit is not None:
+        plain = bare(key)
+        if plain.rpartition(".")[2] in ends and (hit := explained(plain, known)):
             prefix, name = hit
-            label = _label(prefix.split("."))
-            found.setdefault(label, Section(label)).add(key, name, prefix, tensor)
+            label = labels.get(prefix)
+            if label is None:
+                label = labels[prefix] = _label(prefix.split("."))
+                found.setdefault(label, Section(label))
+            found[label].add(key, name, prefix, tensor)
     return found
 
 
 def explained(name: str, known: Container[str]) -> tuple[str, str] | None:
     """What stands before a known name, and that name; a plain reading goes before one without `module`."""
+    if name in known:
+        return "", name
     starts = [0, *(k + 1 for k, letter in enumerate(name) if letter == ".")]
     for start in starts:
         if name[start:] in known:
