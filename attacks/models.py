@@ -20,7 +20,7 @@ from intarsia.format.dcp.metadata import (
 )
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.hf.safetensors_header import make_header
-from intarsia.format.megatron.order import SPECS, parameters_of
+from intarsia.format.megatron.optimizer.parameter_order import SPECS, parameters_of
 from intarsia.format.registry import read_manifest
 
 CONFIG = {

@@ -329,7 +329,7 @@ def test_no_call_to_the_disk_can_raise_an_error_that_names_no_file() -> None:
 
 
 OTHER_SPELLINGS = {
-    "format/megatron/optimizer.py": "Megatron's keys: the kind before the key of a model's tensor",
+    "format/megatron/optimizer/state_tensors.py": "Megatron's keys: the kind before the key of a model's tensor",
     "format/megatron/fsdp_dtensor/entries.py": "Megatron-FSDP's keys",
     "format/megatron/fsdp_dtensor/keys.py": "Megatron-FSDP's keys",
     "format/megatron/fsdp_dtensor/checkpoint.py": "Megatron-FSDP's keys",

@@ -104,7 +104,7 @@ def test_main_weights_that_went_through_fp16_are_told_as_such(tmp_path: Path) ->
             tensors[weight] = tensors[name].half()
     (fault,) = intarsia.verify(write(tensors, tmp_path / "out")).faults
     assert fault.kind == "masters-rounded"
-    assert "fp16 numbers only" in fault.text
+    assert "only fp16 numbers" in fault.text
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

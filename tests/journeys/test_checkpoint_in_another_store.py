@@ -101,7 +101,7 @@ def test_a_destination_there_is_replaced_only_when_that_is_asked_and_it_is_a_che
     store.put(named("memory://out/thesis.txt"), b"mine")
     with pytest.raises(UsageError, match=r"holds more than the checkpoint .* thesis.txt"):
         intarsia.convert(fixture("llama"), "memory://out", to="hf", overwrite=True)
-    with pytest.raises(UsageError, match="memory://out holds the source"):
+    with pytest.raises(UsageError, match="memory://out contains the source"):
         intarsia.convert("memory://out", "memory://out", to="hf", overwrite=True)
     assert not store.locked
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import intarsia
 from intarsia.errors import CoverageError, FamilyError, FormatError, UsageError
 from intarsia.family import table_for
-from intarsia.format.megatron.arguments import arguments_of_config
+from intarsia.format.megatron.configuration.config_to_arguments import arguments_of_config
 from tests.checkpoints import llama_config, model, write_hf
 from tests.family.configs import CASES
 
@@ -120,7 +120,7 @@ def test_weights_alone_keep_the_models_arguments_and_start_anew(tmp_path: Path) 
 def test_what_megatrons_arguments_cannot_say_is_reported(tmp_path: Path) -> None:
     src = source(tmp_path / "hf", hidden_act="gelu_pytorch_tanh")
     plan = intarsia.plan(src, to="torch_dist")
-    (note,) = [n for n in plan.notes if "cannot say" in n]
+    (note,) = [n for n in plan.notes if "cannot express" in n]
     assert "hidden_act=gelu_pytorch_tanh" in note
     intarsia.convert(src, tmp_path / "td", to="torch_dist")
     assert common(tmp_path / "td")["args"].swiglu is False
@@ -369,14 +369,14 @@ def test_meshes_that_cannot_be(tmp_path: Path) -> None:
         tmp_path / "moe", {n: torch.randn(s) for n, s in table.logical.items()}, config, 1
     )
     for to in ("dcp", "torch_dist", "fsdp_dtensor"):
-        with pytest.raises(UsageError, match="ep=64, the model 3 experts"):
+        with pytest.raises(UsageError, match="ep=64, the model has 3 experts"):
             intarsia.plan(src, to=to, mesh="ep=64")
     dense = source(tmp_path / "hf")
     for to in ("torch_dist", "fsdp_dtensor"):
         with pytest.raises(UsageError, match="has no experts"):
             intarsia.plan(dense, to=to, mesh="ep=64")
     assert any("hold copies" in note for note in intarsia.plan(dense, to="dcp", mesh="ep=2").notes)
-    with pytest.raises(UsageError, match="pp=4, the model 3 layers"):
+    with pytest.raises(UsageError, match="pp=4, the model has 3 layers"):
         intarsia.plan(dense, to="dcp", mesh="pp=4")
 
 

@@ -106,7 +106,7 @@ def test_a_signal_that_ends_training_lets_the_save_finish(tmp_path: Path) -> Non
     os.kill(process.pid, signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGTERM
-    assert "finishing step-1" in said
+    assert "finishing the save of step-1" in said
     assert saved(tmp_path)
 
 

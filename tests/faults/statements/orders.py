@@ -338,6 +338,6 @@ FORMS: list[tuple[str, Callable[[re.Match[str], str, Sides], Predicted]]] = [
     (rf"(?P<title>gate and up|query, key and value|components) stored in the order (?P<order>\w+(?:, \w+)*?)(?: in each of (?P<n>\d+) shards, as the ranks of tp=(?P=n) fuse them)?{BACK}", _put_down),
     (r"query, key and value of (?P<n>\d+) groups are stored (?P<how>group by group and read one by one|one by one and read group by group)", _by_group),
     (r"(?P<title>gate and up|query, key and value|components) are cut out of the fused tensor (?P<n>\d+) rows? too (?P<when>late|early) in B", _cut_elsewhere),
-    (r"rows of (?P<title>gate and up|query, key and value|components) lie in each other's place, in (?P<n>\d+) runs", _mixed),
+    (r"rows of (?P<title>gate and up|query, key and value|components) are in each other's place, in (?P<n>\d+) runs", _mixed),
 ]  # fmt: skip
 """Every form of a sentence about places."""

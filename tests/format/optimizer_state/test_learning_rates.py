@@ -12,7 +12,7 @@ import torch
 import intarsia
 from intarsia.errors import UsageError
 from intarsia.format.megatron.common import read_common
-from intarsia.format.megatron.groups import groups_in, optimizer_of
+from intarsia.format.megatron.optimizer.groups import groups_in, optimizer_of
 from intarsia.format.optimizer_state.learning_rates import Rates, note_on_rates, set_rates
 from intarsia.store.folder import Folder
 from tests.checkpoints import write_dcp

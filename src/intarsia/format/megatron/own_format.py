@@ -10,14 +10,14 @@ from intarsia.errors import FamilyError, UsageError
 from intarsia.family import Table, decoder, table_for
 from intarsia.format.base import ReadEntries
 from intarsia.format.complaint import Complaint
-from intarsia.format.dcp.checkpoint import Archives
+from intarsia.format.dcp.archives import Archives
 from intarsia.format.dcp.metadata import METADATA
-from intarsia.format.megatron.arguments import arguments_of_config
 from intarsia.format.megatron.common import BACKEND, COMMON_OBJECT, TRAIN_STATE, arguments_of
+from intarsia.format.megatron.configuration.config_to_arguments import arguments_of_config
 from intarsia.format.megatron.frame import COMMON_FILE, FRAME, TRACKER
 from intarsia.format.megatron.fsdp_dtensor.entries import arguments_in, common_in
 from intarsia.format.megatron.iteration import untracked
-from intarsia.format.megatron.whole_state import check_whole
+from intarsia.format.megatron.optimizer.whole_state import check_whole
 from intarsia.format.request import Request
 from intarsia.format.torch_file.plain import plain
 from intarsia.planning.manifest import Manifest

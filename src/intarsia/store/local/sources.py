@@ -20,14 +20,12 @@ def check_sources(destination: PurePath, sources: Iterable[str], *, overwrite: b
     above: dict[PurePath, bool] = {}
     for source in sources:
         to = real(named(source))
-        if isinstance(to, Address):
-            continue
         if to.parent not in above:
             parents = (to.parent, *to.parent.parents)
             above[to.parent] = home in parents or (
                 number is not None and number in map(_number, parents)
             )
-        found = look(to)
+        found = None if isinstance(to, Address) else look(to)
         same = found is not None and (found.st_dev, found.st_ino) in inside
         if above[to.parent] or to == home or (same and found is not None and _is_last(found)):
             raise UsageError(
@@ -42,5 +40,5 @@ def _is_last(found: os.stat_result) -> bool:
 
 
 def _number(path: PurePath) -> tuple[int, int] | None:
-    found = itself(path)
+    found = None if isinstance(path, Address) else itself(path)
     return None if found is None else found.number

@@ -20,10 +20,11 @@ from intarsia.errors import FormatError
 from intarsia.family import Param, Table, table_for
 from intarsia.format.base import Arrangement, ReadEntries, WriteOptions, refuse_section
 from intarsia.format.complaint import Complain, going_on, refuse
-from intarsia.format.dcp import checkpoint as dcp
-from intarsia.format.dcp.checkpoint import open_metadata
+from intarsia.format.dcp import archives
+from intarsia.format.dcp.data_files import open_metadata
 from intarsia.format.dcp.metadata import MAX_METADATA_BYTES, METADATA, Metadata
 from intarsia.format.megatron.common import archive, looks_like_megatron, the_one
+from intarsia.format.megatron.configuration.settled_config import settle_config
 from intarsia.format.megatron.frame import tracked_folder
 from intarsia.format.megatron.fsdp_dtensor.entries import (
     arguments,
@@ -40,7 +41,6 @@ from intarsia.format.megatron.fsdp_dtensor.write import (
     spell,
 )
 from intarsia.format.megatron.own_format import ARGS, MegatronFormat, arguments_alone
-from intarsia.format.megatron.settled_config import settle_config
 from intarsia.format.optimizer_state.groups_in_entries import has_megatron_groups
 from intarsia.format.optimizer_state.numbered_state import (
     NumberedState,
@@ -250,7 +250,7 @@ def _disagreements(folder: Folder, repeated: Sequence[tuple[Stored, Stored]]) ->
 
 
 def _content(folder: Folder, stored: Stored) -> bytes:
-    found = [(dcp.locate(folder, stored, chunk), chunk) for chunk in stored.chunks]
+    found = [(archives.locate(folder, stored, chunk), chunk) for chunk in stored.chunks]
     size = stored.dtype.itemsize
     return b"".join(
         folder.read(chunk.file, at.start_bytes, chunk.box.size * size) for at, chunk in found

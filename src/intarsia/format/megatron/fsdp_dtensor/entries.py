@@ -16,7 +16,7 @@ from intarsia.errors import FormatError
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.megatron.common import COMMON_OBJECT, arguments_of
 from intarsia.format.megatron.fsdp_dtensor.keys import PART, group_of, section_of
-from intarsia.format.megatron.groups import grouped
+from intarsia.format.megatron.optimizer.groups import grouped
 from intarsia.format.optimizer_state.parameter_groups import Groups
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import Payload, read_object, read_payload

@@ -13,7 +13,7 @@ from typing import Any
 from intarsia.family import table_for
 from intarsia.format.base import WriteOptions
 from intarsia.format.megatron.common import archive, arguments_of, counters_of
-from intarsia.format.megatron.config import (
+from intarsia.format.megatron.configuration.arguments_to_config import (
     arguments_for,
     arguments_of_words_lacking,
     arguments_with,
@@ -35,7 +35,7 @@ from intarsia.format.megatron.fsdp_dtensor.keys import (
     live,
     spellings,
 )
-from intarsia.format.megatron.groups import group_for, groups_in, optimizer_of
+from intarsia.format.megatron.optimizer.groups import group_for, groups_in, optimizer_of
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.mesh import Mesh, Shape

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from intarsia.errors import FamilyError, FormatError
 from intarsia.family import Param, Table
 from intarsia.format.megatron.keys import Key, MegatronRows, half_of, padded
-from intarsia.format.megatron.optimizer import kind_of
+from intarsia.format.megatron.optimizer.state_tensors import kind_of
 from intarsia.layout import Layout, concat, shard
 from intarsia.mesh import Shape
 

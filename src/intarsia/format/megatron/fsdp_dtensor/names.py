@@ -16,7 +16,7 @@ from intarsia.errors import FamilyError, FormatError, IntarsiaError
 from intarsia.family import Param, Table
 from intarsia.family.parts import must_be_there
 from intarsia.format.complaint import Complain, Complaint, refuse
-from intarsia.format.dcp.checkpoint import stored_of
+from intarsia.format.dcp.archives import stored_of
 from intarsia.format.dcp.metadata import Metadata, TensorRecord
 from intarsia.format.megatron.fsdp_dtensor.keys import (
     FsdpRows,
@@ -26,7 +26,7 @@ from intarsia.format.megatron.fsdp_dtensor.keys import (
     section_of,
 )
 from intarsia.format.megatron.keys import Key
-from intarsia.format.megatron.optimizer import state_row
+from intarsia.format.megatron.optimizer.state_tensors import state_row
 from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
 from intarsia.planning.manifest import Logical, Stored

@@ -38,7 +38,7 @@ from intarsia.format.megatron.fsdp_dtensor.keys import (
     live,
 )
 from intarsia.format.megatron.keys import DIALECTS, Key, experts_of, padded
-from intarsia.format.megatron.optimizer import state_row
+from intarsia.format.megatron.optimizer.state_tensors import state_row
 from intarsia.format.optimizer_state.parameter_groups import has_torch_groups
 from intarsia.layout import Layout
 from intarsia.mesh import Mesh

@@ -16,10 +16,9 @@ from typing import Any
 from intarsia.family import Param, Table
 from intarsia.format.base import Arrangement, Located, ReadEntries, WriteOptions, refuse_section
 from intarsia.format.complaint import Complain, Complaint, going_on, refuse
-from intarsia.format.dcp import checkpoint as dcp
-from intarsia.format.dcp.checkpoint import open_metadata
+from intarsia.format.dcp import archives
+from intarsia.format.dcp.data_files import open_metadata
 from intarsia.format.dcp.metadata import Metadata
-from intarsia.format.megatron.buckets import is_bucket
 from intarsia.format.megatron.common import (
     BACKEND,
     COMMON_OBJECT,
@@ -32,9 +31,13 @@ from intarsia.format.megatron.common import (
     read_common,
     read_run_config,
 )
+from intarsia.format.megatron.configuration.settled_config import settle_config
 from intarsia.format.megatron.frame import COMMON_FILE
 from intarsia.format.megatron.fsdp_dtensor.entries import common_in
-from intarsia.format.megatron.groups import (
+from intarsia.format.megatron.iteration import garbled_tracker, misplaced_iteration
+from intarsia.format.megatron.keys import Key, torch_dist_rows
+from intarsia.format.megatron.optimizer.buckets import is_bucket
+from intarsia.format.megatron.optimizer.groups import (
     SHARED,
     STEPS,
     as_torch,
@@ -43,13 +46,10 @@ from intarsia.format.megatron.groups import (
     steps_of,
     with_common_step,
 )
-from intarsia.format.megatron.iteration import garbled_tracker, misplaced_iteration
-from intarsia.format.megatron.keys import Key, torch_dist_rows
-from intarsia.format.megatron.optimizer import (
+from intarsia.format.megatron.optimizer.state_tensors import (
     stored_key,
 )
 from intarsia.format.megatron.own_format import ARGS, MegatronFormat, arguments_alone
-from intarsia.format.megatron.settled_config import settle_config
 from intarsia.format.megatron.torch_dist.entries_to_write import entries_to_write
 from intarsia.format.megatron.torch_dist.names import name_tensors
 from intarsia.format.megatron.torch_dist.write import arrange
@@ -143,7 +143,7 @@ class TorchDist(MegatronFormat):
             return Located(chunk.start_bytes)
         leading = _leading(stored)
         box = Box((0,) * leading + chunk.box.offsets, (1,) * leading + chunk.box.shape)
-        return dcp.locate(folder, stored, replace(chunk, box=box))
+        return archives.locate(folder, stored, replace(chunk, box=box))
 
     def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
         return torch_dist_rows(table, mesh, spec=spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from intarsia.errors import CoverageError, UsageError
 from intarsia.format.megatron.fsdp_dtensor.entries import common_in, common_of
-from intarsia.format.megatron.groups import groups_in, optimizer_of
+from intarsia.format.megatron.optimizer.groups import groups_in, optimizer_of
 from intarsia.format.optimizer_state.groups_in_entries import (
     has_megatron_groups,
     torch_groups_of,

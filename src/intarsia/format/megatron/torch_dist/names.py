@@ -11,11 +11,16 @@ from intarsia.errors import FamilyError, FormatError, IntarsiaError
 from intarsia.family import Param, Table, table_for
 from intarsia.family.parts import must_be_there
 from intarsia.format.complaint import Complain, Complaint
-from intarsia.format.dcp.checkpoint import stored_of
+from intarsia.format.dcp.archives import stored_of
 from intarsia.format.dcp.metadata import Metadata, TensorRecord
-from intarsia.format.megatron.buckets import is_bucket, read_buckets
 from intarsia.format.megatron.keys import Key, MegatronRows, is_megatron_name
-from intarsia.format.megatron.optimizer import flatten_shards, flattened_shape, state_of, state_row
+from intarsia.format.megatron.optimizer.buckets import is_bucket, read_buckets
+from intarsia.format.megatron.optimizer.state_tensors import (
+    flatten_shards,
+    flattened_shape,
+    state_of,
+    state_row,
+)
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Chunk, Logical, Stored
 from intarsia.planning.problem import Problem, absences

@@ -32,21 +32,22 @@ from intarsia.format.megatron.common import (
     counters_of,
     extra_states,
 )
-from intarsia.format.megatron.config import (
+from intarsia.format.megatron.configuration.arguments_to_config import (
     arguments_for,
     arguments_of_mesh,
     arguments_of_tensors,
     arguments_of_words_lacking,
     arguments_with,
 )
-from intarsia.format.megatron.expert_optimizer import (
+from intarsia.format.megatron.frame import COMMON_FILE, TRACKER
+from intarsia.format.megatron.fsdp_dtensor.entries import COUNTERS, common_in, common_of
+from intarsia.format.megatron.keys import Key
+from intarsia.format.megatron.optimizer.expert_optimizer import (
     experts_apart,
     note_on_experts,
     saved_later,
 )
-from intarsia.format.megatron.frame import COMMON_FILE, TRACKER
-from intarsia.format.megatron.fsdp_dtensor.entries import COUNTERS, common_in, common_of
-from intarsia.format.megatron.groups import (
+from intarsia.format.megatron.optimizer.groups import (
     EXPERTS,
     FROM_TORCH,
     as_megatron,
@@ -55,8 +56,7 @@ from intarsia.format.megatron.groups import (
     groups_in,
     optimizer_of,
 )
-from intarsia.format.megatron.keys import Key
-from intarsia.format.megatron.optimizer import state_of, stored_key
+from intarsia.format.megatron.optimizer.state_tensors import state_of, stored_key
 from intarsia.format.optimizer_state.learning_rates import note_on_rates, set_rates
 from intarsia.format.torch_file.plain import plain
 from intarsia.mesh import Box, Mesh, Rule, Shape

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from intarsia.errors import FormatError, UsageError
-from intarsia.format.megatron.groups import (
+from intarsia.format.megatron.optimizer.groups import (
     as_megatron,
     chained_as,
     check_distinguishable,

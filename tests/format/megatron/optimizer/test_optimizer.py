@@ -7,7 +7,7 @@ import pytest
 
 from intarsia.errors import FormatError
 from intarsia.family import Param
-from intarsia.format.megatron.optimizer import (
+from intarsia.format.megatron.optimizer.state_tensors import (
     flatten_shards,
     flattened_shape,
     state_of,

@@ -13,8 +13,8 @@ from intarsia.dtypes import DType, dtype_named
 from intarsia.errors import FormatError
 from intarsia.family import Table, table_for
 from intarsia.format.dcp.metadata import ChunkRecord, TensorRecord
-from intarsia.format.megatron.buckets import is_bucket, read_buckets
 from intarsia.format.megatron.keys import Key, experts_of
+from intarsia.format.megatron.optimizer.buckets import is_bucket, read_buckets
 from intarsia.format.registry import FORMATS
 from intarsia.layout import Piece
 from intarsia.mesh import Box

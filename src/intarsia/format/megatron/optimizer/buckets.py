@@ -22,8 +22,8 @@ from intarsia.errors import FormatError
 from intarsia.family import Param
 from intarsia.format.dcp.metadata import TensorRecord
 from intarsia.format.megatron.keys import Key
-from intarsia.format.megatron.optimizer import kind_of, state_row
-from intarsia.format.megatron.order import SPECS, Parameter, parameters_of
+from intarsia.format.megatron.optimizer.parameter_order import SPECS, Parameter, parameters_of
+from intarsia.format.megatron.optimizer.state_tensors import kind_of, state_row
 from intarsia.layout import shard
 from intarsia.mesh import Box, Rule
 from intarsia.planning.manifest import Chunk, Stored

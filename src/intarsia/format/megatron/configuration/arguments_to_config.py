@@ -17,18 +17,13 @@ from intarsia.dtypes import DType
 from intarsia.errors import FormatError
 from intarsia.family import MAX_LAYERS
 from intarsia.format.dcp.metadata import Metadata
-from intarsia.format.megatron.arguments import (
-    LLAMA3,
-    ROWS,
-    UNSAID,
-    arguments_of_config,
-    disagreements,
-    disproved,
-    facts_of,
-)
 from intarsia.format.megatron.common import whole
+from intarsia.format.megatron.configuration.argument_facts import facts_of
+from intarsia.format.megatron.configuration.argument_table import ROWS, UNSAID
+from intarsia.format.megatron.configuration.config_to_arguments import LLAMA3, arguments_of_config
+from intarsia.format.megatron.configuration.contradictions import disagreements, disproved
 from intarsia.format.megatron.keys import Key
-from intarsia.format.megatron.optimizer import state_of
+from intarsia.format.megatron.optimizer.state_tensors import state_of
 from intarsia.format.torch_file.plain import plain
 from intarsia.mesh import Mesh, Shape
 

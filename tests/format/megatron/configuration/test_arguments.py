@@ -7,13 +7,10 @@ from typing import Any
 import pytest
 
 from intarsia.errors import FamilyError
-from intarsia.format.megatron.arguments import (
-    arguments_of_config,
-    check_arguments,
-    disagreements,
-    facts_of,
-)
-from intarsia.format.megatron.config import arguments_for
+from intarsia.format.megatron.configuration.argument_facts import facts_of
+from intarsia.format.megatron.configuration.arguments_to_config import arguments_for
+from intarsia.format.megatron.configuration.config_to_arguments import arguments_of_config
+from intarsia.format.megatron.configuration.contradictions import check_arguments, disagreements
 from intarsia.mesh import Mesh
 from tests.family.configs import CASES, DENSE, EXPERTS, LATENT, ROUTED, of
 

@@ -11,8 +11,8 @@ from intarsia.family import table_for
 from intarsia.format.complaint import Complain, going_on
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.folder.stored_config import choose_config
-from intarsia.format.megatron.arguments import check_arguments
-from intarsia.format.megatron.config import config_from_arguments
+from intarsia.format.megatron.configuration.arguments_to_config import config_from_arguments
+from intarsia.format.megatron.configuration.contradictions import check_arguments
 from intarsia.format.megatron.frame import home_of
 
 

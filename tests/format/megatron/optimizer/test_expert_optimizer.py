@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from intarsia.format.megatron.expert_optimizer import experts_apart, note_on_experts, saved_later
+from intarsia.format.megatron.optimizer.expert_optimizer import (
+    experts_apart,
+    note_on_experts,
+    saved_later,
+)
 from intarsia.mesh import Mesh
 
 

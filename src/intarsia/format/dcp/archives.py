@@ -1,0 +1,106 @@
+"""Chunks that are archives of torch, one after another in a data file: where their elements are, and their checksums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from intarsia.errors import FormatError
+from intarsia.format.base import Format, Located, Summed
+from intarsia.format.dcp.data_files import open_metadata
+from intarsia.format.dcp.metadata import (
+    METADATA,
+    TensorRecord,
+)
+from intarsia.format.dcp.write import rank_of
+from intarsia.format.torch_file.torch_zip import (
+    check_directory,
+    keeping_ends,
+    read_crc,
+    read_payload,
+)
+from intarsia.layout import Layout, Loop, Piece
+from intarsia.mesh import Box, Shape
+from intarsia.planning.manifest import Chunk, Entry, Stored
+from intarsia.store.folder import Folder
+
+
+class Archives(Format):
+    """Formats whose chunks are archives of torch, each with a checksum, which `.metadata` lists."""
+
+    header_files: tuple[str, ...] = (METADATA,)
+
+    def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
+        return locate(folder, stored, chunk)
+
+    def checksum(self, folder: Folder, chunk: Chunk) -> Summed | None:
+        return recorded_checksum(folder, chunk)
+
+    def rank_of(self, file: str) -> int | None:
+        return rank_of(file)
+
+    def everything(self, folder: Folder) -> tuple[Sequence[tuple[str, Chunk]], Sequence[Entry]]:
+        metadata, _ = open_metadata(folder, lambda complaint: None)
+        chunks = [(r.name, c) for r in metadata.tensors.values() for c in stored_of(r).chunks]
+        entries = [
+            Entry(o.name, o.file, o.start_bytes, o.length_bytes) for o in metadata.objects.values()
+        ]
+        return chunks, entries
+
+
+def stored_of(record: TensorRecord) -> Stored:
+    """A tensor of the metadata, as its own layout."""
+    chunks = tuple(
+        Chunk(Box(c.offsets, c.shape), c.file, c.start_bytes, c.length_bytes) for c in record.chunks
+    )
+    layout = Layout.of(record.name, record.shape)
+    return Stored(record.name, record.dtype, layout, chunks, key=record.name)
+
+
+def locate(folder: Folder, stored: Stored, chunk: Chunk) -> Located:
+    """Find a chunk's elements inside its archive, and check them against the metadata."""
+    where = f"{folder.root}/{chunk.file} byte {chunk.start_bytes:,} (`{stored.key}` {chunk.box})"
+
+    def read(start_bytes: int, length_bytes: int) -> bytes:
+        return folder.read(chunk.file, chunk.start_bytes + start_bytes, length_bytes)
+
+    payload = read_payload(read, chunk.length_bytes, where)
+    if payload.dtype != stored.dtype or payload.shape != chunk.box.shape:
+        raise FormatError(
+            f"the metadata says {stored.dtype} {list(chunk.box.shape)}, the archive holds"
+            f" {payload.dtype} {list(payload.shape)} - at {where}",
+            hint="the data file is another checkpoint's, or damaged",
+            kind="chunk-mismatch",
+        )
+    start = chunk.start_bytes + payload.start_bytes + payload.storage_offset * stored.dtype.itemsize
+    strides = row_major(payload.shape)
+    loops = [
+        Loop(n, at, to)
+        for n, at, to in zip(payload.shape, payload.stride, strides, strict=True)
+        if n > 1
+    ]
+    if all(loop.at == loop.to for loop in loops) or not prod(payload.shape):
+        return Located(start)
+    return Located(start, Piece("", 0, 0, tuple(loops)).canonical())
+
+
+def recorded_checksum(folder: Folder, chunk: Chunk) -> Summed:
+    """The bytes of a file that torch summed when it saved a chunk, with their CRC-32.
+
+    Torch never looks at the sum again; it is None where torch was told not to take it.
+    """
+    where = f"{folder.root / chunk.file} byte {chunk.start_bytes:,}"
+
+    def read_there(start_bytes: int, length_bytes: int) -> bytes:
+        return folder.read(chunk.file, chunk.start_bytes + start_bytes, length_bytes)
+
+    read = keeping_ends(read_there, chunk.length_bytes)
+    payload = read_payload(read, chunk.length_bytes, where)
+    crc = read_crc(read, chunk.length_bytes, payload, where)
+    check_directory(read, chunk.length_bytes, payload, crc, where)
+    return Summed(chunk.start_bytes + payload.start_bytes, payload.length_bytes, crc)
+
+
+def row_major(shape: Shape) -> Shape:
+    """The strides of a contiguous tensor."""
+    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))

@@ -1,0 +1,122 @@
+"""The data files of a DCP folder: each is there, long enough, and holds no byte twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from math import prod
+
+from intarsia.errors import FormatError
+from intarsia.format.complaint import Complain, Complaint, refuse
+from intarsia.format.dcp.metadata import (
+    MAX_METADATA_BYTES,
+    METADATA,
+    Metadata,
+    read_metadata,
+)
+from intarsia.mesh import Shape
+from intarsia.quantity import human
+from intarsia.store.folder import Folder
+
+HOLLOW_BYTES = 64 << 20
+"""How much of a checkpoint may be claimed without being stored, before it is no checkpoint."""
+
+
+def open_metadata(folder: Folder, complain: Complain = refuse) -> tuple[Metadata, dict[str, int]]:
+    """A folder's metadata, and the sizes of its data files, each of which is there and long enough."""
+    data = folder.read_all(METADATA, MAX_METADATA_BYTES)
+    metadata = read_metadata(data, str(folder.root / METADATA), complain)
+    return metadata, check_files(folder, metadata, complain)
+
+
+def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse) -> dict[str, int]:
+    """The sizes of the data files; complain where one is absent or too short."""
+    ends: dict[str, int] = {}
+    held: dict[str, int] = {}
+    for file, start, length in _extents(metadata):
+        ends[file] = max(ends.get(file, 0), start + length)
+        held[file] = held.get(file, 0) + 1
+    shared = _shared(metadata)
+    told: list[FormatError] = []
+
+    def tell(error: FormatError, *files: str) -> None:
+        told.append(error)
+        complain(Complaint(error, files))
+
+    absent = sorted(file for file in ends if not folder.has(file))
+    if absent:
+        error = FormatError(
+            f"{folder.root} lacks {len(absent)} of {len(ends)} data files"
+            f" ({sum(held[f] for f in absent)} chunks): {', '.join(absent[:4])}",
+            hint="restore the files, or use a complete checkpoint",
+            kind="file-missing",
+        )
+        tell(error, *absent)
+    sizes = {file: folder.size(file) for file in sorted(ends) if file not in absent}
+    for file, size in sizes.items():
+        if size < ends[file]:
+            error = FormatError(
+                f"{folder.root / file} has {size:,} bytes, its chunks end at {ends[file]:,}",
+                hint="the file is truncated: copy it again from its source",
+                kind="file-too-short",
+            )
+            tell(error, file)
+        elif both := shared.get(file):
+            error = FormatError(
+                f"{both[0]} and {both[1]} occupy the same bytes of {folder.root / file}",
+                hint="the metadata is another checkpoint's, or damaged",
+                kind="bytes-overlap",
+            )
+            tell(error, file)
+    hollow = _hollow(folder, metadata, sum(sizes.values()))
+    if hollow is not None:
+        # Where files are lost it is for their lack that too little is stored, and that is said.
+        raise told[0] if told else hollow
+    return sizes
+
+
+def _hollow(folder: Folder, metadata: Metadata, held_bytes: int) -> FormatError | None:
+    """What is wrong where tensors claim far more than is stored: to go over them would never end."""
+    claims = {t.name: prod(t.shape) * t.dtype.itemsize for t in metadata.tensors.values()}
+    claimed = sum(claims.values())
+    if claimed > 4 * held_bytes + HOLLOW_BYTES:
+        largest = max(claims, key=claims.__getitem__)
+        return FormatError(
+            f"{folder.root} describes {human(claimed)} of tensors, but its files have"
+            f" {human(held_bytes)}; `{largest}` alone would have {human(claims[largest])}",
+            hint="the metadata is another checkpoint's, or damaged",
+            kind="elements-missing",
+        )
+    return None
+
+
+def _extents(metadata: Metadata) -> Iterator[tuple[str, int, int]]:
+    for tensor in metadata.tensors.values():
+        for c in tensor.chunks:
+            yield c.file, c.start_bytes, c.length_bytes
+    for o in metadata.objects.values():
+        yield o.file, o.start_bytes, o.length_bytes
+
+
+def _shared(metadata: Metadata) -> dict[str, tuple[str, str]]:
+    """By file, the first two chunks that claim the same bytes of it."""
+    by_file: dict[str, list[tuple[int, int, str, Shape]]] = {}
+    for tensor in metadata.tensors.values():
+        for c in tensor.chunks:
+            if c.length_bytes:
+                at = (c.start_bytes, c.start_bytes + c.length_bytes, tensor.name, c.offsets)
+                by_file.setdefault(c.file, []).append(at)
+    for o in metadata.objects.values():
+        at = (o.start_bytes, o.start_bytes + o.length_bytes, o.name, ())
+        by_file.setdefault(o.file, []).append(at)
+    found: dict[str, tuple[str, str]] = {}
+    for file, claims in by_file.items():
+        claims.sort()
+        for (_, end, a, at_a), (start, _, b, at_b) in pairwise(claims):
+            if start < end:
+                found[file] = (
+                    f"chunk {list(at_a)} of `{a}`",
+                    f"chunk {list(at_b)} of `{b}` (byte {start:,})",
+                )
+                break
+    return found

@@ -1,0 +1,1 @@
+"""Megatron-LM's arguments and the configurations of the hub: translated both ways, and compared."""

@@ -1,0 +1,119 @@
+"""What arguments of Megatron-LM say of a model, in one form for all their spellings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from intarsia.format.megatron.configuration.argument_table import (
+    ROWS,
+    Arguments,
+)
+
+_YARN = {
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.0,
+}
+"""The further settings of latent attention's rotation, and Megatron's defaults."""
+
+
+def facts_of(args: Arguments) -> dict[str, Any]:
+    """What arguments say of a model, in one form for all of Megatron's spellings of them."""
+    facts: dict[str, Any] = {}
+    for row in ROWS.values():
+        for name in (row.argument, *row.spellings):
+            value = args.get(name)
+            if type(value) in (int, float, bool, str):
+                facts[row.argument] = value
+                break
+    heads = facts.get("num_attention_heads")
+    if args.get("group_query_attention") is False and heads is not None:
+        facts["num_query_groups"] = heads
+    for name, neutral in (("moe_router_topk_scaling_factor", 1.0), ("moe_router_num_groups", 1),
+                          ("moe_router_group_topk", 1)):  # fmt: skip
+        if name in args and facts.get(name) is None:
+            facts[name] = neutral
+    if facts.get("moe_router_num_groups") == 1:
+        facts.pop("moe_router_group_topk", None)
+    if facts.get("moe_router_score_function") == "sigmoid":
+        facts.pop("moe_router_pre_softmax", None)
+    latent = args.get("multi_latent_attention") is True
+    for name in ("q_lora_rank",) if latent and "q_lora_rank" in args else ():
+        facts.setdefault(name, None)
+    if latent:
+        facts.pop("kv_channels", None)
+        facts.pop("num_query_groups", None)
+    facts.pop("vocab_size", None)  # a configuration may count padding rows too
+    if "softmax_scale" in args and "kv_channels" in facts:
+        facts["softmax_scale"] = args["softmax_scale"] or facts["kv_channels"] ** -0.5
+    facts |= dict(_said_scaling(args, latent))
+    if "window_size" in args:
+        facts["window"] = _said_window(args)
+    if "no_rope_freq" in args:
+        facts["no_rope_layers"] = _said_unrotated(args)
+    if (activation := _said_activation(args)) is not None:
+        facts["activation"] = activation
+    return facts
+
+
+def _said_scaling(args: Arguments, latent: bool) -> Iterator[tuple[str, Any]]:
+    if latent:
+        factor = args.get("rotary_scaling_factor")
+        if args.get("rope_type") == "rope" or factor in (1, 1.0):
+            yield "rope_scaling", ("default",)
+        elif factor is not None:
+            yield "rope_scaling", ("yarn", factor, *(args.get(k, v) for k, v in _YARN.items()))
+        return
+    kind = args.get("position_embedding_type")
+    linear = args.get("rotary_seq_len_interpolation_factor") or args.get(
+        "seq_len_interpolation_factor"
+    )
+    if kind == "yarn":
+        names = ("rotary_scaling_factor", "original_max_position_embeddings", "beta_fast",
+                 "beta_slow", "mscale", "mscale_all_dim", "correction_range_round_to_int")  # fmt: skip
+        yield "rope_scaling", ("yarn", *(args.get(f"yarn_{name}") for name in names))
+    elif args.get("use_rope_scaling") or args.get("rope_scaling") is True:
+        yield "rope_scaling", ("llama3", args.get("rope_scaling_factor"))
+    elif linear:
+        yield "rope_scaling", ("linear", linear)
+    elif kind in ("rope", "mrope"):
+        yield "rope_scaling", ("default",)
+    elif kind is not None:
+        yield "rope_scaling", (kind,)
+
+
+def _listed(args: Arguments, name: str, of_layer: Callable[[int, int], bool]) -> tuple[bool, ...]:
+    """An argument that is a number or a list, as one word for every layer."""
+    value, count = args.get(name), args.get("num_layers")
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(map(bool, value))
+    layers = range(count if type(count) is int else 0)
+    return tuple(of_layer(value, i + 1) for i in layers) if type(value) is int else ()
+
+
+def _said_window(args: Arguments) -> Any:
+    size = args.get("window_size")
+    if not isinstance(size, Sequence) or isinstance(size, str) or not size:
+        return None
+    layers = _listed(args, "window_attn_skip_freq", lambda every, i: i % every != 0)
+    return (*size, () if all(layers) else layers)
+
+
+def _said_unrotated(args: Arguments) -> tuple[bool, ...]:
+    layers = _listed(args, "no_rope_freq", lambda every, i: i % every == 0)
+    return layers if any(layers) else ()
+
+
+def _said_activation(args: Arguments) -> str | None:
+    for name in ("swiglu", "quick_geglu", "squared_relu"):
+        if args.get(name) is True:
+            return name
+    if args.get("swiglu") is False:
+        return "gelu"
+    function = str(args.get("activation_func") or "").rpartition(".")[2]
+    gated = args.get("gated_linear_unit")
+    known = {"silu": "swiglu", "quick_gelu": "quick_geglu"}
+    return known.get(function, f"gated {function}") if gated and function else None

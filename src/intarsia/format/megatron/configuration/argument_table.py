@@ -1,0 +1,77 @@
+"""Megatron-LM's arguments and the fields of a hub configuration that give them: one table, read both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Arguments = Mapping[str, Any]
+
+
+UNSAID = "only_in_config_json"
+"""Our word among the arguments for what they cannot say: a configuration made from them is not the model's."""
+
+
+ROPE, ACTIVATION = "rope_parameters", "hidden_act"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An argument of Megatron-LM and the fields that give it; `default` is its parser's."""
+
+    argument: str
+    fields: tuple[str, ...]
+    default: Any = None
+    spellings: tuple[str, ...] = ()
+
+
+_ROWS = (
+    Row("num_layers", ("num_hidden_layers",)),
+    Row("hidden_size", ("hidden_size",)),
+    Row("num_attention_heads", ("num_attention_heads",)),
+    Row("num_query_groups", ("num_key_value_heads",)),
+    Row("kv_channels", ("head_dim",)),
+    Row("ffn_hidden_size", ("intermediate_size",)),
+    Row("norm_epsilon", ("rms_norm_eps",), 1e-5, ("layernorm_epsilon",)),
+    Row("rotary_base", ("rope_parameters.rope_theta",), 10000),
+    Row("rotary_percent", ("rope_parameters.partial_rotary_factor",), 1.0),
+    Row("rotary_interleaved", ("model_type",), False),
+    Row("rope_scaling", ("rope_parameters",), ("default",)),
+    Row("no_rope_layers", ("no_rope_layers",), ()),
+    Row("window", ("sliding_window", "layer_types"), None),
+    Row("activation", ("hidden_act",), "gelu"),
+    Row("activation_func_clamp_value", ("swiglu_limit",), None),
+    Row("glu_linear_offset", ("model_type",), 0.0),
+    Row("softmax_type", ("model_type",), "vanilla"),
+    Row("softmax_scale", ("query_pre_attn_scalar", "attention_multiplier"), None),
+    Row("attention_output_gate", ("model_type",), False),
+    Row("qk_l2_norm", ("model_type",), False),
+    Row("moe_apply_probs_on_input", ("model_type",), False),
+    Row("num_experts", ("num_experts",), None, ("num_moe_experts",)),
+    Row("moe_ffn_hidden_size", ("moe_intermediate_size",)),
+    Row("moe_router_topk", ("num_experts_per_tok",), 2),
+    Row("moe_router_score_function", ("model_type",), "softmax"),
+    Row("moe_router_pre_softmax", ("norm_topk_prob",), False),
+    Row("moe_router_topk_scaling_factor", ("routed_scaling_factor",), 1.0),
+    Row("moe_router_num_groups", ("n_group",), 1),
+    Row("moe_router_group_topk", ("topk_group",), 1),
+    Row("moe_router_enable_expert_bias", ("model_type",), False),
+    Row("moe_shared_expert_intermediate_size", ("shared_expert_intermediate_size", "n_shared_experts")),
+    Row("moe_shared_expert_gate", ("model_type",), False),
+    Row("q_lora_rank", ("q_lora_rank",)),
+    Row("kv_lora_rank", ("kv_lora_rank",), 32),
+    Row("qk_head_dim", ("qk_nope_head_dim",), 128),
+    Row("qk_pos_emb_head_dim", ("qk_rope_head_dim",), 64),
+    Row("v_head_dim", ("v_head_dim",), 128),
+    Row("linear_conv_kernel_dim", ("linear_conv_kernel_dim",), 4),
+    Row("linear_key_head_dim", ("linear_key_head_dim",), 128),
+    Row("linear_value_head_dim", ("linear_value_head_dim",), 128),
+    Row("linear_num_key_heads", ("linear_num_key_heads",), 16),
+    Row("linear_num_value_heads", ("linear_num_value_heads",), 32),
+    Row("vocab_size", ("vocab_size",)),
+    Row(UNSAID, ("other fields",)),
+)  # fmt: skip
+
+
+ROWS = {row.argument: row for row in _ROWS}

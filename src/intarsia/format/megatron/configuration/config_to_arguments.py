@@ -1,0 +1,289 @@
+"""Megatron's arguments and the fields of a hub configuration: one table, read both ways.
+
+`arguments_of_config` says in Megatron-LM's words what a configuration means, and lists what those
+words cannot say.  `facts_of` brings arguments, whoever stored them, into one form, so that two
+sources can be compared: a model has one number of heads and one rotation, whoever names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from intarsia.family.meaning import meaning_of, sizes_of
+from intarsia.format.megatron.configuration.argument_table import (
+    ACTIVATION,
+    ROPE,
+    ROWS,
+)
+
+_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2")
+_SIGMOID = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "kimi_k2")
+_LINEAR = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+_PARTLY_ROTATED = ("glm4_moe", "glm4_moe_lite", "phi3", *_LINEAR)
+"""Families whose modules rotate a part of each head; others take no notice of the field."""
+
+_INNER_IS_EXPERT = ("mixtral", "gpt_oss", "olmoe")
+_SCALED_EMBEDDING = ("gemma", "gemma2", "gemma3", "gemma3_text")
+_WIDTHS = {"gemma": 256, "gemma2": 256, "gemma3": 256, "gemma3_text": 256, "gpt_oss": 64,
+           "qwen3": 128, "qwen3_next": 256, "qwen3_vl": 128} | dict.fromkeys(_LINEAR, 256)  # fmt: skip
+
+LLAMA3 = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""What Megatron's `--use-rope-scaling` has built in, beside the factor."""
+
+
+_UNSAYABLE = {
+    "attention_multiplier": 1.0, "attn_logit_softcapping": None, "clip_qkv": None,
+    "embedding_multiplier": 1.0, "final_logit_softcapping": None, "logits_scaling": 1.0,
+    "residual_multiplier": 1.0, "swiglu_alpha": 1.702, "use_bidirectional_attention": False, "attention_chunk_size": None,
+}  # fmt: skip
+"""Fields that no argument of Megatron-LM says, and the value at which they change nothing."""
+
+
+@dataclass
+class Said:
+    """The arguments that say what a configuration means, and the fields that they cannot say."""
+
+    args: dict[str, Any] = field(default_factory=dict)
+    unsaid: dict[str, Any] = field(default_factory=dict)
+
+
+def arguments_of_config(config: Mapping[str, Any]) -> Said:
+    """What a configuration says, in the words of Megatron-LM's arguments."""
+    said, text = Said(), sizes_of(config) | meaning_of(config)
+    family = str(config.get("model_type"))
+    _sizes(said, text, family)
+    _rotation(said, text, family)
+    _attention(said, text, family)
+    _activation(said, text, family)
+    if text.get("num_experts"):
+        _experts(said, text, family)
+    for name, neutral in _UNSAYABLE.items():
+        if text.get(name, neutral) != neutral:
+            said.unsaid[name] = text[name]
+    if family in _SCALED_EMBEDDING:
+        said.unsaid["the embedding's scale"] = "sqrt(hidden_size)"
+    scalar, width = text.get("query_pre_attn_scalar"), said.args.get("kv_channels")
+    if scalar is not None and scalar != width:
+        said.unsaid["query_pre_attn_scalar"] = scalar
+    return said
+
+
+def _sizes(said: Said, text: Mapping[str, Any], family: str) -> None:
+    args = said.args
+    latent = family in _LATENT
+    for name in ("num_layers", "hidden_size", "num_attention_heads", "norm_epsilon"):
+        _take(args, name, text, *ROWS[name].fields)
+    _take(args, "layernorm_epsilon", text, "rms_norm_eps")
+    _take(args, "max_position_embeddings", text, "max_position_embeddings")
+    _take(args, "vocab_size", text, "vocab_size")
+    _take(args, "num_query_groups", text, "num_key_value_heads")
+    heads, hidden = args.get("num_attention_heads"), args.get("hidden_size")
+    if latent:
+        args["num_query_groups"] = heads
+        args["multi_latent_attention"] = True
+        args["q_lora_rank"] = text.get("q_lora_rank")
+        for name in ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"):
+            _take(args, name, text, *ROWS[name].fields)
+    elif heads and hidden:
+        args["kv_channels"] = text.get("head_dim") or _WIDTHS.get(family) or hidden // heads
+    args["group_query_attention"] = args.get("num_query_groups", heads) != heads
+    if family not in _INNER_IS_EXPERT:
+        _take(args, "ffn_hidden_size", text, "intermediate_size")
+    if family in _LINEAR:
+        args["experimental_attention_variant"] = "gated_delta_net"
+        for name in ROWS:
+            if name.startswith("linear_"):
+                _take(args, name, text, name)
+        args.setdefault("linear_conv_kernel_dim", 4)
+        args["linear_attention_freq"] = _linear_layers(text)
+        args["attention_output_gate"] = True
+
+
+def _take(args: dict[str, Any], name: str, text: Mapping[str, Any], *fields: str) -> None:
+    value = next((text[f] for f in fields if text.get(f) is not None), None)
+    if value is not None:
+        args[name] = value
+
+
+def _layers(text: Mapping[str, Any]) -> range:
+    count = text.get("num_hidden_layers")
+    return range(count if type(count) is int else 0)
+
+
+def _linear_layers(text: Mapping[str, Any]) -> list[int]:
+    """Megatron's list: one for a layer with linear attention."""
+    kinds = text.get("layer_types")
+    if kinds:
+        return [int(kind == "linear_attention") for kind in kinds]
+    every = text.get("full_attention_interval") or 4
+    return [int((i + 1) % every != 0) for i in _layers(text)]
+
+
+def _rotation(said: Said, text: Mapping[str, Any], family: str) -> None:
+    args, rope = said.args, text["rope_parameters"]
+    args["position_embedding_type"] = "rope"
+    args["add_position_embedding"] = True
+    if "full_attention" in rope:
+        said.unsaid["rope_parameters.sliding_attention"] = rope.get("sliding_attention")
+        rope = rope["full_attention"]
+    _take(args, "rotary_base", rope, "rope_theta")
+    args["rotary_percent"] = (
+        rope.get("partial_rotary_factor", 1.0) if family in _PARTLY_ROTATED else 1.0
+    )
+    args["rotary_interleaved"] = family == "ernie4_5"
+    if family in _LATENT and text.get("rope_interleave", True) is False:
+        said.unsaid["rope_interleave"] = False
+    (_latent_scaling if family in _LATENT else _scaling)(said, rope)
+    if rope.get("llama_4_scaling_beta"):
+        said.unsaid["llama_4_scaling_beta"] = rope["llama_4_scaling_beta"]
+    if rope.get("mrope_section"):
+        args |= {"position_embedding_type": "mrope", "mrope_section": list(rope["mrope_section"])}
+        if rope.get("mrope_interleaved"):
+            said.unsaid["mrope_interleaved"] = True
+    kept = _rotated(text, family)
+    args["no_rope_freq"] = None if all(kept) else [int(not rotated) for rotated in kept]
+
+
+def _rotated(text: Mapping[str, Any], family: str) -> list[bool]:
+    """Which layers rotate their heads at all."""
+    if family != "smollm3":
+        return [True]
+    listed = text.get("no_rope_layers")
+    every = text.get("no_rope_layer_interval") or 4
+    return [bool(x) for x in listed] if listed else [(i + 1) % every != 0 for i in _layers(text)]
+
+
+def _scaling(said: Said, rope: Mapping[str, Any]) -> None:
+    args, kind = said.args, rope.get("rope_type", "default")
+    factor = rope.get("factor")
+    if kind == "llama3" and all(rope.get(k, v) == v for k, v in LLAMA3.items()):
+        args |= {"use_rope_scaling": True, "rope_scaling_factor": factor}
+    elif kind == "linear" and isinstance(factor, (int, float)) and factor == int(factor):
+        args["rotary_seq_len_interpolation_factor"] = int(factor)
+    elif kind == "yarn" and rope.get("attention_factor") is None:
+        args |= {
+            "position_embedding_type": "yarn",
+            "yarn_rotary_scaling_factor": factor,
+            "yarn_original_max_position_embeddings": rope.get("original_max_position_embeddings"),
+            "yarn_beta_fast": rope.get("beta_fast", 32.0),
+            "yarn_beta_slow": rope.get("beta_slow", 1.0),
+            "yarn_mscale": rope.get("mscale"),
+            "yarn_mscale_all_dim": rope.get("mscale_all_dim"),
+            "yarn_correction_range_round_to_int": rope.get("truncate", True),
+        }
+    elif kind != "default":
+        said.unsaid[ROPE] = {k: v for k, v in sorted(rope.items()) if k != "rope_theta"}
+
+
+def _latent_scaling(said: Said, rope: Mapping[str, Any]) -> None:
+    args, kind = said.args, rope.get("rope_type", "default")
+    if kind == "default":
+        args["rope_type"] = "rope"
+    elif kind == "yarn":
+        args |= {
+            "rope_type": "yarn",
+            "rotary_scaling_factor": rope.get("factor"),
+            "original_max_position_embeddings": rope.get("original_max_position_embeddings"),
+            "beta_fast": rope.get("beta_fast", 32.0),
+            "beta_slow": rope.get("beta_slow", 1.0),
+            "mscale": rope.get("mscale", 1.0),
+            "mscale_all_dim": rope.get("mscale_all_dim", 0.0),
+        }
+    else:
+        said.unsaid[ROPE] = dict(sorted(rope.items()))
+
+
+def _attention(said: Said, text: Mapping[str, Any], family: str) -> None:
+    args = said.args
+    args["softmax_type"] = "learnable" if family == "gpt_oss" else "vanilla"
+    window, layers = text.get("sliding_window"), windowed_layers(text, family)
+    args["window_size"] = None
+    if window and any(layers):
+        args["window_size"] = (window - 1, 0)
+        args["window_attn_skip_freq"] = None if all(layers) else [int(x) for x in layers]
+
+
+def windowed_layers(text: Mapping[str, Any], family: str) -> list[bool]:
+    """Which layers attend to a window only, as Transformers makes them where no list says so."""
+    kinds = text.get("layer_types")
+    layers = _layers(text)
+    if kinds:
+        return [kind == "sliding_attention" for kind in kinds]
+    if family in ("gemma2", "gpt_oss"):
+        return [i % 2 == 0 for i in layers]
+    if family.startswith("gemma3"):
+        every = text.get("sliding_window_pattern") or text.get("_sliding_window_pattern") or 6
+        return [(i + 1) % every != 0 for i in layers]
+    if family == "cwm":
+        return [i % 4 != 0 for i in layers]
+    if family in ("mistral", "mistral3", "ministral", "ministral3", "mixtral", "phi3"):
+        return [True for _ in layers]
+    if text.get("use_sliding_window") and family.startswith(("qwen2", "qwen3", "smollm3")):
+        whole = text.get("max_window_layers", 28)
+        return [i >= whole for i in layers]
+    return [False for _ in layers]
+
+
+def _activation(said: Said, text: Mapping[str, Any], family: str) -> None:
+    args, kind = said.args, text.get("hidden_act")
+    args |= {"normalization": "RMSNorm", "swiglu": kind == "silu" and family != "gpt_oss"}
+    if family == "gpt_oss":
+        limit = text.get("swiglu_limit")
+        args |= {
+            "quick_geglu": True,
+            "glu_linear_offset": 1.0,
+            "activation_func_clamp_value": limit,
+        }
+    elif kind != "silu":
+        said.unsaid[ACTIVATION] = kind
+
+
+def _experts(said: Said, text: Mapping[str, Any], family: str) -> None:
+    args, sigmoid = said.args, family in _SIGMOID
+    inner = "intermediate_size" if family in _INNER_IS_EXPERT else "moe_intermediate_size"
+    _take(args, "num_experts", text, "num_experts")
+    _take(args, "moe_ffn_hidden_size", text, inner)
+    _take(args, "moe_router_topk", text, "num_experts_per_tok")
+    if family in _INNER_IS_EXPERT:
+        _take(args, "ffn_hidden_size", text, inner)
+    args["moe_router_score_function"] = "sigmoid" if sigmoid else "softmax"
+    args["moe_router_enable_expert_bias"] = sigmoid
+    normed = text.get("norm_topk_prob", True)
+    args["moe_router_pre_softmax"] = not normed and not sigmoid
+    if sigmoid and not normed:
+        said.unsaid["norm_topk_prob"] = False
+    scale = text.get("routed_scaling_factor")
+    routed = family.startswith(("deepseek", "glm4_moe", "kimi"))
+    args["moe_router_topk_scaling_factor"] = scale if routed else None
+    groups = (text.get("n_group") or 1) if routed and family != "deepseek_v2" else 1
+    args["moe_router_num_groups"] = groups if groups > 1 else None
+    args["moe_router_group_topk"] = text.get("topk_group") if groups > 1 else None
+    if family == "deepseek_v2" and text.get("topk_method", "greedy") != "greedy":
+        said.unsaid["topk_method"] = text["topk_method"]
+    shared = text.get("shared_expert_intermediate_size")
+    if shared is None and text.get("n_shared_experts"):
+        shared = text["n_shared_experts"] * args.get("moe_ffn_hidden_size", 0)
+    if shared:
+        args["moe_shared_expert_intermediate_size"] = shared
+        args["moe_shared_expert_gate"] = family.startswith("qwen")
+    args["moe_layer_freq"] = _sparse_layers(text, family)
+
+
+def _sparse_layers(text: Mapping[str, Any], family: str) -> int | list[int]:
+    """Megatron's list: one for a layer with experts; 1 where all have them."""
+    kinds = text.get("mlp_layer_types")
+    if kinds:
+        found = [int(kind == "sparse") for kind in kinds]
+    elif family in (*_LATENT, "glm4_moe"):
+        dense = text.get("first_k_dense_replace", 0)
+        found = [int(i >= dense) for i in _layers(text)]
+    else:
+        step, dense_ = text.get("decoder_sparse_step") or 1, text.get("mlp_only_layers") or ()
+        found = [int(i not in dense_ and (i + 1) % step == 0) for i in _layers(text)]
+    return 1 if all(found) else found

@@ -1,0 +1,1 @@
+"""Optimizer state of Megatron-LM: by parameter or in buckets, and its parameter groups."""
