@@ -75,7 +75,7 @@ def test_a_type_without_a_table_takes_the_rules_of_transformers(tmp_path: Path) 
 
 
 def test_a_dialect_that_a_format_lacks_is_refused(tmp_path: Path) -> None:
-    from intarsia.demo_model import write_model
+    from intarsia.cli.demo_model import write_model
 
     write_model(tmp_path / "hub", 0)
     with pytest.raises(UsageError, match="is not written in dialect 'megatron'"):
@@ -84,7 +84,7 @@ def test_a_dialect_that_a_format_lacks_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_dialect_without_a_configuration_is_refused(tmp_path: Path) -> None:
-    from intarsia.demo_model import write_model
+    from intarsia.cli.demo_model import write_model
 
     write_model(tmp_path / "hub", 0)
     (tmp_path / "hub" / "config.json").unlink()

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 import intarsia
 from intarsia.errors import CoverageError, UsageError
 from intarsia.format.registry import read_manifest
-from intarsia.source_entries import read_entries
+from intarsia.opened.entries import read_entries
 from tests.checkpoints import assert_same, read_dcp, read_hf, write_dcp
 from tests.distributed.trainer import CONFIG, Llama
 from tests.live.megatron_fsdp_cases import fixture
@@ -213,7 +213,7 @@ def test_steps_that_differ_are_no_step_of_megatrons(tmp_path: Path) -> None:
 
 def fused_model(folder: Path) -> dict[str, torch.Tensor]:
     """A Hugging Face folder whose experts the Transformers module fuses, with steps and moments."""
-    from intarsia.demo_model import write_model
+    from intarsia.cli.demo_model import write_model
 
     write_model(folder, 0)
     weights = read_hf(folder)

@@ -16,7 +16,7 @@ from intarsia.format import registry as formats
 from intarsia.format.folder.config_dtype import with_dtype
 from intarsia.format.megatron.common import arguments_of
 from intarsia.format.megatron.fsdp_dtensor.entries import arguments_in, common_in
-from intarsia.source_entries import read_entries
+from intarsia.opened.entries import read_entries
 from tests.checkpoints import intarsia as command
 from tests.checkpoints import llama_config, model, read_hf, write_hf
 from tests.live.megatron_fsdp_cases import FIXTURES, hf_with_optimizer

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from intarsia.checking.pair.compare import Comparison
     from intarsia.checkpoint import Checkpoint
     from intarsia.conversion.running import Report
-    from intarsia.explanation import Explanation, explain
-    from intarsia.inspection import Inspection, inspect
-    from intarsia.lazy_tensor import Tensor
     from intarsia.live.background import save
     from intarsia.live.load import load
     from intarsia.live.parallelize import parallelize
+    from intarsia.opened.explanation import Explanation, explain
+    from intarsia.opened.inspection import Inspection, inspect
+    from intarsia.opened.lazy_tensor import Tensor
     from intarsia.options import Options
     from intarsia.planning.plan import Plan
 
@@ -45,9 +45,9 @@ _HOMES = {
     "intarsia.checking.alone.soundness": ("Soundness",),
     "intarsia.checkpoint": ("Checkpoint",),
     "intarsia.conversion.running": ("Report",),
-    "intarsia.explanation": ("Explanation", "explain"),
-    "intarsia.inspection": ("Inspection", "inspect"),
-    "intarsia.lazy_tensor": ("Tensor",),
+    "intarsia.opened.explanation": ("Explanation", "explain"),
+    "intarsia.opened.inspection": ("Inspection", "inspect"),
+    "intarsia.opened.lazy_tensor": ("Tensor",),
     "intarsia.live.background": ("save",),
     "intarsia.live.load": ("load",),
     "intarsia.live.parallelize": ("parallelize",),

@@ -12,8 +12,8 @@ from intarsia.errors import CoverageError
 from intarsia.format.base import Located
 from intarsia.format.registry import folder_of, format_named
 from intarsia.layout import Layout
-from intarsia.lazy_tensor import Tensor, as_torch
 from intarsia.mesh import Box, Mesh
+from intarsia.opened.lazy_tensor import Tensor, as_torch
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.planning.proof import Proven, Prover, prover_of
 from intarsia.run.gather import Bytes, gather

@@ -128,7 +128,7 @@ def test_a_bug_of_ours_is_one_message_too(src: Path, monkeypatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("intarsia.inspection.read_manifest", broken)
+    monkeypatch.setattr("intarsia.opened.inspection.read_manifest", broken)
     answer = intarsia("inspect", src)
     assert answer.status == 2
     assert answer.err == (

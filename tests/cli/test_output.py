@@ -12,9 +12,9 @@ import pytest
 
 import intarsia as library
 from attacks.names import STEERING, tensors_that_steer_the_terminal
+from intarsia.cli.demo_model import write_model
 from intarsia.cli.main import main
 from intarsia.cli.output import printable, table
-from intarsia.demo_model import write_model
 from tests.checkpoints import intarsia
 
 

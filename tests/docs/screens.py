@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 
 from safetensors.numpy import load_file, save_file
 
+from intarsia.cli.demo_model import write_model
 from intarsia.cli.main import main
-from intarsia.demo_model import write_model
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

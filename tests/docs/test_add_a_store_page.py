@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import intarsia
-from intarsia.demo_model import write_model
+from intarsia.cli.demo_model import write_model
 from intarsia.errors import UsageError
 from intarsia.store import registry
 from tests.checkpoints import intarsia as cli

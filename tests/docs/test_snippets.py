@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from intarsia.demo_model import write_model
+from intarsia.cli.demo_model import write_model
 from tests.distributed.small_model import Small, step
 from tests.live import transformer_engine_model as te
 

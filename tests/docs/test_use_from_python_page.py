@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from intarsia.demo_model import write_model
+from intarsia.cli.demo_model import write_model
 from tests.docs.test_snippets import ROOT, blocks
 
 

@@ -23,6 +23,7 @@ PAGE = ROOT / "design" / "walk.md"
 ROOMS = {
     "cli": "what was typed",
     "": "what Python and the command line share",
+    "opened": "an open checkpoint: tensors, entries, main weights, padding",
     "conversion": "from what is asked for to a folder that is there",
     "format": "what the files of each kind mean, and where every byte of a new one goes",
     "family": "what the tensors of a model are",

@@ -46,7 +46,7 @@ def run(
 
 def _route(root: Path, seed: int) -> None:
     from intarsia import api
-    from intarsia.demo_model import write_model
+    from intarsia.cli.demo_model import write_model
 
     source = root / "model"
     with naming(source):

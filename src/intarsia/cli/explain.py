@@ -20,7 +20,7 @@ def run(
     section: options.Section = None,
 ) -> None:
     """Draw where the elements of a tensor lie: stored tensors, files, byte ranges, ranks."""
-    from intarsia.explanation import explain
+    from intarsia.opened.explanation import explain
 
     found = explain(path, tensor, mesh, config, section)
 

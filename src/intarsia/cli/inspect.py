@@ -20,7 +20,7 @@ def run(
     html: options.Html = None,
 ) -> None:
     """Say what a checkpoint is and whether it is complete; only headers are read."""
-    from intarsia.inspection import inspect
+    from intarsia.opened.inspection import inspect
 
     if html is not None:
         from intarsia.report.write import check_page

@@ -23,12 +23,12 @@ from intarsia.format.registry import (
     with_rules_of_transformers,
 )
 from intarsia.format.request import Request, Wanted
+from intarsia.opened.entries import entries_to_write
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan
 from intarsia.run.budget import Budget
 from intarsia.run.ranks.crew import crew_size
-from intarsia.source_entries import entries_to_write
 from intarsia.store.once import reading_once
 from intarsia.store.replaced import Stamps
 from intarsia.store.stamp import Stamp

@@ -23,8 +23,8 @@ from intarsia.format.folder.config_dtype import with_dtype
 from intarsia.format.folder.side_files import check_sides
 from intarsia.format.registry import folder_of, format_named, root_of
 from intarsia.layout import Layout
-from intarsia.masters import check_rounded
-from intarsia.padding import TrainedPadding, not_carried, trained_padding
+from intarsia.opened.masters import check_rounded
+from intarsia.opened.padding import TrainedPadding, not_carried, trained_padding
 from intarsia.planning.plan import Plan
 from intarsia.planning.proof import Proven
 from intarsia.run.done import NOTHING

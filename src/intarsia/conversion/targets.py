@@ -16,8 +16,8 @@ from intarsia.format.optimizer_state.optimizer_names import is_numbered_name
 from intarsia.format.registry import format_named, names_of
 from intarsia.format.request import Request, Wanted
 from intarsia.layout import Layout
-from intarsia.masters import has_own_master
 from intarsia.mesh import Box, Mesh, Shape
+from intarsia.opened.masters import has_own_master
 from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.quantised.refusing import refuse_faults, refuse_numbers
 from intarsia.state.names import (

@@ -82,7 +82,7 @@ def _live(value: Any) -> Any:
 def _tensor(dtype: str, shape: Sequence[int], data: bytes) -> Any:
     import numpy as np
 
-    from intarsia.lazy_tensor import as_torch
+    from intarsia.opened.lazy_tensor import as_torch
 
     return as_torch(np.frombuffer(data, np.uint8).copy(), BY_NAME[dtype], tuple(shape))
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.lazy_tensor import as_torch
 from intarsia.live.memory.holding import Holding
 from intarsia.mesh import Box
+from intarsia.opened.lazy_tensor import as_torch
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.proof import Gap, Proven, prover_of
 from intarsia.planning.window import flat_start, windows

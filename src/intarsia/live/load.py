@@ -55,15 +55,15 @@ from intarsia.live.optimizer.state import (
 from intarsia.live.optimizer.values import shared_in
 from intarsia.live.report import Counts, Loaded
 from intarsia.live.values import Values
-from intarsia.masters import check_rounded
 from intarsia.mesh import Mesh
+from intarsia.opened.entries import groups_of, read_entries
+from intarsia.opened.masters import check_rounded
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.losses import changed_tensors, summary
 from intarsia.run.progress import Progress, counting
 from intarsia.run.ranks.crew import Crew, check_alike, ranks_of_model
 from intarsia.run.source import Source
-from intarsia.source_entries import groups_of, read_entries
 from intarsia.store.once import reading_once
 
 

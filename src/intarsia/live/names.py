@@ -13,7 +13,8 @@ from typing import Any
 
 from intarsia.errors import UsageError
 from intarsia.family import Param, Table, table_for
-from intarsia.format.naming.sections import TOP, Section, explained
+from intarsia.format.naming.find_sections import explained
+from intarsia.format.naming.section import TOP, Section
 from intarsia.format.naming.wrappers import MODULE, bare
 from intarsia.format.registry import read_manifest, with_rules_of_transformers
 from intarsia.live.memory.adapters import inner_word

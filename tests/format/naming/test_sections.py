@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from intarsia.errors import FamilyError, SectionError, UsageError
-from intarsia.format.naming.sections import Sections, Tensor, divide
+from intarsia.format.naming.section import Tensor
+from intarsia.format.naming.sections import Sections, divide
 from intarsia.format.naming.wrappers import bare, unwrapped
 from intarsia.format.optimizer_state.optimizer_names import State, owner, roots_of, state_in
 from intarsia.planning.inventory import Fate, Role

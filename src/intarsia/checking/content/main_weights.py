@@ -11,7 +11,7 @@ from intarsia.checking.diagnosis import Unequal
 from intarsia.checking.pair.pairs import Pair, read_windows
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import unravel
-from intarsia.masters import unlike
+from intarsia.opened.masters import unlike
 from intarsia.run.budget import Budget
 from intarsia.value import PLAIN, Value
 from intarsia.value.bits import as_float64, bits_dtype

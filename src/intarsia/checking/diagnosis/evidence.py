@@ -18,7 +18,7 @@ from intarsia.checking.diagnosis.hypotheses.hypothesis import (
     Window,
     score,
 )
-from intarsia.checking.diagnosis.hypotheses.rearrange import along, of_runs
+from intarsia.checking.diagnosis.hypotheses.rearranged.order import along, of_runs
 from intarsia.checking.pair.pairs import Pair, read
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout, unravel

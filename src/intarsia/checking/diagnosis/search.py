@@ -11,9 +11,9 @@ from intarsia.checking.diagnosis.finding import NOT_KNOWN, NOTHING, UNEXPLAINED,
 from intarsia.checking.diagnosis.hypotheses.compound import in_two_steps, resembles
 from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.hypothesis import ENOUGH, Hypothesis, Score, Shuffle
-from intarsia.checking.diagnosis.hypotheses.matching import row_hypotheses
-from intarsia.checking.diagnosis.hypotheses.orders import order_hypotheses
-from intarsia.checking.diagnosis.hypotheses.rearrange import ANY_ORDER
+from intarsia.checking.diagnosis.hypotheses.rearranged.matching import row_hypotheses
+from intarsia.checking.diagnosis.hypotheses.rearranged.order import ANY_ORDER
+from intarsia.checking.diagnosis.hypotheses.rearranged.orders import order_hypotheses
 from intarsia.checking.diagnosis.hypotheses.values import CONSTANT, value_hypotheses
 from intarsia.checking.diagnosis.where.blocks import OF_PLACES, Tried, lost, wrong_block
 from intarsia.checking.diagnosis.where.chunks import Chunks, wrong_chunks

@@ -20,6 +20,7 @@ from intarsia.errors import CoverageError, FormatError
 from intarsia.format.folder.side_files import DIGESTS
 from intarsia.format.registry import folder_of
 from intarsia.format.strict_json import parse_json
+from intarsia.opened.entries import each_entry
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.proof import Proven
 from intarsia.planning.window import windows
@@ -28,7 +29,6 @@ from intarsia.run.progress import Progress
 from intarsia.run.ranks.crew import Crew
 from intarsia.run.sharing import share_out
 from intarsia.run.sums.hashing import Sum, merged
-from intarsia.source_entries import each_entry
 from intarsia.store.address import named
 from intarsia.store.folder import Folder
 from intarsia.store.lookup import exists

@@ -14,9 +14,9 @@ from intarsia.format.folder.run_objects import is_of_the_run, is_settings, plain
 from intarsia.format.registry import format_named
 from intarsia.format.torch_file.plain import DROPPED
 from intarsia.format.torch_file.torch_zip import BROKEN_ZIP
+from intarsia.opened.entries import groups_of, read_entries
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
-from intarsia.source_entries import groups_of, read_entries
 from intarsia.state.names import TORCH_GROUPS, is_state
 from intarsia.store.address import named
 from intarsia.store.folder import read_file

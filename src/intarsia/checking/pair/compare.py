@@ -22,7 +22,7 @@ from intarsia.checking.pair.pairs import Pair, match, read_windows
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import unravel
 from intarsia.mesh import Box
-from intarsia.padding import not_compared, trained_padding
+from intarsia.opened.padding import not_compared, trained_padding
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
 from intarsia.run.sharing import share_out

@@ -10,8 +10,8 @@ from intarsia.checking.pair.unlike import unlike
 from intarsia.checkpoint import Checkpoint
 from intarsia.family import table_for
 from intarsia.format.registry import format_named
-from intarsia.masters import has_own_master, recentred_norms
 from intarsia.mesh import Box
+from intarsia.opened.masters import has_own_master, recentred_norms
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget

@@ -27,9 +27,10 @@ from intarsia.format.dcp.write import arrange, file_of, lay_out
 from intarsia.format.folder.side_files import HEADERS
 from intarsia.format.folder.stored_config import choose_config
 from intarsia.format.hf.safetensors_metadata import as_file, kept_metadata
+from intarsia.format.naming.find_sections import explained
 from intarsia.format.naming.logical_names import divided, name_tensors
 from intarsia.format.naming.quantised_names import MODELOPT, modelopt_of
-from intarsia.format.naming.sections import Sections, explained
+from intarsia.format.naming.sections import Sections
 from intarsia.format.naming.wrappers import bare, unwrapped
 from intarsia.format.optimizer_state.numbered_state import (
     NumberedState,

@@ -16,9 +16,11 @@ from intarsia.errors import FamilyError, IntarsiaError
 from intarsia.family import Known, Table, table_for
 from intarsia.family.parts import must_be_there
 from intarsia.format.complaint import Complain, Complaint, refuse
+from intarsia.format.naming.find_sections import explained
 from intarsia.format.naming.foreign_names import refuse_foreign
 from intarsia.format.naming.quantised_names import misfits, stood_for, with_rules
-from intarsia.format.naming.sections import Sections, Tensor, divide, explained
+from intarsia.format.naming.section import Tensor
+from intarsia.format.naming.sections import Sections, divide
 from intarsia.format.naming.wrappers import bare, unwrapped
 from intarsia.format.optimizer_state.optimizer_names import (
     is_numbered_name,

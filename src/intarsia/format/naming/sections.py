@@ -12,100 +12,21 @@ another model.  Two that may be the model are refused, and the user chooses.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
-from intarsia.errors import FamilyError, IntarsiaError, SectionError, UsageError
-from intarsia.format.naming.wrappers import MODULE, bare, unwrapped
+from intarsia.errors import FamilyError, IntarsiaError
+from intarsia.format.naming.choose_model import chosen_model, explained_model, model_of
+from intarsia.format.naming.find_sections import by_nesting, by_table, by_word
+from intarsia.format.naming.section import OWN, TOP, Paths, Section, Tensor
+from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.optimizer_names import owner, roots_of
-from intarsia.mesh import Shape
 from intarsia.planning.inventory import Fate, Item, Role
-from intarsia.quantity import human
 from intarsia.state.names import ROOT
-
-TOP = "."
-"""What the section without a name is called."""
-
-_APP = "app"
-_OWN = frozenset({_APP, "model", "module", "state_dict", "model_state_dict", "model_state"})
-_OTHERS = re.compile(
-    r"(?:^|[_.])(ema|swa|shadow|averaged|teacher|student|ref|reference|policy|actor|critic|target)(?:[_.]|$)"
-)
-"""Words by which people call one of several models."""
 
 _GIVEN = ("extra.", "extra_of_rank.")
 """What a caller of `save` adds under names of its own, which say nothing of sections."""
-
-Paths = Mapping[str, tuple[str | int, ...]]
-
-
-class Tensor(NamedTuple):
-    """What is known of a stored tensor from its header."""
-
-    shape: Shape
-    nbytes: int
-
-
-@dataclass
-class Section:
-    """Tensors under one key: the names that they have inside it, and what stands before those on disk."""
-
-    label: str
-    names: dict[str, str] = field(default_factory=dict)
-    shapes: dict[str, Shape] = field(default_factory=dict)
-    prefixes: set[str] = field(default_factory=set)
-    nbytes: int = 0
-
-    def add(self, key: str, name: str, prefix: str, tensor: Tensor) -> None:
-        self.names[key] = name
-        self.shapes[name] = tensor.shape
-        self.prefixes.add(prefix)
-        self.nbytes += tensor.nbytes
-
-    @property
-    def own(self) -> bool:
-        """Whether a framework calls its model so."""
-        return all(word in _OWN for word in self.label.split(".") if word)
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """What the names of all that goes with it begin with, whatever wrapper its tensors are in."""
-        return tuple({*self.prefixes, f"{self.label}."} - {"", "."})
-
-    @cached_property
-    def unwrapped(self) -> dict[str, Shape]:
-        """Its shapes by names in which `module`, a wrapper's word here, is left out."""
-        return {
-            ".".join([w for w in name.split(".") if w != MODULE]) if MODULE in name else name: shape
-            for name, shape in self.shapes.items()
-        }
-
-    @property
-    def called_other(self) -> bool:
-        """Whether it has a word for one of several models."""
-        return _OTHERS.search(self.label) is not None
-
-    def within(self, other: Section) -> bool:
-        """Whether every name of it is the other's too, with the same shape."""
-        return self.unwrapped.items() <= other.unwrapped.items()
-
-    def overlaps(self, other: Section) -> bool:
-        """Whether both hold a tensor of one name and shape."""
-        return not self.unwrapped.items().isdisjoint(other.unwrapped.items())
-
-    def lies_in(self, other: Section) -> bool:
-        """Whether its key lies below the other's."""
-        return bool(other.label) and self.label.startswith(f"{other.label}.")
-
-    def rivals(self, other: Section) -> bool:
-        """Whether both hold a tensor of one name, and neither lies inside the other."""
-        apart = self is not other and not (self.lies_in(other) or other.lies_in(self))
-        return apart and not self.unwrapped.keys().isdisjoint(other.unwrapped)
-
-    def __str__(self) -> str:
-        return f"{self.label or TOP} ({len(self.names)} tensors, {human(self.nbytes)})"
 
 
 @dataclass(frozen=True)
@@ -158,15 +79,15 @@ def divide(
     rest = {name: t for name, t in tensors.items() if name not in state}
     wanted = [name for name in chosen if f"{name}." not in roots]
     if known is not None:
-        found = _by_table(rest, known)
+        found = by_table(rest, known)
     else:
-        found = _by_nesting(rest, paths) if paths else _by_word(rest, configured, bool(wanted))
+        found = by_nesting(rest, paths) if paths else by_word(rest, configured, bool(wanted))
     if wanted:
-        model, others = _choose(wanted, found, rest, where)
+        model, others = chosen_model(wanted, found, rest, where)
     elif known is not None:
-        model, others = _explained_model(list(found.values()), where, paths or {})
+        model, others = explained_model(list(found.values()), where, paths or {})
     else:
-        model, others = _model_of(list(found.values()), where, paths or {})
+        model, others = model_of(list(found.values()), where, paths or {})
     names = dict(model.names)
     sections = [s for s in found.values() if s is not model and s not in others]
     if known is not None and not wanted:
@@ -197,177 +118,6 @@ def divide(
     return Sections(
         order, state, roots, optimizer, model.label, prefixes, foreign, tuple(items), unclear
     )
-
-
-def _by_table(tensors: Mapping[str, Tensor], known: Collection[str]) -> dict[str, Section]:
-    """Sections by what stands before names that a table explains."""
-    found: dict[str, Section] = {}
-    labels: dict[str, str] = {}
-    ends = {MODULE, *(name.rpartition(".")[2] for name in known)}
-    for key, tensor in tensors.items():
-        plain = bare(key)
-        if plain.rpartition(".")[2] in ends and (hit := explained(plain, known)):
-            prefix, name = hit
-            label = labels.get(prefix)
-            if label is None:
-                label = labels[prefix] = _label(prefix.split("."))
-                found.setdefault(label, Section(label))
-            found[label].add(key, name, prefix, tensor)
-    return found
-
-
-def explained(name: str, known: Container[str]) -> tuple[str, str] | None:
-    """What stands before a known name, and that name; a plain reading goes before one without `module`."""
-    if name in known:
-        return "", name
-    starts = [0, *(k + 1 for k, letter in enumerate(name) if letter == ".")]
-    for start in starts:
-        if name[start:] in known:
-            return name[:start], name[start:]
-    if f".{MODULE}." in name:
-        for start in starts:
-            if hit := unwrapped(name[start:], known):
-                return name[:start], hit
-    return None
-
-
-def _label(words: Sequence[str | int]) -> str:
-    """A section's name: the words before its tensors, without those of wrappers."""
-    label = ".".join(str(word) for word in words if word not in (MODULE, ""))
-    return "" if label == "base_model.model" else label
-
-
-def _by_nesting(tensors: Mapping[str, Tensor], paths: Paths) -> dict[str, Section]:
-    """Sections by where torch's nesting of the state dict ends and the keys of a module begin."""
-    found: dict[str, Section] = {}
-    for key, tensor in tensors.items():
-        *outer, leaf = paths.get(key) or (key,)
-        words = [str(word) for word in outer]
-        # A module's keys have dots; words without any may go on inside of it.
-        end = len(words) if "." in str(leaf) else _end(words)
-        label = ".".join(words[:end])
-        prefix = f"{label}." if label else ""
-        section = found.setdefault(label, Section(label))
-        section.add(key, bare(key.removeprefix(prefix)), bare(prefix), tensor)
-    return found
-
-
-def _end(words: Sequence[str]) -> int:
-    """How many words of a nested dict are a section's name: up to its word for a model, else the first."""
-    start = next((k for k, w in enumerate(words) if w in _OWN and w != _APP), None)
-    if start is None:
-        return min(len(words), 1 + sum(word == _APP for word in words[:1]))
-    return next((k for k in range(start, len(words)) if words[k] not in _OWN), len(words))
-
-
-def _by_word(tensors: Mapping[str, Tensor], configured: bool, asked: bool) -> dict[str, Section]:
-    """Sections by first word, where nothing else is known of names and one is a word for another model."""
-    found: dict[str, Section] = {}
-    if configured and not asked:
-        return found
-    for key, tensor in tensors.items():
-        word, _, name = bare(key).partition(".")
-        if name:
-            found.setdefault(word, Section(word)).add(key, name, f"{word}.", tensor)
-    named = [s for s in found.values() if s.called_other]
-    twins = [s for s in found.values() for o in named if s is not o and s.overlaps(o)]
-    twins += [s for s in named if any(s is not o and s.overlaps(o) for o in twins)]
-    if asked:
-        return found
-    return {s.label: s for s in found.values() if s in twins}
-
-
-def _explained_model(
-    found: Sequence[Section], where: str, paths: Paths
-) -> tuple[Section, list[Section]]:
-    """The section with a framework's own name, or the only one that holds its names, and other models.
-
-    Another model holds all names that the model does, or has the word for one; what has some of them
-    is carried name by name.
-    """
-    own = [s for s in found if s.own]
-    among = own or [s for s in found if not any(s.lies_in(o) for o in found)]
-    rivals = [s for s in among if not own or any(s.rivals(o) for o in among)]
-    if len(rivals) > 1:
-        raise _several(rivals, where)
-    model = max(among, key=lambda s: len(s.names), default=Section(""))
-    names = {name for s in own for name in s.unwrapped}
-    others = [
-        s
-        for s in found
-        if own and not s.own and (s.unwrapped.keys() >= names or _is_other(s, paths))
-    ]
-    return model, others
-
-
-def _is_other(section: Section, paths: Paths) -> bool:
-    """Whether a key of the nested dict that was saved calls a section one of several models."""
-    return section.called_other and any(len(paths.get(key, ())) > 1 for key in section.names)
-
-
-def _model_of(found: Sequence[Section], where: str, paths: Paths) -> tuple[Section, list[Section]]:
-    """The section that is the model, and those that are other models; raise where several may be it."""
-    named = [s for s in found if s.label]
-    own = [s for s in named if s.own]
-    carried = f", or carry all under their full names with --section {TOP}"
-    if len(own) == 1:
-        (model,) = own
-        shared = [s for s in found if s is not model and s.overlaps(model)]
-        others = [s for s in shared if model.within(s) or _is_other(s, paths)]
-        if unclear := [s for s in shared if s not in others and s.rivals(model)]:
-            raise _several([model, *unclear], where, carried)
-        return model, others
-    if rivals := [s for s in found if any(s.rivals(o) for o in found)]:
-        raise _several(rivals, where, carried)
-    alone = len(found) == 1 and len(named) == 1 and any("." in name for name in named[0].shapes)
-    return (named[0] if alone else Section("")), []
-
-
-def _several(rivals: Sequence[Section], where: str, carried: str = "") -> SectionError:
-    listed = "".join(f"\n  {section}" for section in rivals)
-    return SectionError(
-        f"{len(rivals)} sections may be the model - at {where}{listed}",
-        hint=f"choose one with --section {rivals[0].label or TOP} (section= in Python){carried}",
-    )
-
-
-def _choose(
-    wanted: Sequence[str],
-    found: Mapping[str, Section],
-    tensors: Mapping[str, Tensor],
-    where: str,
-) -> tuple[Section, list[Section]]:
-    """The section that the user names; all others are left out."""
-    if len(wanted) > 1:
-        raise UsageError(
-            f"{len(wanted)} sections are named, {' and '.join(wanted)}, but only one can be the model",
-            hint="name the section of the model and, after a comma, that of its optimizer",
-        )
-    name = "" if wanted[0] == TOP else wanted[0].strip(".")
-    by_label = {s.label: s for s in found.values()}
-    below = [s for s in by_label.values() if s.label.startswith(f"{name}.")]
-    model = by_label.get(name)
-    if model is None and len(below) > 1:
-        raise _several(below, where)
-    if model is None and below:
-        model = below[0]
-    if model is None:
-        model = Section(name)
-        prefix = f"{name}." if name else ""
-        for key, tensor in tensors.items():
-            if bare(key).startswith(prefix):
-                model.add(key, bare(key).removeprefix(prefix), prefix, tensor)
-        for section in by_label.values():
-            section.names = {k: v for k, v in section.names.items() if k not in model.names}
-    if not model.names:
-        there = sorted({s.label or TOP for s in by_label.values()}) or sorted(
-            {bare(key).partition(".")[0] for key in tensors}
-        )
-        raise SectionError(
-            f"{where} has no section {wanted[0]!r}",
-            hint=f"its sections: {', '.join(there[:8])}{', …' if len(there) > 8 else ''}",
-        )
-    return model, [s for s in by_label.values() if s is not model and s.names]
 
 
 def _optimizer_of(
@@ -408,9 +158,9 @@ def _belongs(root: str, section: Section) -> bool:
     if root.startswith(f"{section.label}."):
         return True
     home = root.removesuffix(".").split(".")
-    if parent and home[:-1] == parent and not all(p in _OWN for p in parent):
+    if parent and home[:-1] == parent and not all(p in OWN for p in parent):
         return True
-    return word not in _OWN and re.search(rf"(?:^|_){re.escape(word)}(?:_|$)", home[-1]) is not None
+    return word not in OWN and re.search(rf"(?:^|_){re.escape(word)}(?:_|$)", home[-1]) is not None
 
 
 def _items(

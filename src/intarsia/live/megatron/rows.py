@@ -17,7 +17,6 @@ from intarsia.errors import FamilyError
 from intarsia.family import Param, Table, table_for
 from intarsia.format.megatron.fsdp_dtensor.keys import FsdpRows
 from intarsia.layout import Layout
-from intarsia.lazy_tensor import as_torch
 from intarsia.live.fill import as_bytes
 from intarsia.live.megatron.item import Item, local_elements
 from intarsia.live.megatron.model import Live, chunks_of, config_of, live_tensors
@@ -26,6 +25,7 @@ from intarsia.live.memory.boxes import boxes_of
 from intarsia.live.memory.holding import cut, dtype_of, is_dtensor, memory_of
 from intarsia.live.memory.parts import Part
 from intarsia.live.names import Rows
+from intarsia.opened.lazy_tensor import as_torch
 from intarsia.value import Value, Window
 from intarsia.value.bits import bits_dtype
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from intarsia.checking.diagnosis.finding import Finding
-from intarsia.checking.diagnosis.hypotheses.matching import blocks_of
 from intarsia.checking.diagnosis.hypotheses.moves import Move
+from intarsia.checking.diagnosis.hypotheses.rearranged.matching import blocks_of
 from intarsia.checking.diagnosis.names import (
     expert_of,
     layer_of,

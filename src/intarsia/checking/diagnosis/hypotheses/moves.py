@@ -10,7 +10,7 @@ import numpy as np
 
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.hypothesis import Hypothesis, Score
-from intarsia.checking.diagnosis.hypotheses.keys import FEWEST_SIGNS, negative
+from intarsia.checking.diagnosis.hypotheses.rearranged.keys import FEWEST_SIGNS, negative
 from intarsia.checking.diagnosis.hypotheses.values import changed_after
 from intarsia.checking.diagnosis.names import numbers_in, pattern
 from intarsia.checking.pair.pairs import Pair

@@ -14,7 +14,7 @@ import numpy as np
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.groups import Group
 from intarsia.checking.diagnosis.hypotheses.hypothesis import NEARLY_ALL
-from intarsia.checking.diagnosis.hypotheses.keys import (
+from intarsia.checking.diagnosis.hypotheses.rearranged.keys import (
     KEY_ELEMENTS,
     MOST_ROWS,
     Ints,
@@ -22,7 +22,7 @@ from intarsia.checking.diagnosis.hypotheses.keys import (
     found_again,
     row_keys,
 )
-from intarsia.checking.diagnosis.hypotheses.rearrange import (
+from intarsia.checking.diagnosis.hypotheses.rearranged.order import (
     ANY_ORDER,
     MOST_RUNS,
     Order,

@@ -10,7 +10,7 @@ import numpy as np
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.hypothesis import Hypothesis, Shuffle
-from intarsia.checking.diagnosis.hypotheses.keys import (
+from intarsia.checking.diagnosis.hypotheses.rearranged.keys import (
     MOST_ROWS,
     Ints,
     found_again,
@@ -18,7 +18,7 @@ from intarsia.checking.diagnosis.hypotheses.keys import (
     mended,
     sign_keys_of,
 )
-from intarsia.checking.diagnosis.hypotheses.rearrange import (
+from intarsia.checking.diagnosis.hypotheses.rearranged.order import (
     ANY_ORDER,
     MOST_RUNS,
     along,
@@ -26,7 +26,7 @@ from intarsia.checking.diagnosis.hypotheses.rearrange import (
     of_runs,
     rows,
 )
-from intarsia.checking.diagnosis.hypotheses.shifts import shift_hypotheses
+from intarsia.checking.diagnosis.hypotheses.rearranged.shifts import shift_hypotheses
 from intarsia.layout import Layout
 
 MOST_BLOCKS = 512

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.hypothesis import Hypothesis
-from intarsia.checking.diagnosis.hypotheses.keys import KEY_ELEMENTS
+from intarsia.checking.diagnosis.hypotheses.rearranged.keys import KEY_ELEMENTS
 from intarsia.layout import Layout, concat, padding
 from intarsia.mesh import Box
 

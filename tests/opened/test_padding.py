@@ -9,7 +9,7 @@ import torch
 
 import intarsia
 from intarsia.format import registry as formats
-from intarsia.padding import trained_padding
+from intarsia.opened.padding import trained_padding
 from intarsia.run.budget import Budget
 from tests.checkpoints import intarsia as command
 from tests.checkpoints import llama_config, model, read_dcp, write_dcp, write_hf

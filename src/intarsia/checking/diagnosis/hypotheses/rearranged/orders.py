@@ -8,9 +8,15 @@ from functools import partial
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.groups import Group, RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.hypothesis import Hypothesis
-from intarsia.checking.diagnosis.hypotheses.mixed import order_of
-from intarsia.checking.diagnosis.hypotheses.rearrange import Order, along, compose, inverse, rows
-from intarsia.checking.diagnosis.hypotheses.splits import split_hypotheses
+from intarsia.checking.diagnosis.hypotheses.rearranged.mixed import order_of
+from intarsia.checking.diagnosis.hypotheses.rearranged.order import (
+    Order,
+    along,
+    compose,
+    inverse,
+    rows,
+)
+from intarsia.checking.diagnosis.hypotheses.rearranged.splits import split_hypotheses
 from intarsia.family.verbs import by_group
 from intarsia.layout import chunk, concat, split
 

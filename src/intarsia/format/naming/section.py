@@ -1,0 +1,98 @@
+"""A section of a state dict: tensors under one key, and whether it may be another model than a second one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from intarsia.format.naming.wrappers import MODULE
+from intarsia.mesh import Shape
+from intarsia.quantity import human
+
+TOP = "."
+"""What the section without a name is called."""
+
+
+APP = "app"
+
+
+OWN = frozenset({APP, "model", "module", "state_dict", "model_state_dict", "model_state"})
+
+
+_OTHERS = re.compile(
+    r"(?:^|[_.])(ema|swa|shadow|averaged|teacher|student|ref|reference|policy|actor|critic|target)(?:[_.]|$)"
+)
+"""Words by which people call one of several models."""
+
+
+Paths = Mapping[str, tuple[str | int, ...]]
+
+
+class Tensor(NamedTuple):
+    """What is known of a stored tensor from its header."""
+
+    shape: Shape
+    nbytes: int
+
+
+@dataclass
+class Section:
+    """Tensors under one key: the names that they have inside it, and what stands before those on disk."""
+
+    label: str
+    names: dict[str, str] = field(default_factory=dict)
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    prefixes: set[str] = field(default_factory=set)
+    nbytes: int = 0
+
+    def add(self, key: str, name: str, prefix: str, tensor: Tensor) -> None:
+        self.names[key] = name
+        self.shapes[name] = tensor.shape
+        self.prefixes.add(prefix)
+        self.nbytes += tensor.nbytes
+
+    @property
+    def own(self) -> bool:
+        """Whether a framework calls its model so."""
+        return all(word in OWN for word in self.label.split(".") if word)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """What the names of all that goes with it begin with, whatever wrapper its tensors are in."""
+        return tuple({*self.prefixes, f"{self.label}."} - {"", "."})
+
+    @cached_property
+    def unwrapped(self) -> dict[str, Shape]:
+        """Its shapes by names in which `module`, a wrapper's word here, is left out."""
+        return {
+            ".".join([w for w in name.split(".") if w != MODULE]) if MODULE in name else name: shape
+            for name, shape in self.shapes.items()
+        }
+
+    @property
+    def called_other(self) -> bool:
+        """Whether it has a word for one of several models."""
+        return _OTHERS.search(self.label) is not None
+
+    def within(self, other: Section) -> bool:
+        """Whether every name of it is the other's too, with the same shape."""
+        return self.unwrapped.items() <= other.unwrapped.items()
+
+    def overlaps(self, other: Section) -> bool:
+        """Whether both hold a tensor of one name and shape."""
+        return not self.unwrapped.items().isdisjoint(other.unwrapped.items())
+
+    def lies_in(self, other: Section) -> bool:
+        """Whether its key lies below the other's."""
+        return bool(other.label) and self.label.startswith(f"{other.label}.")
+
+    def rivals(self, other: Section) -> bool:
+        """Whether both hold a tensor of one name, and neither lies inside the other."""
+        apart = self is not other and not (self.lies_in(other) or other.lies_in(self))
+        return apart and not self.unwrapped.keys().isdisjoint(other.unwrapped)
+
+    def __str__(self) -> str:
+        return f"{self.label or TOP} ({len(self.names)} tensors, {human(self.nbytes)})"
