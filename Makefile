@@ -8,7 +8,7 @@ TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
 NEWER_MEGATRON := megatron-core==0.19.2
 TE := $(shell sed -n 's/^\(transformer-engine==.*\)/\1/p' constraints.txt)
 
-.PHONY: demo test test-all test-megatron lint bench docs dist clean help
+.PHONY: demo test test-all test-megatron lint bench bench-device docs dist clean help
 
 help:
 	@echo "make demo      set up, and run the main job on a small built-in model"
@@ -16,7 +16,8 @@ help:
 	@echo "make test-all  the long tests too, and those of Megatron on a newer version"
 	@echo "make test-megatron  the tests of Megatron alone, on $(NEWER_MEGATRON)"
 	@echo "make lint      ruff and mypy alone"
-	@echo "make bench     every benchmark beside its peer"
+	@echo "make bench     every benchmark beside its peers and its limit (minutes), and the page of the figures"
+	@echo "make bench-device  the same on a machine with many cores and a GPU; installs nothing"
 	@echo "make docs      the documentation as a site, in build/site"
 	@echo "make dist      sdist and wheel in build/dist, checked, and the demo from the wheel"
 
@@ -61,13 +62,18 @@ test-megatron: $(VENV)/.megatron_core_0_19
 	PYTHONPATH=$(CURDIR)/$(VENV)/megatron_core_0_19 MEGATRON_CORE=$(NEWER_MEGATRON) \
 		$(BIN)/python -m pytest -m megatron --durations=10 -rs --hypothesis-profile=same
 
+# The peers' wheels lie in a folder of their own, without what they depend on: they ask for torch in versions of theirs.
 $(VENV)/.bench: $(VENV)/.test
-	$(PIP) --editable ".[bench]"
+	$(PIP) --no-deps --only-binary=:all: --upgrade --target $(VENV)/peers xxhash humanize
+	-$(PIP) --no-deps --only-binary=:all: --upgrade --target $(VENV)/peers fastsafetensors
+	-$(PIP) --no-deps --only-binary=:all: --upgrade --target $(VENV)/peers runai-model-streamer
 	@touch $@
 
 bench: $(VENV)/.bench
-	@for name in read_amplification plan_scale convert megatron optimizer digest load background; do \
-		echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+	PYTHONPATH=$(CURDIR)/$(VENV)/peers $(BIN)/python -m benchmarks.suite $(BENCH)
+
+bench-device:
+	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) -m benchmarks.suite --device $(BENCH)
 
 $(VENV)/.docs: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) --editable ".[docs]"

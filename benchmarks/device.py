@@ -34,15 +34,15 @@ from benchmarks.measure import (
     Row,
     here,
     keep,
+    line,
     machine,
+    on_ranks,
     process,
     remove,
-    table,
     take_turns,
     versions,
 )  # fmt: skip
 from benchmarks.models import MODELS, data_files, write_hf
-from benchmarks.on_ranks import on_ranks
 from benchmarks.scaling import folder_for
 
 SHARING = 4
@@ -438,7 +438,7 @@ def main() -> None:
             try:
                 for row in part(asked):
                     rows.append(row)
-                    print(table([row]).splitlines()[-1], flush=True)
+                    print(line(row), flush=True)
             except Exception as error:
                 traceback.print_exc()
                 rows.append(Row(name, {}, [], failed=f"{type(error).__name__}: {error}"))

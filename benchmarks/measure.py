@@ -6,6 +6,7 @@ that took turns with it, so the machine was the same for both.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import os
@@ -14,12 +15,16 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +101,11 @@ def here(work: Work) -> Callable[[], Cost]:
     def run() -> Cost:
         gc.collect()
         _forget_peak()
-        before = _kernel_says()
+        before = kernel_says()
         cpu, started = time.process_time(), time.perf_counter()
         work()
         seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-        after = _kernel_says()
+        after = kernel_says()
         read, written = (
             after[key] - before[key] if key in after and key in before else None
             for key in ("rchar", "wchar")
@@ -131,7 +136,7 @@ def process(*words: str | Path, env: Mapping[str, str] | None = None) -> Callabl
             raise RuntimeError(f"{words[0]} ended with {child.returncode}: {_last_line(said)}")
         # A process inherits the peak of the one that starts it; only a higher one is its children's.
         most = usage.ru_maxrss * 1024
-        inherited = most <= _kernel_says().get("VmHWM", 0)
+        inherited = most <= kernel_says().get("VmHWM", 0)
         peak = max(seen.get("VmHWM", 0), 0 if inherited else most)
         return Cost(
             seconds, usage.ru_utime + usage.ru_stime, seen.get("rchar"), seen.get("wchar"), peak or None
@@ -148,7 +153,7 @@ def _watched(pid: int) -> Iterator[dict[str, int]]:
 
     def look() -> None:
         while not stop.wait(0.01):
-            seen.update(_kernel_says(str(pid)))
+            seen.update(kernel_says(str(pid)))
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -157,6 +162,81 @@ def _watched(pid: int) -> Iterator[dict[str, int]]:
     finally:
         stop.set()
         thread.join()
+
+
+def in_child(function: Callable[..., Any], *arguments: object) -> Any:
+    """Call a function in a fresh process, whose memory goes with it."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def on_ranks(count: int, work: Callable[..., Any], *given: Any) -> list[Any]:
+    """What `work(*given)` returns on each of `count` fresh processes of one group."""
+    with tempfile.TemporaryDirectory() as folder, get_context("spawn").Pool(count) as pool:
+        jobs = [(f"{folder}/store", rank, count, work, given) for rank in range(count)]
+        return pool.starmap(_as_rank, jobs, chunksize=1)
+
+
+def _as_rank(store: str, rank: int, count: int, work: Callable[..., Any], given: Any) -> Any:
+    sys.path.insert(0, str(ROOT / "src"))
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
+    try:
+        return work(*given)
+    finally:
+        dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the command line asks for, and a folder to work in."""
+
+    rounds: int
+    gigabytes: float
+    root: Path
+
+
+Part = tuple[Callable[[Setting], Iterator[Row]], str]
+
+
+def parts_asked(
+    script: str,
+    description: str | None,
+    parts: Mapping[str, Part],
+    *,
+    gigabytes: float,
+    rounds: int = 3,
+) -> None:
+    """Run the parts of a script that its command line names; one that fails does not stop the others."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--gigabytes", type=float, default=gigabytes)
+    parser.add_argument("--only", default=",".join(parts), help="the parts to run")
+    parser.add_argument("--folder", default=None, help="where to work; the system's if not given")
+    parser.add_argument("--out", type=Path, default=None, help="where the results go")
+    given = parser.parse_args()
+    print(machine(), versions(), sep="\n", flush=True)
+    with tempfile.TemporaryDirectory(dir=given.folder) as scratch:
+        at = Setting(given.rounds, given.gigabytes, Path(scratch))
+        for name in given.only.split(","):
+            work, about = parts[name]
+            print(f"\n{script} {name}: {about}", flush=True)
+            rows: list[Row] = []
+            try:
+                for row in work(at):
+                    rows.append(row)
+                    print(line(row), flush=True)
+            except Exception as error:
+                traceback.print_exc()
+                rows.append(Row(name, {}, [], failed=f"{type(error).__name__}: {error}"))
+            keep(f"{script}-{name}", about, rows, given.out)
 
 
 def python_path() -> str:
@@ -194,6 +274,8 @@ def take_turns(
                 cost = job()
                 if number >= 0:
                     costs[name].append(cost)
+            except ImportError as error:
+                failed[name] = f"not installed here: {error.name}"
             except Exception as error:
                 failed[name] = f"{type(error).__name__}: {_last_line(str(error).encode())}"
             after()
@@ -217,6 +299,14 @@ def take_turns(
     ]
 
 
+def with_ratios(rows: Sequence[Row], peer: Mapping[str, str]) -> list[Row]:
+    """Rows that were measured elsewhere, each with its ratio to the one that `peer` names for it."""
+    middle = {row.job: row.seconds for row in rows}
+    return [
+        replace(row, beside={peer[row.job]: row.seconds / middle[peer[row.job]]}) for row in rows
+    ]
+
+
 def drop(*folders: Path) -> None:
     """Drop the files of folders from the page cache."""
     for path in (p for folder in folders for p in folder.rglob("*") if p.is_file()):
@@ -230,30 +320,22 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Rows as text, aligned."""
-    head = ["at", "job", "median s", "least s", "GB/s", "read", "written", "peak MiB", "beside"]
-    lines = [head]
-    for row in (row.as_json() for row in rows):
-        at = " ".join(f"{k}={v}" for k, v in row["at"].items())
-        if "failed" in row:
-            lines.append([at, row["job"], "-", "-", "-", "-", "-", "-", row["failed"]])
-            continue
-        beside = ", ".join(
-            f"{x:.2f} x {n}" for n, x in row.get("beside", {}).items() if n != row["job"]
-        )
-        cells = [row.get(k, "-") for k in ("gb_per_s", "read_ratio", "written_ratio", "peak_mib")]
-        lines.append(
-            [at, row["job"], f"{row['median_s']:.3f}", f"{row['least_s']:.3f}", *map(str, cells), beside]
-        )  # fmt: skip
-    widths = [max(len(line[k]) for line in lines) for k in range(len(head))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(w) if k in (0, 1, 8) else cell.rjust(w)
-            for k, (cell, w) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
+def line(row: Row) -> str:
+    """A row as text."""
+    said = row.as_json()
+    at = " ".join(f"{k}={v}" for k, v in row.at.items())
+    if row.failed:
+        return f"{at:<28}{row.job:<34}{row.failed}"
+    beside = ", ".join(f"{x:.2f} x {n}" for n, x in row.beside.items() if n != row.job)
+    cells = (
+        f"{said['median_s']:>9.3f} s  least {said['least_s']:<8.3f}",
+        f"{said['gb_per_s']:>8.2f} GB/s" if "gb_per_s" in said else " " * 13,
+        f"{said['cpu_s']:>8.2f} s CPU" if "cpu_s" in said else "",
+        f"read {said['read_ratio']:.3f} x" if "read_ratio" in said else "",
+        f"written {said['written_ratio']:.3f} x" if "written_ratio" in said else "",
+        f"{said['peak_mib']:>5} MiB" if "peak_mib" in said else "",
     )
+    return "  ".join([f"{at:<28}{row.job:<34}", *(c for c in cells if c), beside]).rstrip()
 
 
 def machine() -> dict[str, Any]:
@@ -264,7 +346,7 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(memory / 2**30),
         "architecture": platform.machine(),
         "processor": _processor(),
-        "kernel": platform.release(),
+        "kernel": platform.release().split("-")[0],
         "gpu": _gpu(),
         "python": platform.python_version(),
     }
@@ -315,7 +397,7 @@ def _last_line(said: bytes) -> str:
     return lines[-1][:300] if lines else ""
 
 
-def _kernel_says(pid: str = "self") -> dict[str, int]:
+def kernel_says(pid: str = "self") -> dict[str, int]:
     """Bytes read and written so far, and the most memory."""
     found: dict[str, int] = {}
     with suppress(OSError):

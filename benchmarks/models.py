@@ -40,12 +40,15 @@ class Model:
         return sum(2 * prod(shape) for shape in self.shapes.values())
 
 
-def llama(gigabytes: float) -> Model:
-    """A dense model of about this size; from 4 GB on as wide as one of 8 billion parameters."""
-    if gigabytes >= 4:
+def llama(gigabytes: float, like: float | None = None) -> Model:
+    """A dense model of about this size, as wide as one of size `like`; from 4 GB on as one of 8 billion parameters."""
+    size = like or gigabytes
+    if size >= 4:
         hidden, inner, vocab, heads, groups, width = 4096, 14_336, 128_256, 32, 8, 128
-    elif gigabytes >= 0.1:
+    elif size >= 0.3:
         hidden, inner, vocab, heads, groups, width = 2048, 5632, 32_000, 16, 4, 128
+    elif size >= 0.02:
+        hidden, inner, vocab, heads, groups, width = 1024, 2816, 8000, 8, 2, 128
     else:
         hidden, inner, vocab, heads, groups, width = 128, 384, 1000, 4, 2, 32
     config = {
@@ -94,6 +97,12 @@ def write_hf(folder: Path, model: Model, files: int = 17, threads: int | None = 
     return model.nbytes
 
 
+def bits_of(name: str, shape: tuple[int, ...]) -> Any:
+    """The bf16 numbers of a tensor, as 16 bits each."""
+    blocks = [np.frombuffer(block, np.uint16) for block in _numbers(name, prod(shape))]
+    return np.concatenate(blocks).reshape(shape)
+
+
 def data_files(folder: Path) -> list[Path]:
     """The files of a checkpoint that hold its tensors, the largest first."""
     found = [p for p in folder.rglob("*") if p.suffix in (".safetensors", ".distcp")]
@@ -122,7 +131,7 @@ def _of_size(config: dict[str, Any], gigabytes: float, layer: Any) -> Model:
     }
     layer_bytes = sum(2 * prod(shape) for _, shape in layer(config, 0))
     left = gigabytes * 1e9 - sum(2 * prod(shape) for shape in ends.values())
-    count = max(1, round(left / layer_bytes))
+    count = max(2, round(left / layer_bytes))
     middle = {name: shape for k in range(count) for name, shape in layer(config, k)}
     first, *last = ends.items()
     return Model(config | {"num_hidden_layers": count}, dict([first, *middle.items(), *last]))

@@ -28,6 +28,7 @@ from intarsia.format.hf.safetensors_header import make_header
 from intarsia.format.registry import read_manifest
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest, Target
+from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan, read_cost
 from intarsia.planning.proof import prover_of
 
@@ -120,6 +121,18 @@ def plan_rank(src: Manifest, targets: Sequence[Target], mesh: Mesh, rank: int) -
     return read
 
 
+def targets_on(src: Manifest, mesh: Mesh) -> Sequence[Target]:
+    """What `dcp` on a mesh asks for."""
+    return targets_for(src, Request("dcp", mesh)).targets
+
+
+def plan_all(src: Manifest, targets: Sequence[Target], mesh: Mesh) -> Plan:
+    """The proven plan of the whole mesh."""
+    plan = make_plan(src, targets, to="dcp", mesh=mesh, peak_memory_bytes=0)
+    assert plan.proven, plan.problems[:3]
+    return plan
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=3)
@@ -141,14 +154,13 @@ def main() -> None:
             mesh = Mesh.parse(text)
             ranks, wholes = [], []
             for _ in range(repeat):
-                targets = targets_for(manifest, Request("dcp", mesh)).targets
+                targets = targets_on(manifest, mesh)
                 started = time.perf_counter()
                 read_bytes = plan_rank(manifest, targets, mesh, mesh.size // 3)
                 ranks.append(time.perf_counter() - started)
                 started = time.perf_counter()
-                plan = make_plan(manifest, targets, to="dcp", mesh=mesh, peak_memory_bytes=0)
+                plan = plan_all(manifest, targets, mesh)
                 wholes.append(time.perf_counter() - started)
-                assert plan.proven, plan.problems[:3]
             print(
                 f"{text:<22}{mesh.size:>6}{sorted(ranks)[repeat // 2]:>12.2f}"
                 f"{read_bytes / 2**30:>10.2f}Gi{sorted(wholes)[repeat // 2]:>13.2f}{plan.proven!s:>8}"

@@ -28,10 +28,10 @@ from benchmarks.measure import (
     Row,
     here,
     keep,
+    line,
     machine,
     process,
     remove,
-    table,
     take_turns,
     versions,
 )  # fmt: skip
@@ -239,15 +239,15 @@ def main() -> None:
             )
             for part, found in measure(at, asked):
                 rows.setdefault(part, []).extend(found)
-                print(table(found), flush=True)
+                print(*map(line, found), sep="\n", flush=True)
                 keep(f"scaling-{part}", ABOUT[part], rows[part], given.out)
 
 
 ABOUT = {
-    "digest": "intarsia.digest of a checkpoint in memory, beside reading it with a CRC-32 and a sum",
-    "verify": "intarsia.verify of one checkpoint in memory, beside reading it with a CRC-32 and a sum",
-    "pair": "intarsia.verify of two formats of one model in memory, beside reading and comparing both",
-    "convert": "intarsia.convert in memory, beside a copy of the same files, one thread a file",
+    "digest": "`intarsia.digest` of a checkpoint in memory, beside reading it with a CRC-32 and a sum",
+    "verify": "`intarsia.verify` of one checkpoint in memory, beside reading it with a CRC-32 and a sum",
+    "pair": "`intarsia.verify` of two formats of one model in memory, beside reading and comparing both",
+    "convert": "`intarsia.convert` in memory, beside a copy of the same files, one thread a file",
     "command": "the command `intarsia digest` from start to end, beside the work in one process",
     "torchrun": "the command `intarsia convert` on several processes, beside one",
 }

@@ -58,12 +58,6 @@ def test_modules_and_scripts_that_a_page_runs_are_there(page: Path) -> None:
             assert found[1] in made, line
 
 
-def test_scripts_that_have_a_figure_are_benchmarks() -> None:
-    scripts = re.findall(r"\| `(\w+\.py)` \|", (ROOT / "docs/performance.md").read_text())
-    assert scripts
-    assert [s for s in scripts if not (ROOT / "benchmarks" / s).is_file()] == []
-
-
 @each_page
 def test_code_that_a_page_shows_is_run_by_a_test(page: Path) -> None:
     if not blocks(page, "python"):

@@ -1,4 +1,4 @@
-"""Loading a checkpoint into a sharded model, beside the ways that torch, Transformers and accelerate have.
+"""Loading into a sharded model and saving it, beside the ways that torch, Transformers and accelerate have.
 
 A dense and a mixture-of-experts model of about 0.7 GB in bf16, on 2 and on 4 gloo processes, from warm
 and from dropped caches.  Every way is the whole road: build the model on `meta`, lay it out, fill
@@ -10,17 +10,19 @@ the outermost calls of torch.distributed.
 accelerate does not shard on CPU, so its way is Transformers' RAM-efficient load and then accelerate's own
 `fsdp2_load_full_state_dict`, called by hand.
 
-    python benchmarks/load.py [--rounds 3] [--gigabytes 0.7] [--folder DIR]
+The second part is the pause of a save in the background: two ranks hold an FSDP2 model of a few large or of
+many small tensors, with AdamW's state.  The pause is the whole call of `intarsia.save(background=True)`;
+beside it in the same round: `copy_` of the rank's shards into memory that is there already, and
+`dcp.async_save` of the same state.
+
+    PYTHONPATH=src python -m benchmarks.ranks [--rounds 3] [--gigabytes 0.7] [--only load] [--folder DIR]
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import os
-import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +32,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from on_ranks import on_ranks
+from benchmarks.measure import (
+    Cost,
+    Row,
+    Setting,
+    drop,
+    on_ranks,
+    parts_asked,
+    remove,
+    with_ratios,
+)  # fmt: skip
 
 SIZES: dict[str, dict[str, Any]] = {
     "qwen3": {"hidden_size": 1536, "intermediate_size": 6144, "head_dim": 128,
@@ -39,7 +50,6 @@ SIZES: dict[str, dict[str, Any]] = {
                   "num_attention_heads": 16, "num_key_value_heads": 4, "num_experts": 32,
                   "num_experts_per_tok": 4, "moe_intermediate_size": 512},
 }  # fmt: skip
-SPARE_BYTES = 300 * 10**6
 BUDGET_BYTES = 256 << 20
 FUNCTIONS = (
     "all_gather_object", "gather_object", "scatter_object_list", "broadcast_object_list", "all_gather",
@@ -152,6 +162,14 @@ def ways(count: int) -> dict[str, Callable[[Path], Any]]:
     }
 
 
+OURS = {
+    **dict.fromkeys(("FSDP  intarsia.load of hf", "FSDP  from_pretrained", "FSDP  accelerate's broadcast"), "FSDP  intarsia.load of hf"),
+    **dict.fromkeys(("FSDP  intarsia.load of dcp", "FSDP  dcp.load"), "FSDP  intarsia.load of dcp"),
+    **dict.fromkeys(("TP    intarsia.load of hf", "TP    from_pretrained"), "TP    intarsia.load of hf"),
+}  # fmt: skip
+"""What each way stands beside."""
+
+
 def told(file: str, key: str) -> int:
     """A number that the kernel tells of this process."""
     return int(Path(f"/proc/self/{file}").read_text().split(f"{key}:")[1].split()[0])
@@ -202,15 +220,6 @@ def watched() -> Iterator[Watch]:
         thread.join()
 
 
-def drop(folder: Path) -> None:
-    """Drop a checkpoint's pages from the cache."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def measure(folder: Path, rounds: int) -> dict[tuple[str, bool], list[Figure]]:
     """The figures of every way on this rank, cold and warm; the first round is not counted."""
     import torch.distributed as dist
@@ -248,50 +257,122 @@ def one(way: Callable[[Path], Any], folder: Path, cold: bool) -> Figure:
     return Figure(seconds, read, max(0, watch.most - before), shard, len(watch.calls))
 
 
-def report(count: int, size: int, ranks: list[dict[tuple[str, bool], list[Figure]]]) -> None:
-    print(
-        f"{'way':<30}{'cold s':>8}{'warm s':>8}{'x ours':>8}{'read/ckpt':>11}{'read/shard':>12}"
-        f"{'peak-shard MB':>15}{'collectives':>13}"
-    )
-    base = 0.0
-    for name in ways(count):
-        per_rank = {cold: [r[name, cold] for r in ranks] for cold in (True, False)}
-        seconds = {
-            cold: statistics.median(max(f.seconds for f in fs) for fs in zip(*rows, strict=True))
-            for cold, rows in per_rank.items()
-        }
-        rows = per_rank[False]
-        if "intarsia" in name:
-            base = seconds[False]
-        read = [statistics.median(f.read_bytes for f in fs) for fs in rows]
-        share = max(r / fs[0].shard_bytes for r, fs in zip(read, rows, strict=True))
-        over = max(statistics.median(f.peak_bytes - f.shard_bytes for f in fs) for fs in rows)
-        print(
-            f"{name:<30}{seconds[True]:>8.2f}{seconds[False]:>8.2f}{seconds[False] / base:>8.2f}"
-            f"{sum(read) / size:>11.3f}{share:>12.3f}{over / 1e6:>15.0f}{rows[0][0].collectives:>13}"
-        )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--gigabytes", type=float, default=0.7)
-    parser.add_argument("--folder", default=None)
-    options = parser.parse_args()
+def load(at: Setting) -> Iterator[Row]:
+    """Every way on 2 and on 4 ranks; the slowest rank counts, and the bytes of all together."""
     for kind in SIZES:
-        with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
-            size = on_ranks(1, write_model, Path(scratch), kind, options.gigabytes)[0]
-            for count in (2, 4):
-                found = on_ranks(count, measure, Path(scratch), options.rounds)
-                print(
-                    f"{kind}, {size / 1e9:.2f} GB, {count} ranks, {options.rounds} rounds, medians"
-                )
-                report(count, size, found)
-    print(
-        f"bars: read 1.05 x the checkpoint and 1.05 x the shard (FSDP), peak shard"
-        f" + {(SPARE_BYTES + BUDGET_BYTES) / 1e6:.0f} MB, 2 collectives"
-    )
+        folder = at.root / kind
+        size = on_ranks(1, write_model, folder, kind, at.gigabytes)[0]
+        for count in (2, 4) if at.rounds > 2 else (2,):
+            found = on_ranks(count, measure, folder, at.rounds)
+            for cold in (False, True):
+                yield from _rows(found, cold, size, {"model": kind, "ranks": count})
+        remove(folder)
+
+
+def _rows(
+    ranks: list[dict[tuple[str, bool], list[Figure]]], cold: bool, size: int, where: dict[str, Any]
+) -> list[Row]:
+    def costs(name: str) -> list[Cost]:
+        return [
+            Cost(
+                max(f.seconds for f in each),
+                read_bytes=sum(f.read_bytes for f in each),
+                peak_bytes=max(f.peak_bytes - f.shard_bytes for f in each),
+            )
+            for each in zip(*(r[name, cold] for r in ranks), strict=True)
+        ]
+
+    at = {**where, "cache": "cold" if cold else "warm"}
+    rows = [Row(name, at, costs(name), size) for name in ways(len(ranks))]
+    return with_ratios(rows, {row.job: OURS[row.job] for row in rows})
+
+
+WIDTHS = {"large tensors": 1536, "small tensors": 256}
+"""Rows and columns of every weight."""
+
+
+def background(at: Setting) -> Iterator[Row]:
+    """The pause on two ranks; a pause of the slowest is a pause of all."""
+    shard_bytes = round(at.gigabytes * 1e9 / 3.5)
+    for label, width in WIDTHS.items():
+        folder = at.root / "background"
+        folder.mkdir()
+        found = on_ranks(2, pauses, folder, width, max(7, at.rounds), shard_bytes)
+        where = {"tensors": found[0]["tensors"], "of": label}
+        rows = [
+            Row(
+                name,
+                where,
+                [Cost(max(each)) for each in zip(*(f["seconds"][name] for f in found), strict=True)],
+                found[0]["bytes"],
+            )
+            for name in found[0]["seconds"]
+        ]  # fmt: skip
+        yield from with_ratios(rows, dict.fromkeys((row.job for row in rows), "copy_"))
+        remove(folder)
+
+
+def pauses(folder: Path, width: int, rounds: int, shard_bytes: int) -> dict[str, Any]:
+    """Seconds of each way in each round on this rank, after one round that does not count."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    import intarsia
+
+    layers = max(1, 2 * shard_bytes // (3 * 4 * width * width))
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    for param in model.parameters():
+        param.grad = torch.zeros_like(param)
+    optimizer.step()
+    optimizer.zero_grad()
+    state: dict[str, Any] = dict(model.state_dict())
+    for name, param in model.named_parameters():
+        for kind, value in optimizer.state[param].items():
+            state[f"optimizer.state.{name}.{kind}"] = value
+    local = [x.to_local() if hasattr(x, "to_local") else x for x in state.values()]
+    spare = [torch.empty_like(x) for x in local]
+
+    def copy() -> Callable[[], Any]:
+        for to, at in zip(spare, local, strict=True):
+            to.copy_(at)
+        return lambda: None
+
+    def ours() -> Callable[[], Any]:
+        saving = intarsia.save(folder / "ours", model, optimizer, background=True)
+        return saving.wait
+
+    def torch_async() -> Callable[[], Any]:
+        return dcp.async_save(state, checkpoint_id=str(folder / "torch")).result
+
+    ways = {"copy_": copy, "intarsia.save": ours, "dcp.async_save": torch_async}
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds + 1):
+        for name, way in ways.items():
+            dist.barrier()
+            started = time.perf_counter()
+            finish = way()
+            seconds = time.perf_counter() - started
+            finish()
+            dist.barrier()
+            if dist.get_rank() == 0:
+                for path in folder.iterdir():
+                    remove(path)
+            if number:
+                found[name].append(seconds)
+    return {"seconds": found, "tensors": len(local), "bytes": sum(x.nbytes for x in local)}
+
+
+PARTS = {
+    "load": (load, "a model sharded over processes, loaded by each rank; ratios are to ours"),
+    "background": (background, "the pause of a save in the background on two ranks, beside a plain copy of the memory"),
+}  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    parts_asked("ranks", __doc__, PARTS, gigabytes=0.7)
