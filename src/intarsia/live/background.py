@@ -20,22 +20,17 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from intarsia.errors import UsageError
+from intarsia.live import copying
 from intarsia.live.report import Saved
 from intarsia.live.save import Snapshot, snapshot, write
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress
 from intarsia.run.ranks.apart import Apart
 from intarsia.run.ranks.crew import Crew, ranks_of_model
-
-if TYPE_CHECKING:
-    import torch
-
-_memory: dict[str, torch.Tensor] = {}
-"""Where copies are kept, by tensor; used by one save at a time."""
 
 _last: Saving | None = None
 _groups: WeakKeyDictionary[Any, ReferenceType[Any]] = WeakKeyDictionary()
@@ -77,7 +72,10 @@ class Saving:
             self._thread.join()
 
     def _start(self, work: Callable[[], Saved]) -> None:
+        go = threading.Event()
+
         def run() -> None:
+            go.wait()
             try:
                 self._result = work()
             except BaseException as error:
@@ -85,6 +83,8 @@ class Saving:
 
         self._thread = threading.Thread(target=run, name="intarsia-save")
         self._thread.start()
+        # A thread that worked at once would keep the interpreter from the training for its turn of 5 ms.
+        go.set()
 
 
 def save(
@@ -115,15 +115,14 @@ def save(
     team = ranks_of_model(group)
     aside = _aside(team) if background else team
     with aside.together():
-        what = snapshot(model, optimizer, extra, config)
+        take = copying.copy_of if background else snapshot
+        what = take(model, optimizer, extra, config)
         options: dict[str, Any] = {
             "overwrite": overwrite,
             "latest": latest,
             "workers": Budget.of(None, workers).workers,
             "progress": progress,
         }
-        if background:
-            what = copy_of(what)
     if not background:
         return write(path, what, team, **options)
     _finish_before_the_end()
@@ -155,27 +154,6 @@ def _write_aside(
             aside.apart.close()
 
 
-def copy_of(what: Snapshot) -> Snapshot:
-    """The snapshot in memory of its own, which the model's next step does not change."""
-    import torch
-
-    copies = {name: _room(name, held) for name, held in what.memory.items()}
-    if copies:
-        torch._foreach_copy_(list(copies.values()), list(what.memory.values()))
-    return replace(what, memory=copies)
-
-
-def _room(name: str, like: torch.Tensor) -> torch.Tensor:
-    """Memory for a copy, where the last copy of that tensor was if it fits."""
-    import torch
-
-    held = _memory.get(name)
-    if held is None or held.shape != like.shape or held.dtype != like.dtype:
-        held = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.device.type == "cuda")
-        _memory[name] = held
-    return held
-
-
 def release() -> None:
     """Give back the memory that background saves keep for their copies."""
     if _last is not None and not _last.done:
@@ -183,7 +161,7 @@ def release() -> None:
             f"{_last.path} is still being saved from this memory",
             hint="call wait() on its handle first",
         )
-    _memory.clear()
+    copying.release()
 
 
 def _aside(team: Crew) -> Crew:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from intarsia.dtypes import BY_NAME
@@ -20,6 +21,7 @@ EXTRA = "extra."
 OF_RANK = "extra_of_rank."
 _RANK = re.compile(r"^(?P<rank>\d+)_of_(?P<size>\d+)\.(?P<name>.*)$", re.S)
 _TENSOR = "intarsia.tensor"
+_NUMBERS = (bool, int, float, type(None))
 
 
 def packed(extra: Mapping[str, Any] | None) -> dict[str, bytes]:
@@ -35,12 +37,20 @@ def packed(extra: Mapping[str, Any] | None) -> dict[str, bytes]:
 def pack(value: Any, where: str) -> bytes:
     """A value as an archive that torch reads, and we do without executing it."""
     try:
+        if type(value) in _NUMBERS:
+            return _packed(value, repr(value))
         return write_object(_plain(value))
     except UsageError as error:
         raise UsageError(
             f"`{where}` cannot be saved: {error}",
             hint="save its state_dict(): numbers, text, lists, dicts and tensors",
         ) from error
+
+
+@lru_cache(1 << 10, typed=True)
+def _packed(value: Any, text: str) -> bytes:
+    """A number as an archive; the text tells 0.0 from -0.0."""
+    return write_object(value)
 
 
 def unpack(data: bytes, where: str) -> Any:

@@ -74,6 +74,8 @@ class Snapshot:
     extra: dict[str, bytes]
     config: Mapping[str, Any] | None
     counts: Counts = Counts()
+    identities: tuple[int, ...] = ()
+    """The identity of the live tensor that each of `memory` is of, where all of them have one."""
 
     @cached_property
     def parts(self) -> list[Part]:
@@ -141,7 +143,8 @@ def snapshot(
     seen = {name: Seen.of(tensor, name) for name, tensor in tensors.items()}
     cut = partial(parts_of, seen)
     lent = config or config_of(model_in(model))
-    return Snapshot(memories_of(tensors), cut, entries, given, lent, counts)
+    identities = tuple(map(id, tensors.values()))
+    return Snapshot(memories_of(tensors), cut, entries, given, lent, counts, identities)
 
 
 def write(

@@ -46,11 +46,16 @@ def settings_of(steps: Iterable[Stepped], optimizer: Any) -> Iterator[tuple[str,
         names.setdefault(each.group, []).append(bare(each.name))
     for number, group in enumerate(optimizer.param_groups):
         yield f"{TORCH_GROUPS}{number}.{MEMBERS}", names.get(number, [])
-        for key, value in group.items():
-            if key not in _NO_SETTINGS:
-                name = f"{TORCH_GROUPS}{number}.{key}"
-                _check_storable(key, value, name)
-                yield name, value
+        yield from settings_in(number, group)
+
+
+def settings_in(number: int, group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every setting of a group under its name in a checkpoint."""
+    for key, value in group.items():
+        if key not in _NO_SETTINGS:
+            name = f"{TORCH_GROUPS}{number}.{key}"
+            _check_storable(key, value, name)
+            yield name, value
 
 
 def _check_storable(key: Any, value: Any, name: str) -> None:

@@ -1,0 +1,150 @@
+"""The copy of a model that a save in the background writes, and what the next such save need not do again.
+
+The memory of the copy stays for the next save, and so does all that was found out about the model, for as
+long as it is seen to be unchanged.  Both are of the model that was saved last, and go with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, ref
+
+from intarsia.live.entries import pack, packed
+from intarsia.live.memory.own_memory import is_module
+from intarsia.live.names import config_of
+from intarsia.live.optimizer.classes import Opened, opened
+from intarsia.live.optimizer.groups import settings_in
+from intarsia.live.report import Counts
+from intarsia.live.save import Snapshot, snapshot
+from intarsia.live.unchanged import Look, Watch
+
+if TYPE_CHECKING:
+    import torch
+
+Memory = dict[str, "torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A snapshot in its copy's memory, the marks of what it was of, and the place of each tensor in a look."""
+
+    what: Snapshot
+    marks: list[Any]
+    watch: Watch
+    places: list[int]
+
+    @staticmethod
+    def of(what: Snapshot, look: Look) -> Known | None:
+        """None where the snapshot has tensors that the look does not."""
+        at = {id(x): place for place, x in enumerate(look.tensors)}
+        if not what.identities or not at.keys() >= {*what.identities}:
+            return None
+        places = [at[number] for number in what.identities]
+        return Known(what, look.marks, Watch(look.objects), places)
+
+    def holds(self, look: Look) -> bool:
+        """Whether what is seen is what the snapshot was of."""
+        return self.watch.all_alive and self.marks == look.marks
+
+
+@dataclass
+class Kept:
+    """The memory of the last copy, by the names of its tensors, and what is known of the model."""
+
+    memory: Memory = field(default_factory=dict)
+    model: ReferenceType[Any] | None = None
+    known: Known | None = None
+
+
+_kept = Kept()
+"""Used by one save at a time."""
+
+
+def copy_of(
+    model: Any,
+    optimizer: Any = None,
+    extra: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Snapshot:
+    """A snapshot in memory of its own, which the model's next step does not change."""
+    own = opened(optimizer) if optimizer is not None and is_module(model) else None
+    look = Look.at(model, own)
+    known = _kept.known
+    if look is not None and known is not None and known.holds(look):
+        _copy([*known.what.memory.values()], [look.memory[k] for k in known.places])
+        return _with_new_values(known.what, model, own, extra, config)
+    what = snapshot(model, optimizer, extra, config)
+    what = replace(what, memory=_copied(what.memory))
+    _keep(what, model, look)
+    return what
+
+
+def release() -> None:
+    """Forget the last copy; its memory is free as soon as no save uses it."""
+    global _kept
+    _kept = Kept()
+
+
+def _keep(what: Snapshot, model: Any, look: Look | None) -> None:
+    _kept.known = Known.of(what, look) if look is not None else None
+    _kept.model = ref(model, _forget) if is_module(model) else None
+
+
+def _forget(model: ReferenceType[Any]) -> None:
+    if _kept.model is model:
+        release()
+
+
+def _copied(memory: Mapping[str, torch.Tensor]) -> Memory:
+    """The same numbers in the memory of the last copy, as far as that fits; the rest of it is given back."""
+    import torch
+
+    _kept.known = None
+    held, _kept.memory = _kept.memory, {}
+    held = {name: held[name] for name, x in memory.items() if name in held and _fits(held[name], x)}
+    for name, x in memory.items():
+        if name not in held:
+            pinned = x.device.type == "cuda"
+            held[name] = torch.empty(x.shape, dtype=x.dtype, pin_memory=pinned)
+    copies = {name: held[name] for name in memory}
+    _copy([*copies.values()], [*memory.values()])
+    _kept.memory = copies
+    return copies
+
+
+def _fits(held: torch.Tensor, x: torch.Tensor) -> bool:
+    return held.shape == x.shape and held.dtype == x.dtype
+
+
+def _copy(to: list[torch.Tensor], at: list[torch.Tensor]) -> None:
+    import torch
+
+    if to:
+        with torch.no_grad():
+            torch._foreach_copy_(to, at)
+
+
+def _with_new_values(
+    what: Snapshot,
+    model: Any,
+    own: Opened | None,
+    extra: Mapping[str, Any] | None,
+    config: Mapping[str, Any] | None,
+) -> Snapshot:
+    """A snapshot whose tensors were copied again, with the settings and the other values of now."""
+    entries, groups = dict(what.entries), own.settings.param_groups if own is not None else []
+    for number, group in enumerate(groups):
+        for name, value in settings_in(number, group):
+            if name in entries:  # what is not is a tensor
+                entries[name] = pack(value, name)
+    counts = Counts.of(what.counts.tensors, iter(()), groups)
+    return replace(
+        what,
+        cut=lambda _: what.parts,
+        entries=entries,
+        extra=packed(extra),
+        config=config or config_of(model),
+        counts=replace(counts, state_tensors=what.counts.state_tensors),
+    )
