@@ -36,6 +36,7 @@ from intarsia.live.memory.passing_buffers import computed_by
 from intarsia.live.memory.shared_memory import with_one_source
 from intarsia.live.names import config_of, facts_of, manifest_for, model_in, named_as_is
 from intarsia.live.optimizer.classes import CLASS, Opened, opened
+from intarsia.live.optimizer.counters import counter_holdings, set_counters
 from intarsia.live.optimizer.fsdp1 import WholeOptimizer
 from intarsia.live.optimizer.groups import (
     agreed_groups,
@@ -44,14 +45,8 @@ from intarsia.live.optimizer.groups import (
     put_groups,
     with_tensors,
 )
-from intarsia.live.optimizer.state import (
-    Steps,
-    counter_holdings,
-    put,
-    set_counters,
-    state_to_fill,
-    unused_state,
-)
+from intarsia.live.optimizer.state import put, state_to_fill, unused_state
+from intarsia.live.optimizer.stepped import Steps
 from intarsia.live.optimizer.values import shared_in
 from intarsia.live.report import Counts, Loaded
 from intarsia.live.values import Values

@@ -48,7 +48,8 @@ from intarsia.live.optimizer.agreement import WITHOUT, agreed_entries
 from intarsia.live.optimizer.classes import CLASS, classes_of, opened
 from intarsia.live.optimizer.fsdp1 import WholeOptimizer
 from intarsia.live.optimizer.groups import settings_of
-from intarsia.live.optimizer.state import Steps, never_stepped, states, values
+from intarsia.live.optimizer.state_to_save import never_stepped, states, values
+from intarsia.live.optimizer.stepped import Steps
 from intarsia.live.report import Counts, Saved
 from intarsia.live.values import packed_with
 from intarsia.run.progress import Progress

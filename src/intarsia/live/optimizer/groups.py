@@ -22,7 +22,8 @@ from intarsia.format.optimizer_state.parameter_groups import (
 from intarsia.format.torch_file.plain import plain
 from intarsia.live.optimizer.classes import check_class, fixed_settings
 from intarsia.live.optimizer.several import each_of, held_by
-from intarsia.live.optimizer.state import Stepped, tensors_of
+from intarsia.live.optimizer.state import tensors_of
+from intarsia.live.optimizer.stepped import Stepped
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import TORCH_GROUPS
 

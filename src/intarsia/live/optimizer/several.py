@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any
 
 from intarsia.errors import UsageError
+from intarsia.state.names import SHARED_STATE
 
 
 class Together:
@@ -83,3 +84,14 @@ def held_by(optimizer: Any, group: int) -> Any:
 def each_of(optimizer: Any) -> tuple[Any, ...]:
     """The optimizers that are seen as one."""
     return optimizer.each if isinstance(optimizer, Together) else (optimizer,)
+
+
+def check_shared(keys: Sequence[str], optimizer: Any) -> None:
+    """Raise where nothing says which of several optimizers a state that is of no parameter belongs to."""
+    if keys and isinstance(optimizer, Together):
+        key = keys[0].removeprefix(SHARED_STATE)
+        raise UsageError(
+            f"`{key}` is state of one of {len(optimizer.each)} optimizers, and belongs to no"
+            " parameter that would say of which one",
+            hint="keep it in the groups of its optimizer, or in `extra`",
+        )

@@ -6,84 +6,31 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import CoverageError, UsageError
 from intarsia.family import Param
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.optimizer_names import unnumbered_error
 from intarsia.format.optimizer_state.parameter_groups import Groups
-from intarsia.layout import Layout
 from intarsia.live.memory.holding import Holding, cut, is_dtensor, is_present, memory_of
-from intarsia.live.names import modules_in, own_name
-from intarsia.live.optimizer.classes import Opened, check_kinds
-from intarsia.live.optimizer.several import Together, each_of, held_by
+from intarsia.live.names import modules_in
+from intarsia.live.optimizer.classes import check_kinds
+from intarsia.live.optimizer.several import check_shared, each_of, held_by
+from intarsia.live.optimizer.stepped import Stepped
 from intarsia.live.optimizer.values import (
     has_axes,
-    is_value,
     kinds_of_values,
     value_in,
-    values_of,
 )
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import MASTER, SHARED_STATE, StateName, of_kind
 
 if TYPE_CHECKING:
     import torch
-
-
-class Stepped(NamedTuple):
-    """A parameter that an optimizer steps, with its name and the number of its group."""
-
-    name: str
-    param: torch.Tensor
-    group: int
-
-
-def stepped(model: Any, optimizer: Any) -> tuple[Stepped, ...]:
-    """The parameters of an optimizer under the names that the model has for them."""
-    return tuple(_stepped(model, optimizer))
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The parameters whose state this rank holds, and those that the groups of settings name."""
-
-    held: tuple[Stepped, ...]
-    settings: tuple[Stepped, ...]
-
-    @staticmethod
-    def of(model: Any, own: Opened) -> Steps:
-        """The names of an optimizer's parameters, looked up once."""
-        held = stepped(model, own.held)
-        return Steps(held, held if own.settings is own.held else stepped(model, own.settings))
-
-
-def _stepped(model: Any, optimizer: Any) -> Iterator[Stepped]:
-    modules = list(modules_in(model))
-    if not modules:
-        raise UsageError(
-            "optimizer state is stored under the names of the model's parameters",
-            hint="give the module, not its state dict",
-        )
-    names: dict[int, str] = {}
-    for prefix, module in modules:
-        clean = own_name(module)
-        for name, param in module.named_parameters(remove_duplicate=False):
-            names.setdefault(id(param), prefix + clean(name))
-    for number, group in enumerate(optimizer.param_groups):
-        for at, param in enumerate(group["params"]):
-            if id(param) not in names:
-                raise UsageError(
-                    f"parameter {at} of group {number} ({list(param.shape)}) of the optimizer is not in"
-                    " the model",
-                    hint="make the optimizer from the model's parameters, after a model on `meta` was"
-                    " loaded or given memory",
-                )
-            yield Stepped(names[id(param)], param, number)
 
 
 @dataclass(frozen=True)
@@ -171,7 +118,7 @@ def state_to_fill(
             f"{manifest.path} holds no optimizer state",
             hint="load only the model (optimizer=None), or give a checkpoint saved with its optimizer",
         )
-    _check_shared([key for key in entries if key.startswith(SHARED_STATE)], optimizer)
+    check_shared([key for key in entries if key.startswith(SHARED_STATE)], optimizer)
     _check_one_order(steps, optimizer, rows, groups, manifest.path)
     out = StateToFill([], [], {}, ())
     never: list[str] = []
@@ -232,17 +179,6 @@ def state_to_fill(
     return StateToFill(out.holdings, out.counters, out.fresh, tuple(never), tuple(lost))
 
 
-def _check_shared(keys: Sequence[str], optimizer: Any) -> None:
-    """Raise where nothing says which of several optimizers a state that is of no parameter belongs to."""
-    if keys and isinstance(optimizer, Together):
-        key = keys[0].removeprefix(SHARED_STATE)
-        raise UsageError(
-            f"`{key}` is state of one of {len(optimizer.each)} optimizers, and belongs to no"
-            " parameter that would say of which one",
-            hint="keep it in the groups of its optimizer, or in `extra`",
-        )
-
-
 def _check_one_order(
     steps: Sequence[Stepped],
     optimizer: Any,
@@ -276,39 +212,6 @@ def _check_alike(name: str, held: Mapping[str, set[str]], manifest: Manifest) ->
                 f" in {manifest.path}: {sorted(kinds)}, and {sorted(some)} of {lacking}",
                 hint="the checkpoint lost state: use another",
             )
-
-
-def counter_holdings(
-    manifest: Manifest, counters: Iterable[tuple[torch.Tensor, tuple[str, ...]]]
-) -> dict[str, Holding]:
-    """Memory for each step that the checkpoint has of the counters' parameters."""
-    import torch
-
-    found: dict[str, Holding] = {}
-    for name in dict.fromkeys(name for _, names in counters for name in names):
-        dtype = getattr(torch, manifest.logical[name].dtype.torch)
-        found[name] = Holding(name, Layout.of(name, ()), torch.empty((), dtype=dtype))
-    return found
-
-
-def set_counters(
-    counters: Iterable[tuple[torch.Tensor, tuple[str, ...]]], read: Mapping[str, Holding]
-) -> None:
-    """Set the steps that were read; those of the parts of one parameter must agree."""
-    for tensor, names in counters:
-        first, *others = (read[name].tensor for name in names)
-        if any(not _same(x, first) for x in others):
-            values = sorted({x.item() for x in (first, *others)})
-            raise CoverageError(
-                f"{names[0]} and {len(others)} other tensors are at steps {values}, and one"
-                " parameter holds them all",
-                hint="the parts of the checkpoint were saved at different steps",
-            )
-        tensor.copy_(first)
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and (a.item() == b.item() or bool(a != a and b != b))
 
 
 def _counter(old: Any, stored: torch.dtype, each: Stepped, optimizer: Any) -> torch.Tensor:
@@ -345,88 +248,3 @@ def put(
             optimizer.state[param] = state
         else:
             optimizer.state.pop(param, None)
-
-
-class State(NamedTuple):
-    """One tensor of an optimizer's state that is to be saved; a counter belongs to no shard."""
-
-    param: Stepped
-    kind: str
-    tensor: Any
-    whole: bool
-
-
-def states(steps: Sequence[Stepped], optimizer: Any) -> Iterator[State]:
-    """The state that an optimizer really has, as far as it is of its parameters' shapes."""
-    for each in steps:
-        value: Any
-        axes = each.param.dim()
-        for kind, value in optimizer.state.get(each.param, {}).items():
-            if is_value(value, each.param):
-                continue
-            if axes and value.dim() == 0:
-                held = memory_of(value) if is_dtensor(value) else value
-                yield State(each, kind, held if held.is_cpu else held.cpu(), whole=True)
-            else:
-                yield State(each, kind, _as_param(value, each), whole=False)
-
-
-def never_stepped(steps: Sequence[Stepped], optimizer: Any) -> list[str]:
-    """The parameters on this rank that an optimizer has no state of."""
-    without = (each for each in steps if not optimizer.state.get(each.param))
-    return [bare(each.name) for each in without if each.param.numel() and is_present(each.param)]
-
-
-def values(steps: Sequence[Stepped], optimizer: Any) -> dict[str, bytes]:
-    """The rest of the state that an optimizer has, as entries; raise where it is of no parameter."""
-    import torch
-
-    params = [(each.name, each.param) for each in steps]
-    _check_shared(
-        [SHARED_STATE + key for key in optimizer.state if isinstance(key, str)], optimizer
-    )
-    known = {id(param) for _, param in params}
-    if numbers := [name for name, _ in params if name.isdecimal()]:
-        raise UsageError(
-            f"the parameter `{numbers[0]}` has a number as its name, like torch's numbered states",
-            hint="make it a parameter of a submodule, which has a name",
-        )
-    for key in optimizer.state:
-        if isinstance(key, torch.Tensor) and id(key) not in known:
-            raise UsageError(
-                f"the optimizer keeps state of a tensor of {list(key.shape)} that is in none of"
-                " its groups",
-                hint="remove it from `optimizer.state`, or add it to a group",
-            )
-    return values_of(params, optimizer.state)
-
-
-_UNLIKE = (
-    "state of another shape can be saved for plain parameters only, because nothing says which"
-    " part of it a rank has: save only the model (optimizer=None), or train it unsharded"
-)
-
-
-def _as_param(value: Any, each: Stepped) -> Any:
-    """A state with its parameter's shape; a plain one beside a DTensor is the rank's own part."""
-    if is_dtensor(value) or not is_dtensor(each.param):
-        if value.shape != each.param.shape:
-            raise UsageError(
-                f"a state of `{each.name}` has shape {list(value.shape)}, the parameter"
-                f" {list(each.param.shape)}",
-                hint=_UNLIKE,
-            )
-        return value
-    local = memory_of(each.param)
-    if tuple(value.shape) != tuple(local.shape):
-        raise UsageError(
-            f"a plain state of `{each.name}` has shape {list(value.shape)}, its parameter"
-            f" {list(local.shape)} on this rank",
-            hint=_UNLIKE,
-        )
-    from torch.distributed.tensor import DTensor
-
-    param: Any = each.param
-    return DTensor.from_local(
-        value, param.device_mesh, param.placements, shape=param.shape, stride=param.stride()
-    )

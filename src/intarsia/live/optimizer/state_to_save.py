@@ -1,0 +1,103 @@
+"""The state that an optimizer holds, as tensors and values to save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from intarsia.errors import UsageError
+from intarsia.format.naming.wrappers import bare
+from intarsia.live.memory.holding import is_dtensor, is_present, memory_of
+from intarsia.live.optimizer.stepped import Stepped
+from intarsia.live.optimizer.values import (
+    is_value,
+    values_of,
+)
+from intarsia.state.names import SHARED_STATE
+
+if TYPE_CHECKING:
+    pass
+from intarsia.live.optimizer.several import check_shared
+
+
+class State(NamedTuple):
+    """One tensor of an optimizer's state that is to be saved; a counter belongs to no shard."""
+
+    param: Stepped
+    kind: str
+    tensor: Any
+    whole: bool
+
+
+def states(steps: Sequence[Stepped], optimizer: Any) -> Iterator[State]:
+    """The state that an optimizer really has, as far as it is of its parameters' shapes."""
+    for each in steps:
+        value: Any
+        axes = each.param.dim()
+        for kind, value in optimizer.state.get(each.param, {}).items():
+            if is_value(value, each.param):
+                continue
+            if axes and value.dim() == 0:
+                held = memory_of(value) if is_dtensor(value) else value
+                yield State(each, kind, held if held.is_cpu else held.cpu(), whole=True)
+            else:
+                yield State(each, kind, _as_param(value, each), whole=False)
+
+
+def never_stepped(steps: Sequence[Stepped], optimizer: Any) -> list[str]:
+    """The parameters on this rank that an optimizer has no state of."""
+    without = (each for each in steps if not optimizer.state.get(each.param))
+    return [bare(each.name) for each in without if each.param.numel() and is_present(each.param)]
+
+
+def values(steps: Sequence[Stepped], optimizer: Any) -> dict[str, bytes]:
+    """The rest of the state that an optimizer has, as entries; raise where it is of no parameter."""
+    import torch
+
+    params = [(each.name, each.param) for each in steps]
+    check_shared([SHARED_STATE + key for key in optimizer.state if isinstance(key, str)], optimizer)
+    known = {id(param) for _, param in params}
+    if numbers := [name for name, _ in params if name.isdecimal()]:
+        raise UsageError(
+            f"the parameter `{numbers[0]}` has a number as its name, like torch's numbered states",
+            hint="make it a parameter of a submodule, which has a name",
+        )
+    for key in optimizer.state:
+        if isinstance(key, torch.Tensor) and id(key) not in known:
+            raise UsageError(
+                f"the optimizer keeps state of a tensor of {list(key.shape)} that is in none of"
+                " its groups",
+                hint="remove it from `optimizer.state`, or add it to a group",
+            )
+    return values_of(params, optimizer.state)
+
+
+_UNLIKE = (
+    "state of another shape can be saved for plain parameters only, because nothing says which"
+    " part of it a rank has: save only the model (optimizer=None), or train it unsharded"
+)
+
+
+def _as_param(value: Any, each: Stepped) -> Any:
+    """A state with its parameter's shape; a plain one beside a DTensor is the rank's own part."""
+    if is_dtensor(value) or not is_dtensor(each.param):
+        if value.shape != each.param.shape:
+            raise UsageError(
+                f"a state of `{each.name}` has shape {list(value.shape)}, the parameter"
+                f" {list(each.param.shape)}",
+                hint=_UNLIKE,
+            )
+        return value
+    local = memory_of(each.param)
+    if tuple(value.shape) != tuple(local.shape):
+        raise UsageError(
+            f"a plain state of `{each.name}` has shape {list(value.shape)}, its parameter"
+            f" {list(local.shape)} on this rank",
+            hint=_UNLIKE,
+        )
+    from torch.distributed.tensor import DTensor
+
+    param: Any = each.param
+    return DTensor.from_local(
+        value, param.device_mesh, param.placements, shape=param.shape, stride=param.stride()
+    )
