@@ -9,12 +9,22 @@ error speaks of the checkpoint, and not of the moment or of this process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import PurePath
+
+
+def few(names: Sequence[str], most: int = 3) -> str:
+    """The first of several names, and how many more there are.
+
+    >>> few(["a", "b", "c", "d"], 2)
+    'a, b and 2 more'
+    """
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 class IntarsiaError(Exception):

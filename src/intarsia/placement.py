@@ -23,7 +23,7 @@ from typing import Any
 
 from intarsia.errors import LayoutError
 from intarsia.layout import Layout, concat, shard
-from intarsia.mesh import Box, Mesh, Rule
+from intarsia.mesh import Box
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,26 +168,3 @@ def _runs(line: Layout) -> Iterator[tuple[int, int, int]]:
             at = sum(i * loop.at for i, loop in zip(steps, piece.loops, strict=True))
             to = sum(i * loop.to for i, loop in zip(steps, piece.loops, strict=True))
             yield piece.at + at, piece.to + to, 1
-
-
-def placements_of(rule: Rule, mesh: Mesh, ndim: int) -> dict[str, Placement]:
-    """The placements, by mesh axis, that cut a tensor as a rule does.
-
-    >>> placements_of(Rule(tp=0), Mesh(tp=2, fsdp=4), 2)
-    {'replicate': Replicate(), 'fsdp': Strided(dim=0, split=2), 'tp': Shard(dim=0)}
-    """
-    if rule.is_expert:
-        sizes = {"fsdp": mesh.expert_fsdp, "ep": mesh.ep, "tp": mesh.etp}
-        axes = {"ep": rule.ep, "tp": rule.tp}
-    else:
-        sizes = {"fsdp": mesh.fsdp, "tp": mesh.tp}
-        axes = {"tp": rule.tp}
-    found: dict[str, Placement] = {"replicate": Replicate()}
-    first = prod(sizes[name] for name, axis in axes.items() if axis == 0)
-    if not ndim or sizes["fsdp"] == 1:
-        found["fsdp"] = Replicate()
-    else:
-        found["fsdp"] = Strided(0, first) if first > 1 else Shard(0)
-    for name, axis in axes.items():
-        found[name] = Replicate() if axis is None or sizes[name] == 1 else Shard(axis)
-    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from math import prod
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from intarsia.errors import LayoutError
 from intarsia.layout import Layout
 from intarsia.mesh import Mesh, Rule
-from intarsia.placement import Replicate, Shard, Strided, boxes, from_torch, local, placements_of
+from intarsia.placement import Placement, Replicate, Shard, Strided, boxes, from_torch, local
 from tests.oracle.layouts import ids
 
 BASE = {"w": 0}
@@ -34,6 +35,25 @@ def test_a_partial_placement_is_refused() -> None:
 
     with pytest.raises(LayoutError, match="summands"):
         from_torch((Partial(),))
+
+
+def placements_of(rule: Rule, mesh: Mesh, ndim: int) -> dict[str, Placement]:
+    """The placements, by mesh axis, that cut a tensor as a rule does."""
+    if rule.is_expert:
+        sizes = {"fsdp": mesh.expert_fsdp, "ep": mesh.ep, "tp": mesh.etp}
+        axes = {"ep": rule.ep, "tp": rule.tp}
+    else:
+        sizes = {"fsdp": mesh.fsdp, "tp": mesh.tp}
+        axes = {"tp": rule.tp}
+    found: dict[str, Placement] = {"replicate": Replicate()}
+    first = prod(sizes[name] for name, axis in axes.items() if axis == 0)
+    if not ndim or sizes["fsdp"] == 1:
+        found["fsdp"] = Replicate()
+    else:
+        found["fsdp"] = Strided(0, first) if first > 1 else Shard(0)
+    for name, axis in axes.items():
+        found[name] = Replicate() if axis is None or sizes[name] == 1 else Shard(axis)
+    return found
 
 
 @pytest.mark.parametrize("n", [1, 5, 8, 9, 17, 24])

@@ -61,10 +61,10 @@ def test_rules_make_the_module_of_the_file(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_disk_shapes_are_what_save_pretrained_writes(case: str, tmp_path: Path) -> None:
+def test_shapes_on_disk_are_what_save_pretrained_writes(case: str, tmp_path: Path) -> None:
     saved = save(OTHERS[case], tmp_path)
     wanted = {name: a.shape for name, a in saved.disk.items()}
-    assert from_transformers.disk_shapes(saved.config) == wanted
+    assert from_transformers.shapes_on_disk(Skeleton.of(saved.config)) == wanted
 
 
 @pytest.mark.parametrize("case", OTHERS)
@@ -118,7 +118,7 @@ VL_EXPERTS = {
 
 def test_a_transposed_file_is_told_by_its_shape() -> None:
     config = wrapped("qwen3_vl_moe", VISION, of("qwen3_vl_moe_text", DENSE, VL_EXPERTS))
-    shapes = from_transformers.disk_shapes(config)
+    shapes = from_transformers.shapes_on_disk(Skeleton.of(config))
     name = "model.language_model.layers.0.mlp.experts.gate_up_proj"
     plain = from_transformers.module_rows(config, shapes)[name]
     assert plain.shape == shapes[name] == (3, 28, 24)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from intarsia.checking.kinds import KINDS
+from intarsia.errors import few
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +95,3 @@ def _as_one(group: list[Fault]) -> list[Fault]:
             first.files,
         )
     ]
-
-
-def few(names: Sequence[str], most: int = 3) -> str:
-    """The first of several names, and how many more there are.
-
-    >>> few(["a", "b", "c", "d"], 2)
-    'a, b and 2 more'
-    """
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

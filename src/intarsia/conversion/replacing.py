@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
 from intarsia.checking.digests.digest import stored_digests
-from intarsia.errors import IntarsiaError, UsageError
+from intarsia.errors import IntarsiaError, UsageError, few
 from intarsia.format.folder.side_files import DIGESTS
 from intarsia.format.registry import FORMATS, format_named, read_manifest
 from intarsia.planning.inventory import Role
@@ -49,11 +49,9 @@ def check_replaceable(path: PurePath, contents: Contents) -> None:
     other += [f"{name}/" for name in contents.folders if name not in parents]
     if other:
         top = sorted({name.split("/")[0] + "/" * ("/" in name) for name in other if name})
-        shown = sorted(other)[:6]
-        more = f" and {len(other) - 6} more" if len(other) > 6 else ""
         raise UsageError(
-            f"{path} holds more than the checkpoint that may be overwritten: {', '.join(shown)}{more}",
-            hint=f"move {_few(top)} away, or choose another destination",
+            f"{path} holds more than the checkpoint that may be overwritten: {few(sorted(other), 6)}",
+            hint=f"move {few(top, 4)} away, or choose another destination",
         )
 
 
@@ -61,10 +59,6 @@ def _is_itself(path: PurePath, manifest: Manifest) -> bool:
     """Whether a path is the checkpoint that is read there; some formats put their files one folder below."""
     home = named(manifest.path)
     return home == path or (format_named(manifest.format).one_below and home.parent == path)
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (" and the others" if len(names) > 4 else "")
 
 
 def _own_files(path: PurePath, manifest: Manifest) -> Iterator[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from intarsia.dtypes import DType
-from intarsia.errors import FamilyError, UsageError
+from intarsia.errors import FamilyError, UsageError, few
 from intarsia.family import Param, Table, table_for
 from intarsia.family.beside_text import respelled
 from intarsia.format.base import Format
@@ -77,7 +77,7 @@ def targets_for(src: Manifest, request: Request) -> Wanted:
     if not writer.sharded and request.mesh != Mesh():
         notes.append(f"{request.to} is not sharded by mesh: {request.mesh} has no effect")
     if src.entries and request.optimizer == "drop":
-        some = ", ".join(list(src.entries)[:3]) + (", …" if len(src.entries) > 3 else "")
+        some = few([*src.entries], 3)
         notes.append(f"{len(src.entries)} entries are dropped as asked: {some}")
     if _parts_from_masters(src, request):
         notes.append(
@@ -260,7 +260,7 @@ def _rows(src: Manifest, request: Request, writer: Format, dropped: Set[str]) ->
         if lost:
             raise FamilyError(
                 f"{len(lost)} tensors of {src.path} are not in the {dialect} table of"
-                f" {table.family}: {', '.join(lost[:4])}",
+                f" {table.family}: {few(lost, 4)}",
                 hint=f"convert to {names_of(_keeps_names)}, which carry them name by name, or"
                 " add them to the"
                 " table",

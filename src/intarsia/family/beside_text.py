@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from intarsia.errors import FamilyError
+from intarsia.errors import FamilyError, few
 from intarsia.family.fields import Config
 from intarsia.family.rows import Param
 from intarsia.family.spec import Table
@@ -43,7 +43,7 @@ def respelled(
     if lost:
         raise FamilyError(
             f"{len(lost)} tensors beside the text part of {table.family} have no name in dialect {dialect!r}:"
-            f" {', '.join(lost[:4])}",
+            f" {few(lost, 4)}",
             hint="convert with --dialect same",
         )
     return [Param(_new(row.name, new), row.layout, row.rule, row.value) for row in held]

@@ -67,11 +67,6 @@ def table_of_hub_names(config: Config, module: Mapping[str, Shape]) -> dict[str,
     }
 
 
-def disk_shapes(config: Config) -> dict[str, Shape]:
-    """Names and shapes that `save_pretrained` gives a model that was not loaded from a file."""
-    return shapes_on_disk(Skeleton.of(config))
-
-
 def rows_of(model: Skeleton, stored: Mapping[str, Shape]) -> dict[str, Layout]:
     """As `module_rows`, of a model that is built."""
     renamings, converters = _sorted(model.rules)

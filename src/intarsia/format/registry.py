@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 from intarsia.collector import paused
-from intarsia.errors import FormatError, SectionError, UnsafeError, UsageError
+from intarsia.errors import FormatError, SectionError, UnsafeError, UsageError, few
 from intarsia.family import adopt
 from intarsia.format.added import added
 from intarsia.format.base import Format
@@ -132,12 +132,12 @@ def _no_checkpoint(path: PurePath) -> FormatError:
         lack = f"has no {METADATA}" if is_folder(tracked) else "is absent"
         return FormatError(
             f"{path / TRACKER} names {tracked.name}, which {lack}; present:"
-            f" {', '.join(p.name for p in held[:6])}",
+            f" {few([p.name for p in held], 6)}",
             hint=f"restore it, or give the folder of another iteration, for example {held[-1]}",
         )
     found = recognise(path)
     if held and (found is None or found[0] != path or found[1] is NO_WEIGHTS):
-        names = ", ".join(p.name for p in held[:6]) + (", …" if len(held) > 6 else "")
+        names = few([p.name for p in held], 6)
         return FormatError(
             f"{path} is not a checkpoint itself; there {'are' if len(held) > 1 else 'is'}"
             f" {len(held)} below it: {names}",

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from intarsia.dtypes import is_lossless
-from intarsia.errors import CoverageError, LayoutError, UsageError
+from intarsia.errors import CoverageError, LayoutError, UsageError, few
 from intarsia.family import Param, table_for
 from intarsia.format.folder.adapters import is_adapter
 from intarsia.layout import Layout
@@ -84,7 +84,7 @@ class Demand:
         if missing and not alone:
             raise CoverageError(
                 f"{len(missing)} of {len(tensors)} tensors of the model have no source in"
-                f" {manifest.path}: {', '.join(missing[:4])}{', …' if len(missing) > 4 else ''}",
+                f" {manifest.path}: {few(missing, 4)}",
                 hint="it is a PEFT adapter: load the model, and the adapter with PEFT's own"
                 " load_adapter()"
                 if is_adapter(manifest)
@@ -242,7 +242,7 @@ def settle(demand: Demand, told: Sequence[Doubts], *, strict: bool) -> Settled:
     if unused and strict:
         raise CoverageError(
             f"{len(unused)} tensors of {demand.manifest.path} are not in the model:"
-            f" {', '.join(unused[:4])}{', …' if len(unused) > 4 else ''}",
+            f" {few(unused, 4)}",
             hint="load with strict=False if they are not wanted",
         )
     stateful = sorted(frozenset.intersection(*(d.unused_state for d in told)))
@@ -250,7 +250,7 @@ def settle(demand: Demand, told: Sequence[Doubts], *, strict: bool) -> Settled:
         raise CoverageError(
             f"{demand.manifest.path} has optimizer state of {len(stateful)} parameters that the"
             " optimizer does not update:"
-            f" {', '.join(stateful[:4])}{', …' if len(stateful) > 4 else ''}",
+            f" {few(stateful, 4)}",
             hint="give an optimizer that updates all of them, or load with strict=False if their"
             " state is not wanted",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from intarsia.errors import CoverageError
+from intarsia.errors import CoverageError, few
 from intarsia.live.contents import Contents
 from intarsia.live.values import Values
 
@@ -36,7 +36,7 @@ def check_kept(kept: Mapping[str, str], where: str) -> None:
         hint = f"build them on a device, because only the model can compute them; or {hint}"
     raise CoverageError(
         f"{len(kept)} tensors or values of the model are not filled from {where}:"
-        f" {', '.join([*kept][:4])}{', …' if len(kept) > 4 else ''}; `{name}`: {why}",
+        f" {few([*kept], 4)}; `{name}`: {why}",
         hint=hint,
     )
 
@@ -46,7 +46,7 @@ def check_adapters(left: Collection[str], empty: Sequence[str], where: str) -> N
     if left and empty:
         raise CoverageError(
             f"{len(empty)} tensors of PEFT adapters are on `meta`, and {where} holds none of them:"
-            f" {', '.join(empty[:4])}{', …' if len(empty) > 4 else ''}",
+            f" {few(empty, 4)}",
             hint="load the model first and add the adapters afterwards (get_peft_model), or load"
             " a checkpoint that was saved with them",
         )

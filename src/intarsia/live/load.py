@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from intarsia.errors import UsageError
+from intarsia.errors import UsageError, few
 from intarsia.family import table_for
 from intarsia.format.registry import find_checkpoint, folder_of, format_named
 from intarsia.live.background import finish_last
@@ -162,7 +162,7 @@ def load(
             report.notes += unlike_settings(into)
         report.cast = cast_names(settled.holdings, manifest, allowed=cast)
         if computed:
-            shown = f"{', '.join(sorted(computed)[:4])}{', …' if len(computed) > 4 else ''}"
+            shown = f"{few(sorted(computed), 4)}"
             report.notes.append(f"not loaded, because the model computes them itself: {shown}")
         report.notes += found.notes
         _fill(

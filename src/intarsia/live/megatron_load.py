@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from intarsia.checkpoint import Checkpoint
-from intarsia.errors import CoverageError, FamilyError
+from intarsia.errors import CoverageError, FamilyError, few
 from intarsia.family import Param, table_for
 from intarsia.format.megatron.fsdp_dtensor.keys import FsdpRows, canonical
 from intarsia.layout import Layout
@@ -64,7 +64,7 @@ def load_parameters(
         for kind, value in (states or {}).get(name, {}).items():
             loader.state(name, bare, item, kind, value)
     if loader.missing:
-        shown = ", ".join(loader.missing[:4])
+        shown = few(loader.missing, 4)
         raise CoverageError(
             f"{len(loader.missing)} tensors have no source in {checkpoint.manifest.path}: {shown}",
             hint="use the model's own checkpoint, or leave the optimizer state out",

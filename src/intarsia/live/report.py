@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from intarsia.errors import few
 from intarsia.format.optimizer_state.parameter_groups import MEMBERS
 from intarsia.run.losses import Changed
 
@@ -113,5 +114,4 @@ def _kept(kept: Mapping[str, str]) -> Iterator[str]:
     for name, why in kept.items():
         reasons.setdefault(why, []).append(name)
     for why, names in reasons.items():
-        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-        yield f"kept     {', '.join(names[:4])}{more}: {why}"
+        yield f"kept     {few(names, 4)}: {why}"

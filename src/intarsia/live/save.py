@@ -18,7 +18,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from intarsia.conversion.replacing import check_replaceable
-from intarsia.errors import CoverageError, UsageError
+from intarsia.errors import CoverageError, UsageError, few
 from intarsia.format.base import Arrangement, Slot
 from intarsia.format.folder.side_files import DIGESTS
 from intarsia.format.naming.wrappers import bare
@@ -113,8 +113,7 @@ def snapshot(
     contents.check_names()
     if lost := contents.left_out:
         raise UsageError(
-            f"{len(lost)} tensors of the module are not in its state_dict(): {', '.join(lost[:4])}"
-            f"{', …' if len(lost) > 4 else ''}",
+            f"{len(lost)} tensors of the module are not in its state_dict(): {few(lost, 4)}",
             hint="make its state_dict() return them, or save only what it returns: save(path,"
             " module.state_dict())",
         )

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from intarsia.errors import CoverageError, LayoutError
+from intarsia.errors import CoverageError, LayoutError, few
 from intarsia.format.registry import live_format
 from intarsia.placement import Strided, boxes, from_torch
 from intarsia.store.address import named
@@ -83,7 +83,7 @@ def set_state(module: nn.Module, optimizer: Optimizer | None, state: Mapping[str
     if lost or given - wanted:
         raise CoverageError(
             f"the state lacks {len(lost)} of {len(wanted)} entries of the model"
-            f" ({', '.join(lost[:3])}) and has {len(given - wanted)} that the model lacks"
+            f" ({few(lost, 3)}) and has {len(given - wanted)} that the model lacks"
             f" ({', '.join(sorted(given - wanted)[:3])})",
             hint="load into model_state(module)",
         )

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from intarsia.errors import few
+
 _SHOWN = 8
 
 
@@ -66,8 +68,7 @@ def lines(items: Iterable[Item]) -> list[str]:
     for item in left_out(items):
         groups.setdefault((item.kind, item.role, item.why), []).append(item.name)
     return [
-        f"{kind} {', '.join(names[:_SHOWN])}"
-        f"{f', … ({len(names)} in all)' if len(names) > _SHOWN else ''} ({role}): {why}"
+        f"{kind} {few(names, _SHOWN)} ({role}): {why}"
         for (kind, role, why), names in groups.items()
     ]
 

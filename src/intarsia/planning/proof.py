@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, NoReturn, final
 
-from intarsia.errors import CoverageError, UnsupportedError
+from intarsia.errors import CoverageError, UnsupportedError, few
 from intarsia.layout import Layout, Piece, clip, cover, tally, unravel
 from intarsia.mesh import Box, Shape
 from intarsia.planning.copy import Copy, copies_into, sources_of
@@ -305,7 +305,7 @@ class Prover:
         end = max([p.to + p.flip().span + 1 for p in held], default=0)
         if covered == size and not doubled and end <= size:
             return
-        by = ", ".join(s.key or s.name for s in sources[:4])
+        by = few([s.key or s.name for s in sources], 4)
         by = f"; held by {by}" if by else ""
         if end > size:
             text = f"element {end - 1:,} of `{name}` is stored, which has {size:,} elements"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from intarsia.errors import UsageError
+from intarsia.errors import UsageError, few
 from intarsia.store.lookup import everything_in, exists, is_folder, is_link, itself, listed
 from intarsia.store.naming import absent
 
@@ -71,9 +71,8 @@ def refuse_existing(
 
 def changed_meanwhile(destination: PurePath, changes: list[str]) -> UsageError:
     """The error for a destination that others changed after it was looked at."""
-    more = f" and {len(changes) - 4} more" if len(changes) > 4 else ""
     return UsageError(
-        f"{destination} was changed by another process during this run: {', '.join(changes[:4])}{more};"
+        f"{destination} was changed by another process during this run: {few(changes, 4)};"
         " it was left as it is",
         hint="move it away, and run again with --resume",
     )

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
-from intarsia.checking.fault import Fault, few
+from intarsia.checking.fault import Fault
 from intarsia.checking.naming import place_of
-from intarsia.errors import FamilyError, IntarsiaError, SectionError
+from intarsia.errors import FamilyError, IntarsiaError, SectionError, few
 from intarsia.family import Table, table_for
 from intarsia.format.complaint import Complaint
 from intarsia.format.naming.logical_names import members_of

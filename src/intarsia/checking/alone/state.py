@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from intarsia.checking.fault import Fault, few
+from intarsia.checking.fault import Fault
 from intarsia.checking.naming import place_of
+from intarsia.errors import few
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import MASTER, STEP, StateName, of_kind, parameter_of
 

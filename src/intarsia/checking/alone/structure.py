@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from intarsia.checking.fault import Fault, few
+from intarsia.checking.fault import Fault
 from intarsia.checking.naming import Place, place_of
+from intarsia.errors import few
 from intarsia.family import table_for
 from intarsia.family.parts import missing_tower, optional_layers
 from intarsia.format.registry import format_named

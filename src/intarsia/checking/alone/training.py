@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from intarsia.checking.fault import Fault, few
+from intarsia.checking.fault import Fault
 from intarsia.checking.naming import place_of
 from intarsia.checking.survey.seen import Seen
+from intarsia.errors import few
 from intarsia.state.names import MASTER, STEP, master_of, parameter_of
 
 _FP16_LACKS, _BF16_LACKS = 0x1FFF, 0xFFFF

@@ -13,10 +13,11 @@ from intarsia.checking.content.chance import may_be_zero
 from intarsia.checking.content.pruned import Pruned
 from intarsia.checking.content.same_content import Content
 from intarsia.checking.content.zero_parts import ZeroParts
-from intarsia.checking.fault import Fault, few
+from intarsia.checking.fault import Fault
 from intarsia.checking.naming import Place, tensors_in
 from intarsia.checking.survey.portrait import Portrait, Run
 from intarsia.checking.survey.seen import Odd, Seen
+from intarsia.errors import few
 from intarsia.format.base import Format
 from intarsia.state.names import MASTER
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from intarsia.checking.content.same_content import Content, Drawn
-from intarsia.checking.fault import Fault, few
+from intarsia.checking.fault import Fault
 from intarsia.checking.naming import Place, place_of, tensors_in
 from intarsia.checking.survey.seen import Seen
+from intarsia.errors import few
 from intarsia.planning.manifest import Stored
 from intarsia.state.names import MASTER, kind_of, parameter_of
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from intarsia.checking.fault import Fault, few
+from intarsia.checking.fault import Fault
 from intarsia.checking.survey.seen import Seen
+from intarsia.errors import few
 from intarsia.planning.manifest import Manifest
 from intarsia.quantised import Part, Quantised, QuantisedWeight, Role, ScaleFault
 

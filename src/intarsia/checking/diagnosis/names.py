@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from intarsia.checking.naming import layer_in
+from intarsia.errors import few
 
 EXPERT = re.compile(r"\bexperts\.(\d+)\.")
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -59,7 +60,7 @@ def where(names: Iterable[str]) -> str:
     """Where tensors lie in a model, in a few words."""
     names = list(names)
     patterns = list(dict.fromkeys(without_expert(without_layer(n)) for n in names))
-    text = ", ".join(patterns[:4]) + (f" and {len(patterns) - 4} more" if len(patterns) > 4 else "")
+    text = few(patterns, 4)
     layers = {n for name in names if (n := layer_of(name)) is not None}
     experts = {n for name in names if (n := expert_of(name)) is not None}
     if layers:

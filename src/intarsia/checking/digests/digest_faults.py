@@ -12,11 +12,11 @@ from intarsia.checking.digests.digest import (
     objects_of,
     stored_digests,
 )
-from intarsia.checking.fault import Fault, few
+from intarsia.checking.fault import Fault
 from intarsia.checking.pair.ties import tied_and_absent
 from intarsia.checking.survey.seen import Seen
 from intarsia.checkpoint import Checkpoint
-from intarsia.errors import CoverageError, FormatError, IntarsiaError
+from intarsia.errors import CoverageError, FormatError, IntarsiaError, few
 from intarsia.format.folder.side_files import DIGESTS
 from intarsia.format.registry import format_named
 from intarsia.planning.manifest import Manifest

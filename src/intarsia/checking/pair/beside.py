@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from intarsia.errors import FormatError, UsageError
+from intarsia.errors import FormatError, UsageError, few
 from intarsia.format.folder.run_objects import is_of_the_run, is_settings, plain_object, run_objects
 from intarsia.format.registry import format_named
 from intarsia.format.torch_file.plain import DROPPED
@@ -163,7 +163,7 @@ def _settings(
         wrong = [n for n in both if not _alike(one[n][field], other[n][field])]
         if wrong:
             values = _both(one[wrong[0]][field], other[wrong[0]][field])
-            text = f"{values} of {_few(wrong)}"
+            text = f"{values} of {few(sorted(wrong), _SHOWN)}"
             yield Beside("setting", field, DIFFERENT, text, counts=True)
         elif both:
             yield Beside("setting", field, EQUAL)
@@ -172,7 +172,13 @@ def _settings(
             yield Beside("setting", field, ONLY[holds], counts=a.format == b.format)
     alone = [n for n in {*one, *other} if (n in one) != (n in other)]
     if alone:
-        yield Beside("settings", "parameter groups", DIFFERENT, f"members: {_few(alone)}", True)
+        yield Beside(
+            "settings",
+            "parameter groups",
+            DIFFERENT,
+            f"members: {few(sorted(alone), _SHOWN)}",
+            True,
+        )
 
 
 def _has_state(manifest: Manifest) -> bool:
@@ -219,8 +225,3 @@ def _both(x: Any, y: Any) -> str:
 def _brief(value: Any) -> str:
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-
-
-def _few(names: list[str]) -> str:
-    rest = len(names) - _SHOWN
-    return ", ".join(sorted(names)[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from math import prod
 
-from intarsia.errors import FormatError
+from intarsia.errors import FormatError, few
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.dcp.metadata import (
     MAX_METADATA_BYTES,
@@ -47,7 +47,7 @@ def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse)
     if absent:
         error = FormatError(
             f"{folder.root} lacks {len(absent)} of {len(ends)} data files"
-            f" ({sum(held[f] for f in absent)} chunks): {', '.join(absent[:4])}",
+            f" ({sum(held[f] for f in absent)} chunks): {few(absent, 4)}",
             hint="restore the files, or use a complete checkpoint",
             kind="file-missing",
         )

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from intarsia.collector import paused
 from intarsia.dtypes import BY_TORCH, DType
-from intarsia.errors import FormatError, UnsafeError, UnsupportedError
+from intarsia.errors import FormatError, UnsafeError, UnsupportedError, few
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.torch_file.inert import Inert, brief
 from intarsia.format.torch_file.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
@@ -142,7 +142,7 @@ def _read(data: bytes, where: str, complain: Complain) -> Metadata:
             f"the metadata does not have torch's structure ({cause}) - at {where}"
         ) from error
     if lost:
-        shown = ", ".join(lost[:5]) + (", ..." if len(lost) > 5 else "")
+        shown = few(lost, 5)
         never = FormatError(
             f"{len(lost)} entries are described but were never stored: {shown} - at {where}",
             hint="a writer thread failed while saving; this checkpoint is incomplete",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from intarsia.errors import FormatError
+from intarsia.errors import FormatError, few
 from intarsia.format.added import added
 from intarsia.format.dcp.accelerate import PARTS, is_accelerate
 from intarsia.format.megatron.frame import TRACKER, tracked_folder
@@ -97,7 +97,7 @@ def _itself(path: PurePath) -> Found:
         return Found(path)
     others.sort(key=_number)
     note = (
-        f"{path} itself holds a model, which is read; {_few(others)} beside it"
+        f"{path} itself holds a model, which is read; {few(others, _SHOWN)} beside it"
         f" {'are other checkpoints' if len(others) > 1 else 'is another checkpoint'}:"
         " give its folder to take one"
     )
@@ -140,7 +140,7 @@ def _snapshot(cache: PurePath) -> Found:
         raise FormatError(
             f"{cache} is a model of the hub's cache with {len(held)} snapshots, and refs/main names"
             f" {f'{named!r}, which is none of them' if named else 'none'}:"
-            f" {_few([p.name for p in held])}",
+            f" {few([p.name for p in held], _SHOWN)}",
             hint="give the folder of one: snapshots/<revision>",
         )
     note = f"{cache} is a model of the hub's cache: snapshots/{taken.name} is read, {why}"
@@ -160,7 +160,7 @@ def _newest(run: PurePath, unfit: Unfit) -> Found:
     if len(held) > 1 or own or not _SERIES.fullmatch(next(iter(held))):
         names = own + [p.name for paths in held.values() for p in sorted(paths, key=_by_number)]
         raise FormatError(
-            f"{run} holds {len(names)} checkpoints, and nothing says which one to read: {_few(names)}",
+            f"{run} holds {len(names)} checkpoints, and nothing says which one to read: {few(names, _SHOWN)}",
             hint=f"give the folder of one: {run / names[-1]}",
         )
     (paths,) = held.values()
@@ -172,14 +172,14 @@ def _newest(run: PurePath, unfit: Unfit) -> Found:
             return Found(path, (_taken(run, path, skipped),))
         skipped.append(f"{path.name} ({why})")
     raise FormatError(
-        f"{run} holds {len(skipped)} checkpoints, and none is complete: {_few(skipped)}",
+        f"{run} holds {len(skipped)} checkpoints, and none is complete: {few(skipped, _SHOWN)}",
         hint="restore the files that are missing; `intarsia verify` on one of them lists its"
         " missing files",
     )
 
 
 def _taken(run: PurePath, path: PurePath, skipped: Sequence[str]) -> str:
-    passed = f"; newer, but incomplete: {_few(skipped)}" if skipped else ""
+    passed = f"; newer, but incomplete: {few(skipped, _SHOWN)}" if skipped else ""
     return f"{run} is the folder of a run: {path.name} is read, the newest complete one{passed}"
 
 
@@ -204,8 +204,3 @@ def _number(name: str) -> int:
 
 def _by_number(path: PurePath) -> int:
     return _number(path.name)
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f", … ({len(names)} in all)" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import PurePath
 
-from intarsia.errors import FormatError, IntarsiaError
+from intarsia.errors import FormatError, IntarsiaError, few
 from intarsia.family.rows import whole
 from intarsia.format.complaint import Complain, Complaint, going_on, refuse
 from intarsia.format.hf.safetensors_header import read_header
@@ -72,7 +72,7 @@ def files_of(folder: Folder, complain: Complain) -> WeightFiles:
     if missing:
         error = FormatError(
             f"{root} has {len(wanted) - len(missing)} of {len(wanted)} files; absent:"
-            f" {', '.join(missing[:4])}",
+            f" {few(missing, 4)}",
             hint="restore the missing files, or use a complete checkpoint",
             kind="file-missing",
         )
@@ -85,7 +85,7 @@ def _several(root: PurePath, names: list[str]) -> FormatError:
     counts = sorted({n for name in names if (n := set_size(name))})
     several = f" ({' and '.join(f'of-{n}' for n in counts[:4])})" if len(counts) > 1 else ""
     return FormatError(
-        f"{root} holds {len(names)} safetensors files{several} and no index: {', '.join(names[:4])}",
+        f"{root} holds {len(names)} safetensors files{several} and no index: {few(names, 4)}",
         hint=f"give the path of one file, or add {index_of('model')}",
         kind="index-wrong",
     )
@@ -136,7 +136,7 @@ def _indexed(folder: Folder, file_name: str, complain: Complain) -> Iterable[tup
         lost = sum(len(held[file]) for file in absent)
         error = FormatError(
             f"{where} names {len(held)} files, {len(absent)} are absent with {lost} tensors:"
-            f" {', '.join(sorted(absent)[:4])}",
+            f" {few(sorted(absent), 4)}",
             hint="restore the missing files, or use a complete checkpoint",
             kind="file-missing",
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import PurePath
 
-from intarsia.errors import FormatError, IntarsiaError, StoreError
+from intarsia.errors import FormatError, IntarsiaError, StoreError, few
 from intarsia.format.complaint import Complaint
 from intarsia.format.megatron.common import COMMON_OBJECT
 from intarsia.format.megatron.frame import COMMON_FILE, TRACKER, tracked_folder
@@ -67,7 +67,6 @@ def untracked(path: PurePath) -> Complaint | None:
     if tracked is None or is_folder(tracked):
         return None
     held = [p.name for p in listed(path, "iter_*")]
-    more = f" and {len(held) - _SHOWN} more" if len(held) > _SHOWN else ""
     text = f"{TRACKER} names {tracked.name}, which is absent; present:"
-    text += f" {', '.join(held[:_SHOWN])}{more}" if held else " none"
+    text += f" {few(held, _SHOWN)}" if held else " none"
     return Complaint(FormatError(text, kind="file-missing"), (str(path / TRACKER),))

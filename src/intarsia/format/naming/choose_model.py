@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from intarsia.errors import SectionError, UsageError
+from intarsia.errors import SectionError, UsageError, few
 from intarsia.format.naming.section import TOP, Paths, Section, Tensor
 from intarsia.format.naming.wrappers import bare
 
@@ -97,6 +97,6 @@ def chosen_model(
         )
         raise SectionError(
             f"{where} has no section {wanted[0]!r}",
-            hint=f"its sections: {', '.join(there[:8])}{', …' if len(there) > 8 else ''}",
+            hint=f"its sections: {few(there, 8)}",
         )
     return model, [s for s in by_label.values() if s is not model and s.names]

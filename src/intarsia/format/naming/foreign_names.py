@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from intarsia.errors import ForeignNamesError
+from intarsia.errors import ForeignNamesError, few
 from intarsia.family import Table
 
 _DIALECTS = (
@@ -49,7 +49,7 @@ def refuse_foreign(names: Iterable[str], table: Table, where: str) -> None:
     if not held or any(name in known for name in held):
         return
     kind, step = _dialect(held, table)
-    shown = ", ".join(f"`{name}`" for name in held[:3]) + (", …" if len(held) > 3 else "")
+    shown = few([f"`{name}`" for name in held], 3)
     raise ForeignNamesError(
         f"none of the {len(held)} tensors has a name that {table.family} has on the hub, in"
         " Transformers or"

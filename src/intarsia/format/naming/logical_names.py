@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from intarsia.dtypes import BY_NAME
-from intarsia.errors import FamilyError, IntarsiaError
+from intarsia.errors import FamilyError, IntarsiaError, few
 from intarsia.family import Known, Table, table_for
 from intarsia.family.parts import must_be_there
 from intarsia.format.complaint import Complain, Complaint, refuse
@@ -224,9 +224,7 @@ def _with_table(
     problems = tuple(absences(absent))
     notes = []
     if unknown:
-        shown = ", ".join(unknown[:4]) + (
-            f", … ({len(unknown)} in all)" if len(unknown) > 4 else ""
-        )
+        shown = few(unknown, 4)
         notes.append(f"not in the table of {table.family}, carried name by name: {shown}")
     notes += quantised.notes
     return Named(stored, logical, table.family, absent, problems, tuple(notes), quantised)

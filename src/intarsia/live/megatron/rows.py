@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intarsia.dtypes import DType
-from intarsia.errors import FamilyError
+from intarsia.errors import FamilyError, few
 from intarsia.family import Param, Table, table_for
 from intarsia.format.megatron.fsdp_dtensor.keys import FsdpRows
 from intarsia.layout import Layout
@@ -64,7 +64,7 @@ def parts_of(into: Any, config: Mapping[str, Any] | None) -> Iterator[Part]:
     if unknown:
         raise FamilyError(
             f"{len(unknown)} tensors of the model are not in the table of {table.family!r}:"
-            f" {', '.join(unknown[:4])}",
+            f" {few(unknown, 4)}",
             hint="give the `config` that the model was built from",
         )
     for each in held:

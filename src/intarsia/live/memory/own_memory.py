@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from intarsia.errors import CoverageError, LayoutError, UsageError
+from intarsia.errors import CoverageError, LayoutError, UsageError, few
 from intarsia.live.memory.adapters import added, refuse_merged
 from intarsia.live.memory.holding import is_dtensor, memory_of
 from intarsia.live.memory.wrapper_classes import Wrappers
@@ -144,8 +144,7 @@ class ModuleState:
             raise CoverageError(
                 f"state_dict() of {type(self.module).__name__} returns copies of its tensors,"
                 f" and after its load_state_dict {len(lost)} of them differ from {where}:"
-                f" {', '.join(lost[:4])}"
-                f"{', …' if len(lost) > 4 else ''}",
+                f" {few(lost, 4)}",
                 hint=_HINT,
             )
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checkpoint import Checkpoint
-from intarsia.errors import CoverageError
+from intarsia.errors import CoverageError, few
 from intarsia.layout import Layout, unravel
 from intarsia.live.demand import Settled
 from intarsia.live.fill import Filling
@@ -199,7 +199,7 @@ def _contradiction(
     return CoverageError(
         f"`{a.name}` and `{b.name}` share memory in the model, and {manifest.path} has different"
         f" numbers for them: {count:,} elements\n"
-        f"  first: {place} is {x!r} in {', '.join(a.layout.tensors[:2])}, {y!r} in"
-        f" {', '.join(b.layout.tensors[:2])}",
+        f"  first: {place} is {x!r} in {few(a.layout.tensors, 2)}, {y!r} in"
+        f" {few(b.layout.tensors, 2)}",
         hint=hint,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from intarsia.errors import CoverageError, UsageError
+from intarsia.errors import CoverageError, UsageError, few
 from intarsia.family import Param
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.optimizer_names import unnumbered_error
@@ -173,7 +173,7 @@ def state_to_fill(
         raise CoverageError(
             f"{manifest.path} has no optimizer state of {len(lost)} parameters, and nothing in"
             " it says that they were never updated:"
-            f" {', '.join(lost[:4])}{', …' if len(lost) > 4 else ''}",
+            f" {few(lost, 4)}",
             hint="load with strict=False to let them start without state",
         )
     return StateToFill(out.holdings, out.counters, out.fresh, tuple(never), tuple(lost))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from intarsia.dtypes import BY_NAME
-from intarsia.errors import FamilyError, FormatError, IntarsiaError
+from intarsia.errors import FamilyError, FormatError, IntarsiaError, few
 from intarsia.family import Param, Table
 from intarsia.family.parts import must_be_there
 from intarsia.format.complaint import Complain, Complaint, refuse
@@ -185,15 +185,13 @@ class _Reader:
         if self.unknown and len(self.unknown) == len(self.params):
             error = FamilyError(
                 f"none of {len(self.unknown)} tensors is in the Megatron table of {table.family}:"
-                f" {', '.join(self.unknown[:4])}",
+                f" {few(self.unknown, 4)}",
                 hint="the configuration is another model's",
             )
             self.complain(Complaint(error, names=tuple(self.unknown)))
         if self.unknown:
-            more = f", … ({len(self.unknown)} in all)" if len(self.unknown) > 4 else ""
             found.notes.append(
-                f"not in the table of {table.family}, carried name by name:"
-                f" {', '.join(self.unknown[:4])}{more}"
+                f"not in the table of {table.family}, carried name by name: {few(self.unknown, 4)}"
             )
         if self.cut:
             found.problems += self.cut

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from intarsia.dtypes import DType
-from intarsia.errors import FamilyError, UsageError
+from intarsia.errors import FamilyError, UsageError, few
 from intarsia.family import Param, Table
 from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.format.cast import cast_to
@@ -159,7 +159,7 @@ def _rows(src: Manifest, table: Table | None, spec: str, mesh: Mesh) -> Iterator
         if lost:
             raise FamilyError(
                 f"{len(lost)} tensors of {src.path} are not in the Megatron table of"
-                f" {table.family}: {', '.join(lost[:4])}{', …' if len(lost) > 4 else ''}",
+                f" {table.family}: {few(lost, 4)}",
                 hint="convert to hf or dcp, which carry them name by name, or add them to the table",
             )
     for name in rest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from intarsia.errors import CoverageError
+from intarsia.errors import CoverageError, few
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import MASTER, STEP, StateName
 
@@ -23,7 +23,6 @@ def check_whole(src: Manifest) -> None:
         if having and lost and not (what == "step" and src.format == "torch_dist"):
             raise CoverageError(
                 f"{len(lost)} of {len(trained)} parameters with optimizer state have no {what}, the"
-                f" other {len(having)} have one: {', '.join(lost[:4])}"
-                f"{', …' if len(lost) > 4 else ''} - at {src.path}",
+                f" other {len(having)} have one: {few(lost, 4)} - at {src.path}",
                 hint="use a checkpoint that has all of them, or only the weights with --optimizer drop",
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from intarsia.errors import FamilyError, FormatError, IntarsiaError
+from intarsia.errors import FamilyError, FormatError, IntarsiaError, few
 from intarsia.family import Param, Table, table_for
 from intarsia.family.parts import must_be_there
 from intarsia.format.complaint import Complain, Complaint
@@ -91,14 +91,11 @@ def _with_table(
         for stored in parts:
             found.add(stored)
     if carried:
-        found.notes += (
-            f"not of the language model, carried name by name: {', '.join(carried[:4])}"
-            + (f", … ({len(carried)} in all)" if len(carried) > 4 else ""),
-        )
+        found.notes += (f"not of the language model, carried name by name: {few(carried, 4)}",)
     if unknown:
         strange = FamilyError(
             f"{len(unknown)} tensors are not in the Megatron table of {table.family}:"
-            f" {', '.join(unknown[:4])} - at {where}",
+            f" {few(unknown, 4)} - at {where}",
             hint="the configuration is another model's, or the family's table lacks them",
         )
         complain(Complaint(strange, names=tuple(unknown)))

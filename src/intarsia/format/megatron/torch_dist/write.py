@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from intarsia.dtypes import DType
-from intarsia.errors import UsageError
+from intarsia.errors import UsageError, few
 from intarsia.family import table_for
 from intarsia.format.base import Arrangement, Slot, WriteOptions
 from intarsia.format.dcp.metadata import METADATA, ChunkRecord, Metadata, TensorRecord
@@ -119,7 +119,7 @@ def _left_behind(
         and "_extra_state" not in name
     ]
     if left:
-        shown = ", ".join(left[:4]) + (", …" if len(left) > 4 else "")
+        shown = few(left, 4)
         yield f"{len(left)} objects cannot be stored in torch_dist on this mesh and are left out: {shown}"
 
 
