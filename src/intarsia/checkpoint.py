@@ -16,7 +16,8 @@ from intarsia.mesh import Box, Mesh
 from intarsia.opened.lazy_tensor import Tensor, as_torch
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.planning.proof import Proven, Prover, prover_of
-from intarsia.run.gather import Bytes, gather
+from intarsia.run.gather import gather
+from intarsia.run.room import Bytes, Room
 from intarsia.run.source import Source
 from intarsia.value import PLAIN, Value
 
@@ -98,9 +99,10 @@ class Checkpoint(Mapping[str, Tensor]):
         whole = (Box.whole(layout.shape),)
         return self.prover.prove(Target(name, dtype, layout, whole, value=value))
 
-    def read_box(self, proven: Proven, box: Box) -> Bytes:
-        """The bytes of a box of what is proven."""
-        buffer = np.empty(box.size * proven.target.dtype.itemsize, np.uint8)
+    def read_box(self, proven: Proven, box: Box, room: Room | None = None) -> Bytes:
+        """The bytes of a box of what is proven; in a `room` they last until it is used again."""
+        count_bytes = box.size * proven.target.dtype.itemsize
+        buffer = np.empty(count_bytes, np.uint8) if room is None else room.take(count_bytes)
         if box.size:
             gather(self._folder, self._source.fill_box(proven, box, buffer))
         return buffer

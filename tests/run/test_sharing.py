@@ -43,3 +43,21 @@ def test_progress_hears_of_every_byte() -> None:
     share_out([5, 7], 2, str, progress=lambda *told: heard.append(told), nbytes=lambda n: n)
     assert heard[-1] == (12, 12)
     assert len(heard) == 2
+
+
+def test_threads_take_things_that_use_different_files() -> None:
+    together = threading.Barrier(2, timeout=20)
+    taken: list[str] = []
+
+    def work(thing: str) -> None:
+        taken.append(thing)
+        together.wait()
+
+    share_out(["a1", "a2", "a3", "b1", "b2", "b3"], 2, work, uses=lambda thing: thing[:1])
+    for first, second in zip(taken[::2], taken[1::2], strict=True):
+        assert {first[0], second[0]} == {"a", "b"}
+
+
+def test_a_file_that_all_things_use_keeps_no_thread_from_work() -> None:
+    together = threading.Barrier(3, timeout=20)
+    share_out(range(3), 3, lambda _: together.wait(), uses=lambda _: ["one"])

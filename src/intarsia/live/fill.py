@@ -20,8 +20,9 @@ from intarsia.planning.manifest import Manifest
 from intarsia.planning.proof import Gap, Proven, prover_of
 from intarsia.planning.window import flat_start, windows
 from intarsia.run.budget import Budget
-from intarsia.run.gather import Bytes, Fill, gather
+from intarsia.run.gather import Fill, gather
 from intarsia.run.losses import Losses
+from intarsia.run.room import Bytes
 from intarsia.run.sharing import share_out
 from intarsia.run.source import Source
 

@@ -16,7 +16,7 @@ from intarsia.dtypes import DType
 from intarsia.errors import UsageError, needing_torch
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Logical
-from intarsia.run.gather import Bytes
+from intarsia.run.room import Bytes
 from intarsia.value.bits import as_float64, bits_dtype
 
 if TYPE_CHECKING:

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-import numpy as np
-
 from intarsia.errors import CoverageError
 from intarsia.format.base import Arrangement, Slot
 from intarsia.mesh import Box
@@ -23,8 +21,9 @@ from intarsia.planning.manifest import Target
 from intarsia.planning.proof import Proven
 from intarsia.planning.window import flat_start, windows_beside
 from intarsia.run.budget import Budget
-from intarsia.run.gather import Bytes, Fill, gather
+from intarsia.run.gather import Fill, gather
 from intarsia.run.losses import Losses
+from intarsia.run.room import Bytes, Room
 from intarsia.run.sharing import share_out
 from intarsia.run.source import Source
 from intarsia.run.sums.checksum import join
@@ -135,11 +134,21 @@ class Execution:
     tally: Tally = field(default_factory=Tally)
     sums: Sums = field(default_factory=dict)
     _counting: threading.Lock = field(default_factory=threading.Lock)
-    _buffers: threading.local = field(default_factory=threading.local)
+    _room: Room = field(default_factory=Room)
 
     def run(self, steps: Sequence[Step]) -> list[Part]:
         """Carry out steps on the budget's threads; the first failure stops all of them."""
-        return list(chain(*share_out(steps, self.budget.workers, self.step)))
+        done = share_out(steps, self.budget.workers, self.step, uses=self._files)
+        return list(chain(*done))
+
+    def _files(self, step: Step) -> set[str]:
+        """The files that a step writes: the kernel lets one thread at a time write a file."""
+        return {
+            slot.file
+            for proven, window in step
+            for slot in self.arrangement.slots[proven.target.name]
+            if slot.box.meet(window) is not None
+        }
 
     def step(self, step: Step) -> list[Part]:
         """Fill the windows of one step and write them; the parts whose slots await other steps."""
@@ -164,7 +173,7 @@ class Execution:
 
     def _fill(self, step: Step, source: Source) -> list[list[Held]]:
         """For each window of a step, what it holds of slots, in this thread's memory."""
-        memory = self._memory(sum(box.size * p.target.dtype.itemsize for p, box in step))
+        memory = self._room.take(sum(box.size * p.target.dtype.itemsize for p, box in step))
         fills: list[Fill] = []
         filled: list[list[Held]] = []
         at = 0
@@ -220,14 +229,6 @@ class Execution:
             slot.file, slot.start_bytes - slot.wrapping.start_bytes, [slot.wrapping.head(crc)]
         )
         self.staging.write(slot.file, slot.start_bytes + length_bytes, [slot.wrapping.tail(crc)])
-
-    def _memory(self, count: int) -> Bytes:
-        """This thread's buffer, kept between steps so that its pages are touched once."""
-        held: Bytes | None = getattr(self._buffers, "bytes", None)
-        if held is None or len(held) < count:
-            held = np.empty(max(count, self.budget.window_bytes), np.uint8)
-            self._buffers.bytes = held
-        return held
 
 
 def _joined(parts: Sequence[Part], whole_bytes: int, name: str) -> int:

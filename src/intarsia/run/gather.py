@@ -14,6 +14,7 @@ from intarsia.dtypes import DType
 from intarsia.layout import Piece
 from intarsia.planning.coalesce import Runs, grid, merge, runs_of
 from intarsia.run.losses import Watch
+from intarsia.run.room import Bytes, Room
 from intarsia.store.folder import Folder
 from intarsia.value import Change, Window
 from intarsia.value.bits import bits_dtype
@@ -21,10 +22,14 @@ from intarsia.value.bits import bits_dtype
 DIRECT_BYTES = 64 << 10
 """A run at least this long is read straight into its destination."""
 
+KEPT_BYTES = 32 << 20
+"""The largest stretch that is read into memory which a thread keeps."""
+
 _AT_ONCE = 1024
 """Runs that are read between two looks at their file: a view of each is held meanwhile."""
 
-Bytes = NDArray[np.uint8]
+_scratch = Room()
+
 Part = tuple[Bytes, DType]
 """What a part of a value holds for each place of a buffer, and its element type."""
 
@@ -75,7 +80,7 @@ def _gather_file(folder: Folder, file: str, fills: Sequence[Fill]) -> int:
             read += _read_runs(folder, file, fill, run)
     for i, group in shared.items():
         start, length = int(lo[i]), int(hi[i] - lo[i])
-        scratch = np.empty(length, np.uint8)
+        scratch = _scratch.take(length) if length <= KEPT_BYTES else np.empty(length, np.uint8)
         folder.read_into(file, start, scratch.data)
         read += length
         for fill in group:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import TypeVar
+from contextlib import contextmanager
+from itertools import islice
+from typing import Generic, TypeVar
 
 from intarsia.run.progress import Progress, counting
 
 T = TypeVar("T")
 U = TypeVar("U")
+
+LOOK_AHEAD = 64
+"""Of how many queues the first thing is looked at before one is taken."""
 
 
 def share_out(
@@ -20,28 +26,28 @@ def share_out(
     *,
     progress: Progress | None = None,
     nbytes: Callable[[T], int] = lambda thing: 0,
+    uses: Callable[[T], Collection[str]] = lambda thing: (),
 ) -> list[U]:
     """What the work on every thing gives, in their order; the first failure stops all threads.
 
-    Threads take things until none is left: to hand over each one has a price.
+    Threads take things until none is left: to hand over each one has a price.  They take them in
+    order, but for things that use (the files that they are written to) what others have in use.
 
     >>> share_out([3, 1, 2], 2, lambda n: n * n)
     [9, 1, 4]
     """
     done: dict[int, U] = {}
-    stop, lock = threading.Event(), threading.Lock()
-    todo = enumerate(things)
+    stop = threading.Event()
+    todo = _Todo(things, uses if workers > 1 else lambda thing: ())
     advance = counting(progress, sum(map(nbytes, things)))
 
     def take_some() -> None:
         while not stop.is_set():
-            with lock:
-                taken = next(todo, None)
-            if taken is None:
-                break
-            number, thing = taken
-            done[number] = work(thing)
-            advance(nbytes(thing))
+            with todo.next() as number:
+                if number is None:
+                    break
+                done[number] = work(things[number])
+            advance(nbytes(things[number]))
 
     with ThreadPoolExecutor(workers, "intarsia") as pool:
         threads = [pool.submit(take_some) for _ in range(min(workers, len(things)))]
@@ -52,3 +58,41 @@ def share_out(
         for thread in threads:
             thread.result()
     return [done[number] for number in range(len(things))]
+
+
+class _Todo(Generic[T]):
+    """The numbers of things that are left, in one queue for each set of what they use."""
+
+    def __init__(self, things: Sequence[T], uses: Callable[[T], Collection[str]]) -> None:
+        self._lock = threading.Lock()
+        self._busy: Counter[str] = Counter()
+        self._queues: dict[frozenset[str], deque[int]] = {}
+        for number, thing in enumerate(things):
+            self._queues.setdefault(frozenset(uses(thing)), deque()).append(number)
+
+    @contextmanager
+    def next(self) -> Iterator[int | None]:
+        """The number of the thing to work on inside; None where none is left."""
+        with self._lock:
+            used, number = self._take()
+        try:
+            yield number
+        finally:
+            if used:
+                with self._lock:
+                    self._busy.subtract(used)
+
+    def _take(self) -> tuple[frozenset[str], int | None]:
+        if not self._queues:
+            return frozenset(), None
+        near = islice(self._queues.items(), LOOK_AHEAD)
+        used, queue = min(near, key=lambda each: (self._users(each[0]), each[1][0]))
+        number = queue.popleft()
+        if not queue:
+            del self._queues[used]
+        self._busy.update(used)
+        return used, number
+
+    def _users(self, used: frozenset[str]) -> int:
+        """How many have in use what is used most of these."""
+        return max((self._busy[each] for each in used), default=0)

@@ -17,9 +17,10 @@ from intarsia.mesh import Box
 from intarsia.planning.copy import Copy, copies_into
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.planning.proof import Proven
-from intarsia.run.gather import Bytes, Fill, Part, gather
+from intarsia.run.gather import Fill, Part, gather
 from intarsia.run.located import locate_chunk
 from intarsia.run.losses import Losses, Watch
+from intarsia.run.room import Bytes
 from intarsia.store.folder import Folder
 from intarsia.value import Change
 

@@ -15,7 +15,7 @@ from intarsia.planning.manifest import Chunk, Logical, Stored
 from intarsia.planning.proof import Proven
 from intarsia.planning.window import flat_start, slabs_of, windows
 from intarsia.run.budget import Budget
-from intarsia.run.gather import Bytes
+from intarsia.run.room import Bytes
 from intarsia.run.sums.hashing import LONG_BYTES, Reader, Sum, sum_layout, sum_run
 
 Sums = dict[str, Sum]

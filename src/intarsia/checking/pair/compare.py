@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from math import isfinite, isnan
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,18 +18,17 @@ from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
 from intarsia.checking.fault import Fault
 from intarsia.checking.pair.beside import Beside, compare_beside
 from intarsia.checking.pair.change import Number, distances
-from intarsia.checking.pair.pairs import Pair, match, read_windows
+from intarsia.checking.pair.pairs import Pair, match, read, windows_of
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import unravel
 from intarsia.mesh import Box
 from intarsia.opened.padding import not_compared, trained_padding
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
+from intarsia.run.room import Bytes, Room
 from intarsia.run.sharing import share_out
 from intarsia.value.bits import Bits, as_float64, bits_dtype
 from intarsia.value.codes import OF_FOUR_BITS
-
-T = TypeVar("T")
 
 AT_ONCE = 1 << 18
 """Elements that are numbers of double precision at one time."""
@@ -132,8 +131,7 @@ def compare(
     b.prover.all()
     matched = match(a, b)
     pairs = matched.pairs
-    found = _over(pairs, budget, progress, lambda p: _differ(a, b, p, budget))
-    unequal = [x for x in found if x is not None]
+    unequal = _Comparing(a, b, budget).unequal(pairs, progress)
     more = after(progress, sum(p.a.nbytes for p in pairs))
     diagnosis = diagnose(a, b, matched, unequal, budget, more)
     return Comparison(
@@ -161,32 +159,103 @@ def _padding(x: Checkpoint, side: str, budget: Budget) -> Iterator[str]:
     return not_compared(trained_padding(x.manifest, budget), side)
 
 
-def _over(
-    pairs: Sequence[Pair], budget: Budget, progress: Progress | None, work: Callable[[Pair], T]
-) -> list[T]:
-    return share_out(pairs, budget.workers, work, progress=progress, nbytes=lambda p: p.a.nbytes)
-
-
 def _told(x: Unequal, found: Finding) -> Difference:
     text = f"{x.text}; {found.text}" if x.text and not x.kind else found.text
     return Difference(x.pair.a.name, x.elements, x.first, x.max_abs, text, found.kind, found.where)
 
 
-def _differ(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Unequal | None:
-    if pair.a.shape != pair.b.shape:
-        return Unequal(pair, max(pair.a.size, pair.b.size), (), float("nan"))
-    if pair.rounded:
-        return differ_from_main(a, b, pair, budget)
-    exact, beyond = _Tally(), _Tally()
-    alike = pair.a.dtype == pair.b.dtype
-    for box, left, right in read_windows(a, b, pair, budget):
-        if alike and np.array_equal(left, right):
-            continue
-        x, y = left.view(bits_dtype(pair.a.dtype)), right.view(bits_dtype(pair.b.dtype))
-        exact.add(_unequal(x, y, pair), x, y, box, pair)
-        if not alike:
-            beyond.add(~same(x, y, pair.a.dtype, pair.b.dtype), x, y, box, pair)
-    if not alike:
+@dataclass
+class _Found:
+    """What differs of one pair: exactly, and beyond rounding where the element types are two."""
+
+    exact: _Tally = field(default_factory=lambda: _Tally())
+    beyond: _Tally = field(default_factory=lambda: _Tally())
+
+
+Step = list[tuple[int, Box]]
+"""Windows of pairs, which are given by their numbers."""
+
+
+@dataclass
+class _Comparing:
+    """Two checkpoints that are compared window by window."""
+
+    a: Checkpoint
+    b: Checkpoint
+    budget: Budget
+    rooms: tuple[Room, Room] = field(default_factory=lambda: (Room(), Room()))
+
+    def unequal(self, pairs: Sequence[Pair], progress: Progress | None) -> list[Unequal]:
+        """What differs; threads share windows and not tensors, of which some are far larger than others."""
+        apart = {k for k, pair in enumerate(pairs) if pair.a.shape != pair.b.shape or pair.rounded}
+
+        def work(step: Step) -> Mapping[int, _Found | Unequal | None]:
+            if step[0][0] in apart:
+                return {number: self._whole(pairs[number]) for number, _ in step}
+            return self._windows(pairs, step)
+
+        def nbytes(step: Step) -> int:
+            return sum(box.size * pairs[number].a.dtype.itemsize for number, box in step)
+
+        steps = list(self._steps(pairs, apart))
+        found: dict[int, _Found | Unequal | None] = {}
+        for part in share_out(steps, self.budget.workers, work, progress=progress, nbytes=nbytes):
+            for number, more in part.items():
+                before = found.setdefault(number, more)
+                if before is not more and isinstance(before, _Found) and isinstance(more, _Found):
+                    before.exact.join(more.exact)
+                    before.beyond.join(more.beyond)
+        told = (_judged(pairs[k], x) if isinstance(x, _Found) else x for k, x in found.items())
+        return [x for x in told if x is not None]
+
+    def _steps(self, pairs: Sequence[Pair], apart: Set[int]) -> Iterator[Step]:
+        """The windows of the pairs in order, small ones together."""
+        most_bytes, step, used = self.budget.window_bytes // 2, Step(), 0
+        for number, pair in enumerate(pairs):
+            whole = (Box.whole(pair.a.shape),) if number in apart else windows_of(pair, self.budget)
+            for box in whole:
+                nbytes = box.size * max(pair.a.dtype.itemsize, pair.b.dtype.itemsize)
+                if step and (used + nbytes > most_bytes or {number, step[0][0]} & apart):
+                    yield step
+                    step, used = [], 0
+                step.append((number, box))
+                used += nbytes
+        if step:
+            yield step
+
+    def _whole(self, pair: Pair) -> Unequal | None:
+        if pair.a.shape != pair.b.shape:
+            return Unequal(pair, max(pair.a.size, pair.b.size), (), float("nan"))
+        return differ_from_main(self.a, self.b, pair, self.budget)
+
+    def _windows(self, pairs: Sequence[Pair], step: Step) -> dict[int, _Found]:
+        found: dict[int, _Found] = {}
+        for number, box in step:
+            pair = pairs[number]
+            tally = found.setdefault(number, _Found())
+            left = read(self.a, pair.a, box, self.rooms[0])
+            right = read(self.b, pair.b, box, self.rooms[1])
+            alike = pair.a.dtype == pair.b.dtype
+            if alike and _are_same(left, right):
+                continue
+            x, y = left.view(bits_dtype(pair.a.dtype)), right.view(bits_dtype(pair.b.dtype))
+            tally.exact.add(_unequal(x, y, pair), x, y, box, pair)
+            if not alike:
+                unequal = ~same(x, y, pair.a.dtype, pair.b.dtype)
+                tally.beyond.add(unequal, x, y, box, pair)
+        return found
+
+
+def _are_same(left: Bytes, right: Bytes) -> bool:
+    """Whether bytes are equal, compared a word at a time where they are words."""
+    if len(left) % 8 == 0 == len(right) % 8:
+        left, right = left.view(np.uint64), right.view(np.uint64)
+    return np.array_equal(left, right)
+
+
+def _judged(pair: Pair, found: _Found) -> Unequal | None:
+    exact, beyond = found.exact, found.beyond
+    if pair.a.dtype != pair.b.dtype:
         story = _story(pair, exact.count, beyond.count)
         kind = "" if beyond.count else "rounded" if exact.count else "dtype-changed"
         text = f"{pair.a.dtype} in A, {pair.b.dtype} in B; {story}"
@@ -222,6 +291,12 @@ class _Tally:
             inside = unravel(int(unequal.argmax()), box.shape)
             self.first = tuple(o + i for o, i in zip(box.offsets, inside, strict=True))
         self.most = max(self.most, _widest(x[unequal], y[unequal], pair), key=_nan_first)
+
+    def join(self, later: _Tally) -> None:
+        """Add what differs in windows that come after these."""
+        self.count += later.count
+        self.first = later.first if self.first is None else self.first
+        self.most = max(self.most, later.most, key=_nan_first)
 
 
 def _unequal(x: Bits, y: Bits, pair: Pair) -> NDArray[np.bool_]:

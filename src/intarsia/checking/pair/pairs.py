@@ -15,7 +15,7 @@ from intarsia.opened.masters import has_own_master, recentred_norms
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
-from intarsia.run.gather import Bytes
+from intarsia.run.room import Bytes, Room
 from intarsia.state.names import MASTER, kind_of, parameter_of
 from intarsia.value import PLAIN, Value
 
@@ -107,15 +107,21 @@ def _is_weight_itself(manifest: Manifest, name: str) -> bool:
     return is_master and not has_own_master(manifest, of)
 
 
-def read(checkpoint: Checkpoint, x: Logical, box: Box) -> Bytes:
-    """The bytes of a box of a logical tensor."""
-    return checkpoint.read_box(checkpoint.prover.tensor(x.name), box)
+def read(checkpoint: Checkpoint, x: Logical, box: Box, room: Room | None = None) -> Bytes:
+    """The bytes of a box of a logical tensor; in a `room` they last until it is used again."""
+    return checkpoint.read_box(checkpoint.prover.tensor(x.name), box, room)
 
 
 def read_windows(
     a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget
 ) -> Iterator[tuple[Box, Bytes, Bytes]]:
-    """Both sides of a pair, one window at a time."""
+    """Both sides of a pair, one window at a time, each until the next."""
+    rooms = Room(), Room()
+    for box in windows_of(pair, budget):
+        yield box, read(a, pair.a, box, rooms[0]), read(b, pair.b, box, rooms[1])
+
+
+def windows_of(pair: Pair, budget: Budget) -> Iterator[Box]:
+    """A pair cut into windows, of which both sides are held at once."""
     widest = max(pair.a.dtype.itemsize, pair.b.dtype.itemsize)
-    for box in windows(pair.a.shape, widest, budget.window_bytes // 2):
-        yield box, read(a, pair.a, box), read(b, pair.b, box)
+    return windows(pair.a.shape, widest, budget.window_bytes // 2)

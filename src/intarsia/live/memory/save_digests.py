@@ -14,7 +14,7 @@ from intarsia.layout import Layout
 from intarsia.mesh import Box, Shape
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Logical, Stored
-from intarsia.run.gather import Bytes
+from intarsia.run.room import Bytes
 from intarsia.run.sums.hashing import Sum, merged, sum_buffer
 
 Sums = Mapping[str, Sum]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +13,7 @@ from intarsia.dtypes import DType
 from intarsia.mesh import Box
 from intarsia.planning.copy import box_copy, layout_of_box
 from intarsia.planning.manifest import Target
-from intarsia.run.gather import Bytes
+from intarsia.run.room import Bytes, Room
 from intarsia.run.sums.checksum import crc32
 from intarsia.run.sums.hashing import STRETCH_BYTES, Sum, merged, sum_buffer, sum_layout
 from intarsia.value import Window
@@ -41,7 +40,7 @@ class Tally:
 
     sizes: Mapping[str, int] = field(default_factory=dict)
     stretch_bytes: int = STRETCH_BYTES
-    _rooms: threading.local = field(default_factory=threading.local)
+    _room: Room = field(default_factory=Room)
 
     def of(self, target: Target, window: Box, held: Sequence[tuple[Box, Bytes]]) -> Tallied:
         """What a window of a target comes to, which lies in the buffers of these boxes."""
@@ -70,19 +69,15 @@ class Tally:
     def _assembled(self, target: Target, window: Box, held: Sequence[tuple[Box, Bytes]]) -> Bytes:
         """The row-major bytes of a window that several boxes share: its runs are longer than theirs."""
         bits = bits_dtype(target.dtype)
-        nbytes = window.size * target.dtype.itemsize
-        # Kept between windows, so that its pages are touched once.
-        room: Bytes | None = getattr(self._rooms, "bytes", None)
-        if room is None or len(room) < nbytes:
-            room = self._rooms.bytes = np.empty(nbytes, np.uint8)
-        whole: NDArray[Any] = room[:nbytes].view(bits).reshape(window.shape)
+        room = self._room.take(window.size * target.dtype.itemsize)
+        whole: NDArray[Any] = room.view(bits).reshape(window.shape)
         for box, buffer in held:
             cut = tuple(
                 slice(o - w, o - w + n)
                 for o, w, n in zip(box.offsets, window.offsets, box.shape, strict=True)
             )
             whole[cut] = np.frombuffer(buffer, bits).reshape(box.shape)
-        return room[:nbytes]
+        return room
 
 
 def _of(target: Target, sums: Mapping[str, Sum]) -> Sums:
