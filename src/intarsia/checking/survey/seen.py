@@ -58,6 +58,13 @@ class Odd:
         if len(self.rows) < _MOST_ROWS:
             self.rows.update(rows[marks.any(axis=1)].tolist())
 
+    def join(self, later: Odd) -> None:
+        """Add those of a later part of the same stored tensor."""
+        self.first = later.first if not self.count else self.first
+        self.count += later.count
+        if len(self.rows) < _MOST_ROWS:
+            self.rows |= later.rows
+
     def tensors(self, stored: Stored) -> tuple[str, ...]:
         """The logical tensors that they belong to; all that are stored where the rows are too many."""
         held = stored.layout.tensors
@@ -95,6 +102,17 @@ class Seen:
     def unread(self) -> bool:
         """Whether some of it could not be read, or is not what was saved."""
         return bool(self.faults or self.lost)
+
+    def join(self, later: Seen) -> None:
+        """Add what was counted in a later part of the item."""
+        self.not_finite.join(later.not_finite)
+        self.negative.join(later.negative)
+        self.absurd.join(later.absurd)
+        self.used_bits |= later.used_bits
+        if later.least >= 0:
+            self.least = later.least if self.least < 0 else min(self.least, later.least)
+        self.most = max(self.most, later.most)
+        self.total = (self.total + later.total) % (1 << 64)
 
     def magnitude(self, bits: int) -> float:
         """The number whose magnitude has these bits."""

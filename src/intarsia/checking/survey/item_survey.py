@@ -1,0 +1,253 @@
+"""The survey of one item: threads look at its stretches, and the last one puts together what they saw."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.checking.alone.headers import is_there
+from intarsia.checking.digests.sums import Summing
+from intarsia.checking.fault import Fault
+from intarsia.checking.survey.items import Item
+from intarsia.checking.survey.seen import Seen, look
+from intarsia.checking.survey.sketch import Sketch
+from intarsia.checking.survey.stretches import Block, Stretch, blocks_of, cut_stretches
+from intarsia.errors import IntarsiaError
+from intarsia.format.base import Format, Located
+from intarsia.layout import clip
+from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
+from intarsia.run.gather import Fill, gather
+from intarsia.run.located import locate_chunk
+from intarsia.run.room import Room
+from intarsia.run.sums.checksum import crc32, join
+from intarsia.run.sums.hashing import add_to
+from intarsia.state.names import MASTER, master_of, parameter_of
+from intarsia.store.folder import Folder
+from intarsia.value import Change
+from intarsia.value.bits import Bits, as_float64, bits_dtype
+
+
+@dataclass(frozen=True)
+class Looking:
+    """What the surveys of all items share.
+
+    `block_bytes` are looked at in one go, `stretch_bytes` are summed in one call, and a sketch keeps
+    at most `most_sums`.  Of the logical tensors that are `wanted`, sums for their digests are taken.
+    """
+
+    manifest: Manifest
+    format: Format
+    folder: Folder
+    block_bytes: int
+    stretch_bytes: int
+    most_sums: int
+    wanted: Mapping[str, Logical]
+    room: Room = field(default_factory=Room)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a chunk's elements are, and the bytes that its recorded checksum is of."""
+
+    located: Located
+    start_bytes: int
+    length_bytes: int
+    crc: int | None
+    unsealed: bool
+    together: bool
+    """Whether the checksum is of the elements in row-major order, and nothing else."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one stretch showed: in `checksums` each CRC-32 in order, with the bytes that it is of."""
+
+    seen: Seen
+    checksums: list[tuple[int, int]]
+    fault: IntarsiaError | None = None
+
+
+class ItemSurvey:
+    """One item while its stretches are looked at, by any thread."""
+
+    def __init__(self, item: Item, looking: Looking, most_bytes: int) -> None:
+        self.item, self._looking = item, looking
+        self.seen = Seen(item)
+        self._lock = threading.Lock()
+        self._places: dict[int, _Place] = {}
+        self._parts: dict[Stretch, _Part] = {}
+        self.stretches = tuple(self._cut(most_bytes))
+        if not self.stretches:
+            self._finish()
+
+    def _cut(self, most_bytes: int) -> Iterator[Stretch]:
+        for number, chunk in enumerate(self.item.chunks):
+            if not chunk.box.size:
+                continue
+            if is_there(self._looking.manifest, chunk):
+                size = self.item.stored.dtype.itemsize
+                yield from cut_stretches(number, chunk.box, size, most_bytes)
+            else:
+                self.seen.lost += 1
+
+    @cached_property
+    def _sketch(self) -> Sketch:
+        return Sketch(self.item.units, self.item.stored.dtype, self._looking.most_sums)
+
+    def look(self, stretch: Stretch) -> None:
+        """Read a stretch; with the last one the item is done."""
+        part = _Part(Seen(self.item), [])
+        try:
+            self._look(stretch, part)
+        except IntarsiaError as error:
+            error.raise_unless_fault()
+            part.fault = error
+        with self._lock:
+            self._parts[stretch] = part
+            last = len(self._parts) == len(self.stretches)
+        if last:
+            self._finish()
+
+    def _look(self, stretch: Stretch, part: _Part) -> None:
+        looking, chunk = self._looking, self.item.chunks[stretch.number]
+        with self._lock:
+            sketch, place = self._sketch, self._place(stretch.number)
+        if not place.together and not stretch.lo and not stretch.first:
+            found = self._sum(chunk.file, place.start_bytes, place.length_bytes)
+            part.checksums.append((found, place.length_bytes))
+        summing = Summing(
+            self.item, looking.wanted, self._weights, stretch_bytes=looking.stretch_bytes
+        )
+        summing.start(chunk)
+        for block in blocks_of(
+            stretch,
+            chunk.box,
+            self.item.stored.shape,
+            self.item.stored.dtype.itemsize,
+            looking.block_bytes,
+        ):
+            held = self._read(chunk, place.located, block)
+            summed = summing.add(held, block.at)
+            if place.together:
+                crc = crc32(held) if summed is None else summed
+                part.checksums.append((crc, held.nbytes))
+            look(part.seen, sketch, held, block.rows, block.column)
+        part.seen.sums, part.seen.rounded = summing.sums, summing.rounded
+
+    def _place(self, number: int) -> _Place:
+        if number not in self._places:
+            looking, chunk, stored = self._looking, self.item.chunks[number], self.item.stored
+            located = locate_chunk(looking.format, looking.folder, stored, chunk)
+            size = chunk.box.size * stored.dtype.itemsize
+            start, length, crc, unsealed = located.start_bytes, size, None, False
+            in_memory = chunk.file in looking.manifest.in_memory_files
+            saved = None if in_memory else looking.format.checksum(looking.folder, chunk)
+            if saved is not None:
+                start, length, crc = saved
+                unsealed = crc is None and size > 0
+            together = (start, length) == (located.start_bytes, size) and located.piece is None
+            self._places[number] = _Place(located, start, length, crc, unsealed, together)
+        return self._places[number]
+
+    def _read(self, chunk: Chunk, located: Located, block: Block) -> Bits:
+        """The elements of a block, in memory that this thread uses for its next one."""
+        looking, dtype = self._looking, self.item.stored.dtype
+        size, at = len(block.rows) * block.width, block.at
+        buffer = looking.room.take(size * dtype.itemsize)
+        if located.piece is None:
+            start = located.start_bytes + at * dtype.itemsize
+            looking.folder.read_into(chunk.file, start, buffer.data)
+        else:
+            held = clip(located.piece.flip(), at, at + size)
+            pieces = (replace(p, at=p.at - at).flip() for p in held)
+            start, same = located.start_bytes, Change(dtype, dtype)
+            gather(looking.folder, [Fill(chunk.file, start, p, same, buffer) for p in pieces])
+        return buffer.view(bits_dtype(dtype)).reshape(len(block.rows), block.width)
+
+    def _sum(self, file: str, start_bytes: int, length_bytes: int) -> int:
+        found, step = 0, self._looking.block_bytes
+        for at in range(0, length_bytes, step):
+            size = min(step, length_bytes - at)
+            found = crc32(self._looking.folder.view(file, start_bytes + at, size), found)
+        return found
+
+    @cached_property
+    def _weights(self) -> dict[str, Logical]:
+        """The weights of one element type whose main weights the item holds, apart from them."""
+        if self.item.kinds != {MASTER} or not self.item.stored.dtype.floating:
+            return {}
+        wanted, logical = self._looking.wanted, self._looking.manifest.logical
+        held = {
+            name: wanted[name]
+            for name in map(parameter_of, self.item.stored.layout.tensors)
+            if name in wanted and wanted[name].shape == logical[master_of(name)].shape
+        }
+        types = {x.dtype for x in held.values()}
+        return held if len(types) == 1 and all(t.floating for t in types) else {}
+
+    def _finish(self) -> None:
+        """Put together what the stretches showed, in their order."""
+        item, seen = self.item, self.seen
+        stored = item.stored
+        for number in dict.fromkeys(stretch.number for stretch in self.stretches):
+            of_chunk = [s for s in self.stretches if s.number == number]
+            parts = [self._parts[stretch] for stretch in of_chunk]
+            for part in parts:
+                seen.join(part.seen)
+                add_to(seen.sums, part.seen.sums)
+                add_to(seen.rounded, part.seen.rounded)
+            seen.faults += self._faults(number, parts)
+        self._parts.clear()
+        whole = sum(unit.rows * unit.columns for unit in item.units)
+        if not seen.unread and whole == sum(chunk.box.size for chunk in item.chunks):
+            seen.portraits = self._sketch.portraits(_padded(stored, self._sketch))
+            if stored.layout.size == 1 and seen.value is None:
+                bits = np.array([seen.total], np.uint64).astype(bits_dtype(stored.dtype))
+                seen.value = float(as_float64(bits, stored.dtype).real[0])
+        self.__dict__.pop("_sketch", None)
+
+    def _faults(self, number: int, parts: list[_Part]) -> Iterator[Fault]:
+        """What is wrong with the bytes of a chunk; what it holds is noted where nothing is."""
+        chunk, stored = self.item.chunks[number], self.item.stored
+        names, size, files = _names(stored), chunk.box.size, (chunk.file,)
+        error = next((part.fault for part in parts if part.fault is not None), None)
+        if error is not None:
+            where = f"{chunk.file} byte {chunk.start_bytes:,}"
+            yield Fault(error.kind, names, where, error.brief, size, files=files)
+            return
+        place, found = self._places[number], 0
+        self.seen.unsealed += place.unsealed
+        for part in parts:
+            for crc, length in part.checksums:
+                found = join(found, crc, length)
+        if place.crc is not None and found != place.crc:
+            end = place.start_bytes + place.length_bytes
+            text = f"CRC-32 {found:08x}, recorded {place.crc:08x} when it was saved"
+            where = f"{chunk.file} bytes [{place.start_bytes:,}:{end:,})"
+            yield Fault("checksum-wrong", names, where, text, size, files=files)
+        total = sum(part.seen.total for part in parts) % (1 << 64)
+        self.seen.marks[chunk] = (found, total == 0)
+
+
+def _padded(stored: Stored, sketch: Sketch) -> NDArray[np.bool_] | None:
+    """The sums of rows of a stored tensor that hold no element of any logical tensor."""
+    if stored.layout.mapped == stored.layout.size or not stored.shape:
+        return None
+    width = max(stored.shape[-1], 1)
+    pieces = stored.layout.pieces
+    edges = np.array([(p.at // width, (p.at + p.span) // width) for p in pieces], np.int64)
+    last = np.array([prod(stored.shape[:-1]) - 1], np.int64)
+    marks = np.ones(int(sketch.row_sums(last)[0]) + 1, np.bool_)
+    for lo, hi in sketch.row_sums(edges).tolist():
+        marks[lo : hi + 1] = False
+    return marks
+
+
+def _names(stored: Stored) -> tuple[str, ...]:
+    return stored.layout.tensors or (stored.key or stored.name,)
