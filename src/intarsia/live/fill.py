@@ -1,7 +1,7 @@
 """Filling this process's tensors from a checkpoint: proven first, then its own bytes, window by window.
 
-Memory that the processor can address is read into in place; any other (a GPU's, or a view with
-gaps) goes through a window of the budget.
+Memory that the processor can address is read into in place; any other goes through a window of the
+budget: a GPU's through pinned memory, a view with gaps through memory of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intarsia.live.memory.holding import Holding
+from intarsia.live.to_device import ToDevice
 from intarsia.mesh import Box
 from intarsia.opened.lazy_tensor import as_torch
 from intarsia.planning.manifest import Manifest
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     import torch
 
 Progress = Callable[[int], None]
+
+ALIGNED_BYTES = 16
+"""Tensors in one window begin at multiples of this: torch views no others as wider types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +70,21 @@ def fill(
 ) -> Losses:
     """Read every holding's elements, and count what casts do to them; the first failure stops all threads."""
 
+    on_gpus = [each.holding.tensor for each in fillings if each.holding.tensor.is_cuda]
+    to_device = ToDevice(budget.window_bytes, on_gpus) if on_gpus else None
+
     def work(step: Step) -> Losses:
         # Threads do not count in one counter.
         mine = replace(source, losses=Counter())
-        progress(_carry_out(mine, step))
+        progress(_carry_out(mine, step, to_device))
         return mine.losses
 
     steps = list(_steps(fillings, budget.window_bytes))
-    return sum(share_out(steps, budget.workers, work), Counter())
+    try:
+        return sum(share_out(steps, budget.workers, work), Counter())
+    finally:
+        if to_device is not None:
+            to_device.settle()
 
 
 def _steps(fillings: Iterable[Filling], window_bytes: int) -> Iterable[Step]:
@@ -95,30 +106,48 @@ def _steps(fillings: Iterable[Filling], window_bytes: int) -> Iterable[Step]:
         yield step
 
 
-def _carry_out(source: Source, step: Step) -> int:
+def _carry_out(source: Source, step: Step, to_device: ToDevice | None) -> int:
     import torch
 
     fills: list[Fill] = []
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-    total = 0
+    sent: list[tuple[torch.Tensor, torch.Tensor]] = []
+    pinned = _pinned(step, to_device)
+    total = used = 0
     for filling, box in step:
         held = filling.holding
         start = flat_start(box, Box.whole(held.layout.shape))
         memory = addressable(held.tensor)
         size = held.dtype.itemsize
+        length = box.size * size
         if memory is not None:
-            buffer = memory[start * size : (start + box.size) * size]
+            buffer = memory[start * size : start * size + length]
         else:
-            buffer = np.empty(box.size * size, np.uint8)
             index = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.shape, strict=True))
-            copies.append((held.tensor[index], as_torch(buffer, held.dtype, box.shape)))
+            if pinned is not None and held.tensor.is_cuda:
+                buffer = pinned[used : used + length]
+                used += -(-length // ALIGNED_BYTES) * ALIGNED_BYTES
+            else:
+                buffer = np.empty(length, np.uint8)
+            through = sent if held.tensor.is_cuda else copies
+            through.append((held.tensor[index], as_torch(buffer, held.dtype, box.shape)))
         fills += source.fill_stretch(filling.proven, box, start, buffer)
-        total += len(buffer)
+        total += length
     gather(source.folder, fills)
+    if sent and to_device is not None:
+        to_device.send(sent)
     with torch.no_grad():
         for to, at in copies:
             to.copy_(at)
     return total
+
+
+def _pinned(step: Step, to_device: ToDevice | None) -> Bytes | None:
+    """Pinned memory for what a step brings to GPUs."""
+    lengths = [box.size * f.holding.dtype.itemsize for f, box in step if f.holding.tensor.is_cuda]
+    if to_device is None or not lengths:
+        return None
+    return to_device.room(sum(-(-n // ALIGNED_BYTES) * ALIGNED_BYTES for n in lengths))
 
 
 def addressable(tensor: torch.Tensor) -> Bytes | None:

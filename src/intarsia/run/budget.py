@@ -12,6 +12,8 @@ from intarsia.run.sums.hashing import PAGE_BYTES, STRETCH_BYTES
 
 LEAST_BYTES = 16 << 20
 LEAST_WINDOW_BYTES = 8 << 10
+MOST_WORKERS = 16
+"""How many threads are taken where nobody says how many."""
 MANY = 3
 """From so many workers on, few large calls cost less than small ones that stay in a core's cache."""
 SHARES = 64
@@ -41,7 +43,7 @@ class Budget:
             )
         if workers is not None and workers < 1:
             raise UsageError(f"the number of workers is {workers}", hint="give at least 1")
-        return Budget(memory_bytes, workers or min(8, os.cpu_count() or 1))
+        return Budget(memory_bytes, workers or min(MOST_WORKERS, max(1, _cores() // _processes())))
 
     def less(self, held_bytes: int) -> Budget:
         """What is left beside bytes that are held all the time; at least half of it stays for buffers."""
@@ -75,3 +77,14 @@ class Budget:
     def peak_bytes(self) -> int:
         """What the buffers of all workers come to."""
         return min(self.memory_bytes, 3 * self.workers * self.window_bytes)
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _processes() -> int:
+    """The processes of this job on this machine, which share its cores: torchrun tells."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(told)) if told.isdecimal() else 1
