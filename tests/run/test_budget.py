@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from intarsia.errors import UsageError
-from intarsia.planning.planner import WINDOW_BYTES
-from intarsia.run.budget import LEAST_BYTES, Budget
+from intarsia.run.budget import LARGE_BYTES, LEAST_BYTES, Budget
+from intarsia.run.sums.hashing import PAGE_BYTES
 
 
 @pytest.mark.parametrize("memory", ["16MiB", "100MiB", "2GiB", 1 << 25])
@@ -16,7 +18,7 @@ def test_the_buffers_of_all_workers_stay_within_the_budget(memory, workers: int)
     assert budget.workers == workers
     assert 0 < 3 * budget.workers * budget.window_bytes <= budget.memory_bytes
     assert budget.peak_bytes <= budget.memory_bytes
-    assert budget.window_bytes <= WINDOW_BYTES
+    assert budget.window_bytes <= LARGE_BYTES
 
 
 def test_without_a_wish_the_budget_is_at_most_two_gibibytes() -> None:
@@ -49,8 +51,29 @@ def test_bytes_that_are_held_leave_less_for_buffers() -> None:
     assert budget.less(0) == budget
 
 
-def test_what_all_workers_have_in_hand_is_a_small_share_of_the_work() -> None:
+@pytest.mark.parametrize(("workers", "shares"), [(1, 64), (2, 64), (4, 32), (16, 32)])
+def test_what_all_workers_have_in_hand_is_a_small_share_of_the_work(
+    workers: int, shares: int
+) -> None:
     for total in (1 << 24, 1 << 30, 1 << 40):
-        budget = Budget.of("2GiB", 4).for_work(total, processes=2)
-        assert 8 * budget.window_bytes <= total / 64
+        budget = Budget.of("2GiB", workers).for_work(total, processes=2)
+        assert 2 * workers * budget.window_bytes <= total / shares
     assert Budget.of("2GiB", 4).for_work(0).window_bytes > 0
+
+
+def test_the_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)), raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert Budget.of().workers == 12
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "5")
+    assert Budget.of().workers == 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
+    assert Budget.of().workers == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 16])
+@pytest.mark.parametrize("memory", ["16MiB", "2GiB"])
+def test_what_is_summed_at_once_is_whole_pages_of_a_window(memory: str, workers: int) -> None:
+    budget = Budget.of(memory, workers)
+    assert budget.stretch_bytes % PAGE_BYTES == 0
+    assert budget.stretch_bytes <= budget.window_bytes

@@ -16,7 +16,9 @@ MOST_WORKERS = 16
 """How many threads are taken where nobody says how many."""
 MANY = 3
 """From so many workers on, few large calls cost less than small ones that stay in a core's cache."""
-SHARES = 64
+LARGE_BYTES = 2 * WINDOW_BYTES
+"""The largest window of many workers: they share one interpreter, which has work with each window."""
+SHARES, SHARES_OF_MANY = 64, 32
 """A kill loses what all workers have in hand; that is at most one of so many shares of the work."""
 
 
@@ -26,7 +28,7 @@ class Budget:
 
     memory_bytes: int
     workers: int
-    share_bytes: int = WINDOW_BYTES
+    share_bytes: int = LARGE_BYTES
 
     @staticmethod
     def of(memory: str | int | None = None, workers: int | None = None) -> Budget:
@@ -52,13 +54,15 @@ class Budget:
 
     def for_work(self, total_bytes: int, processes: int = 1) -> Budget:
         """The same budget, its windows a small share of the work."""
-        share = total_bytes // (SHARES * self.workers * processes)
+        shares = SHARES if self.workers < MANY else SHARES_OF_MANY
+        share = total_bytes // (shares * self.workers * processes)
         return replace(self, share_bytes=max(LEAST_WINDOW_BYTES, share))
 
     @property
     def window_bytes(self) -> int:
         """The largest destination buffer: each worker holds one, and as much again to read into."""
-        return min(WINDOW_BYTES, self.share_bytes, self.memory_bytes // (3 * self.workers))
+        most = WINDOW_BYTES if self.workers < MANY else LARGE_BYTES
+        return min(most, self.share_bytes, self.memory_bytes // (3 * self.workers))
 
     @property
     def stretch_bytes(self) -> int:

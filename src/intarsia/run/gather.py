@@ -15,6 +15,7 @@ from intarsia.layout import Piece
 from intarsia.planning.coalesce import Runs, grid, merge, runs_of
 from intarsia.run.losses import Watch
 from intarsia.run.room import Bytes, Room
+from intarsia.store.base import Range
 from intarsia.store.folder import Folder
 from intarsia.value import Change, Window
 from intarsia.value.bits import bits_dtype
@@ -64,6 +65,9 @@ def gather(folder: Folder, fills: Iterable[Fill]) -> int:
 
 
 def _gather_file(folder: Folder, file: str, fills: Sequence[Fill]) -> int:
+    if (straight := _straight(fills)) is not None:
+        folder.read_each(file, straight)
+        return sum(len(view) for _, view in straight)
     runs = [runs_of(f.piece, f.itemsize, f.base_bytes) for f in fills]
     starts = np.concatenate([r.starts for r in runs])
     lengths = np.repeat([r.length for r in runs], [len(r.starts) for r in runs]).astype(np.int64)
@@ -84,8 +88,32 @@ def _gather_file(folder: Folder, file: str, fills: Sequence[Fill]) -> int:
         folder.read_into(file, start, scratch.data)
         read += length
         for fill in group:
-            scatter(fill, scratch, fill.base_bytes + fill.piece.at * fill.itemsize - start)
+            scatter(fill, scratch, _start(fill) - start)
     return read
+
+
+def _straight(fills: Sequence[Fill]) -> list[Range] | None:
+    """The reads of copies that are each one long run of file and buffer; None where that is not all.
+
+    Most windows of most checkpoints are that: nothing is to be merged or sorted for them.
+    """
+    found: list[Range] = []
+    end = 0
+    for fill in sorted(fills, key=_start) if len(fills) > 1 else fills:
+        start, length = _start(fill), fill.piece.run * fill.itemsize
+        if not length or not fill.change.is_none or start < end:
+            return None
+        if length < DIRECT_BYTES and len(fills) > 1:
+            return None
+        to = fill.piece.to * fill.itemsize
+        found.append((start, fill.buffer.data[to : to + length]))
+        end = start + length
+    return found
+
+
+def _start(fill: Fill) -> int:
+    """The first byte of its file that a copy reads."""
+    return fill.base_bytes + fill.piece.at * fill.itemsize
 
 
 def _is_direct(fill: Fill, run: Runs) -> bool:

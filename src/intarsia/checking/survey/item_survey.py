@@ -49,6 +49,7 @@ class Looking:
     most_sums: int
     wanted: Mapping[str, Logical]
     room: Room = field(default_factory=Room)
+    magnitudes: Room = field(default_factory=Room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class ItemSurvey:
             if place.together:
                 crc = crc32(held) if summed is None else summed
                 part.checksums.append((crc, held.nbytes))
-            look(part.seen, sketch, held, block.rows, block.column)
+            look(part.seen, sketch, held, block.rows, block.column, looking.magnitudes)
         part.seen.sums, part.seen.rounded = summing.sums, summing.rounded
 
     def _place(self, number: int) -> _Place:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from intarsia.checking.naming import Unit, units_of
@@ -12,7 +13,7 @@ from intarsia.planning.manifest import Chunk, Manifest, Stored
 from intarsia.state.names import kind_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Item:
     """A stored tensor, or one matrix of it, with the chunks that hold it.
 
@@ -28,7 +29,7 @@ class Item:
     def stored(self) -> Stored:
         return self.names[0]
 
-    @property
+    @cached_property
     def kinds(self) -> set[str]:
         """What it is in training: a weight (empty), a main weight, a moment."""
         return {kind_of(s.layout.tensors[0] if s.layout.tensors else s.name) for s in self.names}

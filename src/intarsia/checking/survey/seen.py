@@ -14,6 +14,7 @@ from intarsia.checking.survey.sketch import Sketch
 from intarsia.dtypes import DType
 from intarsia.layout import unravel
 from intarsia.planning.manifest import Chunk, Stored
+from intarsia.run.room import Room
 from intarsia.run.sums.hashing import Sum
 from intarsia.value.bits import Bits, as_float64, bits_dtype
 
@@ -120,8 +121,10 @@ class Seen:
         return float(as_float64(np.array([bits], bits_dtype(dtype)), dtype)[0])
 
 
-def look(seen: Seen, sketch: Sketch, block: Bits, rows: NDArray[np.int64], column: int) -> None:
-    """Take one block into the sums, and count what no sound tensor holds."""
+def look(
+    seen: Seen, sketch: Sketch, block: Bits, rows: NDArray[np.int64], column: int, room: Room
+) -> None:
+    """Take one block into the sums, and count what no sound tensor holds; `room` is for magnitudes."""
     stored = seen.item.stored
     dtype = stored.dtype
     if dtype.name in ("U8", "F8_E8M0") and block.size:
@@ -133,7 +136,8 @@ def look(seen: Seen, sketch: Sketch, block: Bits, rows: NDArray[np.int64], colum
             seen.not_finite.add(marks, rows, column, stored)
         return
     sign = block.dtype.type(1 << (8 * dtype.itemsize - 1))
-    magnitude = block & (sign - block.dtype.type(1))
+    magnitude = room.take(block.nbytes).view(block.dtype).reshape(block.shape)
+    np.bitwise_and(block, sign - block.dtype.type(1), out=magnitude)
     least, most = int(magnitude.min()), int(magnitude.max())
     # A zero below zero is a zero: blocks of both are lost alike.
     even = np.where(magnitude == 0, magnitude, block) if least == 0 else block

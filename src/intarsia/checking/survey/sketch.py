@@ -125,12 +125,14 @@ class Sketch:
         unit = self.units[0]
         at = rows - unit.first_row
         along = _sums(bits, 1)
-        owners = at // max(unit.rows, 1)
-        starts = np.flatnonzero(np.diff(owners, prepend=-1))
-        held = owners[starts]
-        if len(starts) == 1:
+        ends_at = at[:1] // max(unit.rows, 1), at[-1:] // max(unit.rows, 1)
+        if ends_at[0] == ends_at[1]:
+            held, starts = ends_at[0], np.zeros(1, np.int64)
             parts = _sums(bits, 0)[None]
         else:
+            owners = at // max(unit.rows, 1)
+            starts = np.flatnonzero(np.diff(owners, prepend=-1))
+            held = owners[starts]
             parts = np.add.reduceat(bits, starts, axis=0, dtype=np.uint64)
         ends = None
         if self._ends is not None and bits.size:
