@@ -6,7 +6,7 @@ rows) is made by a function of that number.  Each has a NumPy twin: the same wor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from intarsia.layout import Layout, concat, padding, stack
 
@@ -81,14 +81,35 @@ def padded(count: int) -> Verb:
 
 
 def stacked(each: Verb | None = None, per: int = 1) -> Verb:
-    """A new first axis over the experts, each made by `each` of `per` operands in turn."""
+    """A new first axis over the experts, each made by `each` of `per` operands in turn.
+
+    Experts whose operands differ by name alone are made as the first one, and renamed.
+    """
 
     def verb(*parts: Layout) -> Layout:
         if each is None:
             return stack(parts)
-        return stack([each(*parts[i : i + per]) for i in range(0, len(parts), per)])
+        first, made = parts[:per], each(*parts[:per])
+        out = [made]
+        for i in range(per, len(parts), per):
+            names = _renamed(first, parts[i : i + per])
+            out.append(made.rename(names) if names else each(*parts[i : i + per]))
+        return stack(out)
 
     return verb
+
+
+def _renamed(old: Sequence[Layout], new: Sequence[Layout]) -> dict[str, str]:
+    """The new name of each tensor where whole operands differ by name alone; empty where they do not."""
+    names: dict[str, str] = {}
+    for x, y in zip(old, new, strict=True):
+        if x.shape != y.shape or not len(x.pieces) == len(y.pieces) == 1:
+            return {}
+        (p,), (q,) = x.pieces, y.pieces
+        if (p.at, p.to, p.loops) != (q.at, q.to, q.loops) or p.tensor in names:
+            return {}
+        names[p.tensor] = q.tensor
+    return names
 
 
 def then(*verbs: Verb) -> Verb:

@@ -34,10 +34,11 @@ def concat(parts: Sequence[Layout], axis: int = 0) -> Layout:
             )
     total, s, start = sum([x.shape[axis] for x in parts]), prod(after), 0
     out: list[Piece] = []
+    flat = prod(before) == 1
     for x in parts:
         cell = s * x.shape[axis]
-        for p in x.pieces if prod(before) == 1 else x.aligned(cell):
-            if prod(before) == 1:
+        for p in x.pieces if flat else x.aligned(cell):
+            if flat:
                 q = Piece(p.tensor, p.at + start * s, p.to, p.loops)
             else:
                 row, rest = divmod(p.at, cell)

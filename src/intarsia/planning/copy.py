@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from intarsia.frozen import frozen
@@ -53,17 +53,26 @@ def layout_of_box(layout: Layout, box: Box) -> Layout:
     return layout.box(box.offsets, box.shape)
 
 
-def copies_into(layout: Layout, box: Box, sources: tuple[Stored, ...]) -> Iterator[Copy]:
-    """Every copy from `sources` into the row-major buffer of `box` of a tensor with `layout`."""
+def copies_into(
+    layout: Layout,
+    box: Box,
+    sources: tuple[Stored, ...],
+    held_of: Callable[[Stored, Layout], Layout] = lambda stored, layout: stored.layout,
+) -> Iterator[Copy]:
+    """Every copy from `sources` into the row-major buffer of `box` of a tensor with `layout`.
+
+    `held_of` may leave out of a source's layout what is of other tensors.
+    """
     for stored in sources:
         same = stored.layout is layout or stored.layout == layout
+        held = layout if same else held_of(stored, layout)
         for chunk in stored.chunks:
             if same:
                 piece = box_copy(chunk.box, box)
                 if piece is not None:
                     yield Copy(stored, chunk, piece)
             else:
-                src, dst = layout_of_box(stored.layout, chunk.box), layout_of_box(layout, box)
+                src, dst = layout_of_box(held, chunk.box), layout_of_box(layout, box)
                 for p in copies(src, dst):
                     yield Copy(stored, chunk, Piece("", p.at, p.to, p.loops))
 

@@ -9,13 +9,13 @@ thousands of tensors come down to a few dozen proofs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from intarsia.layout import Layout, holes
+from intarsia.layout import Layout, Piece, holes
 from intarsia.mesh import Mesh
 from intarsia.planning.coalesce import merge, runs_of
 from intarsia.planning.copy import Copy
@@ -104,7 +104,7 @@ def make_plan(
     gaps: list[Gap] = []
     proofs: list[Proven] = []
     copies = read = needed = 0
-    used: dict[str, list[Layout]] = {}
+    used: dict[str, list[Piece]] = {}
     for target in targets:
         found = prover.attempt(target)
         if isinstance(found, Proven):
@@ -116,8 +116,8 @@ def make_plan(
         else:
             # What is not there may be claimed to be without end; counting its windows would be, too.
             gaps += found
-        for name in target.layout.tensors:
-            used.setdefault(name, []).append(target.layout)
+        for piece in target.layout.pieces:
+            used.setdefault(piece.tensor, []).append(piece)
     left = list(_left_out(src, used, drop or {}))
     gaps += [
         Gap(x.tensor, x.elements, f"{x.elements:,} elements of `{x.tensor}` are not used")
@@ -142,17 +142,18 @@ def make_plan(
 
 
 def _left_out(
-    src: Manifest, used: dict[str, list[Layout]], drop: dict[str, str]
+    src: Manifest, used: Mapping[str, Sequence[Piece]], drop: dict[str, str]
 ) -> Iterable[LeftOut]:
     """Source elements that no target takes; `why` is empty where nobody asked for that."""
+    counts: dict[Any, int] = {}
     for name, logical in src.logical.items():
-        layouts = used.get(name, [])
-        if len(layouts) == 1 and layouts[0].mapped == logical.size and len(layouts[0].tensors) == 1:
+        pieces, size = used.get(name, ()), logical.size
+        if len(pieces) == 1 and pieces[0].to == 0 and pieces[0].run == size:
             continue
-        if not layouts:
-            if logical.size:
-                yield LeftOut(name, logical.size, drop.get(name, ""))
-            continue
-        unused = sum(hi - lo for lo, hi in holes(layouts, name, logical.size))
+        key = (size, *((p.to, p.loops) for p in pieces))
+        unused = counts.get(key)
+        if unused is None:
+            held = Layout((size,), tuple(pieces))
+            unused = counts[key] = sum(hi - lo for lo, hi in holes(held, name, size))
         if unused:
             yield LeftOut(name, unused, drop.get(name, ""))

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Final, NoReturn, final
 
 from intarsia.errors import CoverageError, UnsupportedError, few
@@ -89,7 +90,8 @@ class Proven:
         """The copies into row-major elements `[start, stop)` of the target, counted from `start`."""
         layout = self.target.layout
         if self._copies is None:
-            found = copies_into(layout, Box.whole(layout.shape), self.sources)
+            held_of = prover_of(self.src).held_of
+            found = copies_into(layout, Box.whole(layout.shape), self.sources, held_of)
             self._copies = tuple(found) if layout.size else ()
         if start == 0 and stop == layout.size:
             return list(self._copies)
@@ -144,6 +146,7 @@ class Prover:
         self._counts: dict[Any, tuple[int, int]] = {}
         self._proven: dict[str, Proven] = {}
         self._templates: dict[Hashable, Template] = {}
+        self._held: dict[int, tuple[Stored, dict[str, list[Piece]]]] = {}
         self._kept: list[Box] = []
 
     def prove(self, target: Target) -> Proven:
@@ -224,7 +227,24 @@ class Prover:
     def template(self, layout: Layout, sources: tuple[Stored, ...]) -> Template:
         """The template of a tensor with `layout`, the same object for all that differ by name alone."""
         cuts = (id(self.boxes_of(s)) for s in sources)
-        return self._templates.setdefault((pattern(layout, sources), *cuts), Template(self._kept))
+        key = (pattern(layout, sources, self.held_of), *cuts)
+        found = self._templates.get(key)
+        if found is None:
+            found = self._templates[key] = Template(self._kept, self.held_of)
+        return found
+
+    def held_of(self, stored: Stored, layout: Layout) -> Layout:
+        """What a stored tensor holds of the tensors that a layout names: of 256 fused ones, say, two."""
+        pieces = stored.layout.pieces
+        if len(pieces) <= len(layout.pieces):
+            return stored.layout
+        known = self._held.get(id(stored))
+        if known is None:
+            known = self._held[id(stored)] = stored, {}
+            for piece in pieces:
+                known[1].setdefault(piece.tensor, []).append(piece)
+        held = [piece for name in layout.tensors for piece in known[1].get(name, ())]
+        return Layout(stored.layout.shape, tuple(sorted(held, key=attrgetter("at"))))
 
     def boxes_of(self, stored: Stored) -> tuple[Box, ...]:
         """The boxes of a tensor's chunks, the same object for all that are cut alike."""

@@ -5,7 +5,7 @@ The planner counts copies and whoever moves bytes carries them out; both ask her
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from intarsia.layout import Layout, Piece
 from intarsia.mesh import Box
@@ -15,38 +15,41 @@ from intarsia.planning.manifest import Stored
 MOST_BOXES = 1 << 15
 """Boxes whose copies are kept, over all templates of a manifest; those of more are worked out again."""
 
+HeldOf = Callable[[Stored, Layout], Layout]
+
 _Recipe = tuple[tuple[int, int, Piece], ...]
 """For each copy the number of its source, that of the source's chunk, and the piece."""
 
 
 class Template:
-    """The copies into each box of the tensors of one template."""
+    """The copies into each box of the tensors of one template; `held_of` is as in `copies_into`."""
 
-    __slots__ = ("_kept", "_recipes")
+    __slots__ = ("_held_of", "_kept", "_recipes")
 
-    def __init__(self, kept: list[Box]) -> None:
+    def __init__(self, kept: list[Box], held_of: HeldOf) -> None:
         self._recipes: dict[Box, _Recipe] = {}
         self._kept = kept
+        self._held_of = held_of
 
     def copies(self, layout: Layout, box: Box, sources: tuple[Stored, ...]) -> list[Copy]:
         """Every copy from `sources` into the row-major buffer of `box` of a tensor with `layout`."""
         recipe = self._recipes.get(box)
         if recipe is None:
-            recipe = _recipe(layout, box, sources)
+            recipe = _recipe(layout, box, sources, self._held_of)
             if len(self._kept) < MOST_BOXES:
                 self._kept.append(box)
                 self._recipes[box] = recipe
         return [Copy(sources[k], sources[k].chunks[n], piece) for k, n, piece in recipe]
 
 
-def _recipe(layout: Layout, box: Box, sources: tuple[Stored, ...]) -> _Recipe:
+def _recipe(layout: Layout, box: Box, sources: tuple[Stored, ...], held_of: HeldOf) -> _Recipe:
     source = {id(stored): k for k, stored in enumerate(sources)}
     chunks = [{id(chunk): n for n, chunk in enumerate(stored.chunks)} for stored in sources]
-    found = [(source[id(c.stored)], c) for c in copies_into(layout, box, sources)]
+    found = [(source[id(c.stored)], c) for c in copies_into(layout, box, sources, held_of)]
     return tuple((k, chunks[k][id(c.chunk)], c.piece) for k, c in found)
 
 
-def pattern(layout: Layout, sources: tuple[Stored, ...]) -> Hashable:
+def pattern(layout: Layout, sources: tuple[Stored, ...], held_of: HeldOf) -> Hashable:
     """What two tensors of one template have in common: everything but names."""
     if len(sources) == 1 and (sources[0].layout is layout or sources[0].layout == layout):
         return layout.shape
@@ -56,5 +59,5 @@ def pattern(layout: Layout, sources: tuple[Stored, ...]) -> Hashable:
             x.shape,
             tuple((order.setdefault(p.tensor, len(order)), p.at, p.to, p.loops) for p in x.pieces),
         )
-        for x in (layout, *(s.layout for s in sources))
+        for x in (layout, *(held_of(s, layout) for s in sources))
     )
