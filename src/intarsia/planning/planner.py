@@ -9,7 +9,7 @@ thousands of tensors come down to a few dozen proofs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from intarsia.planning.copy import Copy
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.planning.plan import LeftOut, Plan
 from intarsia.planning.proof import Gap, Proven, prover_of
-from intarsia.planning.window import windows
+from intarsia.planning.together import Group, partners, windows_together
 
 WINDOW_BYTES = 8 << 20
 """How much of a destination tensor moves at once, unless memory is scarcer."""
@@ -44,28 +44,33 @@ class Costs:
         self._window_bytes = window_bytes
         self._known: dict[Any, Cost] = {}
 
-    def of(self, proven: Proven) -> Cost:
-        """What filling a target takes."""
-        target, sources = proven.target, proven.sources
-        key = (proven.template, id(target.boxes), target.dtype, *(s.dtype for s in sources))
+    def of(self, group: Group) -> Cost:
+        """What filling targets takes that move together."""
+        key = tuple([_kind(proven) for proven in group])
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._count(proven)
+            found = self._known[key] = self._count(group)
         return found
 
-    def _count(self, proven: Proven) -> Cost:
-        target = proven.target
+    def _count(self, group: Group) -> Cost:
         count = read = needed = 0
-        for window in windows(target.shape, target.dtype.itemsize, self._window_bytes):
+        for windows in windows_together(group, self._window_bytes):
             found: list[Copy] = []
-            for box in target.boxes:
-                part = box.meet(window) if target.layout.size else None
-                if part is not None:
-                    found += proven.copies(part)
+            for proven, window in windows:
+                for box in proven.target.boxes:
+                    part = box.meet(window) if proven.target.layout.size else None
+                    if part is not None:
+                        found += proven.copies(part)
             count += len(found)
             n, r = read_cost(found)
             needed, read = needed + n, read + r
         return Cost(count, read, needed)
+
+
+def _kind(proven: Proven) -> Hashable:
+    """What the cost of a target depends on."""
+    target = proven.target
+    return proven.template, id(target.boxes), target.dtype, *(s.dtype for s in proven.sources)
 
 
 def read_cost(found: Sequence[Copy]) -> tuple[int, int]:
@@ -108,16 +113,17 @@ def make_plan(
     for target in targets:
         found = prover.attempt(target)
         if isinstance(found, Proven):
-            cost = costs.of(found)
             proofs.append(found)
-            copies += cost.copies
-            read += cost.read_bytes
-            needed += cost.needed_bytes
         else:
             # What is not there may be claimed to be without end; counting its windows would be, too.
             gaps += found
         for piece in target.layout.pieces:
             used.setdefault(piece.tensor, []).append(piece)
+    for group in partners(proofs):
+        cost = costs.of(group)
+        copies += cost.copies
+        read += cost.read_bytes
+        needed += cost.needed_bytes
     left = list(_left_out(src, used, drop or {}))
     gaps += [
         Gap(x.tensor, x.elements, f"{x.elements:,} elements of `{x.tensor}` are not used")

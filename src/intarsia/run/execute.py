@@ -19,6 +19,7 @@ from intarsia.format.base import Arrangement, Slot
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
 from intarsia.planning.proof import Proven
+from intarsia.planning.together import Group, partners, windows_together
 from intarsia.planning.window import flat_start, windows_beside
 from intarsia.run.budget import Budget
 from intarsia.run.gather import Fill, gather
@@ -104,21 +105,28 @@ def cut_steps(
     step: list[tuple[Proven, Box]] = []
     used = 0
     by_file = all(len(arrangement.slots[p.target.name]) == 1 for p in proofs)
-    for proven in sorted(proofs, key=place) if by_file else proofs:
-        target = proven.target
-        itemsize = target.dtype.itemsize
-        for window in windows_beside(
-            target.shape, itemsize, window_bytes, done.get(target.name, ())
-        ):
-            nbytes = window.size * itemsize
+    for group in partners(sorted(proofs, key=place) if by_file else proofs):
+        for windows in _windows(group, window_bytes, done):
+            nbytes = sum(window.size * p.target.dtype.itemsize for p, window in windows)
             if step and used + nbytes > window_bytes:
                 steps.append(tuple(step))
                 step, used = [], 0
-            step.append((proven, window))
+            step += windows
             used += nbytes
     if step:
         steps.append(tuple(step))
     return steps
+
+
+def _windows(group: Group, window_bytes: int, done: Ranges) -> Iterator[Step]:
+    """The windows of what is not done of targets that move together."""
+    if not any(done.get(proven.target.name) for proven in group):
+        yield from windows_together(group, window_bytes)
+        return
+    for proven in group:
+        target, parts = proven.target, done.get(proven.target.name, ())
+        for window in windows_beside(target.shape, target.dtype.itemsize, window_bytes, parts):
+            yield ((proven, window),)
 
 
 @dataclass

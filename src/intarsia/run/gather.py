@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,9 @@ KEPT_BYTES = 32 << 20
 
 _AT_ONCE = 1024
 """Runs that are read between two looks at their file: a view of each is held meanwhile."""
+
+_MOST_SCRATCH = 1.25
+"""Copies are read together where that takes at most so many times the memory of their elements."""
 
 _scratch = Room()
 
@@ -76,15 +80,19 @@ def _gather_file(folder: Folder, file: str, fills: Sequence[Fill]) -> int:
     last = np.searchsorted(lo, [r.starts[-1] for r in runs], "right") - 1
     users = np.bincount(np.concatenate([first, last]), minlength=len(lo))
     shared: dict[int, list[Fill]] = {}
+    apart: list[tuple[Fill, Runs]] = []
     read = 0
     for fill, run, i, j in zip(fills, runs, first.tolist(), last.tolist(), strict=True):
         if i == j and not (users[i] == 2 and _is_direct(fill, run)):
             shared.setdefault(i, []).append(fill)
+        elif run.outer and not _is_plain(fill, run):
+            apart.append((fill, run))
         else:
             read += _read_runs(folder, file, fill, run)
+    read += sum(_read_together(folder, file, group) for group in _overlapping(apart))
     for i, group in shared.items():
         start, length = int(lo[i]), int(hi[i] - lo[i])
-        scratch = _scratch.take(length) if length <= KEPT_BYTES else np.empty(length, np.uint8)
+        scratch = _scratch_of(length)
         folder.read_into(file, start, scratch.data)
         read += length
         for fill in group:
@@ -116,6 +124,10 @@ def _start(fill: Fill) -> int:
     return fill.base_bytes + fill.piece.at * fill.itemsize
 
 
+def _scratch_of(count: int) -> Bytes:
+    return _scratch.take(count) if count <= KEPT_BYTES else np.empty(count, np.uint8)
+
+
 def _is_direct(fill: Fill, run: Runs) -> bool:
     return run.length >= DIRECT_BYTES and not run.outer and _is_plain(fill, run)
 
@@ -145,8 +157,53 @@ def _read_runs(folder: Folder, file: str, fill: Fill, run: Runs) -> int:
     return run.length * len(run.starts)
 
 
-def scatter(fill: Fill, scratch: Bytes, start_bytes: int) -> None:
-    """Move a copy's elements from bytes that were read, `start_bytes` being its first element."""
+def _overlapping(apart: Sequence[tuple[Fill, Runs]]) -> Iterator[list[tuple[Fill, Runs]]]:
+    """Copies in groups whose runs lie over each other, one by one."""
+    alike: dict[Any, list[tuple[Fill, Runs]]] = {}
+    for fill, run in apart:
+        key = fill.itemsize, *((loop.n, loop.at) for loop in run.outer)
+        alike.setdefault(key, []).append((fill, run))
+    for pairs in alike.values():
+        group: list[tuple[Fill, Runs]] = []
+        end = 0
+        for fill, run in sorted(pairs, key=lambda pair: int(pair[1].starts[0])):
+            if group and run.starts[0] >= end:
+                yield group
+                group, end = [], 0
+            group.append((fill, run))
+            end = max(end, int(run.starts[0]) + run.length)
+        yield group
+
+
+def _read_together(folder: Folder, file: str, group: Sequence[tuple[Fill, Runs]]) -> int:
+    """Read the runs of copies that lie over each other, each once, and move all copies from there."""
+    starts = group[0][1].starts
+    start = int(starts[0])
+    length = max(int(run.starts[0]) + run.length for _, run in group) - start
+    needed = sum(fill.piece.size for fill, _ in group) * group[0][0].itemsize
+    if len(starts) * length > _MOST_SCRATCH * needed:
+        return sum(_read_runs(folder, file, fill, run) for fill, run in group)
+    flat = _scratch_of(len(starts) * length)
+    scratch = flat.reshape(len(starts), length)
+    for k in range(0, len(starts), _AT_ONCE):
+        some = zip(starts[k : k + _AT_ONCE].tolist(), scratch[k : k + _AT_ONCE], strict=True)
+        folder.read_each(file, [(at, row.data) for at, row in some])
+    for fill, run in group:
+        outer = [prod([x.n for x in run.outer[k + 1 :]]) * length for k in range(len(run.outer))]
+        inner = [loop.at * fill.itemsize for loop in run.inner]
+        piece = Piece("", fill.piece.at, fill.piece.to, (*run.outer, *run.inner))
+        first = int(run.starts[0]) - start
+        scatter(replace(fill, piece=piece), flat, first, (*outer, *inner))
+    return scratch.size
+
+
+def scatter(
+    fill: Fill, scratch: Bytes, start_bytes: int, strides: tuple[int, ...] | None = None
+) -> None:
+    """Move a copy's elements from bytes that were read, `start_bytes` being its first element.
+
+    `strides` are those of its loops there, where they are not those in the file.
+    """
     change = fill.change
     shape = tuple(loop.n for loop in fill.piece.loops)
     src: NDArray[Any] = np.ndarray(
@@ -154,7 +211,7 @@ def scatter(fill: Fill, scratch: Bytes, start_bytes: int) -> None:
         bits_dtype(change.src),
         scratch.data,
         start_bytes,
-        tuple(loop.at * change.src.itemsize for loop in fill.piece.loops),
+        strides or tuple(loop.at * change.src.itemsize for loop in fill.piece.loops),
     )
     dst = _places(fill.piece, fill.buffer, change.dst)
     if change.is_none:

@@ -1,0 +1,96 @@
+"""Windows that move together, because they need the same bytes of the source.
+
+Where a source holds the elements of two tensors in turn (gate and up of gpt-oss), whatever reads one
+passes over the other.  Windows of both are filled at once, and every byte is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from intarsia.layout import Loop, Piece
+from intarsia.mesh import Box
+from intarsia.planning.proof import Proven
+from intarsia.planning.window import slabs_of, windows_beside
+
+Group = tuple[Proven, ...]
+Windows = tuple[tuple[Proven, Box], ...]
+_Filled = list[tuple[Proven, Piece]]
+"""Copies, each with the target that it fills a stretch of."""
+
+
+def partners(proofs: Iterable[Proven]) -> list[Group]:
+    """The targets, in groups that need the same bytes; nearly every target is alone."""
+    listed = list(proofs)
+    group_of = {id(proven): [proven] for proven in listed}
+    for filled in in_turn(listed):
+        first = group_of[id(filled[0][0])]
+        for proven, _ in filled[1:]:
+            other = group_of[id(proven)]
+            if other is not first:
+                first += other
+                group_of |= {id(each): first for each in other}
+    groups = {id(group): group for group in group_of.values()}
+    return [tuple(group) for group in groups.values()]
+
+
+def windows_together(group: Group, limit_bytes: int) -> Iterator[Windows]:
+    """The windows of targets, each time those of at most `limit_bytes` that share bytes of the source."""
+    done: dict[int, list[tuple[int, int]]] = {}
+    for filled in in_turn(group):
+        rows = max(filled[0][1].loops, key=lambda loop: loop.to)
+        row_bytes = sum(rows.to * proven.target.dtype.itemsize for proven, _ in filled)
+        count = limit_bytes // row_bytes
+        if not count:
+            continue
+        for proven, piece in filled:
+            done.setdefault(id(proven), []).append((piece.to, piece.to + piece.size))
+        for row in range(0, rows.n, count):
+            first, last = row * rows.to, min(row + count, rows.n) * rows.to
+            yield tuple(
+                (proven, box)
+                for proven, p in filled
+                for box in slabs_of(proven.target.shape, p.to + first, p.to + last)
+            )
+    for proven in group:
+        shape, itemsize = proven.target.shape, proven.target.dtype.itemsize
+        for window in windows_beside(shape, itemsize, limit_bytes, done.get(id(proven), ())):
+            yield ((proven, window),)
+
+
+def in_turn(proofs: Iterable[Proven]) -> Iterator[_Filled]:
+    """Copies whose elements lie in turn in one chunk, each filling a stretch of its target."""
+    alike: dict[tuple[int, tuple[Loop, ...]], _Filled] = {}
+    for proven in proofs:
+        layout = proven.target.layout
+        if not layout.size or any(s.layout is layout or s.layout == layout for s in proven.sources):
+            continue
+        for copy in proven.copies(Box.whole(layout.shape)):
+            piece = copy.piece
+            if piece.loops and min(x.at for x in piece.loops) > 1 and _is_stretch(piece):
+                alike.setdefault((id(copy.chunk), piece.loops), []).append((proven, piece))
+    for (_, loops), filled in alike.items():
+        yield from _neighbours(filled, min(loop.at for loop in loops))
+
+
+def _neighbours(filled: _Filled, step: int) -> Iterator[_Filled]:
+    """Those that begin within one step of each other, two or more."""
+    group: _Filled = []
+    for each in sorted(filled, key=lambda x: x[1].at):
+        if group and each[1].at - group[0][1].at >= step:
+            if group[1:]:
+                yield group
+            group = []
+        group.append(each)
+    if group[1:]:
+        yield group
+
+
+def _is_stretch(piece: Piece) -> bool:
+    """Whether a copy fills consecutive elements of its destination, in whatever order."""
+    reach = 1
+    for loop in sorted(piece.loops, key=lambda loop: loop.to):
+        if loop.to != reach:
+            return False
+        reach *= loop.n
+    return True
