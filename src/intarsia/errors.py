@@ -3,8 +3,8 @@
 Every message says what, where, expected and found; `hint` says what to do next.
 `exit_status` is what the command line returns: 1 where a check found a fault, 2 where
 the input or the call cannot be used.  `kind` is what `verify` calls the fault in its report,
-`path` the file or folder that it is about, where one is known; `is_fault` says whether the
-error speaks of the checkpoint, and not of the moment or of this process.
+`path` the file or folder that it is about and `tensors` the names of tensors, where they are known;
+`is_fault` says whether the error is about the checkpoint, and not about the moment or this process.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ class IntarsiaError(Exception):
         hint: str | None = None,
         kind: str | None = None,
         path: PurePath | None = None,
+        tensors: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         self.hint = hint
         self.kind = kind or self.kind
         self.path = path
+        self.tensors = tensors
 
     def raise_unless_fault(self) -> None:
         """Raise this error where it says nothing about the checkpoint: no report may call it a fault."""

@@ -90,6 +90,7 @@ def rows_of(model: Skeleton, stored: Mapping[str, Shape]) -> dict[str, Layout]:
                 f"Transformers' rules make `{name}` {list(layout.shape)} of the file's tensors, the"
                 f" model has {list(model.shapes[name])}",
                 hint="the configuration is another model's, or the file is damaged",
+                tensors=(name,),
             )
     return {name: out[name] for name in model.shapes if name in out}
 
@@ -172,6 +173,7 @@ def _run(model: Skeleton, rule: Any, name: str, parts: Parts) -> dict[str, Layou
                 f"Transformers converts `{name}` by {type(op).__name__}, an operation that"
                 " Intarsia does not know",
                 hint="convert it with Transformers itself, or write a table for the family",
+                tensors=(name,),
             )
         parts = known(op, Task(parts, sources, targets, name, model))
     full = name.replace("*.", "0.")

@@ -28,7 +28,10 @@ class Task:
     def only(self) -> Layout:
         """The one tensor that there is."""
         if len(self.parts) != 1:
-            raise FamilyError(f"`{self.name}` is made of {len(self.parts)} tensors, expected 1")
+            raise FamilyError(
+                f"`{self.name}` is made of {len(self.parts)} tensors, expected 1",
+                tensors=(self.name,),
+            )
         return next(iter(self.parts.values()))[0]
 
     @property
@@ -90,7 +93,8 @@ def _transpose(op: Any, task: Task) -> Parts:
     if op.check_dims and x.shape[op.dim0] == x.shape[op.dim1]:
         raise FamilyError(
             f"`{task.name}` {list(x.shape)} may be stored transposed or not, and Transformers"
-            " decides by the shape, which is square"
+            " decides by the shape, which is square",
+            tensors=(task.name,),
         )
     if not (op.check_dims and task.model.shapes.get(task.name) == x.shape):
         x = x.transpose(op.dim0, op.dim1)
@@ -132,7 +136,8 @@ def _fuse_two_towers(op: Any, task: Task) -> Parts:
             raise FamilyError(
                 f"`{task.name}` is made of {len(held)} tensors `{pattern}`, expected as many for"
                 " each of"
-                f" {', '.join(out)}"
+                f" {', '.join(out)}",
+                tensors=(task.name,),
             )
         each = len(held) // len(out)
         for k, stacks in enumerate(out.values()):
@@ -143,7 +148,9 @@ def _fuse_two_towers(op: Any, task: Task) -> Parts:
 def _part_two_towers(op: Any, task: Task) -> Parts:
     """What `_fuse_two_towers` undoes: one list of experts for each target, those of all sources in turn."""
     if missing := [pattern for pattern in task.sources if pattern not in task.parts]:
-        raise FamilyError(f"`{task.name}` is made of `{missing[0]}` too, which is absent")
+        raise FamilyError(
+            f"`{task.name}` is made of `{missing[0]}` too, which is absent", tensors=(task.name,)
+        )
     fused = [chunk(task.parts[p][0], len(task.targets), op.concat_dim) for p in task.sources]
     out: Parts = {}
     for target, stacks in zip(task.targets, zip(*fused, strict=True), strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,10 +65,11 @@ class Headers:
             text += f"; and {len(group) - 1} more like it" if len(group) > 1 else ""
             files = dict.fromkeys(file for c in group for file in c.files)
             elements = sum(map(self._elements, group))
-            quoted = tuple(re.findall(r"`([^`]+)`", text))
             where = few(list(files), 4) or self.path
             hint = error.hint or ""
-            yield Fault(error.kind, names or quoted, where, text, elements, hint, tuple(files))
+            yield Fault(
+                error.kind, names or error.tensors, where, text, elements, hint, tuple(files)
+            )
 
     def notes(self) -> Iterator[str]:
         """What could not be judged."""

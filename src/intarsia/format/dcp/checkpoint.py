@@ -153,6 +153,7 @@ def _open(path: PurePath, complain: Complain) -> tuple[Metadata, dict[str, int]]
             raise FormatError(
                 f"`{twice[0]}` is in two parts of {path}, {part} among them",
                 hint=f"give the folder of one part, for example {path / part}",
+                tensors=(twice[0],),
             )
         whole = Metadata(
             whole.tensors | moved.tensors,

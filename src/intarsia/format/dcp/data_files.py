@@ -86,6 +86,7 @@ def _hollow(folder: Folder, metadata: Metadata, held_bytes: int) -> FormatError 
             f" {human(held_bytes)}; `{largest}` alone would have {human(claims[largest])}",
             hint="the metadata is another checkpoint's, or damaged",
             kind="elements-missing",
+            tensors=(largest,),
         )
     return None
 

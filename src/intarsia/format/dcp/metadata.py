@@ -135,7 +135,9 @@ def _read(data: bytes, where: str, complain: Complain) -> Metadata:
         raise UnsafeError(f"{error} - at {where}") from None
     except FormatError as error:
         hint = error.hint or "the metadata is damaged: restore it, or save the checkpoint again"
-        raise FormatError(f"{error.brief} - at {where}", hint=hint, kind=error.kind) from None
+        raise FormatError(
+            f"{error.brief} - at {where}", hint=hint, kind=error.kind, tensors=error.tensors
+        ) from None
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise FormatError(
@@ -179,7 +181,7 @@ def _places(stored: dict[Any, Any]) -> dict[tuple[str, Any], _Where]:
         if start + length > _LARGEST:
             raise FormatError(f"{brief(key[0])} ends at byte {start + length} of {file}")
         if key in places:
-            raise FormatError(f"`{name}` is stored twice at offset {offset}")
+            raise FormatError(f"`{name}` is stored twice at offset {offset}", tensors=(name,))
         places[key] = (file, start, length)
     return places
 

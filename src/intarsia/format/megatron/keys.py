@@ -131,6 +131,7 @@ class MegatronRows:
                 f" {list(row.layout.shape)}",
                 hint="the configuration is another model's, or the tensor is damaged",
                 kind="shape-wrong",
+                tensors=(name,),
             )
         return row
 

@@ -136,6 +136,7 @@ def _mistakable(
                 f" has such a state - at {where}",
                 hint="names that begin with `optimizer.` are reserved for optimizer state: if it"
                 " is a submodule of the model, rename it in the state dict and save again",
+                tensors=(key,),
             )
             complain(Complaint(error, _files(s)))
 
@@ -250,6 +251,7 @@ def _named(
                 f" gives {list(param.layout.shape)} - at {where}",
                 hint="the configuration is another model's, or the tensor is damaged",
                 kind=shape_fault(s.name, s.shape, param.layout.shape),
+                tensors=(s.key or s.name,),
             )
             complain(Complaint(error, _files(s), param.layout.tensors))
             return _plain(s)
@@ -298,7 +300,8 @@ def _unique(named: Iterable[Stored], where: str, complain: Complain) -> dict[str
     for s in named:
         if s.name in stored:
             error = FamilyError(
-                f"{stored[s.name].key!r} and {s.key!r} are both `{s.name}` - at {where}"
+                f"{stored[s.name].key!r} and {s.key!r} are both `{s.name}` - at {where}",
+                tensors=(s.name,),
             )
             complain(Complaint(error, _files(s)))
             continue

@@ -66,5 +66,6 @@ def misfits(
                 f" {family} gives the weight {list(row.layout.shape)} - at {where}",
                 hint="the configuration is another model's, or the tensor is damaged",
                 kind="shape-wrong",
+                tensors=(w.main.name,),
             )
             yield error, w.main.name

@@ -50,5 +50,6 @@ def unwrapped(name: str, known: Container[str]) -> str | None:
             f"`{name}` is `{found[0]}` or `{found[1]}`, depending on which `module` in it"
             " belongs to a wrapper",
             hint="save the model without its wrapper (ddp.module.state_dict())",
+            tensors=(name,),
         )
     return found[0] if found else None

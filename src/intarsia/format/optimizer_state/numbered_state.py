@@ -55,11 +55,15 @@ def parameters_by_number(
     for state in states:
         name = numbers.get(state.number)
         if name is None or name not in order:
-            raise FormatError(f"`{state.key}` has no parameter among {len(order)} of the model")
+            raise FormatError(
+                f"`{state.key}` has no parameter among {len(order)} of the model",
+                tensors=(state.key,),
+            )
         if state.shape and state.shape != order[name]:
             raise FormatError(
                 f"`{state.key}` has shape {list(state.shape)}, the model's parameter of that"
-                f" number, `{name}`, {list(order[name])}"
+                f" number, `{name}`, {list(order[name])}",
+                tensors=(state.key,),
             )
     return numbers
 

@@ -56,7 +56,8 @@ class _Seen:
                 if not record.shape or record.shape[0] > MAX_LAYERS:
                     raise FormatError(
                         f"`{record.name}` {list(record.shape)} stacks no layers, or more than"
-                        f" {MAX_LAYERS:,}"
+                        f" {MAX_LAYERS:,}",
+                        tensors=(record.name,),
                     )
                 self.layers.setdefault(key.rest, set()).update(range(record.shape[0]))
             self.shapes.setdefault(key.rest, record.shape[1:] if key.stacked else record.shape)

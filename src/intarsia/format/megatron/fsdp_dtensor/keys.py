@@ -174,6 +174,7 @@ class TensorParallel(NamedTuple):
                 f"`{name}` is stored fused, in the order of the tensor-parallel ranks that saved"
                 " it, and no stored argument gives their number",
                 hint="restore the checkpoint's `args`, or save its components as separate tensors",
+                tensors=(name,),
             )
         return count
 
@@ -207,7 +208,8 @@ def _even(part: Param, tp: int) -> Param:
     if part.layout.shape[0] % tp:
         raise FamilyError(
             f"`{part.name}` has {part.layout.shape[0]} rows, which {tp} tensor-parallel ranks do"
-            " not divide"
+            " not divide",
+            tensors=(part.name,),
         )
     return part
 

@@ -50,7 +50,13 @@ class Found:
 
     def add(self, stored: Stored, shape_of: Callable[[str], Shape | None]) -> None:
         if stored.name in self.stored:
-            raise FamilyError(f"`{self.stored[stored.name].key}` and `{stored.key}` are the same")
+            raise FamilyError(
+                f"`{self.stored[stored.name].key}` and `{stored.key}` are the same",
+                tensors=(
+                    self.stored[stored.name].key,
+                    stored.key,
+                ),
+            )
         self.stored[stored.name] = stored
         for name in stored.layout.tensors:
             if name not in self.logical:
@@ -140,6 +146,7 @@ class _Reader:
                 f"`{record.name}` is the state of a parameter that is not in the model section",
                 hint="the checkpoint is incomplete: use one that is whole",
                 kind="tensor-missing",
+                tensors=(record.name,),
             )
             self._complain(error, record, (section.name,))
             name = str(StateName(section.kind, section.name))

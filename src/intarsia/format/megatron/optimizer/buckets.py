@@ -175,7 +175,10 @@ def _buffers(records: Sequence[TensorRecord]) -> dict[int, dict[str, Buffers]]:
         name = _BUCKET.match(record.name)
         assert name is not None
         if len(record.shape) != 1:
-            raise FormatError(f"`{record.name}` has shape {list(record.shape)}, a bucket is flat")
+            raise FormatError(
+                f"`{record.name}` has shape {list(record.shape)}, a bucket is flat",
+                tensors=(record.name,),
+            )
         buffers = listed.setdefault((int(name["link"] or 0), name["type"]), {})
         buckets = buffers.setdefault((int(name["group"]), int(name["buffer"])), {})
         bucket = buckets.setdefault(int(name["bucket"]), Bucket())

@@ -75,7 +75,8 @@ def flatten_shards(row: Param, stored: Shape, where: str) -> Param:
     if len(grid) != len(shape) or prod(sizes) != flat:
         raise FormatError(
             f"`{where}` is stored as {list(stored)}, which is not a cut of {list(shape)} into"
-            " equal shards"
+            " equal shards",
+            tensors=(where,),
         )
     cut = [n for pair in zip(grid, sizes, strict=True) for n in pair]
     axes = (*range(0, len(cut), 2), *range(1, len(cut), 2))

@@ -41,7 +41,13 @@ class Found:
 
     def add(self, stored: Stored) -> None:
         if stored.name in self.stored:
-            raise FamilyError(f"`{self.stored[stored.name].key}` and `{stored.key}` are the same")
+            raise FamilyError(
+                f"`{self.stored[stored.name].key}` and `{stored.key}` are the same",
+                tensors=(
+                    self.stored[stored.name].key,
+                    stored.key,
+                ),
+            )
         self.stored[stored.name] = stored
 
 
@@ -181,6 +187,7 @@ def _beyond(record: TensorRecord, key: Key, rows: MegatronRows) -> FamilyError:
         f"{' among ' + counts[0] if counts else ''}, which the configuration of {rows.family}"
         " does not describe",
         hint="the configuration is another model's: give the model's own with --config",
+        tensors=(record.name,),
     )
 
 
