@@ -193,7 +193,7 @@ def test_a_value_that_megatron_has_no_place_for_is_refused(tmp_path: Path) -> No
             state["note"] = "warm"
 
     source = saved_by_torch(tmp_path / "dcp", change)
-    with pytest.raises(UsageError, match=r"note` of .* no place"):
+    with pytest.raises(UsageError, match=r"note` of .* cannot hold"):
         intarsia.convert(source, tmp_path / "out", to="torch_dist")
     assert not (tmp_path / "out").exists()
 

@@ -15,6 +15,7 @@ _LAYER = re.compile(r"(?<![^.])(?:layers|layer|h|blocks|block)\.(?P<k>\d+)(?=\.)
 _NUMBERED = re.compile(r"(?<![^.])(?:(?!experts\.|local_experts\.)\w+)\.(?P<k>\d+)(?=\.)")
 """Any other list of modules: `resblocks.3.`, `stages.0.`."""
 _EXPERT = re.compile(r"(?<![^.])(?P<word>experts|local_experts)\.(?P<k>\d+)(?=\.)")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _STACK = re.compile(r"(?:^|\.)layers\.(?!\d)")
 _RARE = re.compile(r"expert|position|wpe|embed")
 _VOCABULARY = re.compile(
@@ -66,6 +67,11 @@ def layer_in(name: str) -> re.Match[str] | None:
     return _LAYER.search(name) or _NUMBERED.search(name)
 
 
+def expert_in(name: str) -> re.Match[str] | None:
+    """Where a name has the number of its expert: `k` is it."""
+    return _EXPERT.search(name)
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
     """One matrix of a stored tensor, which may stack those of layers and experts."""
@@ -112,3 +118,32 @@ def tensors_in(stored: Stored, unit: Unit, lo: int = 0, hi: int | None = None) -
     near = (p for p in stored.layout.pieces if p.at < end and p.at + p.span >= start)
     held = [p.tensor for p in near if any(clip(p, start, end))]
     return tuple(dict.fromkeys(held)) or (stored.key or stored.name,)
+
+
+def layer_of(name: str) -> int | None:
+    found = layer_in(name)
+    return int(found["k"]) if found else None
+
+
+def expert_of(name: str) -> int | None:
+    found = expert_in(name)
+    return int(found["k"]) if found else None
+
+
+def without_layer(name: str) -> str:
+    found = layer_in(name)
+    return f"{name[: found.start('k')]}*{name[found.end('k') :]}" if found else name
+
+
+def without_expert(name: str) -> str:
+    return _EXPERT.sub(r"\g<word>.*", name)
+
+
+def pattern(name: str) -> str:
+    """A name without its numbers: `model.layers.*.mlp.up_proj.weight`."""
+    return _NUMBER.sub("*", name)
+
+
+def numbers_in(name: str) -> tuple[int, ...]:
+    """The numbers of a name: layer, then expert."""
+    return tuple(int(n) for n in _NUMBER.findall(name))

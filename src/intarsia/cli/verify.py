@@ -145,7 +145,7 @@ def _print_beside(found: Comparison) -> None:
 
 def _print_differences(found: Comparison) -> None:
     """One tensor for all of the same name in other layers that have the same fault."""
-    from intarsia.checking.diagnosis.names import pattern
+    from intarsia.checking.naming import pattern
 
     alike: dict[tuple[str, str], list[Difference]] = {}
     for each in found.different:

@@ -18,7 +18,6 @@ from intarsia.checking.diagnosis.hypotheses.faults_of_moves import MOVED, told
 from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.moves import find_moves
 from intarsia.checking.diagnosis.hypotheses.shapes import find_reshaped
-from intarsia.checking.diagnosis.names import pattern
 from intarsia.checking.diagnosis.search import explain, unexplained, with_place
 from intarsia.checking.diagnosis.summary import missing, summarise
 from intarsia.checking.diagnosis.tied import find_untied
@@ -26,6 +25,7 @@ from intarsia.checking.diagnosis.where.chunks import wrong_chunks
 from intarsia.checking.diagnosis.where.pages import damaged_pages, whereabouts
 from intarsia.checking.diagnosis.where.places import place_of
 from intarsia.checking.fault import Fault
+from intarsia.checking.naming import pattern
 from intarsia.checking.pair.pairs import Matched, Pair
 from intarsia.checkpoint import Checkpoint
 from intarsia.family import table_for

@@ -1,44 +1,11 @@
-"""What names say of tensors: their layer, their expert, and how to list many of them briefly."""
+"""Many names of tensors in a few words: patterns, and ranges of layers and experts."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
-from intarsia.checking.naming import layer_in
+from intarsia.checking.naming import expert_of, layer_of, without_expert, without_layer
 from intarsia.errors import few
-
-EXPERT = re.compile(r"\bexperts\.(\d+)\.")
-NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-
-
-def layer_of(name: str) -> int | None:
-    found = layer_in(name)
-    return int(found["k"]) if found else None
-
-
-def expert_of(name: str) -> int | None:
-    found = EXPERT.search(name)
-    return int(found[1]) if found else None
-
-
-def without_layer(name: str) -> str:
-    found = layer_in(name)
-    return f"{name[: found.start('k')]}*{name[found.end('k') :]}" if found else name
-
-
-def without_expert(name: str) -> str:
-    return EXPERT.sub("experts.*.", name)
-
-
-def pattern(name: str) -> str:
-    """A name without its numbers: `model.layers.*.mlp.up_proj.weight`."""
-    return NUMBER.sub("*", name)
-
-
-def numbers_in(name: str) -> tuple[int, ...]:
-    """The numbers of a name: layer, then expert."""
-    return tuple(int(n) for n in NUMBER.findall(name))
 
 
 def listed(numbers: Iterable[int]) -> str:

@@ -10,17 +10,10 @@ from dataclasses import replace
 from intarsia.checking.diagnosis.finding import LOST, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.hypotheses.faults_of_moves import faults_of_moves, half_swapped
 from intarsia.checking.diagnosis.lost_ranks import with_lost_ranks
-from intarsia.checking.diagnosis.names import (
-    EXPERT,
-    expert_of,
-    layer_of,
-    listed,
-    where,
-    without_layer,
-)
+from intarsia.checking.diagnosis.names import listed, where
 from intarsia.checking.diagnosis.where.files import wrong_files
 from intarsia.checking.fault import Fault
-from intarsia.checking.naming import layer_in
+from intarsia.checking.naming import expert_in, expert_of, layer_in, layer_of, without_layer
 from intarsia.mesh import share
 from intarsia.planning.manifest import Logical, Manifest
 
@@ -128,7 +121,7 @@ def _lost_ranks(
     `unequal` are all tensors that are not equal, whatever explains them.
     """
     faults: list[Fault] = []
-    for what, number in (("experts", _expert), ("layers", layer_in)):
+    for what, number in (("experts", expert_in), ("layers", layer_in)):
         numbered = {n: _numbered(number, n) for n in logical}
         for kind in WHOLE:
             alike = [f for f in findings if f.kind == kind and (f.all_over or kind == UNEXPLAINED)]
@@ -159,14 +152,10 @@ def _of(stems: set[str], numbered: Mapping[str, tuple[str, int] | None]) -> Iter
     return (name for name, at in numbered.items() if at and at[0] in stems)
 
 
-def _expert(name: str) -> re.Match[str] | None:
-    return EXPERT.search(name)
-
-
 def _numbered(number: Callable[[str], re.Match[str] | None], name: str) -> tuple[str, int] | None:
     """What stands before the number of an expert or layer, and the number."""
     found = number(name)
-    return (name[: found.start(1)], int(found[1])) if found else None
+    return (name[: found.start("k")], int(found["k"])) if found else None
 
 
 def _rank_of(held: set[int], count: int) -> tuple[int, int] | None:

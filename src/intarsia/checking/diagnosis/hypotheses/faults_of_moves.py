@@ -8,15 +8,9 @@ from dataclasses import replace
 from intarsia.checking.diagnosis.finding import Finding
 from intarsia.checking.diagnosis.hypotheses.moves import Move
 from intarsia.checking.diagnosis.hypotheses.rearranged.matching import blocks_of
-from intarsia.checking.diagnosis.names import (
-    expert_of,
-    layer_of,
-    listed,
-    where,
-    without_expert,
-    without_layer,
-)
+from intarsia.checking.diagnosis.names import listed, where
 from intarsia.checking.fault import Fault
+from intarsia.checking.naming import expert_of, layer_of, without_expert, without_layer
 
 GATED = ({"gate_proj", "up_proj"}, {"w1", "w3"})
 SWAPPED = "gate-up-swapped"

@@ -12,7 +12,7 @@ from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.hypothesis import Hypothesis, Score
 from intarsia.checking.diagnosis.hypotheses.rearranged.keys import FEWEST_SIGNS, negative
 from intarsia.checking.diagnosis.hypotheses.values import changed_after
-from intarsia.checking.diagnosis.names import numbers_in, pattern
+from intarsia.checking.naming import numbers_in, pattern
 from intarsia.checking.pair.pairs import Pair
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout, concat
