@@ -147,6 +147,8 @@ def repeat_in(sums: Sums) -> Repeat | None:
         if len(sums) % n or len(sums) // n < _FEWEST_ROWS:
             continue
         parts = sums.reshape(n, -1)
+        if len(np.unique(parts[:, 0])) == n:
+            continue  # equal parts begin alike
         seen: dict[bytes, int] = {}
         for k, part in enumerate(parts):
             first = seen.setdefault(blake2b(part.data, digest_size=16).digest(), k)
