@@ -134,7 +134,7 @@ MUTANTS = [
         [f"{FAULTS}::test_wrappers_prefixes_mean_nothing"],
     )),
     # D. TransformerEngine under FSDP2 and tensor parallelism.
-    *of("D", "live/transformer_engine_rules.py",
+    *of("D", "live/transformer_engine/rules.py",
         ("the axis of a stacked weight is taken verbatim", "Cut(axis + stacked, in_blocks)", "Cut(axis, in_blocks)",
          [f"{ENGINE}::test_the_axis_of_a_stacked_weight_moves_by_one"]),
         ("gate and up are one shard", "Cut(0, 2 if _is_gated(name, module, held) else 1)", "Cut(0)",
@@ -142,15 +142,15 @@ MUTANTS = [
         ("the bias of a row-parallel layer is cut", "axis, axes = {COLUMN: 0}.get(", "axis, axes = {COLUMN: 0, ROW: 0}.get(",
          [f"{ENGINE}::test_a_row_parallel_layer_is_cut_by_columns_and_its_bias_is_whole"]),
     ),
-    *of("D", "live/transformer_engine.py", (
+    *of("D", "live/transformer_engine/placing.py", (
         "a rank's shape is taken for the whole", "shape[cut.axis] *= mesh.size()", "pass",
         [f"{ENGINE}::test_a_column_parallel_layer_is_cut_by_rows"],
     )),
-    *of("D", "live/transformer_engine_grouped.py", (
+    *of("D", "live/transformer_engine/grouped.py", (
         "the gradient of a stacked weight is lost", "return plain_memory(grad), None", "return plain_memory(grad) * 0, None",
         [f"{ENGINE}::test_a_stacked_weight_computes_as_it_did_and_its_gradient_arrives"],
     )),
-    *of("D", "live/transformer_engine_state.py",
+    *of("D", "live/transformer_engine/state.py",
         ("extra state is always kept", "if not _is_extra(name)\n", "if True\n",
          [f"{ENGINE}::test_a_state_that_lacks_a_weight_is_refused"]),
         ("a weight that is absent is skipped", "if lost or given - wanted:", "if False:",

@@ -9,7 +9,7 @@ copies of each other, and a checkpoint keeps one of them.  A DTensor says what a
     dcp.save(state, checkpoint_id=folder)     # torch's own; `set_state` takes what it loads
 
 The modules are told by what they have, so TransformerEngine is never imported here.  Which axis
-of which parameter is cut is in `intarsia.live.transformer_engine_rules`.
+of which parameter is cut is in `intarsia.live.transformer_engine.rules`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from intarsia.errors import LayoutError, UsageError
-from intarsia.live.transformer_engine_grouped import (
+from intarsia.live.transformer_engine.grouped import (
     grouped_kinds,
     is_grouped,
     is_quantised,
@@ -35,8 +35,7 @@ from intarsia.live.transformer_engine_grouped import (
     plain_memory,
     regrouped,
 )
-from intarsia.live.transformer_engine_rules import Cut, cuts_of, is_gemm
-from intarsia.live.transformer_engine_state import model_state, optimizer_state, set_state
+from intarsia.live.transformer_engine.rules import Cut, cuts_of, is_gemm
 
 Wanted = tuple[nn.Module, str, Cut]
 
@@ -229,6 +228,3 @@ def _quantizers(owner: nn.Module) -> Iterator[Any]:
         quantizer = getattr(local, "quantizer" if is_grouped(local) else "_quantizer", None)
         if hasattr(quantizer, "amax_reduction_group"):
             yield quantizer
-
-
-__all__ = ["model_state", "optimizer_state", "placement_of", "set_device_mesh", "set_state"]
