@@ -101,8 +101,11 @@ class ModuleState:
     @cached_property
     def copies(self) -> list[str]:
         """The names of tensors whose memory is no parameter's and no buffer's of the module."""
-        own = {place for x in _held(self.module) for place in _places(x)}
-        return [n for n, x in self.tensors.items() if not own.issuperset(_places(x))]
+        held = [*_held(self.module)]
+        same = {id(x) for x in held}
+        others = {n: x for n, x in self.tensors.items() if id(x) not in same}
+        own = {place for x in held for place in _places(x)} if others else set()
+        return [n for n, x in others.items() if not own.issuperset(_places(x))]
 
     @property
     def left_out(self) -> list[str]:

@@ -75,9 +75,9 @@ def _compute(
 
     before = {place: _buffer(place) for place in places}
     made: list[dict[Place, torch.Tensor]] = []
-    for byte in _RUNS:
-        with _hidden(model, places), torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(0)
+    with _hidden(model, places), torch.random.fork_rng(devices=[]), torch.no_grad():
+        for byte in _RUNS:
+            torch.default_generator.manual_seed(0)  # and no other device's
             for (module, key), buffer in before.items():
                 module._buffers[key] = _filled(buffer, byte, device)
             for module in modules:
