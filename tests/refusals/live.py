@@ -137,3 +137,24 @@ def precision_out_of_reach(tmp: Path) -> None:
     finally:
         state.clear()
         state.update(before)
+
+
+@refusal("A tensor of another type in a mapped load", area="live")
+def mapped_in_another_type(tmp: Path) -> None:
+    import torch
+
+    intarsia.save(tmp / "model", torch.nn.Linear(2, 3))
+    intarsia.load(tmp / "model", into=torch.nn.Linear(2, 3).bfloat16(), mapped=True)
+
+
+@refusal("A model that fills its own memory in a mapped load", area="live")
+def mapped_into_copies(tmp: Path) -> None:
+    import torch
+
+    class Copying(torch.nn.Linear):
+        def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+            destination[prefix + "weight"] = self.weight.detach().clone()
+            destination[prefix + "bias"] = self.bias.detach().clone()
+
+    intarsia.save(tmp / "model", torch.nn.Linear(2, 3))
+    intarsia.load(tmp / "model", into=Copying(2, 3), mapped=True)

@@ -27,6 +27,7 @@ from intarsia.live.kept import (
     check_kept,
     kept_of,
 )
+from intarsia.live.mapped import map_tensors
 from intarsia.live.megatron.model import chunks_of, install, is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import unlike_settings, with_settings
 from intarsia.live.memory.adapters import added
@@ -77,6 +78,7 @@ def load(
     hyperparameters: str = "stored",
     optimizer_class: str = "same",
     device: Any = None,
+    mapped: bool = False,
     group: Any = None,
     memory: str | int | None = None,
     workers: int | None = None,
@@ -92,7 +94,9 @@ def load(
     was, which `report.kept` names otherwise; `cast=False` refuses another
     floating-point type, which otherwise is cast to; what that rounds is reported.  `hyperparameters` are those of
     the checkpoint ("stored"), or stay the optimizer's own ("mine").  `optimizer_class="any"` takes the
-    state of another class of optimizer, where this one keeps the same kinds.  `group` is the process
+    state of another class of optimizer, where this one keeps the same kinds.  `mapped` leaves the model's
+    tensors in the page cache, as views of a private mapping of the files, and refuses what cannot be
+    mapped; optimizer state is read all the same.  `group` is the process
     group whose ranks load together (a pipeline stage's, say), if not all.  A save of this process that
     is under way in the background is finished first.
     """
@@ -114,6 +118,7 @@ def load(
             "hyperparameters": hyperparameters,
             "optimizer_class": optimizer_class,
             "optimizer": "none" if optimizer is None else "given",
+            "mapped": str(mapped),
         }
     check_alike(shared.values)
     with team.together() as shared:
@@ -147,6 +152,11 @@ def load(
         manifest = demand.manifest
         if copied := any(each.copies for each in shared.values):
             demand = demand.apart()
+        if mapped and (copied or is_megatron(into)):
+            raise UsageError(
+                "a model that fills its own memory (Megatron, or a state_dict() of copies) cannot be mapped",
+                hint="load with mapped=False",
+            )
         values = Values.of(demand.contents, manifest, team.size)
         kept = kept_of(demand.contents, values, left, demand.adapters)
         if strict:
@@ -182,6 +192,7 @@ def load(
             strict=strict,
             cast=cast,
             copied=copied,
+            mapped=mapped,
         )
     return report
 
@@ -233,6 +244,7 @@ def _fill(
     strict: bool,
     cast: bool,
     copied: bool,
+    mapped: bool,
 ) -> None:
     """Read every element; an optimizer gets its state when all of it is there."""
     manifest, fillings = demand.manifest, settled.fillings
@@ -268,11 +280,14 @@ def _fill(
         report.cast += cast_names(states.holdings, manifest, allowed=cast)
         fillings = fillings + prove(states.holdings, manifest)
     report.held_bytes = sum(each.holding.nbytes for each in fillings)
-    steps_read = prove(counters.values(), manifest)
-    total_bytes = report.held_bytes + sum(each.nbytes for each in counters.values())
+    to_read = fillings[len(settled.fillings) if mapped else 0 :]
+    to_read = to_read + prove(counters.values(), manifest)
     with folder_of(manifest) as folder:
         source = Source(manifest, format_named(manifest.format), folder)
-        losses = fill(source, fillings + steps_read, budget, counting(progress, total_bytes))
+        if mapped:
+            report.mapped_bytes = map_tensors(source, settled.fillings, demand.tensors)
+        total_bytes = sum(each.holding.nbytes for each in to_read)
+        losses = fill(source, to_read, budget, counting(progress, total_bytes))
         if is_megatron(into):
             install(into)
         if copied:

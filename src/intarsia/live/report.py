@@ -50,6 +50,7 @@ class Loaded:
     config: Mapping[str, Any] | None = None
     read_bytes: int = 0
     held_bytes: int = 0
+    mapped_bytes: int = 0
     notes: list[str] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
 
@@ -67,6 +68,7 @@ class Loaded:
         first = (
             f"{_counted(self.tensors, self.state_tensors)} from {self.path} ({self.format}),"
             f" {self.read_bytes:,} bytes read for {self.held_bytes:,} held"
+            + (f", {self.mapped_bytes:,} of them mapped" if self.mapped_bytes else "")
         )
         notes = (f"note     {note}" for note in self.notes)
         return "\n".join([first, *_groups(self.hyperparameters), *_kept(self.kept), *notes])

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from intarsia.errors import ChangedError, FormatError, IntarsiaError
+from intarsia.errors import ChangedError, FormatError, IntarsiaError, UsageError
 from intarsia.quantity import human
 from intarsia.store.address import named
 from intarsia.store.base import Range
@@ -147,6 +147,25 @@ class Folder:
             except OSError as error:
                 raise self._gone(file, error) from error
 
+    def mapped(self, file: str, end_bytes: int) -> Buffer:
+        """A file as memory, of which the first `end_bytes` are used; what is written to it stays in this process."""
+        if file in self._in_memory or not hasattr(self._reader, "map"):
+            raise UsageError(
+                f"{self.root / file} is no local file, so it cannot be mapped",
+                hint="load it into memory (mapped=False), or copy the checkpoint to a local disk first",
+            )
+        then = self._stamp(file)
+        if end_bytes > then.size_bytes:
+            raise self._ends(file, then, 0, end_bytes)
+        try:
+            found, now = self._reader.map(file)
+        except OSError as error:
+            raise self._gone(file, error) from error
+        if now != then:
+            raise changed(self.root / file, then, now)
+        private: Buffer = found
+        return private
+
     def _stamp(self, file: str) -> Stamp:
         """The stamp that a file has as long as it is the one that it was."""
         if (then := self._stamps.get(file)) is not None:
@@ -180,6 +199,9 @@ class Folder:
         if now != then:
             return changed(self.root / file, then, now)
         start, end = next((at, at + len(v)) for at, v in wanted if at + len(v) > now.size_bytes)
+        return self._ends(file, now, start, end)
+
+    def _ends(self, file: str, now: Stamp, start: int, end: int) -> FormatError:
         return FormatError(
             f"{self.root / file} ends at byte {now.size_bytes:,};"
             f" bytes [{start:,}:{end:,}) were expected",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
 import weakref
@@ -52,6 +53,12 @@ class LocalReader:
             ahead_bytes = length_bytes + min(length_bytes, AHEAD_BYTES)
             with self._files.use(file) as fd, suppress(OSError):  # advice that is not taken
                 os.posix_fadvise(fd, start_bytes, ahead_bytes, os.POSIX_FADV_WILLNEED)
+
+    def map(self, file: str) -> tuple[mmap.mmap, Stamp]:
+        """A file as memory, whose pages are copied when they are written to; and the stamp of the file."""
+        with self._files.use(file) as fd:
+            private = mmap.mmap(fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+            return private, Stamp.from_stat(os.fstat(fd))
 
     def close(self) -> None:
         self._files.close()
