@@ -291,7 +291,9 @@ def load_shard(hf: Path, rounds: int) -> list[float]:
 
     import intarsia
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.cuda.set_device(0)
+    torch.cuda.init()  # a mesh would choose the device by LOCAL_RANK, and there is one for all
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     into = {}
     for name, x in tensors_like(hf, "meta").items():
         rows = x.shape[0] // mesh.size()

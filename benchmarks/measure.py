@@ -58,6 +58,8 @@ class Row:
     costs: Sequence[Cost]
     nbytes: int = 0
     beside: Mapping[str, float] = field(default_factory=dict)
+    beside_cpu: Mapping[str, float] = field(default_factory=dict)
+    """The same of seconds of CPU, which other work on the machine disturbs less."""
     failed: str = ""
     """Why there are no costs: what is not installed here, or what a job raised."""
 
@@ -92,6 +94,8 @@ class Row:
             found["peak_mib"] = round(max(peaks) / 2**20)
         if self.beside:
             found["beside"] = {name: _short(ratio) for name, ratio in self.beside.items()}
+        if self.beside_cpu:
+            found["beside_cpu"] = {name: _short(x) for name, x in self.beside_cpu.items()}
         return found
 
 
@@ -122,7 +126,7 @@ def process(*words: str | Path, env: Mapping[str, str] | None = None) -> Callabl
         started = time.perf_counter()
         child = subprocess.Popen(
             [str(word) for word in words],
-            env={**os.environ, "PYTHONPATH": python_path(), **(env or {})},
+            env={**os.environ, **_installed(), **(env or {})},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
@@ -162,6 +166,16 @@ def _watched(pid: int) -> Iterator[dict[str, int]]:
     finally:
         stop.set()
         thread.join()
+
+
+def _installed() -> dict[str, str]:
+    """A start as it is once a package is installed: its bytecode is kept, whatever this shell says."""
+    kept = Path(tempfile.gettempdir()) / f"benchmark-bytecode-{os.getuid()}"
+    return {
+        "PYTHONPATH": python_path(),
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": str(kept),
+    }
 
 
 def in_child(function: Callable[..., Any], *arguments: object) -> Any:
@@ -274,28 +288,28 @@ def take_turns(
                 cost = job()
                 if number >= 0:
                     costs[name].append(cost)
-            except ImportError as error:
+            except ModuleNotFoundError as error:
                 failed[name] = f"not installed here: {error.name}"
-            except Exception as error:
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # torch's errors of checkpoints are no `Exception`
                 failed[name] = f"{type(error).__name__}: {_last_line(str(error).encode())}"
             after()
-    middle = {
-        name: statistics.median(cost.seconds for cost in found)
-        for name, found in costs.items()
-        if found and name not in failed
+    found = {name: rows for name, rows in costs.items() if rows and name not in failed}
+    middle = {name: statistics.median(c.seconds for c in rows) for name, rows in found.items()}
+    cpu = {
+        name: statistics.median(c.cpu_seconds or 0 for c in rows) for name, rows in found.items()
     }
     sizes = nbytes if isinstance(nbytes, Mapping) else dict.fromkeys(jobs, nbytes)
+
+    def ratios(of: Mapping[str, float], name: str) -> dict[str, float]:
+        return {other: of[name] / of[other] for other in beside if of.get(other)}
+
     return [
-        Row(name, at, [], failed=failed[name])
-        if name in failed
-        else Row(
-            name,
-            at,
-            found,
-            sizes.get(name, 0),
-            {other: middle[name] / middle[other] for other in beside if other in middle},
-        )
-        for name, found in costs.items()
+        Row(name, at, costs[name], sizes.get(name, 0), ratios(middle, name), ratios(cpu, name))
+        if name in found
+        else Row(name, at, [], failed=failed.get(name, "not run"))
+        for name in jobs
     ]
 
 
@@ -381,7 +395,11 @@ def keep(claim: str, about: str, rows: Sequence[Row], out: Path | None = None) -
     path = folder / f"{kind_of_machine()}.json"
     held = json.loads(path.read_text()) if path.exists() else {"claims": {}}
     held["machine"], held["versions"] = machine(), versions()
-    held["claims"][claim] = {"about": about, "rows": [row.as_json() for row in rows]}
+    held["claims"][claim] = {
+        "about": about,
+        "load": round(os.getloadavg()[1], 1),
+        "rows": [row.as_json() for row in rows],
+    }
     held["claims"] = dict(sorted(held["claims"].items()))
     path.write_text(json.dumps(held, indent=1) + "\n")
     return path

@@ -52,7 +52,8 @@ def seconds(row: Found) -> str:
 
 def of_copy(row: Found) -> str:
     """The ratio to a copy, the time of one core and the memory."""
-    return f"{_first(row):.2f} x, {row['cpu_s']:.2g} s, {row['peak_mib']} MiB"
+    cpu = next(iter(row.get("beside_cpu", {"": 0.0}).values()))
+    return f"{_first(row):.2f} x, CPU {cpu:.1f} x, {row['peak_mib']} MiB"
 
 
 def _first(row: Found) -> float:
@@ -84,9 +85,9 @@ VIEWS: dict[str, View] = {
     "scaling-convert": View("Converting against workers", ("model", "job"), "workers", rate, _RATE + "the copy", "workers", "GB/s"),
     "scaling-command": View("The command line from start to end", ("model",), "job", seconds, "seconds"),
     "scaling-torchrun": View("Several processes", ("model",), "job", seconds, "seconds"),
-    "formats-pairs": View("Every format to every format", ("from",), "to", of_copy, "time as a ratio to `cp -r` of the source that ends with a sync, seconds of CPU, and peak memory"),
-    "formats-experts": View("A mixture of experts to Megatron and back", ("from",), "job", of_copy, "time as a ratio to `cp -r` of the source that ends with a sync, seconds of CPU, and peak memory"),
-    "formats-optimizer": View("Weights with optimizer state", ("from",), "job", of_copy, "time as a ratio to `cp -r` of the source that ends with a sync, seconds of CPU, and peak memory"),
+    "formats-pairs": View("Every format to every format", ("from",), "to", of_copy, "time as a ratio to `cp -r` of the source that ends with a sync, the same of CPU seconds, and peak memory"),
+    "formats-experts": View("A mixture of experts to Megatron and back", ("from",), "job", of_copy, "time as a ratio to `cp -r` of the source that ends with a sync, the same of CPU seconds, and peak memory"),
+    "formats-optimizer": View("Weights with optimizer state", ("from",), "job", of_copy, "time as a ratio to `cp -r` of the source that ends with a sync, the same of CPU seconds, and peak memory"),
     "formats-digests": View("Digests beside reading", ("format",), "job", rate, _RATE + "reading each tensor"),
     "growth-bytes": View("Cost against bytes", ("job",), "gigabytes", seconds, "seconds", "GB of weights", "seconds", lambda row: row["median_s"]),
     "growth-tensors": View("Cost against tensors", ("job",), "tensors", per_tensor, "µs of one core for each tensor, its bytes included", "tensors that hold 200 MB", "seconds of CPU", lambda row: row["cpu_s"]),
@@ -171,6 +172,11 @@ def section(kind: str, held: Found) -> Iterator[tuple[str, str | None, str]]:
         found = held["claims"][claim]
         rows = found["rows"]
         text = ["", f"### {view.title}", "", _sentence(found["about"], rows), ""]
+        if found.get("load", 0) > machine["cores"] + 1:
+            text[3] += (
+                f" Other work ran on the machine meanwhile (load {found['load']:.0f} on"
+                f" {machine['cores']} cores), so times are long and their ratios rough."
+            )
         drawn = figure(view, rows)
         name = f"{claim}-{kind}.svg"
         if drawn is not None:

@@ -172,7 +172,7 @@ def measure(at: Place, asked: Asked) -> Iterator[tuple[str, list[Row]]]:
                 part,
                 take_turns(
                     jobs, where, {n: at.nbytes for n in jobs if n not in SMALL}, rounds=asked.rounds, seconds=asked.seconds,
-                    beside=[beside], after=lambda: remove(at.out),
+                    beside=[beside], after=lambda: remove(at.out), warm=int(part == "command"),
                 ),
             )  # fmt: skip
 
@@ -185,6 +185,8 @@ def warm_up(small: Path, out: Path) -> None:
     intarsia.convert(small, out, to="dcp", mesh=MESH)
     intarsia.verify(small, out)
     intarsia.verify(small)
+    remove(out)
+    process(sys.executable, "-m", "intarsia", "convert", "--quiet", small, out, "--to", "dcp")()
     remove(out)
 
 
