@@ -7,8 +7,8 @@ from html import escape
 from math import ceil, floor, log10
 
 Points = Sequence[tuple[float, float]]
-WIDTH, HEIGHT = 720, 300
-LEFT, RIGHT, TOP, BOTTOM = 64, 214, 30, 44
+WIDTH, HEIGHT = 780, 300
+LEFT, RIGHT, TOP, BOTTOM = 64, 270, 30, 44
 COLOURS = ("#7a4a21", "#c8641e", "#2f6f8f", "#5b8c3a", "#8a4f9e", "#b23a48", "#777777", "#1f9e89")
 FONT = 'font-family="sans-serif" font-size="12"'
 

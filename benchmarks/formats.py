@@ -229,7 +229,7 @@ def read_tensors(path: Path) -> None:
 
 
 PARTS = {
-    "pairs": (pairs, "a dense model between all pairs of formats, beside a copy of the same files"),
+    "pairs": (pairs, "a dense model between all pairs of formats, each command from its start to its end, beside a copy of the same files"),
     "experts": (experts, "a mixture of experts between Hugging Face and Megatron, beside a copy of the same files"),
     "optimizer": (optimizer, "weights with optimizer state between formats, beside a copy of the same files"),
     "digests": (digests, "digests in one process, files in the page cache, beside reading the same tensors"),

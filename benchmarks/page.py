@@ -38,7 +38,6 @@ class View:
     """The name of the x axis of the figure; none without."""
     y: str = ""
     value: Callable[[Found], float | None] = lambda row: row.get("gb_per_s")
-    leave_out: tuple[str, ...] = ()
 
 
 def rate(row: Found) -> str:
@@ -52,8 +51,7 @@ def seconds(row: Found) -> str:
 
 def of_copy(row: Found) -> str:
     """The ratio to a copy, the time of one core and the memory."""
-    cpu = next(iter(row.get("beside_cpu", {"": 0.0}).values()))
-    return f"{_first(row):.2f} x, CPU {cpu:.1f} x, {row['peak_mib']} MiB"
+    return f"{_first(row):.2f} x, CPU {row['cpu_s']:.1f} s, {row['peak_mib']} MiB"
 
 
 def _first(row: Found) -> float:
@@ -61,8 +59,11 @@ def _first(row: Found) -> float:
 
 
 def _ratio(row: Found) -> str:
-    others = {name: x for name, x in row.get("beside", {}).items() if name != row["job"]}
-    return f" ({next(iter(others.values())):.2f} x)" if others else ""
+    said = []
+    for key, word in (("beside", ""), ("beside_cpu", "CPU ")):
+        name, ratio = next(iter(row.get(key, {}).items()), (row["job"], 1.0))
+        said += [f"{word}{ratio:.2f} x"] if name != row["job"] else []
+    return f" ({', '.join(said)})" if said else ""
 
 
 def per_tensor(row: Found) -> str:
@@ -77,7 +78,7 @@ def on_ranks(row: Found) -> str:
     return f"{row['median_s']:.2g} s ({_first(row):.2f} x), read {row['read_ratio']:.2f} x, {max(0, row['peak_mib'])} MiB"
 
 
-_RATE = "GB/s; in brackets the time as a ratio to "
+_RATE = "GB/s; in brackets the time, and the seconds of CPU where they are known, as ratios to "
 VIEWS: dict[str, View] = {
     "scaling-digest": View("Digests against workers", ("model", "job"), "workers", rate, _RATE + "read + CRC + sum", "workers", "GB/s"),
     "scaling-verify": View("Checking one checkpoint against workers", ("model", "job"), "workers", rate, _RATE + "read + CRC + sum", "workers", "GB/s"),
@@ -85,9 +86,9 @@ VIEWS: dict[str, View] = {
     "scaling-convert": View("Converting against workers", ("model", "job"), "workers", rate, _RATE + "the copy", "workers", "GB/s"),
     "scaling-command": View("The command line from start to end", ("model",), "job", seconds, "seconds"),
     "scaling-torchrun": View("Several processes", ("model",), "job", seconds, "seconds"),
-    "formats-pairs": View("Every format to every format", ("from",), "to", of_copy, "time as a ratio to `cp -r` of the source that ends with a sync, the same of CPU seconds, and peak memory"),
-    "formats-experts": View("A mixture of experts to Megatron and back", ("from",), "job", of_copy, "time as a ratio to `cp -r` of the source that ends with a sync, the same of CPU seconds, and peak memory"),
-    "formats-optimizer": View("Weights with optimizer state", ("from",), "job", of_copy, "time as a ratio to `cp -r` of the source that ends with a sync, the same of CPU seconds, and peak memory"),
+    "formats-pairs": View("Every format to every format", ("from",), "to", of_copy, "time as a ratio to `cp -r` of the source that ends with a sync, seconds of CPU, and peak memory"),
+    "formats-experts": View("A mixture of experts to Megatron and back", ("from",), "job", of_copy, "time as a ratio to `cp -r` of the source that ends with a sync, seconds of CPU, and peak memory"),
+    "formats-optimizer": View("Weights with optimizer state", ("from",), "job", of_copy, "time as a ratio to `cp -r` of the source that ends with a sync, seconds of CPU, and peak memory"),
     "formats-digests": View("Digests beside reading", ("format",), "job", rate, _RATE + "reading each tensor"),
     "growth-bytes": View("Cost against bytes", ("job",), "gigabytes", seconds, "seconds", "GB of weights", "seconds", lambda row: row["median_s"]),
     "growth-tensors": View("Cost against tensors", ("job",), "tensors", per_tensor, "µs of one core for each tensor, its bytes included", "tensors that hold 200 MB", "seconds of CPU", lambda row: row["cpu_s"]),
@@ -117,8 +118,8 @@ def label(row: Found, key: str) -> str:
 
 
 def shown(view: View, rows: list[Found]) -> list[Found]:
-    """The rows that a table has: of copies only what others stand beside."""
-    return [row for row in rows if view.column != "to" or " -> " in row["job"]]
+    """The rows that a table has: where each stands beside a copy, not the copies."""
+    return [row for row in rows if view.cell is not of_copy or not row["job"].startswith("cp")]
 
 
 def table(view: View, rows: list[Found]) -> Iterator[str]:

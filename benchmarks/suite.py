@@ -19,7 +19,7 @@ from benchmarks.measure import ROOT, python_path
 
 QUICK = {
     "scaling": ("--gigabytes", "0.5"),
-    "formats": ("--gigabytes", "0.7"),
+    "formats": ("--gigabytes", "1"),
     "peers": ("--gigabytes", "0.5"),
     "growth": ("--gigabytes", "0.6", "--rounds", "2"),
     "ranks": ("--gigabytes", "0.3", "--rounds", "2"),
