@@ -13,44 +13,35 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from operator import attrgetter
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from intarsia.conversion.replacing import check_replaceable
-from intarsia.errors import CoverageError, UsageError, few
+from intarsia.errors import CoverageError, IntarsiaError, UsageError, few
 from intarsia.format.base import Arrangement, Slot
 from intarsia.format.folder.side_files import DIGESTS
 from intarsia.format.naming.wrappers import bare
-from intarsia.format.registry import live_format
 from intarsia.live.contents import Contents
-from intarsia.live.entries import extra_entries, pack, packed, shared_entries
+from intarsia.live.entries import pack, packed
 from intarsia.live.fill import as_bytes
 from intarsia.live.latest import name_last
 from intarsia.live.megatron import rows as megatron_rows
 from intarsia.live.megatron.model import is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import hub_config
+from intarsia.live.memory.exchange import Statement, Task, heard
 from intarsia.live.memory.holding import memories_of
 from intarsia.live.memory.parts import Part, Seen, parts_of
-from intarsia.live.memory.replicas import (
-    HeldBox,
-    Holders,
-    Key,
-    check_replicas,
-    holders_of,
-    is_unproven,
-    kind_of,
-    ranks_of,
-)
+from intarsia.live.memory.replicas import Key, check_replicas
 from intarsia.live.memory.save_digests import SaveDigests, Sums
 from intarsia.live.names import config_of, model_in
-from intarsia.live.optimizer.agreement import WITHOUT, agreed_entries
+from intarsia.live.optimizer.agreement import WITHOUT
 from intarsia.live.optimizer.classes import CLASS, classes_of, opened
 from intarsia.live.optimizer.fsdp1 import WholeOptimizer
 from intarsia.live.optimizer.groups import settings_of
 from intarsia.live.optimizer.state_to_save import never_stepped, states, values
 from intarsia.live.optimizer.stepped import Steps
 from intarsia.live.report import Counts, Saved
+from intarsia.live.save_plan import SavePlan
 from intarsia.live.values import packed_with
 from intarsia.run.progress import Progress
 from intarsia.run.ranks.crew import Crew
@@ -165,41 +156,45 @@ def write(
     with team.together() as told:
         if team.rank == 0:
             staging.check()
-        told.value = _what_is_held(what, team)
+        statement = _statement(what, team)
+        told.value = statement.digest
     try:
+        with team.together(to_first=True) as said:
+            said.value = statement.said(told.values, team.rank)
+        plan: SavePlan | IntarsiaError | None = None
         with team.together():
-            holders = holders_of([said for said, _, _, _ in told.values])
-            names = [[each.name for each in said] for said, _, _, _ in told.values]
-            alike = agreed_entries([held for _, held, _, _ in told.values], names)
-            entries = shared_entries(alike)
-            entries |= extra_entries([extra for _, _, extra, _ in told.values])
-            held = [(name, *kind_of(x.boxes), ranks_of(x.boxes)) for name, x in holders.items()]
-            arrangement = live_format().lay_out(held, entries, team.size)
-            config = next((c for _, _, _, c in told.values if c is not None), None)
-            digests = SaveDigests.of((row[:3] for row in held), config)
             if team.rank == 0:
-                _begin(staging, arrangement)
-        with team.together() as sums:
-            writer = _Writer(arrangement, staging, team.rank, holders, digests)
-            sums.value = writer.write(what, workers, progress)
+                try:
+                    plan = SavePlan.of(heard(said.values, told.values))
+                except IntarsiaError as error:  # all ranks raise what is wrong with what they hold
+                    plan = error
+                else:
+                    _begin(staging, plan.arrangement)
+        outline = team.broadcast(plan.outline if isinstance(plan, SavePlan) else plan)
+        if isinstance(outline, IntarsiaError):
+            raise outline
+        task = team.scatter(plan.tasks if isinstance(plan, SavePlan) else ())
+        with team.together(to_first=True) as sums:
+            digests = SaveDigests.of(outline.tensors, outline.config)
+            writer = _Writer(staging, digests)
+            sums.value = writer.write(what, task, workers, progress)
             if team.rank:
                 staging.sync()
         with team.together():
-            if team.rank == 0:
+            if isinstance(plan, SavePlan):
                 check_replicas([crcs for crcs, _ in sums.values])
                 if digests is not None:
                     attested = digests.attested([found for _, found in sums.values])
                     staging.write_small(DIGESTS, attested.as_bytes())
-                _close(staging, arrangement, config)
+                _close(staging, plan.arrangement, outline.config)
                 name_last(staging.destination, latest)
     except BaseException:
         staging.abandon()
         raise
-    total = sum(arrangement.files.values())
     return Saved(
         str(path),
-        arrangement.files.get(live_format().file_of(team.rank), 0),
-        total,
+        task.file_bytes,
+        outline.total_bytes,
         time.perf_counter() - started,
         what.counts.tensors,
         what.counts.state_tensors,
@@ -208,12 +203,10 @@ def write(
     )
 
 
-def _what_is_held(
-    what: Snapshot, team: Crew
-) -> tuple[list[HeldBox], dict[str, bytes], dict[str, bytes], Any]:
+def _statement(what: Snapshot, team: Crew) -> Statement:
     ranks = cache(team.numbers_of)
-    said = [HeldBox(p.name, p.dtype, p.shape, p.box, ranks(p.proof)) for p in what.parts]
-    return said, what.entries, what.extra, what.config
+    parts = [(part, ranks(part.proof)) for part in what.parts]
+    return Statement.of(parts, what.entries, what.extra, what.config)
 
 
 def _begin(staging: Staging, arrangement: Arrangement) -> None:
@@ -228,36 +221,27 @@ def _begin(staging: Staging, arrangement: Arrangement) -> None:
 class _Writer:
     """The hand that writes one rank's boxes."""
 
-    arrangement: Arrangement
     staging: Staging
-    rank: int
-    holders: Holders
     digests: SaveDigests | None
 
-    @cached_property
-    def file(self) -> str:
-        return live_format().file_of(self.rank)
-
-    @cached_property
-    def slots(self) -> dict[Key, Slot]:
-        return {(name, s.box): s for name, found in self.arrangement.slots.items() for s in found}
-
     def write(
-        self, what: Snapshot, workers: int, progress: Progress | None
+        self, what: Snapshot, task: Task, workers: int, progress: Progress | None
     ) -> tuple[dict[Key, int], Sums]:
         """Write what is this rank's to write: checksums of boxes whose replicas are to be compared, sums."""
-        nbytes = attrgetter("nbytes")
-        done = share_out(what.parts, workers, self._write, progress=progress, nbytes=nbytes)
+        todo = [*zip(what.parts, task.slots, task.unproven, strict=True)]
+        done = share_out(
+            todo, workers, self._write, progress=progress, nbytes=lambda one: one[0].nbytes
+        )
         both = zip(what.parts, done, strict=True)
         crcs = {(part.name, part.box): crc for part, (crc, _) in both if crc is not None}
         return crcs, merged(sums for _, sums in done)
 
-    def _write(self, part: Part) -> tuple[int | None, Sums]:
-        slot = self.slots[part.name, part.box]
-        mine = slot.file == self.file
-        unproven = is_unproven(self.holders[part.name].boxes[part.box])
-        if not mine and not unproven:
+    def _write(self, todo: tuple[Part, Slot | None, bool]) -> tuple[int | None, Sums]:
+        part, slot, unproven = todo
+        if slot is None and not unproven:
             return None, {}
+        if slot is not None and slot.box != part.box:
+            raise CoverageError(f"{part.box} of `{part.name}` was given the place of {slot.box}")
         data = as_bytes(part.memory.contiguous().cpu())
         if len(data) != part.nbytes:
             raise CoverageError(
@@ -265,11 +249,11 @@ class _Writer:
                 hint="give `shape=` and `stride=` to `DTensor.from_local`, the same on all ranks",
             )
         found: Sums = {}
-        if mine and self.digests is not None:
+        if slot is not None and self.digests is not None:
             found, crc = self.digests.sums(part.name, part.box, data, part.dtype)
         else:
             crc = crc32(data)
-        if mine:
+        if slot is not None:
             _write_slot(self.staging, slot, data, crc)
         return crc if unproven else None, found
 

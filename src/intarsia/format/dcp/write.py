@@ -49,7 +49,7 @@ class Files:
         `stored` is the box in the tensor on disk, where that is another than the target.
         """
         stored = stored or box
-        rank = min(holding, key=lambda r: (self._ends[r], r))
+        rank = min(holding, key=lambda r: (self._ends[r], r)) if holding[1:] else holding[0]
         wrap = frame(dtype, stored.shape)
         file, at = file_of(rank), aligned(self._ends[rank], wrap)
         self._ends[rank] = at + wrap.length_bytes

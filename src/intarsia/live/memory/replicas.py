@@ -86,7 +86,8 @@ def ranks_of(boxes: Mapping[Box, Sequence[tuple[int, HeldBox]]]) -> dict[Box, li
 def is_unproven(held: Sequence[tuple[int, HeldBox]]) -> bool:
     """Whether several ranks hold a box, and not one DTensor's mesh says that it is the same."""
     ranks = {rank for rank, _ in held}
-    return len(ranks) > 1 and not all(ranks <= set(each.proof) for _, each in held)
+    proofs = {id(each.proof): each.proof for _, each in held}.values()
+    return len(ranks) > 1 and not all(ranks.issubset(proof) for proof in proofs)
 
 
 def check_replicas(sums: Sequence[Mapping[Key, int]]) -> None:

@@ -31,7 +31,7 @@ def agreed_entries(
     ]
     for rank, entries in enumerate(told):
         lacking = unpack(entries[WITHOUT], WITHOUT) if WITHOUT in entries else []
-        for other, names in enumerate(held):
+        for other, names in enumerate(held if lacking else ()):
             if found := sorted(names.intersection(lacking)):
                 raise UsageError(
                     f"rank {other} has optimizer state of `{found[0]}`, but rank {rank}, which"

@@ -22,13 +22,50 @@ class Apart:
         """What every rank brought, by rank; where none brought anything, one exchange of a number."""
         import torch
 
-        data = b"" if value is None else pickle.dumps(value)
+        data = b"" if value is None else message_of(value)
         counts = [int(n) for n in self._gathered(torch.tensor([len(data)]))]
         if not any(counts):
             return [None] * self._size
-        room = torch.frombuffer(bytearray(data.ljust(max(counts), b"\0")), dtype=torch.uint8)
-        both = zip(self._gathered(room), counts, strict=True)
-        return [pickle.loads(x[:n].numpy().tobytes()) if n else None for x, n in both]
+        both = zip(self._gathered(_room(data, max(counts))), counts, strict=True)
+        return [value_in(_bytes(x[:n])) if n else None for x, n in both]
+
+    def gather(self, value: Any, rank: int) -> list[Any]:
+        """What every rank brought, on the first rank; nothing on the others."""
+        import torch
+        from torch.distributed import GatherOptions
+
+        data = message_of(value)
+        most = max(int(n) for n in self._gathered(torch.tensor([len(data)])))
+        room, options = _room(data, most), GatherOptions()
+        options.rootRank = 0
+        found = [[torch.empty_like(room) for _ in range(self._size)]] if rank == 0 else []
+        self._backend.gather(found, [room], options).wait()
+        return [value_in(_bytes(x)) for x in (found[0] if found else ())]
+
+    def scatter(self, values: Sequence[Any], rank: int) -> Any:
+        """What the first rank has for this one."""
+        import torch
+        from torch.distributed import ScatterOptions
+
+        rows = [message_of(value) for value in values] if rank == 0 else []
+        most = int(self._gathered(torch.tensor([max(map(len, rows), default=0)]))[0])
+        mine, options = _room(b"", most), ScatterOptions()
+        options.rootRank = 0
+        rooms = [[_room(row, most) for row in rows]] if rank == 0 else []
+        self._backend.scatter([mine], rooms, options).wait()
+        return value_in(_bytes(mine))
+
+    def broadcast(self, value: Any, rank: int) -> Any:
+        """What the first rank says to all."""
+        import torch
+        from torch.distributed import BroadcastOptions
+
+        data = message_of(value) if rank == 0 else b""
+        room = _room(data, int(self._gathered(torch.tensor([len(data)]))[0]))
+        options = BroadcastOptions()
+        options.rootRank = 0
+        self._backend.broadcast([room], options).wait()
+        return value_in(_bytes(room))
 
     def _gathered(self, mine: Any) -> Sequence[Any]:
         import torch
@@ -40,3 +77,24 @@ class Apart:
     def close(self) -> None:
         """Let go of the backend; torch may still hold it."""
         self._backend = None
+
+
+def message_of(value: Any) -> bytes:
+    """A value as one rank of a job sends it to another."""
+    return pickle.dumps(value)
+
+
+def value_in(message: bytes) -> Any:
+    """The value that another rank of the job sent; what follows it is not read."""
+    return pickle.loads(message)
+
+
+def _room(data: bytes, size: int) -> Any:
+    """Memory of `size` bytes that begins with `data`."""
+    import torch
+
+    return torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
+
+
+def _bytes(room: Any) -> bytes:
+    return bytes(room.numpy().tobytes())

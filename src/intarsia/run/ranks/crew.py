@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -69,8 +69,11 @@ class Crew:
         return tuple(here[rank] for rank in ranks if rank in here)
 
     @contextmanager
-    def together(self) -> Iterator[Shared]:
-        """A block that succeeds on every rank or on none."""
+    def together(self, *, to_first: bool = False) -> Iterator[Shared]:
+        """A block that succeeds on every rank or on none.
+
+        What ranks bring goes to all of them, or `to_first`: then the others have no `values`.
+        """
         shared = Shared()
         failure: BaseException | None = None
         try:
@@ -82,20 +85,37 @@ class Crew:
         if self.size == 1:
             shared.values = [shared.value]
             return
+        value, shared.value = shared.value, None if to_first else shared.value
         self._meet(shared, failure)
+        shared.value = value
+        if to_first:
+            shared.values = self._connected(lambda: self._gather(value))
+
+    def broadcast(self, value: Any = None) -> Any:
+        """What the first rank says to all."""
+        return value if self.size == 1 else self._connected(lambda: self._broadcast(value))
+
+    def scatter(self, values: Sequence[Any] = ()) -> Any:
+        """What the first rank has for this one; `values` are its own for each rank."""
+        return values[0] if self.size == 1 else self._connected(lambda: self._scatter(values))
 
     def _meet(self, shared: Shared, failure: BaseException | None) -> None:
-        import torch.distributed as dist
-
         told = None if failure is None else _Failure.of(failure)
         mine = None if told is None and shared.value is None else (told, shared.value)
-        answers: list[Any] = [None] * self.size
+        answers = self._connected(lambda: self._all_gather(mine), failure)
+        if failure is not None:
+            raise failure
+        answers = [answer or (None, None) for answer in answers]
+        for rank, (said, _) in enumerate(answers):
+            if said is not None:
+                raise said.on(rank, self.rank)
+        shared.values = [value for _, value in answers]
+
+    def _connected(self, exchange: Callable[[], Any], failure: BaseException | None = None) -> Any:
+        """The result of an exchange between all ranks; raise where they are no longer connected."""
         try:
             with ending_at_once():
-                if self.apart is not None:
-                    answers = self.apart.all_gather(mine)
-                else:
-                    dist.all_gather_object(answers, mine, group=self.group)
+                return exchange()
         except RuntimeError as error:
             if failure is not None:
                 raise failure from error
@@ -104,13 +124,42 @@ class Crew:
                 f" {_first_line(error)}",
                 hint="one of them died or lost its connection: its own log says why",
             ) from error
-        if failure is not None:
-            raise failure
-        answers = [answer or (None, None) for answer in answers]
-        for rank, (said, _) in enumerate(answers):
-            if said is not None:
-                raise said.on(rank, self.rank)
-        shared.values = [value for _, value in answers]
+
+    def _all_gather(self, value: Any) -> list[Any]:
+        if self.apart is not None:
+            return self.apart.all_gather(value)
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.group)
+        return found
+
+    def _gather(self, value: Any) -> list[Any]:
+        if self.apart is not None:
+            return self.apart.gather(value, self.rank)
+        import torch.distributed as dist
+
+        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        dist.gather_object(value, found, group=self.group, group_dst=0)
+        return found or []
+
+    def _scatter(self, values: Sequence[Any]) -> Any:
+        if self.apart is not None:
+            return self.apart.scatter(values, self.rank)
+        import torch.distributed as dist
+
+        mine, rows = [None], list(values) if self.rank == 0 else None
+        dist.scatter_object_list(mine, rows, group=self.group, group_src=0)
+        return mine[0]
+
+    def _broadcast(self, value: Any) -> Any:
+        if self.apart is not None:
+            return self.apart.broadcast(value, self.rank)
+        import torch.distributed as dist
+
+        said = [value]
+        dist.broadcast_object_list(said, group=self.group, group_src=0)
+        return said[0]
 
 
 @contextmanager

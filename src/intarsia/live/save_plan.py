@@ -1,0 +1,53 @@
+"""The plan of a save: where every box goes, made and proven by the first rank for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from intarsia.dtypes import DType
+from intarsia.format.base import Arrangement
+from intarsia.format.registry import live_format
+from intarsia.live.entries import extra_entries, shared_entries
+from intarsia.live.memory.exchange import Heard, Task, tasks_of
+from intarsia.live.memory.replicas import holders_of, kind_of, ranks_of
+from intarsia.live.optimizer.agreement import agreed_entries
+from intarsia.mesh import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What every rank has to know of a save."""
+
+    tensors: list[tuple[str, DType, Shape]]
+    config: Mapping[str, Any] | None
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlan:
+    """Where every box goes, proven to be all there is, by the first rank for all."""
+
+    arrangement: Arrangement
+    outline: Outline
+    tasks: list[Task]
+
+    @staticmethod
+    def of(held: Sequence[Heard]) -> SavePlan:
+        """Raise where what ranks hold is contradictory, or does not make whole tensors."""
+        holders = holders_of([each.boxes for each in held])
+        names = [[box.name for box in each.boxes] for each in held]
+        entries = shared_entries(agreed_entries([each.entries for each in held], names))
+        entries |= extra_entries([each.extra for each in held])
+        rows = [(name, *kind_of(x.boxes), ranks_of(x.boxes)) for name, x in holders.items()]
+        arrangement = live_format().lay_out(rows, entries, len(held))
+        files = [live_format().file_of(rank) for rank in range(len(held))]
+        sizes = [arrangement.files.get(file, 0) for file in files]
+        config = next((each.config for each in held if each.config is not None), None)
+        total = sum(arrangement.files.values())
+        return SavePlan(
+            arrangement,
+            Outline([row[:3] for row in rows], config, total),
+            tasks_of(held, holders, arrangement.slots, sizes, files),
+        )
