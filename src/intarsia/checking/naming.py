@@ -1,4 +1,4 @@
-"""What a tensor's name tells, whatever the family: its layer, its expert, its part in training."""
+"""What a tensor's name says, whatever the family: its layer, its expert, its part in training."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Place:
 
 @lru_cache(maxsize=1 << 18)
 def place_of(name: str) -> Place:
-    """The place that a name tells.
+    """The place that a name gives.
 
     >>> place_of("optimizer.exp_avg.model.layers.3.mlp.experts.7.up_proj.weight")
     Place(template='model.layers.*.mlp.experts.*.up_proj.weight', kind='exp_avg', layer=3, expert=7)

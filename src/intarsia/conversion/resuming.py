@@ -1,4 +1,4 @@
-"""Where a conversion begins: anew, or where an earlier run of the same job was killed."""
+"""Where a conversion begins: at the start, or where an earlier run of the same job was killed."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _check_same(found: Found, facts: Facts, staging: Staging) -> None:
 
 
 def _is_there(found: Found, staging: Staging) -> bool:
-    """Whether the folder that a journal speaks of is still the one that is being written."""
+    """Whether the folder that a journal names is still the one that is being written."""
     return exists(staging.folder) and _number(staging.folder) == found.folder
 
 

@@ -149,7 +149,7 @@ def _dropped(src: Manifest, request: Request, writer: Format) -> Iterator[tuple[
 
 
 def tied_and_stored(src: Manifest, drop: Collection[str]) -> list[tuple[str, ...]]:
-    """Tensors that are left out because they are tied, each after its twin: both must be equal."""
+    """Tensors that are left out because they are tied, each after the tensor that it is tied to: both must be equal."""
     table = table_for(src.config)
     found: list[tuple[str, ...]] = []
     for name in src.logical:

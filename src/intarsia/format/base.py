@@ -205,7 +205,7 @@ class Format(ABC):
         return entries_in_place(src, folder, limit_bytes)
 
     def groups(self, src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
-        """The parameter groups that the entries of a checkpoint tell."""
+        """The parameter groups in the entries of a checkpoint."""
         from intarsia.format.optimizer_state.groups_in_entries import groups_from_torch
 
         return groups_from_torch(src, entries)
@@ -239,7 +239,7 @@ class Format(ABC):
         return ""
 
     def is_frame(self, name: str) -> bool:
-        """Whether a file of the folder frames the tensors: it is read, and made anew with the result."""
+        """Whether a file of the folder frames the tensors: it is read, and made again with the result."""
         return name in self.header_files
 
     def describes_itself(self, file: str) -> bool:

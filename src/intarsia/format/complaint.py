@@ -13,7 +13,7 @@ from intarsia.errors import IntarsiaError
 class Complaint:
     """An error that need not end the reading of a checkpoint.
 
-    `files` are those that it is about, `names` the tensors that it puts out of reach, by their
+    `files` are those that it is about, `names` the tensors that cannot be read because of it, by their
     names on disk or their logical ones, as far as they are known.
     """
 
@@ -29,7 +29,7 @@ Complain = Callable[[Complaint], None]
 
 
 def refuse(complaint: Complaint) -> None:
-    """Stop: what a reader does unless it is told to look for every fault."""
+    """Stop: what a reader does unless it should look for every fault."""
     raise complaint.error
 
 

@@ -55,7 +55,7 @@ class Saving:
 
     @property
     def failure(self) -> BaseException | None:
-        """What went wrong, if nobody was told yet."""
+        """What went wrong, if it was not raised yet."""
         return self._error if self.done and not self._raised else None
 
     def wait(self) -> Saved:
@@ -135,7 +135,7 @@ def save(
 
 
 def finish_last() -> None:
-    """Wait for the save that is under way; raise what went wrong, if nobody was told yet."""
+    """Wait for the save that is under way; raise what went wrong, if it was not raised yet."""
     global _last
     before, _last = _last, None
     if before is not None:

@@ -1,4 +1,4 @@
-"""Everything that a caller gives to be saved or filled: a module, or a dict of whatever it likes.
+"""Everything that a caller gives to be saved or filled: a module, or a dict of modules, tensors and values.
 
     {"actor": module, "critic": module, "actor_optimizer": optimizer, "alpha": tensor, "step": 7}
 
@@ -142,7 +142,7 @@ class Contents:
 
     @property
     def left_out(self) -> list[str]:
-        """What modules have and do not hand out."""
+        """What modules have that their state dicts do not hold."""
         return [prefix + n for prefix, h in self.modules.items() for n in h.left_out]
 
     def apart(self) -> Contents:

@@ -39,7 +39,7 @@ Place = tuple[Mesh, int]
 class Doubts:
     """What one rank cannot settle alone: readings of placements that do not fit its memory (`disputed`
     in the first reading, `unfit` in both), tensors of the checkpoint that it does not take,
-    parameters whose state its optimizer does not, and whether its modules hand out copies."""
+    parameters whose state its optimizer does not, and whether its modules' state dicts hold copies."""
 
     disputed: frozenset[str]
     unfit: frozenset[str]
@@ -94,7 +94,7 @@ class Demand:
         return Demand(manifest, tensors, found.rows, place, contents or Contents(), left)
 
     def apart(self) -> Demand:
-        """The same, to be read into memory of its own, where modules hand out no more than copies."""
+        """The same, to be read into memory of its own, where modules' state dicts hold only copies."""
         contents = self.contents.apart()
         return replace(
             self, contents=contents, tensors={n: contents.tensors[n] for n in self.tensors}
@@ -130,7 +130,7 @@ class Demand:
         )
 
     def without_prediction_layers(self, names: frozenset[str]) -> frozenset[str]:
-        """Parameters that the model could have: none that its module leaves out or holds under a twin's name."""
+        """Parameters that the model could have: none that its module leaves out or holds under the name of a tied tensor."""
         return frozenset(names - self._prediction_layers - self._tied.keys())
 
     def holdings(self, literal: frozenset[str]) -> Iterator[Holding]:
@@ -160,7 +160,7 @@ class Demand:
         return table.optional - {n for name in module for n in module.operands(name)}
 
     def _layout(self, row: Param) -> Layout:
-        """A row's layout; what is absent because it is tied is taken from its twin."""
+        """A row's layout; what is absent because it is tied is taken from the tensor that it is tied to."""
         held, tied = self.manifest.logical, self._tied
         twins = {n: tied[n] for n in row.layout.tensors if n not in held and n in tied}
         return row.layout.rename(twins) if twins else row.layout
@@ -228,7 +228,7 @@ class Settled:
 
 
 def settle(demand: Demand, told: Sequence[Doubts], *, strict: bool) -> Settled:
-    """Decide what the ranks have to agree on, from what all of them told."""
+    """Decide what the ranks have to agree on, from what all of them reported."""
     unfit = frozenset[str]().union(*(d.unfit for d in told))
     if unfit:
         name = min(unfit)

@@ -49,7 +49,7 @@ def pack(value: Any, where: str) -> bytes:
 
 @lru_cache(1 << 10, typed=True)
 def _packed(value: Any, text: str) -> bytes:
-    """A number as an archive; the text tells 0.0 from -0.0."""
+    """A number as an archive; the text distinguishes 0.0 from -0.0."""
     return write_object(value)
 
 

@@ -46,7 +46,7 @@ def split_state(state: Mapping[str, Any], item: Item, sizes: Sizes) -> dict[str,
 
 
 def gated_names(model: Any) -> set[str]:
-    """The names of a model's gated first projections, told layer by layer by their own settings."""
+    """The names of a model's gated first projections, found layer by layer from their own settings."""
     found = set()
     for name, module in model.named_modules():
         config = getattr(module, "config", None)

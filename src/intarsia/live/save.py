@@ -219,7 +219,7 @@ def _begin(staging: Staging, arrangement: Arrangement) -> None:
 
 @dataclass(frozen=True)
 class _Writer:
-    """The hand that writes one rank's boxes."""
+    """Writes one rank's boxes."""
 
     staging: Staging
     digests: SaveDigests | None

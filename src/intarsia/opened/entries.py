@@ -67,7 +67,7 @@ def each_entry(src: Manifest, folder: Folder, limit_bytes: int) -> Iterator[tupl
 
 
 def groups_of(src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
-    """The parameter groups that the entries of a source tell of, whoever spelled them."""
+    """The parameter groups in the entries of a source, in whichever framework's form."""
     return format_named(src.format).groups(src, entries)
 
 

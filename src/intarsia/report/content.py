@@ -1,4 +1,4 @@
-"""What a page tells: of which checkpoints, how they fared, and which tensors are not as they should be."""
+"""What a page shows: which checkpoints, the verdict, and which tensors are not as they should be."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True)
 class PageContent:
-    """Everything that a page tells.
+    """Everything that a page shows.
 
     `facts` have a value for each of the checkpoints, `sides`.  `states` leaves fine tensors out,
     and `fine` says what that means here: equal, stored, or without a fault that names it.
@@ -53,7 +53,7 @@ class PageContent:
 
 
 def of_inspection(manifest: Manifest) -> PageContent:
-    """What the headers of a checkpoint tell."""
+    """What the headers of a checkpoint show."""
     absent = _absent(manifest)
     verdict = "complete, judging by the headers"
     if absent:

@@ -1,4 +1,4 @@
-"""One page that needs nothing but itself: what a story tells, its data, its style, its script."""
+"""One page that needs nothing but itself: its content, its data, its style, its script."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Transaction(Protocol):
         ...
 
     def clear(self) -> None:
-        """Begin anew; without it, what an earlier writer kept is still in `folder`: that is to resume."""
+        """Start again; without it, what an earlier writer kept is still in `folder`: that is to resume."""
         ...
 
     def create(self, file: str, size_bytes: int, *, keep: bool = False) -> None:

@@ -63,7 +63,7 @@ class StoreStaging:
         self.owned = True
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Start again."""
         with naming(self.folder):
             self._files.clear()
 

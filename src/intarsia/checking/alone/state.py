@@ -26,7 +26,7 @@ Held = dict[str, set[str]]
 def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
     """Parameters that have some of the state that their like have, or none amid others that do.
 
-    What is `known` to be out of reach is not told again.
+    What is in `known` cannot be read and is not reported again.
     """
     held: Held = {}
     for name in manifest.logical:

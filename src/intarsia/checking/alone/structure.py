@@ -20,7 +20,7 @@ _SIXTEEN_BITS = {"F16", "BF16"}
 def structure_faults(
     manifest: Manifest, known: Collection[str] = (), files: Collection[str] = ()
 ) -> Iterator[Fault]:
-    """Every fault of a manifest; tensors and files `known` to be out of reach are not missed again."""
+    """Every fault of a manifest; tensors and files in `known` cannot be read and are not reported again."""
     yield from missing_files(manifest, files)
     yield from missing_tensors(manifest, known)
     yield from missing_towers(manifest)

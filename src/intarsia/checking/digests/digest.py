@@ -130,7 +130,7 @@ def digests_of(
 
 
 def with_tied(found: Mapping[str, str], twins: Mapping[str, Logical]) -> dict[str, str]:
-    """The digests, and of what is tied and not stored that of the tensor that it is."""
+    """The digests; a tensor that is tied and not stored has the digest of the tensor that it is tied to."""
     return {**found, **{name: found[x.name] for name, x in twins.items() if x.name in found}}
 
 
@@ -144,7 +144,7 @@ def _hash(checkpoint: Checkpoint, proven: Proven, x: Logical, budget: Budget) ->
 
 @dataclass(frozen=True)
 class Attested:
-    """Digests as the file in a checkpoint tells them, with the root of what it was made from.
+    """Digests as the file in a checkpoint has them, with the root of what it was made from.
 
         {"root": …, "from": the source's root, "kind": "pages", "tensors": {name: digest}}
 

@@ -153,7 +153,7 @@ _HEADS = (
 
 
 def recognise(path: PurePath) -> tuple[PurePath, Foreign] | None:
-    """What a path is that is not read, and the path that it is; None where nobody can tell."""
+    """What a path is that is not read, and the path that it is; None where that is not known."""
     if is_file(path):
         found = _of_file(path)
         return (path, found) if found else None

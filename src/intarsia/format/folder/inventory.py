@@ -211,7 +211,7 @@ def _size(path: PurePath) -> int:
 
 
 def is_training(item: Item) -> bool:
-    """Whether a file holds, or speaks of, the state of a trainer."""
+    """Whether a file holds, or refers to, the state of a trainer."""
     return item.kind == "file" and any(k.pattern.fullmatch(item.name) for k in TRAINING)
 
 

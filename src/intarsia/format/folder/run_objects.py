@@ -1,4 +1,4 @@
-"""Objects that speak of a run rather than of a model: Megatron's common state, arguments and counters.
+"""Objects that describe a run rather than a model: Megatron's common state, arguments and counters.
 
 Entries are carried as they are through every format, so these may lie in any of them.
 """
@@ -16,7 +16,7 @@ from intarsia.format.torch_file.torch_zip import BROKEN_ZIP, read_object
 
 ARGUMENTS = "args"
 _RUN = ("iteration", SCHEDULER, "num_floating_point_operations_so_far")
-"""What the common state tells of a run; the rest of it goes by the mesh."""
+"""What the common state says of a run; the rest of it depends on the mesh."""
 
 
 def run_objects(names: Collection[str]) -> set[str]:
@@ -29,7 +29,7 @@ def _is_frame(name: str) -> bool:
 
 
 def is_settings(name: str) -> bool:
-    """Whether an object is a mapping of settings, most of which go by the mesh."""
+    """Whether an object is a mapping of settings, most of which depend on the mesh."""
     return name in (COMMON_OBJECT, ARGUMENTS)
 
 

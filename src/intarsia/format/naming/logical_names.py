@@ -51,7 +51,7 @@ _VOCABULARY = ("embed_tokens.weight", "lm_head.weight", "shared_head.head.weight
 
 @dataclass(frozen=True)
 class Named:
-    """Stored tensors with their layouts, and what the names told."""
+    """Stored tensors with their layouts, and what their names say."""
 
     stored: dict[str, Stored]
     logical: dict[str, Logical]

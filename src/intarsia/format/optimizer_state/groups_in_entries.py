@@ -1,4 +1,4 @@
-"""The parameter groups that the entries of a checkpoint tell, whoever spelled them.
+"""The parameter groups in the entries of a checkpoint, in whichever framework's form.
 
 Entries are carried as they are through every format, so Megatron's common state may lie in any of
 them.  Where torch is to read the result, the groups are spelled in its way beside.
@@ -29,7 +29,7 @@ def has_megatron_groups(entries: Iterable[str]) -> bool:
 
 
 def groups_from_torch(src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
-    """The groups that torch spelled, or that came from torch and are kept beside Megatron's."""
+    """The groups in torch's form, or those that came from torch and are kept beside Megatron's."""
     if came := Groups.of_plain(common_in(entries).get(FROM_TORCH)):
         return came
     return torch_groups_of(src, entries) if has_torch_groups(entries) else None

@@ -1,4 +1,4 @@
-"""What a module hands out as its state, and whether that is its own memory.
+"""The state dict of a module, and whether its tensors are the module's own memory.
 
 A state dict mostly holds the module's parameters themselves.  FSDP1, `state_dict` hooks and some
 quantised modules hand out copies: filling those would leave the module as it was.  So everything is
@@ -36,12 +36,12 @@ class ModuleState:
     state: Mapping[str, Any]
     names: Mapping[str, str]
     clean: Callable[[str], str]
-    """Takes the words of wrappers out of a name."""
+    """Removes the words of wrappers from a name."""
     wrappers: Wrappers
 
     @staticmethod
     def by(module: Any) -> ModuleState:
-        """What a module hands out now; with FSDP1, collective."""
+        """The state dict of a module now; with FSDP1, collective."""
         wrappers = Wrappers.of(module)
         if wrappers.peft:
             refuse_merged(module)

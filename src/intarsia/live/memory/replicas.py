@@ -19,7 +19,7 @@ Key = tuple[str, Box]
 
 @dataclass(frozen=True, slots=True)
 class HeldBox:
-    """What a rank says of one of its boxes before anything is written."""
+    """One box that a rank holds, as it is reported to the other ranks before anything is written."""
 
     name: str
     dtype: DType

@@ -24,7 +24,7 @@ _VARIABLES = ("WORLD_SIZE", "RANK", "MASTER_ADDR")
 
 @dataclass
 class Shared:
-    """What each rank brings to a meeting (`value`), and what all of them brought (`values`)."""
+    """What each rank contributes to an exchange (`value`), and what all of them contributed (`values`)."""
 
     value: Any = None
     values: list[Any] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class _Failure:
-    """What a rank says of its failure, so that the others know what it cost."""
+    """The failure of a rank, as it is reported to the others."""
 
     text: str
     path: PurePath | None
@@ -221,7 +221,7 @@ def check_alike(told: Sequence[Mapping[str, str]]) -> None:
 
 
 def note_on_ranks(*, alone: bool) -> list[str]:
-    """What is to be said where the environment speaks of ranks and none is awaited."""
+    """A note where the environment names ranks and none is waited for."""
     told = all(name in os.environ for name in _VARIABLES)
     if alone or not told or os.environ["WORLD_SIZE"] == "1" or crew_size() > 1:
         return []

@@ -16,7 +16,7 @@ from intarsia.errors import IntarsiaError
 PATIENCE = timedelta(hours=12)
 """How long a rank waits for the work of another; of one that died it hears at once."""
 SILENT_SECONDS, WAIT_SECONDS = 10.0, 300.0
-"""After how long a rank says whom it awaits, and after how long it gives up."""
+"""After how long a rank reports for whom it waits, and after how long it gives up."""
 _HINT = (
     "every rank must make this call; if only one should, give --alone (`alone=True`);"
     " INTARSIA_WAIT_SECONDS allows more time to start"
@@ -86,7 +86,7 @@ def _await(store: Any, rank: int, size: int) -> None:
 
 @contextmanager
 def _aloud(rank: int, size: int, whom: str) -> Iterator[None]:
-    """Say whom this rank awaits, if that takes long."""
+    """Report for whom this rank waits, if that takes long."""
     timer = threading.Timer(min(SILENT_SECONDS, _limit() / 2), _say, (rank, size, whom))
     timer.daemon = True
     timer.start()

@@ -68,7 +68,7 @@ class Rotary:
 
 
 class RelatedTensors:
-    """What the names of a checkpoint and the table of its family tell of a tensor's relatives."""
+    """The tensors that belong to one tensor, by the names of the checkpoint and the table of its family."""
 
     def __init__(self, logical: Mapping[str, Logical], table: Table | None) -> None:
         self.logical = logical
