@@ -13,7 +13,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "containers.
 HEAD = """# Containers
 
 What `intarsia.load` and `intarsia.save` do with a model in each container, found by doing it on gloo processes:
-[`tests/containers/`](../../tests/containers/) has the code, and `python -m tests.containers` writes this page anew.
+[`tests/containers/`](../../tests/containers/) has the code, and `python -m tests.containers` writes this page again.
 
 - **load**: a checkpoint of the plain model fills every parameter, bit by bit.
 - **save**: the checkpoint holds every parameter, bit by bit, under the names of the plain model.

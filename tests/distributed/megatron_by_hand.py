@@ -1,6 +1,6 @@
 """Megatron's tensors of a Qwen3 model, dense, of experts, or with linear attention, by closed formulas.
 
-Nothing here uses Intarsia: it is what a load is held against, and what checkpoints are made from.
+Nothing here uses Intarsia: it is what a load is compared with, and what checkpoints are made from.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkpoints straight into live Megatron-FSDP models: every rank's slice, held against closed formulas."""
+"""Checkpoints straight into live Megatron-FSDP models: every rank's slice, compared with closed formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults that show when a checkpoint is held against a sound one.
+"""Faults that show when a checkpoint is compared with a sound one.
 
 Each makes a faulty checkpoint out of a sound one, in the same format.  `AGAINST` is all of them.
 """
@@ -190,7 +190,7 @@ AGAINST = [
     Against("the first rank's block on all of four", "rank-duplicated", by(each("gate|up", blocks([0, 0, 0, 0])))),
     Against("gate and up cut three rows late", "split-misplaced", by(together(GATED, cut_late(3)))),
     Against("query, key, value cut two rows early", "split-misplaced", by(together(QKV, cut_late(-2)))),
-    Against("norms made anew", "constant", by(each("layernorm", lambda x, c, r: torch.ones_like(x)))),
+    Against("norms initialised again", "constant", by(each("layernorm", lambda x, c, r: torch.ones_like(x)))),
     Against("gate and up swapped and rounded", "gate-up-swapped", by(in_turn(swap(*GATED), each("gate|up", rounded)))),
     Against("shards in another order and rounded", "shards-permuted", by(in_turn(each("gate|up", blocks([2, 0, 3, 1])), each("gate|up", rounded)))),
     Against("a flat range off by seven", "shifted", by(each("proj", rolled(7)))),

@@ -1,4 +1,4 @@
-"""Sound checkpoints that faulty ones are held against: three tiny models, every format."""
+"""Sound checkpoints that faulty ones are compared with: three tiny models, every format."""
 
 from __future__ import annotations
 

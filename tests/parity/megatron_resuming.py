@@ -74,7 +74,7 @@ def blank(optimizer: DistributedOptimizer) -> None:
 
 
 def check(optimizer: DistributedOptimizer) -> int:
-    """The elements of this rank, each held against the function of its weight."""
+    """The elements of this rank, each compared with the function of its weight."""
     count = 0
     for weights, mains in zip(
         optimizer.shard_float16_groups, optimizer.shard_fp32_from_float16_groups, strict=True

@@ -18,7 +18,7 @@ MACHINERY = ("case", "page", "test_page", "__main__")
 HEAD = """# Refusals
 
 What Intarsia refuses, and what it prints then. Each text below was produced by running the case in
-[`tests/refusals/`](../../tests/refusals/); `python -m tests.refusals` writes this page anew.
+[`tests/refusals/`](../../tests/refusals/); `python -m tests.refusals` writes this page again.
 """
 
 

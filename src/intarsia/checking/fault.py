@@ -62,7 +62,7 @@ _IN_ONE_FILE = (
 """Kinds that one accident gives to everything in a file."""
 
 _EACH = 3
-"""So many of a kind in a file are told one by one."""
+"""So many of a kind in a file are listed one by one."""
 
 
 def gathered(faults: Iterable[Fault]) -> tuple[Fault, ...]:

@@ -115,7 +115,7 @@ def _renaming_to_save(
 ) -> tuple[Callable[[str], tuple[str, str | None]], Callable[[str], str]]:
     """How the installed Transformers renames a tensor that it saves, before its converter and after.
 
-    From 5.22 on rules rename what the converters made; 5.17 renames first, and needs to be told so.
+    From 5.22 on rules rename what the converters made; 5.17 renames first, and needs to know that.
     """
     if hasattr(loading, "apply_converters"):
         return (

@@ -191,7 +191,7 @@ class Format(ABC):
     ) -> Manifest:
         """The manifest of a checkpoint, from its headers alone; what `complain` keeps does not end it.
 
-        `section` names the model among several, and its optimizer where that is to be told.
+        `section` names the model among several, and its optimizer where that must be named.
         """
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:

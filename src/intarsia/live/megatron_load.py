@@ -48,7 +48,7 @@ def load_parameters(
 ) -> Loaded:
     """Fill a model's parameters, and their states where given, each rank its own slices.
 
-    `name_of` gives the global name of a local one, where expert parallelism numbers experts anew.
+    `name_of` gives the global name of a local one, where expert parallelism numbers experts again.
     `zero_centered` is Megatron's `layernorm_zero_centered_gamma` of the model that is filled.
     """
     table = table_for(checkpoint.config, zero_centered=zero_centered)

@@ -46,7 +46,7 @@ Facts = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Found:
-    """A journal that an earlier run left: whose it is, and the number of the folder it speaks of."""
+    """A journal that an earlier run left: whose it is, and the number of the folder that it names."""
 
     facts: Facts
     folder: int

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 Progress = Callable[[int, int], None]
-"""What a caller gives: it is told the bytes that are done, and those of all."""
+"""What a caller gives: it receives the bytes that are done, and those of all."""
 
 
 def counting(progress: Progress | None, total_bytes: int) -> Callable[[int], None]:

@@ -1,7 +1,7 @@
 """The records of a journal as lines of text, and what a line must say to be believed.
 
 A line that has its checksum was written by a run; whether by one of ours is another matter, so
-each number is held against the job before anything is made of it.
+each number is compared with the job before anything is made of it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def line_of(written: Written, index: Mapping[str, int]) -> dict[str, Any]:
 
 
 def written_in(line: Mapping[str, Any], targets: Sequence[Target]) -> Written | None:
-    """The step that a line tells of; None where it tells of none that this job could have."""
+    """The step that a line records; None where it is none that this job could have."""
     try:
         step = tuple(_window(row, targets) for row in line["windows"])
         parts = tuple(_part(row, targets) for row in line["parts"])

@@ -36,7 +36,7 @@ class Stamps:
 def unreplaced(*paths: PurePath) -> Iterator[Callable[[], None]]:
     """Gives a check that raises where a path, or a folder in it, is another one than it was at first.
 
-    No error that is raised inside is told of a checkpoint that was replaced meanwhile.
+    No error that is raised inside is reported for a checkpoint that was replaced meanwhile.
     """
     held = [each for path in paths for each in (path, *_folders_in(path))]
     before = {path: number_of(path) for path in held}

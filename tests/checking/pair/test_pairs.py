@@ -1,4 +1,4 @@
-"""Which tensors of two checkpoints are held against each other: by name, by tie, by main weight."""
+"""Which tensors of two checkpoints are compared with each other: by name, by tie, by main weight."""
 
 from __future__ import annotations
 

@@ -276,9 +276,9 @@ def _place_or_block(text: str, x: Held, y: Held) -> bool | None:
         place = place_holds(lost[3], differ)
         return None if place is None else content and place
     if re.fullmatch(r"whole (4 KiB page|512-byte sector)s of .*", said):
-        return True  # the bytes are held against the file's by its whereabouts
+        return True  # the bytes are compared with the file's by its whereabouts
     if re.fullmatch(r"the part in .* (differs, the rest is equal|of (A|B) is .*)", said):
-        return True  # held against the files' parts of the tensor
+        return True  # compared with the files' parts of the tensor
     return None
 
 

@@ -1,4 +1,4 @@
-"""The objects beside a checkpoint's tensors, held against the sums that were recorded of them."""
+"""The objects beside a checkpoint's tensors, compared with the sums that were recorded of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LEAST_BYTES = 22
 def damaged_entries(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
     """Objects that are archives whose members have another CRC-32, or that are archives no longer.
 
-    Of the files that are `known` to be absent or short it is told elsewhere.
+    Files in `known` are absent or short, and are reported elsewhere.
     """
     if not format_named(manifest.format).entries_in_place:
         return

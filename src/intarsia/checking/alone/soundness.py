@@ -1,4 +1,4 @@
-"""One checkpoint held against itself: whole, readable, true to its sums, free of known faults."""
+"""One checkpoint compared with itself: whole, readable, true to its sums, free of known faults."""
 
 from __future__ import annotations
 

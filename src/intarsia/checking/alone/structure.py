@@ -199,7 +199,7 @@ def _together(place: Place) -> str:
 
 
 def padded_twice(manifest: Manifest) -> Iterator[Fault]:
-    """Vocabularies with more rows than one padding to a multiple gives, or more than their twin."""
+    """Vocabularies with more rows than one padding to a multiple gives, or more than the tensor that they are tied to."""
     held = [
         (stored, manifest.logical[name].shape[0])
         for stored in manifest.stored.values()

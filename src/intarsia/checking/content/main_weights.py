@@ -1,4 +1,4 @@
-"""Weights held against main weights: `fsdp_dtensor` keeps those in the place of the weights.
+"""Weights compared with main weights: `fsdp_dtensor` keeps those in the place of the weights.
 
 A weight of one side is then the main weight of the other rounded, and that is what equal means.
 """

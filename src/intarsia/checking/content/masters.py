@@ -1,4 +1,4 @@
-"""A weight held against its fp32 main weight, element by element.
+"""A weight compared with its fp32 main weight, element by element.
 
 The sums of both tell whether they may differ, by value and by place, whatever their cuts; only then
 are both read again.  A last bit that is off is let pass: some train with stochastic rounding.
@@ -31,7 +31,7 @@ _LAST_BIT = {"BF16": 2.0**-7, "F16": 2.0**-10}
 
 
 def weights_with_masters(logical: Mapping[str, Logical]) -> dict[str, Logical]:
-    """The weights that are held against a main weight."""
+    """The weights that are compared with a main weight."""
     weights = (parameter_of(name) for name in logical if kind_of(name) == MASTER)
     return {n: logical[n] for n in weights if n in logical and logical[n].dtype.floating}
 

@@ -36,7 +36,7 @@ def repeat_faults(
         )
     ]
     for repeated in (repeated_experts, repeated_layers):
-        # What was copied with its state is told once, of the weights.
+        # What was copied with its state is reported once, for the weights.
         yield from next((faults for part in parts if (faults := list(repeated(part)))), ())
     shards = [fault for seen in found for fault in repeated_shards(seen, content)]
     told = {name for fault in shards for name in fault.tensors}

@@ -138,7 +138,7 @@ class Evidence:
         return then(moved) if then else ~moved.unequal
 
     def _rows_shuffled(self, shuffle: Shuffle) -> Score:
-        """A shuffle of rows held against all of them by a hash of each: no element is read twice."""
+        """A shuffle of rows compared with all of them by a hash of each: no element is read twice."""
         n = self.shape[0]
         left, right = np.zeros(n, np.uint64), np.zeros(n, np.uint64)
         unequal = np.zeros(n, np.int64)

@@ -31,7 +31,7 @@ WORTH_PROVING = 0.5
 def explain(e: Evidence, kin: RelatedTensors, other: RelatedTensors) -> Finding:
     """What makes A's tensor B's, or B's A's, or at least where they differ.
 
-    `other` tells of B's relatives.  What B lost cannot be predicted from it, but from A.
+    `other` knows the tensors related to B's.  What B lost cannot be predicted from it, but from A.
     """
     found = _search(e, kin)
     if found.complete:
@@ -98,7 +98,7 @@ def unexplained(e: Evidence, place: Place, chunks: Chunks, why: str) -> Finding:
 
 
 def with_place(found: Finding) -> Finding:
-    """A finding whose sentence ends with the place, where its kind does not tell it."""
+    """A finding whose sentence ends with the place, where its kind does not give it."""
     if found.where is None or found.kind not in (UNEXPLAINED, DAMAGED, *OF_PLACES):
         return found
     known = found.known and f"{found.known}; {found.where}"

@@ -1,4 +1,4 @@
-"""A tensor that the configuration ties to another, stored on one side and unlike its twin there."""
+"""A tensor that the configuration ties to another, stored on one side and different from that one there."""
 
 from __future__ import annotations
 

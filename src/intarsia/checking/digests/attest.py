@@ -1,6 +1,6 @@
 """The digests of what a conversion writes, from the sums that were taken on the way.
 
-They are held against the source's own digests: what was neither cast nor rounded has the same.
+They are compared with the source's own digests: what was neither cast nor rounded has the same.
 """
 
 from __future__ import annotations

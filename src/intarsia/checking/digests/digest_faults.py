@@ -1,4 +1,4 @@
-"""A checkpoint held against the digests that lie in it, by the sums that were taken on the way."""
+"""A checkpoint compared with the digests that are stored in it, by the sums that were taken on the way."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def digest_faults(
     budget: Budget,
     progress: Progress | None = None,
 ) -> Iterator[Fault]:
-    """Tensors that are not those whose digests were stored; of those `known` to be faulty it is told."""
+    """Tensors that are not those whose digests were stored; tensors in `known` are reported as faulty already."""
     if not expected:
         return
     totals = merged(seen.sums for seen in found)
@@ -94,7 +94,7 @@ def digest_faults(
             text = f"the digests of {few(rest)} cannot be taken: {error.brief}"
             yield Fault(error.kind, tuple(rest), DIGESTS, text)
             known = {*known, *rest}
-    # What is tied and not stored has the digest of its twin, where the file tells it.
+    # What is tied and not stored has the digest of the tensor that it is tied to, where the file has that.
     told |= {
         n: told[x.name]
         for n, x in tied_and_absent(manifest).items()

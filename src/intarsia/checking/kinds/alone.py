@@ -91,7 +91,7 @@ ALONE = (
         "a tensor is not the one whose digest was stored",
         "restore the tensors' files from their source: they changed since their digests were taken",
         section=FILES,
-        row="a tensor, or an object beside the tensors, is not the one whose digest was stored with the checkpoint (one file that is named alone is held against its folder's digests, where it is the folder's only one)",
+        row="a tensor, or an object beside the tensors, is not the one whose digest was stored with the checkpoint (one file that is named alone is compared with its folder's digests, where it is the folder's only one)",
     ),
     FaultKind(
         "unreadable",

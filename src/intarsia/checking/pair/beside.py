@@ -136,7 +136,7 @@ def _same_name(name: str, left: bytes, right: bytes) -> Iterator[Beside]:
 def _settings(
     a: Manifest, b: Manifest, left: Mapping[str, bytes], right: Mapping[str, bytes]
 ) -> Iterator[Beside]:
-    """The optimizer's settings for every parameter, where both sides tell them."""
+    """The optimizer's settings for every parameter, where both sides have them."""
     told = []
     for manifest, entries in ((a, left), (b, right)):
         try:

@@ -1,4 +1,4 @@
-"""Two checkpoints held against each other, window by window, whatever their formats."""
+"""Two checkpoints compared with each other, window by window, whatever their formats."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Difference:
     """A tensor whose elements are not the same bits in both checkpoints.
 
     Where the element types differ, those that are the same once rounded to the narrower one are not
-    counted, unless that is all.  `where` says which rows, ranks, files and bytes, unless the kind of the difference tells it.
+    counted, unless that is all.  `where` says which rows, ranks, files and bytes, unless the kind of the difference says so.
     """
 
     tensor: str
@@ -85,7 +85,7 @@ class Comparison:
     damaged: tuple[Fault, ...] = ()
     """Faults of what one side stores outside of every tensor."""
     rounded: int = 0
-    """Weights of one side that were held against the other side's main weights, rounded."""
+    """Weights of one side that were compared with the other side's main weights, rounded."""
 
     @property
     def how(self) -> str:

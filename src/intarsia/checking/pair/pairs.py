@@ -51,7 +51,7 @@ class Matched:
 def match(a: Checkpoint, b: Checkpoint) -> Matched:
     """Pairs of equal names; a tied tensor that one side leaves out is the one that it is tied to.
 
-    A main weight that lies in the place of the weight, as in some formats, is held against the other
+    A main weight that lies in the place of the weight, as in some formats, is compared with the other
     side's main weight, and the weight of that side against it rounded.
     """
     left, right = a.manifest.logical, b.manifest.logical

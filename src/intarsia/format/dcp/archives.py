@@ -87,7 +87,7 @@ def locate(folder: Folder, stored: Stored, chunk: Chunk) -> Located:
 def recorded_checksum(folder: Folder, chunk: Chunk) -> Summed:
     """The bytes of a file that torch summed when it saved a chunk, with their CRC-32.
 
-    Torch never looks at the sum again; it is None where torch was told not to take it.
+    Torch never looks at the sum again; it is None where torch was set not to compute it.
     """
     where = f"{folder.root / chunk.file} byte {chunk.start_bytes:,}"
 

@@ -14,7 +14,7 @@ from intarsia.store.folder import Folder
 from intarsia.store.lookup import is_file
 
 _OURS = ("format",)
-"""Keys that every writer sets anew."""
+"""Keys that every writer sets itself."""
 
 
 @dataclass

@@ -92,7 +92,7 @@ class MegatronFormat(Archives):
 
 
 def arguments_alone(src: Manifest, read: ReadEntries) -> Mapping[str, Any]:
-    """The arguments that say what the model is, without the run's counters: training starts anew."""
+    """The arguments that say what the model is, without the run's counters: training starts from the beginning."""
     held = [name for name in (COMMON_OBJECT, ARGS) if name in src.entries]
     found = read(held) if held else {}
     args = arguments_in(found[ARGS]) if ARGS in found else arguments_of(common_in(found))

@@ -69,7 +69,7 @@ def parameters_by_number(
 
 
 def group_lists(folder: Folder, metadata: Metadata, root: str) -> list[dict[str, Any]]:
-    """The members of each group of an optimizer, by number and by name as far as they are told."""
+    """The members of each group of an optimizer, by number and by name as far as they are known."""
     found: dict[int, dict[str, Any]] = {}
     for o in metadata.objects.values():
         if not o.name.startswith(root):

@@ -64,7 +64,7 @@ class _Member(NamedTuple):
 
 
 def keeping_ends(read: Read, length: int) -> Read:
-    """Reads of a blob whose first and last bytes, where an archive tells of itself, are read once."""
+    """Reads of a blob whose first and last bytes, where an archive describes itself, are read once."""
     head_bytes = min(length, _HEAD_BYTES)
     tail_at = max(head_bytes, length - _TAIL_BYTES)
     ends: dict[int, bytes] = {}
@@ -110,7 +110,7 @@ def read_payload(read: Read, length: int, where: str) -> Payload:
 
 
 def read_crc(read: Read, length: int, payload: Payload, where: str) -> int | None:
-    """The CRC-32 recorded for the tensor's bytes; None where torch was told not to take it."""
+    """The CRC-32 recorded for the tensor's bytes; None where torch was set not to compute it."""
     end = payload.start_bytes + payload.length_bytes
     after = _exactly(read, end, min(24, length - end), where)
     size = payload.length_bytes.to_bytes(8, "little")

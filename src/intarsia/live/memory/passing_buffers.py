@@ -1,4 +1,4 @@
-"""Buffers that no checkpoint holds (rotary frequencies, scales of embeddings), computed anew as Transformers does.
+"""Buffers that no checkpoint holds (rotary frequencies, scales of embeddings), computed again as Transformers does.
 
 `_init_weights` of the model that a module belongs to, the nearest one around it, sets them.  It would
 also draw weights: everything that is not to be set is hidden behind tensors on `meta` meanwhile.

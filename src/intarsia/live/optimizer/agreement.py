@@ -10,7 +10,7 @@ from intarsia.live.entries import unpack
 from intarsia.state.names import ROOT, TORCH_GROUPS, StateName
 
 WITHOUT = f"{ROOT}without_state"
-"""What a rank tells the others and nobody writes: the parameters that it holds and never stepped."""
+"""What a rank reports to the others and nobody writes: the parameters that it holds and never stepped."""
 
 
 def agreed_entries(

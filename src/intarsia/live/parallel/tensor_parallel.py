@@ -79,7 +79,7 @@ def style_of(plan: Plan, name: str) -> str | None:
 
 
 def layers_of(model: nn.Module, size: int) -> list[Layer]:
-    """The dense layers that the model's plan cuts over `size` ranks, held against the table.
+    """The dense layers that the model's plan cuts over `size` ranks, compared with the table.
 
     Expert modules, and what is below them, are not among them.
     """

@@ -93,7 +93,7 @@ def _check_same(name: str, owner: nn.Module, word: str, mesh: DeviceMesh | None)
     if held != mesh:
         raise UsageError(
             f"`{name}` is on {word} {held} already, not on {mesh}",
-            hint="build the model anew to place it on another mesh",
+            hint="build the model again to place it on another mesh",
         )
     return True
 

@@ -176,7 +176,7 @@ def crew(*, alone: bool = False) -> Iterator[Crew]:
     try:
         yield Crew(dist.get_rank(), dist.get_world_size(), group)
     finally:
-        with suppress(RuntimeError):  # a rank that is gone is told of elsewhere
+        with suppress(RuntimeError):  # a rank that is gone is reported elsewhere
             dist.destroy_process_group(group)
 
 
@@ -200,7 +200,7 @@ def agree(team: Crew, facts: Mapping[str, str]) -> None:
 
 
 def check_alike(told: Sequence[Mapping[str, str]]) -> None:
-    """Raise where a rank told other facts than the first; all ranks have all that were told."""
+    """Raise where a rank reported other facts than the first; all ranks have all that were reported."""
     first = told[0]
     for rank, found in enumerate(told):
         wrong = [name for name in {**first, **found} if first.get(name) != found.get(name)]

@@ -37,7 +37,7 @@ def write_all(fd: int, start_bytes: int, buffers: Sequence[Buffer]) -> int:
 
 
 def start_write_back(fd: int, start_bytes: int, length_bytes: int) -> None:
-    """Have these bytes go to disk now, where the kernel can be told; nothing waits for them."""
+    """Have these bytes go to disk now, where the kernel offers that; nothing waits for them."""
     if _sync_file_range is None or not _sync_file_range(fd, start_bytes, length_bytes, _WRITE):
         return
     number = ctypes.get_errno()

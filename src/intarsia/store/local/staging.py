@@ -182,7 +182,7 @@ class Staging:
                     )
 
     def clear(self) -> None:
-        """Begin anew, with an empty folder."""
+        """Start again, with an empty folder."""
         with naming(self.journal):
             remove(self.journal)
         with naming(self.folder):

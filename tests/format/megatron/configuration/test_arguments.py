@@ -1,4 +1,4 @@
-"""Megatron's arguments and hub configurations, translated both ways and held against each other."""
+"""Megatron's arguments and hub configurations, translated both ways and compared with each other."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def _guess(evidence: Sequence[Evidence], loose: bool) -> list[str | None]:
         names = known.get(w, []) if w else []
         if loose and e.name in names:
             names = []
-        # A is read as numbers of one type: what has another is told by its types.
+        # A is read as numbers of one type: what has another is reported by its types.
         names = [n for n in names if a.manifest.logical[n].dtype == e.pair.a.dtype]
         names = [n for n in names if n not in (e.name, e.pair.b.name)]
         out.append(min(names, key=partial(_distance, e.name)) if names else None)

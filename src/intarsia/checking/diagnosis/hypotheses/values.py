@@ -34,7 +34,7 @@ LEAST = 16
 
 CONSTANT = "constant"
 MADE_ANEW = 0.8
-"""The share of a tensor that differs where all of it was made anew."""
+"""The share of a tensor that differs where all of it was initialised again."""
 
 NO_SECOND_STEP = ("bits-flipped", "zero", "nan", CONSTANT)
 
@@ -92,7 +92,7 @@ def changed_after(e: Evidence, h: Hypothesis) -> tuple[Score, Hypothesis] | None
 
 
 def _constant(e: Evidence) -> Iterator[Hypothesis]:
-    """One number all over a tensor, as where it was made anew and never filled."""
+    """One number all over a tensor, as where it was initialised again and never filled."""
     share = np.concatenate([w.unequal.reshape(-1) for w in e.sample]).mean()
     if share < MADE_ANEW:
         return

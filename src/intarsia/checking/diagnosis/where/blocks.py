@@ -14,7 +14,7 @@ from intarsia.checking.diagnosis.where.chunks import Chunks
 from intarsia.checking.diagnosis.where.places import Place, copied_from
 
 OF_PLACES = ("zero", "nan")
-"""Values that tell what a wrong block holds; alone they explain only a whole tensor."""
+"""Values that show what a wrong block holds; alone they explain only a whole tensor."""
 
 VOCABULARY = re.compile(r"embed_tokens|lm_head|word_embeddings|output_layer|wte")
 

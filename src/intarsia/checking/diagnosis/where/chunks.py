@@ -23,7 +23,7 @@ from intarsia.run.sums.checksum import crc32
 
 MOST = 4096
 KEPT = 16
-"""How many of the chunks that differ are told one by one."""
+"""How many of the chunks that differ are listed one by one."""
 
 
 @dataclass(frozen=True, slots=True)

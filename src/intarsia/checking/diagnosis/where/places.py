@@ -19,7 +19,7 @@ from intarsia.planning.window import windows
 
 RANKS = 64
 FEW_BLOCKS = 16
-"""Beyond, a block is told by its rows: one of so many is found around any few of them."""
+"""Beyond, a block is described by its rows: one of so many is found around any few of them."""
 
 DENSE = 0.8
 """The share of a block's elements that must differ before the whole block is held to be wrong."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from intarsia.checking.diagnosis.hypotheses.hypothesis import Mask
 
 FEW = 8
-"""Runs up to this number are told one by one."""
+"""Runs up to this number are listed one by one."""
 
 SECTOR_BYTES = 512
 PAGE_BYTES = 4096

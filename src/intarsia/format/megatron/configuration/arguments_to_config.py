@@ -82,7 +82,7 @@ class MadeConfig:
 
 
 def config_from_arguments(args: Mapping[str, Any], metadata: Metadata) -> MadeConfig:
-    """A hub configuration of the stored model; none where its family cannot be told."""
+    """A hub configuration of the stored model; none where its family is not known."""
     notes: list[str] = []
     try:
         config = _config(args, metadata, notes)

@@ -33,7 +33,7 @@ def settle_config(
     root: PurePath,
     complain: Complain,
 ) -> SettledConfig:
-    """The given or stored configuration, held against the arguments; without one, that of the arguments."""
+    """The given or stored configuration, compared with the arguments; without one, that of the arguments."""
     config = given
     with going_on(complain, "config.json"):
         config = choose_config(given, home_of(root))
