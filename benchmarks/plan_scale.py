@@ -30,6 +30,7 @@ from intarsia.format.registry import read_manifest
 from intarsia.format.request import Request
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest, Target
+from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan, read_cost
 from intarsia.planning.proof import prover_of
 
@@ -93,7 +94,7 @@ def shapes(layers: int) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def write_sparse(folder: Path, layers: int) -> None:
+def write_sparse(folder: Path, layers: int = LAYERS["70k"]) -> None:
     """A checkpoint with true headers and no bytes, one file a layer."""
     bf16, weight_map = BY_NAME["BF16"], {}
     files: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
@@ -126,6 +127,18 @@ def plan_rank(src: Manifest, targets: Sequence[Target], mesh: Mesh, rank: int) -
             costs[key] = read_cost(copies)[1]
         read += costs[key]
     return read
+
+
+def targets_on(src: Manifest, mesh: Mesh) -> Sequence[Target]:
+    """The tensors of a DCP checkpoint on a mesh."""
+    return targets_for(src, Request("dcp", mesh)).targets
+
+
+def plan_all(src: Manifest, targets: Sequence[Target], mesh: Mesh) -> Plan:
+    """The proof for every rank."""
+    plan = make_plan(src, targets, to="dcp", mesh=mesh, peak_memory_bytes=0)
+    assert plan.proven, plan.problems[:3]
+    return plan
 
 
 def peer_seconds(targets: Sequence[Target], mesh: Mesh) -> float:
@@ -175,15 +188,14 @@ def curve(tensors: Sequence[str], meshes: Sequence[str]) -> Iterator[dict[str, A
                 mesh = Mesh.parse(text)
                 manifest = read_manifest(folder)
                 started = time.process_time()
-                targets = targets_for(manifest, Request("dcp", mesh)).targets
+                targets = targets_on(manifest, mesh)
                 chosen = time.process_time() - started
                 started = time.process_time()
                 read_bytes = plan_rank(manifest, targets, mesh, mesh.size // 3)
                 one = time.process_time() - started
                 started = time.process_time()
-                plan = make_plan(manifest, targets, to="dcp", mesh=mesh, peak_memory_bytes=0)
+                plan_all(manifest, targets, mesh)
                 proven = time.process_time() - started
-                assert plan.proven, plan.problems[:3]
                 boxes = sum(len(t.boxes) for t in targets)
                 peer = peer_seconds(targets, mesh) if boxes <= PEER_BOXES else None
                 yield {
