@@ -441,6 +441,7 @@ def main() -> None:
                 for row in part(asked):
                     rows.append(row)
                     print(line(row), flush=True)
+                    keep(f"device-{name}", about, rows, given.out)  # a run may be cut short
             except Exception as error:
                 traceback.print_exc()
                 rows.append(Row(name, {}, [], failed=f"{type(error).__name__}: {error}"))

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from pathlib import Path
@@ -247,6 +248,7 @@ def parts_asked(
                 for row in work(at):
                     rows.append(row)
                     print(line(row), flush=True)
+                    keep(f"{script}-{name}", about, rows, given.out)  # a run may be cut short
             except Exception as error:
                 traceback.print_exc()
                 rows.append(Row(name, {}, [], failed=f"{type(error).__name__}: {error}"))
@@ -352,6 +354,7 @@ def line(row: Row) -> str:
     return "  ".join([f"{at:<28}{row.job:<34}", *(c for c in cells if c), beside]).rstrip()
 
 
+@cache
 def machine() -> dict[str, Any]:
     """What a figure depends on and a reader has to know."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -372,6 +375,7 @@ def kind_of_machine() -> str:
     return "-".join([f"{CORES}-cores", platform.machine(), *([gpu[-1].lower()] if gpu else [])])
 
 
+@cache
 def versions() -> dict[str, str]:
     """The versions of what was measured; what is absent is said to be."""
     found = {}
@@ -443,6 +447,7 @@ def _processor() -> str:
     return names[0] if names else ""
 
 
+@cache
 def _gpu() -> str:
     """The name of the first GPU; empty where there is none."""
     try:
