@@ -11,7 +11,7 @@ import torch
 
 import intarsia
 from intarsia.checking.alone.soundness import Soundness
-from intarsia.format.dcp import checkpoint as dcp
+from intarsia.format.dcp import data_files
 from tests.checkpoints import intarsia as command
 from tests.checkpoints import llama_config, model, write_dcp, write_hf
 from tests.faults.sound import convert, trained, weights, write
@@ -34,7 +34,7 @@ def test_where_most_files_are_gone_that_alone_is_said(
     to: str, mesh: str, cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     src = converted(tmp_path, to, mesh)
-    monkeypatch.setattr(dcp, "HOLLOW_BYTES", -(1 << 30))  # as for many gigabytes
+    monkeypatch.setattr(data_files, "HOLLOW_BYTES", -(1 << 30))  # as for many gigabytes
     files = sorted(src.rglob("*.distcp"))
     for file in files[:-1]:
         file.unlink() if cut == "absent" else os.truncate(file, 0)
