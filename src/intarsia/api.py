@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
 from intarsia.checkpoint import Checkpoint
+from intarsia.conversion.job import Job, prepare
+from intarsia.conversion.running import Report, carry_out
 from intarsia.dtypes import dtype_named
 from intarsia.errors import ForeignNamesError, SectionError
 from intarsia.format.optimizer_state.learning_rates import Rates
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from intarsia.checking.digests.digest import Digests
     from intarsia.checking.pair.change import Changes
     from intarsia.checking.pair.compare import Comparison
-    from intarsia.conversion.job import Job
-    from intarsia.conversion.running import Report
 
 
 def open(path: PathLike, config: ConfigLike = None, section: SectionLike = None) -> Checkpoint:
@@ -44,8 +44,6 @@ def open(path: PathLike, config: ConfigLike = None, section: SectionLike = None)
 
 def job(src: PathLike, options: Options) -> Job:
     """A conversion, planned and proven, not yet run."""
-    from intarsia.conversion.job import prepare
-
     request = Request(
         to=options.to,
         mesh=Mesh.parse(options.mesh),
@@ -133,8 +131,6 @@ def convert(
     `torchrun` job share the work, unless one is to do it `alone`.  `progress` is called with the
     bytes that are written and all that will be.
     """
-    from intarsia.conversion.running import carry_out
-
     options = Options(
         to=to,
         mesh=mesh,
