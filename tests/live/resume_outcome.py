@@ -28,7 +28,10 @@ class WrongError(AssertionError):
 
 
 REFUSALS = {
-    "name": (r"has a name of optimizer state", "a checkpoint tells optimizer state by such names"),
+    "name": (
+        r"has a name that is reserved for optimizer state",
+        "a checkpoint tells optimizer state by such names",
+    ),
     "order": (r"keeps one history of all its parameters", "LBFGS lays its parameters end to end"),
     "unlike": (r"stored with different settings", "one group has one value of each setting"),
 }
