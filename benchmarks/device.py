@@ -18,7 +18,6 @@ import argparse
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,16 +32,15 @@ from benchmarks.measure import (
     Cost,
     Row,
     here,
-    keep,
-    line,
     machine,
     on_ranks,
     process,
     remove,
+    run_parts,
     take_turns,
     versions,
 )  # fmt: skip
-from benchmarks.models import MODELS, data_files, write_hf
+from benchmarks.models import MODELS, data_files, empty_model, memory_like, write_hf
 from benchmarks.scaling import folder_for
 
 SHARING = 4
@@ -85,20 +83,6 @@ def on_gpu(work: Callable[[], Any]) -> Callable[[], Cost]:
     return run
 
 
-def tensors_like(folder: Path, device: str) -> dict[str, Any]:
-    """Memory for every tensor of a checkpoint, by its names."""
-    import torch
-    from safetensors import safe_open
-
-    found = {}
-    for path in data_files(folder):
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                shape = file.get_slice(name).get_shape()
-                found[name] = torch.empty(shape, dtype=torch.bfloat16, device=device)
-    return found
-
-
 def load(asked: Asked) -> Iterator[Row]:
     """File to GPU, by workers."""
     import torch
@@ -107,7 +91,7 @@ def load(asked: Asked) -> Iterator[Row]:
 
     hf = asked.root / "llama"
     size = write_hf(hf, MODELS["llama"](asked.gigabytes))
-    files, into = data_files(hf), tensors_like(hf, "cuda")
+    files, into = data_files(hf), memory_like(hf, "cuda")
     pinned = [torch.empty(BLOCK_BYTES, dtype=torch.uint8).pin_memory() for _ in range(2 * CORES)]
     on_device = [torch.empty(BLOCK_BYTES, dtype=torch.uint8, device="cuda") for _ in pinned]
     for workers in (n for n in (1, 2, 4, 8, 16, 32) if n <= CORES):
@@ -136,11 +120,7 @@ def load(asked: Asked) -> Iterator[Row]:
         return AutoModelForCausalLM.from_pretrained(hf, dtype=torch.bfloat16, device_map="cuda")
 
     def from_meta() -> Any:
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        with torch.device("meta"):
-            config = AutoConfig.from_pretrained(hf)
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = empty_model(hf)
         intarsia.load(hf, into=model, device="cuda")
         return model
 
@@ -222,7 +202,7 @@ def scatter(asked: Asked) -> Iterator[Row]:
     hf = asked.root / "llama"
     if not hf.exists():
         write_hf(hf, MODELS["llama"](asked.gigabytes))
-    plain = {n: x for n, x in tensors_like(hf, "cuda").items() if x.ndim == 2}
+    plain = {n: x for n, x in memory_like(hf, "cuda").items() if x.ndim == 2}
     size = sum(x.nbytes for x in plain.values())
 
     def strided(x: Any) -> Any:
@@ -251,11 +231,7 @@ def scatter(asked: Asked) -> Iterator[Row]:
     size = write_hf(moe, MODELS["moe"](asked.gigabytes))
 
     def fused() -> Any:
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        with torch.device("meta"):
-            config = AutoConfig.from_pretrained(moe)
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = empty_model(moe)
         intarsia.load(moe, into=model, device="cuda")
         return model
 
@@ -295,7 +271,7 @@ def load_shard(hf: Path, rounds: int) -> list[float]:
     torch.cuda.init()  # a mesh would choose the device by LOCAL_RANK, and there is one for all
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     into = {}
-    for name, x in tensors_like(hf, "meta").items():
+    for name, x in memory_like(hf, "meta").items():
         rows = x.shape[0] // mesh.size()
         local = torch.empty(rows, *x.shape[1:], dtype=x.dtype, device="cuda")
         into[name] = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
@@ -433,20 +409,7 @@ def main() -> None:
     folder = given.folder or folder_for(given.gigabytes * 1e9)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         asked = Asked(given.gigabytes, given.rounds, given.seconds, Path(scratch))
-        for name in given.only.split(","):
-            part, about = PARTS[name]
-            rows: list[Row] = []
-            print(f"\n{name}: {about}", flush=True)
-            try:
-                for row in part(asked):
-                    rows.append(row)
-                    print(line(row), flush=True)
-                    keep(f"device-{name}", about, rows, given.out)  # a run may be cut short
-            except Exception as error:
-                traceback.print_exc()
-                rows.append(Row(name, {}, [], failed=f"{type(error).__name__}: {error}"))
-            keep(f"device-{name}", about, rows, given.out)
-            torch.cuda.empty_cache()
+        run_parts("device", PARTS, given.only, asked, given.out, after=torch.cuda.empty_cache)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -217,6 +217,7 @@ class Setting:
 
 
 Part = tuple[Callable[[Setting], Iterator[Row]], str]
+At = TypeVar("At")
 
 
 def parts_asked(
@@ -227,7 +228,7 @@ def parts_asked(
     gigabytes: float,
     rounds: int = 3,
 ) -> None:
-    """Run the parts of a script that its command line names; one that fails does not stop the others."""
+    """Run the parts of a script that its command line names."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -240,19 +241,32 @@ def parts_asked(
     print(machine(), versions(), sep="\n", flush=True)
     with tempfile.TemporaryDirectory(dir=given.folder) as scratch:
         at = Setting(given.rounds, given.gigabytes, Path(scratch))
-        for name in given.only.split(","):
-            work, about = parts[name]
-            print(f"\n{script} {name}: {about}", flush=True)
-            rows: list[Row] = []
-            try:
-                for row in work(at):
-                    rows.append(row)
-                    print(line(row), flush=True)
-                    keep(f"{script}-{name}", about, rows, given.out)  # a run may be cut short
-            except Exception as error:
-                traceback.print_exc()
-                rows.append(Row(name, {}, [], failed=f"{type(error).__name__}: {error}"))
-            keep(f"{script}-{name}", about, rows, given.out)
+        run_parts(script, parts, given.only, at, given.out)
+
+
+def run_parts(
+    script: str,
+    parts: Mapping[str, tuple[Callable[[At], Iterator[Row]], str]],
+    asked: str,
+    at: At,
+    out: Path | None,
+    after: Work = lambda: None,
+) -> None:
+    """Run the parts that are asked for, and keep what they find; one that fails does not stop the others."""
+    for name in asked.split(","):
+        work, about = parts[name]
+        print(f"\n{script} {name}: {about}", flush=True)
+        rows: list[Row] = []
+        try:
+            for row in work(at):
+                rows.append(row)
+                print(line(row), flush=True)
+                keep(f"{script}-{name}", about, rows, out)  # a run may be cut short
+        except Exception as error:
+            traceback.print_exc()
+            rows.append(Row(name, {}, [], failed=f"{type(error).__name__}: {error}"))
+        keep(f"{script}-{name}", about, rows, out)
+        after()
 
 
 def python_path() -> str:

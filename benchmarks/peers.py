@@ -32,33 +32,9 @@ from benchmarks.measure import (
     remove,
     take_turns,
 )  # fmt: skip
-from benchmarks.models import data_files, llama, moe, write_hf
+from benchmarks.models import data_files, empty_model, llama, memory_like, moe, write_hf
 
 PAGE_ELEMENTS = 2048
-
-
-def memory_like(folder: Path, device: str = "cpu") -> dict[str, Any]:
-    """Memory for every tensor of a checkpoint of Hugging Face, by its names."""
-    import torch
-    from safetensors import safe_open
-
-    found = {}
-    for path in data_files(folder):
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                shape = file.get_slice(name).get_shape()
-                found[name] = torch.empty(shape, dtype=torch.bfloat16, device=device)
-    return found
-
-
-def empty_model(folder: Path) -> Any:
-    """The model of a checkpoint, on `meta`."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    with torch.device("meta"):
-        config = AutoConfig.from_pretrained(folder)
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
 
 def touch(tensors: Any) -> None:
