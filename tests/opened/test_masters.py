@@ -26,6 +26,14 @@ def trained(folder: Path, **changes: torch.Tensor) -> Path:
     return folder
 
 
+def lose(source: Path, state: str) -> None:
+    """Take one tensor out of a folder's state of the optimizer."""
+    file = source / "optimizer" / "model.safetensors"
+    held = load_file(file)
+    del held[state]
+    save_file(held, file, {"format": "pt"})
+
+
 def edited() -> dict[str, torch.Tensor]:
     x = model(CONFIG)[EDITED].clone()
     x[2, 5] += 1
@@ -100,10 +108,7 @@ def test_a_nan_in_both_is_no_contradiction(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", ["fsdp_dtensor", "torch_dist"])
 def test_a_main_weight_that_is_lost_is_missed(to: str, tmp_path: Path) -> None:
     source = trained(tmp_path / "hf")
-    file = source / "optimizer" / "model.safetensors"
-    state = load_file(file)
-    del state[f"optimizer.master.{EDITED}"]
-    save_file(state, file, {"format": "pt"})
+    lose(source, f"optimizer.master.{EDITED}")
     with pytest.raises(CoverageError, match=f"no fp32 main weight.*{EDITED}"):
         intarsia.convert(source, tmp_path / "out", to=to)
 
@@ -122,9 +127,6 @@ def test_norms_that_were_rounded_around_one_agree_with_their_main_weights(tmp_pa
 
 def test_a_step_that_is_lost_is_missed(tmp_path: Path) -> None:
     source = trained(tmp_path / "hf")
-    file = source / "optimizer" / "model.safetensors"
-    state = load_file(file)
-    del state[f"optimizer.step.{EDITED}"]
-    save_file(state, file, {"format": "pt"})
+    lose(source, f"optimizer.step.{EDITED}")
     with pytest.raises(CoverageError, match=f"have no step, the.*{EDITED}"):
         intarsia.convert(source, tmp_path / "out", to="torch_dist")

@@ -7,8 +7,9 @@ budget: a GPU's through pinned memory, a view with gaps through memory of its ow
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from intarsia.run.budget import Budget
 from intarsia.run.gather import Fill, gather
 from intarsia.run.losses import Losses
 from intarsia.run.room import Bytes
-from intarsia.run.sharing import share_out
+from intarsia.run.sharing import in_steps, share_out
 from intarsia.run.source import Source
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def fill(
         progress(_carry_out(mine, step, to_device))
         return mine.losses
 
-    steps = list(_steps(fillings, budget.window_bytes))
+    steps = list(in_steps(_windows(fillings, budget.window_bytes), budget.window_bytes, _nbytes))
     try:
         return sum(share_out(steps, budget.workers, work), Counter())
     finally:
@@ -87,23 +88,17 @@ def fill(
             to_device.settle()
 
 
-def _steps(fillings: Iterable[Filling], window_bytes: int) -> Iterable[Step]:
-    """Windows of the holdings, in steps of at most so many bytes."""
-    step: Step = []
-    used = 0
+def _windows(fillings: Iterable[Filling], window_bytes: int) -> Iterator[tuple[Filling, Box]]:
     for filling in fillings:
         held = filling.holding
-        if not held.layout.size:
-            continue
-        for box in windows(held.layout.shape, held.dtype.itemsize, window_bytes):
-            nbytes = box.size * held.dtype.itemsize
-            if step and used + nbytes > window_bytes:
-                yield step
-                step, used = [], 0
-            step.append((filling, box))
-            used += nbytes
-    if step:
-        yield step
+        if held.layout.size:
+            for box in windows(held.layout.shape, held.dtype.itemsize, window_bytes):
+                yield filling, box
+
+
+def _nbytes(window: tuple[Filling, Box]) -> int:
+    filling, box = window
+    return box.size * filling.holding.dtype.itemsize
 
 
 def _carry_out(source: Source, step: Step, to_device: ToDevice | None) -> int:
@@ -113,7 +108,6 @@ def _carry_out(source: Source, step: Step, to_device: ToDevice | None) -> int:
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     sent: list[tuple[torch.Tensor, torch.Tensor]] = []
     pinned = _pinned(step, to_device)
-    total = used = 0
     for filling, box in step:
         held = filling.holding
         start = flat_start(box, Box.whole(held.layout.shape))
@@ -124,30 +118,29 @@ def _carry_out(source: Source, step: Step, to_device: ToDevice | None) -> int:
             buffer = memory[start * size : start * size + length]
         else:
             index = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.shape, strict=True))
-            if pinned is not None and held.tensor.is_cuda:
-                buffer = pinned[used : used + length]
-                used += -(-length // ALIGNED_BYTES) * ALIGNED_BYTES
-            else:
-                buffer = np.empty(length, np.uint8)
-            through = sent if held.tensor.is_cuda else copies
+            on_gpu = held.tensor.is_cuda
+            buffer = next(pinned) if on_gpu else np.empty(length, np.uint8)
+            through = sent if on_gpu else copies
             through.append((held.tensor[index], as_torch(buffer, held.dtype, box.shape)))
         fills += source.fill_stretch(filling.proven, box, start, buffer)
-        total += length
     gather(source.folder, fills)
     if sent and to_device is not None:
         to_device.send(sent)
     with torch.no_grad():
         for to, at in copies:
             to.copy_(at)
-    return total
+    return sum(map(_nbytes, step))
 
 
-def _pinned(step: Step, to_device: ToDevice | None) -> Bytes | None:
-    """Pinned memory for what a step brings to GPUs."""
-    lengths = [box.size * f.holding.dtype.itemsize for f, box in step if f.holding.tensor.is_cuda]
-    if to_device is None or not lengths:
-        return None
-    return to_device.room(sum(-(-n // ALIGNED_BYTES) * ALIGNED_BYTES for n in lengths))
+def _pinned(step: Step, to_device: ToDevice | None) -> Iterator[Bytes]:
+    """Pinned memory for each window of a step that goes to a GPU, in their order."""
+    lengths = [_nbytes(window) for window in step if window[0].holding.tensor.is_cuda]
+    if to_device is not None and lengths:
+        aligned = (-(-n // ALIGNED_BYTES) * ALIGNED_BYTES for n in lengths)
+        starts = list(accumulate(aligned, initial=0))
+        room = to_device.room(starts[-1])
+        for start, length in zip(starts, lengths, strict=False):
+            yield room[start : start + length]
 
 
 def addressable(tensor: torch.Tensor) -> Bytes | None:

@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -25,7 +26,8 @@ from intarsia.run.budget import Budget
 from intarsia.run.gather import Fill, gather
 from intarsia.run.losses import Losses
 from intarsia.run.room import Bytes, Room
-from intarsia.run.sharing import share_out
+from intarsia.run.sharing import in_steps, share_out
+from intarsia.run.slots import TargetSlots
 from intarsia.run.source import Source
 from intarsia.run.sums.checksum import join
 from intarsia.run.sums.hashing import Sum, add_to, merged
@@ -101,21 +103,14 @@ def cut_steps(
         slots = arrangement.slots[proven.target.name]
         return min(((order[s.file], s.start_bytes) for s in slots), default=(0, 0))
 
-    steps: list[Step] = []
-    step: list[tuple[Proven, Box]] = []
-    used = 0
     by_file = all(len(arrangement.slots[p.target.name]) == 1 for p in proofs)
-    for group in partners(sorted(proofs, key=place) if by_file else proofs):
-        for windows in _windows(group, window_bytes, done):
-            nbytes = sum(window.size * p.target.dtype.itemsize for p, window in windows)
-            if step and used + nbytes > window_bytes:
-                steps.append(tuple(step))
-                step, used = [], 0
-            step += windows
-            used += nbytes
-    if step:
-        steps.append(tuple(step))
-    return steps
+    groups = partners(sorted(proofs, key=place) if by_file else proofs)
+    windows = (some for group in groups for some in _windows(group, window_bytes, done))
+    return [tuple(chain(*step)) for step in in_steps(windows, window_bytes, _nbytes)]
+
+
+def _nbytes(step: Step) -> int:
+    return sum(box.size * proven.target.dtype.itemsize for proven, box in step)
 
 
 def _windows(group: Group, window_bytes: int, done: Ranges) -> Iterator[Step]:
@@ -144,6 +139,10 @@ class Execution:
     _counting: threading.Lock = field(default_factory=threading.Lock)
     _room: Room = field(default_factory=Room)
 
+    @cached_property
+    def _slots(self) -> Mapping[str, TargetSlots]:
+        return {name: TargetSlots(slots) for name, slots in self.arrangement.slots.items()}
+
     def run(self, steps: Sequence[Step]) -> list[Part]:
         """Carry out steps on the budget's threads; the first failure stops all of them."""
         done = share_out(steps, self.budget.workers, self.step, uses=self._files)
@@ -154,8 +153,7 @@ class Execution:
         return {
             slot.file
             for proven, window in step
-            for slot in self.arrangement.slots[proven.target.name]
-            if slot.box.meet(window) is not None
+            for _, slot, _ in self._slots[proven.target.name].in_window(window)
         }
 
     def step(self, step: Step) -> list[Part]:
@@ -181,17 +179,14 @@ class Execution:
 
     def _fill(self, step: Step, source: Source) -> list[list[Held]]:
         """For each window of a step, what it holds of slots, in this thread's memory."""
-        memory = self._room.take(sum(box.size * p.target.dtype.itemsize for p, box in step))
+        memory = self._room.take(_nbytes(step))
         fills: list[Fill] = []
         filled: list[list[Held]] = []
         at = 0
         for proven, window in step:
             target = proven.target
             filled.append([])
-            for k, slot in enumerate(self.arrangement.slots[target.name]):
-                box = slot.box.meet(window)
-                if box is None:
-                    continue
+            for k, slot, box in self._slots[target.name].in_window(window):
                 length = box.size * target.dtype.itemsize
                 buffer = memory[at : at + length]
                 fills += source.fill_box(proven, box, buffer)

@@ -149,7 +149,7 @@ def _read_runs(folder: Folder, file: str, fill: Fill, run: Runs) -> int:
         while some := list(islice(places, _AT_ONCE)):
             folder.read_each(file, [(start, view[at : at + length]) for start, at in some])
     else:
-        scratch = np.empty(run.length, np.uint8)
+        scratch = _scratch_of(run.length)
         for start, at in zip(run.starts.tolist(), to.tolist(), strict=True):
             folder.read_into(file, start, scratch.data)
             part = Piece("", 0, at, run.inner)

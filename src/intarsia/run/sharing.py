@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import islice
@@ -30,8 +30,8 @@ def share_out(
 ) -> list[U]:
     """What the work on every thing gives, in their order; the first failure stops all threads.
 
-    Threads take things until none is left: to hand over each one has a price.  They take them in
-    order, but for things that use (the files that they are written to) what others have in use.
+    Each thread takes things until none is left, in their order, but leaves those that use (the files
+    that they are written to) what other threads have in use for later.
 
     >>> share_out([3, 1, 2], 2, lambda n: n * n)
     [9, 1, 4]
@@ -58,6 +58,25 @@ def share_out(
         for thread in threads:
             thread.result()
     return [done[number] for number in range(len(things))]
+
+
+def in_steps(things: Iterable[T], most_bytes: int, nbytes: Callable[[T], int]) -> Iterator[list[T]]:
+    """Things in their order, in steps of at most so many bytes; a larger thing is a step of its own.
+
+    >>> list(in_steps([3, 1, 5, 2], 4, int))
+    [[3, 1], [5], [2]]
+    """
+    step: list[T] = []
+    used = 0
+    for thing in things:
+        more = nbytes(thing)
+        if step and used + more > most_bytes:
+            yield step
+            step, used = [], 0
+        step.append(thing)
+        used += more
+    if step:
+        yield step
 
 
 class _Todo(Generic[T]):

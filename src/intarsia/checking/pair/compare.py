@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite, isnan
 from typing import Any
@@ -26,7 +26,7 @@ from intarsia.opened.padding import not_compared, trained_padding
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
 from intarsia.run.room import Bytes, Room
-from intarsia.run.sharing import share_out
+from intarsia.run.sharing import in_steps, share_out
 from intarsia.value.bits import Bits, as_float64, bits_dtype
 from intarsia.value.codes import OF_FOUR_BITS
 
@@ -197,7 +197,20 @@ class _Comparing:
         def nbytes(step: Step) -> int:
             return sum(box.size * pairs[number].a.dtype.itemsize for number, box in step)
 
-        steps = list(self._steps(pairs, apart))
+        def held_bytes(window: tuple[int, Box]) -> int:
+            pair = pairs[window[0]]
+            return window[1].size * max(pair.a.dtype.itemsize, pair.b.dtype.itemsize)
+
+        windows = (
+            (k, box)
+            for k, pair in enumerate(pairs)
+            if k not in apart
+            for box in windows_of(pair, self.budget)
+        )
+        steps = [
+            *([(k, Box.whole(pairs[k].a.shape))] for k in sorted(apart)),
+            *in_steps(windows, self.budget.window_bytes // 2, held_bytes),
+        ]
         found: dict[int, _Found | Unequal | None] = {}
         for part in share_out(steps, self.budget.workers, work, progress=progress, nbytes=nbytes):
             for number, more in part.items():
@@ -205,23 +218,10 @@ class _Comparing:
                 if before is not more and isinstance(before, _Found) and isinstance(more, _Found):
                     before.exact.join(more.exact)
                     before.beyond.join(more.beyond)
-        told = (_judged(pairs[k], x) if isinstance(x, _Found) else x for k, x in found.items())
-        return [x for x in told if x is not None]
-
-    def _steps(self, pairs: Sequence[Pair], apart: Set[int]) -> Iterator[Step]:
-        """The windows of the pairs in order, small ones together."""
-        most_bytes, step, used = self.budget.window_bytes // 2, Step(), 0
-        for number, pair in enumerate(pairs):
-            whole = (Box.whole(pair.a.shape),) if number in apart else windows_of(pair, self.budget)
-            for box in whole:
-                nbytes = box.size * max(pair.a.dtype.itemsize, pair.b.dtype.itemsize)
-                if step and (used + nbytes > most_bytes or {number, step[0][0]} & apart):
-                    yield step
-                    step, used = [], 0
-                step.append((number, box))
-                used += nbytes
-        if step:
-            yield step
+        judged = (
+            _judged(pairs[k], x) if isinstance(x, _Found) else x for k, x in sorted(found.items())
+        )
+        return [x for x in judged if x is not None]
 
     def _whole(self, pair: Pair) -> Unequal | None:
         if pair.a.shape != pair.b.shape:
