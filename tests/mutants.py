@@ -29,8 +29,8 @@ FAULTS = "tests/format/megatron/fsdp_dtensor/test_fsdp_dtensor_faults.py"
 ENGINE = "tests/live/test_transformer_engine.py"
 EXPERTS = "tests/live/test_parallelize.py"
 TOKENS = "tests/live/parallel/test_experts.py"
-PROOF = "tests/planning/test_proof.py"
-TILING = "tests/planning/test_tiling.py"
+PROOF = "tests/planning/proof/test_proof.py"
+TILING = "tests/planning/proof/test_tiling.py"
 
 
 @dataclass(frozen=True)
@@ -175,11 +175,11 @@ MUTANTS = [
         ["tests/test_mesh.py::test_a_share_is_what_torch_chunk_gives"],
     )),
     # The prover.
-    *of("proof", "planning/tiling.py",
+    *of("proof", "planning/proof/tiling.py",
         ("parts may overlap", "if (both := first_overlap(filled)) is not None:", "if (both := None) is not None:", [TILING]),
         ("parts may leave a hole", "if covered == whole:", "if covered <= whole:", [TILING]),
     ),
-    *of("proof", "planning/proof.py",
+    *of("proof", "planning/proof/links.py",
         ("a chunk may be too short", "if chunk.length_bytes < chunk.box.size * size:", "if False:",
          [f"{PROOF}::test_a_stored_tensor_that_lies_proves_nothing"]),
         ("an element may have two sources", "if covered == size and not doubled and end <= size:", "if covered == size and end <= size:",
@@ -189,6 +189,8 @@ MUTANTS = [
          [f"{PROOF}::test_what_is_asked_for_must_be_there_and_each_place_be_for_one_element"]),
         ("a place may be for two elements", "if wrong := known[1]:", "if wrong := 0:",
          [f"{PROOF}::test_what_is_asked_for_must_be_there_and_each_place_be_for_one_element"]),
+    ),
+    *of("proof", "planning/proof/prover.py",
         ("what is saved need not tile", "if (fault := tiling_fault(shape, boxes)) is not None:", "if (fault := None) is not None:",
          [f"{PROOF}::test_parts_that_are_saved_tile_their_tensor"]),
         ("anybody makes a proof", "        if key is not _KEY:\n            raise TypeError(\"only `Prover`", "        if False:\n            raise TypeError(\"only `Prover`",

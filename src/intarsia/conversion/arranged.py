@@ -14,7 +14,7 @@ from intarsia.errors import CoverageError
 from intarsia.format.base import Arrangement, Slot
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Target
-from intarsia.planning.tiling import tiling_fault
+from intarsia.planning.proof.tiling import tiling_fault
 
 _Span = tuple[int, int, str]
 """The first byte, the one after the last, and what lies there."""

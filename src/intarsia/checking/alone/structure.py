@@ -110,7 +110,7 @@ def bad_tilings(manifest: Manifest) -> Iterator[Fault]:
     for stored in manifest.stored.values():
         if not stored.chunks and not place_of(_first(stored)).kind:
             continue  # named among the missing tensors
-        gap = prover_of(manifest).stored_fault(stored)
+        gap = prover_of(manifest).links.stored_fault(stored)
         if gap is not None:
             files = tuple(sorted({chunk.file for chunk in stored.chunks}))
             names = stored.layout.tensors or (stored.name,)
@@ -119,9 +119,9 @@ def bad_tilings(manifest: Manifest) -> Iterator[Fault]:
 
 def uncovered(manifest: Manifest) -> Iterator[Fault]:
     """Logical tensors that the stored ones together do not hold once, each element of them."""
-    prover = prover_of(manifest)
+    links = prover_of(manifest).links
     for name in manifest.logical:
-        for gap in prover.held_faults(name):
+        for gap in links.held_faults(name):
             yield Fault(gap.kind, (name,), "", gap.text, gap.elements)
 
 

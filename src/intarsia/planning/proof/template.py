@@ -6,6 +6,7 @@ The planner counts copies and whoever moves bytes carries them out; both ask her
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from operator import attrgetter
 
 from intarsia.layout import Layout, Piece
 from intarsia.mesh import Box
@@ -40,6 +41,43 @@ class Template:
                 self._kept.append(box)
                 self._recipes[box] = recipe
         return [Copy(sources[k], sources[k].chunks[n], piece) for k, n, piece in recipe]
+
+
+class Templates:
+    """The templates of one manifest, and what they are told by."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Template] = {}
+        self._boxes: dict[tuple[Box, ...], tuple[Box, ...]] = {}
+        self._held: dict[int, tuple[Stored, dict[str, list[Piece]]]] = {}
+        self._kept: list[Box] = []
+
+    def of(self, layout: Layout, sources: tuple[Stored, ...]) -> Template:
+        """The template of a tensor with `layout`, the same object for all that differ by name alone."""
+        cuts = (id(self.boxes_of(s)) for s in sources)
+        key = (pattern(layout, sources, self.held_of), *cuts)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = Template(self._kept, self.held_of)
+        return found
+
+    def held_of(self, stored: Stored, layout: Layout) -> Layout:
+        """What a stored tensor holds of the tensors that a layout names: of 256 fused ones, say, two."""
+        pieces = stored.layout.pieces
+        if len(pieces) <= len(layout.pieces):
+            return stored.layout
+        known = self._held.get(id(stored))
+        if known is None:
+            known = self._held[id(stored)] = stored, {}
+            for piece in pieces:
+                known[1].setdefault(piece.tensor, []).append(piece)
+        held = [piece for name in layout.tensors for piece in known[1].get(name, ())]
+        return Layout(stored.layout.shape, tuple(sorted(held, key=attrgetter("at"))))
+
+    def boxes_of(self, stored: Stored) -> tuple[Box, ...]:
+        """The boxes of a tensor's chunks, the same object for all that are cut alike."""
+        boxes = tuple([chunk.box for chunk in stored.chunks])
+        return self._boxes.setdefault(boxes, boxes)
 
 
 def _recipe(layout: Layout, box: Box, sources: tuple[Stored, ...], held_of: HeldOf) -> _Recipe:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intarsia.mesh import Box, Mesh, Rule
-from intarsia.planning.tiling import first_missing, tiling_fault
+from intarsia.planning.proof.tiling import first_missing, tiling_fault
 
 some = settings(max_examples=150, deadline=None)
 

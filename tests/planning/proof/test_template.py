@@ -11,9 +11,8 @@ import intarsia
 from intarsia.dtypes import BY_NAME
 from intarsia.layout import Layout, concat
 from intarsia.mesh import Box
-from intarsia.planning import template
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored, Target
-from intarsia.planning.proof import prover_of
+from intarsia.planning.proof import prover_of, template
 from tests.checkpoints import llama_config, model, write_hf
 
 BF16 = BY_NAME["BF16"]

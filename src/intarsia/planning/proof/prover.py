@@ -1,0 +1,197 @@
+"""Who has a proof: `Proven` and `Tiled`, which nothing else can make.
+
+Whoever moves bytes asks for a `Proven`, and only `Prover` makes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final, NoReturn, final
+
+from intarsia.errors import CoverageError, UnsupportedError
+from intarsia.layout import Layout, clip
+from intarsia.mesh import Box, Shape
+from intarsia.planning.copy import Copy, copies_into, sources_of
+from intarsia.planning.manifest import Manifest, Stored, Target
+from intarsia.planning.proof.links import Gap, Links
+from intarsia.planning.proof.template import Template, Templates
+from intarsia.planning.proof.tiling import tiling_fault
+
+_SHOWN = 8
+_NEXT = {
+    "elements-missing": "restore what is missing, or use a checkpoint that is whole",
+    "chunks-overlap": "save the checkpoint again: nothing says which of the two is right",
+    "chunk-mismatch": "restore the file and the metadata that belong to one save",
+}
+
+
+@final
+class _Key:
+    """What only this file has, so that only it makes a proof."""
+
+
+_KEY: Final = _Key()
+
+
+@final
+class Proven:
+    """A target, each element of which has exactly one source in a checkpoint.
+
+    Only `Prover` makes one; whatever moves bytes takes nothing else.
+    """
+
+    __slots__ = ("_copies", "_template", "sources", "src", "target")
+
+    def __init__(
+        self, src: Manifest, target: Target, sources: tuple[Stored, ...], key: _Key
+    ) -> None:
+        if key is not _KEY:
+            raise TypeError("only `Prover` makes a proof")
+        self.src: Final = src
+        self.target: Final = target
+        self.sources: Final = sources
+        self._copies: tuple[Copy, ...] | None = None
+        self._template: Template | None = None
+
+    @property
+    def template(self) -> Template:
+        """What this has in common with tensors that differ by name alone."""
+        if self._template is None:
+            self._template = prover_of(self.src).templates.of(self.target.layout, self.sources)
+        return self._template
+
+    def copies(self, box: Box) -> list[Copy]:
+        """The copies that fill the row-major buffer of a box of the target."""
+        return self.template.copies(self.target.layout, box, self.sources)
+
+    def stretch(self, start: int, stop: int) -> list[Copy]:
+        """The copies into row-major elements `[start, stop)` of the target, counted from `start`."""
+        layout = self.target.layout
+        if self._copies is None:
+            held_of = prover_of(self.src).templates.held_of
+            found = copies_into(layout, Box.whole(layout.shape), self.sources, held_of)
+            self._copies = tuple(found) if layout.size else ()
+        if start == 0 and stop == layout.size:
+            return list(self._copies)
+        return [
+            replace(copy, piece=replace(piece, at=piece.at - start).flip())
+            for copy in self._copies
+            for piece in clip(copy.piece.flip(), start, stop)
+        ]
+
+
+@final
+class Tiled:
+    """Boxes that tile a tensor, as what ranks hold of one must; only `prove_tiling` makes one."""
+
+    __slots__ = ("boxes", "shape")
+
+    def __init__(self, shape: Shape, boxes: tuple[Box, ...], key: _Key) -> None:
+        if key is not _KEY:
+            raise TypeError("only `prove_tiling` makes a proof")
+        self.shape: Final = shape
+        self.boxes: Final = boxes
+
+
+def prove_tiling(name: str, shape: Shape, boxes: tuple[Box, ...]) -> Tiled:
+    """The proof that boxes tile a tensor that is to be saved; raise where they do not."""
+    if (fault := tiling_fault(shape, boxes)) is not None:
+        raise CoverageError(
+            f"what ranks hold of `{name}` does not tile it: {fault}",
+            hint="every rank of the model's mesh must call save, each with its own part",
+        )
+    return Tiled(shape, boxes, _KEY)
+
+
+def prover_of(src: Manifest) -> Prover:
+    """The prover of a manifest: there is one, so nothing is proven twice."""
+    found: Prover | None = src.__dict__.get("_prover")
+    if found is None:
+        found = src.__dict__["_prover"] = Prover(src)
+    return found
+
+
+class Prover:
+    """Proofs over one manifest, each made once for every template of shapes."""
+
+    def __init__(self, src: Manifest) -> None:
+        self.src = src
+        self.templates = Templates()
+        self.links = Links(src, self.templates)
+        self._proven: dict[str, Proven] = {}
+
+    def prove(self, target: Target) -> Proven:
+        """The proof of a target; raise where there is none."""
+        found = self.attempt(target)
+        if not isinstance(found, Proven):
+            self.refuse(found)
+        return found
+
+    def attempt(self, target: Target) -> Proven | list[Gap]:
+        """The proof of a target, or the faults that forbid it."""
+        sources = sources_of(target.layout, self.src)
+        if target.value.parts:
+            raise UnsupportedError(
+                f"`{target.name}` would be {target.value}, which can be read but not yet written",
+                hint="write plain numbers: give an element type with --dtype",
+            )
+        if self._is_plain(target, sources):
+            return Proven(self.src, target, sources, _KEY)
+        faults = list(self.links.target_faults(target, sources))
+        return faults or Proven(self.src, target, sources, _KEY)
+
+    def _is_plain(self, target: Target, sources: tuple[Stored, ...]) -> bool:
+        """Whether a target is one whole stored tensor that is a whole logical one, as most are."""
+        layout, boxes = target.layout, target.boxes
+        if len(sources) != 1 or len(layout.pieces) != 1 or sources[0].layout != layout:
+            return False
+        name = layout.pieces[0].tensor
+        if name not in self.src.logical or self.links.tensor_faults(name):
+            return False
+        return self.links.tiling(layout.shape, boxes) is None
+
+    def tensor(self, name: str) -> Proven:
+        """The proof of a logical tensor."""
+        found = self._proven.get(name)
+        if found is None:
+            x = self.src.logical[name]
+            whole = (Box.whole(x.shape),)
+            found = self.prove(Target(name, x.dtype, Layout.of(name, x.shape), whole))
+            self._proven[name] = found
+        return found
+
+    def tensors(self, names: Iterable[str]) -> dict[str, Proven]:
+        """The proofs of logical tensors; raise what is wrong with any of them, in their order."""
+        faults = [fault for name in names for fault in self.links.tensor_faults(name)]
+        if faults:
+            self.refuse(faults)
+        return {name: self.tensor(name) for name in names}
+
+    def stored(self, stored: Stored) -> Proven:
+        """The proof of a stored tensor: that nothing else holds what it holds."""
+        if (fault := self.links.stored_fault(stored)) is not None:
+            self.refuse([fault])
+        whole = (Box.whole(stored.shape),)
+        return self.prove(Target(stored.key or stored.name, stored.dtype, stored.layout, whole))
+
+    def all(self) -> None:
+        """Raise unless every stored and every logical tensor is proven."""
+        found = [fault for s in self.src.stored.values() if (fault := self.links.stored_fault(s))]
+        found += [fault for name in self.src.logical for fault in self.links.tensor_faults(name)]
+        if found:
+            self.refuse(found)
+
+    def refuse(self, faults: Sequence[Gap]) -> NoReturn:
+        """Raise what every path raises."""
+        texts = list(dict.fromkeys(fault.text for fault in faults))
+        lost = sum({fault.text: fault.elements for fault in faults}.values())
+        brief = texts[0] if len(texts) == 1 else f"{len(texts)} faults, {lost:,} elements"
+        rest = texts[:_SHOWN] if len(texts) > 1 else []
+        more = [f"… and {len(texts) - _SHOWN} more"] if len(texts) > _SHOWN else []
+        lines = "".join(f"\n  {line}" for line in (*rest, *more))
+        raise CoverageError(
+            f"not proven: {brief} - at {self.src.path}{lines}",
+            hint=f"{_NEXT[faults[0].kind]}; nothing was written",
+            kind=faults[0].kind,
+        )
