@@ -22,12 +22,12 @@ def prepare(window_bytes: int, *, eager: bool) -> None:
     """Have a small job take many steps; an eager one syncs and writes back all the time."""
     from intarsia.run import journal
     from intarsia.run.budget import Budget
-    from intarsia.store.local import staging
+    from intarsia.store.local import written_files
 
     Budget.window_bytes = property(lambda _: window_bytes)  # type: ignore[assignment,method-assign]
     if eager:
         journal.LEAST_SECONDS, journal.REST = 0.0, 0
-        staging.WRITEBACK_BYTES = 1
+        written_files.WRITEBACK_BYTES = 1
 
 
 def answer(asked: dict[str, Any], command: Command) -> dict[str, Any]:

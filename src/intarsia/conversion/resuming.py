@@ -73,7 +73,7 @@ def _go_on(
     staging.check_room(max(0, _need(arrangement) - staging.taken_bytes))
     for file, size in arrangement.files.items():
         staging.create(file, size, keep=True)
-    staging.sync_data(created=True)
+    staging.files.sync_data(created=True)
     staging.sync_names()
     journal.begin(facts, done, found.generation + 1)
     wrong = f"; {human(damaged)} did not match what had been written, and are written again"

@@ -181,7 +181,7 @@ class Journal:
             due = time.monotonic() >= self._due_at and not self._marking
             self._marking = self._marking or due
         if due:
-            self.staging.aside(self._mark)
+            self.staging.files.aside(self._mark)
 
     def __enter__(self) -> Journal:
         return self
@@ -192,7 +192,7 @@ class Journal:
         A disk that fails may drop what the kernel still shows, so nothing here is believed then,
         of no process.
         """
-        self.staging.settle()
+        self.staging.files.settle()
         if self._path is None or self._fd is None:
             return
         fd, self._fd = self._fd, None
@@ -214,7 +214,7 @@ class Journal:
         try:
             with self._lock:
                 count = self._count
-            self.staging.sync_data()
+            self.staging.files.sync_data()
             self.staging.sync_names()
             sync_path(self.folder.parent)
             with self._lock, naming(self.folder):

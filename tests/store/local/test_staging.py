@@ -448,6 +448,6 @@ def test_more_files_than_may_be_open_are_each_on_disk_before_they_are_marked(
     monkeypatch.setattr(os, "fdatasync", noted(honest_data))
     staging = Staging(tmp_path / "out")
     many_files(staging, 50)
-    staging.sync_data()
+    staging.files.sync_data()
     assert synced >= {f"f{k}" for k in range(50)}
     staging.abandon()

@@ -11,11 +11,8 @@ import hashlib
 import os
 import shutil
 import stat
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -25,7 +22,6 @@ from intarsia.quantity import human
 from intarsia.store.base import PARTIAL
 from intarsia.store.contents import OVERWRITE, Contents, Judge
 from intarsia.store.folder import Folder
-from intarsia.store.local.descriptors import Descriptors
 from intarsia.store.local.destination import (
     EVERYONE,
     check_destination,
@@ -35,8 +31,8 @@ from intarsia.store.local.destination import (
 )
 from intarsia.store.local.lock import Lock
 from intarsia.store.local.paths import absolute_path
-from intarsia.store.local.pwrite import WRITEBACK_BYTES, start_write_back, write_all
 from intarsia.store.local.swap import put_in_place, remove, remove_contents, restore, sync_path
+from intarsia.store.local.written_files import WrittenFiles
 from intarsia.store.lookup import everything_in, exists, given, is_folder, is_link, listed
 from intarsia.store.naming import naming
 
@@ -45,11 +41,8 @@ if TYPE_CHECKING:
 
 HEAD = "job"
 """The file of a journal that says whose it is."""
-_OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _NAME_BYTES = 255 - len("..intarsia-partial-replaced")
 """The longest name to which what lies beside a destination can add its own."""
-_SIDE_BY_SIDE = 16
-"""How many files are synced at a time where there are many."""
 AWAIT_SECONDS = 20.0
 """How long a network file system may hide a new folder from other hosts."""
 
@@ -82,14 +75,12 @@ class Staging:
         self.folder_readers = EVERYONE
         self.old: Contents | None = None
         self.number: int | None = None
-        self._files = Descriptors(self._open_file, self._close_file)
-        self._created: dict[str, None] = {}
-        self._unsynced: dict[str, None] = {}
-        self._syncing = threading.Lock()
-        self._writing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._lock = threading.Lock()
-        self._flusher: ThreadPoolExecutor | None = None
-        self.failure: BaseException | None = None
+        self.files = WrittenFiles(self.folder)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What was lost of what this process wrote."""
+        return self.files.failure
 
     @property
     def owned(self) -> bool:
@@ -225,47 +216,13 @@ class Staging:
             raise UnsafeError(f"{file!r} is outside of the destination")
         mode = 0o666 & (0o700 | self.readers) if mode is None else mode
         try:
-            with naming(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                fd = os.open(path, _OPEN | os.O_CREAT | (0 if keep else os.O_TRUNC), mode)
-                self._created[file] = None
-                try:
-                    os.truncate(fd, size_bytes)
-                finally:
-                    os.close(fd)
+            self.files.create(file, size_bytes, mode, keep=keep)
         except ValueError as error:  # a NUL, or half a character
             raise UnsafeError(f"{file!r} is not a file name") from error
 
     def write(self, file: str, start_bytes: int, buffers: Sequence[Buffer]) -> None:
-        """Write buffers one after another at a position of a file, from any thread.
-
-        One thread at a time writes a file: the kernel admits no more, and those that wait there
-        spin instead of reading.
-        """
-        with self._writing[file], naming(self.folder / file), self._files.use(file) as fd:
-            count = write_all(fd, start_bytes, buffers)
-            self._unsynced[file] = None  # a sync that began before does not cover it
-        if len(self._unsynced) >= self._files.most // 2 and self._syncing.acquire(blocking=False):
-            try:
-                self._sync_each(list(self._unsynced))
-            finally:
-                self._syncing.release()
-        if count >= WRITEBACK_BYTES:  # so that the final sync finds little to do
-            self.aside(self._start_write_back, file, start_bytes, count)
-
-    def _start_write_back(self, file: str, start_bytes: int, length_bytes: int) -> None:
-        try:
-            with naming(self.folder / file, lasting=True), self._files.use(file) as fd:
-                start_write_back(fd, start_bytes, length_bytes)
-        except StoreError as error:
-            self.failure = self.failure or error
-
-    def aside(self, work: Callable[..., object], *arguments: object) -> None:
-        """Have something done on the thread that waits for the disk."""
-        with self._lock:
-            if self._flusher is None:
-                self._flusher = ThreadPoolExecutor(1, "intarsia-flush")
-            self._flusher.submit(work, *arguments)
+        """Write buffers one after another at a position of a file, from any thread."""
+        self.files.write(file, start_bytes, buffers)
 
     def write_small(self, file: str, data: bytes, *, mode: int | None = None) -> None:
         """Write a whole small file."""
@@ -280,48 +237,8 @@ class Staging:
                 self.write(file, at, [data])
 
     def sync(self) -> None:
-        """Make every file written by this process durable, and close it.
-
-        A sync that failed is not tried again: the kernel has dropped what it could not write.
-        """
-        self.settle()
-        if self.failure is not None:
-            raise self.failure
-        self._sync_each(list({**self._unsynced, **self._created}))
-        with naming(self.folder, lasting=True):
-            self._files.close()
-
-    def _sync_each(self, files: Sequence[str]) -> None:
-        """Make files durable; many go side by side, which a disk takes in one go."""
-        if len(files) < 2 * _SIDE_BY_SIDE:
-            for file in files:
-                self._sync_one(file)
-            return
-        with ThreadPoolExecutor(_SIDE_BY_SIDE, "intarsia-sync") as pool:
-            try:
-                for done in [pool.submit(self._sync_one, file) for file in files]:
-                    done.result()
-            finally:
-                pool.shutdown(cancel_futures=True)
-
-    def _sync_one(self, file: str) -> None:
-        self._unsynced.pop(file, None)
-        try:
-            with naming(self.folder / file, lasting=True), self._files.use(file) as fd:
-                os.fsync(fd)
-        except StoreError as error:
-            self.failure = self.failure or error
-            raise
-        self._created.pop(file, None)
-
-    def sync_data(self, *, created: bool = False) -> None:
-        """Make durable what was written so far, and what was `created`; the files stay open."""
-        with self._syncing:
-            if self.failure is not None:
-                raise self.failure
-            for file in list({**self._unsynced, **self._created} if created else self._unsynced):
-                with naming(self.folder / file, lasting=True), self._files.use(file) as fd:
-                    os.fdatasync(fd)
+        """Make every file that this process wrote durable, and close it."""
+        self.files.sync()
 
     def sync_names(self) -> None:
         """Make the names of the files durable."""
@@ -393,11 +310,8 @@ class Staging:
 
         Returns whether it is kept: what a file system would not close it may not have.
         """
-        self.settle()
-        self._created.clear()
-        self._unsynced.clear()  # what a later run takes up it reads back
         try:
-            self._files.close()
+            self.files.close()
         except OSError:
             keep = False
         keep = keep and self.failure is None
@@ -408,28 +322,6 @@ class Staging:
             with suppress(StoreError):  # something worse is being told
                 self.lock.give_back()
         return keep
-
-    def settle(self) -> None:
-        """Wait for what is being done aside."""
-        if self._flusher is not None:
-            self._flusher.shutdown(cancel_futures=True)
-            self._flusher = None
-
-    def _open_file(self, file: str) -> int:
-        return os.open(self.folder / file, _OPEN)
-
-    def _close_file(self, file: str, fd: int) -> None:
-        """Close a file to make room for another; what the kernel could not write is known then."""
-        try:
-            if file in self._unsynced:
-                with naming(self.folder / file, lasting=True):
-                    os.fsync(fd)
-                self._unsynced.pop(file, None)
-        except StoreError as error:
-            self.failure = self.failure or error
-            raise
-        finally:
-            os.close(fd)
 
 
 def short_name(name: str) -> str:
