@@ -196,7 +196,7 @@ ON_DISK = {
     "store/local": "the store of local files",
     "run/journal.py": "writes the journal beside a destination",
     "run/records.py": "reads the journal back",
-    "live/latest.py": "writes the name of the last checkpoint beside it",
+    "live/saving/latest.py": "writes the name of the last checkpoint beside it",
     "report/write.py": "writes the page that a user asked for",
     "cli": "the demo's new folder, and the terminal",
 }
@@ -259,8 +259,8 @@ KNOW_LOCAL = {
     "conversion/running.py": "a local destination has a journal",
     "conversion/resuming.py": "what a journal speaks of is local",
     "run/journal.py": "it lies beside a local destination",
-    "live/save.py": "ranks write one local folder side by side",
-    "live/latest.py": "it lies beside a local destination",
+    "live/saving/write.py": "ranks write one local folder side by side",
+    "live/saving/latest.py": "it lies beside a local destination",
     "cli/demo.py": "its new folder",
 }
 """Who may import the local store, and why: those that write; nobody reads through it by name."""

@@ -150,7 +150,7 @@ def on_a_full_disk(folder: Path) -> tuple[bool, str]:
         failed = True
     intarsia.save(folder / "ours", state(1.0))
     if dist.get_rank() == 1:
-        import intarsia.live.save as saving
+        import intarsia.live.saving.write as saving
 
         def full(*_: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")

@@ -21,7 +21,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import intarsia
-from intarsia.live import background, copying
+from intarsia.live import background
+from intarsia.live.saving import copying
 from tests.distributed.ranks import on_ranks, outcomes
 from tests.distributed.small_model import build, everything, optimizer_of, step
 
@@ -355,7 +356,7 @@ def test_what_went_wrong_in_the_background_is_raised_by_the_next_save(tmp_path: 
 
 def group_ended_first(folder: Path) -> bool:
     """The script ends its groups while the save is still being written."""
-    import intarsia.live.save as saving
+    import intarsia.live.saving.write as saving
 
     write = saving._write_slot
 
@@ -414,7 +415,7 @@ def dying(folder: Path) -> str:
     held = DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0)])
     intarsia.save(folder / "step-1", {"w": held})
     if dist.get_rank() == 1:
-        import intarsia.live.save as saving
+        import intarsia.live.saving.write as saving
 
         saving._write_slot = lambda *_: os._exit(9)
     try:

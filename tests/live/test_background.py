@@ -20,7 +20,7 @@ from tests.checkpoints import environment
 
 SLOW_DISK = """
 import time
-import intarsia.live.save as saving
+import intarsia.live.saving.write as saving
 write = saving._write_slot
 def slowly(*given):
     time.sleep(0.5)
@@ -161,7 +161,7 @@ def test_a_save_that_is_whole_says_so_where_latest_cannot_be_written(
         raise StoreError(f"{tmp_path / 'latest'}: Input/output error")
 
     name = {"continues": "named_latest", "looks": "exists", "writes": "sync_path"}[call]
-    monkeypatch.setattr(f"intarsia.live.latest.{name}", fails)
+    monkeypatch.setattr(f"intarsia.live.saving.latest.{name}", fails)
     with pytest.raises(StoreError, match="latest: Input/output error") as raised:
         intarsia.save(tmp_path / "step-1", {"w": torch.ones(2)})
     assert f"{tmp_path / 'step-1'} is complete and in its place" in str(raised.value.hint)

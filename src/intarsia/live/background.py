@@ -24,9 +24,10 @@ from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from intarsia.errors import UsageError
-from intarsia.live import copying
 from intarsia.live.report import Saved
-from intarsia.live.save import Snapshot, snapshot, write
+from intarsia.live.saving import copying
+from intarsia.live.saving.snapshot import Snapshot, snapshot
+from intarsia.live.saving.write import write
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress
 from intarsia.run.ranks.apart import Apart

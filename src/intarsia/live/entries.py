@@ -62,8 +62,8 @@ def _plain(value: Any) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
-        from intarsia.live.fill import as_bytes
-        from intarsia.live.memory.holding import dtype_of, is_dtensor
+        from intarsia.live.loading.fill import as_bytes
+        from intarsia.live.model.holding import dtype_of, is_dtensor
 
         if is_dtensor(value):
             raise UsageError("it holds a DTensor, of which each rank has a part")

@@ -16,26 +16,26 @@ from intarsia.errors import UsageError, few
 from intarsia.family import table_for
 from intarsia.format.registry import find_checkpoint, folder_of, format_named
 from intarsia.live.background import finish_last
-from intarsia.live.contents import Contents
-from intarsia.live.demand import Demand, Place, Settled, cast_names, settle
 from intarsia.live.entries import extra_in, unpack
-from intarsia.live.fill import fill, prove
-from intarsia.live.kept import (
+from intarsia.live.loading.demand import Demand, Place, Settled, cast_names, settle
+from intarsia.live.loading.fill import fill, prove
+from intarsia.live.loading.kept import (
     NO_SETTINGS,
     NO_STATE,
     check_adapters,
     check_kept,
     kept_of,
 )
-from intarsia.live.mapped import map_tensors
+from intarsia.live.loading.mapped import map_tensors
+from intarsia.live.loading.materialise import materialise
+from intarsia.live.loading.passing_buffers import computed_by
+from intarsia.live.loading.shared_memory import with_one_source
 from intarsia.live.megatron.model import chunks_of, install, is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import unlike_settings, with_settings
-from intarsia.live.memory.adapters import added
-from intarsia.live.memory.holding import Holding
-from intarsia.live.memory.materialise import materialise
-from intarsia.live.memory.passing_buffers import computed_by
-from intarsia.live.memory.shared_memory import with_one_source
-from intarsia.live.names import config_of, facts_of, manifest_for, model_in, named_as_is
+from intarsia.live.model.adapters import added
+from intarsia.live.model.contents import Contents
+from intarsia.live.model.holding import Holding
+from intarsia.live.model.names import config_of, facts_of, manifest_for, model_in, named_as_is
 from intarsia.live.optimizer.classes import CLASS, Opened, opened
 from intarsia.live.optimizer.counters import counter_holdings, set_counters
 from intarsia.live.optimizer.fsdp1 import WholeOptimizer

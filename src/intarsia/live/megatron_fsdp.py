@@ -26,7 +26,7 @@ from intarsia.live.megatron.item import (
     parts_of,
     split,
 )
-from intarsia.live.memory.holding import is_dtensor, memory_of
+from intarsia.live.model.holding import is_dtensor, memory_of
 
 
 def split_state(state: Mapping[str, Any], item: Item, sizes: Sizes) -> dict[str, dict[str, Any]]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import UsageError
-from intarsia.live.contents import Contents
 from intarsia.live.entries import EXTRA, pack, spread, unpack
+from intarsia.live.model.contents import Contents
 from intarsia.planning.manifest import Manifest
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import LayoutError
 from intarsia.layout import Layout, concat
-from intarsia.live.memory.holding import is_dtensor
+from intarsia.live.model.holding import is_dtensor
 from intarsia.mesh import Shape
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from intarsia.errors import LayoutError, UsageError
 from intarsia.format.megatron.fsdp_dtensor.keys import canonical
 from intarsia.live.megatron.item import Item
 from intarsia.live.megatron.parallel import place_of
-from intarsia.live.memory.holding import is_dtensor, placed
+from intarsia.live.model.holding import is_dtensor, placed
 
 if TYPE_CHECKING:
     from torch import nn

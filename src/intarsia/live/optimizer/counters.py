@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from intarsia.errors import CoverageError
 from intarsia.layout import Layout
-from intarsia.live.memory.holding import Holding
+from intarsia.live.model.holding import Holding
 from intarsia.planning.manifest import Manifest
 
 if TYPE_CHECKING:

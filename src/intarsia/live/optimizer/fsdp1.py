@@ -14,9 +14,9 @@ from math import prod
 from typing import Any
 
 from intarsia.errors import UsageError
-from intarsia.live.memory.own_memory import equal_bytes, is_module
-from intarsia.live.memory.wrapper_classes import Wrappers
-from intarsia.live.names import modules_in, own_name
+from intarsia.live.model.module_state import equal_bytes, is_module
+from intarsia.live.model.names import modules_in, own_name
+from intarsia.live.model.wrapper_classes import Wrappers
 from intarsia.live.optimizer.classes import Opened
 from intarsia.live.optimizer.several import Together, each_of
 

@@ -16,8 +16,8 @@ from intarsia.family import Param
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.optimizer_names import unnumbered_error
 from intarsia.format.optimizer_state.parameter_groups import Groups
-from intarsia.live.memory.holding import Holding, cut, is_dtensor, is_present, memory_of
-from intarsia.live.names import modules_in
+from intarsia.live.model.holding import Holding, cut, is_dtensor, is_present, memory_of
+from intarsia.live.model.names import modules_in
 from intarsia.live.optimizer.classes import check_kinds
 from intarsia.live.optimizer.several import check_shared, each_of, held_by
 from intarsia.live.optimizer.stepped import Stepped

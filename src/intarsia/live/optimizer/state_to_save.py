@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from intarsia.errors import UsageError
 from intarsia.format.naming.wrappers import bare
-from intarsia.live.memory.holding import is_dtensor, is_present, memory_of
+from intarsia.live.model.holding import is_dtensor, is_present, memory_of
+from intarsia.live.optimizer.several import check_shared
 from intarsia.live.optimizer.stepped import Stepped
 from intarsia.live.optimizer.values import (
     is_value,
     values_of,
 )
 from intarsia.state.names import SHARED_STATE
-
-if TYPE_CHECKING:
-    pass
-from intarsia.live.optimizer.several import check_shared
 
 
 class State(NamedTuple):

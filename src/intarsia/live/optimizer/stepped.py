@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from intarsia.errors import UsageError
-from intarsia.live.names import modules_in, own_name
+from intarsia.live.model.names import modules_in, own_name
 from intarsia.live.optimizer.classes import Opened
 
 if TYPE_CHECKING:

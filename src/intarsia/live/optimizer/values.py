@@ -14,7 +14,7 @@ from typing import Any
 from intarsia.errors import UsageError
 from intarsia.format.naming.wrappers import bare
 from intarsia.live.entries import pack, unpack
-from intarsia.live.memory.holding import is_dtensor
+from intarsia.live.model.holding import is_dtensor
 from intarsia.state.names import MASTER, SHARED_STATE, StateName
 
 _KIND = re.compile(r"[A-Za-z_0-9]+")

@@ -9,8 +9,8 @@ import torch
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import CoverageError
 from intarsia.layout import Layout, concat, padding
-from intarsia.live.fill import prove
-from intarsia.live.memory.holding import Holding
+from intarsia.live.loading.fill import prove
+from intarsia.live.model.holding import Holding
 from intarsia.mesh import Box
 from intarsia.planning.copy import Copy
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored

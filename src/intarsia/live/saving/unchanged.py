@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any
 from weakref import ref
 
-from intarsia.live.memory.wrapper_classes import is_pefts
+from intarsia.live.model.wrapper_classes import is_pefts
 from intarsia.live.optimizer.classes import Opened
 from intarsia.live.optimizer.several import each_of
 

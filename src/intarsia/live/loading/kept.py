@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from intarsia.errors import CoverageError, few
-from intarsia.live.contents import Contents
+from intarsia.live.model.contents import Contents
 from intarsia.live.values import Values
 
 ON_META = "it is on `meta`, and neither the checkpoint nor the model says what it holds"

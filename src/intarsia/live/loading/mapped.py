@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from intarsia.errors import CoverageError, UsageError
-from intarsia.live.fill import Filling
-from intarsia.live.memory.holding import Holding, is_dtensor
+from intarsia.live.loading.fill import Filling
+from intarsia.live.model.holding import Holding, is_dtensor
 from intarsia.run.source import Source
 from intarsia.value import Change
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from intarsia.live.memory.holding import is_dtensor
-from intarsia.live.memory.passing_buffers import compute_buffers, passing_buffers
+from intarsia.live.loading.passing_buffers import compute_buffers, passing_buffers
+from intarsia.live.model.holding import is_dtensor
 
 if TYPE_CHECKING:
     import torch

@@ -14,10 +14,10 @@ from functools import cached_property
 from typing import Any
 
 from intarsia.errors import CoverageError, LayoutError, UsageError, few
-from intarsia.live.memory.adapters import added, refuse_merged
-from intarsia.live.memory.holding import is_dtensor, memory_of
-from intarsia.live.memory.wrapper_classes import Wrappers
-from intarsia.live.names import own_name
+from intarsia.live.model.adapters import added, refuse_merged
+from intarsia.live.model.holding import is_dtensor, memory_of
+from intarsia.live.model.names import own_name
+from intarsia.live.model.wrapper_classes import Wrappers
 
 EXTRA_STATE = "_extra_state"
 """The last word under which `get_extra_state` stands in a state dict."""

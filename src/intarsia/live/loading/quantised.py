@@ -9,8 +9,8 @@ from typing import Any
 from intarsia.errors import UsageError
 from intarsia.family import Param, table_for
 from intarsia.format.naming.wrappers import bare
-from intarsia.live.memory.holding import dtype_of
-from intarsia.live.names import Rows
+from intarsia.live.model.holding import dtype_of
+from intarsia.live.model.names import Rows
 from intarsia.planning.manifest import Manifest, Stored
 from intarsia.quantised import QuantisedWeight
 from intarsia.quantised.refusing import refuse_faults

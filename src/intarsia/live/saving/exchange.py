@@ -14,8 +14,8 @@ from typing import Any
 
 from intarsia.dtypes import BY_NAME
 from intarsia.format.base import Slot
-from intarsia.live.memory.parts import Part
-from intarsia.live.memory.replicas import HeldBox, Holders, is_unproven
+from intarsia.live.saving.parts import Part
+from intarsia.live.saving.replicas import HeldBox, Holders, is_unproven
 from intarsia.mesh import Box, Shape
 from intarsia.run.ranks.apart import message_of, value_in
 

@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import intarsia
-from intarsia.live import copying
 from intarsia.live.background import release
+from intarsia.live.saving import copying
 
 
 class Net(nn.Module):

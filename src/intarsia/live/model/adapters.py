@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from intarsia.errors import UsageError
-from intarsia.live.memory.wrapper_classes import Wrappers, is_pefts
+from intarsia.live.model.wrapper_classes import Wrappers, is_pefts
 
 _WORDS = ("base_model", "model", "base_layer", "original_module")
 """What PEFT calls the module that it wraps, the outermost first."""

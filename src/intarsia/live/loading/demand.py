@@ -12,10 +12,11 @@ from intarsia.errors import CoverageError, LayoutError, UsageError, few
 from intarsia.family import Param, table_for
 from intarsia.format.folder.adapters import is_adapter
 from intarsia.layout import Layout
-from intarsia.live.contents import Contents
-from intarsia.live.fill import Filling, prove
+from intarsia.live.loading.fill import Filling, prove
+from intarsia.live.loading.quantised import check_quantised
 from intarsia.live.megatron import rows as megatron_rows
-from intarsia.live.memory.holding import (
+from intarsia.live.model.contents import Contents
+from intarsia.live.model.holding import (
     Holding,
     check_shape,
     cut,
@@ -26,8 +27,7 @@ from intarsia.live.memory.holding import (
     memory_of,
     placed,
 )
-from intarsia.live.memory.quantised import check_quantised
-from intarsia.live.names import Rows, find_rows
+from intarsia.live.model.names import Rows, find_rows
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import MASTER, is_state, kind_of, master_of, parameter_of

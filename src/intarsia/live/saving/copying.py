@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
 from intarsia.live.entries import pack, packed
-from intarsia.live.memory.own_memory import is_module
-from intarsia.live.names import config_of
+from intarsia.live.model.module_state import is_module
+from intarsia.live.model.names import config_of
 from intarsia.live.optimizer.classes import Opened, opened
 from intarsia.live.optimizer.groups import settings_in
 from intarsia.live.report import Counts
-from intarsia.live.save import Snapshot, snapshot
-from intarsia.live.unchanged import Look, Watch
+from intarsia.live.saving.snapshot import Snapshot, snapshot
+from intarsia.live.saving.unchanged import Look, Watch
 
 if TYPE_CHECKING:
     import torch

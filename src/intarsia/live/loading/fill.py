@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.live.memory.holding import Holding
-from intarsia.live.to_device import ToDevice
+from intarsia.live.loading.to_device import ToDevice
+from intarsia.live.model.holding import Holding
 from intarsia.mesh import Box
 from intarsia.opened.lazy_tensor import as_torch
 from intarsia.planning.manifest import Manifest

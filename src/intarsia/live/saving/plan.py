@@ -10,9 +10,9 @@ from intarsia.dtypes import DType
 from intarsia.format.base import Arrangement
 from intarsia.format.registry import live_format
 from intarsia.live.entries import extra_entries, shared_entries
-from intarsia.live.memory.exchange import Heard, Task, tasks_of
-from intarsia.live.memory.replicas import holders_of, kind_of, ranks_of
 from intarsia.live.optimizer.agreement import agreed_entries
+from intarsia.live.saving.exchange import Heard, Task, tasks_of
+from intarsia.live.saving.replicas import holders_of, kind_of, ranks_of
 from intarsia.mesh import Shape
 
 

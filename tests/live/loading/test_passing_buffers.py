@@ -12,7 +12,7 @@ from torch import nn
 from transformers import GemmaConfig, GemmaForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import intarsia
-from intarsia.live.memory.materialise import materialise
+from intarsia.live.loading.materialise import materialise
 
 GEMMA = GemmaConfig(
     vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, few
 from intarsia.layout import Layout, unravel
-from intarsia.live.demand import Settled
-from intarsia.live.fill import Filling
-from intarsia.live.memory.holding import Holding
+from intarsia.live.loading.demand import Settled
+from intarsia.live.loading.fill import Filling
+from intarsia.live.model.holding import Holding
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.proof import Proven

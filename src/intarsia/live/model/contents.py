@@ -17,7 +17,7 @@ from typing import Any
 from intarsia.errors import UsageError
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.optimizer_names import roots_of
-from intarsia.live.memory.own_memory import ModuleState, is_module, of_numbers
+from intarsia.live.model.module_state import ModuleState, is_module, of_numbers
 
 Leaf = tuple[Any, Any]
 """A dict, and the key of one of its values."""

@@ -17,8 +17,8 @@ from intarsia.format.naming.find_sections import explained
 from intarsia.format.naming.section import TOP, Section
 from intarsia.format.naming.wrappers import MODULE, bare
 from intarsia.format.registry import read_manifest, with_rules_of_transformers
-from intarsia.live.memory.adapters import inner_word
-from intarsia.live.memory.wrapper_classes import Wrappers, is_data_parallel
+from intarsia.live.model.adapters import inner_word
+from intarsia.live.model.wrapper_classes import Wrappers, is_data_parallel
 from intarsia.planning.inventory import left_out
 from intarsia.planning.manifest import Manifest
 from intarsia.store.address import named

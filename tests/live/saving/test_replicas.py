@@ -9,9 +9,10 @@ import torch
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import CoverageError
-from intarsia.live.memory.parts import Part
-from intarsia.live.memory.replicas import HeldBox, holders_of
-from intarsia.live.save import Snapshot, write
+from intarsia.live.saving.parts import Part
+from intarsia.live.saving.replicas import HeldBox, holders_of
+from intarsia.live.saving.snapshot import Snapshot
+from intarsia.live.saving.write import write
 from intarsia.mesh import Box
 from intarsia.run.ranks.crew import Crew
 

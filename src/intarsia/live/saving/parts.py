@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from intarsia.dtypes import DType
 from intarsia.errors import LayoutError
-from intarsia.live.memory.holding import distributed, dtype_of, is_dtensor
+from intarsia.live.model.holding import distributed, dtype_of, is_dtensor
 from intarsia.mesh import Box, Shape
 from intarsia.placement import boxes, from_torch
 

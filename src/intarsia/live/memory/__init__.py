@@ -1,1 +1,0 @@
-"""Memory of this process: who owns it, what it holds of which tensor."""

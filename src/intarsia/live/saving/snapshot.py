@@ -1,0 +1,113 @@
+"""What a process has to save, at one moment: tensors, entries, extra values and a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from intarsia.errors import UsageError, few
+from intarsia.format.naming.wrappers import bare
+from intarsia.live.entries import pack, packed
+from intarsia.live.megatron import rows as megatron_rows
+from intarsia.live.megatron.model import is_megatron, refuse_optimizer
+from intarsia.live.megatron_settings import hub_config
+from intarsia.live.model.contents import Contents
+from intarsia.live.model.holding import memories_of
+from intarsia.live.model.names import config_of, model_in
+from intarsia.live.optimizer.agreement import WITHOUT
+from intarsia.live.optimizer.classes import CLASS, classes_of, opened
+from intarsia.live.optimizer.fsdp1 import WholeOptimizer
+from intarsia.live.optimizer.groups import settings_of
+from intarsia.live.optimizer.state_to_save import never_stepped, states, values
+from intarsia.live.optimizer.stepped import Steps
+from intarsia.live.report import Counts
+from intarsia.live.saving.parts import Part, Seen, parts_of
+from intarsia.live.values import packed_with
+from intarsia.state.names import StateName
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class Snapshot:
+    """What this process has to save, at one moment: its memory or a copy of that, and how to cut it."""
+
+    memory: Mapping[str, torch.Tensor]
+    cut: Callable[[Mapping[str, torch.Tensor]], Iterable[Part]]
+    entries: dict[str, bytes]
+    extra: dict[str, bytes]
+    config: Mapping[str, Any] | None
+    counts: Counts = Counts()
+    identities: tuple[int, ...] = ()
+    """The identity of the live tensor that each of `memory` is of, where all of them have one."""
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """The boxes of all tensors; worked out when they are asked for, not while training waits."""
+        return list(self.cut(self.memory))
+
+
+def snapshot(
+    model: Any,
+    optimizer: Any = None,
+    extra: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Snapshot:
+    """Everything that this process holds, by the names that torch gives it; nothing is copied."""
+    given = packed(extra)
+    if is_megatron(model):
+        refuse_optimizer(optimizer)
+        parts = {f"{p.name}{p.box}": p for p in megatron_rows.parts_of(model, config)}
+        return Snapshot(
+            {key: p.memory for key, p in parts.items()},
+            lambda memory: (replace(p, memory=memory[key]) for key, p in parts.items()),
+            {},
+            given,
+            hub_config(config),
+            Counts(len(parts)),
+        )
+    contents = Contents.of(model)
+    tensors = dict(contents.tensors)
+    if not tensors:
+        raise UsageError(
+            "there is no tensor to save",
+            hint="give a module, or a dict of modules and tensors; `extra` goes beside them",
+        )
+    contents.check_names()
+    if lost := contents.left_out:
+        raise UsageError(
+            f"{len(lost)} tensors of the module are not in its state_dict(): {few(lost, 4)}",
+            hint="make its state_dict() return them, or save only what it returns: save(path,"
+            " module.state_dict())",
+        )
+    counts = Counts(len(tensors))
+    given = packed_with(contents, given)
+    entries: dict[str, bytes] = {}
+    optimizer = contents.optimizer_with(optimizer)
+    if optimizer is not None:
+        own, stepped_by = opened(optimizer), model
+        if whole := WholeOptimizer.of(model, own, state=True):
+            own, stepped_by = whole.opened, whole.model
+        steps = Steps.of(stepped_by, own)
+        entries = values(steps.held, own.held)
+        entries |= {
+            CLASS: pack(classes_of(own.held), CLASS),
+            WITHOUT: pack(never_stepped(steps.held, own.held), WITHOUT),
+        }
+        for state in states(steps.held, own.held):
+            tensors[StateName(state.kind, bare(state.param.name)).as_torch] = state.tensor
+        for name, value in settings_of(steps.settings, own.settings):
+            if hasattr(value, "dtype"):
+                tensors[name] = value
+            else:
+                entries[name] = pack(value, name)
+        held = (x for key, x in own.held.state.items() if not isinstance(key, str))
+        counts = Counts.of(counts.tensors, held, own.settings.param_groups)
+    seen = {name: Seen.of(tensor, name) for name, tensor in tensors.items()}
+    cut = partial(parts_of, seen)
+    lent = config or config_of(model_in(model))
+    identities = tuple(map(id, tensors.values()))
+    return Snapshot(memories_of(tensors), cut, entries, given, lent, counts, identities)
