@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from intarsia.planning.proof import Proven, Prover, prover_of
 from intarsia.run.gather import gather
 from intarsia.run.room import Bytes, Room
 from intarsia.run.source import Source
+from intarsia.store.base import Range
 from intarsia.value import PLAIN, Value
 
 if TYPE_CHECKING:
@@ -116,11 +117,16 @@ class Checkpoint(Mapping[str, Tensor]):
         self, proven: Proven, file: str, start_bytes: int, length_bytes: int
     ) -> Callable[[int, int], Bytes]:
         """What brings bytes of a file that hold some of what is proven, each time over those before."""
-        if not any(c.file == file for s in proven.sources for c in s.chunks):
-            raise CoverageError(f"{file} holds nothing of `{proven.target.name}`")
+        _check_holds(file, proven)
         view = self._folder.view
         self._folder.prefetch_bytes(file, start_bytes, length_bytes)
         return lambda lo, hi: np.frombuffer(view(file, start_bytes + lo, hi - lo), np.uint8)
+
+    def read_each(self, proofs: Sequence[Proven], file: str, ranges: Sequence[Range]) -> None:
+        """Fill buffers from a file, each with bytes that hold some of what is proven."""
+        for proven in proofs:
+            _check_holds(file, proven)
+        self._folder.read_each(file, ranges)
 
     def locate(self, stored: Stored, chunk: Chunk) -> Located:
         """Where a chunk's elements are in its file, in whatever order."""
@@ -140,3 +146,8 @@ class Checkpoint(Mapping[str, Tensor]):
             f"<Checkpoint {self.manifest.path}: {self.format},"
             f" {self.family or 'unknown family'}, {len(self)} tensors>"
         )
+
+
+def _check_holds(file: str, proven: Proven) -> None:
+    if not any(chunk.file == file for stored in proven.sources for chunk in stored.chunks):
+        raise CoverageError(f"{file} holds nothing of `{proven.target.name}`")

@@ -8,7 +8,7 @@ import pytest
 
 from intarsia.errors import UsageError
 from intarsia.run.budget import LARGE_BYTES, LEAST_BYTES, Budget
-from intarsia.run.sums.hashing import PAGE_BYTES
+from intarsia.run.sums.pages import PAGE_BYTES
 
 
 @pytest.mark.parametrize("memory", ["16MiB", "100MiB", "2GiB", 1 << 25])

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from intarsia.errors import UsageError
 from intarsia.planning.planner import WINDOW_BYTES
 from intarsia.quantity import bytes_in, human
-from intarsia.run.sums.hashing import PAGE_BYTES, STRETCH_BYTES
+from intarsia.run.sums.hashing import STRETCH_BYTES
+from intarsia.run.sums.pages import PAGE_BYTES
 
 LEAST_BYTES = 16 << 20
 LEAST_WINDOW_BYTES = 8 << 10

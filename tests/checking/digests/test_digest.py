@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import intarsia
+from intarsia.checking.digests import digest_steps
 from intarsia.checking.digests.digest import mismatches, stored_digests
 from intarsia.format.folder.side_files import DIGESTS
 from intarsia.run.budget import Budget
@@ -315,3 +316,20 @@ def test_digests_are_left_out_where_they_are_not_wanted(tmp_path: Path) -> None:
         intarsia.convert(tmp_path / "model.safetensors", out, to="dcp", digests=wanted)
         assert (out / "intarsia-digests.json").is_file() == wanted
         assert intarsia.verify(tmp_path / "model.safetensors", out)
+
+
+@pytest.mark.parametrize("memory", ["16MiB", "2GB"])
+@pytest.mark.parametrize("to", ["hf", "dcp", "torch_dist", "fsdp_dtensor"])
+def test_small_tensors_have_the_same_digest_together_and_alone(
+    to: str, memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_hf(tmp_path / "hf", model(CONFIG), CONFIG)
+    intarsia.convert(
+        source,
+        tmp_path / "out",
+        to=to,
+        **({} if to == "hf" else {"mesh": "fsdp=2" if to != "torch_dist" else "tp=2"}),
+    )
+    together = [intarsia.digest(tmp_path / "out", memory=memory, workers=n) for n in (1, 4)]
+    monkeypatch.setattr(digest_steps, "in_steps", lambda steps, *_: ([step] for step in steps))
+    assert together == [intarsia.digest(tmp_path / "out", workers=1)] * 2

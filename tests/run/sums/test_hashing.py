@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from intarsia.layout import Layout, chunk, concat
 from intarsia.run.sums.checksum import fold, remainder, shift
-from intarsia.run.sums.hashing import PAGE, Sum, sum_layout, sum_run
+from intarsia.run.sums.hashing import Sum, sum_layout, sum_run
 from intarsia.run.sums.mixing import odd_numbers
+from intarsia.run.sums.pages import PAGE
 
 some = settings(max_examples=60, deadline=None)
 

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from intarsia.checkpoint import Checkpoint
-from intarsia.layout import Layout
+from intarsia.layout import Layout, Piece
 from intarsia.mesh import Box
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Chunk, Logical, Stored
 from intarsia.planning.proof import Proven
 from intarsia.planning.window import flat_start, slabs_of, windows
 from intarsia.run.budget import Budget
-from intarsia.run.room import Bytes
-from intarsia.run.sums.hashing import LONG_BYTES, Reader, Sum, sum_layout, sum_run
+from intarsia.run.room import Bytes, Room
+from intarsia.run.sharing import in_steps
+from intarsia.run.sums.hashing import LONG_BYTES, Reader, Sum, merged, sum_layout, sum_run
+from intarsia.run.sums.neighbours import Neighbours, Run
 
 Sums = dict[str, Sum]
 VIEWED = 2
 """How many windows one step sums, at most."""
+_room = Room()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,17 @@ class InPlace:
     def sums(
         self, checkpoint: Checkpoint, logical: Mapping[str, Logical], stretch_bytes: int
     ) -> Sums:
-        flat = layout_of_box(self.stored.layout, self.chunk.box).reshape(-1)
-        layout = flat.narrow(0, self.lo, self.hi)
-        pieces = tuple(p for p in layout.pieces if p.tensor in self.names)
         itemsize = self.stored.dtype.itemsize
         sizes = {name: logical[name].size for name in self.names}
-        wanted = Layout(layout.shape, pieces)
-        return sum_layout(wanted, self._held(checkpoint), itemsize, sizes, stretch_bytes)
+        held = self._held(checkpoint)
+        return sum_layout(self.layout, held, itemsize, sizes, stretch_bytes)
+
+    @property
+    def layout(self) -> Layout:
+        """What this holds of the tensors that are asked for."""
+        flat = layout_of_box(self.stored.layout, self.chunk.box).reshape(-1)
+        layout = flat if self.hi - self.lo == flat.size else flat.narrow(0, self.lo, self.hi)
+        return Layout(layout.shape, tuple(p for p in layout.pieces if p.tensor in self.names))
 
     def _held(self, checkpoint: Checkpoint) -> Bytes | Reader:
         """The elements in row-major order; where the file has another one, they are read."""
@@ -64,6 +71,56 @@ class InPlace:
         slabs = slabs_of(chunk.box.shape, self.lo, self.hi)
         boxes = [slab.moved(chunk.box.offsets) for slab in slabs]
         return np.concatenate([checkpoint.read_box(self.proven, box) for box in boxes])
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Stretches of chunks that lie near each other in one file, read by one call and summed together."""
+
+    parts: Sequence[InPlace]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def start_bytes(self) -> int:
+        return self.parts[0].start_bytes
+
+    def sums(
+        self, checkpoint: Checkpoint, logical: Mapping[str, Logical], stretch_bytes: int
+    ) -> Sums:
+        found: list[Sums] = []
+        runs: list[tuple[int, Piece, InPlace]] = []
+        for part in self.parts:
+            pieces, start = part.layout.pieces, checkpoint.start_of(part.stored, part.chunk)
+            if start is not None and len(pieces) == 1 and pieces[0].run == part.hi - part.lo:
+                runs.append((start + part.lo * part.stored.dtype.itemsize, pieces[0], part))
+            else:
+                found.append(part.sums(checkpoint, logical, stretch_bytes))
+        if runs:
+            found.append(_sum_runs(checkpoint, runs, logical))
+        return merged(found)
+
+
+def _sum_runs(
+    checkpoint: Checkpoint,
+    runs: Sequence[tuple[int, Piece, InPlace]],
+    logical: Mapping[str, Logical],
+) -> Sums:
+    """The sums of runs, each with its first byte in the file that all lie in."""
+    together = Neighbours(
+        [
+            Run(piece.to * part.stored.dtype.itemsize, part.nbytes, logical[piece.tensor].nbytes)
+            for _, piece, part in runs
+        ]
+    )
+    memory = _room.take(together.nbytes)
+    views = together.views(memory)
+    ranges = [(start, view.data) for (start, _, _), view in zip(runs, views, strict=True)]
+    checkpoint.read_each([part.proven for _, _, part in runs], runs[0][2].chunk.file, ranges)
+    sums = together.sums(memory, views)
+    return merged({piece.tensor: x} for (_, piece, _), x in zip(runs, sums, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +146,28 @@ class Read:
         return {x.name: sum_run(held, start, x.size * itemsize, stretch_bytes)}
 
 
+Step = InPlace | Together | Read
+
+
 def steps_over(
     checkpoint: Checkpoint,
     proofs: Mapping[str, Proven],
     wanted: Mapping[str, Logical],
     budget: Budget,
-) -> list[InPlace | Read]:
+) -> list[Step]:
     """The work on a checkpoint, in the order of its bytes, so that a disk reads on and on."""
-    return sorted(_steps(checkpoint, proofs, wanted, budget), key=lambda step: step.start_bytes)
+    steps: list[Step] = []
+    small: dict[str, list[InPlace]] = {}
+    for step in _steps(checkpoint, proofs, wanted, budget):
+        if isinstance(step, InPlace) and 2 * step.nbytes <= budget.stretch_bytes:
+            small.setdefault(step.chunk.file, []).append(step)
+        else:
+            steps.append(step)
+    for of_file in small.values():
+        of_file.sort(key=lambda step: step.start_bytes)
+        for some in in_steps(of_file, budget.stretch_bytes, lambda step: step.nbytes):
+            steps.append(Together(some) if len(some) > 1 else some[0])
+    return sorted(steps, key=lambda step: step.start_bytes)
 
 
 def _steps(

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from math import prod
 from typing import Any, TypeVar
 
@@ -25,19 +24,13 @@ from numpy.typing import NDArray
 from intarsia.layout import Layout, Piece
 from intarsia.planning.coalesce import Ints, Runs, runs_of
 from intarsia.run.sums.checksum import crc32, fold, full, remainder, shift
-from intarsia.run.sums.mixing import odd_numbers
+from intarsia.run.sums.pages import PAGE, PAGE_BYTES, Words, keys_from, sum_rows
 
 Bytes = NDArray[np.uint8]
-Words = NDArray[np.uint64]
 Reader = Callable[[int, int], Bytes]
 """Brings bytes `lo` to `hi` of something, to be used before the next are asked for."""
 
 K = TypeVar("K", bound=Hashable)
-
-PAGE = 512
-"""Words that are added up before their sum meets a key."""
-
-PAGE_BYTES = 8 * PAGE
 
 STRETCH_BYTES = 128 * PAGE_BYTES
 """What is read, and summed twice while it lies in the processor's cache; a multiple of a page."""
@@ -47,9 +40,6 @@ LONG_BYTES = 32 << 10
 
 BATCH_BYTES = 1 << 20
 """… at most so many bytes of them at once."""
-
-FIRST_PAGES = 1 << 14
-"""The pages of the first 64 MiB of a tensor, whose keys are kept."""
 
 _MASK = (1 << 64) - 1
 
@@ -202,12 +192,8 @@ def _scan(read: Reader, length_bytes: int, start_bytes: int, stretch_bytes: int)
         data = read(length_bytes - rest, length_bytes)
         crc = remainder(data, crc)
         sums[-1] = np.add.reduce(_words(data, 0))
-    pages = _dot(sums, _keys_from(first, len(sums)))
+    pages = int(np.einsum("i,i->", sums, keys_from(first, len(sums))))
     return _Scan(pages, crc, end_bytes, length_bytes)
-
-
-def _dot(sums: Words, keys: Words) -> int:
-    return int(np.einsum("i,i->", sums, keys))
 
 
 def _words(data: Bytes, skipped: int) -> Words:
@@ -276,14 +262,9 @@ def _in_rows(runs: Runs, at: int, buffer: Bytes, itemsize: int) -> Bytes:
 
 def _sum_rows(rows: Bytes, starts: Ints) -> int:
     """Σ key · words over rows of bytes, of which each begins at its own byte of a tensor."""
-    words, first = _row_words(rows, starts), starts >> 3
+    words = _row_words(rows, starts)
     count, width = words.shape
-    page = first // PAGE
-    met = (first + width - 1) // PAGE - page + 1  # pages that each row lies in
-    row = np.repeat(np.arange(count), met)
-    pages = page[row] + np.arange(len(row)) - np.repeat(np.cumsum(met) - met, met)
-    begins = row * width + np.maximum(pages * PAGE - first[row], 0)
-    return _dot(np.add.reduceat(words.reshape(-1), begins), odd_numbers(pages))
+    return int(sum_rows(words.reshape(-1), np.full(count, width), starts >> 3).sum())
 
 
 def _row_words(rows: Bytes, starts: Ints) -> Words:
@@ -297,15 +278,3 @@ def _row_words(rows: Bytes, starts: Ints) -> Words:
         same = skipped == lead if (skipped != lead).any() else slice(None)
         room[same, lead : lead + length] = rows[same]
     return room.view("<u8")
-
-
-def _keys_from(first: int, count: int) -> Words:
-    """The keys of consecutive pages."""
-    if first + count <= FIRST_PAGES:
-        return _first_keys()[first : first + count]
-    return odd_numbers(np.arange(first, first + count))
-
-
-@cache
-def _first_keys() -> Words:
-    return odd_numbers(np.arange(FIRST_PAGES))

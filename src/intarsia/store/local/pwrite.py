@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from intarsia.store.local.vectors import VECTORS, drop_first
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
@@ -15,7 +17,6 @@ WRITEBACK_BYTES = 1 << 20
 """From how many bytes on it pays to have them go to disk at once."""
 WRITE_BYTES = 2 << 20
 """How much goes to the kernel in one call: beyond a few MiB it looks for larger pages, slowly."""
-VECTORS = min(1024, os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16)
 _WRITE = 2
 _NOT_TAKEN = (errno.EINTR, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESPIPE)
 """What a kernel says that did not begin; the final sync does it all then."""
@@ -29,10 +30,7 @@ def write_all(fd: int, start_bytes: int, buffers: Sequence[Buffer]) -> int:
     while views:
         count = os.pwritev(fd, _batch(views), at)
         at += count
-        while views and count >= len(views[0]):
-            count -= len(views.pop(0))
-        if count:
-            views[0] = views[0][count:]
+        drop_first(views, count)
     return at - start_bytes
 
 

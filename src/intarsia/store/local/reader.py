@@ -6,17 +6,21 @@ import mmap
 import os
 import stat
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import PurePath
 
 from intarsia.errors import ChangedError, FormatError
 from intarsia.store.base import Range
 from intarsia.store.local.descriptors import Descriptors
+from intarsia.store.local.vectors import VECTORS, drop_first
 from intarsia.store.stamp import Stamp
 
 AHEAD_BYTES = 8 << 20
 """How much the disk brings, beyond what is viewed, while that is worked on."""
+
+_UNUSED = memoryview(bytearray(4096))
+"""Where bytes go that lie between those that are read; ones further apart are read by two calls."""
 
 ROOT = "."
 """The name of the folder itself among its open files."""
@@ -43,8 +47,8 @@ class LocalReader:
 
     def read(self, file: str, ranges: Sequence[Range]) -> Stamp:
         with self._files.use(file) as fd:
-            for start_bytes, view in ranges:
-                _fill(fd, start_bytes, view)
+            for start_bytes, views in adjoined(ranges):
+                _fill(fd, start_bytes, views)
             return Stamp.from_stat(os.fstat(fd))
 
     def prefetch(self, file: str, start_bytes: int, length_bytes: int) -> None:
@@ -64,13 +68,39 @@ class LocalReader:
         self._files.close()
 
 
-def _fill(fd: int, start_bytes: int, view: memoryview) -> None:
-    at = 0
-    while at < len(view):
-        count = os.preadv(fd, [view[at:]] if at else [view], start_bytes + at)
+def adjoined(ranges: Sequence[Range]) -> Iterator[tuple[int, list[memoryview]]]:
+    """Ranges of a file that nearly follow each other as one, with all of their buffers.
+
+    >>> x, y, z = memoryview(bytes(2)), memoryview(bytes(3)), memoryview(bytes(1))
+    >>> [(at, len(views)) for at, views in adjoined([(5, x), (7, y), (9999, z)])]
+    [(5, 2), (9999, 1)]
+    """
+    start_bytes = end_bytes = 0
+    views: list[memoryview] = []
+    for at, view in ranges:
+        between = at - end_bytes
+        if views and not (0 <= between <= len(_UNUSED) and len(views) + 2 <= VECTORS):
+            yield start_bytes, views
+            views = []
+        if not views:
+            start_bytes = at
+        elif between:
+            views.append(_UNUSED[:between])
+        views.append(view)
+        end_bytes = at + len(view)
+    if views:
+        yield start_bytes, views
+
+
+def _fill(fd: int, start_bytes: int, views: list[memoryview]) -> None:
+    left = sum(map(len, views))
+    while left:
+        count = os.preadv(fd, views, start_bytes)
         if count == 0:
             raise EOFError
-        at += count
+        left -= count
+        start_bytes += count
+        drop_first(views, count)
 
 
 class _Opening:

@@ -1,0 +1,68 @@
+"""Sums of many short runs of bytes at once: to sum each alone costs more than its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.run.sums.checksum import remainder, shift
+from intarsia.run.sums.hashing import Sum
+from intarsia.run.sums.pages import sum_rows
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive bytes of a tensor of `whole_bytes`, the first being `start_bytes`."""
+
+    start_bytes: int
+    length_bytes: int
+    whole_bytes: int
+
+
+class Neighbours:
+    """Runs that lie in one buffer, each in words of its own, which are words of its tensor.
+
+    >>> both = Neighbours([Run(0, 3, 3), Run(8, 5, 13)])
+    >>> memory = np.empty(both.nbytes, np.uint8)
+    >>> [len(view) for view in both.views(memory)], both.nbytes
+    ([3, 5], 16)
+    """
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = runs
+        starts = np.array([run.start_bytes for run in runs], np.int64)
+        lengths = np.array([run.length_bytes for run in runs], np.int64)
+        self._first, self._skipped = starts >> 3, starts & 7
+        self._widths = (self._skipped + lengths + 7) >> 3
+        self._ends = np.cumsum(self._widths)
+
+    @property
+    def nbytes(self) -> int:
+        return 8 * int(self._ends[-1])
+
+    def views(self, memory: Bytes) -> list[Bytes]:
+        """Where each run is to be put, in memory of so many bytes; what is left of its words is zero."""
+        words, begins = memory.view("<u8"), self._ends - self._widths
+        words[begins] = 0
+        words[self._ends - 1] = 0
+        places = (8 * begins + self._skipped).tolist()
+        return [
+            memory[at : at + run.length_bytes] for at, run in zip(places, self.runs, strict=True)
+        ]
+
+    def sums(self, memory: Bytes, views: Sequence[Bytes]) -> list[Sum]:
+        """The sum of each run, all of them being in their places."""
+        pages = sum_rows(memory.view("<u8"), self._widths, self._first).tolist()
+        return [
+            Sum(
+                total,
+                shift(remainder(view), run.whole_bytes - run.start_bytes - run.length_bytes),
+                run.length_bytes,
+            )
+            for total, view, run in zip(pages, views, self.runs, strict=True)
+        ]
