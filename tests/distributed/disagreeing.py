@@ -80,6 +80,16 @@ def all_together() -> None:
     assert not dist.is_initialized(), "a group was left behind"
 
 
+def several_machines() -> None:
+    """Ranks of which not all are on this machine meet through torch."""
+    os.environ["LOCAL_WORLD_SIZE"] = "1"
+    try:
+        intarsia.convert(ROOT / "hf", ROOT / "several", to="dcp")
+        assert not dist.is_initialized(), "a group was left behind"
+    finally:
+        os.environ["LOCAL_WORLD_SIZE"] = os.environ["WORLD_SIZE"]
+
+
 def own_group() -> None:
     """A script's own group works after a conversion, and is used by the next."""
     dist.init_process_group("gloo")
@@ -94,7 +104,8 @@ def own_group() -> None:
 
 CASES: list[Callable[[], None]] = [
     relative_source, local_copy, relative_destination, other_mesh, other_memory, other_config,
-    other_digests, first_only, first_alone, all_together, own_group,
+    other_digests, first_only, first_alone, all_together, several_machines,
+    own_group,
 ]  # fmt: skip
 
 

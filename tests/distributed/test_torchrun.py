@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,7 @@ PATCH = """
 import os
 
 if os.environ.get("RANK"):
+    os.environ["LOCAL_WORLD_SIZE"] = os.environ.get("RANKS_HERE", os.environ["LOCAL_WORLD_SIZE"])
     from intarsia.run.budget import Budget
 
     Budget.window_bytes = property(lambda self: 2048)
@@ -49,7 +53,8 @@ if os.environ.get("RANK") == os.environ.get("DYING_RANK", "none"):
 
     os.pwritev = dies
 """
-"""Small windows, so that every rank has work; one rank whose disk is full, or one that is killed."""
+"""Small windows, so that every rank has work; ranks as if on several machines; one rank whose disk is
+full, or one that is killed."""
 
 
 @pytest.fixture
@@ -85,6 +90,21 @@ def test_four_processes_write_the_bytes_that_one_writes(src: Path, tmp_path: Pat
     assert not leftovers(tmp_path)
 
 
+def test_ranks_of_one_machine_need_no_torch(src: Path, tmp_path: Path) -> None:
+    """Two processes as torchrun starts them, where no torch can be imported."""
+    (tmp_path / "patch").mkdir()
+    (tmp_path / "patch" / "torch.py").write_text("raise ImportError('torch is not wanted')")
+    job = {"PYTHONPATH": f"{tmp_path / 'patch'}:{ROOT / 'src'}", "TORCHELASTIC_RUN_ID": str(tmp_path),
+           "MASTER_ADDR": "localhost", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}  # fmt: skip
+    words = [sys.executable, "-m", "intarsia", "convert", src, tmp_path / "two", "--to", "dcp"]
+    ranks = [
+        subprocess.Popen(words, env={**os.environ, **job, "RANK": str(rank)}) for rank in range(2)
+    ]
+    assert [rank.wait(60) for rank in ranks] == [0, 0]
+    intarsia.convert(src, tmp_path / "one", to="dcp", workers=1)
+    assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
+
+
 @pytest.mark.parametrize("broken", [pytest.param("0", marks=pytest.mark.slow), "2"])
 def test_a_rank_that_fails_fails_all_and_commits_nothing(
     src: Path, tmp_path: Path, broken: str
@@ -104,15 +124,16 @@ def test_a_rank_that_fails_fails_all_and_commits_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("machine", [{}, {"RANKS_HERE": "1"}], ids=["one", "several"])
 def test_a_job_whose_ranks_were_killed_is_resumed_by_another_number_of_ranks(
-    src: Path, tmp_path: Path
+    src: Path, tmp_path: Path, machine: dict[str, str]
 ) -> None:
     words = ["convert", src, tmp_path / "out", "--to", "dcp", "--mesh", "tp=2,fsdp=3"]
-    killed = torchrun(tmp_path, *words, ranks=3, DYING_RANK="1")
+    killed = torchrun(tmp_path, *words, ranks=3, DYING_RANK="1", **machine)
     assert killed.returncode != 0
     assert not (tmp_path / "out").exists()
     assert leftovers(tmp_path)
-    done = torchrun(tmp_path, *words, "--resume", ranks=2)
+    done = torchrun(tmp_path, *words, "--resume", ranks=2, **machine)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "resumed: " in done.stdout
     assert "resumed: 0 " not in done.stdout

@@ -9,15 +9,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import IntarsiaError, StoreError, UsageError
 from intarsia.run.ranks.apart import Apart
 from intarsia.run.stopping import ending_at_once
 from intarsia.store.address import named
+
+if TYPE_CHECKING:
+    from intarsia.run.ranks.one_machine import OneMachine
 
 _VARIABLES = ("WORLD_SIZE", "RANK", "MASTER_ADDR")
 
@@ -57,7 +60,7 @@ class Crew:
     rank: int = 0
     size: int = 1
     group: Any = None
-    apart: Apart | None = None
+    apart: Apart | OneMachine | None = None
 
     def numbers_of(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """The numbers that ranks of the whole job have here; those that are not here have none."""
@@ -116,7 +119,7 @@ class Crew:
         try:
             with ending_at_once():
                 return exchange()
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             if failure is not None:
                 raise failure from error
             raise IntarsiaError(
@@ -168,9 +171,15 @@ def crew(*, alone: bool = False) -> Iterator[Crew]:
     if alone or crew_size() == 1:
         yield Crew()
         return
-    import torch.distributed as dist
+    from intarsia.run.ranks.one_machine import on_one_machine
+    from intarsia.run.ranks.rendezvous import group_of_script, group_of_torchrun, ranks_of_machine
 
-    from intarsia.run.ranks.rendezvous import group_of_script, group_of_torchrun
+    if on_one_machine() and not _is_initialized():
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        with closing(ranks_of_machine(rank, size)) as met:
+            yield Crew(rank, size, apart=met)
+        return
+    import torch.distributed as dist
 
     group = group_of_script() if dist.is_initialized() else group_of_torchrun()
     try:
