@@ -33,6 +33,7 @@ from intarsia.run.journal import Journal
 from intarsia.run.losses import Changed, Losses, changed_tensors, summary
 from intarsia.run.progress import Progress, counting
 from intarsia.run.ranks.crew import Crew, agree
+from intarsia.run.ranks.shares import share_of
 from intarsia.run.source import Source
 from intarsia.run.sums.hashing import merged
 from intarsia.run.sums.tally import Sums, Tally
@@ -205,7 +206,7 @@ def _move(
         run = Execution(source, arrangement, staging, job.budget, advance, record, tally)
         steps = cut_steps(proofs, arrangement, job.budget.window_bytes, kept.ranges)
         with team.together() as shared, journal or nullcontext():
-            parts = run.run(steps[team.rank :: team.size])
+            parts = run.run(share_of(steps, arrangement, team.rank, team.size))
             if team.rank != 0:
                 staging.sync()
             job.stamps.check()
