@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from math import prod
+from typing import Any
 
 from intarsia.errors import FamilyError
 from intarsia.family.verbs import Verb
@@ -87,35 +88,43 @@ class Known(Mapping[str, Param]):
     def __init__(self, dialects: Iterable[Rows]) -> None:
         self._dialects = tuple(dialects)
 
+    @cached_property
+    def rows(self) -> dict[str, Rows]:
+        """The dialect that each name is read by."""
+        found: dict[str, Rows] = {}
+        for rows in reversed(self._dialects):
+            found |= dict.fromkeys(rows, rows)
+        return found
+
     def __getitem__(self, name: str) -> Param:
-        for rows in self._dialects:
-            if name in rows._recipes:
-                return rows[name]
-        raise KeyError(name)
+        return self.rows[name][name]
+
+    def rule(self, name: str) -> Rule | None:
+        """The rule of a row; None where no row has the name."""
+        if (rows := self.rows.get(name)) is None:
+            return None
+        recipe = rows._recipes[name]
+        return recipe if isinstance(recipe, Rule) else recipe[2]
 
     def whole_rule(self, name: str, shape: Shape) -> Rule | None:
         """The rule of a stored tensor that is all of the logical one of its name; None for any other."""
-        for rows in self._dialects:
-            if (recipe := rows._recipes.get(name)) is not None:
-                plain = isinstance(recipe, Rule) and rows._logical[name] == shape
-                return recipe if plain else None  # type: ignore[return-value]
-        return None
+        if (rows := self.rows.get(name)) is None:
+            return None
+        recipe = rows._recipes[name]
+        return recipe if isinstance(recipe, Rule) and rows._logical[name] == shape else None
+
+    def get(self, name: str, default: Any = None) -> Param | Any:
+        rows = self.rows.get(name)
+        return default if rows is None else rows[name]
 
     def __contains__(self, name: object) -> bool:
-        for rows in self._dialects:  # noqa: SIM110 (asked of every name, and a generator costs more)
-            if name in rows._recipes:
-                return True
-        return False
+        return name in self.rows
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self.rows)
 
     def __len__(self) -> int:
-        return len(self._names)
-
-    @cached_property
-    def _names(self) -> dict[str, None]:
-        return {name: None for rows in reversed(self._dialects) for name in rows}
+        return len(self.rows)
 
 
 def whole(name: str, shape: Shape) -> Layout:

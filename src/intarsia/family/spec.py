@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from intarsia.errors import FamilyError
 from intarsia.family.fields import LAYERS, MAX_TENSORS, Fields
@@ -77,7 +78,7 @@ class Table(Fields):
         kinds = listed if isinstance(listed, list | tuple) else ()
         return tuple(kind for kind in kinds if isinstance(kind, str))
 
-    @property
+    @cached_property
     def known(self) -> Known:
         """Every stored name of every dialect that reading recognises."""
         return Known(self.dialects.values())

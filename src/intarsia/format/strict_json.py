@@ -20,28 +20,31 @@ _NESTING = frozenset({dict, list})
 
 def parse_json(data: bytes, where: str, *, unique: bool = True, hint: str | None = None) -> Any:
     """The value that a file holds; a key that comes twice is an error where `unique`."""
-
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        out = dict(found)
-        if unique and len(out) < len(found):
-            twice = Counter(name for name, _ in found).most_common(1)[0][0]
-            raise FormatError(f"{where} names {twice[:200]!r} twice", hint=hint)
-        return out
-
     try:
         text = data.decode("utf-8")
-        value = json.loads(text, object_pairs_hook=pairs)
+        value = json.loads(text)
         if "\\ud" in text or "\\uD" in text:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{where} is not JSON ({str(error)[:200]})", hint=hint) from error
-    _check_depth(value, where)
+
+    def pairs(found: list[tuple[str, Any]]) -> None:
+        name, times = Counter(name for name, _ in found).most_common(1)[0] if found else ("", 0)
+        if times > 1:
+            raise FormatError(f"{where} names {name[:200]!r} twice", hint=hint)
+
+    # Each key is followed by a colon: where no more colons than keys are left, none came twice.
+    if _count_keys(value, where) < text.count(":") and unique:
+        json.loads(text, object_pairs_hook=pairs)
     return value
 
 
-def _check_depth(value: Any, where: str) -> None:
+def _count_keys(value: Any, where: str) -> int:
+    """The keys of all objects, which may be nested only so deep."""
+    keys = 0
     level = [value] if type(value) in _NESTING else []
     for _ in range(MAX_DEPTH):
+        keys += sum([len(each) for each in level if type(each) is dict])
         level = [
             child
             for parent in level
@@ -49,5 +52,5 @@ def _check_depth(value: Any, where: str) -> None:
             if type(child) in _NESTING
         ]
         if not level:
-            return
+            return keys
     raise FormatError(f"{where} is nested deeper than {MAX_DEPTH} levels")

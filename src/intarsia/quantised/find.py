@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from intarsia.dtypes import DType
-from intarsia.frozen import frozen
 from intarsia.mesh import Shape
 from intarsia.quantised.scheme import Scheme, scheme_of
 from intarsia.quantised.shapes import misshaped
@@ -89,8 +89,7 @@ _WORDS = (*_AFTER, *_BESIDE, *_TORCHAO)
 _INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "F4")
 
 
-@frozen
-class _Claim:
+class _Claim(NamedTuple):
     """What the name of a tensor says: part of which weight, by which word; `sure` where no other
     tensor is called so."""
 
@@ -106,21 +105,19 @@ def find_quantised(
 ) -> Quantised:
     """The quantised weights among stored tensors, and what is wrong with their scales."""
     scheme = scheme_of(config, modelopt)
-    named = (n for n in tensors if n.endswith(_WORDS) or ".quant_state." in n)
+    named = (n for n in tensors if _ends_in_word(_tail(n)) or ".quant_state." in n)
     claims = [claim for name in named for claim in _claims(name)]
     mains = _mains(tensors, claims)
     held: dict[str, list[Part]] = {}
     loose: list[_Claim] = []
     taken = {part.name for part in mains.values()}
     for claim in claims:
-        if claim.name in taken:
+        name, of, word, role, _ = claim
+        if name in taken:
             continue
-        if claim.of in mains:
-            dtype, shape = tensors[claim.name]
-            held.setdefault(claim.of, []).append(
-                Part(claim.name, claim.word, claim.role, dtype, shape)
-            )
-            taken.add(claim.name)
+        if of in mains:
+            held.setdefault(of, []).append(Part(name, word, role, *tensors[name]))
+            taken.add(name)
         elif claim.sure or _is_sure_of(claim, scheme):
             loose.append(claim)
     weights = [
@@ -171,15 +168,33 @@ def _claims(name: str) -> Iterator[_Claim]:
         of = name.removesuffix(word)
         sure = of.endswith(".weight") or word == "_scale_inv"
         yield _Claim(name, of, word, _AFTER[word], sure)
-    module, _, leaf = name.rpartition(".")
+    leaf = _tail(name).removeprefix(".")
     if leaf in _BESIDE:
+        module = name.rpartition(".")[0]
         sure = leaf in ("SCB", "qzeros", "qscale_weight")
         yield _Claim(name, f"{module}.weight", leaf, _BESIDE[leaf], sure)
 
 
+def _tail(name: str) -> str:
+    """The last word of a name with the dot before it: thousands of tensors share one."""
+    return name[max(name.rfind("."), 0) :]
+
+
+@lru_cache(maxsize=4096)
+def _ends_in_word(tail: str) -> bool:
+    return tail.endswith(_WORDS)
+
+
 def _end_of(name: str) -> str:
     """The longest word that follows the name of a weight in this one."""
-    return next((word for word in _ENDS if name.endswith(word) and name != word), "")
+    tail = _tail(name)
+    return _end_of_tail(tail) if tail != name else _end_of_tail(name, alone=True)
+
+
+@lru_cache(maxsize=4096)
+def _end_of_tail(tail: str, alone: bool = False) -> str:
+    ends = (word for word in _ENDS if tail.endswith(word) and not (alone and tail == word))
+    return next(ends, "")
 
 
 def _is_sure_of(claim: _Claim, scheme: Scheme | None) -> bool:
@@ -194,30 +209,37 @@ def _mains(tensors: Tensors, claims: Iterable[_Claim]) -> dict[str, Part]:
     claims = list(claims)
     claimed, claiming = {claim.of for claim in claims}, {claim.name for claim in claims}
     for name, (dtype, shape) in tensors.items():
-        eight = dtype.name.startswith("F8") and dtype.name != "F8_E8M0"
-        if not (eight or dtype.name in _INTEGERS):
+        if not _holds_codes(dtype.name):
             continue
         of, word = name, ""
-        if name.endswith(".qweight"):
+        if name.endswith(".weight"):
+            pass
+        elif name.endswith(".qweight"):
             of, word = name.removesuffix("qweight") + "weight", "qweight"
         elif name.endswith("qdata") and (inner := _INNER.match(name)) and inner["word"] == "qdata":
             of, word = inner["module"] + inner["name"], "qdata"
         elif name.endswith(_PACKED) and name not in _PACKED:
             word = _end_of(name)
             of = name.removesuffix(word)
-        elif not (name.endswith(".weight") or name in claimed or (eight and len(shape) > 1)):
-            continue
-        if not word and name in claiming and not name.endswith(".weight"):
+        elif (
+            name not in claimed and (dtype.name in _INTEGERS or len(shape) < 2)
+        ) or name in claiming:
             continue
         if of not in found or word:
             found[of] = Part(name, word, Role.WEIGHT, dtype, shape)
     return found
 
 
+@lru_cache
+def _holds_codes(dtype: str) -> bool:
+    """Whether quantised numbers are stored in an element type."""
+    return (dtype.startswith("F8") and dtype != "F8_E8M0") or dtype in _INTEGERS
+
+
 def _weight(of: str, main: Part, others: tuple[Part, ...], scheme: Scheme | None) -> QuantisedWeight:  # fmt: skip
     form = _FORMS.get(main.word, main.word)
     if not form:
-        form = "nf4" if any(part.word == ".absmax" for part in others) else "scaled"
+        form = "nf4" if ".absmax" in [part.word for part in others] else "scaled"
     method = scheme.method if scheme else ""
     whole = main.dtype.name.startswith("F8") or (
         main.dtype.name == "I8"
@@ -237,18 +259,23 @@ def _by_module(
     if scheme is None:
         return
     known = scheme.method in KNOWN and not scheme.several
-    weights = (name for name in tensors if name in taken or name.endswith("weight"))
-    weighted = {name.rpartition(".")[0] for name in weights}
     modules: dict[str, list[str]] = {}
     for name in tensors:
-        module, _, leaf = name.rpartition(".")
-        if name not in taken and module and leaf != "bias" and not (known and module in weighted):
-            modules.setdefault(module, []).append(name)
-    for module, names in modules.items():
-        codes = [n for n in names if tensors[n][0].name in (*_INTEGERS, "F8_E4M3", "F8_E5M2")]
-        if codes and (not known or len(names) > 1):
+        if name not in taken:
+            module, _, leaf = name.rpartition(".")
+            if module and leaf != "bias":
+                modules.setdefault(module, []).append(name)
+    types = (*_INTEGERS, "F8_E4M3", "F8_E5M2")
+    codes = {m: [n for n in names if tensors[n][0].name in types] for m, names in modules.items()}
+    if known and any(codes.values()):
+        weights = (name for name in tensors if name in taken or name.endswith("weight"))
+        weighted = {name.rpartition(".")[0] for name in weights}
+        codes = {m: found for m, found in codes.items() if m not in weighted}
+    for module, found in codes.items():
+        names = modules[module]
+        if found and (not known or len(names) > 1):
             parts = [
-                Part(n, n.rpartition(".")[2], Role.WEIGHT if n == codes[0] else Role.OTHER, *tensors[n])
+                Part(n, n.rpartition(".")[2], Role.WEIGHT if n == found[0] else Role.OTHER, *tensors[n])
                 for n in names
             ]  # fmt: skip
             main = next(p for p in parts if p.role is Role.WEIGHT)

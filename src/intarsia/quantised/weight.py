@@ -64,7 +64,7 @@ class QuantisedWeight:
     @property
     def template(self) -> Hashable:
         """What it has in common with weights of its scheme that differ by name alone."""
-        others = [(part.word, part.role, part.dtype.name, part.shape) for part in self.others]
+        others = [(part.word, part.dtype.name, part.shape) for part in self.others]
         main = self.main
         return self.form, self.packed, main.word, main.dtype.name, main.shape, *others
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from itertools import permutations
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from intarsia.errors import FamilyError, SectionError, UsageError
-from intarsia.format.naming.section import Tensor
 from intarsia.format.naming.sections import Sections, divide
 from intarsia.format.naming.wrappers import bare, unwrapped
 from intarsia.format.optimizer_state.optimizer_names import State, owner, roots_of, state_in
@@ -21,6 +20,11 @@ NAMES = (
     "head.weight",
 )
 KNOWN = frozenset(NAMES)
+
+
+class Tensor(NamedTuple):
+    shape: tuple[int, ...]
+    nbytes: int
 
 
 def tensors(*prefixes: str) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from intarsia.format.hf.weight_sets import (
     stem_of_index,
 )
 from intarsia.format.strict_json import parse_json
-from intarsia.mesh import Box
+from intarsia.mesh import Box, Rule
 from intarsia.planning.manifest import Chunk, Stored
 from intarsia.store.folder import Folder
 from intarsia.store.lookup import listed
@@ -211,11 +211,12 @@ def _read_file(
             )
             complain(Complaint(error, (file,)))
             continue
-        chunk = Chunk(_whole(row.shape), file, row.start_bytes, row.length_bytes)
-        layout = whole(row.name, row.shape)
-        found[row.name] = Stored(row.name, row.dtype, layout, (chunk,), key=row.name)
+        name, dtype, shape, start_bytes, length_bytes = row
+        chunk = Chunk(_whole(shape), file, start_bytes, length_bytes)
+        found[name] = Stored(name, dtype, whole(name, shape), (chunk,), _UNCUT, name)
     return metadata
 
 
+_UNCUT = Rule()
 _whole = lru_cache(maxsize=4096)(Box.whole)
 """One box for all tensors of a shape."""

@@ -10,7 +10,7 @@ import json
 import reprlib
 from collections.abc import Mapping, Sequence
 from math import prod
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from intarsia.dtypes import DType, dtype_of_header
@@ -58,9 +58,8 @@ def read_header(
     metadata = raw.pop("__metadata__", {})
     if not isinstance(metadata, dict) or {*map(type, metadata.values())} - {str}:
         raise FormatError(f"{where}: __metadata__ is not an object of texts", hint=_DAMAGED)
-    kinds: dict[tuple[str, Shape], _Kind] = {}
-    rows = [_row(name, value, 8 + length, where, kinds) for name, value in raw.items()]
-    rows.sort(key=attrgetter("start_bytes", "length_bytes"))
+    rows = _rows(raw, 8 + length, where)
+    rows.sort(key=itemgetter(3, 4))
     try:
         _check_tiling(rows, 8 + length, size, where)
     except FormatError as error:
@@ -79,13 +78,47 @@ _Kind = tuple[DType, Shape, int]
 """What tensors of one header have in common: their element type, their shape, the bytes of one."""
 
 
-def _row(
-    name: str,
-    value: Any,
-    base_bytes: int,
-    where: str,
-    kinds: dict[tuple[str, Shape], _Kind],
-) -> HeaderRow:
+def _rows(raw: Mapping[str, Any], base_bytes: int, where: str) -> list[HeaderRow]:
+    """The tensors that a header names, in its order."""
+    if not _are_rows(raw):
+        for name, value in raw.items():
+            _check_row(name, value, where)
+    kinds: dict[tuple[str, Shape], _Kind] = {}
+    rows = []
+    for name, value in raw.items():
+        key = value["dtype"], tuple(value["shape"])
+        if (kind := kinds.get(key)) is None:
+            kind = kinds[key] = _kind(*key, _at(where, name))
+        dtype, shape, needed = kind
+        begin, end = value["data_offsets"]
+        if end - begin != needed:
+            raise FormatError(
+                f"{_at(where, name)}: {dtype} {list(shape)} needs {needed:,} bytes,"
+                f" data_offsets give {end - begin:,}",
+                hint=_DAMAGED,
+            )
+        rows.append(HeaderRow(name, dtype, shape, base_bytes + begin, needed))
+    return rows
+
+
+def _are_rows(raw: Mapping[str, Any]) -> bool:
+    """Whether every tensor passes `_check_row`, asked of all of them at once."""
+    try:
+        shapes = [value["shape"] for value in raw.values()]
+        offsets = [value["data_offsets"] for value in raw.values()]
+        said = {type(value["dtype"]) for value in raw.values()}
+    except (KeyError, TypeError):
+        return False
+    if {*map(type, shapes), *map(type, offsets)} - {list} or said - {str}:
+        return False
+    axes = max(map(len, shapes), default=0)
+    if axes > MAX_AXES or {*map(len, offsets)} - {2} or max(map(len, raw), default=0) > MAX_NAME:
+        return False
+    counts = [n for each in (*shapes, *offsets) for n in each]
+    return not {*map(type, counts)} - {int} and min(counts, default=0) >= 0 and max(counts, default=0) < 1 << 63  # fmt: skip
+
+
+def _check_row(name: str, value: Any, where: str) -> None:
     if len(name) > MAX_NAME:
         text = f"{_at(where, name)} is the beginning of a name of {len(name):,} characters"
         raise FormatError(text, hint=_DAMAGED)
@@ -100,49 +133,34 @@ def _row(
             f"{_at(where, name)} has dtype {shown[0]}, shape {shown[1]} and data_offsets {shown[2]}",
             hint=_DAMAGED,
         )
-    key = said, tuple(shape)
-    if (kind := kinds.get(key)) is None:
-        kind = kinds[key] = _kind(said, shape, _at(where, name))
-    dtype, form, needed = kind
-    begin, end = offsets
-    if end - begin != needed:
-        raise FormatError(
-            f"{_at(where, name)}: {dtype} {list(form)} needs {needed:,} bytes,"
-            f" data_offsets give {end - begin:,}",
-            hint=_DAMAGED,
-        )
-    return HeaderRow(name, dtype, form, base_bytes + begin, needed)
 
 
 def _at(where: str, name: str) -> str:
     return f"{where}: {name[:MAX_NAME]!r}"
 
 
-def _kind(said: str, shape: list[int], at: str) -> _Kind:
+def _kind(said: str, shape: Shape, at: str) -> _Kind:
     dtype = dtype_of_header(said[:MAX_NAME], at)
     elements = _elements(shape, dtype, at)
-    return dtype, tuple(elements), bytes_of(elements, dtype.itemsize, at)
+    return dtype, elements, bytes_of(elements, dtype.itemsize, at)
 
 
-def _elements(shape: list[int], dtype: DType, at: str) -> list[int]:
+def _elements(shape: Shape, dtype: DType, at: str) -> Shape:
     """The elements on each axis, of which several numbers may share one on the last."""
     if dtype.packs == 1:
         return shape
     if not shape or shape[-1] % dtype.packs:
         raise FormatError(
-            f"{at}: {dtype} {shape} does not fill whole bytes on its last axis",
+            f"{at}: {dtype} {list(shape)} does not fill whole bytes on its last axis",
             hint="types of less than a byte can be read only where rows are whole bytes",
         )
-    return [*shape[:-1], shape[-1] // dtype.packs]
+    return (*shape[:-1], shape[-1] // dtype.packs)
 
 
 def _counts(value: Any) -> bool:
     if not isinstance(value, list) or len(value) > MAX_AXES:
         return False
-    for n in value:  # noqa: SIM110 (asked twice of every tensor, and a generator costs more)
-        if type(n) is not int or not 0 <= n < 1 << 63:
-            return False
-    return True
+    return all(type(n) is int and 0 <= n < 1 << 63 for n in value)
 
 
 def _check_tiling(rows: Sequence[HeaderRow], base_bytes: int, size: int, where: str) -> None:

@@ -51,7 +51,7 @@ def model_of(found: Sequence[Section], where: str, paths: Paths) -> tuple[Sectio
         return model, others
     if rivals := [s for s in found if any(s.rivals(o) for o in found)]:
         raise _several(rivals, where, carried)
-    alone = len(found) == 1 and len(named) == 1 and any("." in name for name in named[0].shapes)
+    alone = len(found) == 1 and len(named) == 1 and any("." in name for name in named[0].held)
     return (named[0] if alone else Section("")), []
 
 

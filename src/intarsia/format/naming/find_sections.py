@@ -12,10 +12,15 @@ def by_table(tensors: Mapping[str, Tensor], known: Collection[str]) -> dict[str,
     """Sections by what stands before names that a table explains."""
     found: dict[str, Section] = {}
     labels: dict[str, str] = {}
-    ends = {MODULE, *(name.rpartition(".")[2] for name in known)}
+    ends = {MODULE, *(name[name.rfind(".") + 1 :] for name in known)}
+    strange = tensors.keys() - known
+    if not any(key[key.rfind(".") + 1 :] in ends for key in strange):
+        # What is not known as it is has no known end either: there is one section, without a name.
+        own = {key: tensor for key, tensor in tensors.items() if key not in strange}
+        return {"": Section("", {key: key for key in own}, own, {""})} if own else {}
     for key, tensor in tensors.items():
         plain = bare(key)
-        if plain.rpartition(".")[2] in ends and (hit := explained(plain, known)):
+        if plain[plain.rfind(".") + 1 :] in ends and (hit := explained(plain, known)):
             prefix, name = hit
             label = labels.get(prefix)
             if label is None:

@@ -18,8 +18,7 @@ from intarsia.family.parts import must_be_there
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.naming.find_sections import explained
 from intarsia.format.naming.foreign_names import refuse_foreign
-from intarsia.format.naming.quantised_names import misfits, stood_for, with_rules
-from intarsia.format.naming.section import Tensor
+from intarsia.format.naming.quantised_names import misfits, part_rules, stood_for
 from intarsia.format.naming.sections import Sections, divide
 from intarsia.format.naming.wrappers import bare, unwrapped
 from intarsia.format.optimizer_state.optimizer_names import (
@@ -85,22 +84,26 @@ def name_tensors(
     if sections is None:
         sections = divided(listed, config, where, section)
     spelled = [*_Names(sections, table, numbers or {}).spelled(listed)]
-    _mistakable(spelled, sections, table, where, complain)
-    weights = {s.name: (s.dtype, s.shape) for s in spelled if not is_state(s.name)}
+    states = [s for s in spelled if is_state(s.name)]
+    _mistakable(states, sections, table, where, complain)
+    weights = {s.name: (s.dtype, s.layout.shape) for s in spelled}
+    for s in states:
+        weights.pop(s.name, None)
     quantised = find_quantised(weights, config, modelopt)
     if table is None:
-        stored = _unique(map(_plain, spelled), where, complain)
+        rules = part_rules(quantised)
+        plain = (_plain(s, rules.get(s.name)) for s in spelled)
+        stored = _unique(plain, where, complain)
         model_type = str((config or {}).get("model_type") or "")[:80]
         why = f"model_type {model_type!r} has no table" if model_type else "no model configuration"
         note = f"{why}: each stored tensor is carried name by name, as its own logical tensor"
-        stored = with_rules(stored, quantised, {})
         notes = (note, *quantised.notes)
         named = Named(stored, _logical(stored, {}), None, (), (), notes, quantised)
     else:
         refuse_foreign(sections.names.values(), table, where)
         named = _with_table(spelled, table, where, complain, quantised)
     unclear = sections.unclear
-    if unclear is None and any(map(is_numbered_name, named.stored)):
+    if unclear is None and states and any(map(is_numbered_name, named.stored)):
         unclear = unnumbered_error("", where)
     notes = named.notes
     if sections.label:
@@ -111,14 +114,13 @@ def name_tensors(
 
 
 def _mistakable(
-    spelled: Iterable[Stored],
+    states: Iterable[Stored],
     sections: Sections,
     table: Table | None,
     where: str,
     complain: Complain,
 ) -> None:
     """Complain of a tensor that has a name of optimizer state and no form or parameter of such."""
-    states = [s for s in spelled if is_state(s.name)]
     if not states:
         return
     params = {*sections.names.values(), *(table.known if table else ())}
@@ -151,7 +153,7 @@ def divided(
     """The sections of stored tensors."""
     table = table_for(config)
     return divide(
-        {s.name: Tensor(s.shape, s.nbytes) for s in listed},
+        {s.name: s for s in listed},
         table.known if table else None,
         where,
         configured=bool((config or {}).get("model_type")),
@@ -173,10 +175,11 @@ class _Names:
         known = self.table.known if self.table else frozenset(self.sections.names.values())
         names, state = self.sections.names, self.sections.state
         for s in listed:
-            root = state.get(s.name)
-            name = names.get(s.name) if root is None else self._state(s.name, root, known)
+            key = s.name
+            root = state.get(key)
+            name = names.get(key) if root is None else self._state(key, root, known)
             if name is not None:
-                yield s if name == s.name else replace(s, name=name)
+                yield s if name == key else replace(s, name=name)
 
     def _state(self, key: str, root: str, known: Any) -> str | None:
         state = state_in(key, root)
@@ -208,14 +211,15 @@ def _with_table(
     listed: list[Stored], table: Table, where: str, complain: Complain, quantised: Quantised
 ) -> Named:
     known = table.known
-    packed = {part.name for w in quantised.weights for part in w.own_shapes}
-    named = (_named(s, table, known, where, complain, packed) for s in listed)
-    stored = _unique((part for s in named for part in _by_member(s, known)), where, complain)
+    packed = {part.name for w in quantised.weights if w.packed for part in w.own_shapes}
+    rules = part_rules(quantised, known)
+    named = (_named(s, table, known, where, complain, packed, rules.get(s.name)) for s in listed)
+    if any(is_state(s.name) for s in listed):
+        named = (part for s in named for part in _by_member(s, known))
+    stored = _unique(named, where, complain)
     for error, name in misfits(quantised, known, table.family, where):
         complain(Complaint(error, _files(stored[name]), (name,)))
-    stored = with_rules(stored, quantised, known)
-    parts = quantised.by_part
-    unknown = [n for n in stored if n not in known and n not in parts and not is_state(n)]
+    unknown = [n for n in stored if n not in known and n not in rules and not is_state(n)]
     logical = _logical(stored, table.logical)
     held = {*logical, *stood_for(quantised, known)}
     absent = tuple(
@@ -237,12 +241,15 @@ def _named(
     known: Known,
     where: str,
     complain: Complain,
-    packed: Collection[str] = (),
+    packed: Collection[str],
+    cut: Rule | None,
 ) -> Stored:
-    if s.name in packed:
-        return _plain(s)
-    if s.layout.tensors == (s.name,) and (rule := known.whole_rule(s.name, s.shape)) is not None:
-        return Stored(s.name, s.dtype, s.layout, s.chunks, rule, s.key)
+    """A stored tensor as the table says; `cut` is its rule where it is part of a quantised weight."""
+    if (s.name not in known and not is_state(s.name)) or s.name in packed:
+        return _plain(s, cut)
+    rule = known.whole_rule(s.name, s.layout.shape)
+    if rule is not None and s.layout.tensors == (s.name,):
+        return Stored(s.name, s.dtype, s.layout, s.chunks, cut or rule, s.key)
     param = known.get(s.name)
     if param is not None:
         if param.layout.shape != s.shape:
@@ -254,15 +261,16 @@ def _named(
                 tensors=(s.key or s.name,),
             )
             complain(Complaint(error, _files(s), param.layout.tensors))
-            return _plain(s)
-        return Stored(s.name, s.dtype, param.layout, s.chunks, param.rule, s.key, param.value)
+            return _plain(s, cut)
+        rule = cut or param.rule
+        return Stored(s.name, s.dtype, param.layout, s.chunks, rule, s.key, param.value)
     ours = StateName.of(s.name)
     twin = known.get(ours.parameter) if ours else None
     if ours and twin is not None and twin.layout.shape == s.shape:
         layout = twin.layout.rename(of_kind(ours.kind))
         value = twin.value if ours.kind == MASTER else PLAIN
         return replace(s, layout=layout, rule=twin.rule, value=value)
-    return _plain(s)
+    return _plain(s, cut)
 
 
 def shape_fault(name: str, have: Shape, want: Shape) -> str:
@@ -309,20 +317,27 @@ def _unique(named: Iterable[Stored], where: str, complain: Complain) -> dict[str
     return stored
 
 
-def _plain(s: Stored) -> Stored:
-    """A stored tensor as its own logical tensor; a mesh cuts its first axis."""
-    rule = Rule(tp=0) if len(s.shape) > 1 else Rule()
-    layout = s.layout if s.layout.tensors == (s.name,) else Layout.of(s.name, s.shape)
+_ROWS, _WHOLE = Rule(tp=0), Rule()
+
+
+def _plain(s: Stored, cut: Rule | None) -> Stored:
+    """A stored tensor as its own logical tensor; a mesh cuts its first axis, if no rule is given."""
+    layout = s.layout
+    rule = cut or (_ROWS if len(layout.shape) > 1 else _WHOLE)
+    if layout.tensors != (s.name,):
+        layout = Layout.of(s.name, layout.shape)
     return Stored(s.name, s.dtype, layout, s.chunks, rule, s.key, s.value)
 
 
 def _logical(stored: Mapping[str, Stored], shapes: Mapping[str, Shape]) -> dict[str, Logical]:
     found: dict[str, Logical] = {}
     for s in stored.values():
-        own = s.shape
-        for name in s.layout.tensors or (s.name,):
+        layout, own = s.layout, s.name
+        for name in layout.tensors or (own,):
             if name not in found:
-                shape = own if name == s.name else shapes.get(parameter_of(name), own)
+                shape = layout.shape
+                if name != own:
+                    shape = shapes.get(parameter_of(name), shape)
                 found[name] = Logical(name, shape, s.dtype)
     return found
 

@@ -7,10 +7,9 @@ from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import FamilyError
-from intarsia.family import Param
+from intarsia.family import Known, Param
 from intarsia.format.folder.side_files import read_config
 from intarsia.mesh import Rule
-from intarsia.planning.manifest import Stored
 from intarsia.quantised import Quantised
 from intarsia.quantised.cutting import rules_of
 from intarsia.quantised.shapes import fits
@@ -24,26 +23,20 @@ def modelopt_of(root: PurePath) -> Mapping[str, Any] | None:
     return read_config(root / MODELOPT) if is_file(root / MODELOPT) else None
 
 
-def with_rules(
-    stored: Mapping[str, Stored], quantised: Quantised, known: Mapping[str, Param]
-) -> dict[str, Stored]:
-    """The stored tensors, each part of a quantised weight with the rule that all its parts share."""
-    found = dict(stored)
+def part_rules(quantised: Quantised, known: Known | None = None) -> dict[str, Rule]:
+    """The rule of each part of a quantised weight, which all its parts share."""
+    found: dict[str, Rule] = {}
     cuts: dict[tuple[Hashable, int | None], list[Rule]] = {}
     for w in quantised.weights:
-        main = stored.get(w.main.name)
-        if main is None:
-            continue
-        plain = Rule(tp=0) if len(main.shape) > 1 and w.form != "unknown" else Rule()
-        rule = known[w.of].rule if w.of in known else plain
+        rule = known.rule(w.of) if known else None
+        if rule is None:
+            rule = Rule(tp=0) if len(w.main.shape) > 1 and w.form != "unknown" else Rule()
         key = w.template, rule.tp
         if key not in cuts:
             by_name = rules_of(w, Rule(tp=rule.tp))
             cuts[key] = [by_name[part.name] for part in w.parts]
         for part, cut in zip(w.parts, cuts[key], strict=True):
-            if s := found.get(part.name):
-                each = Rule(cut.tp, rule.ep, rule.expert, rule.layer, cut.grid)
-                found[part.name] = Stored(s.name, s.dtype, s.layout, s.chunks, each, s.key, s.value)
+            found[part.name] = Rule(cut.tp, rule.ep, rule.expert, rule.layer, cut.grid)
     return found
 
 

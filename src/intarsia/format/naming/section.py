@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Protocol
 
 from intarsia.format.naming.wrappers import MODULE
 from intarsia.mesh import Shape
@@ -31,11 +31,14 @@ _OTHERS = re.compile(
 Paths = Mapping[str, tuple[str | int, ...]]
 
 
-class Tensor(NamedTuple):
+class Tensor(Protocol):
     """What is known of a stored tensor from its header."""
 
-    shape: Shape
-    nbytes: int
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def nbytes(self) -> int: ...
 
 
 @dataclass
@@ -44,15 +47,13 @@ class Section:
 
     label: str
     names: dict[str, str] = field(default_factory=dict)
-    shapes: dict[str, Shape] = field(default_factory=dict)
+    held: dict[str, Tensor] = field(default_factory=dict)
     prefixes: set[str] = field(default_factory=set)
-    nbytes: int = 0
 
     def add(self, key: str, name: str, prefix: str, tensor: Tensor) -> None:
         self.names[key] = name
-        self.shapes[name] = tensor.shape
+        self.held[name] = tensor
         self.prefixes.add(prefix)
-        self.nbytes += tensor.nbytes
 
     @property
     def own(self) -> bool:
@@ -68,8 +69,10 @@ class Section:
     def unwrapped(self) -> dict[str, Shape]:
         """Its shapes by names in which `module`, a wrapper's word here, is left out."""
         return {
-            ".".join([w for w in name.split(".") if w != MODULE]) if MODULE in name else name: shape
-            for name, shape in self.shapes.items()
+            ".".join([w for w in name.split(".") if w != MODULE])
+            if MODULE in name
+            else name: t.shape
+            for name, t in self.held.items()
         }
 
     @property
@@ -95,4 +98,5 @@ class Section:
         return apart and not self.unwrapped.keys().isdisjoint(other.unwrapped)
 
     def __str__(self) -> str:
-        return f"{self.label or TOP} ({len(self.names)} tensors, {human(self.nbytes)})"
+        nbytes = sum(tensor.nbytes for tensor in self.held.values())
+        return f"{self.label or TOP} ({len(self.names)} tensors, {human(nbytes)})"

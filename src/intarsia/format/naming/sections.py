@@ -21,7 +21,7 @@ from intarsia.format.naming.choose_model import chosen_model, explained_model, m
 from intarsia.format.naming.find_sections import by_nesting, by_table, by_word
 from intarsia.format.naming.section import OWN, TOP, Paths, Section, Tensor
 from intarsia.format.naming.wrappers import bare
-from intarsia.format.optimizer_state.optimizer_names import owner, roots_of
+from intarsia.format.optimizer_state.optimizer_names import may_have_roots, owner, roots_of
 from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.state.names import ROOT
 
@@ -73,10 +73,12 @@ def divide(
 ) -> Sections:
     """Divide the tensors of a state dict; `known` are the names of the family's table, if it has one."""
     objects = [name for name in objects if not name.startswith(_GIVEN)]
-    roots = roots_of({name: t.shape for name, t in tensors.items()}, objects)
+    roots: tuple[str, ...] = ()
+    if may_have_roots([*tensors, *objects]):
+        roots = roots_of({name: t.shape for name, t in tensors.items()}, objects)
     of = owner(roots)
-    state = {name: root for name in tensors if (root := of(name)) is not None}
-    rest = {name: t for name, t in tensors.items() if name not in state}
+    state = {name: root for name in tensors if (root := of(name)) is not None} if roots else {}
+    rest = {name: t for name, t in tensors.items() if name not in state} if state else tensors
     wanted = [name for name in chosen if f"{name}." not in roots]
     if known is not None:
         found = by_table(rest, known)
@@ -97,11 +99,12 @@ def divide(
     prefixes = tuple(sorted(model.prefixes - {""}, key=len, reverse=True))
     foreign = tuple(head for s in others for head in s.heads)
     left: dict[str, list[str]] = {s.label: list(s.names) for s in others}
-    for name in rest:
-        if name in names or any(name in s.names for s in others):
-            continue
+    taken = names.keys() | {name for s in others for name in s.names}
+    for name in [name for name in rest if name not in taken]:
         plain = bare(name)
-        if plain.startswith(foreign) and foreign:
+        if not (foreign or prefixes or wanted):
+            names[name] = plain
+        elif plain.startswith(foreign) and foreign:
             label = next(s.label for s in others if plain.startswith(s.heads))
             left[label].append(name)
         elif prefix := next((p for p in prefixes if plain.startswith(p)), ""):

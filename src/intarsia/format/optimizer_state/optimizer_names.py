@@ -32,6 +32,12 @@ class State(NamedTuple):
     kind: str
 
 
+def may_have_roots(names: Iterable[str]) -> bool:
+    """Whether any name is like one of an optimizer's, asked of all of them at once."""
+    text = "\n".join(["", *names])
+    return any(word in text for word in ("state.", "param_groups", "\noptim"))
+
+
 def roots_of(tensors: Mapping[str, Shape], objects: Iterable[str]) -> tuple[str, ...]:
     """What stands before the names of each optimizer, in order of appearance; each ends in a dot, or is empty."""
     found: dict[str, None] = {}
