@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intarsia.report.model_map import Row, Spot, map_of, names_of
+from intarsia.report.model_map import Cell, Row, map_of, names_of
 from tests.report.made import HOSTILE
 
 WORDS = st.sampled_from(
@@ -30,20 +30,20 @@ NAMES = st.lists(WORDS, max_size=8).map(".".join) | st.text(max_size=12)
 
 @given(st.lists(NAMES, unique=True, max_size=6))
 def test_rows_and_spots_give_the_names_back(names: list[str]) -> None:
-    rows, spots = map_of(names)
-    assert list(names_of(rows, spots)) == names
+    rows, cells = map_of(names)
+    assert list(names_of(rows, cells)) == names
 
 
 def test_hostile_names_come_back_too() -> None:
-    rows, spots = map_of(HOSTILE)
-    assert tuple(names_of(rows, spots)) == HOSTILE
+    rows, cells = map_of(HOSTILE)
+    assert tuple(names_of(rows, cells)) == HOSTILE
 
 
 def test_layers_and_experts_of_one_parameter_share_a_row() -> None:
     names = [f"model.layers.{k}.mlp.experts.{e}.up.weight" for k in range(3) for e in range(2)]
-    rows, spots = map_of(names)
+    rows, cells = map_of(names)
     assert rows == [Row("", ("model.layers.", ".mlp.experts.", ".up.weight"), True, True)]
-    assert spots == [Spot(0, k, e) for k in range(3) for e in range(2)]
+    assert cells == [Cell(0, k, e) for k in range(3) for e in range(2)]
 
 
 def test_optimizer_state_has_rows_of_its_kind() -> None:
@@ -52,6 +52,6 @@ def test_optimizer_state_has_rows_of_its_kind() -> None:
 
 
 def test_numbers_that_are_written_oddly_stay_as_they_are() -> None:
-    rows, spots = map_of(["layers.01.w", "layers.1.w"])
-    assert [spot.layer for spot in spots] == [None, 1]
+    rows, cells = map_of(["layers.01.w", "layers.1.w"])
+    assert [spot.layer for spot in cells] == [None, 1]
     assert rows[0].words == ("layers.01.w",)

@@ -13,7 +13,7 @@ function choose(tensors) {
 
 function select(t) {
   const siblings = cellsOf[data.row[t]].get(data.layer[t] === null ? OUTSIDE : data.layer[t]);
-  const parts = [facts(t), ...found(t), ...data.sides.flatMap((side, k) => whereabouts(side, k, t))];
+  const parts = [facts(t), ...found(t), ...data.sides.flatMap((side, k) => storage(side, k, t))];
   if (siblings.length > 1) parts.push(make("h3", {}, "Other experts of this layer"), ...experts(siblings, t));
   show(nameOf(t), parts, STATES[stateOf(t)].word);
   mark(siblings[0]);
@@ -73,7 +73,7 @@ function found(t) {
   return parts.length ? [make("h3", {}, "What was found"), ...parts] : [];
 }
 
-function whereabouts(side, k, t) {
+function storage(side, k, t) {
   const held = holders[k].get(t) ?? [];
   const parts = [make("h3", {}, SIDES[k] ? `Where it lies in ${SIDES[k]}` : "Where it lies")];
   if (!held.length) parts.push(make("p", {}, "Nothing of it is stored here."));

@@ -39,7 +39,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class Cell:
     """Where one tensor stands: the number of its row, its layer, its expert."""
 
     row: int
@@ -47,13 +47,13 @@ class Spot:
     expert: int | None = None
 
 
-def map_of(names: Iterable[str]) -> tuple[list[Row], list[Spot]]:
-    """The rows of a map in the order of the names, and the spot of each name."""
+def map_of(names: Iterable[str]) -> tuple[list[Row], list[Cell]]:
+    """The rows of a map in the order of the names, and the cell of each name."""
     numbers: dict[Row, int] = {}
-    spots = []
+    cells = []
     for row, layer, expert in map(_taken_apart, names):
-        spots.append(Spot(numbers.setdefault(row, len(numbers)), layer, expert))
-    return list(numbers), spots
+        cells.append(Cell(numbers.setdefault(row, len(numbers)), layer, expert))
+    return list(numbers), cells
 
 
 def _taken_apart(name: str) -> tuple[Row, int | None, int | None]:
@@ -66,6 +66,6 @@ def _taken_apart(name: str) -> tuple[Row, int | None, int | None]:
     return Row("", (name,), False, False), None, None  # a name that its parts do not give back
 
 
-def names_of(rows: list[Row], spots: Iterable[Spot]) -> Iterator[str]:
+def names_of(rows: list[Row], cells: Iterable[Cell]) -> Iterator[str]:
     """The names that a map was made of."""
-    return (rows[s.row].name(s.layer, s.expert) for s in spots)
+    return (rows[s.row].name(s.layer, s.expert) for s in cells)

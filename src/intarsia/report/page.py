@@ -15,7 +15,7 @@ from intarsia.planning.manifest import Logical
 from intarsia.report.content import PageContent, State
 from intarsia.report.model_map import map_of
 from intarsia.report.safe import html, script, visible
-from intarsia.report.whereabouts import whereabouts
+from intarsia.report.storage import storage_of
 
 if TYPE_CHECKING:
     from intarsia.checking.fault import Fault
@@ -82,7 +82,7 @@ class _Known:
 
     def data(self, story: PageContent) -> dict[str, Any]:
         """What the script reads: parallel lists by tensor, each value that repeats kept once."""
-        rows, spots = map_of(self.numbers)
+        rows, cells = map_of(self.numbers)
         dtypes: dict[str, int] = {}
         shapes: dict[tuple[int, ...] | None, int] = {}
         kinds, forms = [], []
@@ -93,9 +93,9 @@ class _Known:
         return {
             "fine": story.fine,
             "rows": [row.as_json() for row in rows],
-            "row": [s.row for s in spots],
-            "layer": [s.layer for s in spots],
-            "expert": [s.expert for s in spots],
+            "row": [s.row for s in cells],
+            "layer": [s.layer for s in cells],
+            "expert": [s.expert for s in cells],
             "state": [int(story.states.get(name, State.FINE)) for name in self.numbers],
             "dtype": kinds,
             "shape": forms,
@@ -110,7 +110,7 @@ class _Known:
                 [f.kind, visible(f.text), known]
                 for f, known in zip(story.faults, by_fault, strict=True)
             ],
-            "sides": [whereabouts(m, self.numbers) for m in story.sides],
+            "sides": [storage_of(m, self.numbers) for m in story.sides],
         }  # fmt: skip
 
 

@@ -134,7 +134,7 @@ def _examined(
     summed = manifest.logical if expected else weights_with_masters(manifest.logical)
     wanted = {n: x for n, x in summed.items() if n not in known}
     found = survey(manifest, budget, progress, wanted)
-    more = after(progress, sum(seen.item.nbytes for seen in found))
+    more = after(progress, sum(stats.item.nbytes for stats in found))
     weights = weights_among(found, manifest.quantised)
     with Content(manifest, budget) as content:
         faults += content_faults(weights, format_named(manifest.format), content)
@@ -149,7 +149,9 @@ def _examined(
     faults += unmapped_faults(manifest, budget)
     faults += contradicting_entries(manifest)
     faults += misleading_files(where if is_folder(where) else where.parent, manifest.format)
-    known |= {n for seen in found if seen.unread for s in seen.item.names for n in s.layout.tensors}
+    known |= {
+        n for stats in found if stats.unread for s in stats.item.names for n in s.layout.tensors
+    }
     faults += digest_faults(manifest, found, expected, known, budget, more)
     faults += object_faults(manifest, budget)
     compared, elements = surveyed(found)

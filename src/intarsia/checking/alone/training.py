@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import place_of
-from intarsia.checking.survey.seen import Seen
+from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.errors import few
 from intarsia.state.names import MASTER, STEP, master_of, parameter_of
 
@@ -15,17 +15,17 @@ _FP16_LACKS, _BF16_LACKS = 0x1FFF, 0xFFFF
 """The bits of fp32 that are zero in numbers of 16 bits."""
 
 
-def _steps(found: Sequence[Seen]) -> dict[str, float]:
+def _steps(found: Sequence[ItemStats]) -> dict[str, float]:
     """The counters of parameters' steps."""
     return {
-        stored.name: seen.value
-        for seen in found
-        for stored in seen.item.names
-        if place_of(stored.name).kind == STEP and seen.value is not None
+        stored.name: stats.value
+        for stats in found
+        for stored in stats.item.names
+        if place_of(stored.name).kind == STEP and stats.value is not None
     }
 
 
-def steps_that_disagree(found: Sequence[Seen]) -> Iterator[Fault]:
+def steps_that_disagree(found: Sequence[ItemStats]) -> Iterator[Fault]:
     """Dense parameters at different steps; an expert may be behind, never ahead."""
     steps = _steps(found)
     late = _unfrozen_later(steps)
@@ -40,7 +40,7 @@ def steps_that_disagree(found: Sequence[Seen]) -> Iterator[Fault]:
         yield Fault("steps-disagree", tuple(wrong), f"{len(wrong)} of {len(steps)} steps", text)
 
 
-def notes_on_steps(found: Sequence[Seen]) -> Iterator[str]:
+def notes_on_steps(found: Sequence[ItemStats]) -> Iterator[str]:
     """Parts of a model that are steps behind as a whole."""
     steps = _steps(found)
     behind = {place_of(n).template.partition("*")[0]: steps[n] for n in _unfrozen_later(steps)}
@@ -64,7 +64,7 @@ def _unfrozen_later(steps: Mapping[str, float]) -> set[str]:
     return found
 
 
-def rounded_masters(found: Sequence[Seen]) -> Iterator[Fault]:
+def rounded_masters(found: Sequence[ItemStats]) -> Iterator[Fault]:
     """Main weights of trained parameters of which not one uses what fp32 adds to 16 bits.
 
     A first step may have a learning rate of zero, so what it leaves is as it was loaded.
@@ -73,26 +73,26 @@ def rounded_masters(found: Sequence[Seen]) -> Iterator[Fault]:
         return
     moved = {
         parameter_of(name)
-        for seen in found
-        if "exp_avg_sq" in seen.item.kinds and seen.most
-        for stored in seen.item.names
+        for stats in found
+        if "exp_avg_sq" in stats.item.kinds and stats.most
+        for stored in stats.item.names
         for name in stored.layout.tensors
     }
     names: list[str] = []
     elements = masters = wrong = used = 0
-    for seen in found:
-        stored = seen.item.stored
-        if MASTER not in seen.item.kinds or stored.dtype.name != "F32":
+    for stats in found:
+        stored = stats.item.stored
+        if MASTER not in stats.item.kinds or stored.dtype.name != "F32":
             continue
-        if not any(p.telling for p in seen.portraits):
+        if not any(p.telling for p in stats.matrices):
             continue
         of = [parameter_of(name) for name in stored.layout.tensors]
         if moved.isdisjoint(of):
             continue
         masters += 1
-        if not seen.used_bits & _FP16_LACKS:
+        if not stats.used_bits & _FP16_LACKS:
             wrong += 1
-            used |= seen.used_bits
+            used |= stats.used_bits
             names += map(master_of, of)
             elements += stored.layout.size
     if names:

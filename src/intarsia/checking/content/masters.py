@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checking.fault import Fault
-from intarsia.checking.survey.seen import Seen
+from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
 from intarsia.planning.manifest import Logical, Manifest
@@ -54,16 +54,16 @@ class Stale:
 
 
 def masters_that_differ(
-    manifest: Manifest, found: Sequence[Seen], budget: Budget, progress: Progress | None = None
+    manifest: Manifest, found: Sequence[ItemStats], budget: Budget, progress: Progress | None = None
 ) -> Iterator[Fault]:
     """Weights that are not their main weights rounded, by the sums that a survey took."""
-    weights = merged(seen.sums for seen in found)
-    rounded = merged(seen.rounded for seen in found)
+    weights = merged(stats.sums for stats in found)
+    rounded = merged(stats.rounded for stats in found)
     unread = {
         parameter_of(name)
-        for seen in found
-        if seen.unread
-        for name in seen.item.stored.layout.tensors
+        for stats in found
+        if stats.unread
+        for name in stats.item.stored.layout.tensors
     }
     suspects = [
         name

@@ -15,8 +15,8 @@ from intarsia.checking.content.same_content import Content
 from intarsia.checking.content.zero_parts import ZeroParts
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import Place, tensors_in
-from intarsia.checking.survey.portrait import Portrait, Run
-from intarsia.checking.survey.seen import Odd, Seen
+from intarsia.checking.survey.item_stats import ItemStats, Odd
+from intarsia.checking.survey.matrix_facts import MatrixFacts, Run
 from intarsia.errors import few
 from intarsia.format.base import Format
 from intarsia.state.names import MASTER
@@ -44,58 +44,62 @@ _LEAST_WEIGHT, _MOST_WEIGHT = 0.2, 1e-8
 """Every number of a matrix above the first, or below the second: no weights are like that."""
 
 
-def content_faults(found: Sequence[Seen], format: Format, content: Content) -> Iterator[Fault]:
+def content_faults(found: Sequence[ItemStats], format: Format, content: Content) -> Iterator[Fault]:
     """The faults of every tensor."""
     pruned, parts = Pruned(found), ZeroParts(found)
-    for seen in found:
-        yield from seen.faults
-        if seen.faults:
+    for stats in found:
+        yield from stats.faults
+        if stats.faults:
             continue  # what a damaged chunk holds says nothing
-        if not format.has_gaps(seen.item.stored.name):
-            yield from not_finite(seen)
-            yield from negative_variance(seen)
-        yield from dtype_implausible(seen)
-        yield from value_implausible(seen)
-        for portrait in seen.portraits:
-            yield from zero_block(seen, portrait, format.pads_vocabulary, (pruned, parts), content)
+        if not format.has_gaps(stats.item.stored.name):
+            yield from not_finite(stats)
+            yield from negative_variance(stats)
+        yield from dtype_implausible(stats)
+        yield from value_implausible(stats)
+        for matrix in stats.matrices:
+            yield from zero_block(stats, matrix, format.pads_vocabulary, (pruned, parts), content)
     yield from zero_tensors(found, content)
     yield from zero_scalars(found)
 
 
-def not_finite(seen: Seen) -> Iterator[Fault]:
+def not_finite(stats: ItemStats) -> Iterator[Fault]:
     """NaN or infinity; a mask may hold them."""
-    name = seen.item.stored.name
-    if seen.not_finite.count and "mask" not in name.rpartition(".")[2]:
-        yield _odd("not-finite", seen, seen.not_finite, "NaN or infinite")
+    name = stats.item.stored.name
+    if stats.not_finite.count and "mask" not in name.rpartition(".")[2]:
+        yield _odd("not-finite", stats, stats.not_finite, "NaN or infinite")
 
 
-def negative_variance(seen: Seen) -> Iterator[Fault]:
+def negative_variance(stats: ItemStats) -> Iterator[Fault]:
     """A second moment below zero."""
-    if seen.negative.count:
-        yield _odd("negative-variance", seen, seen.negative, "negative")
+    if stats.negative.count:
+        yield _odd("negative-variance", stats, stats.negative, "negative")
 
 
-def _odd(kind: str, seen: Seen, odd: Odd, what: str) -> Fault:
-    stored = seen.item.stored
+def _odd(kind: str, stats: ItemStats, odd: Odd, what: str) -> Fault:
+    stored = stats.item.stored
     text = (
         f"{odd.count:,} of {stored.layout.size:,} elements of `{stored.name}` are {what},"
-        f" in {_files(seen)}"
+        f" in {_files(stats)}"
     )
     return Fault(kind, odd.tensors(stored), f"{list(odd.first)} first", text, odd.count)
 
 
-def dtype_implausible(seen: Seen) -> Iterator[Fault]:
+def dtype_implausible(stats: ItemStats) -> Iterator[Fault]:
     """Bits of bf16 read as fp16 lie between 0.25 and 4, those of fp16 read as bf16 below 1e-8."""
-    stored = seen.item.stored
-    if not any(p.telling for p in seen.portraits) or seen.item.kinds != {""}:
+    stored = stats.item.stored
+    if not any(p.telling for p in stats.matrices) or stats.item.kinds != {""}:
         return
     if "scale" in stored.name.rpartition(".")[2]:
         return
-    if stored.layout.size < 64 or stored.dtype.name not in ("F16", "BF16") or seen.not_finite.count:
+    if (
+        stored.layout.size < 64
+        or stored.dtype.name not in ("F16", "BF16")
+        or stats.not_finite.count
+    ):
         return
-    if (seen.used_bits & _MANTISSA[stored.dtype.name]).bit_count() < _FEWEST_BITS:
+    if (stats.used_bits & _MANTISSA[stored.dtype.name]).bit_count() < _FEWEST_BITS:
         return
-    least, most = seen.magnitude(seen.least), seen.magnitude(seen.most)
+    least, most = stats.magnitude(stats.least), stats.magnitude(stats.most)
     fp16 = stored.dtype.name == "F16" and least > _LEAST_WEIGHT
     bf16 = stored.dtype.name == "BF16" and 0 < most < _MOST_WEIGHT
     if fp16 or bf16:
@@ -105,40 +109,40 @@ def dtype_implausible(seen: Seen) -> Iterator[Fault]:
             f" [{least:.2g}, {most:.2g}]: the bits are those of {other}"
         )
         names = stored.layout.tensors or (stored.name,)
-        yield Fault("dtype-implausible", names, _files(seen), text, stored.layout.size)
+        yield Fault("dtype-implausible", names, _files(stats), text, stored.layout.size)
 
 
-def value_implausible(seen: Seen) -> Iterator[Fault]:
+def value_implausible(stats: ItemStats) -> Iterator[Fault]:
     """Numbers that no training gives a weight, and that memory which was never written holds."""
-    stored = seen.item.stored
+    stored = stats.item.stored
     leaf = stored.name.rpartition(".")[2]
-    if "mask" in leaf or "scale" in leaf or seen.item.kinds - {"", MASTER}:
+    if "mask" in leaf or "scale" in leaf or stats.item.kinds - {"", MASTER}:
         return
-    if seen.absurd.count:
-        most = seen.magnitude(seen.most)
-        yield _odd("value-implausible", seen, seen.absurd, f"beyond 1e8, up to {most:.2g}")
+    if stats.absurd.count:
+        most = stats.magnitude(stats.most)
+        yield _odd("value-implausible", stats, stats.absurd, f"beyond 1e8, up to {most:.2g}")
 
 
 def zero_block(
-    seen: Seen,
-    portrait: Portrait,
+    stats: ItemStats,
+    matrix: MatrixFacts,
     padded: bool,
     meant: tuple[Pruned, ZeroParts],
     content: Content,
 ) -> Iterator[Fault]:
     """Rows or columns of a matrix that are all zero, just so many as are a rank's share."""
-    unit, place = portrait.unit, portrait.unit.place
-    if min(unit.rows, unit.columns) < 2 or not seen.item.stored.dtype.floating:
+    unit, place = matrix.unit, matrix.unit.place
+    if min(unit.rows, unit.columns) < 2 or not stats.item.stored.dtype.floating:
         return
     if place.is_moment and place.is_rare:
         return  # tokens that never came and experts that were never chosen have none
     rare = place.is_rare and place.expert is None and "expert" not in place.template
     share = 16 if rare or place.is_moment else 64
     for word, runs, count, length, across in (
-        ("rows", portrait.zero_rows, portrait.zero_row_count, unit.rows, unit.columns),
-        ("columns", portrait.zero_columns, portrait.zero_column_count, unit.columns, unit.rows),
+        ("rows", matrix.zero_rows, matrix.zero_row_count, unit.rows, unit.columns),
+        ("columns", matrix.zero_columns, matrix.zero_column_count, unit.columns, unit.rows),
     ):
-        chunks = [r for r in runs if word == "rows" and _is_a_chunk(seen, r)]
+        chunks = [r for r in runs if word == "rows" and _is_a_chunk(stats, r)]
         whole = {*chunks, *(r for r in runs if is_share(*r, length))}
         for lo, hi in runs:
             chunk = (lo, hi) in chunks and not place.is_vocabulary
@@ -151,7 +155,7 @@ def zero_block(
             trailing = place.is_vocabulary and word == "rows" and hi == length
             if trailing and is_padding(hi - lo, length, padded):
                 continue
-            stored = seen.item.stored
+            stored = stats.item.stored
             if word == "rows" and any(x.has_rows(stored, unit, lo, hi) for x in meant):
                 continue
             if word == "columns" and meant[0].has_columns(stored, unit, lo, hi):
@@ -159,7 +163,7 @@ def zero_block(
             if content.is_sparse(stored, unit, (hi - lo) * across):
                 continue
             names = tensors_in(stored, unit, *((lo, hi) if word == "rows" else ()))
-            text = f"{word} [{lo}:{hi}) of {length} of `{_named(seen, place)}` are all zero"
+            text = f"{word} [{lo}:{hi}) of {length} of `{_named(stats, place)}` are all zero"
             yield Fault("zero-block", names, f"{word} [{lo}:{hi})", text, (hi - lo) * across)
             break
 
@@ -201,30 +205,30 @@ def is_padding(count: int, length: int, padded: bool) -> bool:
     return count < _PADS_TO and not share and 2 * count < length
 
 
-def _is_a_chunk(seen: Seen, run: Run) -> bool:
+def _is_a_chunk(stats: ItemStats, run: Run) -> bool:
     """Whether rows are exactly those that one chunk holds."""
-    first = seen.item.units[0].first_row
-    for chunk, (_, zero) in seen.marks.items():
+    first = stats.item.units[0].first_row
+    for chunk, (_, zero) in stats.marks.items():
         box = chunk.box
-        if zero and len(box.shape) == 2 and len(seen.item.chunks) > 1:
+        if zero and len(box.shape) == 2 and len(stats.item.chunks) > 1:
             lo = box.offsets[0] - first
             if run[0] <= lo and lo + box.shape[0] <= run[1]:
                 return True
     return False
 
 
-def zero_tensors(found: Sequence[Seen], content: Content) -> Iterator[Fault]:
+def zero_tensors(found: Sequence[ItemStats], content: Content) -> Iterator[Fault]:
     """Tensors that are zero where their like in other layers and experts are not.
 
     One that has no like may be zero from the start, unless it is a vocabulary's; the like of a
     norm that stands alone are those of its size.  A layer that stands still has no moments, and
     what is small may have nothing left where its like are pruned.
     """
-    alike: dict[tuple[str, str], list[tuple[Seen, Portrait]]] = {}
+    alike: dict[tuple[str, str], list[tuple[ItemStats, MatrixFacts]]] = {}
     moving: set[tuple[str, str, int | None]] = set()
     norms: dict[int, list[bool]] = {}
-    for seen in found:
-        for p in seen.portraits:
+    for stats in found:
+        for p in stats.matrices:
             place = p.unit.place
             matrix = min(p.unit.rows, p.unit.columns) > 1
             norm = "norm" in place.template and not place.template.endswith("bias")
@@ -234,28 +238,28 @@ def zero_tensors(found: Sequence[Seen], content: Content) -> Iterator[Fault]:
             )
             if _STARTS_AT_ZERO.search(place.template):
                 continue
-            if seen.item.stored.dtype.floating and (told or vector):
-                alike.setdefault((place.kind, place.template), []).append((seen, p))
+            if stats.item.stored.dtype.floating and (told or vector):
+                alike.setdefault((place.kind, place.template), []).append((stats, p))
                 if not p.zero:
                     moving.add(_at(place))
                 if norm and not matrix and not place.kind:
                     norms.setdefault(p.unit.columns, []).append(p.zero)
     for (_, template), group in alike.items():
         zero = [
-            (seen, p)
-            for seen, p in group
+            (stats, p)
+            for stats, p in group
             if p.zero and (not p.unit.place.is_moment or _at(p.unit.place) in moving)
         ]
         if not zero or (len(zero) == len(group) and not _is_needed(zero[0][1], norms)):
             continue
-        like = [(seen.item.stored, p) for seen, p in group if not p.zero]
-        zero = [(seen, p) for seen, p in zero if not content.is_sparse_like(_size(p), like)]
+        like = [(stats.item.stored, p) for stats, p in group if not p.zero]
+        zero = [(stats, p) for stats, p in zero if not content.is_sparse_like(_size(p), like)]
         if not zero:
             continue
         starts_at_zero = template.endswith(".bias") and zero[0][1].unit.rows == 1
         if starts_at_zero and 2 * len(zero) >= len(group):
             continue  # a part of the model that was never trained
-        names = [name for seen, p in zero for name in tensors_in(seen.item.stored, p.unit)]
+        names = [name for stats, p in zero for name in tensors_in(stats.item.stored, p.unit)]
         rest = len(like)
         text = f"{few(names)} {'is' if len(names) == 1 else 'are'} all zero"
         text += f", the other {rest} of `{template}` are not" if rest else ""
@@ -263,8 +267,8 @@ def zero_tensors(found: Sequence[Seen], content: Content) -> Iterator[Fault]:
         yield Fault("zero-tensor", tuple(names), _files(zero[0][0]), text, elements)
 
 
-def _size(portrait: Portrait) -> int:
-    return portrait.unit.rows * portrait.unit.columns
+def _size(matrix: MatrixFacts) -> int:
+    return matrix.unit.rows * matrix.unit.columns
 
 
 def _at(place: Place) -> tuple[str, str, int | None]:
@@ -272,44 +276,44 @@ def _at(place: Place) -> tuple[str, str, int | None]:
     return place.kind, place.template.partition("*")[0], place.layer
 
 
-def _is_needed(portrait: Portrait, norms: Mapping[int, Sequence[bool]]) -> bool:
+def _is_needed(matrix: MatrixFacts, norms: Mapping[int, Sequence[bool]]) -> bool:
     """Whether no model has this all zero: a vocabulary, or a norm whose like are all but it not."""
-    place, like = portrait.unit.place, norms.get(portrait.unit.columns, ())
-    alone = place.layer is None and "norm" in place.template and portrait.unit.rows == 1
+    place, like = matrix.unit.place, norms.get(matrix.unit.columns, ())
+    alone = place.layer is None and "norm" in place.template and matrix.unit.rows == 1
     return place.is_vocabulary or (alone and sum(like) == 1 and len(like) > 1)
 
 
-def zero_scalars(found: Sequence[Seen]) -> Iterator[Fault]:
+def zero_scalars(found: Sequence[ItemStats]) -> Iterator[Fault]:
     """Scales without an axis that are zero: nothing can be multiplied by them and remain."""
-    for seen in found:
-        stored = seen.item.stored
-        if stored.shape == () and seen.value == 0 and "scale" in stored.name.rpartition(".")[2]:
-            yield Fault("zero-scalar", (stored.name,), _files(seen), f"`{stored.name}` is 0", 1)
+    for stats in found:
+        stored = stats.item.stored
+        if stored.shape == () and stats.value == 0 and "scale" in stored.name.rpartition(".")[2]:
+            yield Fault("zero-scalar", (stored.name,), _files(stats), f"`{stored.name}` is 0", 1)
 
 
-def notes_of(found: Sequence[Seen], faults: Iterable[Fault]) -> Iterator[str]:
+def notes_of(found: Sequence[ItemStats], faults: Iterable[Fault]) -> Iterator[str]:
     """What is worth saying, and no fault says."""
     lost = {name for fault in faults if fault.kind == "zero-block" for name in fault.tensors}
-    unsealed = sum(seen.unsealed for seen in found)
+    unsealed = sum(stats.unsealed for stats in found)
     if unsealed:
         yield f"{unsealed:,} chunks were saved without a CRC-32, so their bytes cannot be checked"
-    for seen in found:
-        for p in seen.portraits:
+    for stats in found:
+        for p in stats.matrices:
             lo, hi = next((r for r in p.zero_rows if r[1] == p.unit.rows), (0, 0))
             if not p.unit.place.is_vocabulary or p.unit.place.kind:
                 continue
-            name = seen.item.stored.name
-            if hi > lo and lost.isdisjoint(tensors_in(seen.item.stored, p.unit)):
+            name = stats.item.stored.name
+            if hi > lo and lost.isdisjoint(tensors_in(stats.item.stored, p.unit)):
                 yield f"`{name}` ends with {hi - lo:,} zero rows, as padding does"
             elif hi == lo and p.alike_at_end > 1:
                 yield f"`{name}` ends with {p.alike_at_end:,} equal rows, as tokens never trained do"
 
 
-def _named(seen: Seen, place: Place) -> str:
+def _named(stats: ItemStats, place: Place) -> str:
     at = [str(k) for k in (place.layer, place.expert) if k is not None]
-    name = seen.item.stored.name
-    return name if len(seen.item.units) == 1 or not at else f"{name} ({', '.join(at)})"
+    name = stats.item.stored.name
+    return name if len(stats.item.units) == 1 or not at else f"{name} ({', '.join(at)})"
 
 
-def _files(seen: Seen) -> str:
-    return few(sorted({chunk.file for chunk in seen.item.chunks}))
+def _files(stats: ItemStats) -> str:
+    return few(sorted({chunk.file for chunk in stats.item.chunks}))

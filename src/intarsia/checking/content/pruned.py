@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from intarsia.checking.naming import Place, Unit, place_of, tensors_in
-from intarsia.checking.survey.portrait import Run
-from intarsia.checking.survey.seen import Seen
+from intarsia.checking.survey.item_stats import ItemStats
+from intarsia.checking.survey.matrix_facts import Run
 from intarsia.layout import Piece, clip
 from intarsia.planning.manifest import Stored
 
@@ -21,13 +21,13 @@ _At = tuple[str, str, int | None, int | None]
 class Pruned:
     """The zero columns of every layer, and the zero rows, by the logical tensors that hold them."""
 
-    def __init__(self, found: Sequence[Seen]) -> None:
+    def __init__(self, found: Sequence[ItemStats]) -> None:
         self._columns: dict[_At, list[tuple[str, int, Run]]] = {}
         self._rows: dict[_At, list[tuple[str, int, Run]]] = {}
         self._layers: dict[str, set[int | None]] = {}
-        for seen in found:
-            for p in seen.portraits:
-                stored = seen.item.stored
+        for stats in found:
+            for p in stats.matrices:
+                stored = stats.item.stored
                 at = _at_of(stored, p.unit)
                 self._layers.setdefault(at[1], set()).add(at[2])
                 for run in p.zero_columns:

@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from intarsia.checking.content.same_content import Content, Drawn
+from intarsia.checking.content.same_content import Content, Matrix
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import Place, place_of, tensors_in
-from intarsia.checking.survey.seen import Seen
+from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.errors import few
 from intarsia.planning.manifest import Stored
 from intarsia.state.names import MASTER, kind_of, parameter_of
 
-Experts = dict[int, Drawn]
+Experts = dict[int, Matrix]
 _Stack = tuple[str, int | None, str]
 """The template of a list of modules, an expert, and a kind of state."""
 
@@ -22,13 +22,13 @@ _NUMBER = re.compile(r"(?<=\.)(?<!experts\.)\d+(?=\.)")
 
 
 def repeat_faults(
-    found: Sequence[Seen], tied: Mapping[str, str], content: Content
+    found: Sequence[ItemStats], tied: Mapping[str, str], content: Content
 ) -> Iterator[Fault]:
     """What is equal and should not be; and what should be and is not."""
-    drawn = [(seen.item.stored, p) for seen in found for p in seen.portraits]
-    drawn = content.confirmed(drawn)
+    matrices = [(stats.item.stored, p) for stats in found for p in stats.matrices]
+    matrices = content.confirmed(matrices)
     parts = [
-        [(stored, p) for stored, p in drawn if is_part(p.unit.place)]
+        [(stored, p) for stored, p in matrices if is_part(p.unit.place)]
         for is_part in (
             lambda place: not place.kind,
             lambda place: place.kind == MASTER,
@@ -38,7 +38,7 @@ def repeat_faults(
     for repeated in (repeated_experts, repeated_layers):
         # What was copied with its state is reported once, for the weights.
         yield from next((faults for part in parts if (faults := list(repeated(part)))), ())
-    shards = [fault for seen in found for fault in repeated_shards(seen, content)]
+    shards = [fault for stats in found for fault in repeated_shards(stats, content)]
     told = {name for fault in shards for name in fault.tensors}
     # As above: state that repeats where its parameter does adds nothing.
     yield from (
@@ -70,10 +70,10 @@ def made_by_copying(
     return notes, left
 
 
-def repeated_experts(drawn: Sequence[Drawn]) -> Iterator[Fault]:
+def repeated_experts(matrices: Sequence[Matrix]) -> Iterator[Fault]:
     """Experts of one layer that are equal, told apart by which are."""
     layers: dict[tuple[str, str, int | None], Experts] = {}
-    for stored, p in drawn:
+    for stored, p in matrices:
         place = p.unit.place
         if place.expert is not None and p.telling:
             key = (place.kind, place.template, place.layer)
@@ -151,14 +151,14 @@ def _size(groups: Mapping[Any, Experts]) -> int:
     )
 
 
-def repeated_layers(drawn: Sequence[Drawn]) -> Iterator[Fault]:
+def repeated_layers(matrices: Sequence[Matrix]) -> Iterator[Fault]:
     """Layers that are equal in every matrix, or in some; what all layers share is a buffer."""
-    templates: dict[_Stack, dict[int, Drawn]] = {}
-    for stored, p in drawn:
+    templates: dict[_Stack, dict[int, Matrix]] = {}
+    for stored, p in matrices:
         if p.telling and stored.dtype.floating:
             for key, number in _stacks(stored, p.unit.place):
                 templates.setdefault(key, {})[number] = (stored, p)
-    equal: dict[tuple[str, int, int], list[Drawn]] = {}
+    equal: dict[tuple[str, int, int], list[Matrix]] = {}
     held: dict[tuple[str, int], int] = {}
     for (template, _, _), layers in templates.items():
         stack = template.partition("*")[0]
@@ -195,7 +195,7 @@ def _stacks(stored: Stored, place: Place) -> Iterator[tuple[_Stack, int]]:
         yield (place.template, place.expert, place.kind), place.layer
 
 
-def _shared_by_all(templates: Mapping[Any, Mapping[int, Drawn]]) -> set[str]:
+def _shared_by_all(templates: Mapping[Any, Mapping[int, Matrix]]) -> set[str]:
     """Templates of which every layer holds the same: masks and tables that were saved along."""
     return {
         template
@@ -204,10 +204,10 @@ def _shared_by_all(templates: Mapping[Any, Mapping[int, Drawn]]) -> set[str]:
     }
 
 
-def repeated_shards(seen: Seen, content: Content) -> Iterator[Fault]:
+def repeated_shards(stats: ItemStats, content: Content) -> Iterator[Fault]:
     """Blocks of one matrix that are equal; what a step may leave out has moments that say nothing."""
-    stored = seen.item.stored
-    for p in seen.portraits:
+    stored = stats.item.stored
+    for p in stats.matrices:
         if p.unit.place.is_moment and p.unit.place.is_rare:
             continue
         for word, repeat, length, across in (
@@ -233,26 +233,26 @@ def repeated_shards(seen: Seen, content: Content) -> Iterator[Fault]:
             break
 
 
-def tied_that_differ(found: Sequence[Seen], tied: Mapping[str, str]) -> Iterator[Fault]:
+def tied_that_differ(found: Sequence[ItemStats], tied: Mapping[str, str]) -> Iterator[Fault]:
     """Pairs that the configuration ties, both stored in one element type and shape, not equal."""
     whole = {
-        stored.layout.tensors[0]: (stored, seen.portraits[0])
-        for seen in found
-        for stored in seen.item.names
-        if len(stored.layout.tensors) == 1 and len(seen.portraits) == 1
+        stored.layout.tensors[0]: (stored, stats.matrices[0])
+        for stats in found
+        for stored in stats.item.names
+        if len(stored.layout.tensors) == 1 and len(stats.matrices) == 1
     }
     for name, twin in tied.items():
         # Layers that predict further tokens may have been trained with a head of their own.
         if name not in whole or twin not in whole or place_of(name).layer is not None:
             continue
-        (a, drawn), (b, other) = whole[name], whole[twin]
-        if a.dtype == b.dtype and a.shape == b.shape and drawn.digest != other.digest:
+        (a, matrix), (b, other) = whole[name], whole[twin]
+        if a.dtype == b.dtype and a.shape == b.shape and matrix.digest != other.digest:
             text = f"`{name}` and `{twin}` are tied by the configuration, both stored, and differ"
             yield Fault("tied-differ", (name, twin), a.chunks[0].file, text, a.layout.size)
 
 
-def _names(drawn: Drawn) -> tuple[str, ...]:
-    return tensors_in(drawn[0], drawn[1].unit)
+def _names(matrix: Matrix) -> tuple[str, ...]:
+    return tensors_in(matrix[0], matrix[1].unit)
 
 
 def _numbers(layers: Iterator[int | None]) -> str:

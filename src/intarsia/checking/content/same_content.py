@@ -14,7 +14,7 @@ import numpy as np
 
 from intarsia.checking.content.chance import may_be_zero
 from intarsia.checking.naming import Unit
-from intarsia.checking.survey.portrait import Portrait, Run
+from intarsia.checking.survey.matrix_facts import MatrixFacts, Run
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FormatError
 from intarsia.mesh import Box
@@ -23,7 +23,7 @@ from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.value.bits import Bits, as_float64, bits_dtype
 
-Drawn = tuple[Stored, Portrait]
+Matrix = tuple[Stored, MatrixFacts]
 
 _ROUNDING = 0.02
 """How far a sine that is stored in few bits may be from the sine."""
@@ -42,20 +42,20 @@ class Content:
         self._manifest, self._budget = manifest, budget
         self._checkpoint: Checkpoint | None = None
 
-    def confirmed(self, drawn: Sequence[Drawn]) -> list[Drawn]:
+    def confirmed(self, matrices: Sequence[Matrix]) -> list[Matrix]:
         """The same matrices, of which only those that are equal throughout have equal digests."""
         alike: dict[bytes, list[int]] = {}
-        for k, (_, p) in enumerate(drawn):
+        for k, (_, p) in enumerate(matrices):
             if p.telling:
                 alike.setdefault(p.digest, []).append(k)
-        out = list(drawn)
+        out = list(matrices)
         for digest, group in alike.items():
             first: list[int] = []
             for k in group if len(group) > 1 else ():
-                kin = next((j for j in first if self._are_equal(drawn[j], drawn[k])), None)
+                kin = next((j for j in first if self._are_equal(matrices[j], matrices[k])), None)
                 if kin is None:
                     first.append(k)
-                stored, p = drawn[k]
+                stored, p = matrices[k]
                 number = first.index(k if kin is None else kin)
                 out[k] = (stored, replace(p, digest=digest + number.to_bytes(4, "little")))
         return out
@@ -70,7 +70,7 @@ class Content:
         held, size = self._held(stored, unit)
         return held > 0 and may_be_zero(zeros, size - held - zeros, size - zeros)
 
-    def is_sparse_like(self, size: int, like: Sequence[Drawn]) -> bool:
+    def is_sparse_like(self, size: int, like: Sequence[Matrix]) -> bool:
         """Whether a matrix of zeros may be chance, as many elements of its like are zero."""
         counts = [self._held(stored, p.unit) for stored, p in like[:_MOST_LIKE]]
         held, of = (sum(x) for x in zip(*counts, strict=True)) if counts else (0, 0)
@@ -115,7 +115,7 @@ class Content:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _are_equal(self, a: Drawn, b: Drawn) -> bool:
+    def _are_equal(self, a: Matrix, b: Matrix) -> bool:
         boxes = (_box(p.unit, 0, (0, p.unit.rows)) for _, p in (a, b))
         left, right = boxes
         return a[0].dtype == b[0].dtype and self._same(a[0], left, b[0], right)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from intarsia.checking.fault import Fault
-from intarsia.checking.survey.seen import Seen
+from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.errors import few
 from intarsia.planning.manifest import Manifest
 from intarsia.quantised import Part, Quantised, QuantisedWeight, Role, ScaleFault
@@ -30,40 +30,40 @@ def scale_faults_of_headers(manifest: Manifest) -> Iterator[Fault]:
         yield Fault(kind, names, few(files), like[0].text + more)
 
 
-def scale_faults(found: Sequence[Seen], quantised: Quantised) -> Iterator[Fault]:
+def scale_faults(found: Sequence[ItemStats], quantised: Quantised) -> Iterator[Fault]:
     """Scales that are no numbers, or all zero; and what was wrong with reading them."""
-    for seen in found:
-        part = _part_beside(seen, quantised)
+    for stats in found:
+        part = _part_beside(stats, quantised)
         if part is None:
             continue
-        yield from seen.faults
+        yield from stats.faults
         _, held = part
-        if seen.faults or not held.role.is_scale:
+        if stats.faults or not held.role.is_scale:
             continue
-        stored = seen.item.stored
-        files = few(sorted({chunk.file for chunk in seen.item.chunks}))
+        stored = stats.item.stored
+        files = few(sorted({chunk.file for chunk in stats.item.chunks}))
         exponents = held.dtype.name == "U8" and held.word in _EXPONENTS
-        count = seen.not_finite.count or int(exponents and seen.most == _NAN_EXPONENT)
+        count = stats.not_finite.count or int(exponents and stats.most == _NAN_EXPONENT)
         if count:
             what = f"{count:,} of {stored.layout.size:,} elements" if not exponents else "elements"
             text = (
                 f"{what} of `{stored.name}` are NaN or infinite: so is every weight that they scale"
             )
             yield Fault("scale-nan", (stored.name,), files, text, count)
-        elif (held.dtype.floating or exponents) and _is_zero(seen):
+        elif (held.dtype.floating or exponents) and _is_zero(stats):
             text = f"`{stored.name}` is all zero: so is every weight that it scales"
             yield Fault("scale-zero", (stored.name,), files, text, stored.layout.size)
 
 
-def weights_among(found: Sequence[Seen], quantised: Quantised) -> list[Seen]:
-    """What was seen of weights; scales are judged by rules of their own."""
-    return [seen for seen in found if _part_beside(seen, quantised) is None]
+def weights_among(found: Sequence[ItemStats], quantised: Quantised) -> list[ItemStats]:
+    """The weights among what was surveyed; scales are judged by rules of their own."""
+    return [stats for stats in found if _part_beside(stats, quantised) is None]
 
 
-def _part_beside(seen: Seen, quantised: Quantised) -> tuple[QuantisedWeight, Part] | None:
-    found = quantised.by_part.get(seen.item.stored.name)
+def _part_beside(stats: ItemStats, quantised: Quantised) -> tuple[QuantisedWeight, Part] | None:
+    found = quantised.by_part.get(stats.item.stored.name)
     return None if found is None or found[1].role is Role.WEIGHT else found
 
 
-def _is_zero(seen: Seen) -> bool:
-    return not seen.lost and (seen.most == 0 or any(p.zero for p in seen.portraits))
+def _is_zero(stats: ItemStats) -> bool:
+    return not stats.lost and (stats.most == 0 or any(p.zero for p in stats.matrices))

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from intarsia.checking.naming import Unit, place_of, tensors_in
-from intarsia.checking.survey.portrait import Portrait
-from intarsia.checking.survey.seen import Seen
+from intarsia.checking.survey.item_stats import ItemStats
+from intarsia.checking.survey.matrix_facts import MatrixFacts
 from intarsia.layout import clip
 from intarsia.planning.manifest import Stored
 
@@ -21,14 +21,14 @@ _Like = tuple[str, str]
 class ZeroParts:
     """Which logical tensors of fused matrices are all zero, and which of them in every layer."""
 
-    def __init__(self, found: Sequence[Seen]) -> None:
+    def __init__(self, found: Sequence[ItemStats]) -> None:
         self._zero: set[str] = set()
         self._like: dict[_Like, list[str]] = {}
-        for seen in found:
-            for p in seen.portraits:
-                names = tensors_in(seen.item.stored, p.unit)
+        for stats in found:
+            for p in stats.matrices:
+                names = tensors_in(stats.item.stored, p.unit)
                 if len(names) > 1:
-                    self._zero.update(_all_zero(seen.item.stored, p))
+                    self._zero.update(_all_zero(stats.item.stored, p))
                     for name in names:
                         self._like.setdefault(_like(name), []).append(name)
 
@@ -44,7 +44,7 @@ def _like(name: str) -> _Like:
     return place.kind, place.template
 
 
-def _all_zero(stored: Stored, p: Portrait) -> tuple[str, ...]:
+def _all_zero(stored: Stored, p: MatrixFacts) -> tuple[str, ...]:
     """The tensors of a matrix that its zero rows are, all of theirs and no others."""
     names = [n for lo, hi in p.zero_rows for n in tensors_in(stored, p.unit, lo, hi)]
     start = p.unit.first_row * p.unit.columns

@@ -14,7 +14,7 @@ from intarsia.checking.digests.digest import (
 )
 from intarsia.checking.fault import Fault
 from intarsia.checking.pair.ties import tied_and_absent
-from intarsia.checking.survey.seen import Seen
+from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FormatError, IntarsiaError, few
 from intarsia.format.folder.side_files import DIGESTS
@@ -65,7 +65,7 @@ def object_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
 
 def digest_faults(
     manifest: Manifest,
-    found: Sequence[Seen],
+    found: Sequence[ItemStats],
     expected: Mapping[str, str],
     known: Collection[str],
     budget: Budget,
@@ -74,7 +74,7 @@ def digest_faults(
     """Tensors that are not those whose digests were stored; tensors in `known` are reported as faulty already."""
     if not expected:
         return
-    totals = merged(seen.sums for seen in found)
+    totals = merged(stats.sums for stats in found)
     told: dict[str, str] = {}
     rest: list[str] = []
     for name, x in manifest.logical.items():

@@ -66,7 +66,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Unlike:
+class ShapesDiffer:
     """A tensor whose shapes differ, so that no distance can be measured."""
 
     tensor: str
@@ -82,7 +82,7 @@ class Changes(Sequence[Change]):
     """The changes of all tensors, the furthest first, and the tensors that could not be measured."""
 
     tensors: tuple[Change, ...]
-    unlike: tuple[Unlike, ...] = ()
+    unlike: tuple[ShapesDiffer, ...] = ()
     only_in_a: tuple[str, ...] = ()
     only_in_b: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ def changes(
     unlike = [p for p in matched.pairs if p.a.shape != p.b.shape]
     return Changes(
         tuple(sorted(found, key=lambda change: change.rank)),
-        tuple(Unlike(p.a.name, p.a.shape, p.b.shape) for p in unlike),
+        tuple(ShapesDiffer(p.a.name, p.a.shape, p.b.shape) for p in unlike),
         matched.only_in_a,
         matched.only_in_b,
         matched.notes,

@@ -16,8 +16,8 @@ from intarsia.checking.diagnosis import Finding, Unequal, diagnose
 from intarsia.checking.diagnosis.hypotheses.hypothesis import same
 from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
 from intarsia.checking.fault import Fault
-from intarsia.checking.pair.beside import Beside, compare_beside
 from intarsia.checking.pair.change import Number, distances
+from intarsia.checking.pair.non_tensors import NonTensor, compare_non_tensors
 from intarsia.checking.pair.pairs import Pair, match, read, windows_of
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import unravel
@@ -81,7 +81,7 @@ class Comparison:
     different: tuple[Difference, ...]
     notes: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
-    beside: tuple[Beside, ...] = ()
+    beside: tuple[NonTensor, ...] = ()
     damaged: tuple[Fault, ...] = ()
     """Faults of what one side stores outside of every tensor."""
     rounded: int = 0
@@ -144,7 +144,7 @@ def compare(
         different=tuple(map(_told, unequal, diagnosis.findings)),
         notes=(*matched.notes, *_padding(a, "A", budget), *_padding(b, "B", budget)),
         faults=diagnosis.faults,
-        beside=compare_beside(a.manifest, b.manifest, budget),
+        beside=compare_non_tensors(a.manifest, b.manifest, budget),
         damaged=tuple(
             replace(fault, where=f"{side}: {fault.where}")
             for side, held in (("A", a.manifest), ("B", b.manifest))

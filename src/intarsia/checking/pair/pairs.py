@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from intarsia.checking.pair.quantised_differently import quantised_differently
 from intarsia.checking.pair.ties import tied_and_absent
-from intarsia.checking.pair.unlike import unlike
 from intarsia.checkpoint import Checkpoint
 from intarsia.family import table_for
 from intarsia.format.registry import format_named
@@ -58,7 +58,9 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
     tied = {"A": tied_and_absent(a.manifest), "B": tied_and_absent(b.manifest)}
     mains = _main_weights(a.manifest, b.manifest)
     norms = recentred_norms(a.config or b.config) if mains else {}
-    apart = unlike(a.manifest, b.manifest, table_for(a.config) or table_for(b.config))
+    apart = quantised_differently(
+        a.manifest, b.manifest, table_for(a.config) or table_for(b.config)
+    )
     left = {name: x for name, x in left.items() if name not in apart.a}
     right = {name: x for name, x in right.items() if name not in apart.b}
     pairs = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from intarsia.checking.survey.item_survey import ItemSurvey, Looking
+from intarsia.checking.survey.item_stats import ItemStats
+from intarsia.checking.survey.item_survey import ItemSurvey, SurveyContext
 from intarsia.checking.survey.items import items_of
-from intarsia.checking.survey.seen import Seen
 from intarsia.checking.survey.stretches import Stretch
 from intarsia.format.registry import folder_of, format_named
 from intarsia.planning.manifest import Logical, Manifest
@@ -20,8 +20,8 @@ def survey(
     budget: Budget,
     progress: Progress | None = None,
     wanted: Mapping[str, Logical] | None = None,
-) -> list[Seen]:
-    """Read every chunk once, on the budget's threads, and say what was seen.
+) -> list[ItemStats]:
+    """Read every chunk once, on the budget's threads, and return what it showed.
 
     Of the logical tensors that are `wanted`, the sums for their digests are taken too.
     """
@@ -31,10 +31,10 @@ def survey(
     most_sums = budget.memory_bytes // (2 * 8 * budget.workers)
     format = format_named(manifest.format)
     with folder_of(manifest) as folder:
-        looking = Looking(
+        context = SurveyContext(
             manifest, format, folder, block_bytes, budget.stretch_bytes, most_sums, wanted or {}
         )
-        surveys = [ItemSurvey(item, looking, budget.window_bytes) for item in items_of(manifest)]
+        surveys = [ItemSurvey(item, context, budget.window_bytes) for item in items_of(manifest)]
         steps = [(each, stretch) for each in surveys for stretch in each.stretches]
 
         def nbytes(step: tuple[ItemSurvey, Stretch]) -> int:
@@ -47,14 +47,14 @@ def survey(
             progress=progress,
             nbytes=nbytes,
         )
-    return [each.seen for each in surveys]
+    return [each.stats for each in surveys]
 
 
-def surveyed(found: Sequence[Seen]) -> tuple[int, int]:
-    """How many tensors were seen whole, and how many elements."""
+def surveyed(found: Sequence[ItemStats]) -> tuple[int, int]:
+    """How many tensors were read whole, and how many elements."""
     held, lost = set[str](), set[str]()
-    for seen in found:
-        for s in seen.item.names:
-            (lost if seen.lost else held).update(s.layout.tensors or (s.name,))
-    elements = sum(c.box.size for seen in found if not seen.lost for c in seen.item.chunks)
+    for stats in found:
+        for s in stats.item.names:
+            (lost if stats.lost else held).update(s.layout.tensors or (s.name,))
+    elements = sum(c.box.size for stats in found if not stats.lost for c in stats.item.chunks)
     return len(held - lost), elements

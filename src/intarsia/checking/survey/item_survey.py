@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from intarsia.checking.alone.headers import is_there
 from intarsia.checking.digests.sums import Summing
 from intarsia.checking.fault import Fault
+from intarsia.checking.survey.item_stats import ItemStats, look
 from intarsia.checking.survey.items import Item
-from intarsia.checking.survey.seen import Seen, look
-from intarsia.checking.survey.sketch import Sketch
+from intarsia.checking.survey.matrix_sums import MatrixSums
 from intarsia.checking.survey.stretches import Block, Stretch, blocks_of, cut_stretches
 from intarsia.errors import IntarsiaError
 from intarsia.format.base import Format, Located
@@ -34,11 +34,11 @@ from intarsia.value.bits import Bits, as_float64, bits_dtype
 
 
 @dataclass(frozen=True)
-class Looking:
+class SurveyContext:
     """What the surveys of all items share.
 
-    `block_bytes` are looked at in one go, `stretch_bytes` are summed in one call, and a sketch keeps
-    at most `most_sums`.  Of the logical tensors that are `wanted`, sums for their digests are taken.
+    `block_bytes` are looked at in one go, `stretch_bytes` are summed in one call, and at most
+    `most_sums` sums of one matrix are kept.  Of the logical tensors that are `wanted`, sums for their digests are taken.
     """
 
     manifest: Manifest
@@ -69,7 +69,7 @@ class _Place:
 class _Part:
     """What one stretch showed: in `checksums` each CRC-32 in order, with the bytes that it is of."""
 
-    seen: Seen
+    stats: ItemStats
     checksums: list[tuple[int, int]]
     fault: IntarsiaError | None = None
 
@@ -77,9 +77,9 @@ class _Part:
 class ItemSurvey:
     """One item while its stretches are looked at, by any thread."""
 
-    def __init__(self, item: Item, looking: Looking, most_bytes: int) -> None:
-        self.item, self._looking = item, looking
-        self.seen = Seen(item)
+    def __init__(self, item: Item, context: SurveyContext, most_bytes: int) -> None:
+        self.item, self._context = item, context
+        self.stats = ItemStats(item)
         self._lock = threading.Lock()
         self._places: dict[int, _Place] = {}
         self._parts: dict[Stretch, _Part] = {}
@@ -91,19 +91,19 @@ class ItemSurvey:
         for number, chunk in enumerate(self.item.chunks):
             if not chunk.box.size:
                 continue
-            if is_there(self._looking.manifest, chunk):
+            if is_there(self._context.manifest, chunk):
                 size = self.item.stored.dtype.itemsize
                 yield from cut_stretches(number, chunk.box, size, most_bytes)
             else:
-                self.seen.lost += 1
+                self.stats.lost += 1
 
     @cached_property
-    def _sketch(self) -> Sketch:
-        return Sketch(self.item.units, self.item.stored.dtype, self._looking.most_sums)
+    def _matrix_sums(self) -> MatrixSums:
+        return MatrixSums(self.item.units, self.item.stored.dtype, self._context.most_sums)
 
     def look(self, stretch: Stretch) -> None:
         """Read a stretch; with the last one the item is done."""
-        part = _Part(Seen(self.item), [])
+        part = _Part(ItemStats(self.item), [])
         try:
             self._look(stretch, part)
         except IntarsiaError as error:
@@ -116,14 +116,14 @@ class ItemSurvey:
             self._finish()
 
     def _look(self, stretch: Stretch, part: _Part) -> None:
-        looking, chunk = self._looking, self.item.chunks[stretch.number]
+        context, chunk = self._context, self.item.chunks[stretch.number]
         with self._lock:
-            sketch, place = self._sketch, self._place(stretch.number)
+            matrix_sums, place = self._matrix_sums, self._place(stretch.number)
         if not place.together and not stretch.lo and not stretch.first:
             found = self._sum(chunk.file, place.start_bytes, place.length_bytes)
             part.checksums.append((found, place.length_bytes))
         summing = Summing(
-            self.item, looking.wanted, self._weights, stretch_bytes=looking.stretch_bytes
+            self.item, context.wanted, self._weights, stretch_bytes=context.stretch_bytes
         )
         summing.start(chunk)
         for block in blocks_of(
@@ -131,24 +131,24 @@ class ItemSurvey:
             chunk.box,
             self.item.stored.shape,
             self.item.stored.dtype.itemsize,
-            looking.block_bytes,
+            context.block_bytes,
         ):
             held = self._read(chunk, place.located, block)
             summed = summing.add(held, block.at)
             if place.together:
                 crc = crc32(held) if summed is None else summed
                 part.checksums.append((crc, held.nbytes))
-            look(part.seen, sketch, held, block.rows, block.column, looking.magnitudes)
-        part.seen.sums, part.seen.rounded = summing.sums, summing.rounded
+            look(part.stats, matrix_sums, held, block.rows, block.column, context.magnitudes)
+        part.stats.sums, part.stats.rounded = summing.sums, summing.rounded
 
     def _place(self, number: int) -> _Place:
         if number not in self._places:
-            looking, chunk, stored = self._looking, self.item.chunks[number], self.item.stored
-            located = locate_chunk(looking.format, looking.folder, stored, chunk)
+            context, chunk, stored = self._context, self.item.chunks[number], self.item.stored
+            located = locate_chunk(context.format, context.folder, stored, chunk)
             size = chunk.box.size * stored.dtype.itemsize
             start, length, crc, unsealed = located.start_bytes, size, None, False
-            in_memory = chunk.file in looking.manifest.in_memory_files
-            saved = None if in_memory else looking.format.checksum(looking.folder, chunk)
+            in_memory = chunk.file in context.manifest.in_memory_files
+            saved = None if in_memory else context.format.checksum(context.folder, chunk)
             if saved is not None:
                 start, length, crc = saved
                 unsealed = crc is None and size > 0
@@ -158,24 +158,24 @@ class ItemSurvey:
 
     def _read(self, chunk: Chunk, located: Located, block: Block) -> Bits:
         """The elements of a block, in memory that this thread uses for its next one."""
-        looking, dtype = self._looking, self.item.stored.dtype
+        context, dtype = self._context, self.item.stored.dtype
         size, at = len(block.rows) * block.width, block.at
-        buffer = looking.room.take(size * dtype.itemsize)
+        buffer = context.room.take(size * dtype.itemsize)
         if located.piece is None:
             start = located.start_bytes + at * dtype.itemsize
-            looking.folder.read_into(chunk.file, start, buffer.data)
+            context.folder.read_into(chunk.file, start, buffer.data)
         else:
             held = clip(located.piece.flip(), at, at + size)
             pieces = (replace(p, at=p.at - at).flip() for p in held)
             start, same = located.start_bytes, Change(dtype, dtype)
-            gather(looking.folder, [Fill(chunk.file, start, p, same, buffer) for p in pieces])
+            gather(context.folder, [Fill(chunk.file, start, p, same, buffer) for p in pieces])
         return buffer.view(bits_dtype(dtype)).reshape(len(block.rows), block.width)
 
     def _sum(self, file: str, start_bytes: int, length_bytes: int) -> int:
-        found, step = 0, self._looking.block_bytes
+        found, step = 0, self._context.block_bytes
         for at in range(0, length_bytes, step):
             size = min(step, length_bytes - at)
-            found = crc32(self._looking.folder.view(file, start_bytes + at, size), found)
+            found = crc32(self._context.folder.view(file, start_bytes + at, size), found)
         return found
 
     @cached_property
@@ -183,7 +183,7 @@ class ItemSurvey:
         """The weights of one element type whose main weights the item holds, apart from them."""
         if self.item.kinds != {MASTER} or not self.item.stored.dtype.floating:
             return {}
-        wanted, logical = self._looking.wanted, self._looking.manifest.logical
+        wanted, logical = self._context.wanted, self._context.manifest.logical
         held = {
             name: wanted[name]
             for name in map(parameter_of, self.item.stored.layout.tensors)
@@ -194,24 +194,24 @@ class ItemSurvey:
 
     def _finish(self) -> None:
         """Put together what the stretches showed, in their order."""
-        item, seen = self.item, self.seen
+        item, stats = self.item, self.stats
         stored = item.stored
         for number in dict.fromkeys(stretch.number for stretch in self.stretches):
             of_chunk = [s for s in self.stretches if s.number == number]
             parts = [self._parts[stretch] for stretch in of_chunk]
             for part in parts:
-                seen.join(part.seen)
-                add_to(seen.sums, part.seen.sums)
-                add_to(seen.rounded, part.seen.rounded)
-            seen.faults += self._faults(number, parts)
+                stats.join(part.stats)
+                add_to(stats.sums, part.stats.sums)
+                add_to(stats.rounded, part.stats.rounded)
+            stats.faults += self._faults(number, parts)
         self._parts.clear()
         whole = sum(unit.rows * unit.columns for unit in item.units)
-        if not seen.unread and whole == sum(chunk.box.size for chunk in item.chunks):
-            seen.portraits = self._sketch.portraits(_padded(stored, self._sketch))
-            if stored.layout.size == 1 and seen.value is None:
-                bits = np.array([seen.total], np.uint64).astype(bits_dtype(stored.dtype))
-                seen.value = float(as_float64(bits, stored.dtype).real[0])
-        self.__dict__.pop("_sketch", None)
+        if not stats.unread and whole == sum(chunk.box.size for chunk in item.chunks):
+            stats.matrices = self._matrix_sums.facts(_padded(stored, self._matrix_sums))
+            if stored.layout.size == 1 and stats.value is None:
+                bits = np.array([stats.total], np.uint64).astype(bits_dtype(stored.dtype))
+                stats.value = float(as_float64(bits, stored.dtype).real[0])
+        self.__dict__.pop("_matrix_sums", None)
 
     def _faults(self, number: int, parts: list[_Part]) -> Iterator[Fault]:
         """What is wrong with the bytes of a chunk; what it holds is noted where nothing is."""
@@ -223,7 +223,7 @@ class ItemSurvey:
             yield Fault(error.kind, names, where, error.brief, size, files=files)
             return
         place, found = self._places[number], 0
-        self.seen.unsealed += place.unsealed
+        self.stats.unsealed += place.unsealed
         for part in parts:
             for crc, length in part.checksums:
                 found = join(found, crc, length)
@@ -232,11 +232,11 @@ class ItemSurvey:
             text = f"CRC-32 {found:08x}, recorded {place.crc:08x} when it was saved"
             where = f"{chunk.file} bytes [{place.start_bytes:,}:{end:,})"
             yield Fault("checksum-wrong", names, where, text, size, files=files)
-        total = sum(part.seen.total for part in parts) % (1 << 64)
-        self.seen.marks[chunk] = (found, total == 0)
+        total = sum(part.stats.total for part in parts) % (1 << 64)
+        self.stats.marks[chunk] = (found, total == 0)
 
 
-def _padded(stored: Stored, sketch: Sketch) -> NDArray[np.bool_] | None:
+def _padded(stored: Stored, matrix_sums: MatrixSums) -> NDArray[np.bool_] | None:
     """The sums of rows of a stored tensor that hold no element of any logical tensor."""
     if stored.layout.mapped == stored.layout.size or not stored.shape:
         return None
@@ -244,8 +244,8 @@ def _padded(stored: Stored, sketch: Sketch) -> NDArray[np.bool_] | None:
     pieces = stored.layout.pieces
     edges = np.array([(p.at // width, (p.at + p.span) // width) for p in pieces], np.int64)
     last = np.array([prod(stored.shape[:-1]) - 1], np.int64)
-    marks = np.ones(int(sketch.row_sums(last)[0]) + 1, np.bool_)
-    for lo, hi in sketch.row_sums(edges).tolist():
+    marks = np.ones(int(matrix_sums.row_sums(last)[0]) + 1, np.bool_)
+    for lo, hi in matrix_sums.row_sums(edges).tolist():
         marks[lo : hi + 1] = False
     return marks
 

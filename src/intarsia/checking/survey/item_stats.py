@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from intarsia.checking.fault import Fault
 from intarsia.checking.survey.items import Item
-from intarsia.checking.survey.portrait import Portrait
-from intarsia.checking.survey.sketch import Sketch
+from intarsia.checking.survey.matrix_facts import MatrixFacts
+from intarsia.checking.survey.matrix_sums import MatrixSums
 from intarsia.dtypes import DType
 from intarsia.layout import unravel
 from intarsia.planning.manifest import Chunk, Stored
@@ -79,11 +79,11 @@ class Odd:
 
 
 @dataclass
-class Seen:
+class ItemStats:
     """What the pass saw of one item."""
 
     item: Item
-    portraits: list[Portrait] = field(default_factory=list)
+    matrices: list[MatrixFacts] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     not_finite: Odd = field(default_factory=Odd)
     negative: Odd = field(default_factory=Odd)
@@ -104,7 +104,7 @@ class Seen:
         """Whether some of it could not be read, or is not what was saved."""
         return bool(self.faults or self.lost)
 
-    def join(self, later: Seen) -> None:
+    def join(self, later: ItemStats) -> None:
         """Add what was counted in a later part of the item."""
         self.not_finite.join(later.not_finite)
         self.negative.join(later.negative)
@@ -122,18 +122,23 @@ class Seen:
 
 
 def look(
-    seen: Seen, sketch: Sketch, block: Bits, rows: NDArray[np.int64], column: int, room: Room
+    stats: ItemStats,
+    matrix_sums: MatrixSums,
+    block: Bits,
+    rows: NDArray[np.int64],
+    column: int,
+    room: Room,
 ) -> None:
     """Take one block into the sums, and count what no sound tensor holds; `room` is for magnitudes."""
-    stored = seen.item.stored
+    stored = stats.item.stored
     dtype = stored.dtype
     if dtype.name in ("U8", "F8_E8M0") and block.size:
-        seen.most = max(seen.most, int(block.max()))
+        stats.most = max(stats.most, int(block.max()))
     if dtype.name == "C64" or dtype.name in _ONLY_NAN or not dtype.floating or not block.size:
-        seen.total = (seen.total + sketch.add(block, rows, column)) % (1 << 64)
+        stats.total = (stats.total + matrix_sums.add(block, rows, column)) % (1 << 64)
         marks = _no_numbers(block, dtype)
         if marks is not None:
-            seen.not_finite.add(marks, rows, column, stored)
+            stats.not_finite.add(marks, rows, column, stored)
         return
     sign = block.dtype.type(1 << (8 * dtype.itemsize - 1))
     magnitude = room.take(block.nbytes).view(block.dtype).reshape(block.shape)
@@ -141,18 +146,18 @@ def look(
     least, most = int(magnitude.min()), int(magnitude.max())
     # A zero below zero is a zero: blocks of both are lost alike.
     even = np.where(magnitude == 0, magnitude, block) if least == 0 else block
-    seen.total = (seen.total + sketch.add(even, rows, column)) % (1 << 64)
-    seen.least = least if seen.least < 0 else min(seen.least, least)
-    seen.most = max(seen.most, most)
+    stats.total = (stats.total + matrix_sums.add(even, rows, column)) % (1 << 64)
+    stats.least = least if stats.least < 0 else min(stats.least, least)
+    stats.most = max(stats.most, most)
     limit = _NOT_FINITE.get(dtype.name)
     if limit is not None and most >= limit:
-        seen.not_finite.add(magnitude >= limit, rows, column, stored)
+        stats.not_finite.add(magnitude >= limit, rows, column, stored)
     if limit is not None and most >= (least := _ABSURD.get(dtype.name, limit)):
-        seen.absurd.add((magnitude >= least) & (magnitude < limit), rows, column, stored)
+        stats.absurd.add((magnitude >= least) & (magnitude < limit), rows, column, stored)
     if dtype.name in ("F32", "F16", "BF16"):
-        seen.used_bits |= int(np.bitwise_or.reduce(block, axis=None))
-    if seen.item.kinds & _VARIANCES and int(block.max()) > int(sign):
-        seen.negative.add(block > sign, rows, column, stored)
+        stats.used_bits |= int(np.bitwise_or.reduce(block, axis=None))
+    if stats.item.kinds & _VARIANCES and int(block.max()) > int(sign):
+        stats.negative.add(block > sign, rows, column, stored)
 
 
 def _no_numbers(block: Bits, dtype: DType) -> NDArray[np.bool_] | None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checking.naming import Unit
-from intarsia.checking.survey.portrait import CUTS, Portrait, Sums, portrait
+from intarsia.checking.survey.matrix_facts import CUTS, MatrixFacts, Sums, matrix_facts
 from intarsia.dtypes import DType
 from intarsia.run.sums.mixing import odd_numbers
 from intarsia.value.bits import Bits
@@ -78,7 +78,7 @@ def _sums(bits: Bits, axis: int) -> Sums:
 
 
 @dataclass
-class Sketch:
+class MatrixSums:
     """The sums of the matrices of a stored tensor, of which at most `most` are kept; any thread may add."""
 
     units: Sequence[Unit]
@@ -159,7 +159,7 @@ class Sketch:
         first, folded = self.column_groups.fold(sums, first_column)
         self.columns[owner, first : first + len(folded)] += folded
 
-    def portraits(self, padded: NDArray[np.bool_] | None = None) -> list[Portrait]:
+    def facts(self, padded: NDArray[np.bool_] | None = None) -> list[MatrixFacts]:
         """What the sums tell of each matrix; `padded` marks sums of rows that are padding."""
         found, n = [], self.row_groups.count
         widths = self.row_groups.width, self.column_groups.width
@@ -168,5 +168,5 @@ class Sketch:
             first = unit.first_row // max(unit.rows, 1) * n
             own = None if padded is None else padded[first : first + n]
             constant = None if self._ends is None else bool(self._ends[0, k] == self._ends[1, k])
-            found.append(portrait(unit, self.dtype, rows, columns, own, constant, widths))
+            found.append(matrix_facts(unit, self.dtype, rows, columns, own, constant, widths))
         return found

@@ -44,8 +44,8 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Portrait:
-    """What the sums of one matrix told; the sums themselves are gone."""
+class MatrixFacts:
+    """What the sums of one matrix show; the sums themselves are not kept."""
 
     unit: Unit
     digest: bytes
@@ -65,7 +65,7 @@ class Portrait:
         return not self.constant and self.unit.rows > 1 and self.unit.columns > 1
 
 
-def portrait(
+def matrix_facts(
     unit: Unit,
     dtype: DType,
     rows: Sums,
@@ -73,8 +73,8 @@ def portrait(
     padded: NDArray[np.bool_] | None = None,
     constant: bool | None = None,
     widths: tuple[int, int] = (1, 1),
-) -> Portrait:
-    """The portrait of a matrix whose rows and columns have these sums.
+) -> MatrixFacts:
+    """What is known of a matrix whose rows and columns have these sums.
 
     `widths` says how many neighbours share one; then whether it is `constant` is known.
     """
@@ -84,14 +84,14 @@ def portrait(
     if constant is None:
         constant = _alike(rows) and _alike(columns)
     if constant:
-        return Portrait(unit, digest.digest(), True, not rows.any())
+        return MatrixFacts(unit, digest.digest(), True, not rows.any())
     empty = rows == 0
     if padded is not None:
         empty &= ~padded
     wide = unit.rows > _FEWEST_ROWS and unit.columns > _FEWEST_ROWS and dtype.floating
     by_row, by_column = widths
     exact = by_row == 1
-    return Portrait(
+    return MatrixFacts(
         unit,
         digest.digest(),
         False,

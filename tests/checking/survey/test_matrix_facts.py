@@ -8,20 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.checking.naming import Place, Unit
-from intarsia.checking.survey.portrait import Portrait, Repeat, repeat_in, runs
-from intarsia.checking.survey.sketch import Sketch
+from intarsia.checking.survey.matrix_facts import MatrixFacts, Repeat, repeat_in, runs
+from intarsia.checking.survey.matrix_sums import MatrixSums
 from intarsia.dtypes import BY_NAME
 
 BF16 = BY_NAME["BF16"]
 
 
-def drawn(bits: np.ndarray, cuts: list[tuple[int, int, int, int]] | None = None) -> Portrait:
-    """The portrait of a matrix that comes in blocks `(first row, end, first column, end)`."""
+def drawn(bits: np.ndarray, cuts: list[tuple[int, int, int, int]] | None = None) -> MatrixFacts:
+    """What is known of a matrix that comes in blocks `(first row, end, first column, end)`."""
     rows, columns = bits.shape
-    sketch = Sketch([Unit(Place("w"), 0, rows, columns)], BF16)
+    sums = MatrixSums([Unit(Place("w"), 0, rows, columns)], BF16)
     for a, b, c, d in cuts or [(0, rows, 0, columns)]:
-        sketch.add(bits[a:b, c:d], np.arange(a, b), c)
-    return sketch.portraits()[0]
+        sums.add(bits[a:b, c:d], np.arange(a, b), c)
+    return sums.facts()[0]
 
 
 def matrix(rows: int = 12, columns: int = 8, seed: int = 0) -> np.ndarray:
@@ -44,11 +44,11 @@ def test_other_numbers_give_another_digest() -> None:
 def test_blocks_that_span_two_matrices_are_parted() -> None:
     bits = matrix()
     units = [Unit(Place("w", expert=e), 6 * e, 6, 8) for e in (0, 1)]
-    sketch = Sketch(units, BF16)
-    sketch.add(bits[:9], np.arange(9), 0)
-    sketch.add(bits[9:], np.arange(9, 12), 0)
+    sums = MatrixSums(units, BF16)
+    sums.add(bits[:9], np.arange(9), 0)
+    sums.add(bits[9:], np.arange(9, 12), 0)
     apart = [drawn(bits[:6]).digest, drawn(bits[6:]).digest]
-    assert [p.digest for p in sketch.portraits()] == apart
+    assert [p.digest for p in sums.facts()] == apart
 
 
 def test_zero_rows_and_columns_are_found() -> None:
@@ -64,9 +64,9 @@ def test_zero_rows_and_columns_are_found() -> None:
 def test_padding_is_no_zero_row() -> None:
     bits = matrix()
     bits[9:] = 0
-    sketch = Sketch([Unit(Place("w"), 0, 12, 8)], BF16)
-    sketch.add(bits, np.arange(12), 0)
-    assert sketch.portraits(np.arange(12) >= 9)[0].zero_rows == ()
+    sums = MatrixSums([Unit(Place("w"), 0, 12, 8)], BF16)
+    sums.add(bits, np.arange(12), 0)
+    assert sums.facts(np.arange(12) >= 9)[0].zero_rows == ()
 
 
 def test_a_constant_matrix_tells_nothing() -> None:
@@ -102,14 +102,14 @@ def test_the_longest_run_comes_first() -> None:
 LONG = 960
 
 
-def coarse(bits: np.ndarray, cuts: list[tuple[int, int, int, int]] | None = None) -> Portrait:
-    """The portrait of a matrix by few sums."""
+def coarse(bits: np.ndarray, cuts: list[tuple[int, int, int, int]] | None = None) -> MatrixFacts:
+    """What is known of a matrix by few sums."""
     rows, columns = bits.shape
-    sketch = Sketch([Unit(Place("w"), 0, rows, columns)], BF16, most=200)
-    assert sketch.rows.size + sketch.columns.size <= 200
+    sums = MatrixSums([Unit(Place("w"), 0, rows, columns)], BF16, most=200)
+    assert sums.rows.size + sums.columns.size <= 200
     for a, b, c, d in cuts or [(0, rows, 0, columns)]:
-        sketch.add(bits[a:b, c:d], np.arange(a, b), c)
-    return sketch.portraits()[0]
+        sums.add(bits[a:b, c:d], np.arange(a, b), c)
+    return sums.facts()[0]
 
 
 @given(st.integers(0, LONG), st.integers(0, 8), st.booleans(), st.integers(0, 5))
@@ -157,8 +157,8 @@ def test_few_sums_part_the_matrices_of_a_stack() -> None:
     bits = matrix(LONG)
     units = [Unit(Place("w", expert=e), e * LONG // 2, LONG // 2, 8) for e in (0, 1)]
     bits[LONG // 2 :] = bits[: LONG // 2]
-    sketch = Sketch(units, BF16, most=200)
-    sketch.add(bits[:700], np.arange(700), 0)
-    sketch.add(bits[700:], np.arange(700, LONG), 0)
-    a, b = sketch.portraits()
+    sums = MatrixSums(units, BF16, most=200)
+    sums.add(bits[:700], np.arange(700), 0)
+    sums.add(bits[700:], np.arange(700, LONG), 0)
+    a, b = sums.facts()
     assert a.digest == b.digest

@@ -29,7 +29,7 @@ _LONGEST = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class NonTensor:
     """One thing beside the tensors, and how the two checkpoints compare in it.
 
     `counts` says that the two are not equal for it: the state of a run differs.
@@ -56,19 +56,19 @@ class Beside:
         )
 
 
-def compare_beside(a: Manifest, b: Manifest, budget: Budget) -> tuple[Beside, ...]:
+def compare_non_tensors(a: Manifest, b: Manifest, budget: Budget) -> tuple[NonTensor, ...]:
     """Everything beside the tensors of both, whatever their formats."""
     return (*_objects(a, b, budget), *_configurations(a, b), *_files(a, b))
 
 
-def _objects(a: Manifest, b: Manifest, budget: Budget) -> Iterator[Beside]:
+def _objects(a: Manifest, b: Manifest, budget: Budget) -> Iterator[NonTensor]:
     held = []
     for side, manifest in (("A", a), ("B", b)):
         try:
             held.append(read_entries(manifest, budget.memory_bytes // 4))
         except (FormatError, UsageError, *BROKEN_ZIP) as error:
             text = f"{side}: {str(error).partition(chr(10))[0]}"
-            yield Beside("objects", manifest.path, NOT_COMPARED, text)
+            yield NonTensor("objects", manifest.path, NOT_COMPARED, text)
             return
     left, right = held
     groups = list(_settings(a, b, left, right))
@@ -83,13 +83,13 @@ def _objects(a: Manifest, b: Manifest, budget: Budget) -> Iterator[Beside]:
         if name in left and name in right:
             yield from _same_name(name, left[name], right[name])
         elif same_names and name not in frame:
-            yield Beside("object", name, ONLY["A" if name in left else "B"], counts=True)
+            yield NonTensor("object", name, ONLY["A" if name in left else "B"], counts=True)
         else:
             apart["A" if name in left else "B"].append(name)
     for side, names in apart.items():
         other = b.format if side == "A" else a.format
         for name in names:
-            yield Beside(
+            yield NonTensor(
                 "object",
                 name,
                 NOT_COMPARED,
@@ -102,7 +102,7 @@ def _frame_of_one(
     b: Manifest,
     left: Mapping[str, bytes],
     right: Mapping[str, bytes],
-    settings: list[Beside],
+    settings: list[NonTensor],
 ) -> set[str]:
     """The objects of a run where one side has them and the other does not.
 
@@ -115,9 +115,9 @@ def _frame_of_one(
     return frames[0] | frames[1]
 
 
-def _same_name(name: str, left: bytes, right: bytes) -> Iterator[Beside]:
+def _same_name(name: str, left: bytes, right: bytes) -> Iterator[NonTensor]:
     if left == right:
-        yield Beside("object", name, EQUAL)
+        yield NonTensor("object", name, EQUAL)
         return
     one, other = (plain_object(name, data) for data in (left, right))
     if is_settings(name) and isinstance(one, Mapping) and isinstance(other, Mapping):
@@ -125,17 +125,17 @@ def _same_name(name: str, left: bytes, right: bytes) -> Iterator[Beside]:
             if not _alike(one.get(key), other.get(key)):
                 run = is_of_the_run(key, one.get(key), other.get(key))
                 text = _both(one.get(key), other.get(key))
-                yield Beside("object", f"{name}.{key}", DIFFERENT, text, counts=run)
+                yield NonTensor("object", f"{name}.{key}", DIFFERENT, text, counts=run)
         return
     if one is not DROPPED and _alike(one, other):
-        yield Beside("object", name, EQUAL, "though its bytes differ")
+        yield NonTensor("object", name, EQUAL, "though its bytes differ")
         return
-    yield Beside("object", name, DIFFERENT, _both(one, other), counts=True)
+    yield NonTensor("object", name, DIFFERENT, _both(one, other), counts=True)
 
 
 def _settings(
     a: Manifest, b: Manifest, left: Mapping[str, bytes], right: Mapping[str, bytes]
-) -> Iterator[Beside]:
+) -> Iterator[NonTensor]:
     """The optimizer's settings for every parameter, where both sides have them."""
     told = []
     for manifest, entries in ((a, left), (b, right)):
@@ -155,7 +155,7 @@ def _settings(
     if not one or not other:
         if a.format != b.format and (one or other) and any(map(_has_state, (a, b))):
             side = "B" if one else "A"
-            yield Beside("settings", "parameter groups", NOT_COMPARED, f"{side} has none")
+            yield NonTensor("settings", "parameter groups", NOT_COMPARED, f"{side} has none")
         return
     fields = sorted({f for fields in (*one.values(), *other.values()) for f in fields})
     for field in fields:
@@ -164,15 +164,15 @@ def _settings(
         if wrong:
             values = _both(one[wrong[0]][field], other[wrong[0]][field])
             text = f"{values} of {few(sorted(wrong), _SHOWN)}"
-            yield Beside("setting", field, DIFFERENT, text, counts=True)
+            yield NonTensor("setting", field, DIFFERENT, text, counts=True)
         elif both:
-            yield Beside("setting", field, EQUAL)
+            yield NonTensor("setting", field, EQUAL)
         else:
             holds = "A" if any(field in fields for fields in one.values()) else "B"
-            yield Beside("setting", field, ONLY[holds], counts=a.format == b.format)
+            yield NonTensor("setting", field, ONLY[holds], counts=a.format == b.format)
     alone = [n for n in {*one, *other} if (n in one) != (n in other)]
     if alone:
-        yield Beside(
+        yield NonTensor(
             "settings",
             "parameter groups",
             DIFFERENT,
@@ -185,29 +185,29 @@ def _has_state(manifest: Manifest) -> bool:
     return any(map(is_state, manifest.logical))
 
 
-def _configurations(a: Manifest, b: Manifest) -> Iterator[Beside]:
+def _configurations(a: Manifest, b: Manifest) -> Iterator[NonTensor]:
     one, other = ({} if m.config_made else m.config or {} for m in (a, b))
     if not one or not other:
         if one or other:
             text = f"{'A' if one else 'B'} alone has one of its own"
-            yield Beside("configuration", "config.json", NOT_COMPARED, text)
+            yield NonTensor("configuration", "config.json", NOT_COMPARED, text)
         return
     wrong = [k for k in sorted({*one, *other}) if not _alike(one.get(k), other.get(k))]
     if not wrong:
-        yield Beside("configuration", "config.json", EQUAL)
+        yield NonTensor("configuration", "config.json", EQUAL)
     for key in wrong:
         text = _both(one.get(key), other.get(key))
-        yield Beside("configuration", f"config.json: {key}", DIFFERENT, text)
+        yield NonTensor("configuration", f"config.json: {key}", DIFFERENT, text)
 
 
-def _files(a: Manifest, b: Manifest) -> Iterator[Beside]:
+def _files(a: Manifest, b: Manifest) -> Iterator[NonTensor]:
     one, other = ({s.name: s.path for s in m.sides if s.name != "config.json"} for m in (a, b))
     for name in sorted({*one, *other}):
         if name not in one or name not in other:
-            yield Beside("file", name, ONLY["A" if name in one else "B"])
+            yield NonTensor("file", name, ONLY["A" if name in one else "B"])
             continue
         same = read_file(named(one[name])) == read_file(named(other[name]))
-        yield Beside("file", name, EQUAL if same else DIFFERENT)
+        yield NonTensor("file", name, EQUAL if same else DIFFERENT)
 
 
 def _alike(x: Any, y: Any) -> bool:

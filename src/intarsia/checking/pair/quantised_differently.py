@@ -13,7 +13,7 @@ _Form = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Unlike:
+class QuantisedDifferently:
     """The logical tensors of each side that have no partner to be compared with, and a word on them."""
 
     a: frozenset[str] = frozenset()
@@ -21,14 +21,14 @@ class Unlike:
     notes: tuple[str, ...] = ()
 
 
-def unlike(a: Manifest, b: Manifest, table: Table | None) -> Unlike:
+def quantised_differently(a: Manifest, b: Manifest, table: Table | None) -> QuantisedDifferently:
     """What the two sides quantise differently."""
     if not (a.quantised or b.quantised):
-        return Unlike()
+        return QuantisedDifferently()
     ours, theirs = _by_weight(a, table), _by_weight(b, table)
     names = {n for n in {*ours, *theirs} if _form(ours.get(n)) != _form(theirs.get(n))}
     if not names:
-        return Unlike()
+        return QuantisedDifferently()
     sides = (_held(a, ours, names), _held(b, theirs, names))
     said = [
         f"quantised ({m.quantised})" if m.quantised.weights else "not quantised" for m in (a, b)
@@ -37,7 +37,7 @@ def unlike(a: Manifest, b: Manifest, table: Table | None) -> Unlike:
         f"A is {said[0]}, B is {said[1]}: {len(names):,} weights are not comparable;"
         " dequantise both to compare their numbers"
     )
-    return Unlike(*sides, (note,))
+    return QuantisedDifferently(*sides, (note,))
 
 
 def _by_weight(m: Manifest, table: Table | None) -> dict[str, QuantisedWeight]:

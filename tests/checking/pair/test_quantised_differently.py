@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from intarsia.checking.pair.unlike import Unlike, unlike
+from intarsia.checking.pair.quantised_differently import (
+    QuantisedDifferently,
+    quantised_differently,
+)
 from intarsia.dtypes import BY_NAME
 from intarsia.layout import Layout
 from intarsia.mesh import Shape
@@ -29,22 +32,25 @@ def manifest(tensors: dict[str, tuple[str, Shape]], config: dict[str, Any]) -> M
 
 
 def test_two_sides_that_quantise_nothing_are_alike() -> None:
-    assert unlike(manifest(PLAIN, {}), manifest(PLAIN, {}), None) == Unlike()
+    assert (
+        quantised_differently(manifest(PLAIN, {}), manifest(PLAIN, {}), None)
+        == QuantisedDifferently()
+    )
 
 
 def test_two_sides_that_quantise_alike_are_compared_bit_by_bit() -> None:
     both = manifest(QUANTISED, FP8)
     assert both.quantised.weights
-    assert unlike(both, manifest(QUANTISED, FP8), None) == Unlike()
+    assert quantised_differently(both, manifest(QUANTISED, FP8), None) == QuantisedDifferently()
 
 
 def test_a_quantised_weight_and_its_scale_have_no_partner_among_plain_weights() -> None:
     a, b = manifest(QUANTISED, FP8), manifest(PLAIN, {})
-    found = unlike(a, b, None)
+    found = quantised_differently(a, b, None)
     assert found.a == {"a.proj.weight", SCALE}
     assert found.b == {"a.proj.weight"}
     (note,) = found.notes
     assert "1 weights are not comparable" in note
     assert "B is not quantised" in note
-    turned = unlike(b, a, None)
+    turned = quantised_differently(b, a, None)
     assert (turned.a, turned.b) == (found.b, found.a)
