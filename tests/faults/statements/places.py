@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import intarsia
-from intarsia.checking.diagnosis.where.whereabouts import Spot, Whereabouts
+from intarsia.checking.diagnosis.where.whereabouts import DifferingChunk, Whereabouts
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout
 from tests.faults.statements.held import Held, Mask, differ_at, number
@@ -64,7 +64,7 @@ class Stored:
                 to.append(there)
         return np.concatenate(at), np.concatenate(to)
 
-    def spot_is_untrue(self, name: str, spot: Spot, held: Held, differ: Mask) -> str:
+    def chunk_is_untrue(self, name: str, spot: DifferingChunk, held: Held, differ: Mask) -> str:
         """What is wrong with what is said of one chunk."""
         for stored in self.checkpoint.manifest.sources[name]:
             for chunk in stored.chunks:
@@ -98,7 +98,7 @@ class Stored:
 
 
 def _bytes_are_untrue(
-    file: Path, spot: Spot, places: Ints, size: int, bits: NDArray[np.generic]
+    file: Path, spot: DifferingChunk, places: Ints, size: int, bits: NDArray[np.generic]
 ) -> str:
     """The bytes told are those of the differing elements, and hold their bits."""
     breaks = np.flatnonzero(np.diff(places) != size) + 1
@@ -122,21 +122,22 @@ def where_is_untrue(
     differ = differ_at(x, y)
     at = np.argwhere(differ)
     ends = tuple(int(k) for k in at[0]), tuple(int(k) for k in at[-1])
-    if (where.first, where.last, where.elements) != (*ends, len(at)):
-        yield f"{name}: place {where.first} to {where.last}, found {ends}"
-    for axis, span in enumerate(where.axes):
+    if (*where.elements.ends, where.elements.count) != (*ends, len(at)):
+        yield f"{name}: place {where.elements.ends}, found {ends}"
+    for axis, span in enumerate(where.elements.axes):
         held = np.unique(at[:, axis])
         if (span.first, span.end - 1, span.count) != (held[0], held[-1], len(held)):
             yield f"{name}: axis {axis} {span}"
         told = [k for lo, hi in span.ranges for k in range(lo, hi)]
         if told and told != held.tolist():
             yield f"{name}: axis {axis} ranges {span.ranges}"
-    for spots, side, mine in ((where.a, a, x), (where.b, b, y)):
-        for spot in spots.spots:
-            if wrong := side.spot_is_untrue(name, spot, mine, differ):
-                yield f"{name}: {spot.file}: {wrong}"
-        if not spots.more and not spots.unseen and sum(s.elements for s in spots.spots) != len(at):
-            yield f"{name}: the chunks have {sum(s.elements for s in spots.spots)} of {len(at)} differences"
+    for differing, side, mine in ((where.a, a, x), (where.b, b, y)):
+        for chunk in differing.chunks:
+            if wrong := side.chunk_is_untrue(name, chunk, mine, differ):
+                yield f"{name}: {chunk.file}: {wrong}"
+        count = sum(chunk.elements for chunk in differing.chunks)
+        if not differing.more and not differing.unseen and count != len(at):
+            yield f"{name}: the chunks have {count} of {len(at)} differences"
 
 
 def place_holds(text: str, differ: Mask) -> bool | None:

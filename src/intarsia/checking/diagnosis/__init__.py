@@ -21,9 +21,8 @@ from intarsia.checking.diagnosis.hypotheses.shapes import find_reshaped
 from intarsia.checking.diagnosis.search import explain, unexplained, with_place
 from intarsia.checking.diagnosis.summary import missing, summarise
 from intarsia.checking.diagnosis.tied import find_untied
-from intarsia.checking.diagnosis.where.chunks import wrong_chunks
-from intarsia.checking.diagnosis.where.pages import damaged_pages, whereabouts
-from intarsia.checking.diagnosis.where.places import place_of
+from intarsia.checking.diagnosis.where.chunks import whereabouts_of
+from intarsia.checking.diagnosis.where.pages import damaged_pages
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import pattern
 from intarsia.checking.pair.pairs import Matched, Pair
@@ -145,12 +144,9 @@ def _searched(
 
 
 def _unsearched(e: Evidence) -> Finding:
-    place = place_of(e)
+    where = whereabouts_of(e)
     why = f"not searched, because {PATIENCE} tensors of this name stayed unexplained"
-    chunks = wrong_chunks(e, place)
-    where = whereabouts(place, chunks)
-    found = damaged_pages(e, place, where) or unexplained(e, place, chunks, why)
-    return with_place(replace(found, where=where))
+    return with_place(damaged_pages(e, where) or unexplained(e, where, why))
 
 
 __all__ = ["Diagnosis", "Finding", "Unequal", "diagnose"]

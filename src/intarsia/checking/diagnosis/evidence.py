@@ -23,6 +23,7 @@ from intarsia.checking.pair.pairs import Pair, read
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout, unravel
 from intarsia.mesh import Box, Shape
+from intarsia.planning.manifest import Logical
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.sums.mixing import odd_numbers
@@ -102,10 +103,23 @@ class Evidence:
             return self._rows_shuffled(predict)
         return self._score(hypothesis, self.windows())
 
+    def logical(self, side: Checkpoint) -> Logical:
+        """The tensor of A, or of B."""
+        return self.pair.a if side is self.a else self.pair.b
+
+    def as_stored(self, side: Checkpoint) -> Layout:
+        """The tensor of a side as it is; A's in the order that is known."""
+        return self.whole if side is self.a else Layout.of(self.pair.b.name, self.pair.b.shape)
+
+    def parts_of(self, box: Box) -> Iterator[Box]:
+        """Windows of a box, small enough for the memory budget."""
+        for part in windows(box.shape, self.pair.a.dtype.itemsize, self.budget.window_bytes // 2):
+            yield part.moved(box.offsets)
+
     def read(self, layout: Layout, box: Box, checkpoint: Checkpoint | None = None) -> Bits:
         """Elements of A (or of B) in any arrangement."""
         side = checkpoint or self.a
-        x = self.pair.a if side is self.a else self.pair.b
+        x = self.logical(side)
         # Most hypotheses are tried on a sample alone: no more of them is proven than is read.
         proven = side.prove(x.name, layout.box(box.offsets, box.shape), x.dtype)
         return side.read_box(proven, Box.whole(box.shape)).view(bits_dtype(x.dtype))

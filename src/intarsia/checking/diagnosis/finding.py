@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from intarsia.checking.diagnosis.hypotheses.hypothesis import NEARLY_ALL
 from intarsia.checking.diagnosis.hypotheses.moves import Move
-from intarsia.checking.diagnosis.where.places import Place
 from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
 
 UNEXPLAINED = "unexplained"
@@ -25,8 +24,8 @@ class Finding:
     `key` is equal for tensors that show the same fault; `fault` is the sentence without this
     tensor's numbers.  `moved` says that it tells of places, and `side` whose: where each element of that side lies
     in the other.  `whole` says that nearly every element of the tensor differs, `all_over` that what
-    is said holds of every element, of those that are equal too.  `second` is what happened to the tensor besides.  `place` and `where` tell the rows, and besides the ranks, files and
-    bytes, where they tell more than the kind does.  `of_block` is what is said of a block, without its name,
+    is said holds of every element, of those that are equal too.  `second` is what happened to the tensor besides.  `where` gives the rows, ranks, files and bytes,
+    where these say more than the kind does.  `of_block` is what is said of a block, without its name,
     and `known` what is known of differences that nothing explains.
     """
 
@@ -45,7 +44,6 @@ class Finding:
     move: Move | None = None
     second: Finding | None = None
     where: Whereabouts | None = None
-    place: Place | None = None
     of_block: str = ""
     known: str = ""
 

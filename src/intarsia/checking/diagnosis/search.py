@@ -16,9 +16,9 @@ from intarsia.checking.diagnosis.hypotheses.rearranged.order import ANY_ORDER
 from intarsia.checking.diagnosis.hypotheses.rearranged.orders import order_hypotheses
 from intarsia.checking.diagnosis.hypotheses.values import CONSTANT, value_hypotheses
 from intarsia.checking.diagnosis.where.blocks import OF_PLACES, Tried, lost, wrong_block
-from intarsia.checking.diagnosis.where.chunks import Chunks, wrong_chunks
-from intarsia.checking.diagnosis.where.pages import DAMAGED, damaged_pages, whereabouts
-from intarsia.checking.diagnosis.where.places import Place, place_of
+from intarsia.checking.diagnosis.where.chunks import whereabouts_of
+from intarsia.checking.diagnosis.where.pages import DAMAGED, damaged_pages
+from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
 from intarsia.layout import Layout
 
 BACKWARDS = "A from B: "
@@ -61,39 +61,38 @@ def _search(e: Evidence, kin: RelatedTensors) -> Finding:
         if score.holds and h.kind not in (ANY_ORDER, "nan"):
             return _found(e, h.as_far_as(score), score)
         tried.append((score, h))
-    return _weighed(e, kin, tried, likely)
+    return _weighed(e, tried, likely)
 
 
-def _weighed(e: Evidence, kin: RelatedTensors, tried: Tried, likely: list[Hypothesis]) -> Finding:
+def _weighed(e: Evidence, tried: Tried, likely: list[Hypothesis]) -> Finding:
     """What is left to say where no hypothesis explains everything."""
     moved = [(s, h) for s, h in tried if h.kind not in (*OF_PLACES, CONSTANT)]
     part = min([x for x in moved if x[0].holds_in_part], key=_preference, default=None)
     if part:
         return _found(e, part[1], part[0], "" if part[0].holds else " in part")
-    place = place_of(e)
-    chunks = wrong_chunks(e, place)
-    where = whereabouts(place, chunks)
-    found = damaged_pages(e, place, where) or wrong_block(e, kin, place, chunks, tried)
+    where = whereabouts_of(e)
+    found = damaged_pages(e, where) or wrong_block(e, where, tried)
     if found is not None:
-        return replace(found, where=where)
+        return found
     placed = [x for x in moved if isinstance(x[1].predict, Layout | Shuffle)]
     likely = [h for _, h in sorted(placed, key=lambda x: -x[0].explained)] + likely
-    both = in_two_steps(e, kin, likely)
+    both = in_two_steps(e, likely)
     if both is not None:
         return both
     best = max(placed, key=lambda x: x[0].explained - x[0].denied, default=None)
     if best and best[0].explained - best[0].denied >= max(ENOUGH, best[0].differing // 2):
         return _found(e, best[1], best[0], "; the rest is unexplained")
-    return replace(unexplained(e, place, chunks, NOT_KNOWN), where=where)
+    return unexplained(e, where, NOT_KNOWN)
 
 
-def unexplained(e: Evidence, place: Place, chunks: Chunks, why: str) -> Finding:
+def unexplained(e: Evidence, where: Whereabouts, why: str) -> Finding:
     """A finding that says where a tensor differs, for want of a reason."""
-    known = f"{place.differing:,} of {prod(e.shape):,} elements differ, {place}"
+    elements = where.elements
+    known = f"{elements.count:,} of {prod(e.shape):,} elements differ, {elements}"
     text = f"{known}; {why}"
     return Finding(
         e.name, UNEXPLAINED, text, NOTHING, known=known if why == NOT_KNOWN else text,
-        differing=place.differing, whole=place.everywhere, files=chunks.files, place=place,
+        differing=elements.count, whole=elements.everywhere, files=where.files, where=where,
     )  # fmt: skip
 
 

@@ -10,12 +10,11 @@ import numpy as np
 
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import LOST, Finding
-from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.hypothesis import ENOUGH, Hypothesis, Score, Window
 from intarsia.checking.diagnosis.hypotheses.values import changed_after, value_hypotheses
 from intarsia.checking.diagnosis.where.blocks import OF_PLACES, Tried, wrong_block
-from intarsia.checking.diagnosis.where.chunks import Chunks
-from intarsia.checking.diagnosis.where.places import place_of
+from intarsia.checking.diagnosis.where.elements import differing_elements
+from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
 from intarsia.layout import Layout
 
 ALIKE = 0.9
@@ -45,12 +44,12 @@ def resembles(score: Score, moved: Sequence[Window]) -> bool:
         return abs(float(np.corrcoef(u, v)[0, 1])) >= ALIKE
 
 
-def in_two_steps(e: Evidence, kin: RelatedTensors, likely: Sequence[Hypothesis]) -> Finding | None:
+def in_two_steps(e: Evidence, likely: Sequence[Hypothesis]) -> Finding | None:
     """The first rearrangement with a second step that together explain a tensor."""
     for h in likely[:MOST_TRIED]:
         # What a first step leaves empty would pass for zeros.
         if isinstance(h.predict, Layout) and h.predict.mapped == h.predict.size:
-            found = _then_changed(e, h) or _then_wrong(e, kin, h)
+            found = _then_changed(e, h) or _then_wrong(e, h)
             if found is not None:
                 return found
     return None
@@ -74,7 +73,7 @@ def also_changed(tensor: str, value: Hypothesis, score: Score) -> Finding:
     return Finding(tensor, value.kind, text, text, key, score.explained, score.differing)
 
 
-def _then_wrong(e: Evidence, kin: RelatedTensors, h: Hypothesis) -> Finding | None:
+def _then_wrong(e: Evidence, h: Hypothesis) -> Finding | None:
     """Rearranged as `h` says, and one block of it wrong."""
     assert isinstance(h.predict, Layout)
     moved, score = e.moved(h.predict), e.on_all(h)
@@ -82,13 +81,13 @@ def _then_wrong(e: Evidence, kin: RelatedTensors, h: Hypothesis) -> Finding | No
         return None  # what a shift lost or made is no rank's block
     values = [v for v in value_hypotheses(moved) if v.kind in OF_PLACES]
     tried: Tried = [(moved.on_all(v), v) for v in values]
-    second = wrong_block(moved, kin, place_of(moved), Chunks(), tried)
+    second = wrong_block(moved, Whereabouts(differing_elements(moved)), tried)
     if second is None or second.kind not in LOST.values() or second.kind == "nan":
         return None
     text = f"{h.text}: {score}; and {second.text}"
     explained = min(score.explained + second.explained, score.differing)
     second = replace(
-        second, text=f"{second.text}{IN_PLACE}", fault=f"{second.fault}{IN_PLACE}", place=None,
+        second, text=f"{second.text}{IN_PLACE}", fault=f"{second.fault}{IN_PLACE}", where=None,
         key=("besides", second.key), explained=explained, differing=score.differing,
     )  # fmt: skip
     return _first(e, h, text, explained, score.differing, second)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
+import numpy as np
+
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import LOST, Finding
-from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
-from intarsia.checking.diagnosis.hypotheses.hypothesis import ENOUGH, Hypothesis, Score
-from intarsia.checking.diagnosis.where.chunks import Chunks
-from intarsia.checking.diagnosis.where.places import Place, copied_from
+from intarsia.checking.diagnosis.hypotheses.hypothesis import ENOUGH, Bits, Hypothesis, Score
+from intarsia.checking.diagnosis.where.elements import Cut, DifferingElements
+from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
+from intarsia.checkpoint import Checkpoint
+from intarsia.mesh import Box, share
 
 OF_PLACES = ("zero", "nan")
 """Values that show what a wrong block holds; alone they explain only a whole tensor."""
@@ -27,77 +31,113 @@ def lost(score: Score, h: Hypothesis) -> bool:
     return h.kind in OF_PLACES and score.explained == score.differing and enough
 
 
-def wrong_block(
-    e: Evidence, kin: RelatedTensors, place: Place, chunks: Chunks, tried: Tried
-) -> Finding | None:
+def wrong_block(e: Evidence, where: Whereabouts, tried: Tried) -> Finding | None:
     """A finding about a block that is wrong as a whole."""
+    elements = where.elements
     content, side = "stale", ""
     for score, h in tried:
         if lost(score, h):
             content, side = h.kind, h.side
             break
-    if _pads(e, place, content):
-        first = place.box.offsets[0]
+    if _pads(e, elements, content):
+        first = elements.box.offsets[0]
         text = f"only rows {first:,} to {e.shape[0] - 1:,} differ, which pad the vocabulary"
-        return _placed(e, "padding", text, ("padding",), place)
-    enough = place.dense and not place.everywhere and place.differing >= ENOUGH
-    cuts = place.cuts if enough and place.is_large else None
-    odd = chunks.dense and not (chunks.most and content == "stale" and not chunks.copied)
-    odd &= place.differing >= ENOUGH
-    flat = None if odd else place.flat
+        return _placed(e, "padding", text, ("padding",), where)
+    many = elements.count >= ENOUGH
+    enough = elements.dense and not elements.everywhere and many
+    cuts = elements.cuts if enough and elements.is_large else None
+    odd = where.dense and not (where.most and content == "stale" and not where.copied) and many
+    flat = None if odd else elements.flat
     if flat and cuts:
         # A block of rows is a flat range too; one that cuts a row is no block of rows.
-        whole = place.box.size - (flat.last + 1 - flat.first) <= e.shape[-1] // 8
+        whole = elements.box.size - (flat.last + 1 - flat.first) <= e.shape[-1] // 8
         cuts, flat = (cuts, None) if whole or not flat.parts else (None, flat)
     if not cuts and not odd and not flat:
-        return None if content == "stale" else _lost_somewhere(e, content, side, place)
-    told = " and ".join(map(str, cuts or ())) or (str(flat) if flat else "")
-    told = told or f"the part in {', '.join(chunks.files)}"
-    copied = copied_from(e, place) if cuts and content == "stale" else None
+        return None if content == "stale" else _lost_somewhere(e, content, side, where)
+    block = " and ".join(map(str, cuts or ())) or (str(flat) if flat else "")
+    block = block or f"the part in {', '.join(where.files)}"
+    copied = _copied_from(e, elements) if cuts and content == "stale" else None
     if copied:
         content, side = "duplicated", copied[0]
         said = f"of {side} is a copy of block {copied[1]}"
-    elif content == "stale" and chunks.copied:
-        content, side = "duplicated", chunks.copied
+    elif content == "stale" and where.copied:
+        content, side = "duplicated", where.copied
         said = f"of {side} is a copy of another part"
     elif content == "stale":
         said = "differs, the rest is equal"
     else:
         said = f"of {side} is {'NaN' if content == 'nan' else 'zero'} where it differs"
-    kind = LOST[content]
-    key: tuple[object, ...] = tuple((c.parts, c.rank) for c in cuts or ()) or chunks.files
+    key: tuple[object, ...] = tuple((c.parts, c.rank) for c in cuts or ()) or where.files
     if flat:
         key = ("flat", flat.parts, flat.rank) if flat.parts else ("flat", flat.first, flat.last)
-    found = _placed(e, kind, f"{told} {said}", key, place, chunks.files)
-    return replace(found, place=place, of_block=said)
+    found = _placed(e, LOST[content], f"{block} {said}", key, where)
+    return replace(found, files=where.files, of_block=said)
 
 
-def _lost_somewhere(e: Evidence, content: str, side: str, place: Place) -> Finding:
+def _lost_somewhere(e: Evidence, content: str, side: str, where: Whereabouts) -> Finding:
     """Zeros or NaN that no rank's block holds."""
     said, other = "NaN" if content == "nan" else "zero", e.left if side == e.right else e.right
-    partly = place.everywhere and place.differing < prod(e.shape)
-    at = f" where it differs, {place}" if partly else f": {place}"
-    found = _placed(e, content, f"{side} is {said}{at}", (content, side), place)
+    elements = where.elements
+    partly = elements.everywhere and elements.count < prod(e.shape)
+    at = f" where it differs, {elements}" if partly else f": {elements}"
+    found = _placed(e, content, f"{side} is {said}{at}", (content, side), where)
     has = "has a number" if content == "nan" else "is not"
     return replace(found, fault=f"{side} is {said} where {other} {has}")
 
 
 def _placed(
-    e: Evidence, kind: str, text: str, key: tuple[object, ...], place: Place,
-    files: tuple[str, ...] = (),
-) -> Finding:  # fmt: skip
-    n = place.differing
+    e: Evidence, kind: str, text: str, key: tuple[object, ...], where: Whereabouts
+) -> Finding:
+    n = where.elements.count
     return Finding(
         e.name, kind, f"{text} ({n:,} elements)", text, key, n, n,
-        whole=place.everywhere, all_over=n == prod(e.shape), files=files,
+        whole=where.elements.everywhere, all_over=n == prod(e.shape), where=where,
     )  # fmt: skip
 
 
-def _pads(e: Evidence, place: Place, content: str) -> bool:
+def _pads(e: Evidence, elements: DifferingElements, content: str) -> bool:
     """Whether only the last rows of a vocabulary differ: less than an eighth, or zeros."""
     if not VOCABULARY.search(e.name) or len(e.shape) < 1:
         return False
-    first, n = place.box.offsets[0], e.shape[0]
-    if first == 0 or first + place.box.shape[0] != n:
+    first, n = elements.box.offsets[0], e.shape[0]
+    if first == 0 or first + elements.box.shape[0] != n:
         return False
     return (n - first) * 8 <= n or (content == "zero" and (n - first) * 4 < n)
+
+
+def _copied_from(e: Evidence, elements: DifferingElements) -> tuple[str, int] | None:
+    """The side on which a block that differs is a copy of another block, and which one."""
+    for side, name in ((e.b, e.right), (e.a, e.left)):
+        for cut in elements.cuts or ():
+            source = _copied(e, side, elements.box, cut)
+            if source is not None:
+                return name, source
+    return None
+
+
+def _copied(e: Evidence, side: Checkpoint, box: Box, cut: Cut) -> int | None:
+    """The block of the same side that a block is a copy of."""
+    size = e.shape[cut.axis]
+    first, count = share(size, cut.parts, cut.rank)
+    whole = _on_axis(box, cut.axis, first, count)
+    if whole.size < ENOUGH:
+        return None
+    for rank in range(cut.parts):
+        lo, n = share(size, cut.parts, rank)
+        if rank == cut.rank or n != count:
+            continue
+        other = _on_axis(box, cut.axis, lo, n)
+        both = zip(_read(e, side, whole), _read(e, side, other), strict=True)
+        if all(np.array_equal(x, y) for x, y in both):
+            return rank
+    return None
+
+
+def _read(e: Evidence, side: Checkpoint, box: Box) -> Iterator[Bits]:
+    return (e.read(e.as_stored(side), part, side) for part in e.parts_of(box))
+
+
+def _on_axis(box: Box, axis: int, lo: int, n: int) -> Box:
+    offsets, shape = list(box.offsets), list(box.shape)
+    offsets[axis], shape[axis] = lo, n
+    return Box(tuple(offsets), tuple(shape))

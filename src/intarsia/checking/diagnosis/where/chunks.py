@@ -10,9 +10,18 @@ from numpy.typing import NDArray
 
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.hypothesis import Mask, same
-from intarsia.checking.diagnosis.where.places import DENSE, Place, parts_of
-from intarsia.checking.diagnosis.where.stretches import Runs, Sectors
-from intarsia.checking.diagnosis.where.whereabouts import Cut, Spot, Spots
+from intarsia.checking.diagnosis.where.elements import (
+    DENSE,
+    Cut,
+    DifferingElements,
+    differing_elements,
+)
+from intarsia.checking.diagnosis.where.runs import Runs, Sectors
+from intarsia.checking.diagnosis.where.whereabouts import (
+    DifferingChunk,
+    DifferingChunks,
+    Whereabouts,
+)
 from intarsia.checkpoint import Checkpoint
 from intarsia.format.registry import format_named
 from intarsia.layout import Layout, Piece
@@ -26,24 +35,8 @@ KEPT = 16
 """How many of the chunks that differ are listed one by one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunks:
-    """The files whose chunks of a tensor differ; `dense` where they differ as wholes.
-
-    `copied` is the side on which each of them holds the elements of another chunk.  `most` says
-    that these are more than half of them.  `a` and `b` are what differs in each, on either side.
-    """
-
-    files: tuple[str, ...] = ()
-    dense: bool = False
-    copied: str = ""
-    most: bool = False
-    a: Spots = Spots()
-    b: Spots = Spots()
-
-
 @dataclass(slots=True)
-class _Seen:
+class _Compared:
     stored: Stored
     chunk: Chunk
     elements: int
@@ -55,71 +48,73 @@ class _Seen:
     reach: tuple[int, int] | None = None
 
 
-def wrong_chunks(e: Evidence, place: Place) -> Chunks:
-    """The chunks that hold the differences, of B or else of A."""
-    best, spots = Chunks(), {e.left: Spots(), e.right: Spots()}
+def whereabouts_of(e: Evidence) -> Whereabouts:
+    """Which elements of a tensor differ, and which chunks of B and of A hold them."""
+    elements = differing_elements(e)
+    best, differing = Whereabouts(elements), {}
     for side, name in ((e.b, e.right), (e.a, e.left)):
-        logical = e.pair.b if side is e.b else e.pair.a
+        logical = e.logical(side)
         stored = side.manifest.sources.get(logical.name, ())
         chunks = [(s, c) for s in stored for c in s.chunks]
         many = len(chunks) > MOST
         if many:
-            chunks = [(s, c) for s, c in chunks if _may_differ(s, c, logical.name, place)]
+            chunks = [(s, c) for s, c in chunks if _may_differ(s, c, logical.name, elements)]
         if len(chunks) > MOST:
-            spots[name] = Spots(unseen=len(chunks))
+            differing[name] = DifferingChunks(unseen=len(chunks))
             continue
-        seen = [x for s, c in chunks if (x := _see(e, side, s, c)).elements]
-        wrong = [x for x in seen if x.differing]
-        told = tuple(_spot(side, x) for x in wrong[:KEPT])
-        spots[name] = Spots(told, len(wrong) - len(told))
+        every = [x for s, c in chunks if (x := _compared(e, side, s, c)).elements]
+        wrong = [x for x in every if x.differing]
+        listed = tuple(_differing_chunk(side, x) for x in wrong[:KEPT])
+        differing[name] = DifferingChunks(listed, len(wrong) - len(listed))
         if many or len(side.manifest.files) < 2:
             continue
-        dense = len(wrong) < len(seen) and all(x.differing >= DENSE * x.elements for x in wrong)
-        copied = name if dense and _are_copies(wrong, seen) else ""
+        dense = len(wrong) < len(every) and all(x.differing >= DENSE * x.elements for x in wrong)
+        copied = name if dense and _are_copies(wrong, every) else ""
         files = tuple(sorted({x.chunk.file for x in wrong}))
-        most = 2 * len(wrong) > len(seen)
-        found = Chunks(files if dense or len(files) == 1 else (), dense, copied, most)
-        if copied or (found.files and not best.files):
-            best = found
-    return replace(best, a=spots[e.left], b=spots[e.right])
+        if not dense and len(files) != 1:
+            files = ()
+        if copied or (files and not best.files):
+            most = 2 * len(wrong) > len(every)
+            best = Whereabouts(elements, files=files, dense=dense, copied=copied, most=most)
+    return replace(best, a=differing[e.left], b=differing[e.right])
 
 
-def _may_differ(stored: Stored, chunk: Chunk, name: str, place: Place) -> bool:
+def _may_differ(stored: Stored, chunk: Chunk, name: str, elements: DifferingElements) -> bool:
     """Whether a chunk holds elements between the first difference and the last."""
-    lo, hi = place.first, place.last
+    lo, hi = elements.first, elements.last
     held = stored.layout.box(chunk.box.offsets, chunk.box.shape)
     return any(p.tensor == name and p.to <= hi and p.to + p.flip().span >= lo for p in held.pieces)
 
 
-def _see(e: Evidence, side: Checkpoint, stored: Stored, chunk: Chunk) -> _Seen:
+def _compared(e: Evidence, side: Checkpoint, stored: Stored, chunk: Chunk) -> _Compared:
     """One chunk on both sides, as far as it holds elements of this tensor."""
-    logical = e.pair.b if side is e.b else e.pair.a
+    logical = e.logical(side)
     pieces = tuple(p for p in stored.layout.pieces if p.tensor == logical.name)
     mine = Layout(stored.shape, pieces)
     held = mine.box(chunk.box.offsets, chunk.box.shape).mapped if pieces else 0
-    seen = _Seen(stored, chunk, held)
+    found = _Compared(stored, chunk, held)
     if not held:
-        return seen
+        return found
     left, right = (mine.rename({logical.name: x.name}) for x in (e.pair.a, e.pair.b))
     located = None if chunk.file in side.manifest.in_memory_files else side.locate(stored, chunk)
     start = located.start_bytes if located and located.piece is None else None
     sectors, size = Sectors(), stored.dtype.itemsize
-    for box in parts_of(e, chunk.box):
+    for box in e.parts_of(chunk.box):
         x, y = e.read(left, box), e.read(right, box, e.b)
         unequal = ~same(x, y, e.pair.a.dtype, e.pair.b.dtype)
         own = y if side is e.b else x
-        seen.content.append(crc32(own.data))
-        seen.differing += int(np.count_nonzero(unequal))
-        seen.zero = seen.zero and not own[unequal].any()
+        found.content.append(crc32(own.data))
+        found.differing += int(np.count_nonzero(unequal))
+        found.zero = found.zero and not own[unequal].any()
         at = flat_start(box, chunk.box)
         if located and located.piece is not None:
-            seen.reach = _reach(located.piece, np.flatnonzero(unequal) + at, seen.reach)
+            found.reach = _reach(located.piece, np.flatnonzero(unequal) + at, found.reach)
         if start is not None:
-            seen.runs.add(at, unequal)
+            found.runs.add(at, unequal)
             layout = mine.box(box.offsets, box.shape) if held < chunk.box.size else None
             sectors.add(start + at * size, size, unequal, _marked(layout) if layout else None)
-    seen.page = sectors.close() if start is not None and seen.differing else 0
-    return seen
+    found.page = sectors.close() if start is not None and found.differing else 0
+    return found
 
 
 def _reach(
@@ -145,23 +140,23 @@ def _marked(layout: Layout) -> Mask | None:
     return marks
 
 
-def _spot(side: Checkpoint, x: _Seen) -> Spot:
+def _differing_chunk(side: Checkpoint, x: _Compared) -> DifferingChunk:
     """Where one chunk differs, in the bytes of its file."""
     chunk, file = x.chunk, x.chunk.file
     rank = format_named(side.manifest.format).rank_of(file)
-    spot = Spot(
+    found = DifferingChunk(
         file, rank, x.stored.key or x.stored.name, chunk.box,
         _blocks(chunk.box, x.stored.chunks), x.elements, x.differing, zero=x.zero,
     )  # fmt: skip
     if file in side.manifest.in_memory_files:
-        return spot
+        return found
     start, size = side.locate(x.stored, chunk).start_bytes, x.stored.dtype.itemsize
     if x.reach is not None:
         first, last = x.reach
         end = start + (last + 1) * size
-        return replace(spot, start_bytes=start + first * size, end_bytes=end)
+        return replace(found, start_bytes=start + first * size, end_bytes=end)
     return replace(
-        spot,
+        found,
         start_bytes=start + x.runs.first * size,
         end_bytes=start + x.runs.end * size,
         runs=tuple((start + lo * size, start + hi * size) for lo, hi in x.runs.few),
@@ -180,8 +175,8 @@ def _blocks(box: Box, chunks: Sequence[Chunk]) -> tuple[Cut, ...]:
     return tuple(found)
 
 
-def _are_copies(wrong: list[_Seen], seen: list[_Seen]) -> bool:
-    sound = [x for x in seen if not x.differing]
+def _are_copies(wrong: list[_Compared], every: list[_Compared]) -> bool:
+    sound = [x for x in every if not x.differing]
     return bool(wrong) and all(
         any(x.content == y.content and x.chunk.box.shape == y.chunk.box.shape for y in sound)
         for x in wrong

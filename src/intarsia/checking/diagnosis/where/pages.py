@@ -7,10 +7,8 @@ from math import prod
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import Finding
 from intarsia.checking.diagnosis.hypotheses.hypothesis import ENOUGH
-from intarsia.checking.diagnosis.where.chunks import Chunks
-from intarsia.checking.diagnosis.where.places import Place
-from intarsia.checking.diagnosis.where.whereabouts import Spots, Whereabouts, unit
-from intarsia.layout import unravel
+from intarsia.checking.diagnosis.where.elements import DifferingElements
+from intarsia.checking.diagnosis.where.whereabouts import DifferingChunks, Whereabouts, unit
 from intarsia.mesh import share
 
 DAMAGED = "damaged-pages"
@@ -22,56 +20,47 @@ FEW_RANKS = 16
 """Up to so many ranks, a flat block that fills pages is rather a rank's than a disk's."""
 
 
-def whereabouts(place: Place, chunks: Chunks) -> Whereabouts:
-    """The differences of a tensor as indices, and as bytes of both sides."""
-    first, last = (
-        unravel(k, place.shape) if place.differing else () for k in (place.first, place.last)
-    )
-    return Whereabouts(first, last, place.differing, place.axes, a=chunks.a, b=chunks.b)
-
-
-def damaged_pages(e: Evidence, place: Place, where: Whereabouts) -> Finding | None:
+def damaged_pages(e: Evidence, where: Whereabouts) -> Finding | None:
     """A finding about pages of a file that differ as wholes, and are no rows, columns or blocks."""
-    sides = {e.right: where.b, e.left: where.a}
-    filled = {name: spots for name, spots in sides.items() if _in_pages(spots)}
-    if place.differing < ENOUGH or not filled or _is_grid(place) or _is_shard(place):
+    sides, elements = {e.right: where.b, e.left: where.a}, where.elements
+    filled = {name: x.chunks for name, x in sides.items() if _in_pages(x)}
+    if elements.count < ENOUGH or not filled or _is_grid(elements) or _is_shard(elements):
         return None
-    zero = [name for name, spots in filled.items() if all(s.zero for s in spots.spots)]
+    zero = [name for name, chunks in filled.items() if all(c.zero for c in chunks)]
     side = zero[0] if zero else next(iter(filled))
-    size = min(s.page for s in filled[side].spots if s.page)
-    files = tuple(sorted({s.file for s in filled[side].spots}))
+    size = min(c.page for c in filled[side] if c.page)
+    files = tuple(sorted({c.file for c in filled[side]}))
     fault = f"whole {unit(size)}s of {', '.join(files)}"
     if zero:
         fault += f" of {side} are zero"
     else:
         fault += f" of {side} differ" if len(filled) == 1 else " differ, of A or of B"
-    n = place.differing
+    n = elements.count
     text = f"{fault} ({n:,} elements)"
-    return Finding(e.name, DAMAGED, text, fault, fault, n, n, files=files)
+    return Finding(e.name, DAMAGED, text, fault, fault, n, n, files=files, where=where)
 
 
-def _in_pages(found: Spots) -> bool:
+def _in_pages(found: DifferingChunks) -> bool:
     """Whether the differences of one side fill pages, of which some end within the tensor."""
-    spots = found.spots
-    whole = all(s.page or s.elements == s.held for s in spots)
-    return whole and any(s.page for s in spots) and not found.more and not found.unseen
+    whole = all(c.page or c.elements == c.held for c in found.chunks)
+    return whole and any(c.page for c in found.chunks) and not found.more and not found.unseen
 
 
-def _is_grid(place: Place) -> bool:
+def _is_grid(elements: DifferingElements) -> bool:
     """Whether some rows by some columns differ, as a rank's do: pages do so only by accident."""
-    counts = [s.end - s.first if s.count is None else s.count for s in place.axes]
-    if place.differing < NEARLY_FULL * prod(counts):
+    counts = [s.end - s.first if s.count is None else s.count for s in elements.axes]
+    if elements.count < NEARLY_FULL * prod(counts):
         return False
-    if prod(counts[:-1]) > 1 or counts[-1] == place.shape[-1]:
+    if prod(counts[:-1]) > 1 or counts[-1] == elements.shape[-1]:
         return True
     return any(
-        share(place.shape[c.axis], c.parts, c.rank)
-        == (place.box.offsets[c.axis], place.box.shape[c.axis])
-        for c in place.cuts or ()
+        share(elements.shape[c.axis], c.parts, c.rank)
+        == (elements.box.offsets[c.axis], elements.box.shape[c.axis])
+        for c in elements.cuts or ()
     )
 
 
-def _is_shard(place: Place) -> bool:
+def _is_shard(elements: DifferingElements) -> bool:
     """Whether a flat range differs that one of few ranks holds: it may begin and end with pages."""
-    flat = place.flat
+    flat = elements.flat
     return flat is not None and 0 < flat.parts <= FEW_RANKS

@@ -5,50 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from intarsia.checking.diagnosis.where.stretches import PAGE_BYTES
+from intarsia.checking.diagnosis.where.elements import NAMED, Cut, DifferingElements
+from intarsia.checking.diagnosis.where.runs import PAGE_BYTES
 from intarsia.mesh import Box
 
 Range = tuple[int, int]
 
-TOLD = 3
-"""How many chunks, and runs of one, a sentence names."""
-
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Block `rank` of `parts` on one axis."""
-
-    axis: int
-    parts: int
-    rank: int
-
-    def __str__(self) -> str:
-        return f"block {self.rank} of {self.parts} on axis {self.axis}"
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The indices of one axis with a difference: `[first, end)`, how many, and as ranges where few.
-
-    `count` is None where the axis is too long to keep them.
-    """
-
-    first: int
-    end: int
-    count: int | None
-    ranges: tuple[Range, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "first": self.first,
-            "last": self.end - 1,
-            "count": self.count,
-            "ranges": [list(r) for r in self.ranges],
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
+class DifferingChunk:
     """What differs in one chunk of a stored tensor, and its bytes `[start_bytes, end_bytes)`.
 
     The bytes are None where no file holds the elements.  `held` counts those that the chunk has
@@ -92,7 +57,7 @@ class Spot:
         if self.start_bytes is None or self.end_bytes is None:
             return text
         runs = self.runs
-        if self.run_count is None or not 0 < len(runs) <= TOLD:
+        if self.run_count is None or not 0 < len(runs) <= NAMED:
             many = f"{self.run_count:,} runs within " if (self.run_count or 0) > 1 else ""
             text, runs = f"{text} {many}", ((self.start_bytes, self.end_bytes),)
         text = f"{text.rstrip()} bytes " + ", ".join(f"[{lo:,}:{hi:,})" for lo, hi in runs)
@@ -100,19 +65,19 @@ class Spot:
 
 
 @dataclass(frozen=True, slots=True)
-class Spots:
+class DifferingChunks:
     """The chunks of one side with a difference, the first of them, and how many there are more.
 
     `unseen` counts those that were not looked at, being too many.
     """
 
-    spots: tuple[Spot, ...] = ()
+    chunks: tuple[DifferingChunk, ...] = ()
     more: int = 0
     unseen: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "chunks": [s.as_json() for s in self.spots],
+            "chunks": [s.as_json() for s in self.chunks],
             "more": self.more,
             "unseen": self.unseen,
         }
@@ -120,21 +85,27 @@ class Spots:
     def __str__(self) -> str:
         if self.unseen:
             return f"{self.unseen:,} chunks, too many to look at"
-        rest = len(self.spots) - TOLD + self.more
-        text = "; ".join(map(str, self.spots[:TOLD]))
+        rest = len(self.chunks) - NAMED + self.more
+        text = "; ".join(map(str, self.chunks[:NAMED]))
         return text + (f"; and {rest:,} chunks more" if rest > 0 else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Where the differences of one tensor lie, from the first to the last."""
+    """Where the differences of one tensor lie: which elements, and the chunks of either side with some.
 
-    first: tuple[int, ...]
-    last: tuple[int, ...]
-    elements: int
-    axes: tuple[Span, ...]
-    a: Spots
-    b: Spots
+    `files` are those whose chunks differ, of B or else of A, and `dense` says that these chunks
+    differ as wholes.  `copied` is the side on which each of them holds the elements of another
+    chunk, and `most` says that they are more than half of all.
+    """
+
+    elements: DifferingElements
+    a: DifferingChunks = DifferingChunks()
+    b: DifferingChunks = DifferingChunks()
+    files: tuple[str, ...] = ()
+    dense: bool = False
+    copied: str = ""
+    most: bool = False
 
     @property
     def turned(self) -> Whereabouts:
@@ -142,19 +113,20 @@ class Whereabouts:
         return replace(self, a=self.b, b=self.a)
 
     def as_json(self) -> dict[str, Any]:
+        first, last = self.elements.ends
         return {
-            "first": list(self.first),
-            "last": list(self.last),
-            "elements": self.elements,
-            "axes": [s.as_json() for s in self.axes],
+            "first": list(first),
+            "last": list(last),
+            "elements": self.elements.count,
+            "axes": [s.as_json() for s in self.elements.axes],
             "a": self.a.as_json(),
             "b": self.b.as_json(),
         }
 
     def __str__(self) -> str:
-        a, b = str(self.a), str(self.b)
+        (first, last), a, b = self.elements.ends, str(self.a), str(self.b)
         files = f"in A and B {b}" if a == b else f"in B {b}; in A {a}"
-        return f"from {list(self.first)} to {list(self.last)}, {files}"
+        return f"from {list(first)} to {list(last)}, {files}"
 
 
 def unit(size: int) -> str:

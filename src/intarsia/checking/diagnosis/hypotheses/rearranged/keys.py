@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import DType
-from intarsia.layout import Layout
 from intarsia.planning.window import windows
 from intarsia.value.bits import as_float64
 
@@ -59,7 +58,7 @@ def sign_keys_of(e: Evidence, side: Checkpoint, axis: int) -> list[bytes] | None
 
     They count from the slice's first one, so that a factor of -1 changes nothing.
     """
-    dtype = (e.pair.a if side is e.a else e.pair.b).dtype
+    dtype = e.logical(side).dtype
     if not dtype.floating or e.whole.size // e.shape[axis] <= FEWEST_SIGNS:
         return None
     front = _front(e, side, axis, SIGNS)
@@ -125,9 +124,8 @@ def _run(left: Sequence[bytes], right: Sequence[bytes], j: int, i: int) -> int:
 def _front(e: Evidence, side: Checkpoint, axis: int, count: int) -> NDArray[Any]:
     """The first `count` elements of every slice on an axis, read piece by piece."""
     n = e.shape[axis]
-    whole = e.whole if side is e.a else Layout.of(e.pair.b.name, e.shape)
     axes = [axis, *[k for k in range(len(e.shape)) if k != axis]]
-    front = whole.permute(*axes).reshape(n, -1)
+    front = e.as_stored(side).permute(*axes).reshape(n, -1)
     shape = (n, min(count, front.shape[1]))
     size = e.pair.a.dtype.itemsize
     parts = [e.read(front, box, side) for box in windows(shape, size, e.budget.window_bytes // 2)]

@@ -1,21 +1,21 @@
-"""Where the differences of a tensor lie: the block of a rank, trailing rows, files."""
+"""The elements of a tensor that differ: the box that holds them, and the block of a rank that it may be."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.hypotheses.hypothesis import ENOUGH, Bits, Mask
-from intarsia.checking.diagnosis.where.stretches import Runs
-from intarsia.checking.diagnosis.where.whereabouts import TOLD, Cut, Span
-from intarsia.checkpoint import Checkpoint
-from intarsia.layout import Layout
+from intarsia.checking.diagnosis.hypotheses.hypothesis import ENOUGH, Mask
+from intarsia.checking.diagnosis.where.runs import Runs
+from intarsia.layout import unravel
 from intarsia.mesh import Box, share
-from intarsia.planning.window import windows
+
+NAMED = 3
+"""How many ranges of an axis, chunks, and runs of one, a sentence names."""
 
 RANKS = 64
 FEW_BLOCKS = 16
@@ -26,6 +26,39 @@ DENSE = 0.8
 
 TRIM = 0.05
 """How far a block's edge may be missed: an element can be right by accident."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Block `rank` of `parts` on one axis."""
+
+    axis: int
+    parts: int
+    rank: int
+
+    def __str__(self) -> str:
+        return f"block {self.rank} of {self.parts} on axis {self.axis}"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The indices of one axis with a difference: `[first, end)`, how many, and as ranges where few.
+
+    `count` is None where the axis is too long to keep them.
+    """
+
+    first: int
+    end: int
+    count: int | None
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "first": self.first,
+            "last": self.end - 1,
+            "count": self.count,
+            "ranges": [list(r) for r in self.ranges],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +77,29 @@ class Flat:
 
 
 @dataclass(frozen=True)
-class Place:
-    """The smallest box that holds every difference, and how full of them it is.
+class DifferingElements:
+    """How many elements of a tensor differ, and the smallest box that holds them.
 
     `axes` are the indices with a difference, `first` and `last` the flat indices of the outermost ones.
     """
 
     box: Box
-    differing: int
+    count: int
     shape: tuple[int, ...]
     axes: tuple[Span, ...]
     first: int
     last: int
 
     @property
+    def ends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The indices of the first difference and of the last."""
+        if not self.count:
+            return (), ()
+        return unravel(self.first, self.shape), unravel(self.last, self.shape)
+
+    @property
     def dense(self) -> bool:
-        return self.differing >= DENSE * self.box.size
+        return self.count >= DENSE * self.box.size
 
     @property
     def everywhere(self) -> bool:
@@ -90,7 +130,7 @@ class Place:
     def flat(self) -> Flat | None:
         """The flat range that the differences fill, where a rank may hold it: it cuts a row."""
         n, size = self.last + 1 - self.first, prod(self.shape)
-        if len(self.shape) < 2 or self.everywhere or self.differing < DENSE * n or n < ENOUGH:
+        if len(self.shape) < 2 or self.everywhere or self.count < DENSE * n or n < ENOUGH:
             return None
         for parts in range(2, min(RANKS, size) + 1):
             step = -(-size // parts)
@@ -109,7 +149,7 @@ class Place:
             return "all over the tensor"
         named = [_named(axis, s, self.shape) for axis, s in enumerate(self.axes)]
         grid = prod(s.count or s.end - s.first for s in self.axes)
-        share = self.differing / max(grid, 1)
+        share = self.count / max(grid, 1)
         part = f"{share:.1%}" if share >= 0.0005 else "less than 0.1%"
         return f"{part} of " + (", ".join(x for x in named if x) or "the tensor")
 
@@ -123,11 +163,11 @@ def _named(axis: int, span: Span, shape: tuple[int, ...]) -> str:
         noun = f"{('row', 'column')[axis]}{'' if count == 1 else 's'}"
     else:
         noun = f"axis {axis} {'index' if count == 1 else 'indices'}"
-    few = span.ranges if len(span.ranges) <= TOLD else ()
+    few = span.ranges if len(span.ranges) <= NAMED else ()
     ranges = few or ((span.first, span.end),)
-    told = " and ".join(str(lo) if hi - lo == 1 else f"{lo} to {hi - 1}" for lo, hi in ranges)
+    listed = " and ".join(str(lo) if hi - lo == 1 else f"{lo} to {hi - 1}" for lo, hi in ranges)
     some = f"{count:,} of " if not few and count < span.end - span.first else ""
-    return f"{some}{noun} {told}"
+    return f"{some}{noun} {listed}"
 
 
 def block_around(axis: int, lo: int, n: int, size: int) -> Cut | None:
@@ -141,8 +181,8 @@ def block_around(axis: int, lo: int, n: int, size: int) -> Cut | None:
     return None
 
 
-def place_of(e: Evidence) -> Place:
-    """Where the differences of a tensor lie."""
+def differing_elements(e: Evidence) -> DifferingElements:
+    """Which elements of a tensor differ."""
     # One byte for every index of an axis, where that is little beside a window.
     kept = [np.zeros(n if n <= e.budget.window_bytes else 0, bool) for n in e.shape]
     reach = [[n, 0] for n in e.shape]
@@ -166,7 +206,7 @@ def place_of(e: Evidence) -> Place:
         for m, (lo, hi) in zip(kept, reach, strict=True)
     )
     box = Box(tuple(s.first for s in axes), tuple(s.end - s.first for s in axes))
-    return Place(box, flat.marks, e.shape, axes, flat.first, flat.end - 1)
+    return DifferingElements(box, flat.marks, e.shape, axes, flat.first, flat.end - 1)
 
 
 def _span(runs: Runs | None, marks: Mask, first: int, end: int) -> Span:
@@ -175,49 +215,3 @@ def _span(runs: Runs | None, marks: Mask, first: int, end: int) -> Span:
         runs = Runs()
         runs.add(0, marks)
     return Span(first, end, runs.marks or None, runs.few)
-
-
-def copied_from(e: Evidence, place: Place) -> tuple[str, int] | None:
-    """The side on which the block of a place is a copy of another block, and which one."""
-    for side, name in ((e.b, e.right), (e.a, e.left)):
-        for cut in place.cuts or ():
-            source = _copied(e, side, place.box, cut)
-            if source is not None:
-                return name, source
-    return None
-
-
-def parts_of(e: Evidence, box: Box) -> Iterator[Box]:
-    """Windows of a box, small enough for the memory budget."""
-    for part in windows(box.shape, e.pair.a.dtype.itemsize, e.budget.window_bytes // 2):
-        yield part.moved(box.offsets)
-
-
-def _blocks(e: Evidence, side: Checkpoint, box: Box) -> Iterator[Bits]:
-    whole = e.whole if side is e.a else Layout.of(e.pair.b.name, e.pair.b.shape)
-    for part in parts_of(e, box):
-        yield e.read(whole, part, side)
-
-
-def _copied(e: Evidence, side: Checkpoint, box: Box, cut: Cut) -> int | None:
-    """The block of the same side that a block is a copy of."""
-    size = e.shape[cut.axis]
-    first, count = share(size, cut.parts, cut.rank)
-    whole = _on_axis(box, cut.axis, first, count)
-    if whole.size < ENOUGH:
-        return None
-    for rank in range(cut.parts):
-        lo, n = share(size, cut.parts, rank)
-        if rank == cut.rank or n != count:
-            continue
-        other = _on_axis(box, cut.axis, lo, n)
-        both = zip(_blocks(e, side, whole), _blocks(e, side, other), strict=True)
-        if all(np.array_equal(x, y) for x, y in both):
-            return rank
-    return None
-
-
-def _on_axis(box: Box, axis: int, lo: int, n: int) -> Box:
-    offsets, shape = list(box.offsets), list(box.shape)
-    offsets[axis], shape[axis] = lo, n
-    return Box(tuple(offsets), tuple(shape))
