@@ -110,15 +110,15 @@ def _status_of(words: list[str]) -> int:
     except IntarsiaError as error:
         return _failed(error, error.exit_status)
     except MemoryError as error:
-        told: IntarsiaError = LimitError(
+        failure: IntarsiaError = LimitError(
             "not enough memory", hint="free some memory, or lower --memory"
         )
-        return _failed(told, 2, error)
+        return _failed(failure, 2, error)
     except Exception as error:
-        told = IntarsiaError(
+        failure = IntarsiaError(
             f"{type(error).__name__}: {error}", hint="INTARSIA_DEBUG=1 shows where"
         )
-        return _failed(told, 2, error)
+        return _failed(failure, 2, error)
     if status == 130:  # an interrupt, of which Typer says nothing
         raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
@@ -128,8 +128,8 @@ def _called_wrongly(error: typer.BadParameter) -> int:
     """Say that a command was not called as it can be, as Typer says it and as JSON."""
     where = error.ctx.command_path if error.ctx else "intarsia"
     if OUTPUT.json:
-        told = UsageError(error.format_message(), hint=f"{where} --help shows its usage")
-        _print_error(told)
+        failure = UsageError(error.format_message(), hint=f"{where} --help shows its usage")
+        _print_error(failure)
     said = StringIO()
     error.show(said)
     complain(said.getvalue().rstrip())
@@ -158,5 +158,5 @@ def _failed(error: IntarsiaError, status: int, cause: BaseException | None = Non
 
 def _print_error(error: IntarsiaError) -> None:
     with to_stdout():
-        told = {"error": type(error).__name__, "message": str(error), "hint": error.hint}
-        print(json.dumps(told))
+        document = {"error": type(error).__name__, "message": str(error), "hint": error.hint}
+        print(json.dumps(document))

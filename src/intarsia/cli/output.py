@@ -139,8 +139,8 @@ def _records(
     if title:
         print(title)
     for name, *facts, text in cells:
-        told = ", ".join(f"{c} {v}" for c, v in zip(columns[1:-1], facts, strict=True) if v)
-        for line, margin in ((name, ""), (told, "    "), (text, "    ")):
+        listed = ", ".join(f"{c} {v}" for c, v in zip(columns[1:-1], facts, strict=True) if v)
+        for line, margin in ((name, ""), (listed, "    "), (text, "    ")):
             lines = wrap(line, screen - len(margin), break_on_hyphens=False)
             print("\n".join(margin + each for each in lines))
 

@@ -125,8 +125,8 @@ def _print_pair(found: Comparison, step: str | None) -> None:
     # The verdict comes last, where a terminal shows it.
     for fault in () if found.equal else found.faults:
         say(f"{fault.kind}: {fault.text}\n  in {fault.where}")
-    told = [fault for fault in (*found.damaged, *found.faults) if fault.kind != "unexplained"]
-    for advice in () if found.equal else dict.fromkeys(fault.next for fault in told):
+    explained = [fault for fault in (*found.damaged, *found.faults) if fault.kind != "unexplained"]
+    for advice in () if found.equal else dict.fromkeys(fault.next for fault in explained):
         say(f"next: {advice}")
     if step:
         say(f"next: {step}")
@@ -134,12 +134,12 @@ def _print_pair(found: Comparison, step: str | None) -> None:
 
 def _print_beside(found: Comparison) -> None:
     """What lies beside the tensors: each that is not equal, and how many are."""
-    told = [each for each in found.beside if each.verdict != "equal"]
-    for each in told[:ROWS]:
+    unequal = [each for each in found.beside if each.verdict != "equal"]
+    for each in unequal[:ROWS]:
         say(str(each))
-    if len(told) > ROWS:
-        say(f"… and {len(told) - ROWS:,} more beside the tensors; --json names all")
-    if same := len(found.beside) - len(told):
+    if len(unequal) > ROWS:
+        say(f"… and {len(unequal) - ROWS:,} more beside the tensors; --json names all")
+    if same := len(found.beside) - len(unequal):
         say(f"beside the tensors, {same:,} settings, objects and files are equal")
 
 

@@ -29,8 +29,8 @@ class Row:
         'optimizer.exp_avg.layers.3.up.weight'
         """
         numbers = [n for n, has in ((layer, self.layered), (expert, self.expert)) if has]
-        told = (f"{n}{word}" for n, word in zip(numbers, self.words[1:], strict=True))
-        name = self.words[0] + "".join(told)
+        numbered = (f"{n}{word}" for n, word in zip(numbers, self.words[1:], strict=True))
+        name = self.words[0] + "".join(numbered)
         return of_kind(self.kind)(name) if self.kind else name
 
     def as_json(self) -> list[object]:

@@ -144,8 +144,8 @@ def _values(values: Sequence[str]) -> str:
 def _findings(story: PageContent, numbers: Mapping[str, int]) -> str:
     parts = []
     if story.faults:
-        told = (_fault(k, fault, numbers) for k, fault in enumerate(story.faults[:LISTED]))
-        parts += ["<h2>Faults</h2>", *told, _rest(len(story.faults))]
+        articles = (_fault(k, fault, numbers) for k, fault in enumerate(story.faults[:LISTED]))
+        parts += ["<h2>Faults</h2>", *articles, _rest(len(story.faults))]
     if story.different:
         rows = "".join(
             f"<tr><td>{_tensor(d.tensor, numbers)}</td><td>{d.elements:,}</td>"

@@ -32,7 +32,7 @@ def unmapped_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
         try:
             chunks, entries = format.everything(folder)
         except FormatError:
-            return  # told by whoever read the headers
+            return  # reported by whoever read the headers
         mapped = {(c.file, c.start_bytes) for s in manifest.stored.values() for c in s.chunks}
         mapped |= {(e.file, e.start_bytes) for e in manifest.entries.values()}
         for name, chunk in chunks:
@@ -92,7 +92,7 @@ def copies_that_differ(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
             try:
                 count = sum(_unequal(checkpoint, copy, c, budget) for c in copy.chunks)
             except (FormatError, CoverageError):
-                continue  # told elsewhere
+                continue  # reported elsewhere
             if count:
                 files = sorted({c.file for c in copy.chunks})
                 text = (

@@ -232,13 +232,13 @@ def zero_tensors(found: Sequence[ItemStats], content: Content) -> Iterator[Fault
             place = p.unit.place
             matrix = min(p.unit.rows, p.unit.columns) > 1
             norm = "norm" in place.template and not place.template.endswith("bias")
-            told = matrix and not place.is_rare if place.is_moment else matrix or norm
+            is_judged = matrix and not place.is_rare if place.is_moment else matrix or norm
             vector = (
                 not matrix and not place.kind and p.unit.columns > 1 and place.layer is not None
             )
             if _STARTS_AT_ZERO.search(place.template):
                 continue
-            if stats.item.stored.dtype.floating and (told or vector):
+            if stats.item.stored.dtype.floating and (is_judged or vector):
                 alike.setdefault((place.kind, place.template), []).append((stats, p))
                 if not p.zero:
                     moving.add(_at(place))

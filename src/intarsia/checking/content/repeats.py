@@ -39,12 +39,12 @@ def repeat_faults(
         # What was copied with its state is reported once, for the weights.
         yield from next((faults for part in parts if (faults := list(repeated(part)))), ())
     shards = [fault for stats in found for fault in repeated_shards(stats, content)]
-    told = {name for fault in shards for name in fault.tensors}
+    repeated_names = {name for fault in shards for name in fault.tensors}
     # As above: state that repeats where its parameter does adds nothing.
     yield from (
         fault
         for fault in shards
-        if not all(kind_of(name) and parameter_of(name) in told for name in fault.tensors)
+        if not all(kind_of(name) and parameter_of(name) in repeated_names for name in fault.tensors)
     )
     yield from tied_that_differ(found, tied)
 
@@ -71,7 +71,7 @@ def made_by_copying(
 
 
 def repeated_experts(matrices: Sequence[Matrix]) -> Iterator[Fault]:
-    """Experts of one layer that are equal, told apart by which are."""
+    """Experts of one layer that are equal, grouped by which are."""
     layers: dict[tuple[str, str, int | None], Experts] = {}
     for stored, p in matrices:
         place = p.unit.place
@@ -121,8 +121,8 @@ def _pattern(held: Experts) -> tuple[str, str]:
             f"experts [{lo}:{hi + 1}) equal experts [{first}:{last + 1}), as where one rank's were"
             " saved for another",
         )
-    told = few([" = ".join(map(str, experts)) for experts in same], 4)
-    return "experts-repeated", f"experts {told} of a layer are equal"
+    listed = few([" = ".join(map(str, experts)) for experts in same], 4)
+    return "experts-repeated", f"experts {listed} of a layer are equal"
 
 
 def _classes(held: Experts) -> dict[bytes, list[int]]:

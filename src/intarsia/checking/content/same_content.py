@@ -52,11 +52,11 @@ class Content:
         for digest, group in alike.items():
             first: list[int] = []
             for k in group if len(group) > 1 else ():
-                kin = next((j for j in first if self._are_equal(matrices[j], matrices[k])), None)
-                if kin is None:
+                same = next((j for j in first if self._are_equal(matrices[j], matrices[k])), None)
+                if same is None:
                     first.append(k)
                 stored, p = matrices[k]
-                number = first.index(k if kin is None else kin)
+                number = first.index(k if same is None else same)
                 out[k] = (stored, replace(p, digest=digest + number.to_bytes(4, "little")))
         return out
 
@@ -83,7 +83,7 @@ class Content:
             found = (as_float64(x, stored.dtype) for x in self._windows(stored, box))
             return sum(int(np.count_nonzero(x)) for x in found), box.size
         except (FormatError, CoverageError):
-            return 0, 0  # what cannot be read is told elsewhere
+            return 0, 0  # what cannot be read is reported elsewhere
 
     def is_table(self, stored: Stored, unit: Unit) -> bool:
         """Whether rows are the sines or cosines of 0, 1, 2 … times an angle for each column.
@@ -121,15 +121,15 @@ class Content:
         return a[0].dtype == b[0].dtype and self._same(a[0], left, b[0], right)
 
     def _same(self, a: Stored, left: Box, b: Stored, right: Box) -> bool:
-        told = 0.0
+        bits = 0.0
         try:
             for x, y in zip(self._windows(a, left), self._windows(b, right), strict=True):
                 if not np.array_equal(x, y):
                     return False
-                told = told if told >= _TELLS_BITS else told + information(x)
+                bits = bits if bits >= _TELLS_BITS else bits + information(x)
         except (FormatError, CoverageError):
-            return False  # what cannot be read is told elsewhere
-        return told >= _TELLS_BITS
+            return False  # what cannot be read is reported elsewhere
+        return bits >= _TELLS_BITS
 
     def _windows(self, stored: Stored, box: Box) -> Iterator[Bits]:
         if self._checkpoint is None:

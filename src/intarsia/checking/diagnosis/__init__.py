@@ -14,7 +14,7 @@ from functools import partial
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.hypotheses.compound import also_changed
-from intarsia.checking.diagnosis.hypotheses.faults_of_moves import MOVED, told
+from intarsia.checking.diagnosis.hypotheses.faults_of_moves import MOVED, text_of_move
 from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.moves import find_moves
 from intarsia.checking.diagnosis.hypotheses.shapes import find_reshaped
@@ -85,17 +85,17 @@ def diagnose(
     for pair, move in find_moves(list(open_.values())).items():
         change = move.change
         found[pair] = Finding(
-            pair.a.name, MOVED, told(move),
+            pair.a.name, MOVED, text_of_move(move),
             explained=move.score.explained, differing=move.score.differing, move=move,
             second=also_changed(pair.a.name, change, move.score) if change else None,
         )  # fmt: skip
     table = table_for(a.config) or table_for(b.config)
-    kin, other = (
+    related, other = (
         RelatedTensors(a.manifest.logical, table),
         RelatedTensors(b.manifest.logical, table),
     )
     left = [u for u in unequal if u.pair not in found]
-    found |= _searched(left, open_, kin, other, budget, progress)
+    found |= _searched(left, open_, related, other, budget, progress)
     findings = tuple(found[u.pair] for u in unequal)
     faults = (
         *missing("B", matched.only_in_a, b.manifest.logical),
@@ -112,7 +112,7 @@ def diagnose(
 def _searched(
     unequal: Sequence[Unequal],
     open_: Mapping[Pair, Evidence],
-    kin: RelatedTensors,
+    related: RelatedTensors,
     other: RelatedTensors,
     budget: Budget,
     progress: Progress | None,
@@ -128,7 +128,7 @@ def _searched(
 
     def look(u: Unequal, thoroughly: bool = True) -> None:
         e = open_[u.pair]
-        found[u.pair] = explain(e, kin, other) if thoroughly else _unsearched(e)
+        found[u.pair] = explain(e, related, other) if thoroughly else _unsearched(e)
         advance(u.pair.a.nbytes)
 
     while any(queues.values()):

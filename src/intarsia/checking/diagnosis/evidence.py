@@ -141,10 +141,10 @@ class Evidence:
     def _score(self, hypothesis: Hypothesis, windows: Iterable[Window]) -> Score:
         total = Score()
         for w in windows:
-            total += score(w.unequal, self._told(hypothesis, w))
+            total += score(w.unequal, self._explains(hypothesis, w))
         return total
 
-    def _told(self, hypothesis: Hypothesis, w: Window) -> Mask:
+    def _explains(self, hypothesis: Hypothesis, w: Window) -> Mask:
         predict, then = hypothesis.predict, hypothesis.then
         if not isinstance(predict, Layout | Shuffle):
             return predict(w)

@@ -28,12 +28,12 @@ WORTH_PROVING = 0.5
 """The share of a sample's differences that a hypothesis must explain to be tried on the whole."""
 
 
-def explain(e: Evidence, kin: RelatedTensors, other: RelatedTensors) -> Finding:
+def explain(e: Evidence, related: RelatedTensors, other: RelatedTensors) -> Finding:
     """What makes A's tensor B's, or B's A's, or at least where they differ.
 
     `other` knows the tensors related to B's.  What B lost cannot be predicted from it, but from A.
     """
-    found = _search(e, kin)
+    found = _search(e, related)
     if found.complete:
         return with_place(found)
     turned = _search(e.flipped, other)
@@ -41,11 +41,11 @@ def explain(e: Evidence, kin: RelatedTensors, other: RelatedTensors) -> Finding:
     return with_place(_turned(turned, found.tensor) if better else found)
 
 
-def _search(e: Evidence, kin: RelatedTensors) -> Finding:
+def _search(e: Evidence, related: RelatedTensors) -> Finding:
     """The plainest hypothesis that holds; then parts, blocks, two steps, and what explains most."""
     tried: Tried = []
     likely: list[Hypothesis] = []
-    for h in chain(value_hypotheses(e), order_hypotheses(e, kin), row_hypotheses(e, kin)):
+    for h in chain(value_hypotheses(e), order_hypotheses(e, related), row_hypotheses(e, related)):
         if isinstance(h.predict, Layout | Shuffle) and any(lost(*x) for x in tried):
             break  # zeros are found wherever there are others
         if isinstance(h.predict, Layout):
@@ -118,7 +118,7 @@ def _found(e: Evidence, h: Hypothesis, score: Score, how: str = "") -> Finding:
 
 
 def _turned(found: Finding, tensor: str) -> Finding:
-    """A finding of B against A, told as one of A against B."""
+    """A finding of B against A, as one of A against B."""
     second, start = found.second, BACKWARDS if found.moved else ""
     return replace(
         found,

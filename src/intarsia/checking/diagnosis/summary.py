@@ -1,4 +1,4 @@
-"""Findings of many tensors told as few faults."""
+"""Findings of many tensors as few faults."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _fault(kind: str, group: list[Finding], names: list[str]) -> Fault:
     texts = Counter(f.fault for f in group)
     text = texts.most_common(1)[0][0]
     if len(texts) > 1:
-        text = "; ".join(f"{told} (in {count})" for told, count in texts.most_common(MOST_TEXTS))
+        text = "; ".join(f"{each} (in {count})" for each, count in texts.most_common(MOST_TEXTS))
         text += "; and others" if len(texts) > MOST_TEXTS else ""
     explained, differing = sum(f.explained for f in group), sum(f.differing for f in group)
     if len(group) > 1:

@@ -54,7 +54,7 @@ def object_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
             return
         wrong = mismatches(attested.digests.objects, objects_of(manifest, budget))
     except (FormatError, CoverageError):
-        return  # told by whoever reads the digests, or the objects
+        return  # reported by whoever reads the digests, or the objects
     if wrong:
         names = tuple(each.name for each in wrong)
         gone = [each.name for each in wrong if not each.found]
@@ -75,33 +75,33 @@ def digest_faults(
     if not expected:
         return
     totals = merged(stats.sums for stats in found)
-    told: dict[str, str] = {}
+    taken: dict[str, str] = {}
     rest: list[str] = []
     for name, x in manifest.logical.items():
         total = totals.get(name, Sum())
         if name in known:
             continue
         if total.count_bytes == x.nbytes:
-            told[name] = digest_of(x, total)
+            taken[name] = digest_of(x, total)
         else:
             rest.append(name)
     if rest:
         try:
             with Checkpoint(manifest) as checkpoint:
-                told |= digests_of(checkpoint, budget, progress, names=rest).tensors
+                taken |= digests_of(checkpoint, budget, progress, names=rest).tensors
         except IntarsiaError as error:
             error.raise_unless_fault()
             text = f"the digests of {few(rest)} cannot be taken: {error.brief}"
             yield Fault(error.kind, tuple(rest), DIGESTS, text)
             known = {*known, *rest}
     # What is tied and not stored has the digest of the tensor that it is tied to, where the file has that.
-    told |= {
-        n: told[x.name]
+    taken |= {
+        n: taken[x.name]
         for n, x in tied_and_absent(manifest).items()
-        if n in expected and x.name in told
+        if n in expected and x.name in taken
     }
     asked = {n: d for n, d in expected.items() if n not in known}
-    wrong = mismatches(asked, told)
+    wrong = mismatches(asked, taken)
     if not wrong:
         return
     names = tuple(each.name for each in wrong)

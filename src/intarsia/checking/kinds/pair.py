@@ -1,6 +1,6 @@
 """Every kind of difference that only two checkpoints can show, as `verify A B` names it.
 
-Each is told as the second half of a sentence: "A and B differ as if ...".
+Each is the second half of a sentence: "A and B differ as if ...".
 """
 
 from __future__ import annotations

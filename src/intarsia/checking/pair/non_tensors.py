@@ -137,12 +137,12 @@ def _settings(
     a: Manifest, b: Manifest, left: Mapping[str, bytes], right: Mapping[str, bytes]
 ) -> Iterator[NonTensor]:
     """The optimizer's settings for every parameter, where both sides have them."""
-    told = []
+    both_groups = []
     for manifest, entries in ((a, left), (b, right)):
         try:
-            told.append(groups_of(manifest, entries))
+            both_groups.append(groups_of(manifest, entries))
         except (FormatError, UsageError, *BROKEN_ZIP):
-            told.append(None)
+            both_groups.append(None)
     one, other = (
         {
             member: group.fields
@@ -150,7 +150,7 @@ def _settings(
             for member in group.members
             if member in a.logical or member in b.logical
         }
-        for groups in told
+        for groups in both_groups
     )
     if not one or not other:
         if a.format != b.format and (one or other) and any(map(_has_state, (a, b))):

@@ -1,4 +1,4 @@
-"""Tensors under each other's names, told as one fault: experts permuted, layers shifted."""
+"""Tensors under each other's names, as one fault: experts permuted, layers shifted."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def faults_of_moves(
 
 
 def _alike(kind: str, moves: Sequence[Move]) -> Iterator[list[Move]]:
-    """Moves of tensors that went the same ways: those of one name each are told apart otherwise."""
+    """Moves of tensors that went the same ways: those of one name each are distinguished otherwise."""
     if kind == "names":
         yield list(moves)
         return
@@ -82,7 +82,7 @@ def half_swapped(findings: Sequence[Finding]) -> list[Finding]:
     return out
 
 
-def told(move: Move) -> str:
+def text_of_move(move: Move) -> str:
     """A move, as the diagnosis of its tensor."""
     other = "A" if move.side == "B" else "B"
     change = f", and {move.change.text}" if move.change else ""

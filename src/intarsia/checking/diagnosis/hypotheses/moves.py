@@ -24,7 +24,7 @@ from intarsia.value.bits import bits_dtype
 PROBE = 32
 """Elements that are read at the start, the middle and the end of a tensor to recognise it."""
 
-MOST_KIN = 4096
+MOST_RELATED = 4096
 """How many tensors that do not differ are looked at in search of one that was copied."""
 
 Fingerprint = tuple[tuple[int, ...], str, bytes]
@@ -105,8 +105,8 @@ def _guess(evidence: Sequence[Evidence], loose: bool) -> list[str | None]:
     lost = [e for e, w in zip(evidence, wanted, strict=True) if w is not None and w not in known]
     shapes = {(e.shape, e.pair.a.dtype) for e in lost}
     every = a.manifest.logical.values()
-    kin = [x for x in every if (x.shape, x.dtype) in shapes and x.name not in seen]
-    _learn(a, kin[:MOST_KIN], known, loose)
+    related = [x for x in every if (x.shape, x.dtype) in shapes and x.name not in seen]
+    _learn(a, related[:MOST_RELATED], known, loose)
     out: list[str | None] = []
     for e, w in zip(evidence, wanted, strict=True):
         names = known.get(w, []) if w else []

@@ -49,14 +49,14 @@ def scale_hypotheses(e: Evidence, step: float) -> Iterator[Hypothesis]:
         size = (_size(left, step), _size(top, step))
         if min(size) >= STRIP:
             what = f"block of {size[0]} x {size[1]}"
-            yield from _told(e, what, Factors(*size, _of_blocks(e, *size)), step)
+            yield from _scaled_by(e, what, Factors(*size, _of_blocks(e, *size)), step)
     elif left is not None:
-        yield from _told(e, "row", Factors(1, columns, left[:, None]), step)
+        yield from _scaled_by(e, "row", Factors(1, columns, left[:, None]), step)
     elif top is not None:
-        yield from _told(e, "column", Factors(rows, 1, top[None, :]), step)
+        yield from _scaled_by(e, "column", Factors(rows, 1, top[None, :]), step)
 
 
-def _told(e: Evidence, what: str, factors: Factors, step: float) -> Iterator[Hypothesis]:
+def _scaled_by(e: Evidence, what: str, factors: Factors, step: float) -> Iterator[Hypothesis]:
     each = factors.each
     # Rounding alone is a factor near one.
     if np.isfinite(each).all() and np.mean(np.abs(each - 1) > 2 * step) >= 0.5:

@@ -19,11 +19,11 @@ def find_reshaped(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> F
     """What makes a tensor of A one of another shape in B."""
     x, y = pair.a, pair.b
     whole = Layout.of(x.name, x.shape)
-    told = f"shape {list(x.shape)} in A, {list(y.shape)} in B"
+    shapes = f"shape {list(x.shape)} in A, {list(y.shape)} in B"
     most = max(x.size, y.size)
 
     def found(kind: str, fault: str) -> Finding:
-        return Finding(x.name, kind, f"{told}; {fault}", fault, fault, most, most)
+        return Finding(x.name, kind, f"{shapes}; {fault}", fault, fault, most, most)
 
     if len(x.shape) > 1 and whole.transpose(-2, -1).shape == y.shape:
         turned = whole.transpose(-2, -1)
@@ -37,7 +37,7 @@ def find_reshaped(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> F
             longer, more = ("A", x.shape[0]) if x.shape[0] > y.shape[0] else ("B", y.shape[0])
             text = f"the first {common[0]:,} rows are equal, {longer} has {more - common[0]:,} more"
             return found("padding", text)
-    return Finding(x.name, UNEXPLAINED, told, told, told, 0, most)
+    return Finding(x.name, UNEXPLAINED, shapes, shapes, shapes, 0, most)
 
 
 def _agrees(

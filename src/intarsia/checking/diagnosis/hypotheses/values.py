@@ -44,15 +44,15 @@ def value_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
     a, b = e.pair.a.dtype, e.pair.b.dtype
     right, left = e.right, e.left
     for side, in_b in ((right, True), (left, False)):
-        told, nearly = f"{side} is all zeros", f"nearly all of {side} is zero"
-        yield Hypothesis("zero", told, partial(_is, in_b, 0.0), nearly=nearly, side=side)
+        text, nearly = f"{side} is all zeros", f"nearly all of {side} is zero"
+        yield Hypothesis("zero", text, partial(_is, in_b, 0.0), nearly=nearly, side=side)
     if not (a.floating and b.floating):
         yield from _flipped(a == b)
         return
-    told = f"{right} is NaN where {left} has a number"
-    yield Hypothesis("nan", told, lambda w: _nan_in(w.v, w.u, w), side=right)
-    told = f"{left} is NaN where {right} has a number"
-    yield Hypothesis("nan", told, lambda w: _nan_in(w.u, w.v, w), side=left)
+    text = f"{right} is NaN where {left} has a number"
+    yield Hypothesis("nan", text, lambda w: _nan_in(w.v, w.u, w), side=right)
+    text = f"{left} is NaN where {right} has a number"
+    yield Hypothesis("nan", text, lambda w: _nan_in(w.u, w.v, w), side=left)
     if a == b:
         for name in NARROW:
             narrow = BY_NAME[name]
@@ -101,9 +101,9 @@ def _constant(e: Evidence) -> Iterator[Hypothesis]:
         held = np.unique(np.concatenate([x.reshape(-1) for x in sampled]))
         if len(held) == 1 and held[0] and np.isfinite(held[0]):
             number = float(held[0])
-            told = f"every element of {side} is {number:g}"
+            text = f"every element of {side} is {number:g}"
             yield Hypothesis(
-                CONSTANT, told, partial(_is, in_b, number), (side, number), nearly=f"nearly {told}",
+                CONSTANT, text, partial(_is, in_b, number), (side, number), nearly=f"nearly {text}",
                 side=side,
             )  # fmt: skip
 

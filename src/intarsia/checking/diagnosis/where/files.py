@@ -35,8 +35,8 @@ def wrong_files(
         groups: dict[tuple[str, str], list[Finding]] = {}
         for f in findings:
             files = sorted(f.files or held.get(f.tensor, ()))
-            told = f.kind in CONTENT and (CONTENT[f.kind] == "stale" or f.exact)
-            if told and len(files) == 1:
+            counts = f.kind in CONTENT and (CONTENT[f.kind] == "stale" or f.exact)
+            if counts and len(files) == 1:
                 groups.setdefault((files[0], CONTENT[f.kind]), []).append(f)
         for (file, content), group in groups.items():
             touched = [name for name, files in held.items() if file in files]

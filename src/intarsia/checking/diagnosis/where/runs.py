@@ -1,4 +1,4 @@
-"""Marks that come in one after the other, told as runs and as whole sectors of a file."""
+"""Marks that come in one after the other, as runs and as whole sectors of a file."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ MOST_TURNED = 16
 """Blocks up to which a turn by one is one of ranks; beyond, rows are shifted around the end."""
 
 
-def row_hypotheses(e: Evidence, kin: RelatedTensors) -> Iterator[Hypothesis]:
+def row_hypotheses(e: Evidence, related: RelatedTensors) -> Iterator[Hypothesis]:
     """Rearrangements that the rows themselves show: blocks, heads, any order."""
     alike = e.pair.a.dtype == e.pair.b.dtype
     for axis, n in enumerate(e.shape):
@@ -50,12 +50,12 @@ def row_hypotheses(e: Evidence, kin: RelatedTensors) -> Iterator[Hypothesis]:
                 order = mended(found_again(left, right))
         if np.all((order == np.arange(n)) | (order < 0)):
             continue
-        yield from _named(e, kin, axis, order)
+        yield from _named(e, related, axis, order)
     if alike:
         yield from shift_hypotheses(e)
 
 
-def _named(e: Evidence, kin: RelatedTensors, axis: int, order: Ints) -> Iterator[Hypothesis]:
+def _named(e: Evidence, related: RelatedTensors, axis: int, order: Ints) -> Iterator[Hypothesis]:
     noun = "rows" if axis == 0 else "columns" if len(e.shape) == 2 else f"indices of axis {axis}"
     most = 2 * np.count_nonzero(order >= 0) >= len(order)
     gap = np.unique((order - np.arange(len(order)))[order >= 0])
@@ -76,7 +76,7 @@ def _named(e: Evidence, kin: RelatedTensors, axis: int, order: Ints) -> Iterator
         if most:
             yield _any_order(e, axis, order, noun)
         return
-    count, heads = len(blocks), kin.heads(e.name)
+    count, heads = len(blocks), related.heads(e.name)
     size = -(-len(order) // count)
     layout = along(e.whole, axis, of_runs(in_blocks(blocks, len(order))))
     what = f"{count} blocks of {size} {noun}"
@@ -107,10 +107,10 @@ def _any_order(e: Evidence, axis: int, order: Ints, noun: str) -> Hypothesis:
         return Hypothesis(
             kind, f"experts come in the order {_listed(order)} of {e.left}", moved, (kind,)
         )
-    told = f"in another order: {_listed(order)} of {e.left}"
+    how = f"in another order: {_listed(order)} of {e.left}"
     if np.array_equal(order, np.arange(len(order))[::-1]):
-        told = "in reverse order"
-    return Hypothesis(ANY_ORDER, f"{noun} {told}", moved, (axis,))
+        how = "in reverse order"
+    return Hypothesis(ANY_ORDER, f"{noun} {how}", moved, (axis,))
 
 
 def _duplicated(axis: int, size: int, blocks: Sequence[int], layout: Layout) -> Hypothesis:
@@ -119,9 +119,9 @@ def _duplicated(axis: int, size: int, blocks: Sequence[int], layout: Layout) -> 
     if len({*blocks}) == 1:
         text = f"every one of {count} blocks on axis {axis} holds block {blocks[moved[0]]}"
     else:
-        told = ", ".join(f"{r} holds {blocks[r]}" for r in moved[:8])
-        told += ", …" if len(moved) > 8 else ""
-        text = f"of {count} blocks of {size} on axis {axis}, block {told}"
+        held = ", ".join(f"{r} holds {blocks[r]}" for r in moved[:8])
+        held += ", …" if len(moved) > 8 else ""
+        text = f"of {count} blocks of {size} on axis {axis}, block {held}"
     return Hypothesis("rank-duplicated", text, layout, (count, tuple(blocks)))
 
 

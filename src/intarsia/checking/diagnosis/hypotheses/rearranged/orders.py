@@ -28,24 +28,24 @@ UNEVEN = (2, 3, 4, 8)
 """Of these, the ones that may leave a short last shard."""
 
 
-def order_hypotheses(e: Evidence, kin: RelatedTensors) -> Iterator[Hypothesis]:
+def order_hypotheses(e: Evidence, related: RelatedTensors) -> Iterator[Hypothesis]:
     """Named rearrangements of a tensor, alone and together with its relatives."""
     if len(e.shape) > 1:
         yield from _transposed(e)
-    for group in kin.groups(e.name):
+    for group in related.groups(e.name):
         mine = group.within(e.name, e.shape)
         if mine is None:
             continue
         if not group.fused.size:
             continue
         one_by_one = f"{{}} in {e.left}, and one after the other in {e.right}"
-        named = (*_group_orders(group, kin), *_both_ways(_interleaved(group), one_by_one))
-        whole = kin.once(group, partial(order_of, e, group, named))
+        named = (*_group_orders(group, related), *_both_ways(_interleaved(group), one_by_one))
+        whole = related.once(group, partial(order_of, e, group, named))
         for order in (whole, *named) if whole else named:
             fused = along(group.fused, 0, order.rows)
             yield Hypothesis(order.kind, order.text, compose(mine, fused), order.key)
         yield from split_hypotheses(e, group, mine)
-    for order in _both_ways(_rotated(e, kin), RETURN):
+    for order in _both_ways(_rotated(e, related), RETURN):
         yield Hypothesis(order.kind, order.text, along(e.whole, 0, order.rows), order.key)
     if "gate_up" in e.name:
         yield from _gate_up(e)
@@ -62,22 +62,25 @@ def _transposed(e: Evidence) -> Iterator[Hypothesis]:
         yield Hypothesis("transposed", f"read with the shape of {e.left}'s transpose", turned)
 
 
-def _group_orders(group: Group, kin: RelatedTensors) -> Iterator[Order]:
+def _group_orders(group: Group, related: RelatedTensors) -> Iterator[Order]:
     """The parts in each other's place, or fused group by group and split as if one by one."""
     parts = split(rows(sum(group.sizes)), group.sizes)
     if group.name == "gate and up":
         text = "gate and up swapped"
         yield Order("gate-up-swapped", text, concat(parts[::-1]), ())
-    if group.name == "query, key and value" and (groups := kin.query_groups()):
+    if group.name == "query, key and value" and (groups := related.query_groups()):
         if any(n % groups for n in group.sizes):
             return
         fused = by_group(groups)(*parts)
-        told = f"query, key and value of {groups} groups"
+        parts_of_groups = f"query, key and value of {groups} groups"
         key = ("group", groups)
         yield Order(
-            "qkv-permuted", f"{told} are stored group by group and read one by one", fused, key
+            "qkv-permuted",
+            f"{parts_of_groups} are stored group by group and read one by one",
+            fused,
+            key,
         )
-        text = f"{told} are stored one by one and read group by group"
+        text = f"{parts_of_groups} are stored one by one and read group by group"
         yield Order("qkv-permuted", text, inverse(fused), key)
 
 
@@ -106,9 +109,9 @@ def _both_ways(orders: Iterable[Order], back: str) -> Iterator[Order]:
         yield Order(order.kind, back.format(order.text), inverse(order.rows), order.key)
 
 
-def _rotated(e: Evidence, kin: RelatedTensors) -> Iterator[Order]:
+def _rotated(e: Evidence, related: RelatedTensors) -> Iterator[Order]:
     """Rotary pairs side by side, or half a head apart."""
-    for part in kin.rotary(e.name):
+    for part in related.rotary(e.name):
         half, rest = divmod(part.size, 2)
         if rest or half < 2 or part.first + part.size > part.width:
             continue

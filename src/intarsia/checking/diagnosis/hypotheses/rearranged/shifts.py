@@ -39,12 +39,12 @@ def shift_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
 def _moved(e: Evidence, flat: Layout, k: int) -> Iterator[Hypothesis]:
     n = flat.size
     kept = flat.narrow(0, max(0, -k), n - max(0, k))
-    told = f"content shifted by {k} element{'s' if abs(k) > 1 else ''}"
+    text = f"content shifted by {k} element{'s' if abs(k) > 1 else ''}"
     around = flat.narrow(0, n - k, n) if k > 0 else flat.narrow(0, 0, -k)
     for rest, more in ((padding(abs(k)), ""), (around, " around the end")):
         parts = [rest, kept] if k > 0 else [kept, rest]
         layout = concat(parts).reshape(*e.shape)
-        yield Hypothesis("shifted", told + more, layout, ("flat", k, more))
+        yield Hypothesis("shifted", text + more, layout, ("flat", k, more))
 
 
 def _found(hay: bytes, needle: bytes, itemsize: int) -> Iterator[int]:

@@ -42,9 +42,9 @@ def split_hypotheses(e: Evidence, group: Group, mine: Layout) -> Iterator[Hypoth
         if gap and abs(gap) < min(group.sizes):
             at = gap % total
             turned = concat([rows(total).narrow(0, at, total), rows(total).narrow(0, 0, at)])
-            told = (
+            how_far = (
                 f"{abs(gap)} row{'s' if abs(gap) > 1 else ''} too {'late' if gap > 0 else 'early'}"
             )
-            text = f"{group.name} are cut out of the fused tensor {told} in {e.right}"
+            text = f"{group.name} are cut out of the fused tensor {how_far} in {e.right}"
             layout = compose(mine, along(group.fused, 0, turned))
             yield Hypothesis("split-misplaced", text, layout, ("split", gap))
