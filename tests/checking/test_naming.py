@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from intarsia.checking.naming import Place, place_of, tensors_in, units_of
+from intarsia.checking.naming import ModelPlace, place_of, tensors_in, units_of
 from intarsia.dtypes import BY_NAME
 from intarsia.layout import Layout, concat
 from intarsia.planning.manifest import Stored
@@ -15,24 +15,27 @@ BF16 = BY_NAME["BF16"]
 @pytest.mark.parametrize(
     ("name", "place"),
     [
-        ("model.layers.3.mlp.up_proj.weight", Place("model.layers.*.mlp.up_proj.weight", "", 3)),
+        (
+            "model.layers.3.mlp.up_proj.weight",
+            ModelPlace("model.layers.*.mlp.up_proj.weight", "", 3),
+        ),
         (
             "transformer.h.11.attn.c_attn.weight",
-            Place("transformer.h.*.attn.c_attn.weight", "", 11),
+            ModelPlace("transformer.h.*.attn.c_attn.weight", "", 11),
         ),
         (
             "decoder.layers.2.mlp.experts.experts.1.linear_fc2.weight",
-            Place("decoder.layers.*.mlp.experts.experts.*.linear_fc2.weight", "", 2, 1),
+            ModelPlace("decoder.layers.*.mlp.experts.experts.*.linear_fc2.weight", "", 2, 1),
         ),
         (
             "optimizer.exp_avg_sq.model.layers.0.mlp.experts.7.up_proj.weight",
-            Place("model.layers.*.mlp.experts.*.up_proj.weight", "exp_avg_sq", 0, 7),
+            ModelPlace("model.layers.*.mlp.experts.*.up_proj.weight", "exp_avg_sq", 0, 7),
         ),
-        ("lm_head.weight", Place("lm_head.weight")),
-        ("mtp.layers.0.norm.weight", Place("mtp.layers.*.norm.weight", "", 0)),
+        ("lm_head.weight", ModelPlace("lm_head.weight")),
+        ("mtp.layers.0.norm.weight", ModelPlace("mtp.layers.*.norm.weight", "", 0)),
     ],
 )
-def test_a_name_tells_its_place(name: str, place: Place) -> None:
+def test_a_name_tells_its_place(name: str, place: ModelPlace) -> None:
     assert place_of(name) == place
 
 

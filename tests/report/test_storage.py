@@ -32,9 +32,9 @@ def numbers(manifest: Manifest) -> dict[str, int]:
     return {name: k for k, name in enumerate(manifest.logical)}
 
 
-def text(stored: dict, given: list[int]) -> str:
+def text(side: dict, given: list[int]) -> str:
     """A text of the data, put together as the script does."""
-    first, *words = stored["texts"][given[0]]
+    first, *words = side["texts"][given[0]]
     return first + "".join(f"{n}{word}" for n, word in zip(given[1:], words, strict=True))
 
 
@@ -47,41 +47,41 @@ def test_texts_come_back_as_they_were(written: str) -> None:
 
 def test_names_and_drawings_that_differ_in_numbers_are_kept_once(root: Path) -> None:
     manifest = read_manifest(root / "megatron")
-    stored = storage_of(manifest, numbers(manifest))
-    names = [text(stored, s[0]) for s in stored["stored"] if s[0]]
+    side = storage_of(manifest, numbers(manifest))
+    names = [text(side, s[0]) for s in side["stored"] if s[0]]
     assert "decoder.layers.2.self_attention.linear_qkv.weight" in " ".join(names)
-    assert len(stored["texts"]) < len(names)
+    assert len(side["texts"]) < len(names)
 
 
 def test_the_bytes_at_a_tensors_place_are_the_tensors(root: Path) -> None:
     manifest = read_manifest(root / "hf")
-    stored = storage_of(manifest, numbers(manifest))
-    stored = stored["stored"][[*manifest.stored].index(Q)]
+    side = storage_of(manifest, numbers(manifest))
+    stored = side["stored"][[*manifest.stored].index(Q)]
     name, _, shape, [[file, start, length]], count, tensors, drawing = stored
     assert (name, count, tensors, drawing) == (0, 1, [numbers(manifest)[Q]], 0)
-    data = (root / "hf" / stored["files"][file][0]).read_bytes()
+    data = (root / "hf" / side["files"][file][0]).read_bytes()
     expected = model(CONFIG)[Q]
     assert shape == list(expected.shape)
     assert data[start : start + length] == expected.view(torch.uint8).numpy().tobytes()
-    assert stored["files"][file][1] == len(data)
+    assert side["files"][file][1] == len(data)
 
 
 def test_the_chunks_of_a_sharded_tensor_are_boxes_that_hold_it_whole(root: Path) -> None:
     manifest = read_manifest(root / "dcp")
-    stored = storage_of(manifest, numbers(manifest))
-    stored = stored["stored"][[s.key or s.name for s in manifest.stored.values()].index(Q)]
+    side = storage_of(manifest, numbers(manifest))
+    stored = side["stored"][[s.key or s.name for s in manifest.stored.values()].index(Q)]
     chunks = stored[3]
     assert len(chunks) == stored[4] == 4
-    assert {stored["files"][c[0]][0] for c in chunks} == {f"__{k}_0.distcp" for k in range(4)}
+    assert {side["files"][c[0]][0] for c in chunks} == {f"__{k}_0.distcp" for k in range(4)}
     assert sum(prod(box[1]) for _, _, _, box in chunks) == prod(stored[2])
 
 
 def test_a_fused_tensor_counts_the_elements_of_each_that_it_holds(root: Path) -> None:
     manifest = read_manifest(root / "megatron")
     number = numbers(manifest)
-    stored = storage_of(manifest, number)
+    side = storage_of(manifest, number)
     held = dict.fromkeys(number.values(), 0)
-    for row, s in zip(stored["stored"], manifest.stored.values(), strict=True):
+    for row, s in zip(side["stored"], manifest.stored.values(), strict=True):
         chunks, tensors = row[3], row[5]
         for chunk in chunks:
             own = chunk[4] if len(chunk) > 4 else []
@@ -95,8 +95,8 @@ def test_a_fused_tensor_counts_the_elements_of_each_that_it_holds(root: Path) ->
 
 def test_only_what_is_fused_or_permuted_is_drawn(root: Path) -> None:
     manifest = read_manifest(root / "megatron")
-    stored = storage_of(manifest, numbers(manifest))
-    drawn = {text(stored, s[0]): text(stored, s[6]) for s in stored["stored"] if s[6]}
+    side = storage_of(manifest, numbers(manifest))
+    drawn = {text(side, s[0]): text(side, s[6]) for s in side["stored"] if s[6]}
     fused = next(name for name in drawn if "linear_qkv" in name)
     assert "q_proj" in drawn[fused]
     assert "v_proj" in drawn[fused]
@@ -107,13 +107,13 @@ def test_where_there_are_too_many_chunks_each_tensor_shows_its_first(
 ) -> None:
     manifest = read_manifest(root / "dcp")
     monkeypatch.setattr(module, "CHUNKS", len(manifest.stored))
-    stored = storage_of(manifest, numbers(manifest))
-    assert all(len(s[3]) == 1 for s in stored["stored"])
-    assert max(s[4] for s in stored["stored"]) == 4
+    side = storage_of(manifest, numbers(manifest))
+    assert all(len(s[3]) == 1 for s in side["stored"])
+    assert max(s[4] for s in side["stored"]) == 4
 
 
 def test_no_character_that_cannot_be_seen_is_left_in_a_name() -> None:
     manifest = hostile()
-    stored = storage_of(manifest, {name: k for k, name in enumerate(HOSTILE)})
-    assert all(text.isprintable() for text, _ in stored["files"])
-    assert stored["path"].isprintable()
+    side = storage_of(manifest, {name: k for k, name in enumerate(HOSTILE)})
+    assert all(text.isprintable() for text, _ in side["files"])
+    assert side["path"].isprintable()

@@ -24,13 +24,23 @@ _VOCABULARY = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A name taken apart; names that differ in nothing but their place have one template."""
+class ModelPlace:
+    """Where a name stands in a model; names that differ in nothing but their place have one template."""
 
     template: str
     kind: str = ""
     layer: int | None = None
     expert: int | None = None
+
+    @property
+    def stack(self) -> str:
+        """The list of layers that it is in: what stands before the number."""
+        return self.template.partition("*")[0]
+
+    @property
+    def layer_of_stack(self) -> tuple[str, int | None]:
+        """Its layer, which several stacks may have a number for."""
+        return self.stack, self.layer
 
     @property
     def is_vocabulary(self) -> bool:
@@ -49,17 +59,16 @@ class Place:
 
 
 @lru_cache(maxsize=1 << 18)
-def place_of(name: str) -> Place:
+def place_of(name: str) -> ModelPlace:
     """The place that a name gives.
 
     >>> place_of("optimizer.exp_avg.model.layers.3.mlp.experts.7.up_proj.weight")
-    Place(template='model.layers.*.mlp.experts.*.up_proj.weight', kind='exp_avg', layer=3, expert=7)
+    ModelPlace(template='model.layers.*.mlp.experts.*.up_proj.weight', kind='exp_avg', layer=3, expert=7)
     """
     kind, name = kind_of(name), parameter_of(name)
-    layer, expert = layer_in(name), _EXPERT.search(name)
-    starred = f"{name[: layer.start('k')]}*{name[layer.end('k') :]}" if layer else name
-    template = _EXPERT.sub(r"\g<word>.*", starred)
-    return Place(template, kind, layer and int(layer["k"]), expert and int(expert["k"]))
+    layer, expert = layer_in(name), expert_in(name)
+    template = without_expert(without_layer(name))
+    return ModelPlace(template, kind, layer and int(layer["k"]), expert and int(expert["k"]))
 
 
 def layer_in(name: str) -> re.Match[str] | None:
@@ -76,7 +85,7 @@ def expert_in(name: str) -> re.Match[str] | None:
 class Unit:
     """One matrix of a stored tensor, which may stack those of layers and experts."""
 
-    place: Place
+    place: ModelPlace
     first_row: int
     rows: int
     columns: int
@@ -99,14 +108,8 @@ def units_of(stored: Stored) -> list[Unit]:
         rest = k
         for word, n in reversed(list(zip(stacked, counts, strict=True))):
             rest, at[word] = divmod(rest, n)
-        units.append(
-            Unit(
-                Place(place.template, place.kind, at["layer"], at["expert"]),
-                k * rows,
-                rows,
-                columns,
-            )
-        )
+        here = ModelPlace(place.template, place.kind, at["layer"], at["expert"])
+        units.append(Unit(here, k * rows, rows, columns))
     return units
 
 
@@ -121,13 +124,11 @@ def tensors_in(stored: Stored, unit: Unit, lo: int = 0, hi: int | None = None) -
 
 
 def layer_of(name: str) -> int | None:
-    found = layer_in(name)
-    return int(found["k"]) if found else None
+    return place_of(name).layer
 
 
 def expert_of(name: str) -> int | None:
-    found = expert_in(name)
-    return int(found["k"]) if found else None
+    return place_of(name).expert
 
 
 def without_layer(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -41,21 +41,14 @@ def run(
         from intarsia.report.write import check_page
 
         check_page(html)
+    asked: dict[str, Any] = {
+        "config": config, "section": section, "memory": memory, "workers": workers
+    }  # fmt: skip
     with progress("verifying") as advance:
         if b is None:
-            alone = api.verify(
-                a, config=config, section=section, memory=memory, workers=workers, progress=advance
-            )
+            alone = api.verify(a, progress=advance, **asked)
         else:
-            pair = api.verify(
-                a,
-                b,
-                config=config,
-                section=section,
-                memory=memory,
-                workers=workers,
-                progress=advance,
-            )
+            pair = api.verify(a, b, progress=advance, **asked)
     if html is not None and OUTPUT.prints:
         from intarsia.report.write import write_page
 

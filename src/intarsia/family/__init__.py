@@ -16,45 +16,28 @@ from intarsia.mesh import Shape
 
 Fill = Callable[[Table], None]
 
-_FILES = {
-    "cwm": "llama",
-    "deepseek_v2": "deepseek_v3",
-    "deepseek_v3": "deepseek_v3",
-    "ernie4_5": "llama",
-    "gemma": "gemma",
-    "gemma2": "gemma",
-    "gemma3": "gemma",
-    "gemma3_text": "gemma",
-    "glm4_moe": "glm4_moe",
-    "glm4_moe_lite": "deepseek_v3",
-    "gpt_oss": "gpt_oss",
-    "granite": "llama",
-    "kimi_k2": "deepseek_v3",
-    "llama": "llama",
-    "ministral": "llama",
-    "ministral3": "llama",
-    "mistral": "llama",
-    "mistral3": "llama",
-    "mixtral": "mixtral",
-    "olmoe": "olmoe",
-    "phi3": "phi3",
-    "qwen2": "qwen2",
-    "qwen2_5_vl": "qwen2",
-    "qwen2_moe": "qwen2_moe",
-    "qwen2_vl": "qwen2",
-    "qwen3": "qwen3",
-    "qwen3_5": "qwen3_5",
-    "qwen3_5_moe": "qwen3_5",
-    "qwen3_5_moe_text": "qwen3_5",
-    "qwen3_5_text": "qwen3_5",
-    "qwen3_moe": "qwen3_moe",
-    "qwen3_next": "qwen3_next",
-    "qwen3_vl": "qwen3",
-    "seed_oss": "llama",
-    "smollm3": "llama",
-}
-"""The file that knows each `model_type`."""
+_TYPES = {
+    "deepseek_v3": ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2"),
+    "gemma": ("gemma", "gemma2", "gemma3", "gemma3_text"),
+    "glm4_moe": ("glm4_moe",),
+    "gpt_oss": ("gpt_oss",),
+    "llama": (
+        "cwm", "ernie4_5", "granite", "llama", "ministral", "ministral3", "mistral", "mistral3",
+        "seed_oss", "smollm3",
+    ),
+    "mixtral": ("mixtral",),
+    "olmoe": ("olmoe",),
+    "phi3": ("phi3",),
+    "qwen2": ("qwen2", "qwen2_5_vl", "qwen2_vl"),
+    "qwen2_moe": ("qwen2_moe",),
+    "qwen3": ("qwen3", "qwen3_vl"),
+    "qwen3_5": ("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
+    "qwen3_moe": ("qwen3_moe",),
+    "qwen3_next": ("qwen3_next",),
+}  # fmt: skip
+"""The files of this folder that hold a table, and every `model_type` that each knows."""
 
+_FILES = {model_type: file for file, types in _TYPES.items() for model_type in types}
 _REGISTERED: dict[str, Fill] = {}
 _ADOPTED: dict[str, Table] = {}
 
@@ -125,11 +108,8 @@ def _table(config: str, zero_centered: bool | None) -> Table:
         fill = import_module(f"intarsia.family.{_FILES[table.family]}").fill
     fill(table)
     if table.bare and table.head in table.optional:
-        for dialect, root in (
-            ("hf", table.hf),
-            ("hf-fused", table.hf),
-            ("hf-module", table.module),
-        ):
+        roots = {"hf": table.hf, "hf-fused": table.hf, "hf-module": table.module}
+        for dialect, root in roots.items():
             table.respell(f"{dialect}-bare", dialect, root.partition(".")[0] + ".", "")
     return table
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from intarsia.errors import FamilyError
 from intarsia.family import decoder
-from intarsia.family.multi_token_prediction import hub_prediction_layers
+from intarsia.family.multi_token_prediction import layers_and_predictions
 from intarsia.family.spec import Layer, Table
 
 
@@ -17,11 +17,8 @@ def fill(t: Table) -> None:
     if (every := t.number("moe_layer_freq", default=1)) != 1:
         raise FamilyError(f"config.json: moe_layer_freq is {every}, every published model has 1")
     decoder.embeddings(t)
-    sparse = decoder.sparse_after_dense(t)
-    for at in t.layers():
-        layer(at, sparse=sparse[at.stage[0]])
-    for at in hub_prediction_layers(t):
-        layer(at, sparse=True)
+    for at, sparse in layers_and_predictions(t):
+        layer(at, sparse=sparse)
 
 
 def layer(at: Layer, *, sparse: bool) -> None:

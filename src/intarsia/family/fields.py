@@ -18,6 +18,12 @@ MAX_LAYERS, MAX_NUMBER, MAX_TENSORS = 10_000, 1 << 31, 400_000
 """What no configuration may go beyond: the largest models have 120 layers and 70,000 tensors."""
 
 
+def text_of(config: Config) -> Config:
+    """The configuration of the text model, which a vision-language wrapper nests."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, Mapping) else config
+
+
 @dataclass
 class Fields:
     """The fields of a `config.json`; what is absent or wrong is an error that names the field."""
@@ -27,9 +33,8 @@ class Fields:
 
     @property
     def text(self) -> Config:
-        """The configuration of the text model, which a vision-language wrapper nests."""
-        nested = self.config.get("text_config")
-        return nested if isinstance(nested, Mapping) else self.config
+        """The configuration of the text model."""
+        return text_of(self.config)
 
     @property
     def wrapped(self) -> bool:

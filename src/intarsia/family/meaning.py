@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from intarsia.family.defaults import defaults_of
+from intarsia.family.fields import Config, text_of
 from intarsia.family.layout_defaults import layout_defaults_of
 from intarsia.family.special_floats import with_special_floats
-
-Config = Mapping[str, Any]
 
 ABSENT = "absent"
 _ALIASES = {
@@ -63,12 +62,6 @@ class Contradiction:
 
     def __str__(self) -> str:
         return f"{self.field} is {self.first!r} and {self.second!r}"
-
-
-def text_of(config: Config) -> Config:
-    """The configuration of the text model, which a vision-language wrapper nests."""
-    nested = config.get("text_config")
-    return nested if isinstance(nested, Mapping) else config
 
 
 def meaning_of(config: Config) -> dict[str, Any]:

@@ -9,10 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from intarsia.family.decoder import sparse_after_dense
 from intarsia.family.spec import Layer, Table
 
 
-def hub_prediction_layers(t: Table) -> Iterator[Layer]:
+def layers_and_predictions(t: Table) -> Iterator[tuple[Layer, bool]]:
+    """Every layer of DeepSeek's kind, the prediction layers last, and whether it has experts."""
+    sparse = sparse_after_dense(t)
+    for at in t.layers():
+        yield at, sparse[at.stage[0]]
+    for at in _hub_prediction_layers(t):
+        yield at, True
+
+
+def _hub_prediction_layers(t: Table) -> Iterator[Layer]:
     """DeepSeek's spelling: further layers after the last, which repeat embedding and head."""
     count, hidden = t.number("num_hidden_layers"), t.number("hidden_size")
     for i in range(t.number("num_nextn_predict_layers", default=0)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,13 +70,18 @@ def _merge(op: Any, task: Task) -> Parts:
     }
 
 
+def _unstacked(x: Layout, axis: int) -> Iterator[Layout]:
+    """What `stack` undoes: each index of an axis as a layout without it."""
+    shape = (*x.shape[:axis], *x.shape[axis + 1 :])
+    return (x.narrow(axis, i, i + 1).reshape(*shape) for i in range(x.shape[axis]))
+
+
 def _unmerge(op: Any, task: Task) -> Parts:
     out: Parts = {}
     for pattern, (x, *_) in task.parts.items():
         to = task.targets[0] if len(task.parts) == 1 else pattern
-        shape = (*x.shape[: op.dim], *x.shape[op.dim + 1 :])
-        for i in range(x.shape[op.dim]):
-            out[to.replace("*", str(i))] = [x.narrow(op.dim, i, i + 1).reshape(*shape)]
+        for i, each in enumerate(_unstacked(x, op.dim)):
+            out[to.replace("*", str(i))] = [each]
     return out
 
 
@@ -154,12 +159,9 @@ def _part_two_towers(op: Any, task: Task) -> Parts:
     fused = [chunk(task.parts[p][0], len(task.targets), op.concat_dim) for p in task.sources]
     out: Parts = {}
     for target, stacks in zip(task.targets, zip(*fused, strict=True), strict=True):
-        at, experts = op.stack_dim, iter(range(sum(x.shape[op.stack_dim] for x in stacks)))
-        for x in stacks:
-            shape = (*x.shape[:at], *x.shape[at + 1 :])
-            for i in range(x.shape[at]):
-                one = x.narrow(at, i, i + 1).reshape(*shape)
-                out[target.replace("*", str(next(experts)))] = [one]
+        experts = (each for x in stacks for each in _unstacked(x, op.stack_dim))
+        for i, each in enumerate(experts):
+            out[target.replace("*", str(i))] = [each]
     return out
 
 

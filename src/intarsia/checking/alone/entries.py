@@ -31,20 +31,25 @@ def damaged_entries(manifest: Manifest, known: Collection[str] = ()) -> Iterator
         return
     with folder_of(manifest) as folder:
         for entry in manifest.entries.values():
-            if not folder.has(entry.file):
-                continue
-            where = f"{entry.file} byte {entry.start_bytes:,}"
-            try:
-                wrong = wrong_in(folder, entry)
-            except (IntarsiaError, *BROKEN_ZIP) as error:
-                if isinstance(error, IntarsiaError):
-                    error.raise_unless_fault()
-                if entry.file in known and getattr(error, "kind", "") == "file-too-short":
-                    continue
-                wrong = str(error).partition("\n")[0]
-            if wrong is not None:
-                text = f"the object `{entry.name}` is damaged: {wrong}"
-                yield Fault("entry-damaged", (entry.name,), where, text, files=(entry.file,))
+            yield from damaged_entry(folder, entry, known)
+
+
+def damaged_entry(folder: Folder, entry: Entry, known: Collection[str] = ()) -> Iterator[Fault]:
+    """What is wrong with one object, where its file is there; `known` is as above."""
+    if not folder.has(entry.file):
+        return
+    try:
+        wrong = _wrong_in(folder, entry)
+    except (IntarsiaError, *BROKEN_ZIP) as error:
+        if isinstance(error, IntarsiaError):
+            error.raise_unless_fault()
+        if entry.file in known and getattr(error, "kind", "") == "file-too-short":
+            return
+        wrong = str(error).partition("\n")[0]
+    if wrong is not None:
+        where = f"{entry.file} byte {entry.start_bytes:,}"
+        text = f"the object `{entry.name}` is damaged: {wrong}"
+        yield Fault("entry-damaged", (entry.name,), where, text, files=(entry.file,))
 
 
 def contradicting_entries(manifest: Manifest) -> Iterator[Fault]:
@@ -54,13 +59,9 @@ def contradicting_entries(manifest: Manifest) -> Iterator[Fault]:
             yield fault_of(found)
 
 
-def _place(entry: Entry) -> tuple[str, int, int]:
-    return entry.file, entry.start_bytes, entry.length_bytes
-
-
-def wrong_in(folder: Folder, entry: Entry) -> str | None:
+def _wrong_in(folder: Folder, entry: Entry) -> str | None:
     """What is wrong with an object's bytes; those that a program saved as they are may be any."""
-    file, start, length = _place(entry)
+    file, start, length = entry.file, entry.start_bytes, entry.length_bytes
     if length < _LEAST_BYTES:
         return None
     head = folder.read(file, start, _LEAST_BYTES)

@@ -89,7 +89,7 @@ def _bare_parameters(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterat
     """Few parameters without moments, in layers that are trained, of a kind that is trained."""
     places = [place_of(of) for of in held]
     templates = {p.template for p in places}
-    layers = {(p.template.partition("*")[0], p.layer) for p in places}
+    layers = {p.layer_of_stack for p in places}
     dense = [
         (name, place)
         for name in manifest.logical
@@ -97,7 +97,7 @@ def _bare_parameters(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterat
         and place.layer is not None
         and place.expert is None
         and place.template in templates
-        and (place.template.partition("*")[0], place.layer) in layers
+        and place.layer_of_stack in layers
     ]
     bare = [name for name, _ in dense if name not in held]
     if bare and _FEW * len(bare) <= len(dense):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from intarsia.checking.fault import Fault
-from intarsia.checking.naming import Place, place_of
+from intarsia.checking.naming import ModelPlace, place_of
 from intarsia.errors import few
 from intarsia.family import table_for
 from intarsia.family.parts import missing_tower, optional_layers
@@ -58,13 +58,13 @@ def missing_tensors(manifest: Manifest, known: Collection[str] = ()) -> Iterator
     absent = [name for name in absent if name not in known]
     if not absent:
         return
-    alive = {_stack(name) for name in held}
+    alive = {place_of(name).layer_of_stack for name in held}
     siblings = {(p.template, p.layer) for p in map(place_of, held) if p.expert is not None}
     groups: dict[str, list[str]] = {}
     for name in absent:
         place = place_of(name)
         kind = "tensor-missing"
-        if place.layer is not None and _stack(name) not in alive:
+        if place.layer is not None and place.layer_of_stack not in alive:
             kind = "layers-missing"
         elif place.expert is not None and (place.template, place.layer) in siblings:
             kind = "experts-missing"
@@ -80,11 +80,6 @@ def missing_tensors(manifest: Manifest, known: Collection[str] = ()) -> Iterator
         text = f"{len(names):,} of {len(weights) + len(manifest.absent):,} tensors are not stored: {few(names)}"
         elements = sum(sizes[name] for name in names)
         yield Fault(kind, tuple(names), where, text, elements)
-
-
-def _stack(name: str) -> tuple[str, int | None]:
-    place = place_of(name)
-    return place.template.partition("*")[0], place.layer
 
 
 def missing_towers(manifest: Manifest) -> Iterator[Fault]:
@@ -174,11 +169,11 @@ def beyond_configuration(manifest: Manifest) -> Iterator[Fault]:
         return
     known = {name for rows in table.dialects.values() for name in rows} | {*table.logical}
     templates = {_together(place_of(name)) for name in known}
-    extra: dict[tuple[str, int | None], list[tuple[Place, Stored]]] = {}
+    extra: dict[tuple[str, int | None], list[tuple[ModelPlace, Stored]]] = {}
     for stored in manifest.stored.values():
         place = place_of(stored.name)
         if not place.kind and table.logical.keys().isdisjoint(stored.layout.tensors):
-            extra.setdefault(_stack(stored.name), []).append((place, stored))
+            extra.setdefault(place.layer_of_stack, []).append((place, stored))
     beyond = [
         stored
         for held in extra.values()
@@ -192,7 +187,7 @@ def beyond_configuration(manifest: Manifest) -> Iterator[Fault]:
         yield Fault("config-contradicts", tuple(names), f"layers {at}", text)
 
 
-def _together(place: Place) -> str:
+def _together(place: ModelPlace) -> str:
     """The template of all experts and both halves, as tables have them of Megatron."""
     whole = place.template.replace(".experts.experts.*.", ".experts.experts.")
     return whole.removesuffix("_w").removesuffix("_v") if ".linear_fc1." in whole else whole

@@ -43,7 +43,7 @@ def steps_that_disagree(found: Sequence[ItemStats]) -> Iterator[Fault]:
 def notes_on_steps(found: Sequence[ItemStats]) -> Iterator[str]:
     """Parts of a model that are steps behind as a whole."""
     steps = _steps(found)
-    behind = {place_of(n).template.partition("*")[0]: steps[n] for n in _unfrozen_later(steps)}
+    behind = {place_of(n).stack: steps[n] for n in _unfrozen_later(steps)}
     for stack, step in behind.items():
         yield f"all of {stack}* is at step {step:g}, behind the rest, as parameters that were unfrozen later are"
 
@@ -53,7 +53,7 @@ def _unfrozen_later(steps: Mapping[str, float]) -> set[str]:
     stacks: dict[str, list[str]] = {}
     for name in steps:
         if place_of(name).layer is not None:
-            stacks.setdefault(place_of(name).template.partition("*")[0], []).append(name)
+            stacks.setdefault(place_of(name).stack, []).append(name)
     most = max(steps.values(), default=0.0)
     found: set[str] = set()
     for names in stacks.values() if len(stacks) > 1 else ():

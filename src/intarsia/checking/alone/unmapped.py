@@ -9,15 +9,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from intarsia.checking.alone.entries import wrong_in
+from intarsia.checking.alone.entries import damaged_entry
 from intarsia.checking.alone.headers import is_there
 from intarsia.checking.fault import Fault
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FormatError, IntarsiaError
 from intarsia.format.base import Format
 from intarsia.format.registry import folder_of, format_named
-from intarsia.format.torch_file.torch_zip import BROKEN_ZIP
-from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored
+from intarsia.planning.manifest import Chunk, Manifest, Stored
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.sums.checksum import crc32
@@ -39,8 +38,8 @@ def unmapped_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
             if (chunk.file, chunk.start_bytes) not in mapped and is_there(manifest, chunk):
                 yield from _wrong_chunk(format, folder, name, chunk, budget)
         for entry in entries:
-            if (entry.file, entry.start_bytes) not in mapped and folder.has(entry.file):
-                yield from _wrong_object(folder, entry)
+            if (entry.file, entry.start_bytes) not in mapped:
+                yield from damaged_entry(folder, entry)
     yield from copies_that_differ(manifest, budget)
 
 
@@ -60,27 +59,14 @@ def _wrong_chunk(
             found = crc32(folder.read(chunk.file, start + at, size), found)
     except IntarsiaError as error:
         where = f"{chunk.file} byte {chunk.start_bytes:,}"
-        size, files = chunk.box.size, (chunk.file,)
-        yield Fault(error.kind, (name,), where, error.brief, size, files=files)
-        return
-    if crc is not None and found != crc:
-        text = (
-            f"CRC-32 {found:08x}, recorded {crc:08x} when it was saved; no logical tensor holds it"
-        )
+        kind, text = error.kind, error.brief
+    else:
+        if crc is None or found == crc:
+            return
         where = f"{chunk.file} bytes [{start:,}:{start + length:,})"
-        files = (chunk.file,)
-        yield Fault("checksum-wrong", (name,), where, text, chunk.box.size, files=files)
-
-
-def _wrong_object(folder: Folder, entry: Entry) -> Iterator[Fault]:
-    try:
-        wrong = wrong_in(folder, entry)
-    except (IntarsiaError, *BROKEN_ZIP) as error:
-        wrong = str(error).partition("\n")[0]
-    if wrong is not None:
-        where = f"{entry.file} byte {entry.start_bytes:,}"
-        text = f"the object `{entry.name}` is damaged: {wrong}"
-        yield Fault("entry-damaged", (entry.name,), where, text, files=(entry.file,))
+        kind, text = "checksum-wrong", f"CRC-32 {found:08x}, recorded {crc:08x} when it was saved"
+        text += "; no logical tensor holds it"
+    yield Fault(kind, (name,), where, text, chunk.box.size, files=(chunk.file,))
 
 
 def copies_that_differ(manifest: Manifest, budget: Budget) -> Iterator[Fault]:

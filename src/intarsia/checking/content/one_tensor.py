@@ -14,7 +14,7 @@ from intarsia.checking.content.pruned import Pruned
 from intarsia.checking.content.same_content import Content
 from intarsia.checking.content.zero_parts import ZeroParts
 from intarsia.checking.fault import Fault
-from intarsia.checking.naming import Place, tensors_in
+from intarsia.checking.naming import ModelPlace, tensors_in
 from intarsia.checking.survey.item_stats import ItemStats, Odd
 from intarsia.checking.survey.matrix_facts import MatrixFacts, Run
 from intarsia.errors import few
@@ -271,9 +271,9 @@ def _size(matrix: MatrixFacts) -> int:
     return matrix.unit.rows * matrix.unit.columns
 
 
-def _at(place: Place) -> tuple[str, str, int | None]:
+def _at(place: ModelPlace) -> tuple[str, str, int | None]:
     """The layer that state is of, and the kind that it is."""
-    return place.kind, place.template.partition("*")[0], place.layer
+    return place.kind, place.stack, place.layer
 
 
 def _is_needed(matrix: MatrixFacts, norms: Mapping[int, Sequence[bool]]) -> bool:
@@ -309,7 +309,7 @@ def notes_of(found: Sequence[ItemStats], faults: Iterable[Fault]) -> Iterator[st
                 yield f"`{name}` ends with {p.alike_at_end:,} equal rows, as tokens never trained do"
 
 
-def _named(stats: ItemStats, place: Place) -> str:
+def _named(stats: ItemStats, place: ModelPlace) -> str:
     at = [str(k) for k in (place.layer, place.expert) if k is not None]
     name = stats.item.stored.name
     return name if len(stats.item.units) == 1 or not at else f"{name} ({', '.join(at)})"

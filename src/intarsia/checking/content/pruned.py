@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from intarsia.checking.naming import Place, Unit, place_of, tensors_in
+from intarsia.checking.naming import ModelPlace, Unit, place_of, tensors_in
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checking.survey.matrix_facts import Run
 from intarsia.layout import Piece, clip
@@ -68,8 +68,8 @@ class Pruned:
         return len(layers) > 1 and same >= layers
 
 
-def _at(place: Place) -> _At:
-    return place.kind, place.template.partition("*")[0], place.layer, place.expert
+def _at(place: ModelPlace) -> _At:
+    return place.kind, place.stack, place.layer, place.expert
 
 
 def _at_of(stored: Stored, unit: Unit) -> _At:

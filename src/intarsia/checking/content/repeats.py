@@ -8,7 +8,7 @@ from typing import Any
 
 from intarsia.checking.content.same_content import Content, Matrix
 from intarsia.checking.fault import Fault
-from intarsia.checking.naming import Place, place_of, tensors_in
+from intarsia.checking.naming import ModelPlace, place_of, tensors_in
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.errors import few
 from intarsia.planning.manifest import Stored
@@ -184,7 +184,7 @@ def repeated_layers(matrices: Sequence[Matrix]) -> Iterator[Fault]:
         yield Fault(kind, tuple(names), f"{stack}{second}", text, elements)
 
 
-def _stacks(stored: Stored, place: Place) -> Iterator[tuple[_Stack, int]]:
+def _stacks(stored: Stored, place: ModelPlace) -> Iterator[tuple[_Stack, int]]:
     """Every list of modules that a matrix is in, as the template of its name, and its number there."""
     name = parameter_of(stored.name)
     numbers = list(_NUMBER.finditer(name))

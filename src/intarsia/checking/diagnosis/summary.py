@@ -51,16 +51,12 @@ def missing(side: str, names: Iterable[str], present: Iterable[str]) -> Iterator
         return
     text = f"missing in {side}: {len(names):,} tensors"
     kind = "tensors-missing"
-    if all(expert_of(n) is not None for n in names):
-        held = {e for n in present if (e := expert_of(n)) is not None}
-        lost = {e for n in names if (e := expert_of(n)) is not None}
-        if not lost & held:
-            kind, text = "experts-missing", f"missing in {side}: experts {listed(lost)}"
-    elif all(layer_of(n) is not None for n in names):
-        held = {x for n in present if (x := layer_of(n)) is not None}
-        gone = {x for n in names if (x := layer_of(n)) is not None}
-        if not gone & held:
-            kind, text = "layers-missing", f"missing in {side}: layers {listed(gone)}"
+    for what, number_of in (("experts", expert_of), ("layers", layer_of)):
+        lost = {k for n in names if (k := number_of(n)) is not None}
+        if all(number_of(n) is not None for n in names):
+            if lost.isdisjoint(map(number_of, present)):
+                kind, text = f"{what}-missing", f"missing in {side}: {what} {listed(lost)}"
+            break
     yield Fault(kind, tuple(names), where(names), text)
 
 

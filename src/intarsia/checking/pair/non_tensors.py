@@ -6,7 +6,7 @@ Each is equal, different, on one side only, or not compared, and it is said whic
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from intarsia.errors import FormatError, UsageError, few
@@ -42,18 +42,10 @@ class NonTensor:
     counts: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "part": self.part,
-            "name": self.name,
-            "verdict": self.verdict,
-            "text": self.text,
-            "counts": self.counts,
-        }
+        return asdict(self)
 
     def __str__(self) -> str:
-        return f"{self.verdict}: {self.part} `{self.name}`" + (
-            f", {self.text}" if self.text else ""
-        )
+        return f"{self.verdict}: {self.part} `{self.name}`{', ' if self.text else ''}{self.text}"
 
 
 def compare_non_tensors(a: Manifest, b: Manifest, budget: Budget) -> tuple[NonTensor, ...]:

@@ -48,11 +48,11 @@ def tied_and_absent(manifest: Manifest) -> dict[str, Logical]:
 
     Those of a layer that was left out whole are not the model's.
     """
-    stacks = {(p.template.partition("*")[0], p.layer) for p in map(place_of, manifest.logical)}
+    stacks = {p.layer_of_stack for p in map(place_of, manifest.logical)}
     found = {}
     for name, twin in tied_in(manifest).items():
         place = place_of(name)
-        there = place.layer is None or (place.template.partition("*")[0], place.layer) in stacks
+        there = place.layer is None or place.layer_of_stack in stacks
         if there and name not in manifest.logical and twin in manifest.logical:
             found[name] = manifest.logical[twin]
     return found
