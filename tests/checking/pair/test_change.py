@@ -7,13 +7,16 @@ import random
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import intarsia
-from intarsia.checking.pair.change import Change
+from intarsia.checking.pair.change import Change, Changes, ShapesDiffer, distances
+from intarsia.dtypes import BY_NAME
+from intarsia.value.bits import bits_dtype
 from tests.checkpoints import intarsia as cli
 from tests.checkpoints import write_hf
 
@@ -139,3 +142,49 @@ def test_what_cannot_be_measured_is_listed(tmp_path: Path) -> None:
     assert document["unlike"] == [{"tensor": "unlike", "a": [2, 6], "b": [6, 2]}]
     assert (document["only_in_a"], document["only_in_b"]) == (["left"], ["right"])
     assert [row["tensor"] for row in document["tensors"]] == ["both"]
+
+
+def bits(values: list[object], dtype: str, numpy: str) -> np.ndarray:
+    return np.array(values, numpy).view(bits_dtype(BY_NAME[dtype]))
+
+
+@pytest.mark.parametrize(
+    ("a", "x", "b", "y", "gaps", "most"),
+    [
+        (("F32", "f4"), [1.0, NAN, INF], ("F32", "f4"), [3.5, NAN, INF], [2.5, 0, 0], 2.5),
+        (("I32", "i4"), [7, -7], ("I32", "i4"), [7, 7], [0, 14], 14),
+        (("I64", "i8"), [2**62], ("I64", "i8"), [2**62 + 1], [1], 1),
+        (("I64", "i8"), [5, -9], ("I64", "i8"), [-3, 9], [8, 18], 18),
+        (("I64", "i8"), [-(2**63)], ("I64", "i8"), [2**63 - 1], [2.0**64], 2**64 - 1),
+        (("I64", "i8"), [2**53 + 1], ("F64", "f8"), [2.0**53], [1], 1),
+        (("C64", "c8"), [1 + 1j], ("C64", "c8"), [4 + 5j], [3, 4], 5.0),
+    ],
+)
+def test_distances_of_any_types_are_those_of_the_numbers(a, x, b, y, gaps, most) -> None:
+    with np.errstate(invalid="ignore"):
+        u, v, gap, found = distances(bits(x, *a), bits(y, *b), BY_NAME[a[0]], BY_NAME[b[0]])
+    assert np.abs(gap).tolist() == gaps
+    assert found == most
+    assert type(found) is type(most)
+    assert len(u) == len(v) == len(gap)
+
+
+def test_changes_are_a_sequence_that_goes_to_json() -> None:
+    far = Change("w", 4, INF, INF, INF, NAN, (0, 1))
+    found = Changes((far,), unlike=(ShapesDiffer("v", (2, 6), (6, 2)),), only_in_a=("u",))
+    assert (len(found), found[0], list(found)) == (1, far, [far])
+    document = found.as_json()
+    assert document["unlike"] == [{"tensor": "v", "a": [2, 6], "b": [6, 2]}]
+    assert document["tensors"][0]["max_abs"] == "inf"
+    assert document["tensors"][0]["cosine"] == "nan"
+    assert document["only_in_a"] == ["u"]
+
+
+def test_the_furthest_comes_first_and_names_break_a_tie() -> None:
+    def change(name: str, most: float, relative: float) -> Change:
+        return Change(name, 1, most, 0.0, relative, 1.0)
+
+    order = [change("n", NAN, NAN), change("i", INF, INF), change("far", 1.0, 2.0),
+             change("a", 3.0, 1.0), change("b", 3.0, 1.0), change("c", 2.0, 1.0)]  # fmt: skip
+    shuffled = [order[k] for k in (3, 5, 0, 4, 2, 1)]
+    assert sorted(shuffled, key=lambda c: c.rank) == order

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from intarsia.checking.pair.pairs import Matched, Pair, match
+from intarsia.checking.pair.pairs import Matched, Pair, match, windows_of
 from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import BY_NAME
 from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
+from intarsia.run.budget import Budget
 from intarsia.state.names import master_of
 
 TIED = {"tie_word_embeddings": True}
@@ -86,3 +87,13 @@ def test_a_flipped_pair_keeps_what_it_knows() -> None:
     pair = Pair(x, y, rounded=True)
     assert (pair.flipped.a, pair.flipped.b, pair.flipped.rounded) == (y, x, True)
     assert pair.flipped.flipped == pair
+
+
+def test_the_windows_of_a_pair_leave_room_for_both_sides_in_the_wider_type() -> None:
+    narrow, wide = (Logical("w", (64, 512), BY_NAME[dtype]) for dtype in ("BF16", "F32"))
+    budget = Budget(16 << 20, 1, share_bytes=8 << 10)
+    for pair in (Pair(narrow, wide), Pair(wide, narrow)):
+        boxes = list(windows_of(pair, budget))
+        assert len(boxes) > 1
+        assert all(2 * 4 * box.size <= budget.window_bytes for box in boxes)
+        assert sum(box.size for box in boxes) == narrow.size
