@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from intarsia.dtypes import BY_NAME
 from intarsia.format.registry import live_format
 from intarsia.live.saving.exchange import Statement, heard
-from intarsia.live.saving.parts import Part
+from intarsia.live.saving.parts import HeldBox, Part
 from intarsia.live.saving.plan import SavePlan
-from intarsia.live.saving.replicas import HeldBox, holders_of, kind_of, ranks_of
+from intarsia.live.saving.replicas import holders_of, kind_of, ranks_of
 from intarsia.mesh import Mesh, Rule
 
 RANKS = (8, 64, 512, 4096)

@@ -183,14 +183,6 @@ def test_parts_that_were_exchanged_do_not_merge() -> None:
         merge([parts[1], parts[0]], item)
 
 
-def test_rows_are_told_where_a_slice_holds_whole_ones() -> None:
-    item = Item((8, 4), 4, 28)
-    assert [p.rows for p in parts_of(item, gated(item))] == [(1, 3), (0, 3)]
-    odd = Item((8, 4), 5, 28)
-    with pytest.raises(LayoutError, match="does not hold whole rows"):
-        _ = parts_of(odd, gated(odd))[0].rows
-
-
 def test_states_are_split_with_their_counters() -> None:
     item = Item((4, 2), 2, 7)
     moments = torch.arange(5.0)

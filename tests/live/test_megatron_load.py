@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+import intarsia
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
 from intarsia.format import registry as formats
-from intarsia.live.megatron_load import load_entries, load_parameters
+from intarsia.live.megatron_load import load_parameters
 from tests.checkpoints import write_hf
 from tests.format.megatron.fsdp_dtensor.test_fsdp_dtensor import DENSE, LINEAR, weights
 from tests.live.megatron_fsdp_cases import hf_with_optimizer, to_fsdp
@@ -97,10 +98,17 @@ def test_what_has_no_source_is_named_before_anything_is_filled(tmp_path: Path) -
     assert not param.local.any()
 
 
-def test_entries_that_a_checkpoint_lacks_stay_the_callers() -> None:
-    state = {"model": {}, "args": "mine", "iteration": 0, "optimizer": {}}
-    report = load_entries({"iteration": 12}, state)
-    assert state["iteration"] == 12
-    assert state["args"] == "mine"
-    assert report.kept == ["args"]
-    assert "kept as they were: args" in str(report)
+def test_entries_that_a_checkpoint_lacks_stay_the_callers(tmp_path: Path) -> None:
+    source = hf_with_optimizer(tmp_path / "hf", weights(DENSE), DENSE)
+    to_fsdp(source, tmp_path / "fsdp")
+    for path, iteration, kept in (
+        (tmp_path / "fsdp", 1, ["mine"]),
+        (source, 0, ["iteration", "mine"]),
+    ):
+        into = {n: torch.zeros_like(x) for n, x in weights(DENSE).items()}
+        state = {"model": into, "iteration": 0, "mine": "as it was"}
+        report = intarsia.load(path, state, strict=False)
+        assert all(x.any() for x in into.values())
+        assert (state["iteration"], state["mine"]) == (iteration, "as it was")
+        assert [*report.kept] == kept
+        assert f"kept     {', '.join(kept)}: it has no source" in str(report)

@@ -23,6 +23,9 @@ from pathlib import PurePath
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
+import torch
+import torch.distributed as dist
+
 from intarsia.errors import UsageError
 from intarsia.live.report import Saved
 from intarsia.live.saving import copying
@@ -169,9 +172,6 @@ def _aside(team: Crew) -> Crew:
     """The same ranks on a group of their own, made once, and held until the save has ended."""
     if team.size == 1:
         return team
-    import torch
-    import torch.distributed as dist
-
     whose = team.group or dist.group.WORLD
     known = _groups.get(whose)
     group = known() if known else None
@@ -186,8 +186,6 @@ def _aside(team: Crew) -> Crew:
 
 def _leave(known: ReferenceType[Any]) -> None:
     """End a group that the script left open, while its threads can still give back what they hold."""
-    import torch.distributed as dist
-
     group = known()
     if group is not None:
         with suppress(ValueError):  # torch has ended it
@@ -215,11 +213,8 @@ def _finish() -> None:
 
 def _fail_if_unnoticed() -> None:
     """Print the error of a save that nobody waited for, and end with the status of a failure."""
-    failure = _last.failure if _last is not None else None
-    if failure is None:
+    if not _print_failure():
         return
-    assert _last is not None
-    print(f"intarsia: {_last.path} was not saved: {failure}", file=sys.stderr)
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -236,9 +231,14 @@ def _end_after_saving(number: int, frame: Any) -> None:
             flush=True,
         )
         _last._join()
-    failure = _last.failure if _last is not None else None
-    if failure is not None:
-        assert _last is not None
-        print(f"intarsia: {_last.path} was not saved: {failure}", file=sys.stderr, flush=True)
+    _print_failure()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+def _print_failure() -> bool:
+    """Print the error of the last save that nobody waited for; whether there is one."""
+    if _last is None or _last.failure is None:
+        return False
+    print(f"intarsia: {_last.path} was not saved: {_last.failure}", file=sys.stderr, flush=True)
+    return True

@@ -11,11 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+import torch
+
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import UsageError
 from intarsia.format.torch_file.inert import Inert, Tensor
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
+from intarsia.live.loading.fill import as_bytes
+from intarsia.live.model.holding import dtype_of, is_dtensor
+from intarsia.opened.lazy_tensor import as_torch
 
 EXTRA = "extra."
 OF_RANK = "extra_of_rank."
@@ -59,12 +65,7 @@ def unpack(data: bytes, where: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    import torch
-
     if isinstance(value, torch.Tensor):
-        from intarsia.live.loading.fill import as_bytes
-        from intarsia.live.model.holding import dtype_of, is_dtensor
-
         if is_dtensor(value):
             raise UsageError("it holds a DTensor, of which each rank has a part")
         held = value.detach().cpu().contiguous()
@@ -90,16 +91,10 @@ def _live(value: Any) -> Any:
 
 
 def _tensor(dtype: str, shape: Sequence[int], data: bytes) -> Any:
-    import numpy as np
-
-    from intarsia.opened.lazy_tensor import as_torch
-
     return as_torch(np.frombuffer(data, np.uint8).copy(), BY_NAME[dtype], tuple(shape))
 
 
 def _strided(found: Tensor) -> Any:
-    import torch
-
     assert found.storage.data is not None
     kind = getattr(torch, found.dtype.torch)
     flat = torch.frombuffer(bytearray(found.storage.data), dtype=kind)

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
+
 from intarsia.errors import LayoutError
 from intarsia.live.megatron.item import (
     GDN,
@@ -27,6 +29,7 @@ from intarsia.live.megatron.item import (
     split,
 )
 from intarsia.live.model.holding import is_dtensor, memory_of
+from intarsia.live.model.own_tensors import joined
 
 
 def split_state(state: Mapping[str, Any], item: Item, sizes: Sizes) -> dict[str, dict[str, Any]]:
@@ -53,7 +56,7 @@ def gated_names(model: Any) -> set[str]:
         if getattr(module, "linear_fc1", None) is None or config is None:
             continue
         if getattr(config, "gated_linear_unit", False):
-            found.add(f"{name}.linear_fc1" if name else "linear_fc1")
+            found.add(joined(name, "linear_fc1"))
     return found
 
 
@@ -83,8 +86,6 @@ def check_distributed(states: Mapping[str, Mapping[str, Any]], items: Mapping[st
 
 def is_rounded_to_bf16(tensor: Any) -> bool:
     """Whether every number of an fp32 tensor is a bf16 number: the lower 16 bits are all zero."""
-    import torch
-
     local = memory_of(tensor)
     if local.dtype != torch.float32:
         raise LayoutError(f"main weights are float32, this tensor is {local.dtype}")

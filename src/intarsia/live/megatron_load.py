@@ -18,6 +18,7 @@ from intarsia.format.megatron.fsdp_dtensor.keys import FsdpRows, canonical
 from intarsia.layout import Layout
 from intarsia.live.loading.fill import fill, prove
 from intarsia.live.megatron.item import Item
+from intarsia.live.megatron.model import unwrapped
 from intarsia.live.model.holding import Holding, memory_of
 from intarsia.run.budget import Budget
 from intarsia.state.names import STEP, master_of, of_kind
@@ -57,12 +58,13 @@ def load_parameters(
             f"the model family of {checkpoint.manifest.path} is not known",
             hint="open it with its config.json",
         )
-    loader = _Loader(checkpoint, FsdpRows(table))
+    rows, loader = FsdpRows(table), _Loader(checkpoint)
     for name, param in params.items():
-        item, bare = Item.of(param), _bare(name_of(name))
-        loader.weight(name, bare, item, param)
+        item, known = Item.of(param), canonical(unwrapped(name_of(name)))
+        row = rows.local(known, item.shape, item.tp, item.tp_rank)
+        loader.weight(name, row, item, param)
         for kind, value in (states or {}).get(name, {}).items():
-            loader.state(name, bare, item, kind, value)
+            loader.state(f"{name}.{kind}", row, item, kind, value)
     if loader.missing:
         shown = few(loader.missing, 4)
         raise CoverageError(
@@ -74,40 +76,16 @@ def load_parameters(
     return loader.loaded
 
 
-def load_entries(found: Mapping[str, Any], state: dict[str, Any]) -> Loaded:
-    """Take top-level values that a checkpoint holds; those that it lacks stay the caller's.
-
-    `found` are the checkpoint's values by name; converted checkpoints often hold none.
-    """
-    loaded = Loaded()
-    for name in state:
-        if name in ("model", "optimizer"):
-            continue
-        if name in found:
-            state[name] = found[name]
-            loaded.filled.append(name)
-        else:
-            loaded.kept.append(name)
-    return loaded
-
-
-def _bare(name: str) -> str:
-    while name.startswith("module."):
-        name = name.removeprefix("module.")
-    return canonical(name)
-
-
 class _Loader:
     """Everything is found first; the first byte is read when nothing is missing."""
 
-    def __init__(self, checkpoint: Checkpoint, rows: FsdpRows) -> None:
-        self.checkpoint, self.rows = checkpoint, rows
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
         self.holdings: list[Holding] = []
         self.missing: list[str] = []
         self.loaded = Loaded()
 
-    def weight(self, name: str, bare: str, item: Item, param: Any) -> None:
-        row = self.rows.local(bare, item.shape, item.tp, item.tp_rank)
+    def weight(self, name: str, row: Param | None, item: Item, param: Any) -> None:
         if row is None:
             self.missing.append(name)
             return
@@ -117,16 +95,14 @@ class _Loader:
             layout = layout.rename(master_of)
         self._hold(name, layout, row.value, item, param)
 
-    def state(self, name: str, bare: str, item: Item, kind: str, value: Any) -> None:
-        row = self.rows.local(bare, item.shape, item.tp, item.tp_rank)
+    def state(self, name: str, row: Param | None, item: Item, kind: str, value: Any) -> None:
         if row is None or not hasattr(value, "ndim"):
-            self.loaded.kept.append(f"{name}.{kind}")
-            return
-        if kind == STEP or not value.ndim:
-            self._hold(f"{name}.{kind}", *_counter(row, kind), Item((), 0, 1), value)
-            return
-        layout = row.layout.rename(of_kind(kind))
-        self._hold(f"{name}.{kind}", layout, PLAIN, item, value)
+            self.loaded.kept.append(name)
+        elif kind == STEP or not value.ndim:
+            counter = Layout.of(of_kind(kind)(row.layout.tensors[0]), ())
+            self._hold(name, counter, PLAIN, Item((), 0, 1), value)
+        else:
+            self._hold(name, row.layout.rename(of_kind(kind)), PLAIN, item, value)
 
     def _hold(self, name: str, layout: Layout, value: Value, item: Item, tensor: Any) -> None:
         if any(n not in self.checkpoint for n in layout.tensors):
@@ -143,7 +119,3 @@ class _Loader:
             return
         part = layout.reshape(-1).narrow(0, item.start, item.stop)
         self.holdings.append(Holding(name, part.reshape(*local.shape), local, value))
-
-
-def _counter(row: Param, kind: str) -> tuple[Layout, Value]:
-    return Layout.of(of_kind(kind)(row.layout.tensors[0]), ()), PLAIN

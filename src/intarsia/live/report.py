@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from intarsia.errors import few
 from intarsia.format.optimizer_state.parameter_groups import MEMBERS
 from intarsia.run.losses import Changed
@@ -23,8 +25,6 @@ class Counts:
 
     @staticmethod
     def of(tensors: int, states: Iterator[Mapping[str, Any]], groups: list[Settings]) -> Counts:
-        import torch
-
         found = sum(isinstance(x, torch.Tensor) for state in states for x in state.values())
         names = (MEMBERS, "param_names")
         return Counts(

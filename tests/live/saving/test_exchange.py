@@ -10,9 +10,8 @@ import torch
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import CoverageError
 from intarsia.live.saving.exchange import Said, Statement, heard
-from intarsia.live.saving.parts import Part
+from intarsia.live.saving.parts import HeldBox, Part
 from intarsia.live.saving.plan import SavePlan
-from intarsia.live.saving.replicas import HeldBox
 from intarsia.mesh import Box, Mesh, Rule
 
 F32 = BY_NAME["F32"]

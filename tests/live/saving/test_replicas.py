@@ -9,8 +9,8 @@ import torch
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import CoverageError
-from intarsia.live.saving.parts import Part
-from intarsia.live.saving.replicas import HeldBox, holders_of
+from intarsia.live.saving.parts import HeldBox, Part
+from intarsia.live.saving.replicas import holders_of
 from intarsia.live.saving.snapshot import Snapshot
 from intarsia.live.saving.write import write
 from intarsia.mesh import Box

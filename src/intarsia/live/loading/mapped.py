@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
 from intarsia.errors import CoverageError, UsageError
 from intarsia.live.loading.fill import Filling
 from intarsia.live.model.holding import Holding, is_dtensor
@@ -112,8 +114,6 @@ def _shared(tensors: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _view(whole: Buffer, start_bytes: int, held: Holding) -> Any:
-    import torch
-
     kind = getattr(torch, held.dtype.torch)
     flat = torch.frombuffer(whole, dtype=kind, count=held.layout.size, offset=start_bytes)
     return flat.reshape(held.layout.shape)

@@ -7,24 +7,23 @@ Buffers that no checkpoint holds are computed by the model's own initialisation,
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from intarsia.live.loading.passing_buffers import compute_buffers, passing_buffers
 from intarsia.live.model.holding import is_dtensor
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
+from intarsia.live.model.own_tensors import own_tensors
 
 
 def materialise(model: nn.Module, device: Any = None) -> list[str]:
     """Memory for every meta tensor that a checkpoint fills; the names of buffers left on `meta`."""
-    import torch
-
     if not any(x.is_meta for x in _tensors(model)):
         return []
     shared, told = _shared(model), _told(model)
-    passing = {id(m._buffers[k]) for _, m, k in passing_buffers(model)} - _lasting(model)
+    passing = {id(m._buffers[k]) for _, m, k in passing_buffers(model)}
+    passing -= {id(x) for module in model.modules() for _, x in own_tensors(module)}
 
     def memory(x: torch.Tensor) -> torch.Tensor:
         if not x.is_meta or id(x) in passing:
@@ -73,16 +72,6 @@ def _shared(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
                     kind = id(x), held is module._parameters
                     places.setdefault(kind, []).append((module, key))
     return [found for found in places.values() if len(found) > 1]
-
-
-def _lasting(model: nn.Module) -> set[int]:
-    """The buffers that are in a state dict, under any of their names."""
-    return {
-        id(x)
-        for module in model.modules()
-        for key, x in module._buffers.items()
-        if key not in module._non_persistent_buffers_set
-    }
 
 
 def _told(model: nn.Module) -> list[tuple[nn.Module, str, dict[str, Any]]]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
+import torch
+from torch import nn
+
+from intarsia.live.model.module_state import equal_bytes
+from intarsia.live.model.own_tensors import joined
 
 Place = tuple["nn.Module", str]
 _RUNS = (0x00, 0x55)
@@ -26,7 +28,7 @@ def passing_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     for path, module in model.named_modules():
         for key, buffer in module._buffers.items():
             if buffer is not None and key in module._non_persistent_buffers_set:
-                yield f"{path}.{key}" if path else key, module, key
+                yield joined(path, key), module, key
 
 
 def computed_by(model: nn.Module, names: Iterable[str]) -> set[str]:
@@ -71,8 +73,6 @@ def _compute(
     owners: dict[nn.Module, Callable[[nn.Module], None]],
     device: Any,
 ) -> None:
-    import torch
-
     before = {place: _buffer(place) for place in places}
     made: list[dict[Place, torch.Tensor]] = []
     with _hidden(model, places), torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -88,7 +88,7 @@ def _compute(
     first, second = made
     for place, buffer in before.items():
         module, key = place
-        same = not first[place].is_meta and _equal(first[place], second[place])
+        same = not first[place].is_meta and equal_bytes(first[place], second[place])
         module._buffers[key] = first[place] if same else buffer
 
 
@@ -116,8 +116,6 @@ def _around(model: nn.Module, inner: set[nn.Module], owners: Any) -> list[nn.Mod
 @contextmanager
 def _hidden(model: nn.Module, shown: list[Place]) -> Iterator[None]:
     """Every parameter and every buffer but those `shown` behind tensors on `meta`."""
-    import torch
-
     visible = {(id(module), key) for module, key in shown}
     with ExitStack() as stack:
         for module in model.modules():
@@ -142,20 +140,8 @@ def _buffer(place: Place) -> torch.Tensor:
 
 
 def _filled(like: torch.Tensor, byte: int, device: Any) -> torch.Tensor:
-    import torch
-
     out = torch.empty(like.shape, dtype=like.dtype, device=device)
     if like.dtype == torch.bool:
         return out.fill_(bool(byte))
     out.view(-1).view(torch.uint8).fill_(byte)
     return out
-
-
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors hold the same bits."""
-    import torch
-
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    x, y = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
-    return bool(torch.equal(x, y))

@@ -16,15 +16,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from intarsia.errors import LayoutError
 from intarsia.layout import Layout, concat
 from intarsia.live.model.holding import is_dtensor
 from intarsia.mesh import Shape
-
-if TYPE_CHECKING:
-    import torch
 
 Sizes = Mapping[str, int]
 """How many rows each component of a fused parameter has, in order."""
@@ -107,16 +106,6 @@ class Part:
     def stop(self) -> int:
         return self.item.stop
 
-    @property
-    def rows(self) -> tuple[int, int]:
-        """The first row and the number of rows, where the slice holds whole ones."""
-        row = prod(self.item.shape[1:])
-        if self.start % row or self.stop % row:
-            raise LayoutError(
-                f"`{self.name}` [{self.start}, {self.stop}) does not hold whole rows of {row}"
-            )
-        return self.start // row, (self.stop - self.start) // row
-
 
 def gated(item: Item) -> Sizes:
     """The halves of a gated projection."""
@@ -187,8 +176,6 @@ def split(state: Any, item: Item, sizes: Sizes) -> list[Part]:
 
 def merge(parts: Sequence[Part], item: Item) -> torch.Tensor:
     """The rank's flat slice of the fused parameter out of its components: `split` undone."""
-    import torch
-
     expected = parts_of(item, {part.name: part.item.shape[0] for part in parts})
     for part, own in zip(parts, expected, strict=True):
         size = -1 if part.tensor is None else part.tensor.numel()

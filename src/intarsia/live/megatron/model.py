@@ -10,16 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import dropwhile
+from typing import Any
+
+from torch import nn
 
 from intarsia.errors import LayoutError, UsageError
 from intarsia.format.megatron.fsdp_dtensor.keys import canonical
 from intarsia.live.megatron.item import Item
 from intarsia.live.megatron.parallel import place_of
 from intarsia.live.model.holding import is_dtensor, placed
-
-if TYPE_CHECKING:
-    from torch import nn
+from intarsia.live.model.own_tensors import joined, own_tensors
 
 _EXPERT = re.compile(r"^(experts\.(?:local_experts\.|linear_fc[12]\.(?:weight|bias)))(\d+)(.*)$")
 """A number of an expert, counted on its rank: a module of its own, or one weight of a group."""
@@ -62,10 +63,10 @@ def live_tensors(into: Any) -> Iterator[Live]:
     for number, chunk in enumerate(chunks):
         prefix = f"model{number}." if len(chunks) > 1 else ""
         distribute(chunk)
-        modules = {_bare(path): module for path, module in chunk.named_modules()}
+        modules = {unwrapped(path): module for path, module in chunk.named_modules()}
         for path, module in modules.items():
-            for leaf, tensor in _own(module):
-                name = f"{path}.{leaf}" if path else leaf
+            for leaf, tensor in own_tensors(module):
+                name = joined(path, leaf)
                 known = canonical(_global(name, modules))
                 yield Live(prefix + name, known, tensor, _item(tensor, module, leaf, name))
 
@@ -88,21 +89,9 @@ def _call(model: nn.Module, method: str) -> None:
             call(module)
 
 
-def _bare(path: str) -> str:
-    """A module's path without wrappers: the last of those that share a path is the wrapped one."""
-    words = path.split(".")
-    while words and words[0] == "module":
-        words = words[1:]
-    return ".".join(words)
-
-
-def _own(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    for leaf, param in module._parameters.items():
-        if param is not None:
-            yield leaf, param
-    for leaf, buffer in module._buffers.items():
-        if buffer is not None and leaf not in module._non_persistent_buffers_set:
-            yield leaf, buffer
+def unwrapped(path: str) -> str:
+    """A path without wrappers: the last of the modules that share a path is the wrapped one."""
+    return ".".join(dropwhile("module".__eq__, path.split(".")))
 
 
 def _global(name: str, modules: dict[str, Any]) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from intarsia.dtypes import DType
 from intarsia.errors import FamilyError, few
@@ -28,9 +29,6 @@ from intarsia.live.saving.parts import Part
 from intarsia.opened.lazy_tensor import as_torch
 from intarsia.value import Value, Window
 from intarsia.value.bits import bits_dtype
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, slots=True)

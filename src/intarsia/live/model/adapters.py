@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from intarsia.errors import UsageError
+from intarsia.live.model.own_tensors import joined, named_tensors
 from intarsia.live.model.wrapper_classes import Wrappers, is_pefts
 
 _WORDS = ("base_model", "model", "base_layer", "original_module")
@@ -44,12 +45,7 @@ def added(model: Any) -> Iterator[tuple[str, Any, bool]]:
     inner = inner_words(model)
     if not inner:
         return
-    held = [
-        (f"{path}.{key}" if path else key, x)
-        for path, each in model.named_modules(remove_duplicate=False)
-        for key, x in (*each._parameters.items(), *each._buffers.items())
-        if x is not None and key not in each._non_persistent_buffers_set
-    ]
+    held = [*named_tensors(model, remove_duplicate=False)]
     own = {id(x) for name, x in held if not _is_added(name, inner)}
     yield from ((name, x, id(x) in own) for name, x in held if _is_added(name, inner))
 
@@ -61,7 +57,7 @@ def _is_added(name: str, inner: set[tuple[str, str]]) -> bool:
     for word in name.split("."):
         if at in paths and (at, word) not in inner:
             return True
-        at = f"{at}.{word}" if at else word
+        at = joined(at, word)
     return False
 
 

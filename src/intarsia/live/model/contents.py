@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from intarsia.errors import UsageError
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.optimizer_names import roots_of
@@ -58,7 +60,7 @@ class Contents:
             taken.add(name)
             if is_module(value):
                 modules[f"{name}."] = ModuleState.by(value)
-            elif _is_tensor(value):
+            elif isinstance(value, torch.Tensor):
                 loose[name] = of_numbers(value, name)
             elif hasattr(value, "param_groups"):
                 optimizers[name] = value
@@ -167,12 +169,6 @@ def _leaves(given: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any, A
             yield from _leaves(value, f"{name}.")
         else:
             yield name, given, key
-
-
-def _is_tensor(x: Any) -> bool:
-    import torch
-
-    return isinstance(x, torch.Tensor)
 
 
 def _check_plain(value: Any, name: str) -> None:

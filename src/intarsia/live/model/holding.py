@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import LayoutError
@@ -20,9 +22,6 @@ from intarsia.mesh import Box, Shape
 from intarsia.placement import from_torch, local
 from intarsia.planning.manifest import Target
 from intarsia.value import PLAIN, Value
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +85,6 @@ def memory_of(tensor: Any) -> torch.Tensor:
 
 def memories_of(tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The memory of each tensor in this process."""
-    import torch
-
     # Without gradients a DTensor hands out its memory; with them, it goes through autograd.
     with torch.no_grad():
         found = {n: x.to_local() if is_dtensor(x) else x for n, x in tensors.items()}

@@ -13,10 +13,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
+from torch.nn import Module
+
 from intarsia.errors import CoverageError, LayoutError, UsageError, few
 from intarsia.live.model.adapters import added, refuse_merged
 from intarsia.live.model.holding import is_dtensor, memory_of
 from intarsia.live.model.names import own_name
+from intarsia.live.model.own_tensors import joined, named_tensors
 from intarsia.live.model.wrapper_classes import Wrappers
 
 EXTRA_STATE = "_extra_state"
@@ -63,7 +67,7 @@ class ModuleState:
         for key, x in self.state.items():
             if key.rpartition(".")[2] == EXTRA_STATE:
                 continue
-            if not _is_tensor(x):
+            if not isinstance(x, torch.Tensor):
                 raise UsageError(
                     f"`{self.names[key]}` in the module's state dict is not a tensor but of type"
                     f" {type(x).__name__}",
@@ -94,8 +98,8 @@ class ModuleState:
     def set_extra(self, name: str, value: Any) -> None:
         """Give the module of that name its extra state."""
         for path, each in self.module.named_modules():
-            given = self.clean(f"{path}.{EXTRA_STATE}" if path else EXTRA_STATE)
-            if given == name and _has_extra_state(each):
+            given = self.clean(joined(path, EXTRA_STATE))
+            if given == name and type(each).get_extra_state is not Module.get_extra_state:
                 each.set_extra_state(value)
 
     @cached_property
@@ -112,7 +116,7 @@ class ModuleState:
         """The parameters and lasting buffers whose memory the state dict does not have."""
         if self.wrappers.fsdp1:
             return []  # its flat parameters are what the tensors are made of
-        named = {self.clean(n): x for n, x in _named(self.module)}
+        named = {self.clean(n): x for n, x in named_tensors(self.module)}
         unnamed = {n: x for n, x in named.items() if n not in self.tensors}
         if not unnamed:
             return []
@@ -127,7 +131,10 @@ class ModuleState:
 
     def apart(self) -> ModuleState:
         """The same in memory of its own."""
-        copied = {k: x.detach().clone() if _is_tensor(x) else x for k, x in self.state.items()}
+        copied = {
+            k: x.detach().clone() if isinstance(x, torch.Tensor) else x
+            for k, x in self.state.items()
+        }
         return replace(self, state=copied)
 
     def give(self, where: str) -> None:
@@ -178,20 +185,6 @@ def whole_state(module: Any, wrappers: Wrappers) -> AbstractContextManager[Any]:
     return found
 
 
-def _has_extra_state(module: Any) -> bool:
-    from torch import nn
-
-    return type(module).get_extra_state is not nn.Module.get_extra_state
-
-
-def _named(module: Any) -> Iterator[tuple[str, Any]]:
-    """The parameters and buffers that a state dict is to have."""
-    for path, each in module.named_modules():
-        for key, x in (*each._parameters.items(), *each._buffers.items()):
-            if x is not None and key not in each._non_persistent_buffers_set:
-                yield f"{path}.{key}" if path else key, x
-
-
 def _held(module: Any) -> Iterator[Any]:
     for each in module.modules():
         yield from (
@@ -209,12 +202,6 @@ def _places(x: Any) -> set[tuple[str, int]]:
     return {(str(held.device), held.untyped_storage().data_ptr())}
 
 
-def _is_tensor(x: Any) -> bool:
-    import torch
-
-    return isinstance(x, torch.Tensor)
-
-
 def of_numbers(x: Any, name: str) -> Any:
     """A tensor that is its memory; raise where a class of tensors keeps its numbers in several."""
     if not is_dtensor(x) and (hasattr(x, "__tensor_flatten__") or not _has_memory(x)):
@@ -229,8 +216,6 @@ def of_numbers(x: Any, name: str) -> Any:
 
 def _has_memory(x: Any) -> bool:
     """Whether a tensor has memory of its own: that of some classes is only in the tensors inside."""
-    import torch
-
     if type(x) in (torch.Tensor, torch.nn.Parameter):
         return True
     try:
@@ -242,8 +227,6 @@ def _has_memory(x: Any) -> bool:
 
 def equal_bytes(a: Any, b: Any) -> bool:
     """Whether two tensors hold the same bytes."""
-    import torch
-
     x, y = memory_of(a), memory_of(b)
     if x.shape != y.shape or x.dtype != y.dtype:
         return False

@@ -18,6 +18,7 @@ from intarsia.format.naming.section import TOP, Section
 from intarsia.format.naming.wrappers import MODULE, bare
 from intarsia.format.registry import read_manifest, with_rules_of_transformers
 from intarsia.live.model.adapters import inner_word
+from intarsia.live.model.own_tensors import joined
 from intarsia.live.model.wrapper_classes import Wrappers, is_data_parallel
 from intarsia.planning.inventory import left_out
 from intarsia.planning.manifest import Manifest
@@ -58,7 +59,7 @@ def own_name(
         for word in bare(name).split("."):
             if (path, word) not in wrapped:
                 kept.append(word)
-            path = f"{path}.{word}" if path else word
+            path = joined(path, word)
         return ".".join(kept)
 
     return clean

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
+from torch.nn import DataParallel
+from torch.nn.parallel import DistributedDataParallel
+
 
 @dataclass(frozen=True, slots=True)
 class Wrappers:
@@ -39,9 +43,6 @@ def _classes(model: Any) -> set[type]:
 
 def is_data_parallel(kind: type) -> bool:
     """Whether modules of a class are DDP or DataParallel."""
-    from torch.nn import DataParallel
-    from torch.nn.parallel import DistributedDataParallel
-
     return issubclass(kind, (DataParallel, DistributedDataParallel))
 
 
@@ -51,8 +52,6 @@ def is_pefts(kind: type) -> bool:
 
 
 def _is_fsdp1(kind: type) -> bool:
-    import torch.distributed as dist
-
     if not dist.is_available():
         return False
     from torch.distributed.fsdp import FullyShardedDataParallel

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
+from torch.optim import Optimizer
+
 from intarsia.errors import UsageError
 from intarsia.live.optimizer.several import Together, each_of
 from intarsia.state.names import ROOT
@@ -85,8 +87,6 @@ def opened(optimizer: Any) -> Opened:
 
 def _check_nothing_more(optimizer: Any, inner: Any = None) -> None:
     """Raise where the state dict of an optimizer holds more than states and groups, or than that of one inside."""
-    from torch.optim import Optimizer
-
     if getattr(type(optimizer), "state_dict", None) in (None, Optimizer.state_dict):
         return
     known = {"state", "param_groups", *(inner.state_dict() if inner is not None else ())}

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+
+import torch
 
 from intarsia.errors import CoverageError
 from intarsia.layout import Layout
 from intarsia.live.model.holding import Holding
 from intarsia.planning.manifest import Manifest
 
-if TYPE_CHECKING:
-    import torch
-
 
 def counter_holdings(
     manifest: Manifest, counters: Iterable[tuple[torch.Tensor, tuple[str, ...]]]
 ) -> dict[str, Holding]:
     """Memory for each step that the checkpoint has of the counters' parameters."""
-    import torch
-
     found: dict[str, Holding] = {}
     for name in dict.fromkeys(name for _, names in counters for name in names):
         dtype = getattr(torch, manifest.logical[name].dtype.torch)

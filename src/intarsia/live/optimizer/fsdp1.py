@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from intarsia.errors import UsageError
 from intarsia.live.model.module_state import equal_bytes, is_module
 from intarsia.live.model.names import modules_in, own_name
 from intarsia.live.model.wrapper_classes import Wrappers
 from intarsia.live.optimizer.classes import Opened
 from intarsia.live.optimizer.several import Together, each_of
+from intarsia.live.optimizer.stepped import members_of
 
 State = dict[str, Any]
 
@@ -54,8 +58,6 @@ class WholeModel:
     """The parameters of an FSDP1 model under the names and shapes of the plain one, without memory."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
-        import torch
-
         self.params: dict[str, Any] = {
             span.name: torch.empty((), dtype=span.held.dtype).expand(span.shape)
             for unit in units
@@ -147,8 +149,6 @@ class WholeOptimizer:
 
     def _cut(self, spans: Sequence[Span], where: str) -> State:
         """The state of what the optimizer steps, cut out of that of the whole parameters."""
-        import torch
-
         held, made = spans[0].held, State()
         states = [self.stands.state.get(self.model.params[s.name], {}) for s in spans]
         for kind, first in states[0].items():
@@ -218,18 +218,12 @@ def _groups(optimizer: Any, units: Sequence[Unit], model: WholeModel) -> Iterato
     for unit in units:
         for span in unit.spans:
             names.setdefault(id(span.held), []).append(span.name)
+    hint = "make the optimizer from the parameters of the wrapped model, after wrapping it"
+    found: dict[int, list[Any]] = {}
+    for held, _, number in members_of(optimizer, names, hint):
+        found.setdefault(number, []).extend(model.params[name] for name in held)
     for number, group in enumerate(optimizer.param_groups):
-        found = []
-        for at, param in enumerate(group["params"]):
-            if id(param) not in names:
-                raise UsageError(
-                    f"parameter {at} of group {number} ({list(param.shape)}) of the optimizer is not in"
-                    " the model",
-                    hint="make the optimizer from the parameters of the wrapped model, after"
-                    " wrapping it",
-                )
-            found += [model.params[name] for name in names[id(param)]]
-        yield {**group, "params": found}
+        yield {**group, "params": found.get(number, [])}
 
 
 def _gathered(unit: Unit, optimizer: Any) -> dict[str, State]:
@@ -237,8 +231,6 @@ def _gathered(unit: Unit, optimizer: Any) -> dict[str, State]:
     mine = {span.name: part for span in unit.spans if (part := _part(span, optimizer)) is not None}
     parts = [mine]
     if unit.group is not None and unit.group.size() > 1:
-        import torch.distributed as dist
-
         parts = [{} for _ in range(unit.group.size())]
         dist.all_gather_object(parts, mine, group=unit.group)
     found = {}
@@ -269,8 +261,6 @@ def _part(span: Span, optimizer: Any) -> tuple[int, int, State] | None:
 
 def _joined(span: Span, parts: Sequence[tuple[int, int, State]]) -> State:
     """The state of a whole parameter; raise where ranks do not agree or do not make all of it."""
-    import torch
-
     if not parts:
         return {}
     ordered = sorted(parts, key=lambda part: part[0])

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
+from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, UsageError
 from intarsia.family import Param
 from intarsia.format.naming.wrappers import bare
@@ -60,8 +63,6 @@ def settings_in(number: int, group: Mapping[str, Any]) -> Iterator[tuple[str, An
 
 
 def _check_storable(key: Any, value: Any, name: str) -> None:
-    import torch
-
     if not isinstance(key, str) or not key.replace("_", "a").isalnum():
         raise UsageError(
             f"a setting of the optimizer has the name {key!r}",
@@ -78,8 +79,6 @@ def _check_storable(key: Any, value: Any, name: str) -> None:
 
 def with_tensors(groups: Groups | None, manifest: Manifest) -> Groups | None:
     """The groups with those settings that are tensors of the checkpoint."""
-    from intarsia.checkpoint import Checkpoint
-
     names = [name for name in manifest.logical if name.startswith(TORCH_GROUPS)]
     if not names:
         return groups
@@ -116,11 +115,8 @@ def agreed_groups(
             of.setdefault(n, []).append(k)
     held: dict[int, dict[int, list[str]]] = {}
     for param in steps:
-        tensors = (
-            *(rows[param.name].layout.tensors if param.name in rows else ()),
-            bare(param.name),
-        )
-        for k in {k for n in tensors for k in of.get(n, ())}:
+        names = (*tensors_of(param.name, rows), bare(param.name))
+        for k in {k for n in names for k in of.get(n, ())}:
             held.setdefault(param.group, {}).setdefault(k, []).append(bare(param.name))
     found: list[Mapping[str, Any] | None] = []
     count = len(optimizer.param_groups)
@@ -230,8 +226,6 @@ def check_settings(
 
 def _alike(mine: Any, value: Any) -> Any:
     """A stored value in the type that the optimizer has (tuples come back as lists, say)."""
-    import torch
-
     if isinstance(value, TensorSetting):
         device = mine.device if isinstance(mine, torch.Tensor) else "cpu"
         return value.tensor.to(device, copy=True)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from intarsia.errors import CoverageError, UsageError, few
 from intarsia.family import Param
@@ -28,9 +30,6 @@ from intarsia.live.optimizer.values import (
 )
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import MASTER, SHARED_STATE, StateName, of_kind
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,6 @@ def state_to_fill(
     A parameter without any was never stepped where the checkpoint's groups name it; otherwise its
     state is lost, which only `strict=False` allows.
     """
-    import torch
-
     kinds, values = kinds_of(manifest), kinds_of_values(entries)
     listed = {member for group in (groups.each if groups else ()) for member in group.members}
     if not listed and not values and not any(found - {MASTER} for found in kinds.values()):
@@ -216,8 +213,6 @@ def _check_alike(name: str, held: Mapping[str, set[str]], manifest: Manifest) ->
 
 def _counter(old: Any, stored: torch.dtype, each: Stepped, optimizer: Any) -> torch.Tensor:
     """Memory for a state without axes; torch wants that of fused steps beside the parameter."""
-    import torch
-
     group = optimizer.param_groups[each.group]
     beside = group.get("capturable") or group.get("fused")
     device = old.device if isinstance(old, torch.Tensor) else each.param.device if beside else "cpu"
@@ -226,8 +221,6 @@ def _counter(old: Any, stored: torch.dtype, each: Stepped, optimizer: Any) -> to
 
 def _like(param: torch.Tensor, old: Any, stored: torch.dtype) -> torch.Tensor:
     """The state's own memory where it lies as its parameter does, else memory that does."""
-    import torch
-
     if isinstance(old, torch.Tensor):
         same = old.shape == param.shape and is_dtensor(old) == is_dtensor(param)
         if same and getattr(old, "placements", None) == getattr(param, "placements", None):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from intarsia.errors import UsageError
 from intarsia.format.naming.wrappers import bare
 from intarsia.live.model.holding import is_dtensor, is_present, memory_of
@@ -49,8 +51,6 @@ def never_stepped(steps: Sequence[Stepped], optimizer: Any) -> list[str]:
 
 def values(steps: Sequence[Stepped], optimizer: Any) -> dict[str, bytes]:
     """The rest of the state that an optimizer has, as entries; raise where it is of no parameter."""
-    import torch
-
     params = [(each.name, each.param) for each in steps]
     check_shared([SHARED_STATE + key for key in optimizer.state if isinstance(key, str)], optimizer)
     known = {id(param) for _, param in params}

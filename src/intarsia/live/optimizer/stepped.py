@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import torch
 
 from intarsia.errors import UsageError
 from intarsia.live.model.names import modules_in, own_name
 from intarsia.live.optimizer.classes import Opened
 
-if TYPE_CHECKING:
-    import torch
+Names = TypeVar("Names")
 
 
 class Stepped(NamedTuple):
@@ -20,11 +21,6 @@ class Stepped(NamedTuple):
     name: str
     param: torch.Tensor
     group: int
-
-
-def stepped(model: Any, optimizer: Any) -> tuple[Stepped, ...]:
-    """The parameters of an optimizer under the names that the model has for them."""
-    return tuple(_stepped(model, optimizer))
 
 
 @dataclass(frozen=True)
@@ -37,11 +33,12 @@ class Steps:
     @staticmethod
     def of(model: Any, own: Opened) -> Steps:
         """The names of an optimizer's parameters, looked up once."""
-        held = stepped(model, own.held)
-        return Steps(held, held if own.settings is own.held else stepped(model, own.settings))
+        held = _stepped(model, own.held)
+        return Steps(held, held if own.settings is own.held else _stepped(model, own.settings))
 
 
-def _stepped(model: Any, optimizer: Any) -> Iterator[Stepped]:
+def _stepped(model: Any, optimizer: Any) -> tuple[Stepped, ...]:
+    """The parameters of an optimizer under the names that the model has for them."""
     modules = list(modules_in(model))
     if not modules:
         raise UsageError(
@@ -53,13 +50,20 @@ def _stepped(model: Any, optimizer: Any) -> Iterator[Stepped]:
         clean = own_name(module)
         for name, param in module.named_parameters(remove_duplicate=False):
             names.setdefault(id(param), prefix + clean(name))
+    hint = "make the optimizer from the model's parameters, after a model on `meta` was loaded or given memory"
+    return tuple(Stepped(*each) for each in members_of(optimizer, names, hint))
+
+
+def members_of(
+    optimizer: Any, names: Mapping[int, Names], hint: str
+) -> Iterator[tuple[Names, Any, int]]:
+    """Each parameter of an optimizer with its name, by its identity, and its group; raise where one has none."""
     for number, group in enumerate(optimizer.param_groups):
         for at, param in enumerate(group["params"]):
             if id(param) not in names:
                 raise UsageError(
                     f"parameter {at} of group {number} ({list(param.shape)}) of the optimizer is not in"
                     " the model",
-                    hint="make the optimizer from the model's parameters, after a model on `meta` was"
-                    " loaded or given memory",
+                    hint=hint,
                 )
-            yield Stepped(names[id(param)], param, number)
+            yield names[id(param)], param, number

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
+import torch
+
 from intarsia.errors import UsageError
 from intarsia.format.naming.wrappers import bare
 from intarsia.live.entries import pack, unpack
@@ -22,8 +24,6 @@ _KIND = re.compile(r"[A-Za-z_0-9]+")
 
 def is_value(value: Any, param: Any) -> bool:
     """Whether a state is kept as a value: no tensor, or one of another shape than its plain parameter's."""
-    import torch
-
     if not isinstance(value, torch.Tensor):
         return True
     if is_dtensor(param) or is_dtensor(value):
@@ -48,8 +48,6 @@ def check_kind(kind: Any, name: str) -> None:
 
 def values_of(params: Iterable[tuple[str, Any]], state: Mapping[Any, Any]) -> dict[str, bytes]:
     """The entries of an optimizer's state, for parameters under their names; raise where some has no name."""
-    import torch
-
     found: dict[str, bytes] = {}
     for name, param in params:
         for kind, value in state.get(param, {}).items():
@@ -94,8 +92,6 @@ def has_axes(value: Any) -> bool:
 
 
 def _on(value: Any, device: Any) -> Any:
-    import torch
-
     if isinstance(value, torch.Tensor):
         return value.to(device) if value.dim() else value
     if type(value) in (list, tuple):

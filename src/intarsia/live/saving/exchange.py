@@ -1,7 +1,7 @@
 """What ranks say of their boxes before a save, and what the first rank tells each of them.
 
 Ranks of one model mostly say the same: the names, types and shapes of their tensors, which of them are
-cut alike, and the settings of the optimizer.  Of that `Common` part all that say the same send one copy
+cut alike, and the settings of the optimizer.  Of that common part all that say the same send one copy
 between them, a slice each; only the boxes differ, a few for all tensors that are cut alike.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from intarsia.dtypes import BY_NAME
 from intarsia.format.base import Slot
-from intarsia.live.saving.parts import Part
-from intarsia.live.saving.replicas import HeldBox, Holders, is_unproven
+from intarsia.live.saving.parts import HeldBox, Part
+from intarsia.live.saving.replicas import Holders, is_unproven
 from intarsia.mesh import Box, Shape
 from intarsia.run.ranks.apart import message_of, value_in
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from intarsia.dtypes import DType
 from intarsia.errors import LayoutError
@@ -17,13 +19,10 @@ from intarsia.live.model.holding import distributed, dtype_of, is_dtensor
 from intarsia.mesh import Box, Shape
 from intarsia.placement import boxes, from_torch
 
-if TYPE_CHECKING:
-    import torch
-
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One box of a tensor, and the memory here that holds it.
+class HeldBox:
+    """One box of a tensor that a rank holds, as it is reported to the other ranks before anything is written.
 
     `proof` are the ranks whose DTensor says that they hold the same; a plain tensor says nothing.
     """
@@ -33,6 +32,12 @@ class Part:
     shape: Shape
     box: Box
     proof: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part(HeldBox):
+    """A box, and the memory here that holds it."""
+
     memory: torch.Tensor
 
     @property

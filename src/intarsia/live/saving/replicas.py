@@ -11,21 +11,11 @@ from dataclasses import dataclass
 
 from intarsia.dtypes import DType
 from intarsia.errors import CoverageError, LayoutError
+from intarsia.live.saving.parts import HeldBox
 from intarsia.mesh import Box, Shape
 from intarsia.planning.proof import Tiled, prove_tiling
 
 Key = tuple[str, Box]
-
-
-@dataclass(frozen=True, slots=True)
-class HeldBox:
-    """One box that a rank holds, as it is reported to the other ranks before anything is written."""
-
-    name: str
-    dtype: DType
-    shape: Shape
-    box: Box
-    proof: tuple[int, ...]
 
 
 Boxes = dict[Box, list[tuple[int, HeldBox]]]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from intarsia.errors import UsageError, few
 from intarsia.format.naming.wrappers import bare
@@ -26,9 +28,6 @@ from intarsia.live.report import Counts
 from intarsia.live.saving.parts import Part, Seen, parts_of
 from intarsia.live.values import packed_with
 from intarsia.state.names import StateName
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass

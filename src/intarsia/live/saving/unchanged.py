@@ -15,6 +15,10 @@ from operator import attrgetter
 from typing import Any
 from weakref import ref
 
+import torch
+import torch.distributed as dist
+from torch.nn import Module
+
 from intarsia.live.model.wrapper_classes import is_pefts
 from intarsia.live.optimizer.classes import Opened
 from intarsia.live.optimizer.several import each_of
@@ -23,6 +27,7 @@ _OWN = ("state_dict", "_save_to_state_dict", "get_extra_state", "named_modules")
 """Methods that decide what a module hands out, and under which names."""
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
 _CUTS = attrgetter("mesh", "placements", "tensor_meta")
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 @dataclass
@@ -51,8 +56,6 @@ class Look:
 
     def _see_modules(self, model: Any) -> bool:
         """Walk as `state_dict` does: what prepares a module for it first, then what the module holds."""
-        from torch.nn import Module
-
         if not isinstance(model, Module):
             return False
         marks, tensors, owners = self.marks, self.tensors, self.owners
@@ -88,8 +91,6 @@ class Look:
         return all(map(_hands_out_what_it_holds, classes))
 
     def _see_optimizers(self, own: Opened | None) -> bool:
-        from torch import Tensor
-
         if own is None:
             return True
         marks, tensors = self.marks, self.tensors
@@ -98,7 +99,7 @@ class Look:
             marks += (id(optimizer), len(optimizer.param_groups))
             for group in optimizer.param_groups:
                 marks += (*group, *map(id, group["params"]))
-                tensors += [x for x in group.values() if isinstance(x, Tensor)]
+                tensors += [x for x in group.values() if isinstance(x, torch.Tensor)]
                 marks.append(len(tensors))
         for optimizer in each_of(own.held):
             for param, state in optimizer.state.items():
@@ -113,12 +114,12 @@ class Look:
         """Mark what the tensors are; False where one's class may keep its numbers in another way."""
         tensors, dtensor = self.tensors, _dtensor()
         kinds = list(map(type, tensors))
-        if not {*kinds} <= {*_plain_tensors(), dtensor}:
+        if not {*kinds} <= {*_PLAIN, dtensor}:
             return False
         specs = [x._spec for x in tensors if type(x) is dtensor]
         memory = [x._local_tensor if type(x) is dtensor else x for x in tensors]
         self.memory = memory
-        if not {*map(type, memory)} <= {*_plain_tensors()}:
+        if not {*map(type, memory)} <= _PLAIN:
             return False
         marked: tuple[tuple[list[Any], Callable[[Any], Any]], ...]
         marked = (tensors, id), (memory, id), (memory, _SHAPE), (memory, _DTYPE)
@@ -143,7 +144,6 @@ class Watch:
 def _hands_out_what_it_holds(kind: type) -> bool:
     """Whether modules of a class hand out their own tensors under their own names, and nothing else."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
-    from torch.nn import Module
 
     names = getattr(kind, "named_parameters", None)
     return (
@@ -167,16 +167,7 @@ def _shows_shards(hook: Any) -> bool:
 
 
 @cache
-def _plain_tensors() -> tuple[type, ...]:
-    import torch
-
-    return torch.Tensor, torch.nn.Parameter
-
-
-@cache
 def _dtensor() -> Any:
-    import torch.distributed as dist
-
     if not dist.is_available():
         return None
     from torch.distributed.tensor import DTensor

@@ -1,0 +1,24 @@
+"""The tensors that a state dict of a module is to have: its parameters and its lasting buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+
+def own_tensors(module: Any) -> Iterator[tuple[str, Any]]:
+    """Those of one module, by the names that it has for them."""
+    for key, x in (*module._parameters.items(), *module._buffers.items()):
+        if x is not None and key not in module._non_persistent_buffers_set:
+            yield key, x
+
+
+def named_tensors(model: Any, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:
+    """Those of a module and of all inside it, by their full names."""
+    for path, each in model.named_modules(remove_duplicate=remove_duplicate):
+        yield from ((joined(path, key), x) for key, x in own_tensors(each))
+
+
+def joined(path: str, key: str) -> str:
+    """The full name of what a module has under a key."""
+    return f"{path}.{key}" if path else key
