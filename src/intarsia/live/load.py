@@ -16,43 +16,26 @@ from intarsia.errors import UsageError, few
 from intarsia.family import table_for
 from intarsia.format.registry import find_checkpoint, folder_of, format_named
 from intarsia.live.background import finish_last
-from intarsia.live.entries import extra_in, unpack
-from intarsia.live.loading.demand import Demand, Place, Settled, cast_names, settle
-from intarsia.live.loading.fill import fill, prove
-from intarsia.live.loading.kept import (
-    NO_SETTINGS,
-    NO_STATE,
-    check_adapters,
-    check_kept,
-    kept_of,
-)
+from intarsia.live.entries import extra_in
+from intarsia.live.loading.demand import Demand, Place, cast_names, settle
+from intarsia.live.loading.fill import Filling, fill, prove
+from intarsia.live.loading.kept import check_adapters, check_kept, kept_of
 from intarsia.live.loading.mapped import map_tensors
 from intarsia.live.loading.materialise import materialise
+from intarsia.live.loading.optimizer import OptimizerFilling
 from intarsia.live.loading.passing_buffers import computed_by
 from intarsia.live.loading.shared_memory import with_one_source
 from intarsia.live.megatron.model import chunks_of, install, is_megatron, refuse_optimizer
 from intarsia.live.megatron_settings import unlike_settings, with_settings
 from intarsia.live.model.adapters import added
 from intarsia.live.model.contents import Contents
-from intarsia.live.model.holding import Holding
 from intarsia.live.model.names import config_of, facts_of, manifest_for, model_in, named_as_is
-from intarsia.live.optimizer.classes import CLASS, Opened, opened
-from intarsia.live.optimizer.counters import counter_holdings, set_counters
-from intarsia.live.optimizer.fsdp1 import WholeOptimizer
-from intarsia.live.optimizer.groups import (
-    agreed_groups,
-    check_classes,
-    check_settings,
-    put_groups,
-    with_tensors,
-)
-from intarsia.live.optimizer.state import put, state_to_fill, unused_state
-from intarsia.live.optimizer.stepped import Steps
-from intarsia.live.optimizer.values import shared_in
+from intarsia.live.optimizer.named import NamedOptimizer
+from intarsia.live.optimizer.state import unused_state
 from intarsia.live.report import Counts, Loaded
 from intarsia.live.values import Values
 from intarsia.mesh import Mesh
-from intarsia.opened.entries import groups_of, read_entries
+from intarsia.opened.entries import read_entries
 from intarsia.opened.masters import check_rounded
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
@@ -129,14 +112,9 @@ def load(
             refuse_optimizer(optimizer)
         else:
             optimizer = contents.optimizer_with(optimizer)
-        own = opened(optimizer) if optimizer is not None else None
-        model, whole, steps = into, None, None
-        if own is not None:
-            whole = WholeOptimizer.of(into, own, state=False)
-        if whole is not None:
-            own, model = whole.opened, whole.model
-        if own is not None:
-            steps = Steps.of(model, own)
+        own = brought = None
+        if optimizer is not None:
+            own = NamedOptimizer.of(into, optimizer, state=False)
         if named and contents and not contents.tensors.keys() <= named.stored.keys():
             manifest = manifest_for(where, into, config, section)
         demand = Demand.of(into, manifest, _place(mesh, rank, team), contents)
@@ -144,8 +122,8 @@ def load(
         doubts = demand.doubts
         computed = {n for module in _modules(into) for n in computed_by(module, doubts.unused)}
         doubts = replace(doubts, unused=doubts.unused - computed)
-        if steps is not None:
-            unused = unused_state(model, steps.held, demand.rows, demand.manifest)
+        if own is not None:
+            unused = unused_state(own, demand.rows, demand.manifest)
             doubts = replace(doubts, unused_state=demand.without_prediction_layers(unused))
         shared.value = doubts
     with team.together():
@@ -175,25 +153,35 @@ def load(
             shown = f"{few(sorted(computed), 4)}"
             report.notes.append(f"not loaded, because the model computes them itself: {shown}")
         report.notes += found.notes
-        _fill(
-            demand,
-            settled,
-            into,
-            whole,
-            own,
-            steps,
-            hyperparameters,
-            optimizer_class,
-            budget,
-            team,
-            progress,
-            report,
-            values,
-            strict=strict,
-            cast=cast,
-            copied=copied,
-            mapped=mapped,
-        )
+        entries = read_entries(manifest, budget.memory_bytes // 2) if manifest.entries else {}
+        if own is not None:
+            brought = OptimizerFilling.of(
+                own,
+                demand.rows,
+                manifest,
+                entries,
+                settled.literal,
+                strict=strict,
+                hyperparameters=hyperparameters,
+                optimizer_class=optimizer_class,
+            )
+            report.never_stepped = list(brought.states.never_stepped)
+            report.kept |= brought.kept
+            report.cast += cast_names(brought.states.holdings, manifest, allowed=cast)
+        _fill(demand, settled.fillings, brought, budget, progress, report, mapped=mapped)
+        if is_megatron(into):
+            install(into)
+        if copied:
+            demand.contents.give(manifest.path)
+        if brought is not None:
+            report.notes += brought.put(entries, manifest.path)
+        report.extra, notes = extra_in(entries, team.rank, team.size)
+        report.notes += notes
+        values.put(demand.contents, manifest, entries, report.extra)
+        report.notes += summary(tuple(report.changed))
+        fresh = brought.states.fresh if brought is not None else {}
+        groups = own.settings.param_groups if own is not None else []
+        report.count(Counts.of(len(settled.fillings), iter(fresh.values()), groups))
     return report
 
 
@@ -228,87 +216,28 @@ def _place(mesh: Any, rank: int | None, team: Crew) -> Place | None:
 
 def _fill(
     demand: Demand,
-    settled: Settled,
-    into: Any,
-    whole: WholeOptimizer | None,
-    own: Opened | None,
-    steps: Steps | None,
-    hyperparameters: str,
-    optimizer_class: str,
+    fillings: list[Filling],
+    brought: OptimizerFilling | None,
     budget: Budget,
-    team: Crew,
     progress: Progress | None,
     report: Loaded,
-    values: Values,
     *,
-    strict: bool,
-    cast: bool,
-    copied: bool,
     mapped: bool,
 ) -> None:
-    """Read every element; an optimizer gets its state when all of it is there."""
-    manifest, fillings = demand.manifest, settled.fillings
-    entries = read_entries(manifest, budget.memory_bytes // 2) if manifest.entries else {}
-    states = agreed = None
-    counters: dict[str, Holding] = {}
-    if own is not None and steps is not None:
-        groups = groups_of(manifest, entries)
-        saved = unpack(entries[CLASS], CLASS) if CLASS in entries else None
-        if optimizer_class == "same" or hyperparameters == "stored":
-            check_classes(saved, steps.held, own.held, demand.rows, groups, manifest.path)
-        if hyperparameters == "stored":
-            groups = with_tensors(groups, manifest)
-            agreed = agreed_groups(steps.settings, own.settings, demand.rows, groups)
-        states = state_to_fill(
-            steps.held,
-            own.held,
-            demand.rows,
-            manifest,
-            entries,
-            settled.literal,
-            groups,
-            strict=strict,
-        )
-        counters = counter_holdings(manifest, states.counters)
-        if whole is not None:
-            whole.check(states.fresh, manifest.path)
-        if agreed is not None:
-            lost = check_settings(agreed, own.settings, manifest.path, strict=strict)
-            report.kept |= {f"hyperparameters of group {k}": NO_SETTINGS for k in lost}
-        report.never_stepped = list(states.never_stepped)
-        report.kept |= {f"optimizer state of {name}": NO_STATE for name in states.lost}
-        report.cast += cast_names(states.holdings, manifest, allowed=cast)
-        fillings = fillings + prove(states.holdings, manifest)
-    report.held_bytes = sum(each.holding.nbytes for each in fillings)
-    to_read = fillings[len(settled.fillings) if mapped else 0 :]
-    to_read = to_read + prove(counters.values(), manifest)
+    """Read every element, or map the model's; report what was filled, and what casts changed."""
+    manifest, state, counters = demand.manifest, list[Filling](), list[Filling]()
+    if brought is not None:
+        state = prove(brought.states.holdings, manifest)
+        counters = prove(brought.counters.values(), manifest)
+    held = [each.holding for each in fillings + state]
+    to_read = ([] if mapped else fillings) + state + counters
     with folder_of(manifest) as folder:
         source = Source(manifest, format_named(manifest.format), folder)
         if mapped:
-            report.mapped_bytes = map_tensors(source, settled.fillings, demand.tensors)
+            report.mapped_bytes = map_tensors(source, fillings, demand.tensors)
         total_bytes = sum(each.holding.nbytes for each in to_read)
         losses = fill(source, to_read, budget, counting(progress, total_bytes))
-        if is_megatron(into):
-            install(into)
-        if copied:
-            demand.contents.give(manifest.path)
-        if own is not None and states is not None:
-            set_counters(states.counters, counters)
-            put(own.held, states.fresh, shared_in(entries))
         report.read_bytes = folder.read_bytes
-    if own is not None and agreed is not None:
-        report.notes += put_groups(own.settings, agreed)
-    elif own is not None:
-        report.notes.append("the optimizer keeps its own hyperparameters, as asked")
-    if whole is not None:
-        whole.give(manifest.path)
-    report.extra, notes = extra_in(entries, team.rank, team.size)
-    report.notes += notes
-    values.put(demand.contents, manifest, entries, report.extra)
-    targets = {each.holding.name: each.holding.target for each in fillings}
-    report.changed = list(changed_tensors(losses, targets))
-    report.notes += summary(tuple(report.changed))
-    report.filled = [each.holding.name for each in fillings]
-    given = iter(states.fresh.values() if states is not None else ())
-    settings = own.settings.param_groups if own is not None else []
-    report.count(Counts.of(len(settled.fillings), given, settings))
+    report.held_bytes = sum(each.nbytes for each in held)
+    report.filled = [each.name for each in held]
+    report.changed = list(changed_tensors(losses, {each.name: each.target for each in held}))

@@ -24,9 +24,9 @@ from intarsia.format.optimizer_state.parameter_groups import (
 )
 from intarsia.format.torch_file.plain import plain
 from intarsia.live.optimizer.classes import check_class, fixed_settings
+from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.several import each_of, held_by
 from intarsia.live.optimizer.state import tensors_of
-from intarsia.live.optimizer.stepped import Stepped
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import TORCH_GROUPS
 
@@ -43,12 +43,12 @@ class TensorSetting:
         return f"tensor({self.tensor.tolist()!r}, {self.tensor.dtype})"
 
 
-def settings_of(steps: Iterable[Stepped], optimizer: Any) -> Iterator[tuple[str, Any]]:
+def settings_of(optimizer: NamedOptimizer) -> Iterator[tuple[str, Any]]:
     """Every setting of an optimizer's groups under its name in a checkpoint, with the names of their parameters."""
     names: dict[int, list[str]] = {}
-    for each in steps:
+    for each in optimizer.members:
         names.setdefault(each.group, []).append(bare(each.name))
-    for number, group in enumerate(optimizer.param_groups):
+    for number, group in enumerate(optimizer.settings.param_groups):
         yield f"{TORCH_GROUPS}{number}.{MEMBERS}", names.get(number, [])
         yield from settings_in(number, group)
 
@@ -98,7 +98,7 @@ def with_tensors(groups: Groups | None, manifest: Manifest) -> Groups | None:
 
 
 def agreed_groups(
-    steps: Iterable[Stepped], optimizer: Any, rows: Mapping[str, Param], groups: Groups | None
+    optimizer: NamedOptimizer, rows: Mapping[str, Param], groups: Groups | None
 ) -> list[Mapping[str, Any] | None]:
     """For each group of an optimizer the settings that all of its parameters were stored with.
 
@@ -114,13 +114,13 @@ def agreed_groups(
         for n in dict.fromkeys(group.members):
             of.setdefault(n, []).append(k)
     held: dict[int, dict[int, list[str]]] = {}
-    for param in steps:
+    for param in optimizer.members:
         names = (*tensors_of(param.name, rows), bare(param.name))
         for k in {k for n in names for k in of.get(n, ())}:
             held.setdefault(param.group, {}).setdefault(k, []).append(bare(param.name))
     found: list[Mapping[str, Any] | None] = []
-    count = len(optimizer.param_groups)
-    for number, mine in enumerate(optimizer.param_groups):
+    count = len(optimizer.settings.param_groups)
+    for number, mine in enumerate(optimizer.settings.param_groups):
         stored = held.get(number, {})
         if len(stored) > 1:
             raise _regrouped(number, each, held, count)
@@ -129,21 +129,20 @@ def agreed_groups(
             # No parameter tells; the place among as many groups does.
             fields = told[number].fields
         found.append(fields)
-    _check_fixed(found, optimizer)
+    _check_fixed(found, optimizer.settings)
     return found
 
 
 def check_classes(
     stored: str | Sequence[str] | None,
-    steps: Iterable[Stepped],
-    optimizer: Any,
+    optimizer: NamedOptimizer,
     rows: Mapping[str, Param],
     groups: Groups | None,
     where: str,
 ) -> None:
     """Raise where a parameter was stepped by another class than now; several classes are stored by group."""
     if stored is None or isinstance(stored, str):
-        for one in each_of(optimizer):
+        for one in each_of(optimizer.held):
             check_class(stored, one, where)
         return
     each = groups.each if groups else ()
@@ -155,9 +154,9 @@ def check_classes(
     of = {
         member: name for group, name in zip(each, stored, strict=True) for member in group.members
     }
-    for param in steps:
+    for param in optimizer.steps:
         for name in (*tensors_of(param.name, rows), bare(param.name)):
-            check_class(of.get(name), held_by(optimizer, param.group), where)
+            check_class(of.get(name), held_by(optimizer.held, param.group), where)
 
 
 def _check_fixed(agreed: Iterable[Mapping[str, Any] | None], optimizer: Any) -> None:

@@ -6,7 +6,7 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -21,6 +21,7 @@ from intarsia.format.optimizer_state.parameter_groups import Groups
 from intarsia.live.model.holding import Holding, cut, is_dtensor, is_present, memory_of
 from intarsia.live.model.names import modules_in
 from intarsia.live.optimizer.classes import check_kinds
+from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.several import check_shared, each_of, held_by
 from intarsia.live.optimizer.stepped import Stepped
 from intarsia.live.optimizer.values import (
@@ -53,17 +54,17 @@ def kinds_of(manifest: Manifest) -> dict[str, set[str]]:
 
 
 def unused_state(
-    model: Any, steps: Sequence[Stepped], rows: Mapping[str, Param], manifest: Manifest
+    optimizer: NamedOptimizer, rows: Mapping[str, Param], manifest: Manifest
 ) -> frozenset[str]:
     """The parameters of which a checkpoint has state, and this optimizer steps none."""
     if manifest.state_unclear is not None:
         raise manifest.state_unclear
     if manifest.state_by_order:
-        _check_order(model, steps, manifest)
+        _check_order(optimizer, manifest)
     held = {param for param, kinds in kinds_of(manifest).items() if kinds - {MASTER}}
     values = kinds_of_values(manifest.entries).keys()
-    known = {n for each in steps for n in _spellings(each.name, rows)}
-    tensors = {n for each in steps for n in tensors_of(each.name, rows)}
+    known = {n for each in optimizer.steps for n in _spellings(each.name, rows)}
+    tensors = {n for each in optimizer.steps for n in tensors_of(each.name, rows)}
     return frozenset((held - tensors) | (values - known))
 
 
@@ -79,11 +80,11 @@ def _spellings(name: str, rows: Mapping[str, Param]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((bare(name), *((row.name,) if row is not None else ()))))
 
 
-def _check_order(model: Any, steps: Sequence[Stepped], manifest: Manifest) -> None:
+def _check_order(optimizer: NamedOptimizer, manifest: Manifest) -> None:
     """Refuse an optimizer in another order than its model's, where the state was saved without names."""
-    params = (param for _, module in modules_in(model) for param in module.parameters())
+    params = (param for _, module in modules_in(optimizer.model) for param in module.parameters())
     place = {id(param): k for k, param in enumerate(params)}
-    for one, two in pairwise(steps):
+    for one, two in pairwise(optimizer.steps):
         if one.group == two.group and place[id(one.param)] > place[id(two.param)]:
             why = (
                 f"the optimizer has `{one.name}` before `{two.name}`, the model has them the other way"
@@ -93,8 +94,7 @@ def _check_order(model: Any, steps: Sequence[Stepped], manifest: Manifest) -> No
 
 
 def state_to_fill(
-    steps: Sequence[Stepped],
-    optimizer: Any,
+    optimizer: NamedOptimizer,
     rows: Mapping[str, Param],
     manifest: Manifest,
     entries: Mapping[str, bytes],
@@ -115,12 +115,12 @@ def state_to_fill(
             f"{manifest.path} holds no optimizer state",
             hint="load only the model (optimizer=None), or give a checkpoint saved with its optimizer",
         )
-    check_shared([key for key in entries if key.startswith(SHARED_STATE)], optimizer)
-    _check_one_order(steps, optimizer, rows, groups, manifest.path)
+    check_shared([key for key in entries if key.startswith(SHARED_STATE)], optimizer.held)
+    _check_one_order(optimizer, rows, groups, manifest.path)
     out = StateToFill([], [], {}, ())
     never: list[str] = []
     lost: list[str] = []
-    for each in steps:
+    for each in optimizer.steps:
         row = rows.get(each.name)
         names = tensors_of(each.name, rows)
         held = [kinds.get(n, set()) - {MASTER} for n in names]
@@ -136,7 +136,7 @@ def state_to_fill(
             continue
         _check_alike(each.name, dict(zip(names, held, strict=True)), manifest)
         mine = held[0] if held else set()
-        check_kinds(each.name, mine | told, held_by(optimizer, each.group), manifest.path)
+        check_kinds(each.name, mine | told, held_by(optimizer.held, each.group), manifest.path)
         state = out.fresh[each.param] = {}
         for kind in sorted(told):
             state[kind] = value_in(entries, str(spelled), kind, each.param.device)
@@ -146,13 +146,13 @@ def state_to_fill(
                     " its parameter, which is now sharded over ranks",
                     hint="load it into plain parameters, or load only the model (optimizer=None)",
                 )
-        old = optimizer.state.get(each.param, {})
+        old = optimizer.held.state.get(each.param, {})
         for kind in sorted(mine - told):
             assert row is not None
             logical = tuple(map(of_kind(kind), names))
             if all(manifest.logical[n].shape == () for n in logical) and each.param.dim():
                 stored = getattr(torch, manifest.logical[logical[0]].dtype.torch)
-                state[kind] = _counter(old.get(kind), stored, each, optimizer)
+                state[kind] = _counter(old.get(kind), stored, each, optimizer.held)
                 out.counters.append((state[kind], logical))
                 continue
             layout = row.layout.rename(of_kind(kind))
@@ -177,18 +177,14 @@ def state_to_fill(
 
 
 def _check_one_order(
-    steps: Sequence[Stepped],
-    optimizer: Any,
-    rows: Mapping[str, Param],
-    groups: Groups | None,
-    where: str,
+    optimizer: NamedOptimizer, rows: Mapping[str, Param], groups: Groups | None, where: str
 ) -> None:
     """Raise where the parameters of an LBFGS are in another order: its state is of all, laid end to end."""
     stored = [list(group.members) for group in (groups.each if groups else ())]
-    for one in each_of(optimizer):
+    for one in each_of(optimizer.held):
         if not any(base.__name__ == "LBFGS" for base in type(one).__mro__):
             continue
-        names = [each.name for each in steps if held_by(optimizer, each.group) is one]
+        names = [x.name for x in optimizer.steps if held_by(optimizer.held, x.group) is one]
         mine = [n for name in names for n in tensors_of(name, rows) or (bare(name),)]
         if mine not in stored:
             raise UsageError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from intarsia.errors import UsageError
 from intarsia.format.naming.wrappers import bare
 from intarsia.live.model.holding import is_dtensor, is_present, memory_of
+from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.several import check_shared
 from intarsia.live.optimizer.stepped import Stepped
 from intarsia.live.optimizer.values import (
@@ -28,12 +29,12 @@ class State(NamedTuple):
     whole: bool
 
 
-def states(steps: Sequence[Stepped], optimizer: Any) -> Iterator[State]:
+def states(optimizer: NamedOptimizer) -> Iterator[State]:
     """The state that an optimizer really has, as far as it is of its parameters' shapes."""
-    for each in steps:
+    for each in optimizer.steps:
         value: Any
         axes = each.param.dim()
-        for kind, value in optimizer.state.get(each.param, {}).items():
+        for kind, value in optimizer.held.state.get(each.param, {}).items():
             if is_value(value, each.param):
                 continue
             if axes and value.dim() == 0:
@@ -43,30 +44,31 @@ def states(steps: Sequence[Stepped], optimizer: Any) -> Iterator[State]:
                 yield State(each, kind, _as_param(value, each), whole=False)
 
 
-def never_stepped(steps: Sequence[Stepped], optimizer: Any) -> list[str]:
+def never_stepped(optimizer: NamedOptimizer) -> list[str]:
     """The parameters on this rank that an optimizer has no state of."""
-    without = (each for each in steps if not optimizer.state.get(each.param))
+    without = (x for x in optimizer.steps if not optimizer.held.state.get(x.param))
     return [bare(each.name) for each in without if each.param.numel() and is_present(each.param)]
 
 
-def values(steps: Sequence[Stepped], optimizer: Any) -> dict[str, bytes]:
+def values(optimizer: NamedOptimizer) -> dict[str, bytes]:
     """The rest of the state that an optimizer has, as entries; raise where it is of no parameter."""
-    params = [(each.name, each.param) for each in steps]
-    check_shared([SHARED_STATE + key for key in optimizer.state if isinstance(key, str)], optimizer)
+    state = optimizer.held.state
+    params = [(each.name, each.param) for each in optimizer.steps]
+    check_shared([SHARED_STATE + key for key in state if isinstance(key, str)], optimizer.held)
     known = {id(param) for _, param in params}
     if numbers := [name for name, _ in params if name.isdecimal()]:
         raise UsageError(
             f"the parameter `{numbers[0]}` has a number as its name, like torch's numbered states",
             hint="make it a parameter of a submodule, which has a name",
         )
-    for key in optimizer.state:
+    for key in state:
         if isinstance(key, torch.Tensor) and id(key) not in known:
             raise UsageError(
                 f"the optimizer keeps state of a tensor of {list(key.shape)} that is in none of"
                 " its groups",
                 hint="remove it from `optimizer.state`, or add it to a group",
             )
-    return values_of(params, optimizer.state)
+    return values_of(params, state)
 
 
 _UNLIKE = (

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from intarsia.errors import UsageError
 from intarsia.live.model.names import modules_in, own_name
-from intarsia.live.optimizer.classes import Opened
 
 Names = TypeVar("Names")
 
@@ -23,21 +21,7 @@ class Stepped(NamedTuple):
     group: int
 
 
-@dataclass(frozen=True)
-class Steps:
-    """The parameters whose state this rank holds, and those that the groups of settings name."""
-
-    held: tuple[Stepped, ...]
-    settings: tuple[Stepped, ...]
-
-    @staticmethod
-    def of(model: Any, own: Opened) -> Steps:
-        """The names of an optimizer's parameters, looked up once."""
-        held = _stepped(model, own.held)
-        return Steps(held, held if own.settings is own.held else _stepped(model, own.settings))
-
-
-def _stepped(model: Any, optimizer: Any) -> tuple[Stepped, ...]:
+def stepped(model: Any, optimizer: Any) -> tuple[Stepped, ...]:
     """The parameters of an optimizer under the names that the model has for them."""
     modules = list(modules_in(model))
     if not modules:

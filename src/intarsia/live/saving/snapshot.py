@@ -19,11 +19,10 @@ from intarsia.live.model.contents import Contents
 from intarsia.live.model.holding import memories_of
 from intarsia.live.model.names import config_of, model_in
 from intarsia.live.optimizer.agreement import WITHOUT
-from intarsia.live.optimizer.classes import CLASS, classes_of, opened
-from intarsia.live.optimizer.fsdp1 import WholeOptimizer
+from intarsia.live.optimizer.classes import CLASS, classes_of
 from intarsia.live.optimizer.groups import settings_of
+from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.state_to_save import never_stepped, states, values
-from intarsia.live.optimizer.stepped import Steps
 from intarsia.live.report import Counts
 from intarsia.live.saving.parts import Part, Seen, parts_of
 from intarsia.live.values import packed_with
@@ -87,18 +86,15 @@ def snapshot(
     entries: dict[str, bytes] = {}
     optimizer = contents.optimizer_with(optimizer)
     if optimizer is not None:
-        own, stepped_by = opened(optimizer), model
-        if whole := WholeOptimizer.of(model, own, state=True):
-            own, stepped_by = whole.opened, whole.model
-        steps = Steps.of(stepped_by, own)
-        entries = values(steps.held, own.held)
+        own = NamedOptimizer.of(model, optimizer, state=True)
+        entries = values(own)
         entries |= {
             CLASS: pack(classes_of(own.held), CLASS),
-            WITHOUT: pack(never_stepped(steps.held, own.held), WITHOUT),
+            WITHOUT: pack(never_stepped(own), WITHOUT),
         }
-        for state in states(steps.held, own.held):
+        for state in states(own):
             tensors[StateName(state.kind, bare(state.param.name)).as_torch] = state.tensor
-        for name, value in settings_of(steps.settings, own.settings):
+        for name, value in settings_of(own):
             if hasattr(value, "dtype"):
                 tensors[name] = value
             else:

@@ -1,0 +1,79 @@
+"""What a load brings an optimizer: state, counters and settings, found before the first byte is read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from intarsia.family import Param
+from intarsia.live.entries import unpack
+from intarsia.live.loading.kept import NO_SETTINGS, NO_STATE
+from intarsia.live.model.holding import Holding
+from intarsia.live.optimizer.classes import CLASS
+from intarsia.live.optimizer.counters import counter_holdings, set_counters
+from intarsia.live.optimizer.groups import (
+    agreed_groups,
+    check_classes,
+    check_settings,
+    put_groups,
+    with_tensors,
+)
+from intarsia.live.optimizer.named import NamedOptimizer
+from intarsia.live.optimizer.state import StateToFill, put, state_to_fill
+from intarsia.live.optimizer.values import shared_in
+from intarsia.opened.entries import groups_of
+from intarsia.planning.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class OptimizerFilling:
+    """Memory for an optimizer's state, and the settings of its groups, where they are the checkpoint's."""
+
+    optimizer: NamedOptimizer
+    states: StateToFill
+    counters: Mapping[str, Holding]
+    agreed: Sequence[Mapping[str, Any] | None] | None
+    kept: Mapping[str, str]
+
+    @staticmethod
+    def of(
+        optimizer: NamedOptimizer,
+        rows: Mapping[str, Param],
+        manifest: Manifest,
+        entries: Mapping[str, bytes],
+        literal: Collection[str],
+        *,
+        strict: bool,
+        hyperparameters: str,
+        optimizer_class: str,
+    ) -> OptimizerFilling:
+        """Raise where what is stored is not this optimizer's."""
+        agreed, lost, stored = None, list[str](), hyperparameters == "stored"
+        groups = groups_of(manifest, entries)
+        saved = unpack(entries[CLASS], CLASS) if CLASS in entries else None
+        if optimizer_class == "same" or stored:
+            check_classes(saved, optimizer, rows, groups, manifest.path)
+        if stored:
+            groups = with_tensors(groups, manifest)
+            agreed = agreed_groups(optimizer, rows, groups)
+        states = state_to_fill(optimizer, rows, manifest, entries, literal, groups, strict=strict)
+        counters = counter_holdings(manifest, states.counters)
+        if optimizer.whole is not None:
+            optimizer.whole.check(states.fresh, manifest.path)
+        if agreed is not None:
+            lost = check_settings(agreed, optimizer.settings, manifest.path, strict=strict)
+        kept = {f"hyperparameters of group {k}": NO_SETTINGS for k in lost}
+        kept |= {f"optimizer state of {name}": NO_STATE for name in states.lost}
+        return OptimizerFilling(optimizer, states, counters, agreed, kept)
+
+    def put(self, entries: Mapping[str, bytes], where: str) -> list[str]:
+        """Give the optimizer what was read; remarks on its settings."""
+        notes = ["the optimizer keeps its own hyperparameters, as asked"]
+        set_counters(self.states.counters, self.counters)
+        put(self.optimizer.held, self.states.fresh, shared_in(entries))
+        if self.agreed is not None:
+            notes = put_groups(self.optimizer.settings, self.agreed)
+        if self.optimizer.whole is not None:
+            self.optimizer.whole.give(where)
+        return notes
