@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -13,35 +13,24 @@ from intarsia.live.model.holding import is_dtensor, is_present, memory_of
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.several import check_shared
 from intarsia.live.optimizer.stepped import Stepped
-from intarsia.live.optimizer.values import (
-    is_value,
-    values_of,
-)
-from intarsia.state.names import SHARED_STATE
+from intarsia.live.optimizer.values import is_value, values_of
+from intarsia.state.names import SHARED_STATE, StateName
 
 
-class State(NamedTuple):
-    """One tensor of an optimizer's state that is to be saved; a counter belongs to no shard."""
-
-    param: Stepped
-    kind: str
-    tensor: Any
-    whole: bool
-
-
-def states(optimizer: NamedOptimizer) -> Iterator[State]:
-    """The state that an optimizer really has, as far as it is of its parameters' shapes."""
+def states(optimizer: NamedOptimizer) -> Iterator[tuple[str, Any]]:
+    """The state that an optimizer really has, as far as it is of its parameters' shapes, by name."""
     for each in optimizer.steps:
         value: Any
         axes = each.param.dim()
         for kind, value in optimizer.held.state.get(each.param, {}).items():
             if is_value(value, each.param):
                 continue
+            name = StateName(kind, bare(each.name)).as_torch
             if axes and value.dim() == 0:
                 held = memory_of(value) if is_dtensor(value) else value
-                yield State(each, kind, held if held.is_cpu else held.cpu(), whole=True)
+                yield name, held if held.is_cpu else held.cpu()
             else:
-                yield State(each, kind, _as_param(value, each), whole=False)
+                yield name, _as_param(value, each)
 
 
 def never_stepped(optimizer: NamedOptimizer) -> list[str]:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from intarsia.errors import UsageError, few
-from intarsia.format.naming.wrappers import bare
 from intarsia.live.entries import pack, packed
 from intarsia.live.megatron import rows as megatron_rows
 from intarsia.live.megatron.model import is_megatron, refuse_optimizer
@@ -26,7 +25,6 @@ from intarsia.live.optimizer.state_to_save import never_stepped, states, values
 from intarsia.live.report import Counts
 from intarsia.live.saving.parts import Part, Seen, parts_of
 from intarsia.live.values import packed_with
-from intarsia.state.names import StateName
 
 
 @dataclass
@@ -92,8 +90,7 @@ def snapshot(
             CLASS: pack(classes_of(own.held), CLASS),
             WITHOUT: pack(never_stepped(own), WITHOUT),
         }
-        for state in states(own):
-            tensors[StateName(state.kind, bare(state.param.name)).as_torch] = state.tensor
+        tensors.update(states(own))
         for name, value in settings_of(own):
             if hasattr(value, "dtype"):
                 tensors[name] = value
