@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import intarsia
 from attacks import sound
-from intarsia import api
 from intarsia.dtypes import BY_NAME
 from intarsia.family import Param, table_for
 from intarsia.format.dcp.metadata import (
@@ -62,7 +62,7 @@ def _safetensors(path: Path, rows: list[tuple[str, object, tuple[int, ...]]]) ->
 def converted(folder: Path, to: str, *, config: bool = True) -> Path:
     """The model in another format; the folder that holds its `.metadata`."""
     src = hf(folder.with_name(folder.name + "-hf"))
-    api.convert(src, folder, to=to, workers=1, memory=1 << 26)
+    intarsia.convert(src, folder, to=to, workers=1, memory=1 << 26)
     home = next(folder.rglob(".metadata")).parent
     if not config:
         for path in folder.rglob("config.json"):

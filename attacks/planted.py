@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import intarsia
 from attacks import models, sound
-from intarsia import api
 
 
 def _plant(folder: Path, name: str, to: str = "folder") -> None:
@@ -36,7 +36,7 @@ def _begun(folder: Path, spoil: Callable[[Path, Path], None]) -> None:
             raise _KilledError
 
     try:
-        api.convert(folder, folder.parent / "out", to="hf", workers=1, progress=kill)
+        intarsia.convert(folder, folder.parent / "out", to="hf", workers=1, progress=kill)
     except _KilledError:
         partial = folder.parent / ".out.intarsia-partial"
         spoil(partial, folder.parent / ".out.intarsia-journal")

@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "command-line.md"
 
 def page() -> str:
     """Every command with its arguments and options, as `--help` gives them."""
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(app())
     parts = [
         "# Commands and options\n",
         "Generated from the commands by `python -m tests.cli_reference`. "

@@ -359,7 +359,7 @@ def test_files_with_other_spellings_still_need_to_be_named(name: str) -> None:
 
 
 GENERAL = (
-    "api", "checking", "checkpoint", "cli", "conversion", "live", "opened", "options", "planning", "report",
+    "api", "checking", "checkpoint", "cli", "conversion", "converting", "live", "opened", "options", "planning", "report",
     "run", "state", "store", "value",
 )  # fmt: skip
 """Parts that serve every format, and know none."""

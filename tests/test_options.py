@@ -16,7 +16,7 @@ from intarsia.options import Options
 from tests.checkpoints import python
 
 FIELDS = {field.name: field for field in fields(Options)}
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = typer.main.get_command(app()).commands  # type: ignore[attr-defined]
 both = pytest.mark.parametrize("name", ["plan", "convert"])
 
 
@@ -62,7 +62,7 @@ def test_options_reach_the_job_from_both_sides(name: str, monkeypatch: pytest.Mo
         asked.append(options)
         raise ReachedError
 
-    monkeypatch.setattr("intarsia.api.job", job)
+    monkeypatch.setattr("intarsia.converting.job", job)
     other = {
         "to": "hf", "mesh": "tp=2", "dialect": "same", "megatron_spec": "local", "megatron_lr": "1e-3",
         "dtype": "fp32", "memory": "1GiB", "workers": 3, "max_shard_size": "1GB", "optimizer": "drop", "config": "c.json", "section": "s", "digests": False,
@@ -78,7 +78,7 @@ def test_options_reach_the_job_from_both_sides(name: str, monkeypatch: pytest.Mo
     with pytest.raises(ReachedError):
         getattr(intarsia, name)(*places, **other)
     with pytest.raises(ReachedError):
-        app([name, *places, *flags], standalone_mode=False)
+        app()([name, *places, *flags], standalone_mode=False)
     assert asked == [Options(**other)] * 2
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import intarsia
+import intarsia.converting
 from intarsia.errors import ChangedError, LimitError
 from tests.checkpoints import (
     bits,
@@ -78,7 +79,7 @@ def test_no_tensor_is_read_from_another_checkpoint(path: Path, change, begun: bo
 
 
 def test_a_conversion_whose_source_changes_half_way_is_refused(path: Path, tmp_path: Path) -> None:
-    job = intarsia.api.job(path, intarsia.Options(to="dcp"))
+    job = intarsia.converting.job(path, intarsia.Options(to="dcp"))
     replace_one(path)
     with pytest.raises(ChangedError, match="changed while it was read"):
         intarsia.conversion.running.carry_out(job, tmp_path / "out")

@@ -19,13 +19,14 @@ from intarsia.errors import (
 )
 
 if TYPE_CHECKING:
-    from intarsia.api import convert, diff, digest, open, plan, verify
+    from intarsia.api import diff, digest, open, verify
     from intarsia.checking.alone.soundness import Soundness
     from intarsia.checking.digests.digest import Digests
     from intarsia.checking.pair.change import Changes
     from intarsia.checking.pair.compare import Comparison
     from intarsia.checkpoint import Checkpoint
     from intarsia.conversion.running import Report
+    from intarsia.converting import convert, plan
     from intarsia.live.background import save
     from intarsia.live.load import load
     from intarsia.live.parallelize import parallelize
@@ -38,13 +39,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "intarsia.api": ("convert", "diff", "digest", "open", "plan", "verify"),
+    "intarsia.api": ("diff", "digest", "open", "verify"),
     "intarsia.checking.pair.change": ("Changes",),
     "intarsia.checking.pair.compare": ("Comparison",),
     "intarsia.checking.digests.digest": ("Digests",),
     "intarsia.checking.alone.soundness": ("Soundness",),
     "intarsia.checkpoint": ("Checkpoint",),
     "intarsia.conversion.running": ("Report",),
+    "intarsia.converting": ("convert", "plan"),
     "intarsia.opened.explanation": ("Explanation", "explain"),
     "intarsia.opened.inspection": ("Inspection", "inspect"),
     "intarsia.opened.lazy_tensor": ("Tensor",),

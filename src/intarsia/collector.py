@@ -6,6 +6,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+SELDOM = 50_000
+"""Values that are made before a command looks for those that nothing needs: some megabytes at most."""
+
 
 @contextmanager
 def paused() -> Iterator[None]:
@@ -17,3 +20,14 @@ def paused() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+@contextmanager
+def seldom() -> Iterator[None]:
+    """Collect after many values instead of 700: what a command imports and plans stays alive."""
+    usual = gc.get_threshold()
+    gc.set_threshold(SELDOM, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)

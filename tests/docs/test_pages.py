@@ -34,7 +34,7 @@ FOREIGN = ("deepspeed.", "verl.", "transformers.models.llama.")
 
 @each_page
 def test_commands_have_the_options_that_a_page_gives_them(page: Path) -> None:
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(app())
     shared = {word for option in group.params for word in option.opts}
     for line in code_in(page):
         found = re.match(r"(?:\$ )?intarsia (\w+)(.*)", line)

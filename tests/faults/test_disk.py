@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import intarsia
+import intarsia.converting
 from intarsia.errors import FormatError, StoreError
 from intarsia.run.budget import Budget
 from intarsia.store.folder import Folder
@@ -141,7 +142,7 @@ def test_short_writes_and_reads_are_continued(src, tmp_path, monkeypatch, call: 
 
 
 def test_a_read_that_fails_names_the_file(src: Path, tmp_path: Path, monkeypatch) -> None:
-    job = intarsia.api.job(src, intarsia.Options(**OPTIONS))
+    job = intarsia.converting.job(src, intarsia.Options(**OPTIONS))
     monkeypatch.setattr(os, "preadv", fails_at(9, errno.EIO, os.preadv))
     with pytest.raises(StoreError, match=r"model-.*safetensors: Input/output error"):
         intarsia.conversion.running.carry_out(job, tmp_path / "out")
@@ -188,7 +189,7 @@ def test_a_source_that_changes_while_it_is_read_is_an_error_that_names_it(
 
 
 def test_a_source_that_changes_between_plan_and_run_is_an_error(src: Path, tmp_path: Path) -> None:
-    job = intarsia.api.job(src, intarsia.Options(**OPTIONS))
+    job = intarsia.converting.job(src, intarsia.Options(**OPTIONS))
     rewrite(next(src.glob("model-*.safetensors")))
     with pytest.raises(FormatError, match="changed while it was read"):
         intarsia.conversion.running.carry_out(job, tmp_path / "out")

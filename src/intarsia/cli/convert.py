@@ -12,8 +12,6 @@ from intarsia.cli.output import OUTPUT, answer, progress, say
 from intarsia.errors import Interrupted, StoppedError
 from intarsia.options import Options
 
-NAME = "convert"
-
 
 @options.spelled_out
 def run(
@@ -39,7 +37,7 @@ def run(
 
     Under torchrun the work is split over the processes, unless one is to do it --alone.
     """
-    from intarsia import api
+    from intarsia import converting
     from intarsia.conversion.running import carry_out
     from intarsia.run.ranks.crew import crew, note_on_ranks
     from intarsia.run.stopping import stop_word
@@ -49,7 +47,7 @@ def run(
         with crew(alone=alone or dry_run) as team:
             OUTPUT.rank = team.rank
             with team.together():
-                job = api.job(src, asked)
+                job = converting.job(src, asked)
             if dry_run:
                 answer(job.plan.as_json(), lambda: say(job.plan))
                 raise typer.Exit(0 if job.plan.proven else 1)

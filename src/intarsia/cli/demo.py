@@ -14,8 +14,6 @@ from intarsia.quantity import human
 from intarsia.store.local.paths import expanded
 from intarsia.store.naming import naming
 
-NAME = "demo"
-
 ROUTE = (
     ("dcp", "tp=2,fsdp=3"),
     ("torch_dist", "tp=2,pp=2,ep=4"),
@@ -45,7 +43,7 @@ def run(
 
 
 def _route(root: Path, seed: int) -> None:
-    from intarsia import api
+    from intarsia import api, converting
     from intarsia.cli.demo_model import write_model
 
     source = root / "model"
@@ -56,7 +54,7 @@ def _route(root: Path, seed: int) -> None:
     for k, (to, mesh) in enumerate(ROUTE, 1):
         there = root / f"{k}-{to}-{mesh.replace(',', '-').replace('=', '') or 'whole'}"
         started = time.perf_counter()
-        report = api.convert(here, there, to=to, mesh=mesh, alone=True)
+        report = converting.convert(here, there, to=to, mesh=mesh, alone=True)
         seconds = time.perf_counter() - started
         same = api.verify(source, there)
         rows.append(

@@ -10,8 +10,6 @@ import typer
 from intarsia.cli import options
 from intarsia.cli.output import answer, progress, say, table
 
-NAME = "diff"
-
 
 def run(
     a: options.Path,

@@ -10,8 +10,6 @@ from intarsia.cli import options
 from intarsia.cli.output import OUTPUT, answer, progress
 from intarsia.report.safe import visible
 
-NAME = "digest"
-
 
 def run(
     path: options.Path,

@@ -9,8 +9,6 @@ import typer
 from intarsia.cli import options
 from intarsia.cli.output import answer, say, table, width
 
-NAME = "explain"
-
 
 def run(
     path: options.Path,

@@ -9,8 +9,6 @@ import typer
 from intarsia.cli import options
 from intarsia.cli.output import OUTPUT, answer, say, table
 
-NAME = "inspect"
-
 
 def run(
     path: options.Path,

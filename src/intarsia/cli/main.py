@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
+from importlib import import_module
 from io import StringIO
 from typing import Annotated, Any, NoReturn
 
@@ -16,25 +17,15 @@ import typer
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from intarsia import __version__
-from intarsia.cli import convert, demo, diff, digest, explain, inspect, plan, verify
 from intarsia.cli.output import OUTPUT, complain, open_streams, to_stdout
+from intarsia.collector import seldom
 from intarsia.errors import IntarsiaError, LimitError, StoppedError, StoreError, UsageError
 from intarsia.run.stopping import stop_status, stop_word, stopping
 
 _WrongCall: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
 """Typer's error of a wrong call, of which that of a wrong parameter is one."""
 
-app = typer.Typer(
-    name="intarsia",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Move LLM weights between meshes, frameworks and file formats, and prove that every"
-    " element arrived.",
-    epilog="Exit status: 0 done or equal, 1 a check found a difference, a fault or an unprovable plan, "
-    "2 wrong usage or unreadable input. INTARSIA_DEBUG=1 shows tracebacks.",
-)
+NAMES = ("inspect", "plan", "convert", "verify", "digest", "diff", "explain", "demo")
 
 
 def _working(run: Callable[..., None]) -> Callable[..., None]:
@@ -50,17 +41,12 @@ def _working(run: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-for command in (inspect, plan, convert, verify, digest, diff, explain, demo):
-    app.command(command.NAME)(_working(command.run))
-
-
 def _version(asked: bool) -> None:
     if asked:
         print(f"intarsia {__version__}")
         raise typer.Exit
 
 
-@app.callback()
 def options(
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON document on stdout.")
@@ -74,9 +60,28 @@ def options(
     """Options that every command takes, before its name or after it."""
 
 
+def app(names: Sequence[str] = NAMES) -> typer.Typer:
+    """The command line with these commands: to build one takes a fraction of what all of them take."""
+    found = typer.Typer(
+        name="intarsia",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Move LLM weights between meshes, frameworks and file formats, and prove that every"
+        " element arrived.",
+        epilog="Exit status: 0 done or equal, 1 a check found a difference, a fault or an unprovable plan, "
+        "2 wrong usage or unreadable input. INTARSIA_DEBUG=1 shows tracebacks.",
+    )
+    found.callback()(options)
+    for name in names:
+        found.command(name)(_working(import_module(f"intarsia.cli.{name}").run))
+    return found
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run one command and exit with its status."""
-    with stopping():
+    with stopping(), seldom():
         try:
             status = _status_of(_read(arguments))
         except KeyboardInterrupt:
@@ -100,7 +105,8 @@ def _read(arguments: list[str] | None) -> list[str]:
 def _status_of(words: list[str]) -> int:
     """Run one command: its exit status, and on stderr why it failed."""
     try:
-        status = app(words, standalone_mode=False)
+        asked = words[:1] if words and words[0] in NAMES else NAMES
+        status = app(asked)(words, standalone_mode=False)
     except SystemExit:  # Typer's, where the reader of a help page has seen enough
         return 0
     except _WrongCall as error:

@@ -8,14 +8,12 @@ from intarsia.cli import options
 from intarsia.cli.output import answer, say
 from intarsia.options import Options
 
-NAME = "plan"
-
 
 @options.spelled_out
 def run(src: options.Path, asked: Options) -> None:
     """Prove a conversion before a byte moves, and say what it would read, write and hold in memory."""
-    from intarsia import api
+    from intarsia import converting
 
-    found = api.job(src, asked).plan
+    found = converting.job(src, asked).plan
     answer(found.as_json(), lambda: say(found))
     raise typer.Exit(0 if found.proven else 1)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from intarsia.checking.pair.compare import Comparison, Difference
     from intarsia.report.content import PageContent
 
-NAME = "verify"
 SHOWN = 3
 """How many of its tensors a fault names in its text."""
 ROWS = 20

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import intarsia
 from attacks import sound
-from intarsia import api
 from intarsia.errors import UnsafeError
 
 
@@ -26,8 +26,8 @@ def cached(root: Path) -> Path:
 
 def test_a_snapshot_of_links_into_the_blobs_is_a_checkpoint(tmp_path: Path) -> None:
     snapshot, out = cached(tmp_path / "models--a--b"), tmp_path / "out"
-    assert sound.NAME in api.open(snapshot)
-    api.convert(snapshot, out, to="dcp")
+    assert sound.NAME in intarsia.open(snapshot)
+    intarsia.convert(snapshot, out, to="dcp")
     assert (out / "tokenizer.json").read_text() == "{}"
     assert not any(path.is_symlink() for path in out.rglob("*"))
 
@@ -44,7 +44,7 @@ def test_a_link_that_leads_elsewhere_is_refused_and_nothing_is_written(
     (home / "blobs" / "leads-out").symlink_to(home / "secret")
     (snapshot / "extra.json").symlink_to(to)
     with pytest.raises(UnsafeError, match=r"extra\.json is a link to"):
-        api.convert(snapshot, tmp_path / "out", to="dcp")
+        intarsia.convert(snapshot, tmp_path / "out", to="dcp")
     assert not (tmp_path / "out").exists()
 
 
@@ -54,11 +54,11 @@ def test_blobs_mean_nothing_beside_a_folder_that_is_no_snapshot(tmp_path: Path) 
     (tmp_path / "a" / "blobs" / "x").write_text("key")
     (src / "extra.json").symlink_to("../../blobs/x")
     with pytest.raises(UnsafeError, match="outside of the checkpoint"):
-        api.convert(src, tmp_path / "out", to="dcp")
+        intarsia.convert(src, tmp_path / "out", to="dcp")
 
 
 def test_a_link_within_the_folder_is_its_own(tmp_path: Path) -> None:
     src = sound.hf(tmp_path / "model", a__json={})
     (src / "b.json").symlink_to("a.json")
-    api.convert(src, tmp_path / "out", to="dcp")
+    intarsia.convert(src, tmp_path / "out", to="dcp")
     assert (tmp_path / "out" / "b.json").read_text() == "{}"
