@@ -194,9 +194,6 @@ def test_no_pickle_is_executed() -> None:
 
 ON_DISK = {
     "store/local": "the store of local files",
-    "run/journal.py": "writes the journal beside a destination",
-    "run/records.py": "reads the journal back",
-    "live/saving/latest.py": "writes the name of the last checkpoint beside it",
     "report/write.py": "writes the page that a user asked for",
     "cli": "the demo's new folder, and the terminal",
 }
@@ -255,24 +252,17 @@ def test_no_one_is_allowed_to_touch_the_disk_who_does_not() -> None:
         assert any(any(touches(path)) for path in held), f"{name} needs no exception"
 
 
-KNOW_LOCAL = {
-    "conversion/running.py": "a local destination has a journal",
-    "conversion/resuming.py": "what a journal speaks of is local",
-    "run/journal.py": "it lies beside a local destination",
-    "live/saving/write.py": "ranks write one local folder side by side",
-    "live/saving/latest.py": "it lies beside a local destination",
-    "cli/demo.py": "its new folder",
-}
-"""Who may import the local store, and why: those that write; nobody reads through it by name."""
+KNOW_LOCAL = {"cli/demo.py"}
+"""Who may import the local store: the demo, for its new folder; all others read and write through any store."""
 
 
-def test_those_who_read_a_checkpoint_do_not_know_the_local_store() -> None:
+def test_those_who_read_or_write_a_checkpoint_do_not_know_the_local_store() -> None:
     knowing = {
         str(path.relative_to(SOURCE))
         for path in files()
         if part_of(path) != "store" and any(n.startswith("store.local") for n in ours(path))
     }
-    assert knowing == {*KNOW_LOCAL}
+    assert knowing == KNOW_LOCAL
 
 
 ASKING = {"exists", "is_file", "is_dir", "is_symlink", "iterdir", "glob", "rglob"}

@@ -12,7 +12,7 @@ import pytest
 
 import intarsia
 from intarsia.errors import UsageError
-from intarsia.store.local.staging import Staging
+from intarsia.store.staging import Staging
 from tests.checkpoints import (
     Answer,
     assert_same,
@@ -385,7 +385,7 @@ def test_an_interrupt_after_the_swap_does_not_deny_it(
     src: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(self: Staging) -> None:
-        self.lock.give_back()
+        self.release()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Staging, "clear_up", interrupted)

@@ -17,7 +17,7 @@ import intarsia.converting
 from intarsia.errors import FormatError, StoreError
 from intarsia.run.budget import Budget
 from intarsia.store.folder import Folder
-from intarsia.store.local.staging import Staging
+from intarsia.store.staging import Staging
 from tests.checkpoints import (
     assert_same,
     files_of,

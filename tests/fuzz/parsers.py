@@ -36,7 +36,7 @@ from intarsia.mesh import Mesh, Rule
 from intarsia.quantity import bytes_in
 from intarsia.report.safe import html, script
 from intarsia.run.journal import Journal
-from intarsia.store.local.staging import Staging
+from intarsia.store.staging import Staging
 from tests.family.configs import CASES
 
 CORPUS = Path(__file__).parent / "corpus"

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 import intarsia
-from intarsia.errors import ChangedError, FormatError, StoreError, UnsafeError, UsageError
+from intarsia.errors import ChangedError, FormatError, StoreError, UsageError
 from intarsia.store.address import named
 from intarsia.store.registry import register
-from intarsia.store.writer import writer_to
+from intarsia.store.staging import Staging
 from tests.checkpoints import fixture
 from tests.store.memory_store import MemoryStore, MemoryTransaction
 
@@ -106,7 +106,7 @@ def test_a_destination_there_is_replaced_only_when_that_is_asked_and_it_is_a_che
     assert not store.locked
 
 
-def test_a_run_that_fails_leaves_nothing_there(store: MemoryStore) -> None:
+def test_a_run_that_fails_leaves_nothing_that_shows(store: MemoryStore) -> None:
     url = copied(store, fixture("llama"), "memory://llama")
     before = dict(store.files)
 
@@ -123,25 +123,60 @@ def test_a_run_that_fails_leaves_nothing_there(store: MemoryStore) -> None:
 
     with pytest.raises(UsageError, match=r"memory://out was changed by another process .* other"):
         intarsia.convert(url, "memory://out", to="dcp", progress=meddle)
-    assert store.files.keys() == before.keys() | {"memory://out/other"}
+    shown = {name for name in store.files if ".intarsia-" not in name}
+    assert shown == before.keys() | {"memory://out/other"}
+    assert not store.locked
+    store.remove(named("memory://out"))
+    report = intarsia.convert(url, "memory://out", to="dcp", resume=True)
+    assert "were there already" in str(report)
+    assert not any(".intarsia-" in name for name in store.files)
+
+
+def test_a_model_is_saved_there_and_loaded_again(store: MemoryStore, tmp_path: Path) -> None:
+    model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    for folder in ("memory://runs", tmp_path):
+        intarsia.save(f"{folder}/step-1", model, optimizer, extra={"seen": 5})
+        intarsia.save(
+            f"{folder}/step-2", model, optimizer, extra={"seen": 6}, background=True
+        ).wait()
+    assert {
+        name.removeprefix("memory://runs/"): bytes(f.data) for name, f in store.files.items()
+    } == {
+        str(path.relative_to(tmp_path)): path.read_bytes()
+        for path in tmp_path.rglob("*")
+        if path.is_file()
+    }, "as they are locally, `latest` included"
+    assert bytes(store.files["memory://runs/latest"].data) == b"step-2\n"
+    assert not store.locked
+    assert intarsia.verify("memory://runs/step-2", tmp_path / "step-2")
+    assert intarsia.load("memory://runs", other, torch.optim.AdamW(other.parameters())).complete
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)
+    )
+    with pytest.raises(UsageError, match=r"memory://runs/step-2 exists"):
+        intarsia.save("memory://runs/step-2", model)
+
+
+@pytest.mark.parametrize("call", ["create", "write", "commit"])
+def test_a_save_that_fails_leaves_nothing_there(
+    call: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object, **words: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(MemoryTransaction, call, fail)
+    with pytest.raises(StoreError, match=r"memory://.*No space left on device"):
+        intarsia.save("memory://runs/step-1", torch.nn.Linear(3, 2))
+    assert not store.files
     assert not store.locked
 
 
-@pytest.mark.parametrize("file", ["../llama/model.safetensors", "/llama", "a/../../b"])
-def test_no_file_is_written_beside_a_destination(file: str, store: MemoryStore) -> None:
-    writer = writer_to("memory://out", overwrite=False, judge=lambda *_: None, alone=True)
-    with pytest.raises(UnsafeError, match="is outside of the destination"):
-        writer.write_small(file, b"12")
-    assert not store.files
-
-
-def test_what_needs_a_local_folder_is_refused(store: MemoryStore) -> None:
-    with pytest.raises(UsageError, match="memory://out cannot be resumed"):
-        intarsia.convert(fixture("llama"), "memory://out", to="hf", resume=True)
-    with pytest.raises(UsageError, match="memory://out is not a local folder"):
-        intarsia.save("memory://out", torch.nn.Linear(2, 2))
+def test_what_is_in_one_process_is_not_shared_by_several(store: MemoryStore) -> None:
     with pytest.raises(UsageError, match="memory://out can be written by one process"):
-        writer_to("memory://out", overwrite=False, judge=lambda *_: None, alone=False)
+        Staging("memory://out", alone=False)
     assert not store.files
     assert not store.locked
 
@@ -177,8 +212,9 @@ def test_a_call_that_fails_while_it_is_written_is_told_with_its_place(
     with pytest.raises(StoreError, match=r"memory://.*No space left on device") as caught:
         intarsia.convert(fixture("llama"), "memory://out", to="dcp")
     assert "free some space" in str(caught.value)
-    assert not store.files
     assert not store.locked
+    assert call == "commit" or not store.files, "what was not written is not kept"
+    assert all(".intarsia-" in name for name in store.files)
 
 
 def test_a_store_that_is_not_written_says_so(

@@ -160,8 +160,11 @@ def test_a_save_that_is_whole_says_so_where_latest_cannot_be_written(
     def fails(*_: object) -> bool:
         raise StoreError(f"{tmp_path / 'latest'}: Input/output error")
 
-    name = {"continues": "named_latest", "looks": "exists", "writes": "sync_path"}[call]
-    monkeypatch.setattr(f"intarsia.live.saving.latest.{name}", fails)
+    name = {
+        "continues": "live.saving.latest.named_latest",
+        "looks": "live.saving.latest.exists",
+    }.get(call)
+    monkeypatch.setattr(f"intarsia.{name or 'store.local.store.LocalStore.put'}", fails)
     with pytest.raises(StoreError, match="latest: Input/output error") as raised:
         intarsia.save(tmp_path / "step-1", {"w": torch.ones(2)})
     assert f"{tmp_path / 'step-1'} is complete and in its place" in str(raised.value.hint)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import torch
-
 import intarsia
-from intarsia.conversion.replacing import check_replaceable
 from intarsia.store import registry
+from intarsia.store.base import Store
 from intarsia.store.registry import register
-from intarsia.store.writer import writer_to
+from intarsia.store.staging import Staging
 from tests.checkpoints import llama_config, model, write_hf
 from tests.refusals.case import refusal
 from tests.store.memory_store import MemoryStore
@@ -22,23 +20,22 @@ def no_store(tmp: Path) -> None:
     intarsia.open("s3://bucket/model")
 
 
-@refusal("A destination in another store that is to be resumed", area="operations")
-def resumed_elsewhere(tmp: Path) -> None:
-    register("memory", MemoryStore())
-    source = write_hf(tmp / "model", model(llama_config()), llama_config())
-    intarsia.convert(source, "memory://out", to="dcp", resume=True)
-
-
-@refusal("A destination in another store for several processes", area="operations")
+@refusal("A destination for several processes in a store that they do not share", area="operations")
 def several_processes_elsewhere(tmp: Path) -> None:
     register("memory", MemoryStore())
-    writer_to("memory://out", overwrite=False, judge=check_replaceable, alone=False)
+    Staging("memory://out", alone=False)
 
 
-@refusal("A live model that is saved to another store", area="operations")
-def saved_elsewhere(tmp: Path) -> None:
-    register("memory", MemoryStore())
-    intarsia.save("memory://out", torch.nn.Linear(2, 2))
+@refusal("A destination in a store that is only read", area="operations")
+def only_read(tmp: Path) -> None:
+    register("memory", _OnlyRead())
+    intarsia.convert(
+        write_hf(tmp / "model", model(llama_config()), llama_config()), "memory://out", to="dcp"
+    )
+
+
+class _OnlyRead(MemoryStore):
+    transaction = Store.transaction  # type: ignore[assignment]
 
 
 @refusal("A store whose package cannot be loaded", area="operations")

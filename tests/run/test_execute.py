@@ -23,7 +23,7 @@ from intarsia.run.execute import adjoin
 from intarsia.run.gather import gather
 from intarsia.run.source import Source
 from intarsia.store.folder import Folder
-from intarsia.store.local.staging import Staging
+from intarsia.store.staging import Staging
 from tests.checkpoints import (
     assert_same,
     bits,

@@ -24,8 +24,7 @@ from intarsia.run.journal import Journal
 from intarsia.run.losses import Effect
 from intarsia.run.records import read_lines, to_line
 from intarsia.run.sums.checksum import crc32
-from intarsia.store.local.staging import Staging
-from intarsia.store.local.written_files import WrittenFiles
+from intarsia.store.staging import Staging
 
 U8 = BY_NAME["U8"]
 ROWS = [bytes([k]) * 8 for k in range(1, 5)]
@@ -64,7 +63,7 @@ def note(journal: Journal, *rows: int, rank: int = 0) -> None:
     for k in rows:
         journal.staging.write("f", 8 + 8 * k, [ROWS[k]])
         journal.record(row(k))
-    journal.staging.files.settle()
+    journal.staging.transaction.settle()
 
 
 def proven(journal: Journal) -> list[Written]:
@@ -181,20 +180,20 @@ def test_bytes_are_read_again_after_a_mark_too(journal: Journal, monkeypatch) ->
 def test_a_mark_covers_what_was_noted_before_its_sync_began(journal: Journal, monkeypatch) -> None:
     monkeypatch.setattr(subject, "LEAST_SECONDS", 0.0)
     began, go_on = threading.Event(), threading.Event()
-    honest = WrittenFiles.sync_data
+    honest = Staging.flush
 
-    def slow(self: WrittenFiles) -> None:
+    def slow(self: Staging) -> None:
         began.set()
         go_on.wait(10)
         honest(self)
 
-    monkeypatch.setattr(WrittenFiles, "sync_data", slow)
+    monkeypatch.setattr(Staging, "flush", slow)
     journal.join(0)
     journal.record(row(0))
     assert began.wait(10)
     journal.record(row(1))
     go_on.set()
-    journal.staging.files.settle()
+    journal.staging.transaction.settle()
     lines = list(read_lines(journal.folder / "0-0"))
     assert [line.get("synced") for line in lines] == [None, None, 1]
 

@@ -8,7 +8,8 @@ from itertools import count
 from pathlib import PurePath
 
 from intarsia.errors import UsageError
-from intarsia.store.base import PARTIAL, Entry, Range
+from intarsia.store.base import Entry, Range, Reader, Store, Transaction
+from intarsia.store.contents import Contents
 from intarsia.store.stamp import Stamp
 
 
@@ -25,16 +26,22 @@ class File:
 
 
 @dataclass
-class MemoryStore:
-    """Files in memory."""
+class MemoryStore(Store):
+    """Files in memory; `written` are the numbers of folders that transactions made."""
 
     files: dict[str, File] = field(default_factory=dict)
+    written: dict[PurePath, int] = field(default_factory=dict)
     locked: set[PurePath] = field(default_factory=set)
     numbers: count[int] = field(default_factory=count)
 
-    def put(self, path: PurePath, data: bytes) -> None:
-        """Keep a file."""
+    def put(self, path: PurePath, data: bytes, *, lasting: bool = True) -> None:
         self.files[str(path)] = File(bytearray(data), next(self.numbers))
+
+    def remove(self, path: PurePath) -> None:
+        self.files.pop(str(path), None)
+        for name in self.below(path):
+            del self.files[str(path / name)]
+        self.written.pop(path, None)
 
     def below(self, folder: PurePath) -> dict[str, File]:
         """The files below a folder, by their names in it."""
@@ -55,19 +62,16 @@ class MemoryStore:
     def reader(self, folder: PurePath) -> MemoryReader:
         return MemoryReader(self, folder)
 
-    def transaction(self, destination: PurePath, *, overwrite: bool = False) -> MemoryTransaction:
-        return MemoryTransaction(self, destination, overwrite)
+    def transaction(self, destination: PurePath) -> MemoryTransaction:
+        return MemoryTransaction(self, destination)
 
 
 @dataclass
-class MemoryReader:
+class MemoryReader(Reader):
     """The files below a folder."""
 
     store: MemoryStore
     folder: PurePath
-
-    def hold(self) -> None:
-        """Nothing: a stamp shows that another file took a file's place."""
 
     def stamp(self, file: str) -> Stamp:
         return self._file(file).stamp
@@ -80,12 +84,6 @@ class MemoryReader:
             buffer[:] = memoryview(found.data)[start_bytes : start_bytes + len(buffer)]
         return found.stamp
 
-    def prefetch(self, file: str, start_bytes: int, length_bytes: int) -> None:
-        """Nothing: the bytes are in memory."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
     def _file(self, file: str) -> File:
         try:
             return self.store.files[str(self.folder / file)]
@@ -93,28 +91,28 @@ class MemoryReader:
             raise FileNotFoundError(file) from None
 
 
-@dataclass
-class MemoryTransaction:
+class MemoryTransaction(Transaction):
     """Files of a hidden folder, which become the destination's in one step."""
 
     store: MemoryStore
-    destination: PurePath
-    overwrite: bool
-
-    @property
-    def folder(self) -> PurePath:
-        return self.destination.with_name(f".{self.destination.name}{PARTIAL}")
+    held = False
 
     def claim(self) -> None:
         if self.destination in self.store.locked:
             raise UsageError(f"another process is writing {self.destination}")
-        if self.store.look(self.destination) and not self.overwrite:
-            raise UsageError(f"{self.destination} exists")
         self.store.locked.add(self.destination)
+        self.held = True
+
+    def release(self) -> None:
+        self.store.locked.discard(self.destination)
+        self.held = False
 
     def clear(self) -> None:
-        for name in self.store.below(self.folder):
-            del self.store.files[str(self.folder / name)]
+        self.store.remove(self.folder)
+        self.store.written[self.folder] = next(self.store.numbers)
+
+    def number_of(self, path: PurePath) -> int | None:
+        return self.store.written.get(path)
 
     def create(self, file: str, size_bytes: int, *, keep: bool = False) -> None:
         held = self.store.files.get(str(self.folder / file))
@@ -129,18 +127,11 @@ class MemoryTransaction:
             start_bytes += len(view)
         held.number = next(self.store.numbers)
 
-    def commit(self) -> list[str]:
-        files, old = dict(self.store.files), self.store.below(self.destination)
-        for name in old:
+    def commit(self, old: Contents | None) -> None:
+        files, written = dict(self.store.files), dict(self.store.written)
+        for name in self.store.below(self.destination):
             del files[str(self.destination / name)]
         for name in self.store.below(self.folder):
             files[str(self.destination / name)] = files.pop(str(self.folder / name))
-        self.store.files = files
-        self.store.locked.discard(self.destination)
-        return []
-
-    def abandon(self, *, keep: bool = False) -> bool:
-        if not keep:
-            self.clear()
-        self.store.locked.discard(self.destination)
-        return keep
+        written[self.destination] = written.pop(self.folder)
+        self.store.files, self.store.written = files, written

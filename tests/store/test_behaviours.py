@@ -1,4 +1,4 @@
-"""What holds of every store: the local one, and the one in memory that the how-to builds."""
+"""What holds of every store: the local one, the one in memory that the how-to builds, and one without a rename."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path, PurePath
+from typing import Any
 
 import pytest
 
-from intarsia.errors import ChangedError, FormatError, UsageError
+from intarsia.errors import ChangedError, FormatError, StoreError, UnsafeError, UsageError
 from intarsia.store.address import named
 from intarsia.store.base import Store
 from intarsia.store.folder import Folder
+from intarsia.store.log import log_of
 from intarsia.store.lookup import (
     everything_in,
     exists,
@@ -25,6 +27,8 @@ from intarsia.store.lookup import (
     stamp_of,
 )
 from intarsia.store.registry import register, store_of
+from intarsia.store.staging import Staging
+from tests.store.bucket_store import BucketStore
 from tests.store.memory_store import MemoryStore
 
 
@@ -47,13 +51,13 @@ def put_locally(path: PurePath, data: bytes, ticks: count[int] = count(10**18)) 
     os.utime(path, ns=(0, next(ticks)))
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture(params=["local", "memory", "bucket"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "local":
         return Place(tmp_path, put_locally)
-    store = MemoryStore()
-    register("memory", store)
-    return Place(named("memory://place"), store.put)
+    store: Store = MemoryStore() if request.param == "memory" else BucketStore(tmp_path)
+    register(request.param, store)
+    return Place(named(f"{request.param}://place"), store.put)
 
 
 def test_what_lies_in_a_folder_is_listed_by_name(place: Place) -> None:
@@ -157,72 +161,161 @@ def test_a_file_that_is_gone_since_it_was_known_is_a_change(place: Place) -> Non
         folder.read("gone", 0, 1)
 
 
+def files_below(folder: PurePath) -> dict[str, bytes]:
+    with Folder(folder) as held:
+        names = [str(p.relative_to(folder)) for p in everything_in(folder) if is_file(p)]
+        return {name: held.read_all(name) for name in names}
+
+
+def begun(destination: PurePath, **options: Any) -> Staging:
+    staging = Staging(destination, **options)
+    staging.begin()
+    return staging
+
+
 def test_a_commit_shows_all_files_at_once(place: Place) -> None:
     out = place.root / "out"
-    writing = place.store.transaction(out)
-    writing.claim()
-    writing.clear()
+    writing = begun(out)
     for name in ("a", "sub/b"):
         writing.create(name, 6)
         writing.write(name, 2, [b"34", bytearray(b"5")])
         writing.write(name, 0, [memoryview(b"12")])
         assert not exists(out)
-    with Folder(writing.folder) as folder:
-        assert folder.read_all("sub/b") == b"12345\0", "what is written can be read back"
+    assert files_below(writing.folder)["sub/b"] == b"12345\0", "what is written can be read back"
     assert writing.commit() == []
-    with Folder(out) as folder:
-        assert folder.read_all("a") == folder.read_all("sub/b") == b"12345\0"
+    assert writing.committed
+    assert files_below(out) == {"a": b"12345\0", "sub/b": b"12345\0"}
     assert [p.name for p in listed(place.root)] == ["out"], "nothing lies beside it"
 
 
 def test_what_is_abandoned_leaves_nothing(place: Place) -> None:
     place.put(place.root / "out" / "old", b"old")
-    writing = place.store.transaction(place.root / "other")
-    writing.claim()
-    writing.clear()
-    writing.create("a", 6)
-    writing.write("a", 0, [b"123456"])
+    writing = begun(place.root / "other")
+    writing.write_small("a", b"123456")
     assert not writing.abandon()
     assert [p.name for p in listed(place.root)] == ["out"]
     assert [p.name for p in listed(place.root / "out")] == ["old"]
 
 
 def test_a_second_writer_is_refused_until_the_first_is_done(place: Place) -> None:
-    first, second = (place.store.transaction(place.root / "out") for _ in range(2))
+    first, second = (Staging(place.root / "out") for _ in range(2))
     first.claim()
     with pytest.raises(UsageError, match=f"another process is writing {place.root}/out"):
         second.claim()
-    place.store.transaction(place.root / "another").claim()
+    assert not second.owned
+    assert not second.abandon()
+    another = Staging(place.root / "another")
+    another.claim()
+    another.abandon()
+    assert first.owned
     first.abandon()
     second.claim()
     second.abandon()
 
 
+def test_a_destination_is_replaced_whole_and_only_as_it_was(place: Place) -> None:
+    out = place.root / "out"
+    for name in ("old", "sub/older"):
+        place.put(out / name, b"old")
+    with pytest.raises(UsageError, match="out exists"):
+        begun(out)
+    writing = begun(out, overwrite=True)
+    writing.write_small("new", b"new")
+    assert files_below(out) == {"old": b"old", "sub/older": b"old"}
+    writing.commit()
+    assert files_below(out) == {"new": b"new"}
+    writing = begun(out, overwrite=True)
+    writing.write_small("newer", b"newer")
+    place.put(out / "meanwhile", b"another's")
+    with pytest.raises(UsageError, match=r"out was changed by another process .* meanwhile"):
+        writing.commit()
+    assert not writing.committed
+    writing.abandon()
+    assert files_below(out) == {"new": b"new", "meanwhile": b"another's"}
+    assert [p.name for p in listed(place.root)] == ["out"]
+
+
 def test_what_was_written_before_is_resumed(place: Place) -> None:
-    first = place.store.transaction(place.root / "out")
-    first.claim()
-    first.clear()
+    first = begun(place.root / "out")
     first.create("a", 6)
     first.write("a", 0, [b"123"])
+    number = first.folder_number
     assert first.abandon(keep=True)
     assert not exists(place.root / "out")
-    second = place.store.transaction(place.root / "out")
+    second = Staging(place.root / "out")
     second.claim()
+    assert second.folder_number == number, "it is what the first has written"
     second.create("a", 6, keep=True)
     second.write("a", 3, [b"456"])
     second.commit()
-    with Folder(place.root / "out") as folder:
-        assert folder.read_all("a") == b"123456"
-    third = place.store.transaction(place.root / "out", overwrite=True)
-    third.claim()
-    third.clear()
-    third.create("b", 0)
-    third.abandon(keep=True)
-    fourth = place.store.transaction(place.root / "out", overwrite=True)
-    fourth.claim()
-    fourth.clear()
-    assert not exists(fourth.folder / "b"), "one that begins anew does not resume"
-    fourth.abandon()
+    assert second.number_of(second.destination) == number, "and it is that at the destination"
+    assert second.number_of(second.folder) is None
+    assert files_below(place.root / "out") == {"a": b"123456"}
+
+
+def test_one_that_begins_anew_does_not_resume(place: Place) -> None:
+    first = begun(place.root / "out")
+    first.create("b", 0)
+    first.write_small("a", b"123")
+    first.abandon(keep=True)
+    second = begun(place.root / "out")
+    assert files_below(second.folder) == {}
+    second.abandon()
+    assert listed(place.root) == []
+
+
+def test_a_small_file_is_put_in_the_place_of_another(place: Place) -> None:
+    store, path = place.store, place.root / "run" / "latest"
+    for data in (b"step-1", b"step-20", b""):
+        store.put(path, data)
+        assert files_below(path.parent) == {"latest": data}
+    store.put(path, b"3", lasting=False)
+    store.remove(path)
+    store.remove(path)
+    assert not exists(path)
+    for name in ("run/a", "run/sub/b", "runs"):
+        place.put(place.root / name, b"x")
+    store.remove(place.root / "run")
+    assert files_below(place.root) == {"runs": b"x"}
+
+
+def test_lines_are_added_to_a_log_in_their_order(place: Place) -> None:
+    logs = {name: place.root / "journal" / name for name in ("0-1", "0-10")}
+    place.store.put(place.root / "journal" / "job", b"")
+    for round_ in range(2):
+        held = {name: place.store.log(path) for name, path in logs.items()}
+        for k in range(11):
+            for name, log in held.items():
+                log.append(f"{name} {round_} {k}\n".encode())
+        for log in held.values():
+            log.sync()
+            log.close()
+    found = files_below(place.root / "journal")
+    for name in logs:
+        lines = b"".join(data for file, data in sorted(found.items()) if log_of(file) == name)
+        want = [f"{name} {r} {k}" for r in range(2) for k in range(11)]
+        assert lines.decode().split("\n")[:-1] == want
+
+
+@pytest.mark.parametrize("file", ["../x", "a/../../x", "/etc/x", "..", ".", ""])
+def test_no_file_is_written_beside_a_destination(place: Place, file: str) -> None:
+    writing = begun(place.root / "out")
+    with pytest.raises(UnsafeError, match="is outside of the destination"):
+        writing.write_small(file, b"12")
+    writing.abandon()
+    assert listed(place.root) == []
+
+
+def test_a_store_that_is_only_read_says_so() -> None:
+    class Read(MemoryStore):
+        transaction, put, remove = Store.transaction, Store.put, Store.remove
+
+    register("memory", Read())
+    with pytest.raises(StoreError, match="memory://out: this store is only read"):
+        Staging("memory://out")
+    for call in (lambda s: s.put(PurePath("x"), b""), lambda s: s.remove(PurePath("x"))):
+        with pytest.raises(OSError, match="only read"):
+            call(Read())
 
 
 def test_a_url_of_no_known_store_is_refused() -> None:

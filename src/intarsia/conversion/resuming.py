@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
-
 from intarsia.conversion.job import Job
 from intarsia.errors import (
     CoverageError,
@@ -16,45 +14,33 @@ from intarsia.format.base import Arrangement
 from intarsia.quantity import human
 from intarsia.run.journal import Facts, Found, Journal
 from intarsia.store.folder import Folder
-from intarsia.store.local.staging import Staging
-from intarsia.store.lookup import exists, stamp_of
-from intarsia.store.store_staging import StoreStaging
-from intarsia.store.writer import Writer
+from intarsia.store.lookup import exists
+from intarsia.store.staging import Staging
 
 
 def begin(
-    job: Job,
-    staging: Writer,
-    arrangement: Arrangement,
-    journal: Journal | None,
-    facts: Facts,
-    *,
-    resume: bool,
+    job: Job, arrangement: Arrangement, journal: Journal, facts: Facts, *, resume: bool
 ) -> tuple[bool, list[str]]:
     """Claim the destination and make its files: whether it is whole already, and what to say."""
+    staging = journal.staging
     staging.claim()
-    found = journal.find() if journal else None
-    if journal and resume and found is not None:
-        here = journal.staging
-        if _was_committed(found, here, arrangement):
-            _check_same(found, facts, here)
+    found = journal.find()
+    if resume and found is not None:
+        if _was_committed(found, staging, arrangement):
+            _check_same(found, facts, staging)
             told = "an earlier run had finished; only its leftovers were removed"
-            return True, [told, *here.settle_down()]
-        if _is_there(found, here):
-            _check_same(found, facts, here)
-            here.check()
-            return False, [_go_on(job, here, arrangement, journal, facts, found)]
+            return True, [told, *staging.settle_down()]
+        if _is_there(found, staging):
+            _check_same(found, facts, staging)
+            staging.check()
+            return False, [_go_on(job, staging, arrangement, journal, facts, found)]
     staging.check(resume=resume)
-    notes = list[str]()
-    if journal:
-        here = journal.staging
-        notes = _useless(found, here) if resume else _lost(found, facts, here, journal)
+    notes = _useless(found, staging) if resume else _lost(found, facts, staging, journal)
     staging.clear()
     staging.check_room(_need(arrangement))
     for file, size in arrangement.files.items():
         staging.create(file, size)
-    if journal:
-        journal.begin(facts)
+    journal.begin(facts)
     return False, notes
 
 
@@ -67,20 +53,19 @@ def _go_on(
     found: Found,
 ) -> str:
     """Take up what is proven of an earlier run; what is said of it."""
-    staging.check_links()
+    staging.transaction.check_left()
     done = journal.prove(found, arrangement, job.budget.workers)
     damaged = sum(part.nbytes for part in journal.read(found)) - done.nbytes
-    staging.check_room(max(0, _need(arrangement) - staging.taken_bytes))
+    staging.check_room(_need(arrangement), resumed=True)
     for file, size in arrangement.files.items():
         staging.create(file, size, keep=True)
-    staging.files.sync_data(created=True)
-    staging.sync_names()
+    staging.flush(created=True)
     journal.begin(facts, done, found.generation + 1)
     wrong = f"; {human(damaged)} did not match what had been written, and are written again"
     return f"resumed: {human(done.nbytes)} were there already{wrong if damaged else ''}"
 
 
-def keep_what_is_proven(job: Job, staging: Writer, error: BaseException) -> None:
+def keep_what_is_proven(job: Job, staging: Staging, error: BaseException) -> None:
     """After a failure: leave what a later run can take up, and say so; clear the rest."""
     if not staging.owned or isinstance(error, UsageError):
         staging.abandon(keep=True)
@@ -90,10 +75,7 @@ def keep_what_is_proven(job: Job, staging: Writer, error: BaseException) -> None
         _add_hint(error, "run again with --resume to check")
         return
     void = isinstance(error, FormatError | CoverageError | PrecisionError)
-    if isinstance(staging, StoreStaging) or void or staging.is_broken(error):
-        kept = 0
-    else:
-        kept = _kept(job, staging)
+    kept = 0 if void or staging.is_broken(error) else _kept(job, staging)
     if not staging.abandon(keep=kept > 0):
         return
     _add_hint(
@@ -160,12 +142,12 @@ def _check_same(found: Found, facts: Facts, staging: Staging) -> None:
 
 def _is_there(found: Found, staging: Staging) -> bool:
     """Whether the folder that a journal names is still the one that is being written."""
-    return exists(staging.folder) and _number(staging.folder) == found.folder
+    return staging.number_of(staging.folder) == found.folder
 
 
 def _was_committed(found: Found, staging: Staging, arrangement: Arrangement) -> bool:
     """Whether that folder is the destination by now: its number, which may be another's since, and its files."""
-    if not exists(staging.destination) or _number(staging.destination) != found.folder:
+    if staging.number_of(staging.destination) != found.folder:
         return False
     with Folder(staging.destination) as folder:
         return all(
@@ -175,11 +157,6 @@ def _was_committed(found: Found, staging: Staging, arrangement: Arrangement) -> 
             folder.has(file) and folder.read_all(file) == data
             for file, data in arrangement.closing.items()
         )
-
-
-def _number(folder: PurePath) -> int:
-    """A folder's number in its file system."""
-    return stamp_of(folder).inode
 
 
 def _need(arrangement: Arrangement) -> int:

@@ -6,7 +6,6 @@ import json
 import resource
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
@@ -27,7 +26,6 @@ from intarsia.opened.masters import check_rounded
 from intarsia.opened.padding import TrainedPadding, not_carried, trained_padding
 from intarsia.planning.plan import Plan
 from intarsia.planning.proof import Proven
-from intarsia.run.done import NOTHING
 from intarsia.run.execute import Execution, cut_steps
 from intarsia.run.journal import Journal
 from intarsia.run.losses import Changed, Losses, changed_tensors, summary
@@ -39,10 +37,9 @@ from intarsia.run.sums.hashing import merged
 from intarsia.run.sums.tally import Sums, Tally
 from intarsia.store.address import named
 from intarsia.store.folder import read_file
-from intarsia.store.local.sources import check_sources
-from intarsia.store.local.staging import Staging
 from intarsia.store.lookup import given, real
-from intarsia.store.writer import Writer, writer_to
+from intarsia.store.sources import check_sources
+from intarsia.store.staging import Staging
 
 
 @dataclass(frozen=True)
@@ -88,8 +85,8 @@ def carry_out(
     started = time.perf_counter()
     where, team = given(destination), team or Crew()
     changed: tuple[Changed, ...] = ()
-    staging = writer_to(where, overwrite=overwrite, judge=check_replaceable, alone=team.size == 1)
-    journal = Journal(staging, job.wanted.targets) if isinstance(staging, Staging) else None
+    staging = Staging(where, overwrite=overwrite, judge=check_replaceable, alone=team.size == 1)
+    journal = Journal(staging, job.wanted.targets)
     sources = [job.src.path, *job.stamps.files]
     with team.together():
         if team.rank == 0:
@@ -128,7 +125,7 @@ def carry_out(
                 used = {name for t in job.wanted.targets for name in t.layout.tensors}
                 padding = trained_padding(job.src, job.budget, used)
                 staging.keep_private(map(named, job.stamps.files), root_of(job.src))
-                whole, notes = begin(job, staging, arrangement, journal, facts, resume=resume)
+                whole, notes = begin(job, arrangement, journal, facts, resume=resume)
                 number = 0 if whole else staging.folder_number
                 shared.value = whole, notes, number, padding
         whole, notes, number, padding = shared.values[0]
@@ -136,7 +133,7 @@ def carry_out(
         if not whole:
             with team.together():
                 staging.await_folder(number)
-            parts, losses, sums = _move(job, proofs, staging, arrangement, journal, team, progress)
+            parts, losses, sums = _move(job, proofs, arrangement, journal, team, progress)
             changed = changed_tensors(losses, {t.name: t for t in job.wanted.targets})
             notes += summary(changed)
             with team.together():
@@ -186,26 +183,25 @@ def _check_equal(job: Job) -> None:
 def _move(
     job: Job,
     proofs: Sequence[Proven],
-    staging: Writer,
     arrangement: Arrangement,
-    journal: Journal | None,
+    journal: Journal,
     team: Crew,
     progress: Progress | None,
 ) -> tuple[list[Any], Losses, Sums]:
     """Every rank's share of the steps: the parts that all wrote, what numbers lost, the sums."""
     advance = counting(progress, job.plan.write_bytes)
     with team.together():
-        kept = journal.join(team.rank) if journal else NOTHING
+        kept = journal.join(team.rank)
         held = folder_of(job.src)
     advance(kept.nbytes)
     with held as folder:
         source = Source(job.src, format_named(job.src.format), folder)
         sizes = {x.name: x.size for x in job.src.logical.values()}
         tally = Tally(sizes if job.digests else {}, job.budget.stretch_bytes)
-        record = journal.record if journal else lambda _: None
-        run = Execution(source, arrangement, staging, job.budget, advance, record, tally)
+        staging = journal.staging
+        run = Execution(source, arrangement, staging, job.budget, advance, journal.record, tally)
         steps = cut_steps(proofs, arrangement, job.budget.window_bytes, kept.ranges)
-        with team.together() as shared, journal or nullcontext():
+        with team.together() as shared, journal:
             parts = run.run(share_of(steps, arrangement, team.rank, team.size))
             if team.rank != 0:
                 staging.sync()
@@ -217,7 +213,7 @@ def _move(
         return kept.stretches(arrangement) + fresh, losses, sums
 
 
-def _close(job: Job, staging: Writer, arrangement: Arrangement, parts: list[Any]) -> None:
+def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any]) -> None:
     with folder_of(job.src) as folder:
         source = Source(job.src, format_named(job.src.format), folder)
         run = Execution(source, arrangement, staging, job.budget)
@@ -241,7 +237,7 @@ def _close(job: Job, staging: Writer, arrangement: Arrangement, parts: list[Any]
 
 
 def _attest(
-    job: Job, staging: Writer, arrangement: Arrangement, sums: Sums, losses: Losses
+    job: Job, staging: Staging, arrangement: Arrangement, sums: Sums, losses: Losses
 ) -> None:
     """Write the digests of what was written, once they are what the source's promise."""
     with paused():

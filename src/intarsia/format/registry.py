@@ -26,7 +26,7 @@ from intarsia.format.megatron.frame import METADATA, TRACKER, tracked_folder
 from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest
 from intarsia.store.address import named
-from intarsia.store.base import PARTIAL
+from intarsia.store.beside import PARTIAL
 from intarsia.store.folder import Folder
 from intarsia.store.lookup import absolute, exists, given, is_file, is_folder, listed, stamp_of
 from intarsia.store.once import reading_headers

@@ -32,7 +32,7 @@ from intarsia.run.source import Source
 from intarsia.run.sums.checksum import join
 from intarsia.run.sums.hashing import Sum, add_to, merged
 from intarsia.run.sums.tally import Sums, Tally
-from intarsia.store.writer import Writer
+from intarsia.store.staging import Staging
 
 Progress = Callable[[int], None]
 
@@ -130,7 +130,7 @@ class Execution:
 
     source: Source
     arrangement: Arrangement
-    staging: Writer
+    staging: Staging
     budget: Budget
     progress: Progress = lambda count: None
     record: Callable[[Written], None] = lambda written: None

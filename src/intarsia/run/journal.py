@@ -10,14 +10,14 @@ covers.  A record is believed where the bytes read back have the checksums that 
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
+from itertools import chain, groupby
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -31,13 +31,12 @@ from intarsia.run.records import line_of, read_lines, to_line, written_in
 from intarsia.run.sharing import share_out
 from intarsia.run.sums.checksum import crc32
 from intarsia.store.folder import Folder
-from intarsia.store.local.staging import HEAD, Staging
-from intarsia.store.local.swap import sync_path
+from intarsia.store.log import Log, log_of
 from intarsia.store.lookup import exists, listed
 from intarsia.store.naming import naming
+from intarsia.store.staging import HEAD, Staging
 
 JOB = HEAD
-_OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 LEAST_SECONDS, REST = 0.25, 10
 """A mark follows the one before it after this time, and after so many times what that one took."""
 
@@ -68,8 +67,8 @@ class Journal:
 
     staging: Staging
     targets: Sequence[Target]
-    _path: Path | None = None
-    _fd: int | None = None
+    _path: PurePath | None = None
+    _log: Log | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _count: int = 0
     _due_at: float = 0.0
@@ -77,7 +76,7 @@ class Journal:
     _failure: BaseException | None = None
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> PurePath:
         return self.staging.journal
 
     def find(self) -> Found | None:
@@ -94,32 +93,27 @@ class Journal:
 
     def begin(self, facts: Facts, done: Done = NOTHING, generation: int = 0) -> None:
         """Say in one step whose journal this is, and which of the job's bytes are on disk."""
-        with naming(self.staging.folder):
-            folder = os.stat(self.staging.folder).st_ino
-        head = {"facts": dict(facts), "folder": folder, "generation": generation}
+        head = {
+            "facts": dict(facts),
+            "folder": self.staging.folder_number,
+            "generation": generation,
+        }
+        lines = [to_line(head), *(to_line(line_of(x, self._index)) for x in done.records)]
         with naming(self.folder, lasting=bool(done.records)):
-            self.folder.mkdir(exist_ok=True)
-            fresh = self.folder / f"{JOB}.new"
-            with fresh.open("wb") as file:
-                file.write(to_line(head))
-                file.writelines(to_line(line_of(record, self._index)) for record in done.records)
-                file.flush()
-                if done.records:
-                    os.fsync(file.fileno())
-            fresh.rename(self.folder / JOB)
-            if done.records:
-                sync_path(self.folder)
+            store = self.staging.store
+            store.put(self.folder / JOB, b"".join(lines), lasting=bool(done.records))
             for path in listed(self.folder):
                 if path.name != JOB:
-                    path.unlink()
+                    store.remove(path)
 
     def read(self, found: Found) -> tuple[Done, Done]:
         """The records that are on disk for sure, and those that may be."""
         lines = (line for line in read_lines(self.folder / JOB) if "facts" not in line)
         sure, _ = self._believed(lines)
         maybe: list[Written] = []
-        for path in listed(self.folder, f"{found.generation}-*"):
-            records, marked = self._believed(read_lines(path))
+        files = listed(self.folder, f"{found.generation}-*")
+        for _, log in groupby(files, lambda path: log_of(path.name)):
+            records, marked = self._believed(chain.from_iterable(map(read_lines, log)))
             sure += records[:marked]
             maybe += records[marked:]
         return Done(sure), Done(maybe)
@@ -166,7 +160,7 @@ class Journal:
         done, _ = self.read(found)
         self._path = path = self.folder / f"{found.generation}-{rank}"
         with naming(path):
-            self._fd = os.open(path, _OPEN, 0o644)
+            self._log = self.staging.store.log(path)
         self._due_at = time.monotonic() + LEAST_SECONDS
         return done
 
@@ -181,7 +175,7 @@ class Journal:
             due = time.monotonic() >= self._due_at and not self._marking
             self._marking = self._marking or due
         if due:
-            self.staging.files.aside(self._mark)
+            self.staging.transaction.aside(self._mark)
 
     def __enter__(self) -> Journal:
         return self
@@ -192,19 +186,20 @@ class Journal:
         A disk that fails may drop what the kernel still shows, so nothing here is believed then,
         of no process.
         """
-        self.staging.files.settle()
-        if self._path is None or self._fd is None:
+        self.staging.transaction.settle()
+        if self._path is None or self._log is None:
             return
-        fd, self._fd = self._fd, None
+        log, self._log = self._log, None
         try:
             with naming(self._path, lasting=True):
-                os.close(fd)
+                log.close()
         except StoreError as failure:
             self._failure = self._failure or failure
-        if any(map(self.staging.is_broken, (error, self._failure, self.staging.failure))):
+        lost = self.staging.transaction.failure
+        if any(map(self.staging.is_broken, (error, self._failure, lost))):
             for path in (self.folder / JOB, self._path):
-                with suppress(OSError):
-                    path.unlink(missing_ok=True)
+                with suppress(OSError, StoreError):
+                    self.staging.store.remove(path)
         if self._failure is not None and error is None:
             raise self._failure
 
@@ -214,14 +209,11 @@ class Journal:
         try:
             with self._lock:
                 count = self._count
-            self.staging.files.sync_data()
-            self.staging.sync_names()
-            sync_path(self.folder.parent)
+            self.staging.flush()
             with self._lock, naming(self.folder):
                 self._append(to_line({"synced": count}))
-                for path in listed(self.folder):
-                    sync_path(path)
-                sync_path(self.folder)
+                assert self._log is not None
+                self._log.sync()
                 now = time.monotonic()
                 self._marking, self._due_at = (
                     False,
@@ -237,10 +229,9 @@ class Journal:
         return lost and not exists(self.folder)
 
     def _append(self, line: bytes) -> None:
-        assert self._fd is not None, "nobody joined"
+        assert self._log is not None, "nobody joined"
         with naming(self.folder):
-            while line:
-                line = line[os.write(self._fd, line) :]
+            self._log.append(line)
 
     @cached_property
     def _index(self) -> dict[str, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from intarsia.mesh import Box
@@ -18,7 +18,8 @@ from intarsia.run.execute import Part, Written
 from intarsia.run.losses import Effect
 from intarsia.run.sums.checksum import crc32
 from intarsia.run.sums.hashing import Sum
-from intarsia.store.naming import naming
+from intarsia.store.folder import read_file
+from intarsia.store.lookup import is_file
 
 
 def to_line(value: Any) -> bytes:
@@ -27,14 +28,11 @@ def to_line(value: Any) -> bytes:
     return b"%08x %s\n" % (crc32(text), text)
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_lines(path: PurePath) -> Iterator[dict[str, Any]]:
     """The records of a file up to the first that is torn or damaged."""
-    with naming(path):
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return
-    for line in data.split(b"\n")[:-1]:
+    if not is_file(path):
+        return
+    for line in read_file(path).split(b"\n")[:-1]:
         if len(line) < 9 or line[:9] != b"%08x " % crc32(line[9:]):
             return
         try:

@@ -1,24 +1,27 @@
 """What a store is: a place that keeps files under names, to be read and to be written.
 
 Reading: `look` and `names` say what is there, a `Reader` brings bytes and the stamp of the file that
-they are of.  Writing: a `Transaction` shows all of its files at once, or none.  A store raises `OSError`
-where a call fails (`FileNotFoundError` where nothing is) and `EOFError` where a file is too short;
-whoever calls it names the file.
+they are of.  Writing: `put` keeps a small file in one step, and a `Transaction` shows all of its files at
+once, or none.  A store raises `OSError` where a call fails (`FileNotFoundError` where nothing is) and
+`EOFError` where a file is too short; whoever calls it names the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
+from intarsia.store.beside import JOURNAL, PARTIAL, beside
+from intarsia.store.log import Log, NumberedLog
 from intarsia.store.stamp import Stamp
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-PARTIAL = ".intarsia-partial"
-"""How the name of a folder ends that is not whole yet."""
+    from intarsia.store.contents import Contents
 
 Range = tuple[int, memoryview]
 """The byte of a file at which to begin, and the buffer to fill from there."""
@@ -38,86 +41,167 @@ class Entry(NamedTuple):
     number: tuple[int, int]
 
 
-class Reader(Protocol):
+class Reader(ABC):
     """The files below one folder, read by position from any thread."""
 
-    def hold(self) -> None:
-        """Make sure, where the store can, that no other folder is read that takes this one's place."""
-        ...
-
+    @abstractmethod
     def stamp(self, file: str) -> Stamp:
         """The stamp of a file now."""
-        ...
 
+    @abstractmethod
     def read(self, file: str, ranges: Sequence[Range]) -> Stamp:
         """Fill each buffer; the stamp, taken when all are full, of the file that was read."""
-        ...
 
-    def prefetch(self, file: str, start_bytes: int, length_bytes: int) -> None:
+    def hold(self) -> None:  # noqa: B027
+        """Make sure, where the store can, that no other folder is read that takes this one's place."""
+
+    def prefetch(self, file: str, start_bytes: int, length_bytes: int) -> None:  # noqa: B027
         """Say that these bytes are read soon; a store may do nothing about it."""
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Give back what reading took."""
-        ...
 
 
-class Transaction(Protocol):
+class Transaction(ABC):
     """Files on their way to a destination, which sees all of them at once, or none.
 
-    One writer at a time holds a destination: `claim` locks it, `commit` and `abandon` give it back.
+    One writer at a time has a destination: `claim` locks it.  Until the commit its files are in `folder`,
+    to be read back; `journal` is where their writer keeps what a later one is to know.
+    What follows the abstract methods is for stores that have more to say.
     """
 
-    @property
-    def destination(self) -> PurePath:
-        """Where the files appear."""
-        ...
+    failure: BaseException | None = None
+    """What was lost of what this process wrote, though it was written."""
+
+    def __init__(self, store: Store, destination: PurePath) -> None:
+        self.store = store
+        self.destination = destination
+        self.folder = beside(destination, PARTIAL)
+        self.journal = beside(destination, JOURNAL)
 
     @property
-    def folder(self) -> PurePath:
-        """Where they are until then, to be read back."""
-        ...
+    @abstractmethod
+    def held(self) -> bool:
+        """Whether this process has the lock."""
 
+    @abstractmethod
     def claim(self) -> None:
-        """Lock the destination, or raise where another writer has it."""
-        ...
+        """Lock the destination, or raise where another writer has it; the lock ends with the process."""
 
+    @abstractmethod
+    def release(self) -> None:
+        """Give the lock back."""
+
+    @abstractmethod
     def clear(self) -> None:
-        """Start again; without it, what an earlier writer kept is still in `folder`: that is to resume."""
-        ...
+        """Start again with an empty `folder`; without it, what an earlier writer left is still there."""
 
+    @abstractmethod
+    def number_of(self, path: PurePath) -> int | None:
+        """The number of `folder` or of the destination; None where nothing is.
+
+        `clear` gives the folder a number that nothing else has then, and a commit takes it to the destination.
+        """
+
+    @abstractmethod
     def create(self, file: str, size_bytes: int, *, keep: bool = False) -> None:
         """Make a file of a known length; with `keep`, what it holds already stays."""
-        ...
 
+    @abstractmethod
     def write(self, file: str, start_bytes: int, buffers: Sequence[Buffer]) -> None:
         """Write buffers one after another at a position of a file, from any thread."""
-        ...
 
-    def commit(self) -> list[str]:
-        """Show all files at the destination in one step; what is to be said of it."""
-        ...
+    @abstractmethod
+    def commit(self, old: Contents | None) -> None:
+        """Show all files at the destination in one step, in the place of `old`, and make them last."""
 
-    def abandon(self, *, keep: bool = False) -> bool:
-        """Stop and leave the destination as it was; whether what was written is kept for later."""
-        ...
+    def check_place(self) -> None:  # noqa: B027
+        """Refuse a place where no folder can be put."""
+
+    def check_replaceable(self) -> None:  # noqa: B027
+        """Refuse what is at the destination, where this user could not replace it."""
+
+    def check_unchanged(self, old: Contents | None) -> None:
+        """Refuse a destination that others changed since it was `old`."""
+        from intarsia.store.contents import check_unchanged  # it looks at stores
+
+        check_unchanged(self.destination, old)
+
+    def check_left(self) -> None:  # noqa: B027
+        """Refuse what an earlier writer left, where it is not what that can have written."""
+
+    def keep_private(self, files: Iterable[PurePath], folder: PurePath | None) -> None:  # noqa: B027
+        """Let only those read what is written who may read these files, and this folder."""
+
+    def check_room(self, need_bytes: int, *, resumed: bool = False) -> None:  # noqa: B027
+        """Raise where fewer bytes are free than are to be written; if `resumed`, beside those in `folder`."""
+
+    def create_like(self, file: str, size_bytes: int, source: PurePath) -> None:
+        """Make a file of a known length, for those who may read `source`."""
+        self.create(file, size_bytes)
+
+    def flush(self, *, created: bool = False) -> None:  # noqa: B027
+        """Make last what was written so far, and what was `created`."""
+
+    def aside(self, work: Callable[[], object]) -> None:
+        """Have something done that waits for the store, on a thread of its own where there is one."""
+        work()
+
+    def settle(self) -> None:  # noqa: B027
+        """Wait for what is being done aside."""
+
+    def sync(self) -> None:  # noqa: B027
+        """Make last all that this process wrote; it writes no more before the commit."""
+
+    def close(self) -> None:  # noqa: B027
+        """Give back what writing took; what was written stays as it is."""
+
+    def settle_down(self) -> None:  # noqa: B027
+        """Make a commit last that an earlier process may have made."""
+
+    def clear_up(self, old: Contents | None) -> None:
+        """Remove what is left in `folder`; after a commit that may be the `old`, and nothing else."""
+        self.store.remove(self.folder)
+
+    def is_part(self, path: PurePath) -> bool:
+        """Whether a path is one of those that are written here."""
+        mine = (self.folder, self.journal, self.destination)
+        return any(path.is_relative_to(each) for each in mine)
 
 
-class Store(Protocol):
-    """A place that keeps files under names."""
+class Store(ABC):
+    """A place that keeps files under names; one that is only read has no more than its abstract methods."""
 
+    shared: ClassVar[bool] = False
+    """Whether all processes of a job find the same files here, so that they may write one destination."""
+
+    @abstractmethod
     def look(self, path: PurePath) -> Entry | None:
         """What lies under a name; None where nothing does."""
-        ...
 
+    @abstractmethod
     def names(self, folder: PurePath) -> list[str]:
         """The names of what lies in a folder."""
-        ...
 
+    @abstractmethod
     def reader(self, folder: PurePath) -> Reader:
         """What reads the files below a folder."""
-        ...
 
-    def transaction(self, destination: PurePath, *, overwrite: bool = False) -> Transaction:
-        """What writes a destination; one that exists may be replaced with `overwrite`."""
-        ...
+    def transaction(self, destination: PurePath) -> Transaction:
+        """What writes a destination."""
+        raise OSError(errno.EROFS, "this store is only read")
+
+    def put(self, path: PurePath, data: bytes, *, lasting: bool = True) -> None:
+        """Keep a small file in one step: whoever reads finds the old one or this one.
+
+        Unless it is `lasting` a power cut may lose it.
+        """
+        raise OSError(errno.EROFS, "this store is only read")
+
+    def remove(self, path: PurePath) -> None:
+        """Remove a file, or a folder with all that is in it, if there is one."""
+        raise OSError(errno.EROFS, "this store is only read")
+
+    def log(self, path: PurePath) -> Log:
+        """What adds lines to a file."""
+        return NumberedLog(self, path)

@@ -76,3 +76,11 @@ def changed_meanwhile(destination: PurePath, changes: list[str]) -> UsageError:
         " it was left as it is",
         hint="move it away, and run again with --resume",
     )
+
+
+def check_unchanged(destination: PurePath, old: Contents | None) -> None:
+    """Raise where a destination is not what it was when it was looked at; None: nothing was there."""
+    now = Contents.of(destination) if exists(destination) else None
+    if now != old:
+        nothing = Contents({}, frozenset())
+        raise changed_meanwhile(destination, (old or nothing).changes(now or nothing))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import intarsia
-from intarsia.store.local.staging import Staging
+from intarsia.store.staging import Staging
 from tests.checkpoints import llama_config
 
 CONFIG = llama_config()
@@ -34,8 +34,8 @@ def die_half_way(src: Path, out: Path, at: int = 20, **options: object) -> int:
             written[1] += sum(map(len, buffers))
 
         def vanish(self: Staging, *, keep: bool = False) -> None:
-            assert self.lock.fd is not None
-            os.close(self.lock.fd)
+            assert self.transaction.lock.fd is not None
+            os.close(self.transaction.lock.fd)
 
         patch.setattr(Staging, "write", write)
         patch.setattr(Staging, "abandon", vanish)

@@ -12,7 +12,7 @@ import pytest
 import intarsia
 from intarsia.errors import FormatError, StoreError, UsageError
 from intarsia.run.budget import Budget
-from intarsia.store.local.staging import Staging
+from intarsia.store.staging import Staging
 from tests.checkpoints import (
     assert_same,
     files_of,
@@ -188,8 +188,8 @@ def test_a_run_killed_after_its_commit_is_done(src, tmp_path, whole, monkeypatch
         raise Death
 
     def vanish(self: Staging, *, keep: bool = False) -> None:
-        assert self.lock.fd is not None
-        os.close(self.lock.fd)
+        assert self.transaction.lock.fd is not None
+        os.close(self.transaction.lock.fd)
 
     with monkeypatch.context() as patch:
         patch.setattr(Staging, "clear_up", dies)

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from intarsia.store.local import staging, swap
+from intarsia.store.local import swap, transaction
 from tests.faults.failing_process import prepare
 
 CALLS = (
@@ -179,7 +179,7 @@ def _get_into(trouble: Trouble) -> _Made:
     if trouble.limit_bytes is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (trouble.limit_bytes, hard))
-        staging.shutil.disk_usage = lambda _: _Plenty  # type: ignore[assignment,attr-defined]
+        transaction.shutil.disk_usage = lambda _: _Plenty  # type: ignore[assignment,attr-defined]
     return made
 
 

@@ -15,7 +15,7 @@ import pytest
 from intarsia.errors import LimitError
 from intarsia.store.folder import Folder
 from intarsia.store.local.descriptors import Descriptors
-from intarsia.store.local.staging import Staging
+from intarsia.store.staging import Staging
 
 
 def count() -> int:

@@ -15,7 +15,7 @@ import pytest
 
 from intarsia.errors import IntarsiaError, StoreError, UsageError
 from intarsia.store.local.lock import Lock
-from intarsia.store.local.staging import Staging
+from intarsia.store.staging import Staging
 from tests.checkpoints import environment, files_of, leftovers
 
 
@@ -129,7 +129,7 @@ def take_up(staging: Staging) -> None:
     """Claim a destination as a run does that goes on with what an earlier one left."""
     try:
         staging.claim()
-        staging.check_links()
+        staging.transaction.check_left()
     finally:
         staging.abandon(keep=True)
 
@@ -201,7 +201,7 @@ def test_a_symbolic_link_in_place_of_the_partial_folder_is_refused(tmp_path: Pat
 
 HOLDER = """
 import sys, time
-from intarsia.store.local.staging import Staging
+from intarsia.store.staging import Staging
 staging = Staging(sys.argv[1])
 staging.begin()
 staging.write_small("half", b"written")
@@ -298,7 +298,7 @@ def test_an_overwrite_that_cannot_be_finished_keeps_the_old(tmp_path: Path, monk
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("intarsia.store.local.staging.put_in_place", broken)
+    monkeypatch.setattr("intarsia.store.local.transaction.put_in_place", broken)
     with pytest.raises(StoreError):
         staging.commit()
     staging.abandon()
@@ -448,6 +448,6 @@ def test_more_files_than_may_be_open_are_each_on_disk_before_they_are_marked(
     monkeypatch.setattr(os, "fdatasync", noted(honest_data))
     staging = Staging(tmp_path / "out")
     many_files(staging, 50)
-    staging.files.sync_data()
+    staging.flush()
     assert synced >= {f"f{k}" for k in range(50)}
     staging.abandon()

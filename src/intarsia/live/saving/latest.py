@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import re
-from contextlib import suppress
-from pathlib import Path
+from pathlib import PurePath
 
-from intarsia.errors import FormatError, IntarsiaError, StoreError
+from intarsia.errors import FormatError, IntarsiaError
 from intarsia.format.folder.run_folder import LATEST, named_latest
-from intarsia.store.local.swap import sync_path
 from intarsia.store.lookup import exists, is_file
 from intarsia.store.naming import naming
+from intarsia.store.registry import store_of
 
 _STEP = re.compile(r"\d+$")
 
 
-def numbered(path: Path) -> bool:
+def numbered(path: PurePath) -> bool:
     """Whether a checkpoint's name ends in its step, so that it is one of several.
 
-    >>> numbered(Path("runs/step-500")), numbered(Path("runs/final"))
+    >>> numbered(PurePath("runs/step-500")), numbered(PurePath("runs/final"))
     (True, False)
     """
     return _STEP.search(path.name) is not None
 
 
-def name_last(path: Path, latest: bool | None) -> None:
+def name_last(path: PurePath, latest: bool | None) -> None:
     """Make a checkpoint that is in its place the last of its folder, if that is asked or it continues a series.
 
     Whatever fails here takes nothing from the checkpoint, and the error says so.
@@ -40,7 +38,7 @@ def name_last(path: Path, latest: bool | None) -> None:
         raise
 
 
-def _continues(path: Path) -> bool:
+def _continues(path: PurePath) -> bool:
     """Whether a checkpoint is the next of the series that `latest` names, or the first of one.
 
     A series goes by the text before the number: `ema-4` does not continue `step-4`.
@@ -51,23 +49,12 @@ def _continues(path: Path) -> bool:
     return not named or _STEP.sub("", named) == _STEP.sub("", path.name)
 
 
-def _point(path: Path) -> None:
+def _point(path: PurePath) -> None:
     """Let `latest` name a checkpoint; a reader finds the old name or the new one."""
     file = path.parent / LATEST
-    fresh = file.with_name(f".{LATEST}.{os.getpid()}")
     if exists(file) and not is_file(file):
         raise FormatError(
             f"{file} is not a file, so the name of the last checkpoint cannot be written into it"
         )
-    try:
-        with naming(file, lasting=True):
-            with open(fresh, "w") as out:
-                out.write(path.name + "\n")
-                out.flush()
-                os.fsync(out.fileno())
-            os.replace(fresh, file)
-        sync_path(path.parent)
-    except StoreError:
-        with suppress(OSError):
-            fresh.unlink()
-        raise
+    with naming(file, lasting=True):
+        store_of(file).put(file, f"{path.name}\n".encode())

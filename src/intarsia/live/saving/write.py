@@ -35,7 +35,7 @@ from intarsia.run.sharing import share_out
 from intarsia.run.sums.checksum import crc32
 from intarsia.run.sums.hashing import merged
 from intarsia.store.address import named
-from intarsia.store.local.staging import Staging
+from intarsia.store.staging import Staging
 
 
 def write(
@@ -51,7 +51,11 @@ def write(
     """Write a snapshot with the other ranks; the checkpoint appears when it is whole, or not at all."""
     started = time.perf_counter()
     staging = Staging(
-        named(path), overwrite=overwrite, judge=check_replaceable, option="overwrite=True"
+        named(path),
+        overwrite=overwrite,
+        judge=check_replaceable,
+        option="overwrite=True",
+        alone=team.size == 1,
     )
     with team.together() as told:
         if team.rank == 0:

@@ -10,26 +10,12 @@ from pathlib import Path, PurePath
 
 from intarsia.errors import UsageError
 from intarsia.store.address import Address
-from intarsia.store.contents import OVERWRITE, refuse_existing
-from intarsia.store.lookup import everything_in, exists, is_link, real
+from intarsia.store.lookup import everything_in, is_link, real
 from intarsia.store.naming import unreadable
 
 EVERYONE = 0o077
 """The group and all others, as bits of a mode."""
 _MOUNTS = Path("/proc/self/mountinfo")
-
-
-def check_destination(
-    destination: Path, overwrite: bool, *, resume: bool = False, option: str = OVERWRITE
-) -> None:
-    """Refuse a destination that is in use, unless it may be replaced.
-
-    `resume`: it was to be continued, and nothing is there to continue.  `option` replaces it.
-    """
-    if not overwrite:
-        refuse_existing(destination, resume=resume, option=option)
-    if exists(destination):
-        _check_owners(destination)
 
 
 def check_place(destination: Path, traces: Iterable[Path]) -> None:
@@ -82,7 +68,7 @@ def _unescaped(text: bytes) -> bytes:
     return text
 
 
-def _check_owners(destination: Path) -> None:
+def check_owners(destination: Path) -> None:
     """Refuse what this user may not replace or could not remove afterwards."""
     me = os.geteuid()
     if me == 0:

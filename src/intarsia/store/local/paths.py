@@ -8,7 +8,6 @@ import stat
 from pathlib import Path, PurePath
 
 from intarsia.errors import UsageError
-from intarsia.store.address import Address
 from intarsia.store.base import Entry, Kind
 from intarsia.store.naming import unreadable
 from intarsia.store.stamp import Stamp
@@ -53,11 +52,6 @@ def expanded(path: PurePath) -> Path:
 
 def absolute_path(path: PurePath) -> Path:
     """A path from the root on; links stay."""
-    if isinstance(path, Address):
-        raise UsageError(
-            f"{path} is not a local folder, and live models can be saved only to local folders",
-            hint="save to a local folder, and convert that to the URL",
-        )
     return Path(os.path.abspath(path))
 
 

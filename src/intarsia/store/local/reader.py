@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import PurePath
 
 from intarsia.errors import ChangedError, FormatError
-from intarsia.store.base import Range
+from intarsia.store.base import Range, Reader
 from intarsia.store.local.descriptors import Descriptors
 from intarsia.store.local.vectors import VECTORS, drop_first
 from intarsia.store.stamp import Stamp
@@ -26,7 +26,7 @@ ROOT = "."
 """The name of the folder itself among its open files."""
 
 
-class LocalReader:
+class LocalReader(Reader):
     """The files below a local folder.
 
     The folder is held open, so that one which takes its place is not read instead.

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
-from pathlib import PurePath
+from contextlib import suppress
+from pathlib import Path, PurePath
+from typing import ClassVar
 
-from intarsia.store.base import Entry
+from intarsia.store.base import Entry, Store
+from intarsia.store.local.log import LocalLog
 from intarsia.store.local.paths import entry_at
 from intarsia.store.local.reader import LocalReader
-from intarsia.store.local.staging import Staging
+from intarsia.store.local.swap import remove, sync_path
+from intarsia.store.local.transaction import LocalTransaction
 
 
-class LocalStore:
+class LocalStore(Store):
     """The files of this machine, under their paths."""
+
+    shared: ClassVar[bool] = True
 
     def look(self, path: PurePath) -> Entry | None:
         return entry_at(path)
@@ -23,5 +29,30 @@ class LocalStore:
     def reader(self, folder: PurePath) -> LocalReader:
         return LocalReader(folder)
 
-    def transaction(self, destination: PurePath, *, overwrite: bool = False) -> Staging:
-        return Staging(destination, overwrite=overwrite)
+    def transaction(self, destination: PurePath) -> LocalTransaction:
+        return LocalTransaction(self, destination)
+
+    def put(self, path: PurePath, data: bytes, *, lasting: bool = True) -> None:
+        whole = Path(path)
+        whole.parent.mkdir(parents=True, exist_ok=True)
+        fresh = whole.with_name(f".{path.name}.{os.getpid()}")
+        fresh.unlink(missing_ok=True)  # another's, or a link
+        try:
+            with open(fresh, "xb") as file:
+                file.write(data)
+                file.flush()
+                if lasting:
+                    os.fsync(file.fileno())
+            fresh.rename(whole)
+        except BaseException:
+            with suppress(OSError):
+                fresh.unlink()
+            raise
+        if lasting:
+            sync_path(whole.parent)
+
+    def remove(self, path: PurePath) -> None:
+        remove(Path(path))
+
+    def log(self, path: PurePath) -> LocalLog:
+        return LocalLog(Path(path))

@@ -43,14 +43,13 @@ class WrittenFiles:
     def create(self, file: str, size_bytes: int, mode: int, *, keep: bool = False) -> None:
         """Make a file of a known length; what it holds already may be kept."""
         path = self.folder / file
-        with naming(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(path, _OPEN | os.O_CREAT | (0 if keep else os.O_TRUNC), mode)
-            self._created[file] = None
-            try:
-                os.truncate(fd, size_bytes)
-            finally:
-                os.close(fd)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, _OPEN | os.O_CREAT | (0 if keep else os.O_TRUNC), mode)
+        self._created[file] = None
+        try:
+            os.truncate(fd, size_bytes)
+        finally:
+            os.close(fd)
 
     def write(self, file: str, start_bytes: int, buffers: Sequence[Buffer]) -> None:
         """Write buffers one after another at a position of a file.
@@ -58,7 +57,7 @@ class WrittenFiles:
         One thread at a time writes a file: the kernel admits no more, and those that wait there
         spin instead of reading.
         """
-        with self._writing[file], naming(self.folder / file), self._files.use(file) as fd:
+        with self._writing[file], self._files.use(file) as fd:
             count = write_all(fd, start_bytes, buffers)
             self._unsynced[file] = None  # a sync that began before does not cover it
         if len(self._unsynced) >= self._files.most // 2 and self._syncing.acquire(blocking=False):
