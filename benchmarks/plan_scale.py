@@ -115,14 +115,15 @@ def write_sparse(folder: Path, layers: int = LAYERS["70k"]) -> None:
 
 def plan_rank(src: Manifest, targets: Sequence[Target], mesh: Mesh, rank: int) -> int:
     """The bytes that one rank reads, its share alone looked at and every element proven."""
-    read = 0
+    read, prover = 0, prover_of(src)
     costs: dict[Any, int] = {}
     for target in targets:
-        box = mesh.box(target.shape, target.rule, rank)
+        box = mesh.box(target.layout.shape, target.rule, rank)
         if box is None or not box.size:
             continue
-        copies = prover_of(src).prove(target).copies(box)
-        key = tuple((c.piece.at, c.piece.loops, c.stored.dtype) for c in copies)
+        proven = prover.prove(target)
+        copies = proven.copies(box)
+        key = (proven.template, box, *(s.dtype.name for s in proven.sources))
         if key not in costs:
             costs[key] = read_cost(copies)[1]
         read += costs[key]

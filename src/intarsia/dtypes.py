@@ -29,6 +29,9 @@ class DType:
     def __str__(self) -> str:
         return self.name
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
 
 _ALL = (
     DType("BOOL", "bool", 1, False),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import gcd, lcm, prod
 
 from intarsia.errors import UsageError
@@ -135,7 +135,7 @@ def share(n: int, parts: int, index: int) -> tuple[int, int]:
     return lo, min(lo + step, n) - lo
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mesh:
     """How many ranks each kind of parallelism has."""
 
@@ -180,6 +180,13 @@ class Mesh:
             raise UsageError(f"the mesh {mesh} has {mesh.size:,} ranks, at most {MAX_RANKS:,}")
         return mesh
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # asked for with every tensor that is cut
+        return hash(tuple([getattr(self, f.name) for f in fields(self)]))
+
     @property
     def dense(self) -> int:
         """Ranks of one pipeline stage that the dense axes need."""
@@ -194,7 +201,7 @@ class Mesh:
     def size(self) -> int:
         return self.lanes * self.pp
 
-    @property
+    @cached_property
     def expert_fsdp(self) -> int:
         """How many FSDP shards an expert has once EP has placed it."""
         left = self.lanes // (self.etp * self.ep)

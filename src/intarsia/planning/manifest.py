@@ -148,11 +148,15 @@ class Manifest:
     @cached_property
     def sources(self) -> Mapping[str, tuple[Stored, ...]]:
         """For each logical tensor, the stored tensors that hold elements of it."""
-        found: dict[str, list[Stored]] = {}
+        found: dict[str, tuple[Stored, ...]] = {}
+        several: dict[str, list[Stored]] = {}
         for stored in self.stored.values():
             for name in stored.layout.tensors:
-                found.setdefault(name, []).append(stored)
-        return {name: tuple(held) for name, held in found.items()}
+                if name in found:
+                    several.setdefault(name, [*found[name]]).append(stored)
+                else:
+                    found[name] = (stored,)
+        return found | {name: tuple(held) for name, held in several.items()}
 
     def files_of(self, names: Iterable[str]) -> list[str]:
         """The files that hold any of these logical tensors."""

@@ -144,7 +144,9 @@ class Prover:
     def _is_plain(self, target: Target, sources: tuple[Stored, ...]) -> bool:
         """Whether a target is one whole stored tensor that is a whole logical one, as most are."""
         layout, boxes = target.layout, target.boxes
-        if len(sources) != 1 or len(layout.pieces) != 1 or sources[0].layout != layout:
+        if len(sources) != 1 or len(layout.pieces) != 1:
+            return False
+        if sources[0].layout is not layout and sources[0].layout != layout:
             return False
         name = layout.pieces[0].tensor
         if name not in self.src.logical or self.links.tensor_faults(name):

@@ -54,8 +54,11 @@ class Templates:
 
     def of(self, layout: Layout, sources: tuple[Stored, ...]) -> Template:
         """The template of a tensor with `layout`, the same object for all that differ by name alone."""
-        cuts = (id(self.boxes_of(s)) for s in sources)
-        key = (pattern(layout, sources, self.held_of), *cuts)
+        if len(sources) == 1 and sources[0].layout is layout and len(sources[0].chunks) == 1:
+            key: Hashable = layout.shape, sources[0].chunks[0].box
+        else:
+            cuts = (id(self.boxes_of(s)) for s in sources)
+            key = (pattern(layout, sources, self.held_of), *cuts)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = Template(self._kept, self.held_of)
