@@ -65,6 +65,11 @@ def under_a_fixed_part(arranged: Arrangement) -> Arrangement:
     return replace(arranged, fixed=[*arranged.fixed, (slot.file, slot.start_bytes + 1, b"0")])
 
 
+def gap_over_another(arranged: Arrangement) -> Arrangement:
+    slot = arranged.slots[NAME][0]
+    return moved(arranged, gap_bytes=slot.start_bytes + 1)
+
+
 def under_a_closing_file(arranged: Arrangement) -> Arrangement:
     return replace(arranged, closing={"rank_0.npy": b"", **arranged.closing})
 
@@ -87,6 +92,7 @@ def src(tmp_path: Path) -> Path:
     ("mistake", "said"),
     [
         (onto_another, f"are those of {OTHER} and of {NAME}"),
+        (gap_over_another, "bytes "),
         (half, f"`{NAME}`: .* elements are in none of"),
         (twice, f"`{NAME}`: parts .* overlap"),
         (nowhere, f"`{NAME}` has no place"),

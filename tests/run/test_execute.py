@@ -77,7 +77,7 @@ def test_windows_cut_casts_and_transposed_chunks_alike(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize(
-    ("owner", "method"), [(Folder, "read_into"), (Staging, "write")], ids=["read", "write"]
+    ("owner", "method"), [(Folder, "read_each"), (Staging, "write")], ids=["read", "write"]
 )
 def test_one_failing_call_fails_the_whole_and_commits_nothing(
     source: Path, tmp_path: Path, monkeypatch, owner, method: str, workers: int

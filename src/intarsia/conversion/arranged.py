@@ -58,13 +58,15 @@ def _faults(targets: Sequence[Target], arranged: Arrangement) -> Iterator[str]:
 
 
 def _span(slot: Slot, target: Target) -> _Span | None:
-    """The bytes of a slot, with what is wrapped around its elements."""
+    """The bytes of a slot, with what is wrapped around its elements and the gap before that."""
     start, end = slot.start_bytes, slot.start_bytes + slot.box.size * target.dtype.itemsize
     if slot.wrapping is None:
-        return start, end, target.name
+        return start - slot.gap_bytes, end, target.name
     first = start - slot.wrapping.start_bytes
     last = first + slot.wrapping.length_bytes
-    return (first, last, target.name) if first <= start and end <= last else None
+    if not first <= start <= end <= last:
+        return None
+    return first - slot.gap_bytes, last, target.name
 
 
 def _in_file(file: str, spans: list[_Span], size_bytes: int | None) -> Iterator[str]:

@@ -81,12 +81,16 @@ class Wrapping(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where the elements of one box of a target go."""
+    """Where the elements of one box of a target go.
+
+    `gap_bytes` before them and what is wrapped around them are zeros, and nothing else lies there.
+    """
 
     box: Box
     file: str
     start_bytes: int
     wrapping: Wrapping | None = None
+    gap_bytes: int = 0
 
 
 @dataclass(frozen=True)

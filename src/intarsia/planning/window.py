@@ -87,6 +87,21 @@ def _range(fixed: Shape, shape: Shape, start: int, end: int) -> Iterator[Box]:
     yield from _range((*fixed, last), shape, 0, end - last * row)
 
 
+def is_stretch(inner: Box, outer: Box) -> bool:
+    """Whether `inner` is consecutive elements of the row-major buffer of `outer`, which contains it.
+
+    >>> whole = Box((0, 0), (4, 6))
+    >>> is_stretch(Box((1, 0), (2, 6)), whole), is_stretch(Box((1, 0), (2, 3)), whole)
+    (True, False)
+    """
+    cut = False
+    for n, whole in zip(reversed(inner.shape), reversed(outer.shape), strict=True):
+        if cut and n != 1:
+            return False
+        cut = cut or n != whole
+    return True
+
+
 def flat_start(inner: Box, outer: Box) -> int:
     """The first element of `inner` in the row-major buffer of `outer`, which contains it."""
     start = 0

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from intarsia.format.base import Arrangement
 from intarsia.mesh import Box
 from intarsia.planning.window import flat_start
-from intarsia.run.execute import Part, Ranges, Written
+from intarsia.run.execute import Ranges, Written
+from intarsia.run.filled import Part
 from intarsia.run.losses import Losses
 from intarsia.run.sums.hashing import merged
 from intarsia.run.sums.tally import Sums

@@ -21,8 +21,9 @@ from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
 from intarsia.planning.proof import Proven
 from intarsia.planning.together import Group, partners, windows_together
-from intarsia.planning.window import flat_start, windows_beside
+from intarsia.planning.window import windows_beside
 from intarsia.run.budget import Budget
+from intarsia.run.filled import Filled, Held, Part, cut_boxes
 from intarsia.run.gather import Fill, gather
 from intarsia.run.losses import Losses
 from intarsia.run.room import Bytes, Room
@@ -31,21 +32,11 @@ from intarsia.run.slots import TargetSlots
 from intarsia.run.source import Source
 from intarsia.run.sums.checksum import join
 from intarsia.run.sums.hashing import Sum, add_to, merged
-from intarsia.run.sums.tally import Sums, Tally
+from intarsia.run.sums.neighbours import Neighbours
+from intarsia.run.sums.tally import Sums, Tallied, Tally
 from intarsia.store.staging import Staging
 
 Progress = Callable[[int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A stretch of a slot that one step writes; its checksum joins those of the slot's other parts."""
-
-    target: str
-    slot: int
-    start_bytes: int
-    length_bytes: int
-    crc: int
 
 
 Step = tuple[tuple[Proven, Box], ...]
@@ -66,26 +57,6 @@ class Written:
     @property
     def nbytes(self) -> int:
         return sum(box.size * target.dtype.itemsize for target, box in self.windows)
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A box of a slot of a target, in memory on its way to a file."""
-
-    target: Target
-    number: int
-    slot: Slot
-    box: Box
-    buffer: Bytes
-
-    @property
-    def is_stretch(self) -> bool:
-        """Whether this is a part only of a slot whose wrapping needs all of it."""
-        return self.slot.wrapping is not None and self.box.size != self.slot.box.size
-
-    def part(self, crc: int) -> Part:
-        start = flat_start(self.box, self.slot.box) * self.target.dtype.itemsize
-        return Part(self.target.name, self.number, start, len(self.buffer), crc)
 
 
 def cut_steps(
@@ -109,7 +80,7 @@ def cut_steps(
     return [tuple(chain(*step)) for step in in_steps(windows, window_bytes, _nbytes)]
 
 
-def _nbytes(step: Step) -> int:
+def _nbytes(step: Iterable[tuple[Proven, Box]]) -> int:
     return sum(box.size * proven.target.dtype.itemsize for proven, box in step)
 
 
@@ -138,6 +109,7 @@ class Execution:
     sums: Sums = field(default_factory=dict)
     _counting: threading.Lock = field(default_factory=threading.Lock)
     _room: Room = field(default_factory=Room)
+    _boxes: Room = field(default_factory=Room)
 
     @cached_property
     def _slots(self) -> Mapping[str, TargetSlots]:
@@ -159,14 +131,13 @@ class Execution:
     def step(self, step: Step) -> list[Part]:
         """Fill the windows of one step and write them; the parts whose slots await other steps."""
         source = replace(self.source, losses=Counter())
-        filled = self._fill(step, source)
-        tallied = [
-            self.tally.of(proven.target, window, [(held.box, held.buffer) for held in pieces])
-            for (proven, window), pieces in zip(step, filled, strict=True)
+        filled, tallied = self._fill(step, source)
+        held = [each for x in filled for each in x.held]
+        parts = [
+            each.part(crc)
+            for each, crc in zip(held, chain(*(t.crcs for t in tallied)), strict=True)
         ]
-        crcs = (crc for one in tallied for crc in one.crcs)
-        parts = [held.part(crc) for held, crc in zip(chain(*filled), crcs, strict=True)]
-        self._write(zip(chain(*filled), parts, strict=True))
+        self._write(zip(held, parts, strict=True))
         sums = merged(one.sums for one in tallied)
         windows = tuple((proven.target, box) for proven, box in step)
         written = Written(windows, tuple(parts), source.losses, sums)
@@ -175,25 +146,32 @@ class Execution:
             self.source.losses.update(source.losses)
             add_to(self.sums, sums)
             self.progress(written.nbytes)
-        return [part for held, part in zip(chain(*filled), parts, strict=True) if held.is_stretch]
+        return [part for each, part in zip(held, parts, strict=True) if each.is_stretch]
 
-    def _fill(self, step: Step, source: Source) -> list[list[Held]]:
-        """For each window of a step, what it holds of slots, in this thread's memory."""
-        memory = self._room.take(_nbytes(step))
+    def _fill(self, step: Step, source: Source) -> tuple[list[Filled], list[Tallied]]:
+        """The windows of a step, in this thread's memory, and their sums."""
+        runs = [self.tally.run_of(proven.target, window) for proven, window in step]
+        together = Neighbours([run for run in runs if run is not None])
+        at = together.nbytes
+        alone = [each for each, run in zip(step, runs, strict=True) if run is None]
+        memory = self._room.take(at + _nbytes(alone))
+        views = iter(together.views(memory[:at]))
+        wholes: list[Bytes] = []
         fills: list[Fill] = []
-        filled: list[list[Held]] = []
-        at = 0
-        for proven, window in step:
-            target = proven.target
-            filled.append([])
-            for k, slot, box in self._slots[target.name].in_window(window):
-                length = box.size * target.dtype.itemsize
-                buffer = memory[at : at + length]
-                fills += source.fill_box(proven, box, buffer)
-                filled[-1].append(Held(target, k, slot, box, buffer))
-                at += length
+        for (proven, window), run in zip(step, runs, strict=True):
+            if run is None:
+                wholes.append(memory[at : at + window.size * proven.target.dtype.itemsize])
+                at += len(wholes[-1])
+            else:
+                wholes.append(next(views))
+            fills += source.fill_box(proven, window, wholes[-1])
         gather(source.folder, fills)
-        return filled
+        room, filled = self._boxes.take(_nbytes(step)), list[Filled]()
+        for (proven, window), run, whole in zip(step, runs, wholes, strict=True):
+            slots = self._slots[proven.target.name].in_window(window)
+            filled.append(cut_boxes(proven.target, window, whole, run, slots, room[: len(whole)]))
+            room = room[len(whole) :]
+        return filled, self.tally.of_each(filled, together, memory[: together.nbytes])
 
     def _write(self, pieces: Iterable[tuple[Held, Part]]) -> None:
         """Write what is held of slots; a slot that is held as a whole goes with its wrapping."""
@@ -205,6 +183,9 @@ class Execution:
             if slot.wrapping is not None and not held.is_stretch:
                 out = [slot.wrapping.head(part.crc), held.buffer, slot.wrapping.tail(part.crc)]
                 at = slot.start_bytes - slot.wrapping.start_bytes
+            if slot.gap_bytes and not part.start_bytes and not held.is_stretch:
+                out.insert(0, bytes(slot.gap_bytes))
+                at -= slot.gap_bytes
             writes.setdefault(slot.file, []).append((at, out))
         for file, blocks in writes.items():
             for at, buffers in adjoin(blocks):

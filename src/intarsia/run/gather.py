@@ -16,7 +16,7 @@ from intarsia.layout import Piece
 from intarsia.planning.coalesce import Runs, grid, merge, runs_of
 from intarsia.run.losses import Watch
 from intarsia.run.room import Bytes, Room
-from intarsia.store.base import Range
+from intarsia.store.base import NEAR_BYTES, Range
 from intarsia.store.folder import Folder
 from intarsia.value import Change, Window
 from intarsia.value.bits import bits_dtype
@@ -101,22 +101,23 @@ def _gather_file(folder: Folder, file: str, fills: Sequence[Fill]) -> int:
 
 
 def _straight(fills: Sequence[Fill]) -> list[Range] | None:
-    """The reads of copies that are each one long run of file and buffer; None where that is not all.
+    """The reads of copies that are each one run of file and buffer, in few long stretches of the file;
+    None where that is not all.
 
-    Most windows of most checkpoints are that: nothing is to be merged or sorted for them.
+    Most windows of most checkpoints are that: nothing is to be merged or moved for them.
     """
     found: list[Range] = []
-    end = 0
+    end = stretches = 0
     for fill in sorted(fills, key=_start) if len(fills) > 1 else fills:
         start, length = _start(fill), fill.piece.run * fill.itemsize
         if not length or not fill.change.is_none or start < end:
             return None
-        if length < DIRECT_BYTES and len(fills) > 1:
-            return None
         to = fill.piece.to * fill.itemsize
         found.append((start, fill.buffer.data[to : to + length]))
+        stretches += start - end > NEAR_BYTES or not end
         end = start + length
-    return found
+    read_bytes = sum([len(view) for _, view in found])
+    return found if stretches == 1 or read_bytes >= stretches * DIRECT_BYTES else None
 
 
 def _start(fill: Fill) -> int:

@@ -14,7 +14,8 @@ from typing import Any
 
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
-from intarsia.run.execute import Part, Written
+from intarsia.run.execute import Written
+from intarsia.run.filled import Part
 from intarsia.run.losses import Effect
 from intarsia.run.sums.checksum import crc32
 from intarsia.run.sums.hashing import Sum

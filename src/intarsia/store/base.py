@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Range = tuple[int, memoryview]
 """The byte of a file at which to begin, and the buffer to fill from there."""
 
+NEAR_BYTES = 4 << 10
+"""Ranges with at most so many bytes between them are best read as one."""
 
 Kind = Literal["file", "folder", "link", "other"]
 

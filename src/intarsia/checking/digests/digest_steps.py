@@ -17,6 +17,7 @@ from intarsia.planning.window import flat_start, slabs_of, windows
 from intarsia.run.budget import Budget
 from intarsia.run.room import Bytes, Room
 from intarsia.run.sharing import in_steps
+from intarsia.run.sums.checksum import remainder
 from intarsia.run.sums.hashing import LONG_BYTES, Reader, Sum, merged, sum_layout, sum_run
 from intarsia.run.sums.neighbours import Neighbours, Run
 
@@ -119,7 +120,7 @@ def _sum_runs(
     views = together.views(memory)
     ranges = [(start, view.data) for (start, _, _), view in zip(runs, views, strict=True)]
     checkpoint.read_each([part.proven for _, _, part in runs], runs[0][2].chunk.file, ranges)
-    sums = together.sums(memory, views)
+    sums = together.sums(memory, [remainder(view) for view in views])
     return merged({piece.tensor: x} for (_, piece, _), x in zip(runs, sums, strict=True))
 
 

@@ -51,9 +51,10 @@ class Files:
         stored = stored or box
         rank = min(holding, key=lambda r: (self._ends[r], r)) if holding[1:] else holding[0]
         wrap = frame(dtype, stored.shape)
-        file, at = file_of(rank), aligned(self._ends[rank], wrap)
+        file, end = file_of(rank), self._ends[rank]
+        at = aligned(end, wrap)
         self._ends[rank] = at + wrap.length_bytes
-        slot = Slot(box, self.folder + file, at + wrap.start_bytes, wrap)
+        slot = Slot(box, self.folder + file, at + wrap.start_bytes, wrap, at - end)
         return slot, ChunkRecord(stored.offsets, stored.shape, file, at, wrap.length_bytes)
 
     def append(self, name: str, data: bytes) -> ObjectRecord:

@@ -6,10 +6,11 @@ Every byte but the checksums is known before the data are: `frame` gives what li
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, reduce
+from itertools import groupby
 from math import prod
 from typing import Any
 from zlib import crc32
@@ -129,7 +130,16 @@ def frame(dtype: DType, shape: tuple[int, ...]) -> Frame:
     split = parts.index(_Hole.DATA)
     head = b"".join(p for p in parts[:split] if isinstance(p, bytes))
     mixed = reduce(_mix, [crc32(c) for c in (data_pkl, b"1", b"64", b"little")], 0)
-    return Frame(length, len(head), head, tuple(parts[split + 1 :]), mixed, size == 0)
+    return Frame(length, len(head), head, tuple(_joined(parts[split + 1 :])), mixed, size == 0)
+
+
+def _joined(parts: _Parts) -> Iterator[bytes | _Hole]:
+    """Parts, those between two holes put together."""
+    for is_hole, some in groupby(parts, lambda part: isinstance(part, _Hole)):
+        if is_hole:
+            yield from some
+        else:
+            yield b"".join(part for part in some if isinstance(part, bytes))
 
 
 def _data_pkl(dtype: DType, shape: tuple[int, ...], numel: int) -> bytes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.run.sums.checksum import remainder, shift
+from intarsia.run.sums.checksum import shift
 from intarsia.run.sums.hashing import Sum
 from intarsia.run.sums.pages import sum_rows
 
@@ -43,7 +43,7 @@ class Neighbours:
 
     @property
     def nbytes(self) -> int:
-        return 8 * int(self._ends[-1])
+        return 8 * int(self._widths.sum())
 
     def views(self, memory: Bytes) -> list[Bytes]:
         """Where each run is to be put, in memory of so many bytes; what is left of its words is zero."""
@@ -55,14 +55,14 @@ class Neighbours:
             memory[at : at + run.length_bytes] for at, run in zip(places, self.runs, strict=True)
         ]
 
-    def sums(self, memory: Bytes, views: Sequence[Bytes]) -> list[Sum]:
-        """The sum of each run, all of them being in their places."""
+    def sums(self, memory: Bytes, remainders: Sequence[int]) -> list[Sum]:
+        """The sum of each run, all of them being in their places, from the remainder of its CRC-32."""
         pages = sum_rows(memory.view("<u8"), self._widths, self._first).tolist()
         return [
             Sum(
                 total,
-                shift(remainder(view), run.whole_bytes - run.start_bytes - run.length_bytes),
+                shift(crc, run.whole_bytes - run.start_bytes - run.length_bytes),
                 run.length_bytes,
             )
-            for total, view, run in zip(pages, views, self.runs, strict=True)
+            for total, crc, run in zip(pages, remainders, self.runs, strict=True)
         ]

@@ -26,6 +26,8 @@ def sum_rows(words: Words, widths: Ints, first: Ints) -> Words:
 
     `first` says which word of its tensor the first one of a row is.
     """
+    if not len(first):
+        return np.empty(0, np.uint64)
     page = first // PAGE
     met = (first + widths - 1) // PAGE - page + 1  # pages that each row lies in
     before = np.cumsum(met) - met

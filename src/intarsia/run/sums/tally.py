@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from intarsia.dtypes import DType
 from intarsia.mesh import Box
-from intarsia.planning.copy import box_copy, layout_of_box
+from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Target
-from intarsia.run.room import Bytes, Room
-from intarsia.run.sums.checksum import crc32
+from intarsia.planning.window import flat_start, is_stretch
+from intarsia.run.filled import Filled
+from intarsia.run.room import Bytes
+from intarsia.run.sums.checksum import crc32, full, remainder, shift
 from intarsia.run.sums.hashing import STRETCH_BYTES, Sum, merged, sum_buffer, sum_layout
+from intarsia.run.sums.neighbours import Neighbours, Run
 from intarsia.value import Window
 from intarsia.value.bits import bits_dtype
 
@@ -25,10 +26,10 @@ Sums = dict[tuple[str, str], Sum]
 
 @dataclass(frozen=True, slots=True)
 class Tallied:
-    """The sums of a window of a target, and the CRC-32 of each of its buffers."""
+    """The sums of a window of a target, and the CRC-32 of each of its boxes."""
 
     sums: Sums
-    crcs: tuple[int, ...]
+    crcs: Sequence[int]
 
 
 @dataclass
@@ -40,53 +41,74 @@ class Tally:
 
     sizes: Mapping[str, int] = field(default_factory=dict)
     stretch_bytes: int = STRETCH_BYTES
-    _room: Room = field(default_factory=Room)
 
-    def of(self, target: Target, window: Box, held: Sequence[tuple[Box, Bytes]]) -> Tallied:
-        """What a window of a target comes to, which lies in the buffers of these boxes."""
-        if not window.size or not self.sizes.keys() >= set(target.layout.tensors):
-            return Tallied({}, tuple(crc32(x) for _, x in held))
-        if not target.value.is_plain or not all(_is_stretch(box, window) for box, _ in held):
-            whole, dtype = _numbers(target, self._assembled(target, window, held))
-            part = layout_of_box(target.layout, window)
+    def run_of(self, target: Target, window: Box) -> Run | None:
+        """What a small window of a target is summed as, with others; None where it is summed alone."""
+        pieces, itemsize = target.layout.pieces, target.dtype.itemsize
+        length_bytes = window.size * itemsize
+        if not 0 < 2 * length_bytes <= self.stretch_bytes or len(pieces) != 1:
+            return None
+        size, whole = self.sizes.get(pieces[0].tensor), Box.whole(target.shape)
+        if size is None or pieces[0].run != target.layout.size or not target.value.is_plain:
+            return None
+        if not is_stretch(window, whole):
+            return None
+        start = pieces[0].to + flat_start(window, whole)
+        return Run(start * itemsize, length_bytes, size * itemsize)
+
+    def of_each(
+        self, filled: Sequence[Filled], together: Neighbours, memory: Bytes
+    ) -> list[Tallied]:
+        """What each window comes to; those with a run lie `together` in memory, in their order."""
+        small = [_remainders(x) for x in filled if x.run is not None]
+        sums = iter(together.sums(memory, [whole for whole, _ in small]))
+        crcs = iter([each for _, each in small])
+        return [
+            self._of(x)
+            if x.run is None
+            else Tallied(_of(x.target, {x.target.layout.pieces[0].tensor: next(sums)}), next(crcs))
+            for x in filled
+        ]
+
+    def _of(self, filled: Filled) -> Tallied:
+        target = filled.target
+        if not filled.window.size or not self.sizes.keys() >= set(target.layout.tensors):
+            return Tallied({}, [crc32(held.buffer) for held in filled.held])
+        if not target.value.is_plain or not filled.in_order:
+            whole, dtype = _numbers(target, filled.whole)
+            part = layout_of_box(target.layout, filled.window)
             found = sum_layout(part, whole, dtype.itemsize, self.sizes, self.stretch_bytes)
-            return Tallied(_of(target, found), tuple(crc32(x) for _, x in held))
+            return Tallied(_of(target, found), [crc32(held.buffer) for held in filled.held])
         sums, crcs = zip(
             *(
                 sum_buffer(
-                    layout_of_box(target.layout, box),
-                    x,
+                    layout_of_box(target.layout, held.box),
+                    held.buffer,
                     target.dtype.itemsize,
                     self.sizes,
                     self.stretch_bytes,
                 )
-                for box, x in held
+                for held in filled.held
             ),
             strict=True,
         )
         return Tallied(_of(target, merged(sums)), crcs)
 
-    def _assembled(self, target: Target, window: Box, held: Sequence[tuple[Box, Bytes]]) -> Bytes:
-        """The row-major bytes of a window that several boxes share: its runs are longer than theirs."""
-        bits = bits_dtype(target.dtype)
-        room = self._room.take(window.size * target.dtype.itemsize)
-        whole: NDArray[Any] = room.view(bits).reshape(window.shape)
-        for box, buffer in held:
-            cut = tuple(
-                slice(o - w, o - w + n)
-                for o, w, n in zip(box.offsets, window.offsets, box.shape, strict=True)
-            )
-            whole[cut] = np.frombuffer(buffer, bits).reshape(box.shape)
-        return room
+
+def _remainders(filled: Filled) -> tuple[int, list[int]]:
+    """The remainder of a window, and the CRC-32 of each of its boxes."""
+    parts = [remainder(held.buffer) for held in filled.held]
+    crcs = [full(crc, len(held.buffer)) for crc, held in zip(parts, filled.held, strict=True)]
+    if not filled.in_order:
+        return remainder(filled.whole), crcs
+    whole = 0
+    for crc, held in zip(parts, filled.held, strict=True):
+        whole = shift(whole, len(held.buffer)) ^ crc
+    return whole, crcs
 
 
 def _of(target: Target, sums: Mapping[str, Sum]) -> Sums:
     return {(target.name, name): found for name, found in sums.items()}
-
-
-def _is_stretch(box: Box, window: Box) -> bool:
-    piece = box_copy(box, window)
-    return piece is not None and piece.run == box.size
 
 
 def _numbers(target: Target, buffer: Bytes) -> tuple[Bytes, DType]:

@@ -24,8 +24,12 @@ _NOT_TAKEN = (errno.EINTR, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.E
 
 def write_all(fd: int, start_bytes: int, buffers: Sequence[Buffer]) -> int:
     """Write buffers one after another at a position of a file; how many bytes that were."""
-    whole = (memoryview(b).cast("B") for b in buffers)
-    views = [v[k : k + WRITE_BYTES] for v in whole for k in range(0, len(v), WRITE_BYTES)]
+    views: list[memoryview] = []
+    for view in (memoryview(buffer).cast("B") for buffer in buffers):
+        if len(view) <= WRITE_BYTES:
+            views.append(view)
+        else:
+            views += [view[k : k + WRITE_BYTES] for k in range(0, len(view), WRITE_BYTES)]
     at = start_bytes
     while views:
         count = os.pwritev(fd, _batch(views), at)

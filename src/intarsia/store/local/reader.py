@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import PurePath
 
 from intarsia.errors import ChangedError, FormatError
-from intarsia.store.base import Range, Reader
+from intarsia.store.base import NEAR_BYTES, Range, Reader
 from intarsia.store.local.descriptors import Descriptors
 from intarsia.store.local.vectors import VECTORS, drop_first
 from intarsia.store.stamp import Stamp
@@ -19,7 +19,7 @@ from intarsia.store.stamp import Stamp
 AHEAD_BYTES = 8 << 20
 """How much the disk brings, beyond what is viewed, while that is worked on."""
 
-_UNUSED = memoryview(bytearray(4096))
+_UNUSED = memoryview(bytearray(NEAR_BYTES))
 """Where bytes go that lie between those that are read; ones further apart are read by two calls."""
 
 ROOT = "."
@@ -79,7 +79,7 @@ def adjoined(ranges: Sequence[Range]) -> Iterator[tuple[int, list[memoryview]]]:
     views: list[memoryview] = []
     for at, view in ranges:
         between = at - end_bytes
-        if views and not (0 <= between <= len(_UNUSED) and len(views) + 2 <= VECTORS):
+        if views and not (0 <= between <= NEAR_BYTES and len(views) + 2 <= VECTORS):
             yield start_bytes, views
             views = []
         if not views:
