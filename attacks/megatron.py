@@ -11,8 +11,10 @@ from typing import Any
 
 from attacks import models
 from attacks.code import system
-from intarsia.format.dcp.metadata import ChunkRecord, ObjectRecord, TensorRecord
+from intarsia.format.dcp.metadata import TensorRecord
 from intarsia.format.megatron.common import COMMON_OBJECT, archive
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Chunk, Entry
 
 HUGE = 1 << 60
 ROWS = "embedding.word_embeddings.weight"
@@ -47,7 +49,7 @@ def _entry(folder: Path, to: str, name: str, data: bytes, *, length: int | None 
     if length is not None:
         os.truncate(home / "__7_0.distcp", length)
     found = models.metadata_at(home)
-    entry = ObjectRecord(name, "__7_0.distcp", 0, length or len(data))
+    entry = Entry(name, "__7_0.distcp", 0, length or len(data))
     models.write(home, replace(found, objects={**found.objects, name: entry}))
 
 
@@ -96,7 +98,7 @@ def chunks_that_overlap(folder: Path, canary: Path) -> None:
     found = models.metadata_at(home)
     record = next(t for n, t in found.tensors.items() if n.endswith(ROWS) and "optimizer" not in n)
     (whole,) = record.chunks
-    part = replace(whole, offsets=(1, 0), shape=(1, 4))
+    part = replace(whole, box=Box((1, 0), (1, 4)))
     tensors = {**found.tensors, record.name: replace(record, chunks=(whole, part))}
     models.write(home, replace(found, tensors=tensors))
 
@@ -186,6 +188,6 @@ def bucket_of_exabytes(folder: Path, canary: Path) -> None:
     for name, record in found.tensors.items():
         if name.startswith("optimizer."):
             first = record.chunks[0]
-            chunk = ChunkRecord((HUGE - 16,), (16,), first.file, first.start_bytes, first.length_bytes)  # fmt: skip
+            chunk = Chunk(Box((HUGE - 16,), (16,)), first.file, first.start_bytes, first.length_bytes)  # fmt: skip
             tensors[name] = TensorRecord(name, record.dtype, (HUGE,), (chunk,))
     models.write(home, replace(found, tensors=tensors))

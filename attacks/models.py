@@ -11,17 +11,13 @@ import intarsia
 from attacks import sound
 from intarsia.dtypes import BY_NAME
 from intarsia.family import Param, table_for
-from intarsia.format.dcp.metadata import (
-    ChunkRecord,
-    Metadata,
-    ObjectRecord,
-    TensorRecord,
-    read_metadata,
-)
+from intarsia.format.dcp.metadata import Metadata, TensorRecord, read_metadata
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.hf.safetensors_header import make_header
 from intarsia.format.megatron.optimizer.parameter_order import SPECS, parameters_of
 from intarsia.format.registry import read_manifest
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Chunk, Entry
 
 CONFIG = {
     "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 4,
@@ -89,7 +85,7 @@ def buckets(folder: Path) -> Path:
         chunks = []
         for at, size in sizes:
             stored = sound.blob((size,))
-            chunks.append(ChunkRecord((at,), (size,), file, len(data), len(stored)))
+            chunks.append(Chunk(Box((at,), (size,)), file, len(data), len(stored)))
             data += stored
         name = f"{BUCKET}.{kind}"
         tensors[name] = TensorRecord(name, sound.F32, (sum(sizes[-1]),), tuple(chunks))
@@ -117,6 +113,4 @@ def with_entry(home: Path, name: str, file: str = "__8_0.distcp") -> None:
     at = found.objects[name]
     data = (home / at.file).read_bytes()[at.start_bytes :][: at.length_bytes]
     (home / file).write_bytes(data)
-    write(
-        home, replace(found, objects=found.objects | {name: ObjectRecord(name, file, 0, len(data))})
-    )
+    write(home, replace(found, objects=found.objects | {name: Entry(name, file, 0, len(data))}))

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from attacks import sound
-from intarsia.format.dcp.metadata import ChunkRecord, Metadata, ObjectRecord, TensorRecord
+from intarsia.format.dcp.metadata import Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Chunk, Entry
 
 STEERING = (
     "\x1b[2J\x1b]0;owned\x07", "\x9b2J", "\u202egnp.exe", "\u2066a\u2069", "a\rb", "a\x08\x08b", "a\u2028b",
@@ -96,10 +98,10 @@ def metadata_that_steers_the_terminal(folder: Path, canary: Path) -> None:
     data = sound.blob()
     tensors, objects, stored = {}, {}, b""
     for name in STEERING:
-        chunk = ChunkRecord((0,), (4,), "__0_0.distcp", len(stored), len(data))
+        chunk = Chunk(Box((0,), (4,)), "__0_0.distcp", len(stored), len(data))
         tensors[name] = TensorRecord(name, sound.F32, (4,), (chunk,))
         stored += data
-        objects[f"entry {name}"] = ObjectRecord(f"entry {name}", "__0_0.distcp", len(stored), 2)
+        objects[f"entry {name}"] = Entry(f"entry {name}", "__0_0.distcp", len(stored), 2)
         stored += b"N."
     paths = {name: (name,) for name in (*tensors, *objects)}
     sound.dcp(folder, write_metadata(Metadata(tensors, objects, paths, {})), stored)

@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from attacks import sound
-from intarsia.format.dcp.metadata import ChunkRecord, TensorRecord
+from intarsia.format.dcp.metadata import TensorRecord
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Chunk
 
 
 def _index(folder: Path, file: str) -> None:
@@ -43,15 +45,13 @@ def index_with_an_endless_name(folder: Path, canary: Path) -> None:
 
 def metadata_that_climbs_out(folder: Path, canary: Path) -> None:
     """`.metadata` keeps a chunk in `../../etc/passwd`."""
-    record = TensorRecord(
-        "a", sound.F32, (4,), (ChunkRecord((0,), (4,), "../../etc/passwd", 0, 9),)
-    )
+    record = TensorRecord("a", sound.F32, (4,), (Chunk(Box((0,), (4,)), "../../etc/passwd", 0, 9),))
     sound.dcp(folder, sound.metadata_of(a=record))
 
 
 def metadata_with_an_endless_name(folder: Path, canary: Path) -> None:
     """`.metadata` keeps a chunk in a file of more characters than any system allows."""
-    record = TensorRecord("a", sound.F32, (4,), (ChunkRecord((0,), (4,), "a" * 5000, 0, 9),))
+    record = TensorRecord("a", sound.F32, (4,), (Chunk(Box((0,), (4,)), "a" * 5000, 0, 9),))
     sound.dcp(folder, sound.metadata_of(a=record))
 
 
@@ -117,7 +117,7 @@ def index_of_a_terabyte(folder: Path, canary: Path) -> None:
 def many_tensors_in_one_place(folder: Path, canary: Path) -> None:
     """A thousand tensors of a megabyte claim the same bytes of one file."""
     data = sound.blob((1 << 18,))
-    chunk = ChunkRecord((0,), (1 << 18,), "__0_0.distcp", 0, len(data))
+    chunk = Chunk(Box((0,), (1 << 18,)), "__0_0.distcp", 0, len(data))
     record = TensorRecord("", sound.F32, (1 << 18,), (chunk,))
     records = {f"t{k}": replace(record, name=f"t{k}") for k in range(1000)}
     sound.dcp(folder, sound.metadata_of(**records), data)

@@ -10,7 +10,9 @@ from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
 
 from attacks import sound
-from intarsia.format.dcp.metadata import ChunkRecord, TensorRecord
+from intarsia.format.dcp.metadata import TensorRecord
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Chunk
 
 
 def _header(folder: Path, raw: bytes) -> None:
@@ -117,7 +119,7 @@ def layer_of_endless_digits(folder: Path, canary: Path) -> None:
 
 def chunks_beyond_their_tensor(folder: Path, canary: Path) -> None:
     """A chunk of 2**62 rows at an offset that wraps around."""
-    chunk = ChunkRecord((1 << 62,), (1 << 62,), "__0_0.distcp", 0, 8)
+    chunk = Chunk(Box((1 << 62,), (1 << 62,)), "__0_0.distcp", 0, 8)
     record = TensorRecord("a", sound.F32, ((1 << 63) - 1,), (chunk,))
     sound.dcp(folder, sound.metadata_of(a=record))
 
@@ -125,7 +127,7 @@ def chunks_beyond_their_tensor(folder: Path, canary: Path) -> None:
 def tensor_that_is_hollow(folder: Path, canary: Path) -> None:
     """A tensor of 2**60 elements of which four are stored."""
     data = sound.blob()
-    chunk = ChunkRecord((5,), (4,), "__0_0.distcp", 0, len(data))
+    chunk = Chunk(Box((5,), (4,)), "__0_0.distcp", 0, len(data))
     record = TensorRecord("a", sound.F32, (1 << 60,), (chunk,))
     sound.dcp(folder, sound.metadata_of(a=record), data)
 
@@ -133,7 +135,7 @@ def tensor_that_is_hollow(folder: Path, canary: Path) -> None:
 def tensor_that_is_a_little_hollow(folder: Path, canary: Path) -> None:
     """A tensor of 64 MiB of which sixteen bytes are stored."""
     data = sound.blob()
-    chunk = ChunkRecord((5,), (4,), "__0_0.distcp", 0, len(data))
+    chunk = Chunk(Box((5,), (4,)), "__0_0.distcp", 0, len(data))
     record = TensorRecord("a", sound.F32, (1 << 24,), (chunk,))
     sound.dcp(folder, sound.metadata_of(a=record), data)
 

@@ -9,10 +9,12 @@ from typing import Any
 from zlib import crc32
 
 from intarsia.dtypes import BY_NAME
-from intarsia.format.dcp.metadata import ChunkRecord, Metadata, TensorRecord
+from intarsia.format.dcp.metadata import Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.hf.safetensors_header import make_header
 from intarsia.format.torch_file.torch_frame import frame
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Chunk
 
 F32 = BY_NAME["F32"]
 NAME = "model.norm.weight"
@@ -50,7 +52,7 @@ def dcp(folder: Path, metadata: bytes | None = None, data: bytes | None = None) 
     stored = blob() if data is None else data
     (folder / "__0_0.distcp").write_bytes(stored)
     if metadata is None:
-        chunk = ChunkRecord((0,), (4,), "__0_0.distcp", 0, len(stored))
+        chunk = Chunk(Box((0,), (4,)), "__0_0.distcp", 0, len(stored))
         record = TensorRecord(NAME, F32, (4,), (chunk,))
         metadata = write_metadata(Metadata({NAME: record}, {}, {NAME: (NAME,)}, {}))
     (folder / ".metadata").write_bytes(metadata)

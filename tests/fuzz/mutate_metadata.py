@@ -9,8 +9,9 @@ from functools import lru_cache
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import IntarsiaError
-from intarsia.format.dcp.metadata import ChunkRecord, Metadata, TensorRecord, read_metadata
+from intarsia.format.dcp.metadata import Metadata, TensorRecord, read_metadata
 from intarsia.format.dcp.metadata_write import write_metadata
+from intarsia.planning.manifest import Chunk
 from tests.fuzz.values import NUMBERS, TEXTS
 
 
@@ -64,10 +65,12 @@ def _tensor(record: TensorRecord, names: list[str], chance: random.Random) -> Te
     return replace(record, chunks=tuple(chunks))
 
 
-def _chunk(chunk: ChunkRecord, chance: random.Random) -> ChunkRecord:
+def _chunk(chunk: Chunk, chance: random.Random) -> Chunk:
     changed = chance.choice(("offsets", "shape", "file", "start_bytes", "length_bytes"))
     if changed in ("offsets", "shape"):
-        return replace(chunk, **{changed: _axes(getattr(chunk, changed), chance)})
+        return replace(
+            chunk, box=replace(chunk.box, **{changed: _axes(getattr(chunk.box, changed), chance)})
+        )
     if changed == "file":
         return replace(chunk, file=chance.choice(TEXTS))
     return replace(chunk, **{changed: _number(getattr(chunk, changed), chance)})

@@ -23,7 +23,7 @@ from intarsia.cli.output import printable
 from intarsia.dtypes import dtype_named
 from intarsia.errors import IntarsiaError
 from intarsia.family import table_for
-from intarsia.format.dcp.metadata import ObjectRecord, read_metadata
+from intarsia.format.dcp.metadata import read_metadata
 from intarsia.format.folder.side_files import DIGESTS, read_config
 from intarsia.format.hf.weight_sets import INDEX
 from intarsia.format.megatron.common import COMMON_OBJECT, archive
@@ -33,6 +33,7 @@ from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import read_crc, read_object, read_payload
 from intarsia.format.torch_file.unpickle import load_inert
 from intarsia.mesh import Mesh, Rule
+from intarsia.planning.manifest import Entry
 from intarsia.quantity import bytes_in
 from intarsia.report.safe import html, script
 from intarsia.run.journal import Journal
@@ -198,7 +199,7 @@ class _Checkpoints:
 
         def read(data: bytes) -> object:
             (home / file).write_bytes(data)
-            found.objects[entry] = ObjectRecord(entry, file, 0, len(data))
+            found.objects[entry] = Entry(entry, file, 0, len(data))
             models.write(home, found)
             return self.use(root, crc32(data))
 

@@ -17,6 +17,7 @@ import intarsia
 from intarsia.errors import CoverageError, LayoutError, UsageError
 from intarsia.format.dcp.metadata import read_metadata
 from intarsia.format.dcp.metadata_write import write_metadata
+from intarsia.mesh import Box
 from tests.distributed.small_model import Small, build, everything, optimizer_of, step
 from tests.fixtures import FIXTURES
 
@@ -229,7 +230,8 @@ def test_a_moment_that_lacks_elements_is_refused_before_anything_is_read(tmp_pat
     name = "optimizer.state.head.weight.exp_avg"
     record = metadata.tensors[name]
     (whole,) = record.chunks
-    half = replace(whole, shape=(whole.shape[0] // 2, whole.shape[1]))
+    rows, columns = whole.box.shape
+    half = replace(whole, box=Box.whole((rows // 2, columns)))
     metadata.tensors[name] = replace(record, chunks=(half,))
     file.write_bytes(write_metadata(metadata))
     model = build(2, "")

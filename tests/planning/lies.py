@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 
 import intarsia
-from intarsia.format.dcp.metadata import METADATA, ChunkRecord, TensorRecord, read_metadata
+from intarsia.format.dcp.metadata import METADATA, TensorRecord, read_metadata
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.folder.side_files import DIGESTS
+from intarsia.planning.manifest import Chunk
 from tests.checkpoints import llama_config, model, write_hf
 
 CONFIG = llama_config(num_hidden_layers=2, vocab_size=48, intermediate_size=32)
@@ -20,7 +21,7 @@ MESHES = {"dcp": "tp=2", "torch_dist": "tp=2", "fsdp_dtensor": "fsdp=2"}
 NAME = "model.embed_tokens.weight"
 """The tensor that is lied about."""
 
-Chunks = tuple[ChunkRecord, ...]
+Chunks = tuple[Chunk, ...]
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,11 @@ class Lie:
     text: str
 
 
-def moved(chunk: ChunkRecord, rows: int) -> ChunkRecord:
-    return replace(chunk, offsets=(chunk.offsets[0] + rows, *chunk.offsets[1:]))
+def moved(chunk: Chunk, rows: int) -> Chunk:
+    return replace(chunk, box=chunk.box.moved((rows, *[0] * (len(chunk.box.shape) - 1))))
 
 
-def at(chunk: ChunkRecord, other: ChunkRecord, further: int = 0) -> ChunkRecord:
+def at(chunk: Chunk, other: Chunk, further: int = 0) -> Chunk:
     """A chunk whose bytes are said to be another's."""
     start = other.start_bytes + further
     return replace(chunk, file=other.file, start_bytes=start, length_bytes=other.length_bytes)
@@ -90,7 +91,7 @@ def lying(source: Path, folder: Path, lie: Lie) -> Path:
     def tell(tensors: dict[str, TensorRecord]) -> None:
         (name,) = (n for n in tensors if "embed" in n)
         held = tensors[name]
-        assert [c.offsets for c in held.chunks] == [(0, 0), (24, 0)]
+        assert [c.box.offsets for c in held.chunks] == [(0, 0), (24, 0)]
         tensors[name] = replace(held, chunks=lie.tell(held.chunks))
 
     return rewrite(source, folder, tell)

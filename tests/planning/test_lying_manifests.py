@@ -13,6 +13,7 @@ import torch
 
 import intarsia
 from intarsia.format.dcp.metadata import TensorRecord
+from intarsia.mesh import Box
 from tests.checkpoints import bits, leftovers, model, read_hf, write_dcp, write_hf
 from tests.checkpoints import intarsia as command
 from tests.planning.lies import CONFIG, LIES, MESHES, NAME, Lie, lying, rewrite, sound
@@ -151,7 +152,7 @@ def test_what_is_sound_is_read_everywhere(
 def test_an_empty_chunk_is_harmless(whole: dict[str, Path], tmp_path: Path) -> None:
     def tell(tensors: dict[str, TensorRecord]) -> None:
         held = tensors[NAME]
-        empty = replace(held.chunks[0], offsets=(48, 0), shape=(0, 20), length_bytes=0)
+        empty = replace(held.chunks[0], box=Box((48, 0), (0, 20)), length_bytes=0)
         tensors[NAME] = replace(held, chunks=(empty, *held.chunks))
 
     path = rewrite(whole["dcp"], tmp_path / "dcp", tell)

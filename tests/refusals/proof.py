@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 
 import intarsia
-from intarsia.format.dcp.metadata import ChunkRecord, TensorRecord
+from intarsia.format.dcp.metadata import TensorRecord
+from intarsia.planning.manifest import Chunk
 from tests.checkpoints import write_dcp, write_hf
 from tests.planning.lies import at, moved, rewrite
 from tests.refusals.case import refusal
 
-Chunks = tuple[ChunkRecord, ...]
+Chunks = tuple[Chunk, ...]
 
 
 def halves(tmp: Path) -> Path:
@@ -32,7 +33,7 @@ def told(tmp: Path, chunks: Chunks) -> Path:
 
 
 def chunks_of(tmp: Path) -> Chunks:
-    found: list[ChunkRecord] = []
+    found: list[Chunk] = []
     rewrite(halves(tmp), tmp / "same", lambda tensors: found.extend(tensors["w"].chunks))
     return tuple(found)
 

@@ -187,8 +187,6 @@ def test_what_no_tensor_holds_is_checked_too(which: str, tmp_path: Path) -> None
 def _unmapped(manifest: Any, home: Path, which: str) -> tuple[str, int, int]:
     from intarsia.format.dcp.archives import recorded_checksum
     from intarsia.format.dcp.data_files import open_metadata
-    from intarsia.mesh import Box
-    from intarsia.planning.manifest import Chunk
     from intarsia.store.folder import Folder
 
     metadata, _ = open_metadata(Folder(home))
@@ -204,8 +202,7 @@ def _unmapped(manifest: Any, home: Path, which: str) -> tuple[str, int, int]:
     for c in chunks:
         at = (c.file, c.start_bytes)
         if at not in held and (at in twins) == (which == "copy"):
-            chunk = Chunk(Box(c.offsets, c.shape), c.file, c.start_bytes, c.length_bytes)
-            return c.file, *recorded_checksum(Folder(home), chunk)[:2]
+            return c.file, *recorded_checksum(Folder(home), c)[:2]
     raise AssertionError(f"no {which}")
 
 

@@ -16,8 +16,10 @@ import torch.distributed.checkpoint as dcp
 import intarsia
 from attacks import sound
 from intarsia.errors import FormatError, IntarsiaError, UnsafeError
-from intarsia.format.dcp.metadata import ChunkRecord, TensorRecord
+from intarsia.format.dcp.metadata import TensorRecord
 from intarsia.format.registry import read_manifest
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Chunk
 from tests.checkpoints import (
     assert_same,
     bits,
@@ -325,8 +327,8 @@ def test_tensors_that_claim_far_more_than_is_stored_are_refused(
     tmp_path: Path, shape: tuple[int, ...]
 ) -> None:
     data = sound.blob()
-    chunk = ChunkRecord(
-        (0,) * len(shape), (1,) * (len(shape) - 1) + (4,), "__0_0.distcp", 0, len(data)
+    chunk = Chunk(
+        Box((0,) * len(shape), (1,) * (len(shape) - 1) + (4,)), "__0_0.distcp", 0, len(data)
     )
     record = TensorRecord("a", sound.F32, shape, (chunk,))
     src = sound.dcp(tmp_path / "src", sound.metadata_of(a=record), data)
@@ -339,7 +341,7 @@ def test_tensors_that_claim_far_more_than_is_stored_are_refused(
 def test_tensors_that_lack_some_chunks_are_read_and_not_proven(tmp_path: Path) -> None:
     data = sound.blob()
     record = TensorRecord(
-        "a", sound.F32, (1 << 24,), (ChunkRecord((5,), (4,), "__0_0.distcp", 0, len(data)),)
+        "a", sound.F32, (1 << 24,), (Chunk(Box((5,), (4,)), "__0_0.distcp", 0, len(data)),)
     )
     src = sound.dcp(tmp_path / "src", sound.metadata_of(a=record), data)
     plan = intarsia.plan(src, to="hf")

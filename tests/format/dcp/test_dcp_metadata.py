@@ -28,16 +28,12 @@ from torch.distributed.checkpoint.metadata import Metadata as TorchMetadata
 
 from intarsia.dtypes import BY_NAME, BY_TORCH
 from intarsia.errors import FormatError, IntarsiaError, UnsafeError
-from intarsia.format.dcp.metadata import (
-    ChunkRecord,
-    Metadata,
-    ObjectRecord,
-    TensorRecord,
-    read_metadata,
-)
+from intarsia.format.dcp.metadata import Metadata, TensorRecord, read_metadata
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.torch_file.torch_frame import frame, write_object
 from intarsia.format.torch_file.torch_zip import read_object, read_payload
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Chunk, Entry
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 STATE = {
@@ -80,13 +76,13 @@ RECORD = TensorRecord(
     BY_TORCH["float32"],
     (4, 3),
     (
-        ChunkRecord((0, 0), (2, 3), "__0_0.distcp", 0, 800),
-        ChunkRecord((2, 0), (2, 3), "__1_0.distcp", 0, 900),
+        Chunk(Box((0, 0), (2, 3)), "__0_0.distcp", 0, 800),
+        Chunk(Box((2, 0), (2, 3)), "__1_0.distcp", 0, 900),
     ),
 )
 META = Metadata(
     {"w": RECORD},
-    {"o": ObjectRecord("o", "__0_0.distcp", 800, 70)},
+    {"o": Entry("o", "__0_0.distcp", 800, 70)},
     {"w": ("m", 0, "w"), "o": ("o",)},
 )
 
@@ -131,11 +127,11 @@ def test_torch_reads_what_is_written_here(tmp_path: Path) -> None:
             raw = want[name][row].view(torch.uint8).numpy().tobytes()
             made = frame(dtype, (1, 2))
             blobs += made.head() + raw + made.tail(0)
-            chunks.append(ChunkRecord((row, 0), (1, 2), "all.distcp", at, made.length_bytes))
+            chunks.append(Chunk(Box((row, 0), (1, 2)), "all.distcp", at, made.length_bytes))
             at = len(blobs)
         tensors[name] = TensorRecord(name, dtype, (2, 2), tuple(chunks))
     blobs += write_object({"lr": [1, 2]})
-    objects["note"] = ObjectRecord("note", "all.distcp", at, len(blobs) - at)
+    objects["note"] = Entry("note", "all.distcp", at, len(blobs) - at)
     (tmp_path / "all.distcp").write_bytes(blobs)
     (tmp_path / ".metadata").write_bytes(write_metadata(Metadata(tensors, objects)))
 
@@ -184,12 +180,12 @@ def metadata(draw: st.DrawFn) -> Metadata:
         offsets = draw(st.lists(far, max_size=5))
         sizes = tuple(draw(st.integers(0, 1 << 40)) for _ in offsets)
         shape = tuple(o + s for o, s in zip(offsets, sizes, strict=True))
-        chunk = ChunkRecord(tuple(offsets), sizes, draw(st.sampled_from("ab")), draw(far), 5)
+        chunk = Chunk(Box(tuple(offsets), sizes), draw(st.sampled_from("ab")), draw(far), 5)
         dtype = draw(st.sampled_from(list(BY_NAME.values())))
         tensors[name] = TensorRecord(name, dtype, shape, (chunk,))
     for name in draw(st.lists(names, unique=True, max_size=4)):
         if name not in tensors:
-            objects[name] = ObjectRecord(name, "c", draw(far), draw(far))
+            objects[name] = Entry(name, "c", draw(far), draw(far))
     return Metadata(tensors, objects, {n: (n, 300, -4) for n in tensors})
 
 
@@ -205,7 +201,7 @@ def test_any_metadata_survives_being_written_and_read(meta: Metadata) -> None:
 def test_thousands_of_names_outgrow_the_short_memo() -> None:
     tensors = {
         f"layer.{i}": TensorRecord(
-            f"layer.{i}", RECORD.dtype, (8,), (ChunkRecord((0,), (8,), f"{i % 5}.distcp", i, 9),)
+            f"layer.{i}", RECORD.dtype, (8,), (Chunk(Box((0,), (8,)), f"{i % 5}.distcp", i, 9),)
         )
         for i in range(3000)
     }

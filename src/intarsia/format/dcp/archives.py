@@ -8,10 +8,7 @@ from math import prod
 from intarsia.errors import FormatError
 from intarsia.format.base import Format, Located, Summed
 from intarsia.format.dcp.data_files import open_metadata
-from intarsia.format.dcp.metadata import (
-    METADATA,
-    TensorRecord,
-)
+from intarsia.format.dcp.metadata import METADATA, TensorRecord
 from intarsia.format.dcp.write import rank_of
 from intarsia.format.torch_file.torch_zip import (
     check_directory,
@@ -20,7 +17,7 @@ from intarsia.format.torch_file.torch_zip import (
     read_payload,
 )
 from intarsia.layout import Layout, Loop, Piece
-from intarsia.mesh import Box, Shape
+from intarsia.mesh import Shape
 from intarsia.planning.manifest import Chunk, Entry, Stored
 from intarsia.store.folder import Folder
 
@@ -41,20 +38,14 @@ class Archives(Format):
 
     def everything(self, folder: Folder) -> tuple[Sequence[tuple[str, Chunk]], Sequence[Entry]]:
         metadata, _ = open_metadata(folder, lambda complaint: None)
-        chunks = [(r.name, c) for r in metadata.tensors.values() for c in stored_of(r).chunks]
-        entries = [
-            Entry(o.name, o.file, o.start_bytes, o.length_bytes) for o in metadata.objects.values()
-        ]
-        return chunks, entries
+        chunks = [(r.name, c) for r in metadata.tensors.values() for c in r.chunks]
+        return chunks, [*metadata.objects.values()]
 
 
 def stored_of(record: TensorRecord) -> Stored:
     """A tensor of the metadata, as its own layout."""
-    chunks = tuple(
-        Chunk(Box(c.offsets, c.shape), c.file, c.start_bytes, c.length_bytes) for c in record.chunks
-    )
     layout = Layout.of(record.name, record.shape)
-    return Stored(record.name, record.dtype, layout, chunks, key=record.name)
+    return Stored(record.name, record.dtype, layout, record.chunks, key=record.name)
 
 
 def locate(folder: Folder, stored: Stored, chunk: Chunk) -> Located:

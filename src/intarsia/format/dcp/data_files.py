@@ -105,7 +105,7 @@ def _shared(metadata: Metadata) -> dict[str, tuple[str, str]]:
     for tensor in metadata.tensors.values():
         for c in tensor.chunks:
             if c.length_bytes:
-                at = (c.start_bytes, c.start_bytes + c.length_bytes, tensor.name, c.offsets)
+                at = (c.start_bytes, c.start_bytes + c.length_bytes, tensor.name, c.box.offsets)
                 by_file.setdefault(c.file, []).append(at)
     for o in metadata.objects.values():
         at = (o.start_bytes, o.start_bytes + o.length_bytes, o.name, ())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from intarsia.format.dcp.metadata import Metadata
@@ -49,7 +50,7 @@ def entries_of(
                     tell(field, _by_name(each, numbers) if field.endswith(".params") else each)
             if fields:
                 continue
-        found[name] = Entry(name, o.file, o.start_bytes, o.length_bytes)
+        found[name] = replace(o, name=name)
     return found, told
 
 

@@ -1,7 +1,7 @@
 """The `.metadata` of a PyTorch distributed checkpoint: which bytes of which file hold what.
 
 It is a pickle of torch's own classes. Reading goes through `load_inert`, so no torch is needed
-and nothing runs; `dcp_metadata_write` writes one.
+and nothing runs; `metadata_write` writes one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.torch_file.inert import Inert, brief
 from intarsia.format.torch_file.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
 from intarsia.format.torch_file.unpickle import load_inert
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Chunk, Entry
 from intarsia.store.names import check_name
 
 BASE = "torch.distributed.checkpoint."
@@ -26,34 +28,18 @@ MAX_METADATA_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkRecord:
-    """A box of a tensor and the blob that holds it."""
-
-    offsets: tuple[int, ...]
-    shape: tuple[int, ...]
-    file: str
-    start_bytes: int
-    length_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class TensorRecord:
     """A tensor and the chunks it is stored in."""
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
-    chunks: tuple[ChunkRecord, ...]
+    chunks: tuple[Chunk, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class ObjectRecord:
-    """A Python object and the blob that holds it."""
-
-    name: str
-    file: str
-    start_bytes: int
-    length_bytes: int
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that hold it, each once."""
+        return tuple(dict.fromkeys(chunk.file for chunk in self.chunks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +47,7 @@ class Metadata:
     """A checkpoint's tensors and objects by name, and the path of each in the state dict."""
 
     tensors: dict[str, TensorRecord]
-    objects: dict[str, ObjectRecord]
+    objects: dict[str, Entry]
     paths: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -203,7 +189,7 @@ def _matched(
     # Lists that many tensors share are stored once and gone through many times.
     left = size_bytes
     tensors: dict[str, TensorRecord] = {}
-    objects: dict[str, ObjectRecord] = {}
+    objects: dict[str, Entry] = {}
     missing: list[str] = []
     for name, entry in described.items():
         _check_name(name)
@@ -215,7 +201,7 @@ def _matched(
         elif not isinstance(entry, _Bytes):
             raise FormatError(f"{name} is {brief(entry)}, neither a tensor nor an object")
         elif place := places.get((name, None)):
-            objects[name] = ObjectRecord(name, *place)
+            objects[name] = Entry(name, *place)
         else:
             missing.append(name)
     extra = {k: v for k, v in fields.items() if k not in _FIELDS}
@@ -260,7 +246,7 @@ def _tensor(
                 raise FormatError(f"{name} has two chunks at {offsets}")
             taken.add(offsets)
         if place is not None:
-            chunks.append(ChunkRecord(offsets, sizes, *place))
+            chunks.append(Chunk(Box(offsets, sizes), *place))
         elif 0 not in sizes:
             missing.append(f"{name} at {offsets}")
     return TensorRecord(name, dtype, shape, tuple(chunks))

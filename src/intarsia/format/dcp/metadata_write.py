@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from intarsia.format.dcp.metadata import BASE, ChunkRecord, Metadata, ObjectRecord
+from intarsia.format.dcp.metadata import BASE, Metadata
+from intarsia.planning.manifest import Chunk, Entry
 
 
 def write_metadata(meta: Metadata) -> bytes:
@@ -75,7 +76,7 @@ class _Emitter:
         rest = get["layout"] + b"\x89" + get["format"] + b"\x89tb"
         stored: list[bytes] = []
 
-        def store(name: bytes, hint: bytes, at: ChunkRecord | ObjectRecord) -> None:
+        def store(name: bytes, hint: bytes, at: Chunk | Entry) -> None:
             start_, length_ = _int(at.start_bytes), _int(at.length_bytes)
             where = place + file_of[at.file] + start + start_ + length + length_
             stored.append(index + name + hinted + hint + b"ub" + where + b"ub")
@@ -86,8 +87,8 @@ class _Emitter:
             out.append(type_of[record.dtype.torch] + rest + get[".size"] + size(record.shape))
             out.append(get[".chunks"] + b"](")
             for i, chunk in enumerate(record.chunks):
-                offsets = size(chunk.offsets)
-                out.append(chunk_ + offsets + get[".sizes"] + size(chunk.shape) + b"ub")
+                offsets = size(chunk.box.offsets)
+                out.append(chunk_ + offsets + get[".sizes"] + size(chunk.box.shape) + b"ub")
                 store(names[name], _int(i) + start + offsets, chunk)
             out.append(b"eub")
         for name, object_ in meta.objects.items():

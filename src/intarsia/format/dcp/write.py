@@ -13,17 +13,11 @@ from functools import lru_cache
 
 from intarsia.dtypes import DType
 from intarsia.format.base import PAGE_BYTES, Arrangement, Held, Slot, WriteOptions
-from intarsia.format.dcp.metadata import (
-    METADATA,
-    ChunkRecord,
-    Metadata,
-    ObjectRecord,
-    TensorRecord,
-)
+from intarsia.format.dcp.metadata import METADATA, Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.torch_file.torch_frame import Frame, frame
 from intarsia.mesh import Box, Mesh, Rule, Shape
-from intarsia.planning.manifest import Target
+from intarsia.planning.manifest import Chunk, Entry, Target
 
 LINE_BYTES = 64
 _OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
@@ -43,7 +37,7 @@ class Files:
 
     def place(
         self, dtype: DType, box: Box, holding: Sequence[int], stored: Box | None = None
-    ) -> tuple[Slot, ChunkRecord]:
+    ) -> tuple[Slot, Chunk]:
         """Give a box to the rank that has the least to write of those that hold it.
 
         `stored` is the box in the tensor on disk, where that is another than the target.
@@ -55,14 +49,14 @@ class Files:
         at = aligned(end, wrap)
         self._ends[rank] = at + wrap.length_bytes
         slot = Slot(box, self.folder + file, at + wrap.start_bytes, wrap, at - end)
-        return slot, ChunkRecord(stored.offsets, stored.shape, file, at, wrap.length_bytes)
+        return slot, Chunk(stored, file, at, wrap.length_bytes)
 
-    def append(self, name: str, data: bytes) -> ObjectRecord:
+    def append(self, name: str, data: bytes) -> Entry:
         """Put an object behind all that the first rank writes."""
         file, at = file_of(0), self._ends[0]
         self._ends[0] += len(data)
         self.fixed.append((self.folder + file, at, data))
-        return ObjectRecord(name, file, at, len(data))
+        return Entry(name, file, at, len(data))
 
     @property
     def sizes(self) -> dict[str, int]:

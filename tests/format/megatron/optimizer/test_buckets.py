@@ -12,7 +12,7 @@ import pytest
 from intarsia.dtypes import DType, dtype_named
 from intarsia.errors import FormatError
 from intarsia.family import Table, table_for
-from intarsia.format.dcp.metadata import ChunkRecord, TensorRecord
+from intarsia.format.dcp.metadata import TensorRecord
 from intarsia.format.megatron.keys import Key, experts_of
 from intarsia.format.megatron.optimizer.buckets import is_bucket, read_buckets
 from intarsia.format.registry import FORMATS
@@ -155,7 +155,7 @@ class Disk:
             TensorRecord(
                 name, F32, (at,),
                 tuple(
-                    ChunkRecord((lo,), (hi - lo,), name, lo, 1)
+                    Chunk(Box((lo,), (hi - lo,)), name, lo, 1)
                     for lo, hi in pairwise(edges)
                 ),
             )

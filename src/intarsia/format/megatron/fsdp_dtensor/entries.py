@@ -38,10 +38,7 @@ def is_entry(name: str) -> bool:
 
 def entries_of(metadata: Metadata) -> dict[str, Entry]:
     """The objects, and the tensors of random states, as bytes of their files."""
-    found = {
-        o.name: Entry(o.name, o.file, o.start_bytes, o.length_bytes)
-        for o in metadata.objects.values()
-    }
+    found = dict(metadata.objects)
     for record in metadata.tensors.values():
         if is_entry(record.name) and len(record.chunks) == 1:
             (chunk,) = record.chunks

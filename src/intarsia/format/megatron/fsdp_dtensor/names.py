@@ -160,7 +160,7 @@ class _Reader:
             self._add(record, twin)
             return
         text = f"`{record.name}` has shape {list(record.shape)}, its parameter {list(row.layout.shape)}"
-        self.cut.append(Problem("elements-missing", (record.name,), _files(record), text))
+        self.cut.append(Problem("elements-missing", (record.name,), record.files, text))
         self._add(replace(record, chunks=()), twin)
 
     def _step(self, record: TensorRecord, row: Param) -> None:
@@ -175,7 +175,7 @@ class _Reader:
                 self.found.add(stored, _own_shape)
 
     def _complain(self, error: IntarsiaError, record: TensorRecord, names: tuple[str, ...]) -> None:
-        self.complain(Complaint(error, _files(record), names))
+        self.complain(Complaint(error, record.files, names))
 
     def _add(self, record: TensorRecord, row: Param) -> None:
         stored = replace(
@@ -233,7 +233,3 @@ def as_torch_dist(metadata: Metadata) -> Metadata:
     for whole, held in experts.items():
         shapes[whole] = replace(shapes[whole], shape=(len(held), *shapes[whole].shape))
     return Metadata(shapes, {})
-
-
-def _files(record: TensorRecord) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(chunk.file for chunk in record.chunks))

@@ -18,13 +18,7 @@ from intarsia.errors import FamilyError, UsageError, few
 from intarsia.family import Param, Table
 from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.format.cast import cast_to
-from intarsia.format.dcp.metadata import (
-    METADATA,
-    ChunkRecord,
-    Metadata,
-    ObjectRecord,
-    TensorRecord,
-)
+from intarsia.format.dcp.metadata import METADATA, Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.dcp.write import Files, cut_by, place_all
 from intarsia.format.megatron.frame import TRACKER
@@ -41,8 +35,8 @@ from intarsia.format.megatron.keys import DIALECTS, Key, experts_of, padded
 from intarsia.format.megatron.optimizer.state_tensors import state_row
 from intarsia.format.optimizer_state.parameter_groups import has_torch_groups
 from intarsia.layout import Layout
-from intarsia.mesh import Mesh
-from intarsia.planning.manifest import Manifest, Target
+from intarsia.mesh import Box, Mesh
+from intarsia.planning.manifest import Chunk, Entry, Manifest, Target
 from intarsia.state.names import (
     MASTER,
     SETTING,
@@ -262,7 +256,7 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
     folder = f"iter_{iteration:07d}/"
     files = Files(options.mesh.size, folder)
     slots, tensors = place_all(files, cut_by(options.mesh, targets))
-    objects: dict[str, ObjectRecord] = {}
+    objects: dict[str, Entry] = {}
     for name, data in entries.items():
         record = files.append(name, data)
         held = tensor_in(name, data)
@@ -270,7 +264,7 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
             objects[name] = record
             continue
         place = (record.file, record.start_bytes, record.length_bytes)
-        whole = ChunkRecord((0,) * len(held.shape), held.shape, *place)
+        whole = Chunk(Box.whole(held.shape), *place)
         tensors[name] = TensorRecord(name, held.dtype, held.shape, (whole,))
     paths = {name: path_of(name) for name in (*tensors, *objects)}
     closing = {

@@ -25,7 +25,7 @@ from intarsia.format.megatron.keys import Key
 from intarsia.format.megatron.optimizer.parameter_order import SPECS, Parameter, parameters_of
 from intarsia.format.megatron.optimizer.state_tensors import kind_of, state_row
 from intarsia.layout import shard
-from intarsia.mesh import Box, Rule
+from intarsia.mesh import Rule
 from intarsia.planning.manifest import Chunk, Stored
 
 _BUCKET = re.compile(
@@ -60,8 +60,8 @@ class Bucket:
     @cached_property
     def cuts(self) -> set[int]:
         """Every place where a chunk begins or ends."""
-        chunks = next(iter(self.records.values())).chunks
-        return {c.offsets[0] for c in chunks} | {c.offsets[0] + c.shape[0] for c in chunks}
+        boxes = [c.box for c in next(iter(self.records.values())).chunks]
+        return {b.offsets[0] for b in boxes} | {b.offsets[0] + b.shape[0] for b in boxes}
 
 
 def is_bucket(name: str) -> bool:
@@ -346,9 +346,9 @@ def _stored(
         for kind, record in buckets[bucket].records.items():
             state = state_row(flat, kind)
             chunks = tuple(
-                Chunk(Box((c.offsets[0] - start,), c.shape), c.file, c.start_bytes, c.length_bytes)
+                Chunk(c.box.moved((-start,)), c.file, c.start_bytes, c.length_bytes)
                 for c in record.chunks
-                if start <= c.offsets[0] < start + size
+                if start <= c.box.offsets[0] < start + size
             )
             name = f"{state.name}@{rank}"
             yield (

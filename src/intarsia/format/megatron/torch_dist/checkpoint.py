@@ -200,7 +200,7 @@ _EMPTY_STATE_BYTES = len(write_object([None]))
 def _entries(folder: Folder, metadata: Metadata) -> dict[str, Entry]:
     """The objects beside the tensors, but for extra states that say nothing."""
     entries = {
-        o.name: Entry(o.name, o.file, o.start_bytes, o.length_bytes)
+        o.name: o
         for o in metadata.objects.values()
         if "._extra_state/" not in o.name or o.length_bytes != _EMPTY_STATE_BYTES
     }

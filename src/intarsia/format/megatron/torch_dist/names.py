@@ -87,7 +87,7 @@ def _with_table(
         try:
             parts = list(_read(record, rows, metadata.extra))
         except IntarsiaError as error:
-            complain(Complaint(error, _files(record), _tensors(record, rows)))
+            complain(Complaint(error, record.files, _tensors(record, rows)))
             found.add(stored_of(record))
             continue
         if not parts:
@@ -115,10 +115,6 @@ def _with_table(
         if floating
     )
     found.problems += tuple(absences(found.absent))
-
-
-def _files(record: TensorRecord) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(chunk.file for chunk in record.chunks))
 
 
 def _tensors(record: TensorRecord, rows: MegatronRows) -> tuple[str, ...]:
@@ -197,14 +193,14 @@ def _parts(record: TensorRecord, key: Key) -> Iterator[tuple[Key, Shape, tuple[C
     for axis_is in (key.stacked, key.of_experts):
         if not axis_is:
             continue
-        if any(c.shape[leading] != 1 for c in record.chunks):
+        if any(c.box.shape[leading] != 1 for c in record.chunks):
             break
         leading += 1
     held: dict[Shape, list[Chunk]] = {}
     for c in record.chunks:
-        box = Box(c.offsets[leading:], c.shape[leading:])
+        box = Box(c.box.offsets[leading:], c.box.shape[leading:])
         chunk = Chunk(box, c.file, c.start_bytes, c.length_bytes)
-        held.setdefault(c.offsets[:leading], []).append(chunk)
+        held.setdefault(c.box.offsets[:leading], []).append(chunk)
     for index in product(*map(range, record.shape[:leading])):
         places = iter(index)
         layer = next(places) if key.stacked and leading else key.layer

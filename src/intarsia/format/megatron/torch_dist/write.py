@@ -19,7 +19,7 @@ from intarsia.dtypes import DType
 from intarsia.errors import UsageError, few
 from intarsia.family import table_for
 from intarsia.format.base import Arrangement, Slot, WriteOptions
-from intarsia.format.dcp.metadata import METADATA, ChunkRecord, Metadata, TensorRecord
+from intarsia.format.dcp.metadata import METADATA, Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.dcp.write import Files, holders
 from intarsia.format.megatron.common import (
@@ -60,7 +60,7 @@ from intarsia.format.megatron.optimizer.state_tensors import state_of, stored_ke
 from intarsia.format.optimizer_state.learning_rates import note_on_rates, set_rates
 from intarsia.format.torch_file.plain import plain
 from intarsia.mesh import Box, Mesh, Rule, Shape
-from intarsia.planning.manifest import Target
+from intarsia.planning.manifest import Chunk, Target
 from intarsia.state.names import is_state
 
 
@@ -149,7 +149,7 @@ def _place(
     """A place for every box; the tensors that targets are stacked into, and their leading axes."""
     slots: dict[str, tuple[Slot, ...]] = {}
     kinds: dict[str, tuple[DType, Shape]] = {}
-    chunks: dict[str, list[ChunkRecord]] = {}
+    chunks: dict[str, list[Chunk]] = {}
     leading: dict[str, int] = {}
     stacks = alike_layers(targets)
     for target in targets:
