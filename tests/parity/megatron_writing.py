@@ -11,7 +11,7 @@ from intarsia.conversion.job import prepare
 from intarsia.conversion.running import carry_out
 from intarsia.family import Param, Table
 from intarsia.format import registry as formats
-from intarsia.format.megatron.keys import torch_dist_rows
+from intarsia.format.megatron.keys import padded, torch_dist_rows
 from intarsia.format.megatron.torch_dist.checkpoint import TorchDist
 from intarsia.format.request import Request
 from intarsia.mesh import Mesh
@@ -35,7 +35,11 @@ def write_torch_dist(
     """Convert a checkpoint; `pad_to` pads the vocabulary as Megatron-LM does in training."""
 
     def rows(self: TorchDist, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
-        return torch_dist_rows(table, mesh, spec=spec, pad_to=pad_to)
+        return [_padded(row, (pad_to or 1) * mesh.tp) for row in torch_dist_rows(table, spec)]
+
+    def _padded(row: Param, step: int) -> Param:
+        shape = row.layout.shape
+        return padded(row, (-(-shape[0] // step) * step, *shape[1:])) if pad_to and shape else row
 
     request = Request("torch_dist", Mesh.parse(mesh), spec=spec)
     with patch.object(TorchDist, "rows", rows):

@@ -6,15 +6,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import lru_cache
 
-from intarsia.dtypes import DType
 from intarsia.errors import FamilyError, UsageError, few
 from intarsia.family import Param, Table, table_for
 from intarsia.family.beside_text import respelled
 from intarsia.format.base import Format
-from intarsia.format.cast import cast_to
 from intarsia.format.optimizer_state.optimizer_names import is_numbered_name
 from intarsia.format.registry import format_named, names_of
 from intarsia.format.request import Request, Wanted
+from intarsia.format.written_tensors import left_out, written_type
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.opened.masters import has_own_master
@@ -53,23 +52,13 @@ def targets_for(src: Manifest, request: Request) -> Wanted:
             equal=(*own.equal, *tied_and_stored(src, own.drop)),
             rounded=tuple(n for n in own.rounded if has_own_master(src, n)),
         )
-    drop = dict(_dropped(src, request, writer))
+    drop = _dropped(src, request, writer)
     rows, equal = _with_one_step(_rows(src, request, writer, drop.keys()), src, drop.keys())
     for names in equal:
-        drop |= dict.fromkeys(
-            names[1:], f"equal to `{names[0]}`: a fused parameter has one counter"
-        )
+        why = f"equal to `{names[0]}`: a fused parameter has one counter"
+        drop |= dict.fromkeys(names[1:], why)
     targets = tuple(
-        Target(
-            writer.spell(row.name),
-            _dtype(row, src, request.dtype),
-            row.layout,
-            request.mesh.boxes(row.layout.shape, row.rule)
-            if writer.sharded
-            else _whole(row.layout.shape),
-            row.rule,
-            row.value,
-        )
+        _target(row, src, request, writer)
         for row in rows
         if not (drop and drop.keys() >= set(row.layout.tensors or (row.name,)))
     )
@@ -87,13 +76,15 @@ def targets_for(src: Manifest, request: Request) -> Wanted:
     counted = writer.counted(src) if request.optimizer == "keep" else ()
     equal += [counted] if counted else []
     equal += tied_and_stored(src, drop)
-    return Wanted(
-        targets,
-        drop,
-        request.optimizer == "keep",
-        tuple(notes),
-        tuple(equal),
-    )
+    return Wanted(targets, drop, request.optimizer == "keep", tuple(notes), tuple(equal))
+
+
+def _target(row: Param, src: Manifest, request: Request, writer: Format) -> Target:
+    shape, names = row.layout.shape, row.layout.tensors or (row.name,)
+    asked = None if is_state(row.name) else request.dtype
+    boxes = request.mesh.boxes(shape, row.rule) if writer.sharded else _whole(shape)
+    dtype = written_type(row.name, names, src, asked)
+    return Target(writer.spell(row.name), dtype, row.layout, boxes, row.rule, row.value)
 
 
 def dialect_for(src: Manifest, request: Request, writer: Format) -> str:
@@ -133,19 +124,13 @@ def _whole(shape: Shape) -> tuple[Box, ...]:
     return (Box.whole(shape),)
 
 
-def _dropped(src: Manifest, request: Request, writer: Format) -> Iterator[tuple[str, str]]:
+def _dropped(src: Manifest, request: Request, writer: Format) -> dict[str, str]:
     """What is left out, and why."""
     dialect = dialect_for(src, request, writer)
     table = table_for(src.config)
     tied = table.tied if table and dialect not in ("same", "hf-module") else {}
-    for name in src.logical:
-        of = parameter_of(name)
-        if of in tied:
-            yield name, f"{of} is tied to {tied[of]} by the configuration"
-        elif is_state(name) and request.optimizer == "drop":
-            yield name, "optimizer state, dropped as asked"
-        elif why := writer.left_out(name):
-            yield name, why
+    found = {name: why for name in src.logical if (why := writer.left_out(name))}
+    return found | dict(left_out(src, tied, request.optimizer))
 
 
 def tied_and_stored(src: Manifest, drop: Collection[str]) -> list[tuple[str, ...]]:
@@ -219,12 +204,7 @@ def _is_stored_so(src: Manifest, request: Request, writer: Format, dialect: str)
     table = table_for(src.config)
     if table is None:
         return False
-    rows = {
-        row.name: row
-        for row in _model_rows(
-            writer.rows(table, dialect, request.mesh, request.spec), src, table, dialect
-        )
-    }
+    rows = {row.name: row for row in _model_rows(src, request, writer, table, dialect)}
     parts = src.quantised.by_part
     for s in src.stored.values():
         if s.name in parts and (s.name not in rows or parts[s.name][0].packed):
@@ -247,9 +227,7 @@ def _rows(src: Manifest, request: Request, writer: Format, dropped: Set[str]) ->
     table = table_for(src.config)
     if table is None:
         return _name_by_name(src, request, writer, dialect)
-    model = list(
-        _model_rows(writer.rows(table, dialect, request.mesh, request.spec), src, table, dialect)
-    )
+    model = list(_model_rows(src, request, writer, table, dialect))
     rows = [*model, *state_rows(model, src.logical)]
     covered = {name for row in rows for name in row.layout.tensors}
     covered |= dropped
@@ -262,8 +240,7 @@ def _rows(src: Manifest, request: Request, writer: Format, dropped: Set[str]) ->
                 f"{len(lost)} tensors of {src.path} are not in the {dialect} table of"
                 f" {table.family}: {few(lost, 4)}",
                 hint=f"convert to {names_of(_keeps_names)}, which carry them name by name, or"
-                " add them to the"
-                " table",
+                " add them to the table",
             )
     beside = map(_as_stored, rest)
     return [*rows, *respelled(beside, src.stored, table, dialect, src.config or {})]
@@ -294,14 +271,14 @@ def _without_a_table(src: Manifest, request: Request, dialect: str) -> FamilyErr
 
 
 def _model_rows(
-    rows: Iterable[Param], src: Manifest, table: Table, dialect: str
+    src: Manifest, request: Request, writer: Format, table: Table, dialect: str
 ) -> Iterator[Param]:
     """The rows that are wanted: all but those that are optional and that the source lacks.
 
     A tied tensor is written where the module has it, from its twin if need be, and nowhere else.
     """
     missed = {x.name for x in src.absent}
-    for row in rows:
+    for row in writer.rows(table, dialect, request.mesh, request.spec):
         names = row.layout.tensors
         if names and all(name in table.tied for name in names):
             if dialect == "hf-module":
@@ -345,17 +322,3 @@ def _with_one_step(
     )
     kept = (row for row in rows if fused.isdisjoint(row.layout.tensors))
     return [*kept, *steps], list(groups.values())
-
-
-def _dtype(row: Param, src: Manifest, asked: DType | None) -> DType:
-    """The element type of a destination tensor: the source's, or the one asked for."""
-    names = row.layout.tensors or (row.name,)
-    asked = None if is_state(row.name) else asked
-    held = (n for n in names if n in src.logical)
-    found = {cast_to(src.logical[n].dtype, asked, (n,), src.config) for n in held}
-    if len(found) > 1:
-        raise UsageError(
-            f"`{row.name}` would hold {', '.join(sorted(d.name for d in found))}",
-            hint="choose one element type with --dtype",
-        )
-    return found.pop() if found else cast_to(src.absent[0].dtype, asked, names, src.config)

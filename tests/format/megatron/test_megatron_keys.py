@@ -19,7 +19,7 @@ from intarsia.format.megatron.keys import (
     torch_dist_rows,
 )
 from intarsia.layout import Layout, cover
-from intarsia.mesh import Mesh, Rule
+from intarsia.mesh import Rule
 from tests.family.arrays import carried, element_ids
 from tests.family.configs import CASES
 
@@ -79,7 +79,7 @@ def test_an_expert_is_a_slice_of_its_stack() -> None:
 def test_parts_hold_what_their_rows_hold(model: str, spec: str) -> None:
     table = table_for(CASES[model])
     assert table is not None
-    parts = torch_dist_rows(table, Mesh(), spec=spec)
+    parts = torch_dist_rows(table, spec)
     assert len({part.name for part in parts}) == len(parts)
     held: dict[str, list[Layout]] = {}
     for part in parts:
@@ -98,7 +98,7 @@ def test_every_spelling_finds_its_row(model: str) -> None:
     table = table_for(CASES[model])
     assert table is not None
     rows, arrays = MegatronRows(table), element_ids(table.logical)
-    for part in torch_dist_rows(table, Mesh()):
+    for part in torch_dist_rows(table):
         found = rows.find(Key.parse(part.name), part.layout.shape)
         assert found is not None
         np.testing.assert_array_equal(carried(found.layout, arrays), carried(part.layout, arrays))
@@ -153,12 +153,3 @@ def test_only_the_vocabulary_is_padded() -> None:
     rows = MegatronRows(table)
     with pytest.raises(FamilyError, match=r"has shape \[25\].*gives \[24\]"):
         rows.find(Key.parse("decoder.final_layernorm.weight"), (25,))
-
-
-def test_padding_follows_the_mesh() -> None:
-    table = table_for(CASES["llama"])
-    assert table is not None
-    (embedding, *_) = torch_dist_rows(table, Mesh(tp=2), pad_to=16)
-    assert embedding.layout.shape == (64, 24)
-    (embedding, *_) = torch_dist_rows(table, Mesh(tp=2))
-    assert embedding.layout.shape == (50, 24)

@@ -53,15 +53,15 @@ _ITERATION = re.compile(r"^iter_(\d{7,})$")
 
 def looks_like_megatron(path: PurePath) -> bool:
     """Whether a folder is, or leads to, a checkpoint of Megatron's own formats."""
-    return is_folder(path) and any(_is_torch_dist(p) or _is_legacy(p) for p in _candidates(path))
+    return is_folder(path) and any(_is_torch_dist(p) or _is_legacy(p) for p in candidates(path))
 
 
 def find_checkpoint(path: PurePath) -> PurePath:
     """The folder with the tensors: the path itself, the tracked iteration, or the only one."""
-    found = [p for p in _candidates(path) if _is_torch_dist(p)]
+    found = [p for p in candidates(path) if _is_torch_dist(p)]
     if found:
         return the_one(found, path)
-    legacy = [p for p in _candidates(path) if _is_legacy(p)]
+    legacy = [p for p in candidates(path) if _is_legacy(p)]
     if legacy:
         raise FormatError(f"{legacy[0]} is {MEGATRON.name}", hint=MEGATRON.remedy)
     raise FormatError(f"{path} does not hold a torch_dist checkpoint")
@@ -78,12 +78,14 @@ def the_one(found: Sequence[PurePath], path: PurePath) -> PurePath:
     return found[0]
 
 
-def _candidates(path: PurePath) -> list[PurePath]:
+def candidates(path: PurePath) -> list[PurePath]:
     """The folders that may hold the tensors: the path, else the tracked one, else all."""
     if is_file(path / METADATA) or _is_legacy(path):
         return [path]
     tracked = tracked_folder(path)
-    return [tracked] if tracked is not None else _iterations(path)
+    if tracked is not None:
+        return [tracked]
+    return [p for p in listed(path) if is_folder(p) and _ITERATION.match(p.name)]
 
 
 def _is_legacy(folder: PurePath) -> bool:
@@ -132,10 +134,6 @@ def _backend(folder: PurePath) -> str | None:
     except FormatError:
         return None
     return said.get("sharded_backend") if isinstance(said, dict) else None
-
-
-def _iterations(path: PurePath) -> list[PurePath]:
-    return [p for p in listed(path) if is_folder(p) and _ITERATION.match(p.name)]
 
 
 def read_common(folder: Folder, metadata: Metadata) -> dict[str, Any]:
@@ -233,6 +231,11 @@ def whole(args: Mapping[str, Any], name: str) -> int | None:
     """An argument that is a whole number, at least one."""
     value = args.get(name)
     return value if type(value) is int and value > 0 else None
+
+
+def iteration_to_resume(said: Any) -> int:
+    """The iteration that a common state or an entry says; Megatron takes zero for a damaged tracker."""
+    return said if type(said) is int and 0 < said < 1 << 60 else 1
 
 
 def backend_file() -> bytes:

@@ -13,14 +13,14 @@ but parts whose chunks are listed under one name, so it costs no more than they 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
 from intarsia.errors import FamilyError
 from intarsia.family import Known, Param, Table
 from intarsia.layout import Layout, Piece, concat, padding, stack
-from intarsia.mesh import Mesh, Rule, Shape
+from intarsia.mesh import Rule, Shape
 
 DIALECTS = {"te": "megatron", "local": "megatron-local"}
 """The table's dialect for each of Megatron's layer specifications."""
@@ -30,7 +30,7 @@ _STACKED = re.compile(r"^(?P<head>(?:.+\.)?layers)\.(?P<rest>[^\d].*)$")
 _EXPERT = re.compile(r"^(?P<head>.+\.experts\.experts)\.(?P<expert>\d{1,9})\.(?P<rest>.+)$")
 _HALF = re.compile(r"^(?P<whole>.+\.linear_fc1\.(?:weight|bias))_(?P<half>[wv])$")
 _EXPERTS = ".experts.experts."
-_VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
+VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
 _WRAPPERS = ("module.", "model.")
 _LANGUAGE_MODEL = re.compile(r"(^|\.)(decoder|embedding|output_layer|mtp|optimizer)\.")
 
@@ -195,41 +195,51 @@ def experts_of(row: Param) -> list[Param]:
 def padded(row: Param, shape: Shape) -> Param:
     """A vocabulary row with the padding that a stored shape shows."""
     have = row.layout.shape
-    if not row.name.endswith(_VOCABULARY) or len(shape) != len(have) or shape[0] <= have[0]:
+    if not row.name.endswith(VOCABULARY) or len(shape) != len(have) or shape[0] <= have[0]:
         return row
     return replace(row, layout=concat([row.layout, padding(shape[0] - have[0], *have[1:])]))
 
 
-def torch_dist_rows(
-    table: Table, mesh: Mesh, *, spec: str = "te", pad_to: int | None = None
-) -> list[Param]:
-    """The tensors of a model as Megatron stores them, in the smallest parts.
+def torch_dist_rows(table: Table, spec: str = "te") -> list[Param]:
+    """The tensors of a model as Megatron stores them, in the smallest parts."""
+    return [
+        Param(str(key), part.layout, part.rule, part.value)
+        for row in rows_of(table, spec)
+        for key, part in parts_of(row, _halves)
+    ]
 
-    `pad_to` pads the vocabulary to a multiple of `pad_to * tp`, as Megatron-LM does in training
-    (128 there); None leaves it as it is, as Megatron-Bridge does.
-    """
+
+def rows_of(table: Table, spec: str) -> Iterable[Param]:
+    """The rows of a family under one of Megatron's layer specifications."""
     rows = table.dialects[DIALECTS[spec]]
     if not rows:
         raise FamilyError(
             f"the family {table.family!r} has no Megatron table",
             hint="convert to hf or dcp, or add the family's Megatron rows",
         )
-    return [part for row in rows.values() for part in _parts(row, mesh, pad_to)]
+    return rows.values()
 
 
-def _parts(row: Param, mesh: Mesh, pad_to: int | None) -> Iterator[Param]:
+def parts_of(
+    row: Param, halves_of: Callable[[Param, Key], list[Param]]
+) -> Iterator[tuple[Key, Param]]:
+    """The smallest parts of a row: each expert, and each half of those that `halves_of` finds gated."""
     key = Key.parse(row.name)
-    if pad_to is not None and row.name.endswith(_VOCABULARY):
-        step = pad_to * mesh.tp
-        rows = -(-row.layout.shape[0] // step) * step
-        row = padded(row, (rows, *row.layout.shape[1:]))
-    halves = key.rest.endswith(("linear_fc1.weight", "linear_fc1.bias"))
     experts = experts_of(row) if key.of_experts else []
     for expert, one in enumerate(experts) if experts else ((None, row),):
-        name = str(Key(key.rest, key.head, key.layer, expert))
-        if halves and one.layout.shape[0] % 2 == 0:
-            for half in (0, 1):
-                part = half_of(one, half)
-                yield Param(f"{name}_{'wv'[half]}", part.layout, part.rule, part.value)
-        else:
-            yield Param(name, one.layout, one.rule, one.value)
+        whole = Key(key.rest, key.head, key.layer, expert)
+        halves = halves_of(one, whole)
+        for half, part in enumerate(halves):
+            yield Key(key.rest, key.head, key.layer, expert, half), part
+        if not halves:
+            yield whole, one
+
+
+def _halves(row: Param, key: Key) -> list[Param]:
+    gated = is_fc1(key) and row.layout.shape[0] % 2 == 0
+    return [half_of(row, half) for half in (0, 1)] if gated else []
+
+
+def is_fc1(key: Key) -> bool:
+    """Whether a key is the first projection of a feed-forward part."""
+    return key.rest.endswith(("linear_fc1.weight", "linear_fc1.bias"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from intarsia.family import table_for
+from intarsia.family import Table, table_for
 from intarsia.format.complaint import Complain, going_on
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.folder.stored_config import choose_config
@@ -24,6 +24,12 @@ class SettledConfig:
     made: bool
     unsaid: tuple[str, ...]
     notes: tuple[str, ...]
+    centered: bool | None = None
+
+    @property
+    def table(self) -> Table | None:
+        """The family's table, its norms centred as the arguments say."""
+        return table_for(self.config, zero_centered=self.centered)
 
 
 def settle_config(
@@ -34,15 +40,17 @@ def settle_config(
     complain: Complain,
 ) -> SettledConfig:
     """The given or stored configuration, compared with the arguments; without one, that of the arguments."""
-    config = given
+    config, centered = given, args.get("layernorm_zero_centered_gamma")
+    centered = centered if isinstance(centered, bool) else None
     with going_on(complain, "config.json"):
         config = choose_config(given, home_of(root))
     if config is None:
         made = config_from_arguments(args, metadata)
-        return SettledConfig(made.config, made.config is not None, made.unsaid, made.notes)
+        is_made = made.config is not None
+        return SettledConfig(made.config, is_made, made.unsaid, made.notes, centered)
     notes: tuple[str, ...] = ()
     if table_for(config) is not None:
         with going_on(complain):
             shapes = {name: t.shape for name, t in metadata.tensors.items()}
             notes = tuple(check_arguments(args, config, shapes, str(root)))
-    return SettledConfig(config, False, (), notes)
+    return SettledConfig(config, False, (), notes, centered)

@@ -23,9 +23,8 @@ from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.dcp import archives
 from intarsia.format.dcp.data_files import open_metadata
 from intarsia.format.dcp.metadata import MAX_METADATA_BYTES, METADATA, Metadata
-from intarsia.format.megatron.common import archive, looks_like_megatron, the_one
+from intarsia.format.megatron.common import archive, candidates, looks_like_megatron, the_one
 from intarsia.format.megatron.configuration.settled_config import settle_config
-from intarsia.format.megatron.frame import tracked_folder
 from intarsia.format.megatron.fsdp_dtensor.entries import (
     arguments,
     entries_of,
@@ -41,20 +40,19 @@ from intarsia.format.megatron.fsdp_dtensor.write import (
     spell,
 )
 from intarsia.format.megatron.own_format import ARGS, MegatronFormat, arguments_alone
-from intarsia.format.optimizer_state.groups_in_entries import has_megatron_groups
 from intarsia.format.optimizer_state.numbered_state import (
     NumberedState,
     group_lists,
     parameters_by_number,
 )
 from intarsia.format.optimizer_state.optimizer_names import is_numbered_name, unnumbered_error
-from intarsia.format.optimizer_state.parameter_groups import Groups, has_torch_groups
+from intarsia.format.optimizer_state.parameter_groups import Groups
 from intarsia.format.request import EntriesToWrite, Request, Source, Wanted
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.planning.problem import Problem
 from intarsia.store.folder import Folder
-from intarsia.store.lookup import is_file, is_folder, listed
+from intarsia.store.lookup import is_file, is_folder
 
 _KEYS = re.compile(
     rb"model\.(?:module\.)+(?:\w+\.)?(?:embedding\.word_|decoder\.(?:layers\.\d|final_)|output_layer\.)"
@@ -70,7 +68,7 @@ class FsdpDtensor(MegatronFormat):
     def detect(self, path: PurePath) -> bool:
         if not is_folder(path) or looks_like_megatron(path):
             return False
-        return any(_has_keys(folder) for folder in _candidates(path))
+        return any(_has_keys(folder) for folder in candidates(path))
 
     def read(
         self,
@@ -88,9 +86,7 @@ class FsdpDtensor(MegatronFormat):
                 args = arguments(folder, metadata)
             numbers, unclear = _numbers(folder, metadata)
         settled = settle_config(config, args, as_torch_dist(metadata), root, complain)
-        config, notes = settled.config, [*settled.notes]
-        centered = args.get("layernorm_zero_centered_gamma")
-        table = table_for(config, zero_centered=centered if isinstance(centered, bool) else None)
+        config, table = settled.config, settled.table
         tensors = [r for r in metadata.tensors.values() if not is_entry(r.name)]
         found = name_tensors(tensors, table, tensor_parallel(args), config, numbers, complain)
         if unclear:
@@ -98,7 +94,6 @@ class FsdpDtensor(MegatronFormat):
             found.problems.append(Problem("elements-missing", numbered, (), unclear.brief))
         with Folder(root) as folder, going_on(complain):
             found.problems += _disagreements(folder, found.repeated)
-        notes += _absent_entries(metadata)
         return Manifest(
             format=self.name,
             path=str(root),
@@ -113,7 +108,7 @@ class FsdpDtensor(MegatronFormat):
             absent=found.absent,
             problems=tuple(found.problems),
             state_unclear=unclear,
-            notes=(*notes, *found.notes),
+            notes=(*settled.notes, *_absent_entries(metadata), *found.notes),
         )
 
     def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
@@ -123,24 +118,8 @@ class FsdpDtensor(MegatronFormat):
         return spell(name)
 
     def targets(self, src: Manifest, request: Request) -> Wanted:
-        """Main weights go into the model section, and fused parameters have one counter for all parts."""
         table = table_for(src.config, zero_centered=zero_centered(src))
-        found = fsdp_dtensor_targets(
-            src,
-            table,
-            request.mesh,
-            spec=request.spec,
-            optimizer=request.optimizer,
-            dtype=request.dtype,
-        )
-        keeps, notes = request.optimizer == "keep", list(found.notes)
-        if keeps and has_torch_groups(src.entries) and not has_megatron_groups(src.entries):
-            notes.append(
-                "parameter groups are kept in torch's form, which Megatron does not read: a run"
-                " that continues uses its own settings"
-            )
-        equal, rounded = tuple(found.equal), tuple(found.rounded)
-        return Wanted(tuple(found.targets), found.drop, keeps, tuple(notes), equal, rounded)
+        return fsdp_dtensor_targets(src, table, request)
 
     def groups(self, src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
         told = super().groups(src, entries)
@@ -187,19 +166,10 @@ def _canonical(name: str) -> str:
 
 def find_checkpoint(path: PurePath) -> PurePath:
     """The folder with the tensors: the path itself, the tracked iteration, or the only one."""
-    found = [folder for folder in _candidates(path) if _has_keys(folder)]
+    found = [folder for folder in candidates(path) if _has_keys(folder)]
     if found:
         return the_one(found, path)
     raise FormatError(f"{path} does not hold an fsdp_dtensor checkpoint")
-
-
-def _candidates(path: PurePath) -> list[PurePath]:
-    if is_file(path / METADATA):
-        return [path]
-    tracked = tracked_folder(path)
-    if tracked is not None:
-        return [tracked]
-    return [p for p in listed(path, "iter_*") if re.fullmatch(r"iter_\d{7,}", p.name)]
 
 
 def _has_keys(folder: PurePath) -> bool:

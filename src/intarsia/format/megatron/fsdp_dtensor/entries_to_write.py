@@ -37,18 +37,11 @@ from intarsia.format.megatron.fsdp_dtensor.keys import (
 )
 from intarsia.format.megatron.optimizer.groups import group_for, groups_in, optimizer_of
 from intarsia.format.torch_file.plain import plain
-from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.mesh import Mesh, Shape
 from intarsia.planning.manifest import Target
 from intarsia.value import PLAIN
 
 _FINAL_NORM = "decoder.final_layernorm.weight"
-
-
-def iteration_of(entries: Mapping[str, bytes]) -> int:
-    """The step to resume from; Megatron takes zero for a damaged tracker."""
-    said = read_object(entries["iteration"], "iteration") if "iteration" in entries else None
-    return said if type(said) is int and 0 < said < 1 << 60 else 1
 
 
 def written_entries(targets: Sequence[Target], options: WriteOptions) -> dict[str, bytes]:

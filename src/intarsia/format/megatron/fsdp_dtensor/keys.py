@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from intarsia.errors import FamilyError, FormatError
 from intarsia.family import Param, Table
-from intarsia.format.megatron.keys import Key, MegatronRows, half_of, padded
+from intarsia.format.megatron.keys import Key, MegatronRows, half_of, is_fc1, padded
 from intarsia.format.megatron.optimizer.state_tensors import kind_of
 from intarsia.layout import Layout, concat, shard
 from intarsia.mesh import Shape
@@ -191,11 +191,6 @@ def gated_parts(row: Param, key: Key) -> list[Param]:
     halves = [half_of(row, half) for half in (0, 1)]
     first, second = (set(half.layout.tensors) for half in halves)
     return halves if first and second and not first & second else []
-
-
-def is_fc1(key: Key) -> bool:
-    """Whether a key is the first projection of a feed-forward part."""
-    return key.rest.endswith(("linear_fc1.weight", "linear_fc1.bias"))
 
 
 def _by_rank(name: str, parts: Sequence[Param], tp: int) -> Param:

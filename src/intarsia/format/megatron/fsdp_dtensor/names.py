@@ -7,17 +7,17 @@ state is then known by name, has no chunks, and no plan that needs it can be pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import FamilyError, FormatError, IntarsiaError, few
 from intarsia.family import Param, Table
-from intarsia.family.parts import must_be_there
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.dcp.archives import stored_of
 from intarsia.format.dcp.metadata import Metadata, TensorRecord
+from intarsia.format.megatron.found import Found
 from intarsia.format.megatron.fsdp_dtensor.keys import (
     FsdpRows,
     Section,
@@ -28,43 +28,12 @@ from intarsia.format.megatron.fsdp_dtensor.keys import (
 from intarsia.format.megatron.keys import Key
 from intarsia.format.megatron.optimizer.state_tensors import state_row
 from intarsia.layout import Layout
-from intarsia.mesh import Rule, Shape
-from intarsia.planning.manifest import Logical, Stored
-from intarsia.planning.problem import Problem, absences
-from intarsia.state.names import MASTER, STEP, StateName, parameter_of, step_of
+from intarsia.mesh import Rule
+from intarsia.planning.problem import Problem
+from intarsia.state.names import MASTER, STEP, StateName, step_of
 
 _FLOAT = BY_NAME["F32"]
 _BUFFERS = ("expert_bias",)
-
-
-@dataclass
-class Found:
-    """Stored tensors, and what their names told."""
-
-    stored: dict[str, Stored] = field(default_factory=dict)
-    logical: dict[str, Logical] = field(default_factory=dict)
-    absent: tuple[Logical, ...] = ()
-    problems: list[Problem] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    repeated: list[tuple[Stored, Stored]] = field(default_factory=list)
-
-    def add(self, stored: Stored, shape_of: Callable[[str], Shape | None]) -> None:
-        if stored.name in self.stored:
-            raise FamilyError(
-                f"`{self.stored[stored.name].key}` and `{stored.key}` are the same",
-                tensors=(
-                    self.stored[stored.name].key,
-                    stored.key,
-                ),
-            )
-        self.stored[stored.name] = stored
-        for name in stored.layout.tensors:
-            if name not in self.logical:
-                self.logical[name] = Logical(name, shape_of(name) or stored.shape, stored.dtype)
-
-
-def _own_shape(name: str) -> None:
-    """A tensor that no table knows has the shape that is stored."""
 
 
 def name_tensors(
@@ -79,7 +48,7 @@ def name_tensors(
     found = Found()
     if table is None:
         for record in records:
-            found.add(stored_of(record), _own_shape)
+            found.add(stored_of(record))
         why = (
             f"model_type {config.get('model_type')!r} has no table"
             if config
@@ -172,7 +141,7 @@ class _Reader:
             if name in self.found.stored:
                 self.found.repeated.append((self.found.stored[name], stored))
             else:
-                self.found.add(stored, _own_shape)
+                self.found.add(stored)
 
     def _complain(self, error: IntarsiaError, record: TensorRecord, names: tuple[str, ...]) -> None:
         self.complain(Complaint(error, record.files, names))
@@ -181,10 +150,7 @@ class _Reader:
         stored = replace(
             stored_of(record), name=row.name, layout=row.layout, rule=row.rule, value=row.value
         )
-        self.found.add(stored, self._shape)
-
-    def _shape(self, name: str) -> Shape | None:
-        return self.table.logical.get(parameter_of(name))
+        self.found.add(stored, self.table.logical)
 
     def close(self, states: int) -> None:
         """Say what is missing, what is broken, and what no row explains."""
@@ -207,12 +173,7 @@ class _Reader:
                 " parameters: a plain tensor's local part was saved as the whole, and the rest"
                 " is lost; --optimizer drop takes only the weights"
             )
-        floating = next((s.dtype for s in found.stored.values() if s.dtype.floating), _FLOAT)
-        found.absent = tuple(
-            Logical(name, table.logical[name], floating)
-            for name in must_be_there(table, found.logical)
-        )
-        found.problems += absences(found.absent)
+        found.miss(table, found.floating or _FLOAT)
 
 
 def as_torch_dist(metadata: Metadata) -> Metadata:

@@ -11,19 +11,19 @@ left out: they follow from the main ones.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from intarsia.dtypes import DType
 from intarsia.errors import FamilyError, UsageError, few
 from intarsia.family import Param, Table
 from intarsia.format.base import Arrangement, WriteOptions
-from intarsia.format.cast import cast_to
 from intarsia.format.dcp.metadata import METADATA, Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.dcp.write import Files, cut_by, place_all
+from intarsia.format.megatron.common import iteration_to_resume
 from intarsia.format.megatron.frame import TRACKER
 from intarsia.format.megatron.fsdp_dtensor.entries import path_of, tensor_in
-from intarsia.format.megatron.fsdp_dtensor.entries_to_write import iteration_of, written_entries
+from intarsia.format.megatron.fsdp_dtensor.entries_to_write import written_entries
 from intarsia.format.megatron.fsdp_dtensor.keys import (
     GROUP,
     MODEL,
@@ -31,9 +31,13 @@ from intarsia.format.megatron.fsdp_dtensor.keys import (
     gated_parts,
     live,
 )
-from intarsia.format.megatron.keys import DIALECTS, Key, experts_of, padded
+from intarsia.format.megatron.keys import VOCABULARY, padded, parts_of, rows_of
 from intarsia.format.megatron.optimizer.state_tensors import state_row
+from intarsia.format.optimizer_state.groups_in_entries import has_megatron_groups
 from intarsia.format.optimizer_state.parameter_groups import has_torch_groups
+from intarsia.format.request import Request, Wanted
+from intarsia.format.torch_file.torch_zip import read_object
+from intarsia.format.written_tensors import left_out, written_type
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Target
@@ -45,25 +49,8 @@ from intarsia.state.names import (
     is_state,
     kind_of,
     master_of,
-    parameter_of,
     step_of,
 )
-
-_VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
-
-
-@dataclass
-class FsdpTargets:
-    """The tensors to write, what is left out and why, and the counters that must be equal.
-
-    `rounded` are weights that must be their main weights rounded, since those are written.
-    """
-
-    targets: list[Target] = field(default_factory=list)
-    drop: dict[str, str] = field(default_factory=dict)
-    equal: list[tuple[str, ...]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    rounded: list[str] = field(default_factory=list)
 
 
 def fsdp_dtensor_rows(
@@ -73,65 +60,44 @@ def fsdp_dtensor_rows(
 
     `vocabulary` is the number of rows to which embedding and head are padded.
     """
-    rows = table.dialects[DIALECTS[spec]]
-    if not rows:
-        raise FamilyError(
-            f"the family {table.family!r} has no Megatron table",
-            hint="convert to hf or dcp, or add the family's Megatron rows",
-        )
-    for row in rows.values():
-        if vocabulary is not None and row.name.endswith(_VOCABULARY):
+    for row in rows_of(table, spec):
+        if vocabulary is not None and row.name.endswith(VOCABULARY):
             row = padded(row, (vocabulary, *row.layout.shape[1:]))
-        key = Key.parse(row.name)
-        experts = experts_of(row) if key.of_experts else [row]
-        for expert, one in enumerate(experts):
-            whole = replace(key, expert=expert if key.of_experts else None)
-            halves = gated_parts(one, whole)
-            for half, part in enumerate(halves):
-                yield replace(part, name=live(str(replace(whole, half=half)), spec))
-            if not halves:
-                yield replace(one, name=live(str(whole), spec))
+        for key, part in parts_of(row, gated_parts):
+            yield replace(part, name=live(str(key), spec))
 
 
-def fsdp_dtensor_targets(
-    src: Manifest,
-    table: Table | None,
-    mesh: Mesh,
-    *,
-    spec: str = "te",
-    optimizer: str = "keep",
-    dtype: DType | None = None,
-) -> FsdpTargets:
-    """What an `fsdp_dtensor` checkpoint of a source's tensors holds on a mesh."""
+def fsdp_dtensor_targets(src: Manifest, table: Table | None, request: Request) -> Wanted:
+    """What an `fsdp_dtensor` checkpoint of a source's tensors holds on a mesh.
+
+    Main weights go into the model section, and fused parameters have one counter for all parts.
+    """
+    mesh, keeps = request.mesh, request.optimizer == "keep"
     if mesh.pp > 1:
         raise UsageError(
             f"fsdp_dtensor has no pipeline stages, the mesh has pp={mesh.pp}",
             hint="Megatron-FSDP shards layers instead of distributing them over stages: leave pp out",
         )
-    found = FsdpTargets(drop=dict(_left_out(src, table, optimizer)))
-    held = {name for name in src.logical if name not in found.drop}
-    kinds = sorted({*map(kind_of, held)} - {"", SETTING, MASTER, STEP})
-    writer = _Writer(src, mesh, dtype, held, found)
-    for row in _rows(src, table, spec, mesh):
+    drop = dict(left_out(src, table.tied if table else {}, request.optimizer))
+    writer = _Writer(src, request, drop)
+    kinds = sorted({*map(kind_of, writer.held)} - {"", SETTING, MASTER, STEP})
+    for row in _rows(src, table, request.spec, mesh):
         writer.weight(row)
         for kind in kinds:
             writer.state(row, kind)
         writer.step(row)
-    for names in found.equal:
+    for names in writer.equal:
         for name in names[1:]:
             if name not in writer.steps:
-                found.drop[name] = f"equal to `{names[0]}`: a fused parameter has one counter"
-    return found
-
-
-def _left_out(src: Manifest, table: Table | None, optimizer: str) -> Iterator[tuple[str, str]]:
-    tied = table.tied if table else {}
-    for name in src.logical:
-        of = parameter_of(name)
-        if of in tied:
-            yield name, f"{of} is tied to {tied[of]} by the configuration"
-        elif is_state(name) and optimizer == "drop":
-            yield name, "optimizer state, dropped as asked"
+                drop[name] = f"equal to `{names[0]}`: a fused parameter has one counter"
+    notes: tuple[str, ...] = ()
+    if keeps and has_torch_groups(src.entries) and not has_megatron_groups(src.entries):
+        notes = (
+            "parameter groups are kept in torch's form, which Megatron does not read: a run"
+            " that continues uses its own settings",
+        )
+    equal, rounded = tuple(writer.equal), tuple(writer.rounded)
+    return Wanted(tuple(writer.targets), drop, keeps, notes, equal, rounded)
 
 
 def _rows(src: Manifest, table: Table | None, spec: str, mesh: Mesh) -> Iterator[Param]:
@@ -164,24 +130,24 @@ def _rows(src: Manifest, table: Table | None, spec: str, mesh: Mesh) -> Iterator
 def _vocabulary(src: Manifest, mesh: Mesh) -> int | None:
     """The padded vocabulary of a source that pads it, as far as the mesh divides it."""
     for stored in src.stored.values():
-        if stored.name.endswith(_VOCABULARY) and stored.layout.mapped < stored.layout.size:
+        if stored.name.endswith(VOCABULARY) and stored.layout.mapped < stored.layout.size:
             return -(-stored.shape[0] // mesh.tp) * mesh.tp
     return None
 
 
 class _Writer:
-    """Targets of one checkpoint, parameter by parameter."""
+    """Targets of one checkpoint, parameter by parameter.
 
-    def __init__(
-        self,
-        src: Manifest,
-        mesh: Mesh,
-        dtype: DType | None,
-        held: set[str],
-        found: FsdpTargets,
-    ) -> None:
-        self.src, self.mesh, self.dtype = src, mesh, dtype
-        self.held, self.found = held, found
+    `equal` are the counters of which one stands for all, `rounded` the weights that must be their main
+    weights rounded, since those are written.
+    """
+
+    def __init__(self, src: Manifest, request: Request, drop: dict[str, str]) -> None:
+        self.src, self.mesh, self.dtype, self.drop = src, request.mesh, request.dtype, drop
+        self.held = {name for name in src.logical if name not in drop}
+        self.targets: list[Target] = []
+        self.equal: list[tuple[str, ...]] = []
+        self.rounded: list[str] = []
         self.steps: set[str] = set()
 
     def weight(self, row: Param) -> None:
@@ -194,14 +160,14 @@ class _Writer:
         if {self.src.logical[n].dtype for n in names if n in self.src.logical} == {self.dtype}:
             self._add(name, row, None)
             why = f"{self.dtype} was asked for, and the weights are stored in it"
-            self.found.drop |= dict.fromkeys(masters, why)
+            self.drop |= dict.fromkeys(masters, why)
             return
         self._add(name, replace(state_row(row, MASTER), name=row.name), self.dtype)
         for n, master in zip(names, masters, strict=True):
-            self.found.drop.pop(master, None)
+            self.drop.pop(master, None)
             if n in self.src.logical:
-                self.found.drop[n] = "its fp32 main weight is stored in its place"
-                self.found.rounded.append(n)
+                self.drop[n] = "its fp32 main weight is stored in its place"
+                self.rounded.append(n)
 
     def state(self, row: Param, kind: str) -> None:
         twin = state_row(row, kind)
@@ -217,24 +183,12 @@ class _Writer:
         self._add(spell(step_of(row.name)), Param(row.name, layout, rule), None)
         self.steps.add(names[0])
         if len(names) > 1:
-            self.found.equal.append(names)
+            self.equal.append(names)
 
     def _add(self, name: str, row: Param, dtype: DType | None) -> None:
-        names = row.layout.tensors
-        held = self.src.logical
-        types = {
-            cast_to(held[n].dtype, dtype, (parameter_of(n),), self.src.config)
-            for n in names
-            if n in held
-        }
-        if len(types) > 1:
-            raise UsageError(
-                f"`{name}` would hold {', '.join(sorted(t.name for t in types))}",
-                hint="choose one element type with --dtype",
-            )
-        kept = types.pop() if types else self.src.absent[0].dtype
+        kept = written_type(name, row.layout.tensors, self.src, dtype)
         boxes = self.mesh.boxes(row.layout.shape, row.rule)
-        self.found.targets.append(Target(name, kept, row.layout, boxes, row.rule, row.value))
+        self.targets.append(Target(name, kept, row.layout, boxes, row.rule, row.value))
 
 
 def spell(name: str) -> str:
@@ -252,7 +206,7 @@ def spell(name: str) -> str:
 def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
     """The files of a checkpoint whose tensors are cut as the mesh asks; some entries are tensors too."""
     entries = written_entries(targets, options)
-    iteration = iteration_of(entries)
+    iteration = iteration_to_resume(read_object(entries["iteration"], "iteration"))
     folder = f"iter_{iteration:07d}/"
     files = Files(options.mesh.size, folder)
     slots, tensors = place_all(files, cut_by(options.mesh, targets))

@@ -100,8 +100,8 @@ class TorchDist(MegatronFormat):
                     if SHARED.match(name)
                 }
         settled = settle_config(config, args, metadata, root, complain)
-        config, notes = settled.config, [*settled.notes]
-        found = name_tensors(metadata, config, args, str(root), complain)
+        table = settled.table
+        found = name_tensors(metadata, table, settled.config, str(root), complain)
         groups: list[dict[str, Any]] = []
         steps: dict[str, Stored] = {}
         told = b""
@@ -113,11 +113,10 @@ class TorchDist(MegatronFormat):
         if len(counts) > 1:
             at = " and ".join(f"{step:g}" for step in counts[:4])
             text = f"parameter groups are at different steps: {at}"
-            found.problems += (Problem("steps-disagree", (), (), text),)
+            found.problems.append(Problem("steps-disagree", (), (), text))
         if len(counts) > 1 and not steps:
-            found.notes += (
-                "parameter groups are at different steps, so no tensor's step is known",
-            )
+            text = "parameter groups are at different steps, so no tensor's step is known"
+            found.notes.append(text)
         found.stored |= steps
         found.logical |= {name: Logical(name, s.shape, s.dtype) for name, s in steps.items()}
         return Manifest(
@@ -127,15 +126,15 @@ class TorchDist(MegatronFormat):
             logical=found.logical,
             copies=tuple(found.copies),
             files=sizes,
-            family=found.family,
-            config=config,
+            family=table.family if table else None,
+            config=settled.config,
             config_made=settled.made,
             config_doubts=settled.unsaid,
             entries=entries,
             in_memory_files={STEPS: told} if told else {},
             absent=found.absent,
-            problems=found.problems,
-            notes=(*notes, *found.notes),
+            problems=tuple(found.problems),
+            notes=(*settled.notes, *found.notes),
         )
 
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
@@ -146,7 +145,7 @@ class TorchDist(MegatronFormat):
         return archives.locate(folder, stored, replace(chunk, box=box))
 
     def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
-        return torch_dist_rows(table, mesh, spec=spec)
+        return torch_dist_rows(table, spec)
 
     def spell(self, name: str) -> str:
         return stored_key(name)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
 from intarsia.errors import FamilyError, FormatError, IntarsiaError, few
-from intarsia.family import Param, Table, table_for
-from intarsia.family.parts import must_be_there
+from intarsia.family import Param, Table
 from intarsia.format.complaint import Complain, Complaint
 from intarsia.format.dcp.archives import stored_of
 from intarsia.format.dcp.metadata import Metadata, TensorRecord
+from intarsia.format.megatron.found import Found
 from intarsia.format.megatron.keys import Key, MegatronRows, is_megatron_name
 from intarsia.format.megatron.optimizer.buckets import is_bucket, read_buckets
 from intarsia.format.megatron.optimizer.state_tensors import (
@@ -23,55 +22,27 @@ from intarsia.format.megatron.optimizer.state_tensors import (
 )
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Chunk, Logical, Stored
-from intarsia.planning.problem import Problem, absences
-from intarsia.state.names import parameter_of
-
-
-@dataclass
-class Found:
-    """Stored tensors, and what their names told."""
-
-    stored: dict[str, Stored] = field(default_factory=dict)
-    logical: dict[str, Logical] = field(default_factory=dict)
-    copies: list[Stored] = field(default_factory=list)
-    family: str | None = None
-    absent: tuple[Logical, ...] = ()
-    problems: tuple[Problem, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def add(self, stored: Stored) -> None:
-        if stored.name in self.stored:
-            raise FamilyError(
-                f"`{self.stored[stored.name].key}` and `{stored.key}` are the same",
-                tensors=(
-                    self.stored[stored.name].key,
-                    stored.key,
-                ),
-            )
-        self.stored[stored.name] = stored
+from intarsia.planning.problem import Problem
 
 
 def name_tensors(
     metadata: Metadata,
+    table: Table | None,
     config: Mapping[str, Any] | None,
-    args: Mapping[str, Any],
     where: str,
     complain: Complain,
 ) -> Found:
-    centered = args.get("layernorm_zero_centered_gamma")
-    table = table_for(config, zero_centered=centered if isinstance(centered, bool) else None)
     found = Found()
-    if table is None:
-        for record in metadata.tensors.values():
-            found.add(stored_of(record))
-        for s in found.stored.values():
-            found.logical[s.name] = Logical(s.name, s.shape, s.dtype)
-        why = "no config.json, and the stored arguments do not determine the family"
-        if config is not None:
-            why = f"model_type {config.get('model_type')!r} has no table"
-        found.notes = (f"{why}: each stored tensor is carried name by name; --config gives one",)
+    if table is not None:
+        _with_table(found, metadata, table, where, complain)
         return found
-    _with_table(found, metadata, table, where, complain)
+    for record in metadata.tensors.values():
+        found.add(stored_of(record))
+        found.logical[record.name] = Logical(record.name, record.shape, record.dtype)
+    why = "no config.json, and the stored arguments do not determine the family"
+    if config is not None:
+        why = f"model_type {config.get('model_type')!r} has no table"
+    found.notes.append(f"{why}: each stored tensor is carried name by name; --config gives one")
     return found
 
 
@@ -88,16 +59,16 @@ def _with_table(
             parts = list(_read(record, rows, metadata.extra))
         except IntarsiaError as error:
             complain(Complaint(error, record.files, _tensors(record, rows)))
-            found.add(stored_of(record))
+            found.add(stored_of(record), table.logical)
             continue
         if not parts:
             foreign = not is_megatron_name(record.name)
             (carried if foreign else unknown).append(record.name)
             parts = [stored_of(record)]
         for stored in parts:
-            found.add(stored)
+            found.add(stored, table.logical)
     if carried:
-        found.notes += (f"not of the language model, carried name by name: {few(carried, 4)}",)
+        found.notes.append(f"not of the language model, carried name by name: {few(carried, 4)}")
     if unknown:
         strange = FamilyError(
             f"{len(unknown)} tensors are not in the Megatron table of {table.family}:"
@@ -105,16 +76,9 @@ def _with_table(
             hint="the configuration is another model's, or the family's table lacks them",
         )
         complain(Complaint(strange, names=tuple(unknown)))
-    _add_buckets(found, [r for r in metadata.tensors.values() if is_bucket(r.name)], where)
-    found.family = table.family
-    found.logical = _logical(found.stored.values(), table.logical)
-    floating = next((s.dtype for s in found.stored.values() if s.dtype.floating), None)
-    found.absent = tuple(
-        Logical(name, table.logical[name], floating)
-        for name in must_be_there(table, found.logical)
-        if floating
-    )
-    found.problems += tuple(absences(found.absent))
+    buckets = [r for r in metadata.tensors.values() if is_bucket(r.name)]
+    _add_buckets(found, buckets, table, where)
+    found.miss(table, found.floating)
 
 
 def _tensors(record: TensorRecord, rows: MegatronRows) -> tuple[str, ...]:
@@ -126,30 +90,21 @@ def _tensors(record: TensorRecord, rows: MegatronRows) -> tuple[str, ...]:
     return (state_row(row, state[0]) if state else row).layout.tensors
 
 
-def _add_buckets(found: Found, buckets: list[TensorRecord], where: str) -> None:
+def _add_buckets(found: Found, buckets: list[TensorRecord], table: Table, where: str) -> None:
     """Optimizer state out of buckets; where it cannot be found in them, the rest is still read."""
     if not buckets:
         return
     try:
         model = list(found.stored.values())
         for stored in read_buckets(buckets, model, where, found.copies):
-            found.add(stored)
-        found.notes += ("optimizer state is read from Megatron's buckets, which it fits exactly",)
+            found.add(stored, table.logical)
+        found.notes.append("optimizer state is read from Megatron's buckets, which it fits exactly")
     except FormatError as error:
         for record in buckets:
-            found.add(stored_of(record))
+            found.add(stored_of(record), table.logical)
         text = f"optimizer state stays in Megatron's buckets: {error}"
-        found.problems += (Problem("", tuple(r.name for r in buckets), (), text),)
-        found.notes += (f"{len(buckets)} buckets of optimizer state are carried as they are",)
-
-
-def _logical(stored: Iterable[Stored], shapes: Mapping[str, Shape]) -> dict[str, Logical]:
-    found: dict[str, Logical] = {}
-    for s in stored:
-        for name in s.layout.tensors:
-            if name not in found:
-                found[name] = Logical(name, shapes.get(parameter_of(name), s.shape), s.dtype)
-    return found
+        found.problems.append(Problem("", tuple(r.name for r in buckets), (), text))
+        found.notes.append(f"{len(buckets)} buckets of optimizer state are carried as they are")
 
 
 def _read(record: TensorRecord, rows: MegatronRows, extra: Mapping[str, Any]) -> Iterator[Stored]:

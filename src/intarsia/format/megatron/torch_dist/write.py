@@ -31,6 +31,7 @@ from intarsia.format.megatron.common import (
     common_state,
     counters_of,
     extra_states,
+    iteration_to_resume,
 )
 from intarsia.format.megatron.configuration.arguments_to_config import (
     arguments_for,
@@ -85,7 +86,7 @@ class Part:
 def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
     """The files of a checkpoint whose tensors are cut as the mesh asks, and stacked where they can be."""
     source = _source_common(options)
-    iteration = _iteration(source)
+    iteration = iteration_to_resume(source.get("iteration"))
     folder = f"iter_{iteration:07d}/"
     files = Files(options.mesh.size, folder)
     slots, tensors, leading = _place(files, targets, options.mesh)
@@ -232,12 +233,6 @@ def part_of(target: Target, stacks: Mapping[str, int]) -> Part:
     )
 
 
-def _iteration(source: Mapping[str, Any]) -> int:
-    """The step to resume from; Megatron takes zero for a damaged tracker."""
-    said = source.get("iteration")
-    return said if type(said) is int and 0 < said < 1 << 60 else 1
-
-
 def _common(
     source: Mapping[str, Any],
     shapes: Mapping[str, Shape],
@@ -258,7 +253,7 @@ def _common(
     args |= {k: v for k, v in counters.items() if k.endswith("_samples") and k not in args}
     optimizer = None if trained is None else _optimizer(source, trained, options)
     args = arguments_with(args, options.dtype)
-    state = common_state(args, _iteration(source), optimizer)
+    state = common_state(args, iteration_to_resume(source.get("iteration")), optimizer)
     for name in ("opt_param_scheduler", "num_floating_point_operations_so_far", FROM_TORCH):
         if name in source:
             state[name] = plain(source[name])

@@ -1,0 +1,57 @@
+"""What the names of a Megatron checkpoint's tensors lead to: stored tensors, and the logical ones that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from intarsia.dtypes import DType
+from intarsia.errors import FamilyError
+from intarsia.family import Table
+from intarsia.family.parts import must_be_there
+from intarsia.mesh import Shape
+from intarsia.planning.manifest import Logical, Stored
+from intarsia.planning.problem import Problem, absences
+from intarsia.state.names import parameter_of
+
+_NO_SHAPES: Mapping[str, Shape] = {}
+
+
+@dataclass
+class Found:
+    """Stored tensors, and what their names told.
+
+    `copies` hold what is stored for another rank as well; of `repeated` counters the first is kept, and
+    the second must equal it.
+    """
+
+    stored: dict[str, Stored] = field(default_factory=dict)
+    logical: dict[str, Logical] = field(default_factory=dict)
+    copies: list[Stored] = field(default_factory=list)
+    repeated: list[tuple[Stored, Stored]] = field(default_factory=list)
+    absent: tuple[Logical, ...] = ()
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, stored: Stored, shapes: Mapping[str, Shape] = _NO_SHAPES) -> None:
+        """Add a stored tensor; `shapes` are those of the model, what is not there has the shape stored."""
+        if (other := self.stored.get(stored.name)) is not None:
+            keys = other.key, stored.key
+            raise FamilyError(f"`{keys[0]}` and `{keys[1]}` are the same", tensors=keys)
+        self.stored[stored.name] = stored
+        for name in stored.layout.tensors:
+            if name not in self.logical:
+                shape = shapes.get(parameter_of(name), stored.shape)
+                self.logical[name] = Logical(name, shape, stored.dtype)
+
+    @property
+    def floating(self) -> DType | None:
+        """The element type of the first floating-point tensor."""
+        return next((s.dtype for s in self.stored.values() if s.dtype.floating), None)
+
+    def miss(self, table: Table, dtype: DType | None) -> None:
+        """Note which tensors of the model must be there and are not."""
+        if dtype is not None:
+            names = must_be_there(table, self.logical)
+            self.absent = tuple(Logical(name, table.logical[name], dtype) for name in names)
+            self.problems += absences(self.absent)

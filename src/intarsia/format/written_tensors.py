@@ -1,0 +1,48 @@
+"""What becomes of a source's tensors, whatever is written: which are left out, and their element types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from intarsia.dtypes import DType, is_lossless
+from intarsia.errors import UsageError
+from intarsia.family.kept_in_fp32 import is_kept
+from intarsia.planning.manifest import Manifest
+from intarsia.state.names import is_state, parameter_of
+
+
+def left_out(src: Manifest, tied: Mapping[str, str], optimizer: str) -> Iterator[tuple[str, str]]:
+    """The logical tensors that are not written, and why."""
+    for name in src.logical:
+        of = parameter_of(name)
+        if of in tied:
+            yield name, f"{of} is tied to {tied[of]} by the configuration"
+        elif is_state(name) and optimizer == "drop":
+            yield name, "optimizer state, dropped as asked"
+
+
+def written_type(name: str, of: Iterable[str], src: Manifest, asked: DType | None) -> DType:
+    """The element type of a tensor that is made of the logical tensors `of`; what is absent has the source's."""
+    held = src.logical
+    found = {cast_to(held[n].dtype, asked, (parameter_of(n),), src.config) for n in of if n in held}
+    if len(found) > 1:
+        raise UsageError(
+            f"`{name}` would hold {', '.join(sorted(dtype.name for dtype in found))}",
+            hint="choose one element type with --dtype",
+        )
+    return found.pop() if found else cast_to(src.absent[0].dtype, asked, of, src.config)
+
+
+def cast_to(
+    dtype: DType, asked: DType | None, names: Iterable[str], config: Mapping[str, Any] | None
+) -> DType:
+    """The type that was asked for; what is no float, is quantised, or is kept in fp32 has its own.
+
+    `names` are the logical tensors that the elements belong to.
+    """
+    if asked is None or not dtype.floating or dtype.itemsize == 1:
+        return dtype
+    narrower = asked.itemsize < 4 and not is_lossless(dtype, asked)
+    kept = narrower and any(is_kept(n, config, asked.name) for n in names)
+    return dtype if kept else asked
