@@ -1,4 +1,4 @@
-"""Whatever a job has to find out before it begins, it reads the headers of its source once."""
+"""Whatever a job has to find out before it begins, it reads the headers of its source once, and takes them apart once."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import pytest
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import intarsia
+from intarsia.format.dcp import metadata
+from intarsia.format.hf import safetensors_header
+from intarsia.format.hf.checkpoint import Hf
 from intarsia.store.local.reader import LocalReader
 from tests.checkpoints import llama_config, model, write_dcp, write_hf
 
@@ -32,6 +35,20 @@ def header_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return read(self, file, ranges)
 
     monkeypatch.setattr(LocalReader, "read", reading)
+    return found
+
+
+@pytest.fixture
+def taken_apart(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each header was taken apart."""
+    found: Counter[str] = Counter()
+    for module, name in ((metadata, "_read"), (safetensors_header, "_parse")):
+
+        def counting(data, where, take=getattr(module, name)):
+            found[where] += 1
+            return take(data, where)
+
+        monkeypatch.setattr(module, name, counting)
     return found
 
 
@@ -112,10 +129,31 @@ def examined(src: Path) -> None:
     (megatron, loaded),
     (megatron, compared),
 ], ids=lambda x: x.__name__)  # fmt: skip
-def test_a_job_reads_each_header_of_its_source_once(made, job, header_reads, tmp_path) -> None:
+def test_a_job_reads_each_header_of_its_source_once(
+    made, job, header_reads, taken_apart, tmp_path
+) -> None:
     src = made(tmp_path / "src")
     header_reads.clear()
+    taken_apart.clear()
     job(src)
     read = {path: n for path, n in header_reads.items() if path.startswith(f"{src}/")}
     assert any(path.endswith((".metadata", ".safetensors")) for path in read)
     assert {path: n for path, n in read.items() if n > 1} == {}
+    apart = {path: n for path, n in taken_apart.items() if path.startswith(f"{src}/")}
+    assert apart
+    assert {path: n for path, n in apart.items() if n > 1} == {}
+
+
+def test_the_newest_checkpoint_of_a_run_is_read_once(tmp_path: Path, monkeypatch) -> None:
+    read = list[str]()
+    reading = Hf.read
+    monkeypatch.setattr(
+        Hf,
+        "read",
+        lambda self, path, *more: (read.append(path.name), reading(self, path, *more))[1],
+    )
+    src = a_run(tmp_path / "src")
+    assert intarsia.open(src).manifest.path.endswith("checkpoint-2")
+    assert read == ["checkpoint-3", "checkpoint-3", "checkpoint-2"], (
+        "once more for what is not whole"
+    )

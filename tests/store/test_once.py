@@ -9,7 +9,7 @@ import pytest
 from intarsia.store import once
 from intarsia.store.folder import Folder
 from intarsia.store.local.reader import LocalReader
-from intarsia.store.once import reading_headers, reading_once
+from intarsia.store.once import made_once, reading_headers, reading_once
 
 
 @pytest.fixture
@@ -56,3 +56,20 @@ def test_what_is_no_header_is_not_kept(reads: list[str], tmp_path: Path, monkeyp
         for _ in range(2):
             assert read(tmp_path) == b"data"
     assert len(reads) == 4, "nor what is too much"
+
+
+def test_a_header_is_taken_apart_once_in_a_job() -> None:
+    made = list[int]()
+
+    def make() -> int:
+        made.append(len(made))
+        return made[-1]
+
+    with reading_once():
+        assert made_once("here", b"data", make) == 0, "this is no header yet"
+        with reading_headers():
+            assert [made_once("here", b"data", make) for _ in range(2)] == [1, 1]
+        assert made_once("here", b"data", make) == 1
+        assert made_once("there", b"data", make) == 2
+        assert made_once("here", b"other", make) == 3
+    assert made_once("here", b"data", make) == 4, "the job is over"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -11,7 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from intarsia.collector import paused
-from intarsia.errors import FormatError, SectionError, UnsafeError, UsageError, few
+from intarsia.errors import FormatError, IntarsiaError, SectionError, UnsafeError, UsageError, few
 from intarsia.family import adopt
 from intarsia.format.added import added
 from intarsia.format.base import Format
@@ -184,11 +185,18 @@ def read_manifest(
     """
     if config is not None and not isinstance(config, Mapping):
         config = config_given(config)
+    chosen, read = sections_in(section), dict[PurePath, Manifest]()
+
+    def unfit(folder: PurePath) -> str | None:
+        with suppress(IntarsiaError):
+            read[folder] = format_of(folder).read(folder, config, refuse, chosen)
+            return None
+        return _unfit(folder)
+
     with paused(), reading_headers(), noting_stamps() as seen, unreplaced(given(path)):
-        found = find_checkpoint(path)
-        chosen = sections_in(section)
+        found = find(given(path), unfit)
         format = format_of(found.path)
-        manifest = format.read(found.path, config, complain, chosen)
+        manifest = read.get(found.path) or format.read(found.path, config, complain, chosen)
         manifest = with_config_used(with_files(manifest, given(path), format))
     return replace(
         manifest,

@@ -1,4 +1,4 @@
-"""Headers that several readers of one checkpoint ask for, read once.
+"""Headers that several readers of one checkpoint ask for, read and taken apart once.
 
 A checkpoint is looked at more than once: to tell its format, to find the newest whole one of a run, to
 name its tensors, and again with a configuration that a model lends.
@@ -6,10 +6,11 @@ name its tensors, and again with a configuration that a model lends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from intarsia.store.stamp import Stamp
 
@@ -20,9 +21,13 @@ Stretch = tuple[str, Stamp, int, int]
 """The path of a file, its stamp, the first byte and how many: a file that changed is another one."""
 
 
+Made = TypeVar("Made")
+
+
 @dataclass
 class _Kept:
     stretches: dict[Stretch, bytes] = field(default_factory=dict)
+    made: dict[tuple[Hashable, bytes], Any] = field(default_factory=dict)
     nbytes: int = 0
     headers: int = 0
     """How many readers of headers are at work, one inside the other."""
@@ -71,4 +76,15 @@ def read_once(at: Stretch, read: Callable[[], bytes]) -> bytes:
         if kept and kept.headers and kept.nbytes + len(found) <= MOST_BYTES:
             kept.stretches[at] = found
             kept.nbytes += len(found)
+    return found
+
+
+def made_once(what: Hashable, data: bytes, make: Callable[[], Made]) -> Made:
+    """What `make` takes out of the bytes of a header, once in a job; nobody may change it."""
+    kept = _KEPT.get()
+    found: Made | None = kept.made.get((what, data)) if kept else None
+    if found is None:
+        found = make()
+        if kept and kept.headers and len(data) <= MOST_BYTES:
+            kept.made[what, data] = found
     return found

@@ -20,6 +20,7 @@ from intarsia.format.torch_file.unpickle import load_inert
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Entry
 from intarsia.store.names import check_name
+from intarsia.store.once import made_once
 
 BASE = "torch.distributed.checkpoint."
 _LARGEST = (1 << 63) - 1
@@ -103,10 +104,18 @@ _Where = tuple[str, int, int]
 def read_metadata(data: bytes, where: str, complain: Complain = refuse) -> Metadata:
     """The content of a `.metadata` file, with every chunk matched to its blob."""
     with paused():
-        return _read(data, where, complain)
+        found, lost = made_once(where, data, lambda: _read(data, where))
+    if lost:
+        never = FormatError(
+            f"{len(lost)} entries are described but were never stored: {few(lost, 5)} - at {where}",
+            hint="a writer thread failed while saving; this checkpoint is incomplete",
+            kind="elements-missing",
+        )
+        complain(Complaint(never))
+    return found
 
 
-def _read(data: bytes, where: str, complain: Complain) -> Metadata:
+def _read(data: bytes, where: str) -> tuple[Metadata, list[str]]:
     loaded = load_inert(data, where, known=_KNOWN)
     fields = loaded.fields if isinstance(loaded, Inert) else {}
     described, stored = fields.get("state_dict_metadata"), fields.get("storage_data")
@@ -116,7 +125,7 @@ def _read(data: bytes, where: str, complain: Complain) -> Metadata:
             f"state_dict_metadata and storage_data - at {where}"
         )
     try:
-        found, lost = _matched(described, _places(stored), fields, len(data))
+        return _matched(described, _places(stored), fields, len(data))
     except UnsafeError as error:
         raise UnsafeError(f"{error} - at {where}") from None
     except FormatError as error:
@@ -129,15 +138,6 @@ def _read(data: bytes, where: str, complain: Complain) -> Metadata:
         raise FormatError(
             f"the metadata does not have torch's structure ({cause}) - at {where}"
         ) from error
-    if lost:
-        shown = few(lost, 5)
-        never = FormatError(
-            f"{len(lost)} entries are described but were never stored: {shown} - at {where}",
-            hint="a writer thread failed while saving; this checkpoint is incomplete",
-            kind="elements-missing",
-        )
-        complain(Complaint(never))
-    return found
 
 
 def _places(stored: dict[Any, Any]) -> dict[tuple[str, Any], _Where]:

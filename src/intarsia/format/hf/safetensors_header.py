@@ -21,6 +21,7 @@ from intarsia.format.strict_json import parse_json
 from intarsia.format.torch_file.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
 from intarsia.mesh import Shape
 from intarsia.store.folder import Folder
+from intarsia.store.once import made_once
 
 MAX_HEADER_BYTES = 100_000_000
 _DAMAGED = "the file is damaged or truncated: copy it again from its source"
@@ -54,12 +55,8 @@ def read_header(
             hint=_DAMAGED,
             kind="file-too-short",
         )
-    raw = _parse(folder.read(file, 8, length), where)
-    metadata = raw.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or {*map(type, metadata.values())} - {str}:
-        raise FormatError(f"{where}: __metadata__ is not an object of texts", hint=_DAMAGED)
-    rows = _rows(raw, 8 + length, where)
-    rows.sort(key=itemgetter(3, 4))
+    data = folder.read(file, 8, length)
+    rows, metadata = made_once(where, data, lambda: _parse(data, where))
     try:
         _check_tiling(rows, 8 + length, size, where)
     except FormatError as error:
@@ -67,11 +64,15 @@ def read_header(
     return rows, metadata
 
 
-def _parse(data: bytes, where: str) -> dict[str, Any]:
+def _parse(data: bytes, where: str) -> tuple[list[HeaderRow], dict[str, str]]:
     raw = parse_json(data, f"{where}: the header", hint=_DAMAGED)
     if not isinstance(raw, dict) or not data.startswith(b"{"):
         raise FormatError(f"{where}: the header is not a JSON object", hint=_DAMAGED)
-    return raw
+    metadata = raw.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or {*map(type, metadata.values())} - {str}:
+        raise FormatError(f"{where}: __metadata__ is not an object of texts", hint=_DAMAGED)
+    rows = _rows(raw, 8 + len(data), where)
+    return sorted(rows, key=itemgetter(3, 4)), metadata
 
 
 _Kind = tuple[DType, Shape, int]
