@@ -357,7 +357,6 @@ GENERAL = (
 NAMING = {
     "cli/demo.py": "lists the route that the demonstration takes",
     "cli/demo_model.py": "writes the demonstration's model",
-    "options.py": "lists dialects, of which one is called as a format is",
 }
 """Files of general parts that may name a format, and why."""
 

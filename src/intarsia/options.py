@@ -12,7 +12,7 @@ from pathlib import PurePath
 from textwrap import indent, wrap
 from typing import Any, TypeVar
 
-from intarsia.format.built_in import NAMES
+from intarsia.format.built_in import DIALECTS, NAMES
 from intarsia.mesh import Mesh
 
 PathLike = str | PurePath
@@ -43,10 +43,9 @@ class Options:
     dialect: str | None = field(
         default=None,
         metadata=_says(
-            "Names and fusions to write: same (as stored), hf (as on the hub), hf-fused (3-D experts),"
-            " hf-module (as the Transformers module), megatron."
+            f"Names and fusions to write: {', '.join(DIALECTS.values())}."
             " [default: same between hf and dcp, otherwise the format's own]",
-            *("same", "hf", "hf-fused", "hf-module", "megatron"),
+            *DIALECTS,
         ),
     )
     megatron_spec: str = field(

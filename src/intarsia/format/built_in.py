@@ -32,3 +32,12 @@ LIVE = "dcp"
 
 NAMES = tuple(reversed(BUILT_IN))
 """The names of the formats, the general ones first."""
+
+DIALECTS = {
+    "same": "same (as stored)",
+    "hf": "hf (as on the hub)",
+    "hf-fused": "hf-fused (3-D experts)",
+    "hf-module": "hf-module (as the Transformers module)",
+    "megatron": "megatron",
+}
+"""How the tensors of a model are named and fused, each with what it is for those who do not know it."""

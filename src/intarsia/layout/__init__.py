@@ -1,6 +1,6 @@
 """Layouts: which element of which logical tensor lies at each place of a buffer."""
 
-from intarsia.layout.cover import Cover, cover, holes, overlaps, ravel, tally, unravel
+from intarsia.layout.cover import Cover, cover, holes, tally, unravel
 from intarsia.layout.draw import describe_piece, draw
 from intarsia.layout.layout import Layout, copies
 from intarsia.layout.parts import chunk, concat, padding, shard, split, stack
@@ -21,9 +21,7 @@ __all__ = [
     "draw",
     "holes",
     "meet",
-    "overlaps",
     "padding",
-    "ravel",
     "run",
     "shard",
     "split",

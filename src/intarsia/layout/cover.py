@@ -67,16 +67,6 @@ def cover(dst: Layout, sources: Iterable[Layout], shown: int = SHOWN) -> Cover:
     return Cover(wanted, covered, doubled, missing, twice)
 
 
-def overlaps(layouts: Iterable[Layout]) -> tuple[str, int] | None:
-    """The first element `(tensor, index)` that `layouts` hold more than once between them."""
-    layouts = list(layouts)
-    for tensor in dict.fromkeys(name for x in layouts for name in x.tensors):
-        held = _held(layouts, tensor)
-        for lo, _ in ranges(0, _end(held), partial(_twice, held)):
-            return tensor, lo
-    return None
-
-
 def holes(
     layouts: Layout | Iterable[Layout], tensor: str, size: int, shown: int = SHOWN
 ) -> list[tuple[int, int]]:
@@ -111,16 +101,6 @@ def unravel(index: int, shape: Sequence[int]) -> tuple[int, ...]:
         index, digit = divmod(index, n)
         out.append(digit)
     return tuple(reversed(out))
-
-
-def ravel(place: Sequence[int], shape: Sequence[int]) -> int:
-    """NumPy's `np.ravel_multi_index(place, shape)`."""
-    if len(place) != len(shape) or any(not 0 <= i < n for i, n in zip(place, shape, strict=True)):
-        raise LayoutError(f"place {tuple(place)} lies outside of {tuple(shape)}")
-    index = 0
-    for i, n in zip(place, shape, strict=True):
-        index = index * n + i
-    return index
 
 
 # A piece with its weight: 1, or 2 where zero-stride loops name each index more than once.

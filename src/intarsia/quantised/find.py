@@ -26,54 +26,37 @@ KNOWN = {
 }  # fmt: skip
 """Methods whose parts are found by their words."""
 
-_AFTER = {
-    "_scale_inv": Role.SCALE,
-    "_scale": Role.SCALE,
-    "_scales": Role.SCALE,
-    "_scale_2": Role.WHOLE_SCALE,
-    "_global_scale": Role.WHOLE_SCALE,
-    "_input_scale": Role.ACTIVATION,
-    "_activation_scale": Role.ACTIVATION,
-    "_zero_point": Role.ZERO,
-    "_g_idx": Role.ORDER,
-    "_shape": Role.OTHER,
-    ".absmax": Role.SCALE,
-    ".nested_absmax": Role.SCALE,
-    ".quant_map": Role.OTHER,
-    ".nested_quant_map": Role.OTHER,
-    "._scale": Role.SCALE,
-    "._shift": Role.ZERO,
-}
+
+def _by_word(words: Mapping[Role, str]) -> dict[str, Role]:
+    return {word: role for role, listed in words.items() for word in listed.split()}
+
+
+_AFTER = _by_word({
+    Role.SCALE: "_scale_inv _scale _scales .absmax .nested_absmax ._scale",
+    Role.WHOLE_SCALE: "_scale_2 _global_scale",
+    Role.ACTIVATION: "_input_scale _activation_scale",
+    Role.ZERO: "_zero_point ._shift",
+    Role.ORDER: "_g_idx",
+    Role.OTHER: "_shape .quant_map .nested_quant_map",
+})  # fmt: skip
 """Words that follow the weight's own name."""
 
-_BESIDE = {
-    "SCB": Role.SCALE,
-    "qscale_weight": Role.SCALE,
-    "scale": Role.SCALE,
-    "scales": Role.SCALE,
-    "qzeros": Role.ZERO,
-    "g_idx": Role.ORDER,
-    "weight_format": Role.OTHER,
-    "input_scale": Role.ACTIVATION,
-    "output_scale": Role.ACTIVATION,
-    "activation_scale": Role.ACTIVATION,
-    "input_scale_ub": Role.ACTIVATION,
-    "input_global_scale": Role.ACTIVATION,
-    "pre_quant_scale": Role.ACTIVATION,
-    "qscale_act": Role.ACTIVATION,
-    "input_zero_point": Role.ZERO,
-    "output_zero_point": Role.ZERO,
-}
+_BESIDE = _by_word({
+    Role.SCALE: "SCB qscale_weight scale scales",
+    Role.ACTIVATION: "input_scale output_scale activation_scale input_scale_ub input_global_scale"
+    " pre_quant_scale qscale_act",
+    Role.ZERO: "qzeros input_zero_point output_zero_point",
+    Role.ORDER: "g_idx",
+    Role.OTHER: "weight_format",
+})  # fmt: skip
 """Names of tensors that belong to the `weight` of the same module."""
 
-_TORCHAO = {
-    "scale": Role.SCALE,
-    "scale_and_zero": Role.SCALE,
-    "per_tensor_scale": Role.WHOLE_SCALE,
-    "zero_point": Role.ZERO,
-    "act_pre_scale": Role.ACTIVATION,
-    "act_per_tensor_scale": Role.ACTIVATION,
-}
+_TORCHAO = _by_word({
+    Role.SCALE: "scale scale_and_zero",
+    Role.WHOLE_SCALE: "per_tensor_scale",
+    Role.ACTIVATION: "act_pre_scale act_per_tensor_scale",
+    Role.ZERO: "zero_point",
+})  # fmt: skip
 """Words between which torchao puts the weight's name: `_weight_scale`."""
 
 _PACKED = ("_packed", "_blocks", "._data")
