@@ -24,25 +24,25 @@ ARROWS = {
     "layout": {"errors", "frozen"},
     "mesh": {"errors", "frozen", "layout"},
     "state": set(),
-    "value": {"errors", "dtypes"},
+    "value": {"errors", "dtypes", "frozen"},
     "family": {"errors", "frozen", "layout", "mesh", "state", "value"},
     "quantised": {"errors", "dtypes", "frozen", "mesh"},
     "planning": {"errors", "dtypes", "frozen", "quantity", "layout", "mesh", "quantised.weight", "value"},
     "entry_point": {"errors"},
-    "store": {"errors", "quantity", "entry_point"},
+    "store": {"errors", "frozen", "quantity", "entry_point"},
     "format": {
-        "errors", "entry_point", "dtypes", "quantity", "collector", "layout", "mesh", "family", "planning.inventory", "planning.manifest", "planning.problem",
+        "errors", "entry_point", "dtypes", "frozen", "quantity", "collector", "layout", "mesh", "family", "planning.inventory", "planning.manifest", "planning.problem",
         "quantised", "state", "store", "value",
     },
     "run": {
-        "errors", "dtypes", "quantity", "layout", "mesh", "planning", "store", "format.base", "value",
+        "errors", "dtypes", "frozen", "quantity", "layout", "mesh", "planning", "store", "format.base", "value",
     },
     "checking": {
-        "errors", "dtypes", "quantity", "layout", "mesh", "family", "quantised", "planning", "store", "format", "run",
+        "errors", "dtypes", "frozen", "quantity", "layout", "mesh", "family", "quantised", "planning", "store", "format", "run",
         "checkpoint", "opened", "state", "value",
     },
     "conversion": {
-        "errors", "dtypes", "quantity", "collector", "layout", "mesh", "family", "quantised", "planning", "store", "format",
+        "errors", "dtypes", "frozen", "quantity", "collector", "layout", "mesh", "family", "quantised", "planning", "store", "format",
         "run", "checkpoint", "opened", "checking.digests", "state", "value",
     },
     "live": {

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from intarsia.checking.kinds import KINDS
 from intarsia.errors import few
+from intarsia.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fault:
     """What is wrong, with which tensors, and where: a file and byte, or rows and columns.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -23,6 +22,7 @@ from intarsia.format.registry import (
     with_rules_of_transformers,
 )
 from intarsia.format.request import Request, Wanted
+from intarsia.frozen import frozen_open
 from intarsia.opened.entries import entries_to_write
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.plan import Plan
@@ -34,7 +34,7 @@ from intarsia.store.replaced import Stamps
 from intarsia.store.stamp import Stamp
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Job:
     """A source, what is wanted of it, and the plan that proves it."""
 

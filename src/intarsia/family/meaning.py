@@ -8,13 +8,13 @@ Here each has one spelling, so that two configurations can be compared field by 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from intarsia.family.defaults import defaults_of
 from intarsia.family.fields import Config, text_of
 from intarsia.family.layout_defaults import layout_defaults_of
 from intarsia.family.special_floats import with_special_floats
+from intarsia.frozen import frozen
 
 ABSENT = "absent"
 _ALIASES = {
@@ -52,7 +52,7 @@ _NULL_IS_ABSENT = frozenset(("head_dim", "layer_types", "num_key_value_heads"))
 _ONE_SIDE_COUNTS = frozenset(("quantization_config",))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Contradiction:
     """A field with two values."""
 

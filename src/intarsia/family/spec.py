@@ -25,6 +25,7 @@ from intarsia.errors import FamilyError
 from intarsia.family.fields import LAYERS, MAX_TENSORS, Fields
 from intarsia.family.rows import Known, Rows
 from intarsia.family.verbs import Verb
+from intarsia.frozen import frozen
 from intarsia.mesh import Rule, Shape
 from intarsia.value import PLAIN, Value, shifted
 
@@ -159,7 +160,7 @@ class Table(Fields):
         self.dialects[dialect] = self.dialects[like].respelled(old, new)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Layer:
     """One layer of a model: what its names begin with in each dialect, and its pipeline place.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import PurePath
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +22,7 @@ from intarsia.format.entries import entries_in_place
 from intarsia.format.optimizer_state.learning_rates import Rates
 from intarsia.format.optimizer_state.parameter_groups import Groups
 from intarsia.format.request import EntriesToWrite, Request, Source, Wanted
+from intarsia.frozen import frozen, frozen_open
 from intarsia.layout import Piece
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
@@ -37,7 +38,7 @@ PAGE_BYTES = 4096
 """Elements that start at a multiple of this are written, and mapped, fastest."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Located:
     """Where a chunk's elements begin in its file.
 
@@ -79,7 +80,7 @@ class Wrapping(Protocol):
     def tail(self, crc: int) -> bytes: ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Slot:
     """Where the elements of one box of a target go.
 
@@ -93,7 +94,7 @@ class Slot:
     gap_bytes: int = 0
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Arrangement:
     """The files of a checkpoint before their bytes: sizes, slots, fixed parts, closing files.
 
@@ -114,7 +115,7 @@ class Arrangement:
         return sum(held.values()) + sum(map(len, self.closing.values()))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WriteOptions:
     """What a writer needs to know beside the targets.
 

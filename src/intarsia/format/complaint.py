@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from intarsia.errors import IntarsiaError
+from intarsia.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Complaint:
     """An error that need not end the reading of a checkpoint.
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from intarsia.dtypes import DType
 from intarsia.format.optimizer_state.learning_rates import Rates
 from intarsia.format.optimizer_state.parameter_groups import Groups
+from intarsia.frozen import frozen, frozen_open
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest, Target
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Request:
     """What a destination should be; without a dialect, the one that users of the format expect."""
 
@@ -25,7 +26,7 @@ class Request:
     rates: Rates | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Wanted:
     """The tensors to write, the logical tensors to leave out with the reason, and remarks.
 
@@ -41,7 +42,7 @@ class Wanted:
     rounded: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen_open
 class EntriesToWrite:
     """Entries by name, and the groups and the step of an optimizer that the format spells by itself."""
 
@@ -50,7 +51,7 @@ class EntriesToWrite:
     step: float | None = None
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Source:
     """A source with the bytes of its entries; its groups and numbers are read when they are asked for."""
 

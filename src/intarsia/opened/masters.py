@@ -7,7 +7,7 @@ which one nobody but the user knows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import DType
 from intarsia.errors import PrecisionError
 from intarsia.family import table_for
+from intarsia.frozen import frozen
 from intarsia.layout import Layout, unravel
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.window import windows
@@ -28,7 +29,7 @@ from intarsia.value.bits import Bits, as_float64, bits_dtype
 from intarsia.value.cast import cast
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stale:
     """A weight that is not its main weight rounded: how many elements, and the first of them."""
 

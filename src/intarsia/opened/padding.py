@@ -7,7 +7,7 @@ neither carried nor compared.  Where it is not zero, that is reported.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from math import prod
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from intarsia.checkpoint import Checkpoint
 from intarsia.format.registry import format_named
+from intarsia.frozen import frozen
 from intarsia.layout import Layout
 from intarsia.planning.coalesce import grid
 from intarsia.planning.manifest import Logical, Manifest, Stored
@@ -25,7 +26,7 @@ from intarsia.value import PLAIN
 from intarsia.value.bits import bits_dtype
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TrainedPadding:
     """A stored tensor whose padding is not zero: its rows, and how many of them hold numbers."""
 
@@ -35,7 +36,7 @@ class TrainedPadding:
     elements: int
 
     def as_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return asdict(self)
 
 
 def trained_padding(

@@ -8,11 +8,10 @@ short to be worth a request of their own are read with what lies between them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from intarsia.frozen import frozen
 from intarsia.layout import Loop, Piece
 
 GAP_RATIO = 0.03
@@ -27,7 +26,7 @@ MOST_OVER_READ = 16
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Runs:
     """Equal stretches of a source that one copy reads: first bytes, and their one length.
 

@@ -7,11 +7,11 @@ only one kind has, or from the user.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from intarsia.errors import few
+from intarsia.frozen import frozen
 
 _SHOWN = 8
 
@@ -35,7 +35,7 @@ class Fate(StrEnum):
     LEFT_OUT = "left out"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Item:
     """One file or one section of a source; `why` is the reason where it is left out."""
 

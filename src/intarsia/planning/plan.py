@@ -5,9 +5,9 @@ A plan is a value: it prints as a table, goes to JSON, and moves nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from intarsia.frozen import frozen, frozen_open
 from intarsia.mesh import Mesh
 from intarsia.planning.inventory import lines
 from intarsia.planning.manifest import Manifest, Target
@@ -15,7 +15,7 @@ from intarsia.planning.proof import Gap, Proven, prover_of
 from intarsia.quantity import human
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LeftOut:
     """A source tensor that the destination does not take, and why."""
 
@@ -24,7 +24,7 @@ class LeftOut:
     why: str
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Plan:
     """How a checkpoint becomes another."""
 

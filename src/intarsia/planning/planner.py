@@ -10,11 +10,11 @@ thousands of tensors come down to a few dozen proofs.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from intarsia.frozen import frozen
 from intarsia.layout import Layout, Piece, holes
 from intarsia.mesh import Mesh
 from intarsia.planning.coalesce import merge, runs_of
@@ -28,7 +28,7 @@ WINDOW_BYTES = 8 << 20
 """How much of a destination tensor moves at once, unless memory is scarcer."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cost:
     """What filling a tensor takes."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from intarsia.frozen import frozen
 
 if TYPE_CHECKING:
     from intarsia.planning.manifest import Logical
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 ABSENT = "tensor-missing"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Problem:
     """What `verify` calls it, the tensors and files that it is about, and the sentence for people.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from intarsia.frozen import frozen
 
 Config = Mapping[str, Any]
 
@@ -13,7 +14,7 @@ _LOOSE = ("dense", "fake-quantized")
 """Formats of compressed-tensors whose weights may be stored as they were before."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Scheme:
     """A way to quantise, as the configuration declares it.
 

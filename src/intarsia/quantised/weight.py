@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
 from intarsia.dtypes import DType
-from intarsia.frozen import frozen
+from intarsia.frozen import frozen, frozen_open
 from intarsia.mesh import Shape
 from intarsia.quantised.scheme import Scheme
 
@@ -78,7 +77,7 @@ class QuantisedWeight:
         return (self.main, *self.others)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ScaleFault:
     """What headers show to be wrong with the scales of a weight."""
 
@@ -87,7 +86,7 @@ class ScaleFault:
     text: str
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Quantised:
     """The quantised weights of a checkpoint, what is wrong with them, and remarks."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from intarsia.errors import UsageError
+from intarsia.frozen import frozen
 from intarsia.planning.planner import WINDOW_BYTES
 from intarsia.quantity import bytes_in, human
 from intarsia.run.sums.hashing import STRETCH_BYTES
@@ -23,7 +24,7 @@ SHARES, SHARES_OF_MANY = 64, 32
 """A kill loses what all workers have in hand; that is at most one of so many shares of the work."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Budget:
     """Bytes of buffers, and the threads that share them."""
 

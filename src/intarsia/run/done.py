@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from intarsia.format.base import Arrangement
+from intarsia.frozen import frozen_open
 from intarsia.mesh import Box
 from intarsia.planning.window import flat_start
 from intarsia.run.execute import Ranges, Written
@@ -16,7 +16,7 @@ from intarsia.run.sums.hashing import merged
 from intarsia.run.sums.tally import Sums
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Done:
     """Everything that earlier runs of a job have written."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import islice
 from math import prod
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.dtypes import DType
+from intarsia.frozen import frozen
 from intarsia.layout import Piece
 from intarsia.planning.coalesce import Runs, grid, merge, runs_of
 from intarsia.run.losses import Watch
@@ -39,7 +40,7 @@ Part = tuple[Bytes, DType]
 """What a part of a value holds for each place of a buffer, and its element type."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fill:
     """One copy from a file into a buffer: `base_bytes` is where the piece's source elements begin.
 

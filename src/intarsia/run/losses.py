@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from intarsia.dtypes import DType, greatest, overflows_at
 from intarsia.errors import PrecisionError
+from intarsia.frozen import frozen
 from intarsia.layout import Loop, Piece, unravel
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
@@ -37,7 +38,7 @@ Losses = Counter[tuple[str, Effect]]
 """Elements by target and effect."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Watch:
     """Counts what becomes of the elements of a box of a target; raises where one does not fit."""
 
@@ -105,7 +106,7 @@ def _place(piece: Piece, element: int) -> int:
     return piece.to + sum(i * loop.to for i, loop in zip(index, loops, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Changed:
     """A tensor whose numbers are not those of the source, and how many of them."""
 
@@ -117,7 +118,7 @@ class Changed:
     recentred: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return asdict(self)
 
 
 def changed_tensors(losses: Losses, targets: Mapping[str, Target]) -> tuple[Changed, ...]:

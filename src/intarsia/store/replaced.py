@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import PurePath
 
 from intarsia.errors import ChangedError, IntarsiaError
+from intarsia.frozen import frozen_open
 from intarsia.store.address import named
 from intarsia.store.lookup import is_folder, listed, number_of, stamp_of
 from intarsia.store.stamp import Stamp, changed
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Stamps:
     """The stamps of the files of a checkpoint, as they were when it was opened."""
 

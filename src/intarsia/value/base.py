@@ -13,16 +13,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from intarsia.dtypes import BY_NAME, DType
+from intarsia.frozen import frozen
 from intarsia.value.bits import Bits, Numbers, as_float64, bits_dtype
 
 F64 = BY_NAME["F64"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Window:
     """Some elements: their bits, their element type, and what a value's parts hold for each of them."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from intarsia.dtypes import BY_NAME, DType, is_lossless
+from intarsia.frozen import frozen
 from intarsia.value.base import Value, Window
 from intarsia.value.bits import Bits, Numbers, as_float64
 from intarsia.value.plain import PLAIN
@@ -12,7 +11,7 @@ from intarsia.value.plain import PLAIN
 _F32, _F64 = BY_NAME["F32"], BY_NAME["F64"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Change:
     """From the element type and value of a source to those of a destination."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any
@@ -15,6 +14,7 @@ from intarsia.family import Table, table_for
 from intarsia.format.complaint import Complaint
 from intarsia.format.naming.logical_names import members_of
 from intarsia.format.registry import format_named, read_manifest
+from intarsia.frozen import frozen_open
 from intarsia.planning.manifest import Chunk, Manifest
 from intarsia.state.names import like, parameter_of
 
@@ -24,7 +24,7 @@ NO_FAMILY = {"model_type": ""}
 _LOST = ("file-missing", "file-too-short")
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Headers:
     """What was read of a checkpoint's headers; no manifest where none of it can be read."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -26,6 +25,7 @@ from intarsia.checking.survey.blockwise import survey, surveyed
 from intarsia.errors import FormatError, IntarsiaError
 from intarsia.format.folder.side_files import DIGESTS, config_given
 from intarsia.format.registry import find_checkpoint, format_named, format_of
+from intarsia.frozen import frozen_open
 from intarsia.planning.inventory import unread_sections
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
@@ -39,7 +39,7 @@ _NOT_JUDGED = "too little can be read: no tensor's content was checked"
 ConfigLike = str | PurePath | Mapping[str, Any] | None
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Soundness:
     """Whether a checkpoint is sound; true where no fault was found."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from intarsia.checking.fault import Fault
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
+from intarsia.frozen import frozen
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
@@ -36,7 +36,7 @@ def weights_with_masters(logical: Mapping[str, Logical]) -> dict[str, Logical]:
     return {n: logical[n] for n in weights if n in logical and logical[n].dtype.floating}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stale:
     """A weight that is not its main weight rounded: in how many elements, first where, how far."""
 

@@ -6,7 +6,6 @@ They are compared with the source's own digests: what was neither cast nor round
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from intarsia.checking.digests.digest import (
     QUICK,
@@ -24,6 +23,7 @@ from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
 from intarsia.format.base import Arrangement
 from intarsia.format.folder.side_files import DIGESTS
+from intarsia.frozen import frozen_open
 from intarsia.layout import Layout, Piece
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.run.budget import Budget
@@ -32,7 +32,7 @@ from intarsia.run.sums.hashing import Sum, merged
 from intarsia.run.sums.tally import Sums
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Work:
     """What a conversion wrote: targets, their places, their sums, and those that a shift rounded."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from intarsia.checking.digests.digest_steps import steps_over
@@ -20,6 +20,7 @@ from intarsia.errors import CoverageError, FormatError
 from intarsia.format.folder.side_files import DIGESTS
 from intarsia.format.registry import folder_of
 from intarsia.format.strict_json import parse_json
+from intarsia.frozen import frozen, frozen_open
 from intarsia.opened.entries import each_entry
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.proof import Proven
@@ -37,7 +38,7 @@ QUICK, SECURE = "pages", "sha256"
 _REMOVE = f"restore the file, or remove {DIGESTS} to do without digests"
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Digests:
     """The digest of each logical tensor, and the root over all of them."""
 
@@ -142,7 +143,7 @@ def _hash(checkpoint: Checkpoint, proven: Proven, x: Logical, budget: Budget) ->
     return f"{SECURE}:{found.hexdigest()}"
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Attested:
     """Digests as the file in a checkpoint has them, with the root of what it was made from.
 
@@ -163,7 +164,7 @@ class Attested:
         return (json.dumps(document, indent=1) + "\n").encode()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Mismatch:
     """A tensor that is not what the checkpoint's digests say.
 

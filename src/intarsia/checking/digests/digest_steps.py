@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from intarsia.checkpoint import Checkpoint
+from intarsia.frozen import frozen
 from intarsia.layout import Layout, Piece
 from intarsia.mesh import Box
 from intarsia.planning.copy import layout_of_box
@@ -27,7 +27,7 @@ VIEWED = 2
 _room = Room()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InPlace:
     """A stretch of a chunk, summed where it lies in its file, for the tensors that are asked for."""
 
@@ -74,7 +74,7 @@ class InPlace:
         return np.concatenate([checkpoint.read_box(self.proven, box) for box in boxes])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Together:
     """Stretches of chunks that lie near each other in one file, read by one call and summed together."""
 
@@ -124,7 +124,7 @@ def _sum_runs(
     return merged({piece.tensor: x} for (_, piece, _), x in zip(runs, sums, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Read:
     """A window of a logical tensor, brought into row-major order first."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from intarsia.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FaultKind:
     """What a word such as `zero-block` stands for in every report.
 

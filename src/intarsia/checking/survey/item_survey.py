@@ -20,6 +20,7 @@ from intarsia.checking.survey.matrix_sums import MatrixSums
 from intarsia.checking.survey.stretches import Block, Stretch, blocks_of, cut_stretches
 from intarsia.errors import IntarsiaError
 from intarsia.format.base import Format, Located
+from intarsia.frozen import frozen, frozen_open
 from intarsia.layout import clip
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
 from intarsia.run.gather import Fill, gather
@@ -33,7 +34,7 @@ from intarsia.value import Change
 from intarsia.value.bits import Bits, as_float64, bits_dtype
 
 
-@dataclass(frozen=True)
+@frozen_open
 class SurveyContext:
     """What the surveys of all items share.
 
@@ -52,7 +53,7 @@ class SurveyContext:
     magnitudes: Room = field(default_factory=Room)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Place:
     """Where a chunk's elements are, and the bytes that its recorded checksum is of."""
 

@@ -7,7 +7,6 @@ so they come out alike however a matrix was cut into chunks and blocks, and one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from intarsia.checking.naming import Unit
 from intarsia.dtypes import DType
+from intarsia.frozen import frozen
 
 Sums = NDArray[np.uint64]
 Run = tuple[int, int]
@@ -27,7 +27,7 @@ _FEWEST_ROWS = 3
 """Blocks of fewer rows may be equal by chance."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Repeat:
     """Two of `blocks` equal parts of a matrix that hold the same rows (or columns)."""
 
@@ -43,7 +43,7 @@ class Repeat:
         return (a, a + size), (b, b + size)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MatrixFacts:
     """What the sums of one matrix show; the sums themselves are not kept."""
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from intarsia.checking.naming import Unit
 from intarsia.checking.survey.matrix_facts import CUTS, MatrixFacts, Sums, matrix_facts
 from intarsia.dtypes import DType
+from intarsia.frozen import frozen_open
 from intarsia.run.sums.mixing import odd_numbers
 from intarsia.value.bits import Bits
 
@@ -24,7 +25,7 @@ _TRIED = 4096
 """Widths of groups that are looked at for one that suits."""
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Groups:
     """An axis of so many rows or columns, of which `width` neighbours share a sum."""
 

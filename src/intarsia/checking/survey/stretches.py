@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
+from intarsia.frozen import frozen
 from intarsia.mesh import Box, Shape
 
 _ROW_BYTES = 32
 """What a row has beside its elements: a number, an owner and sums."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stretch:
     """Rows `[lo, hi)` of chunk `number` of an item, all of them or, of one row, columns `[first, end)`."""
 
@@ -30,7 +30,7 @@ class Stretch:
         return (self.hi - self.lo) * (self.end - self.first)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Block:
     """Consecutive elements of a chunk: their first place in it, their rows and first column in the tensor."""
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import PurePath
 
 from intarsia.format.hf.weight_sets import stem_of_index
+from intarsia.frozen import frozen
 from intarsia.store.folder import Folder
 from intarsia.store.lookup import is_file, is_folder, listed
 
@@ -18,7 +18,7 @@ _LOOKED_BYTES = 64 << 10
 _LOOKED_FILES = 200
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Foreign:
     """A kind of checkpoint, and what makes one that is read of it; `{path}` stands for the path."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePath, PurePosixPath
 
 from intarsia.format.base import Format
@@ -16,6 +16,7 @@ from intarsia.format.folder.side_files import DIGESTS, HEADERS, MAX_SIDE_BYTES
 from intarsia.format.hf.files import OPTIMIZER
 from intarsia.format.hf.weight_sets import ADAPTER, stem_of_file, stem_of_index
 from intarsia.format.megatron.frame import COMMON_FILE, home_of
+from intarsia.frozen import frozen
 from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.planning.manifest import Manifest, Side
 from intarsia.quantity import human
@@ -23,7 +24,7 @@ from intarsia.store.address import named
 from intarsia.store.lookup import everything_in, is_file, is_folder, listed, size_of
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Kind:
     """Files of which the name says what they are; without a reason they are copied."""
 

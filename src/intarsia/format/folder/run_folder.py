@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 
 from intarsia.errors import FormatError, few
 from intarsia.format.added import added
 from intarsia.format.dcp.accelerate import PARTS, is_accelerate
 from intarsia.format.megatron.frame import TRACKER, tracked_folder
+from intarsia.frozen import frozen
 from intarsia.store.folder import Folder
 from intarsia.store.lookup import exists, is_file, is_folder, listed
 
@@ -29,7 +29,7 @@ _WRITTEN_LAST = ("trainer_state.json", "random_states_0.pkl")
 """What Trainer and accelerate write when all else of a checkpoint is there."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Found:
     """The checkpoint that a path means, and what is to be said of the choice."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import PurePath
 
@@ -21,6 +21,7 @@ from intarsia.format.hf.weight_sets import (
     stem_of_index,
 )
 from intarsia.format.strict_json import parse_json
+from intarsia.frozen import frozen
 from intarsia.mesh import Box, Rule
 from intarsia.planning.manifest import Chunk, Stored
 from intarsia.store.folder import Folder
@@ -32,7 +33,7 @@ _UNCONSOLIDATED = "DCP_SHARDING_INFO"
 _LFS = b"version https://git-lfs"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WeightFiles:
     """The files of one set; with an index, its name and the tensors that each file must hold."""
 

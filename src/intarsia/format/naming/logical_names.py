@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from intarsia.dtypes import BY_NAME
@@ -26,6 +26,7 @@ from intarsia.format.optimizer_state.optimizer_names import (
     state_in,
     unnumbered_error,
 )
+from intarsia.frozen import frozen_open
 from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
 from intarsia.planning.inventory import Item
@@ -48,7 +49,7 @@ SIDE_FOLDER = "optimizer/"
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight", "shared_head.head.weight")
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Named:
     """Stored tensors with their layouts, and what their names say."""
 
@@ -162,7 +163,7 @@ def divided(
     )
 
 
-@dataclass(frozen=True)
+@frozen_open
 class _Names:
     """The names of stored tensors, once sections and wrappers are taken off."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from intarsia.errors import FamilyError, IntarsiaError
@@ -22,6 +21,7 @@ from intarsia.format.naming.find_sections import by_nesting, by_table, by_word
 from intarsia.format.naming.section import OWN, TOP, Paths, Section, Tensor
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.optimizer_names import may_have_roots, owner, roots_of
+from intarsia.frozen import frozen_open
 from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.state.names import ROOT
 
@@ -29,7 +29,7 @@ _GIVEN = ("extra.", "extra_of_rank.")
 """What a caller of `save` adds under names of its own, which say nothing of sections."""
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Sections:
     """Every tensor of a state dict, divided.
 

@@ -9,11 +9,11 @@ no field of torch's stands for them: `initial_lr` is a factor where a schedule g
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 from intarsia.errors import UsageError
+from intarsia.frozen import frozen
 
 OVERRIDES = ("max_lr", "min_lr", "start_wd", "end_wd", "optimizer")
 """Fields that tell groups apart from Megatron-core 0.19 on, beside those that always did."""
@@ -21,7 +21,7 @@ OVERRIDES = ("max_lr", "min_lr", "start_wd", "end_wd", "optimizer")
 _LR = "give --lr and --min-lr of the run that will resume, for example --megatron-lr 3e-4,3e-5"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rates:
     """The highest and the lowest rate of a run; a run without a lowest has none."""
 

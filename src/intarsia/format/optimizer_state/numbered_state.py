@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from intarsia.errors import FormatError
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import read_object
+from intarsia.frozen import frozen
 from intarsia.mesh import Shape
 from intarsia.store.folder import Folder
 
@@ -30,7 +30,7 @@ _BUFFERS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NumberedState:
     """A state that belongs to a number."""
 

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from intarsia.errors import UsageError
 from intarsia.format.torch_file.plain import DROPPED, plain
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
+from intarsia.frozen import frozen
 from intarsia.state.names import TORCH_GROUPS
 
 MEMBERS = "params"
 _NUMBERED = re.compile(r"^(?P<group>\d+)\.(?P<field>\w+)$")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Group:
     """Parameters that are trained alike, and the optimizer's settings for them."""
 
@@ -32,7 +32,7 @@ class Group:
     fields: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Groups:
     """The groups of an optimizer; `flat` where torch spells them by parameter."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, reduce
 from itertools import groupby
@@ -27,6 +26,7 @@ from intarsia.format.torch_file.torch_zip import (
     STORAGE_OF,
     WIDE,
 )
+from intarsia.frozen import frozen
 
 
 class _Hole(Enum):
@@ -36,7 +36,7 @@ class _Hole(Enum):
 _Parts = list[bytes | _Hole]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Frame:
     """The blob around the bytes of one contiguous tensor."""
 

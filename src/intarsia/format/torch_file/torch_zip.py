@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from struct import Struct
 from typing import IO, Any, NamedTuple, cast
 from zipfile import BadZipFile, ZipFile, ZipInfo
@@ -21,6 +20,7 @@ from intarsia.errors import FormatError
 from intarsia.format.torch_file.inert import Inert, Storage, Tensor, brief
 from intarsia.format.torch_file.tensor_bounds import bytes_of
 from intarsia.format.torch_file.unpickle import load_inert
+from intarsia.frozen import frozen
 
 Read = Callable[[int, int], bytes]
 
@@ -45,7 +45,7 @@ BROKEN_ZIP = (BadZipFile, ValueError, EOFError, OverflowError, NotImplementedErr
 STORAGE_OF = {torch: name for name, torch in _STORAGES.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Payload:
     """Where the elements of a stored tensor are, in bytes from the start of its blob."""
 

@@ -9,11 +9,12 @@ a target → what is written          its boxes tile it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from intarsia.errors import few
+from intarsia.frozen import frozen
 from intarsia.layout import Layout, Piece, cover, tally, unravel
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Manifest, Stored, Target
@@ -21,7 +22,7 @@ from intarsia.planning.proof.template import Templates
 from intarsia.planning.proof.tiling import TilingFault, tiling_fault
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Gap:
     """A fault that forbids the move: elements without a source, with two, or that nothing takes.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
+from intarsia.frozen import frozen
 from intarsia.mesh import Box, Shape
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TilingFault:
     """Why boxes do not tile a tensor.
 

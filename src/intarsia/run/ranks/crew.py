@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import IntarsiaError, StoreError, UsageError
+from intarsia.frozen import frozen_open
 from intarsia.run.ranks.apart import Apart
 from intarsia.run.stopping import ending_at_once
 from intarsia.store.address import named
@@ -33,7 +34,7 @@ class Shared:
     values: list[Any] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@frozen_open
 class _Failure:
     """The failure of a rank, as it is reported to the others."""
 
@@ -53,7 +54,7 @@ class _Failure:
         return StoreError(text, path=self.path, lost=True) if self.lost else IntarsiaError(text)
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Crew:
     """This process's rank among those that work together, and where they meet: in a group, or apart."""
 

@@ -14,13 +14,14 @@ one or one that cuts a word in two, has a sum of its own, and the sum of the par
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from intarsia.frozen import frozen
 from intarsia.layout import Layout, Piece
 from intarsia.planning.coalesce import Ints, Runs, runs_of
 from intarsia.run.sums.checksum import crc32, fold, full, remainder, shift
@@ -44,7 +45,7 @@ BATCH_BYTES = 1 << 20
 _MASK = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sum:
     """The sums of some bytes of a tensor, and how many bytes they are."""
 
@@ -154,7 +155,7 @@ def _after(read: Reader, start_bytes: int) -> Reader:
     return lambda lo, hi: read(start_bytes + lo, start_bytes + hi)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Scan:
     """Both sums of consecutive bytes, as if the tensor ended with them."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from intarsia.frozen import frozen
 from intarsia.run.sums.checksum import shift
 from intarsia.run.sums.hashing import Sum
 from intarsia.run.sums.pages import sum_rows
@@ -15,7 +15,7 @@ from intarsia.run.sums.pages import sum_rows
 Bytes = NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Run:
     """Consecutive bytes of a tensor of `whole_bytes`, the first being `start_bytes`."""
 

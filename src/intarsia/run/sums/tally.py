@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from intarsia.dtypes import DType
+from intarsia.frozen import frozen
 from intarsia.mesh import Box
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Target
@@ -24,7 +25,7 @@ Sums = dict[tuple[str, str], Sum]
 """By the names of a target and of a logical tensor of which it holds elements."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tallied:
     """The sums of a window of a target, and the CRC-32 of each of its boxes."""
 

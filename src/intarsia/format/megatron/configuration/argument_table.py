@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from intarsia.frozen import frozen
 
 Arguments = Mapping[str, Any]
 
@@ -16,7 +17,7 @@ UNSAID = "only_in_config_json"
 ROPE, ACTIVATION = "rope_parameters", "hidden_act"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Row:
     """An argument of Megatron-LM and the fields that give it; `default` is its parser's."""
 

@@ -10,7 +10,6 @@ made is translated back: arguments that it does not say are named, and it is not
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from intarsia.dtypes import DType
@@ -25,6 +24,7 @@ from intarsia.format.megatron.configuration.contradictions import disagreements,
 from intarsia.format.megatron.keys import Key
 from intarsia.format.megatron.optimizer.state_tensors import state_of
 from intarsia.format.torch_file.plain import plain
+from intarsia.frozen import frozen_open
 from intarsia.mesh import Mesh, Shape
 
 Config = dict[str, Any]
@@ -72,7 +72,7 @@ class _Seen:
         return {n for rest, layers in self.layers.items() if word in rest for n in layers}
 
 
-@dataclass(frozen=True)
+@frozen_open
 class MadeConfig:
     """A configuration made from arguments; `unsaid` are the arguments that it leaves out."""
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
 from intarsia.family import Param
 from intarsia.format.megatron.keys import Key
+from intarsia.frozen import frozen
 from intarsia.layout import Layout, chunk, concat
 from intarsia.mesh import Rule
 from intarsia.value import Value
@@ -45,7 +45,7 @@ class Spec(NamedTuple):
 SPECS = [Spec(*flags) for flags in product((True, False), (False, True))]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Parameter:
     """A parameter of which tensor parallelism cuts each part alone."""
 
