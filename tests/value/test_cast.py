@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -107,3 +110,14 @@ def test_a_cast_without_torch_gives_torchs_numbers(dst: DType, shift: float, mon
         assert np.array_equal(nan, np.isnan(as_float64(found, dst)))
         assert np.array_equal(found[~nan], want[~nan]), src
         assert found.dtype == bits_dtype(dst)
+
+
+def test_a_little_is_rounded_without_importing_torch() -> None:
+    words = """
+import sys, numpy as np
+from intarsia.dtypes import BY_NAME
+from intarsia.value.cast import cast
+assert cast(np.array([0x3F80_8000, 0x3F81_8000], np.uint32), BY_NAME["F32"], BY_NAME["BF16"]).tolist() == [0x3F80, 0x3F82]
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", words], check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from typing import Any
 
@@ -10,7 +11,12 @@ import numpy as np
 from intarsia.dtypes import DType
 from intarsia.errors import UsageError
 from intarsia.value.bits import Bits, bits_dtype
-from intarsia.value.numpy_cast import in_stretches
+from intarsia.value.numpy_cast import bf16_of, in_stretches
+
+WITHOUT_TORCH_BYTES = 4 << 30
+"""Torch rounds three times as fast as NumPy, but takes a second and 150 MiB to import."""
+
+_cast_bytes = 0
 
 
 def may_cast(src: DType, dst: DType) -> bool:
@@ -31,9 +37,18 @@ def cast(bits: Bits, src: DType, dst: DType) -> Bits:
     check_cast(src, dst)
     if src.name == "BF16" and dst.name == "F32":
         return bits.astype(np.uint32) << 16
+    if src.name == "F32" and dst.name == "BF16" and not _is_worth_torch(bits.nbytes):
+        return bf16_of(bits)
     if not has_torch():
         return in_stretches(bits, src, dst, lambda numbers: numbers)
     return bits_of(in_torch(tensor_of(bits, src), dst), dst, bits.shape)
+
+
+def _is_worth_torch(nbytes: int) -> bool:
+    """Whether torch is here already, or so much is cast that it pays to import it."""
+    global _cast_bytes
+    _cast_bytes += nbytes
+    return ("torch" in sys.modules or _cast_bytes > WITHOUT_TORCH_BYTES) and has_torch()
 
 
 def tensor_of(bits: Bits, dtype: DType) -> Any:

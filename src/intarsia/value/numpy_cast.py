@@ -43,14 +43,31 @@ def rounded(numbers: NDArray[np.float64], dst: DType) -> NDArray[Any]:
     if dst.name == "F16":
         return single.astype(np.float16).view("<u2")
     if dst.name == "BF16":
-        wide = single.view("<u4").astype(np.uint64)
-        found = ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).astype("<u2")
-    elif dst.name == "F8_E8M0":
+        return bf16_of(single.view("<u4"))
+    if dst.name == "F8_E8M0":
         return _powers(single)
-    else:
-        found = _bytes(single.astype(np.float64), dst)
+    found = _bytes(single.astype(np.float64), dst)
     found[np.isnan(single)] = _NAN[dst.name]
     return found
+
+
+def bf16_of(bits: Bits) -> NDArray[np.uint16]:
+    """The bits of single-precision numbers in bf16, rounded to nearest even."""
+    raw = np.ascontiguousarray(bits).reshape(-1)
+    found = np.empty(raw.shape, "<u2")
+    for lo in range(0, len(raw), _AT_ONCE):
+        stretch = slice(lo, lo + _AT_ONCE)
+        wide = raw[stretch]
+        near = wide >> 16
+        near &= 1
+        near += wide
+        near += 0x7FFF
+        near >>= 16
+        found[stretch] = near
+        nans = (wide & 0x7FFF_FFFF) > 0x7F80_0000  # whose bits may run over
+        if nans.any():
+            found[stretch][nans] = _NAN["BF16"]
+    return found.reshape(bits.shape)
 
 
 def _bytes(numbers: NDArray[np.float64], dst: DType) -> NDArray[np.uint8]:
