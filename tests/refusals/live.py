@@ -147,6 +147,15 @@ def mapped_in_another_type(tmp: Path) -> None:
     intarsia.load(tmp / "model", into=torch.nn.Linear(2, 3).bfloat16(), mapped=True)
 
 
+@refusal("The state dict of a module in a mapped load", area="live")
+def mapped_into_a_state_dict(tmp: Path) -> None:
+    import torch
+
+    model = torch.nn.Linear(2, 3)
+    intarsia.save(tmp / "model", model)
+    intarsia.load(tmp / "model", into=model.state_dict(), mapped=True)
+
+
 @refusal("A model that fills its own memory in a mapped load", area="live")
 def mapped_into_copies(tmp: Path) -> None:
     import torch

@@ -234,7 +234,9 @@ def _fill(
     with folder_of(manifest) as folder:
         source = Source(manifest, format_named(manifest.format), folder)
         if mapped:
-            report.mapped_bytes = map_tensors(source, fillings, demand.tensors)
+            report.mapped_bytes = map_tensors(
+                source, fillings, demand.tensors, demand.contents.loose.values()
+            )
         total_bytes = sum(each.holding.nbytes for each in to_read)
         losses = fill(source, to_read, budget, counting(progress, total_bytes))
         report.read_bytes = folder.read_bytes

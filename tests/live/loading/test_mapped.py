@@ -145,6 +145,22 @@ def test_two_tensors_of_one_memory_are_refused(tmp_path: Path) -> None:
         intarsia.load(tmp_path / "ck", into=Untied(), mapped=True)
 
 
+def test_a_state_dict_is_mapped_only_where_no_module_would_be_left_behind(tmp_path: Path) -> None:
+    wanted = nn.Linear(4, 4)
+    intarsia.save(tmp_path / "ck", wanted)
+    model = nn.Linear(4, 4)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    state = model.state_dict()
+    with pytest.raises(UsageError, match="`weight` cannot be mapped: tensors outside of the dict"):
+        intarsia.load(tmp_path / "ck", into=state, mapped=True)
+    assert all(torch.equal(state[name], x) for name, x in before.items())
+    del model
+    assert intarsia.load(tmp_path / "ck", into=state, mapped=True).mapped_bytes
+    assert all(torch.equal(state[name], x) for name, x in wanted.state_dict().items())
+    plain = {"weight": torch.zeros(4, 4), "bias": torch.zeros(4)}
+    assert intarsia.load(tmp_path / "ck", into=plain, mapped=True).mapped_bytes == 80
+
+
 def test_fused_experts_are_refused(tmp_path: Path) -> None:
     config = Qwen3MoeConfig(
         **LLAMA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8

@@ -7,7 +7,8 @@ lie in memory can be mapped; anything else is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -29,13 +30,19 @@ class Stretch(NamedTuple):
     start_bytes: int
 
 
-def map_tensors(source: Source, fillings: Sequence[Filling], tensors: Mapping[str, Any]) -> int:
+def map_tensors(
+    source: Source,
+    fillings: Sequence[Filling],
+    tensors: Mapping[str, Any],
+    loose: Iterable[Any] = (),
+) -> int:
     """Make live tensors views of the checkpoint's files; how many bytes.  Raise where one cannot be, before any is.
 
-    `tensors` are the live ones by the names of the holdings.
+    `tensors` are the live ones by the names of the holdings; `loose` are of no module.
     """
     wanted = [each for each in fillings if each.holding.layout.size]
-    shared = _shared({each.holding.name: tensors[each.holding.name] for each in wanted})
+    shared = _held_elsewhere([each.holding for each in wanted], tensors, loose)
+    shared |= _shared({each.holding.name: tensors[each.holding.name] for each in wanted})
     found: dict[str, Stretch] = {}
     for each in wanted:
         name, stretch = each.holding.name, _stretch(source, each)
@@ -110,6 +117,26 @@ def _shared(tensors: Mapping[str, Any]) -> dict[str, str]:
         other, first = owner.setdefault(x.untyped_storage().data_ptr(), (name, x))
         if first is not x:
             found[name] = f"it shares its memory with `{other}`"
+    return found
+
+
+def _held_elsewhere(
+    holdings: Sequence[Holding], tensors: Mapping[str, Any], loose: Iterable[Any]
+) -> dict[str, str]:
+    """Tensors of a dict whose memory others have too: a module whose state dict it is would not follow them."""
+    known = Counter(x.tensor.untyped_storage().data_ptr() for x in holdings)
+    of_dicts, found = {*map(id, loose)}, {}
+    for each in holdings:
+        x = tensors[each.name]
+        if id(x) in of_dicts and x.device.type == "cpu" and not is_dtensor(x):
+            storage = x.untyped_storage()
+            # The tensor has it, and so do the object in hand and what holdings took of it.
+            users = 2 + known[storage.data_ptr()]
+            if torch._C._storage_Use_Count(storage._cdata) > users:
+                found[each.name] = (
+                    "tensors outside of the dict share its memory, and would keep their numbers: a"
+                    " module's do with its state_dict()"
+                )
     return found
 
 
