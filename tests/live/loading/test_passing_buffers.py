@@ -109,3 +109,21 @@ def test_a_buffer_on_disk_that_the_model_computes_is_passed_over(
         return
     report = intarsia.load(tmp_path, into=model)
     assert any(extra in note and "the model computes" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("kind", [nn.Buffer, nn.Parameter])
+def test_a_passing_name_of_what_a_state_dict_has_has_its_memory(kind: Any, tmp_path: Path) -> None:
+    def made() -> Any:
+        inner, model = nn.Module(), nn.Module()
+        model.table = kind(torch.rand(3))
+        inner.register_buffer("again", model.table, persistent=False)
+        return nn.ModuleList([inner, model])
+
+    wanted = made()
+    intarsia.save(tmp_path / "ck", wanted)
+    with torch.device("meta"):
+        model = made()
+    assert intarsia.load(tmp_path / "ck", into=model).complete
+    assert model[0].again is model[1].table
+    assert type(model[1].table) is type(wanted[1].table)
+    assert torch.equal(model[1].table, wanted[1].table)

@@ -32,13 +32,9 @@ def materialise(model: nn.Module, device: Any = None) -> list[str]:
 
     with torch.no_grad():
         model._apply(memory)  # type: ignore[no-untyped-call]
-        for places in shared:
-            (owner, key), *others = places
-            for module, name in others:
-                if key in owner._parameters:
-                    module._parameters[name] = owner._parameters[key]
-                else:
-                    module._buffers[name] = owner._buffers[key]
+        for (owner, key), *others in shared:
+            for held, name in others:
+                held[name] = owner[key]
         for module, name, attributes in told:
             vars(module._parameters[name]).update(attributes)
         compute_buffers(model, device or _device_of(model))
@@ -62,15 +58,14 @@ def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
                 yield x
 
 
-def _shared(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """The places of every parameter and of every buffer that has more than one."""
-    places: dict[tuple[int, bool], list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        for held in (module._parameters, module._buffers):
-            for key, x in held.items():
-                if x is not None and x.is_meta:
-                    kind = id(x), held is module._parameters
-                    places.setdefault(kind, []).append((module, key))
+def _shared(model: nn.Module) -> list[list[tuple[dict[str, Any], str]]]:
+    """The places of every tensor that has more than one, those among parameters first."""
+    places: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    tables: list[dict[str, Any]] = [module._parameters for module in model.modules()]
+    for held in (*tables, *(module._buffers for module in model.modules())):
+        for key, x in held.items():
+            if x is not None and x.is_meta:
+                places.setdefault(id(x), []).append((held, key))
     return [found for found in places.values() if len(found) > 1]
 
 
