@@ -447,3 +447,21 @@ def test_a_factor_of_a_whole_parameter_is_not_given_to_its_shards(
             continue
         with pytest.raises(UsageError, match=f"`{kind}` of `up.weight` was stored whole"):
             intarsia.load(tmp_path / kind, into=other, optimizer=again)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "fsdp1"])
+@pytest.mark.filterwarnings("ignore")
+def test_an_optimizer_of_another_model_is_refused(
+    wrapped: bool, group: None, tmp_path: Path
+) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    other, model = nn.Linear(3, 5), nn.Linear(3, 5)
+    optimizer = torch.optim.SGD([*other.parameters()])
+    held = FullyShardedDataParallel(model, device_id=torch.device("cpu")) if wrapped else model
+    told = r"parameter 0 of group 0 \(\[5, 3\]\) of the optimizer is not in the model"
+    with pytest.raises(UsageError, match=told):
+        intarsia.save(tmp_path / "saved", held, optimizer)
+    intarsia.save(tmp_path / "saved", other, optimizer)
+    with pytest.raises(UsageError, match=told):
+        intarsia.load(tmp_path / "saved", into=held, optimizer=optimizer)
