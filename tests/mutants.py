@@ -71,7 +71,7 @@ MUTANTS = [
         ("key and value of a group are exchanged", "for x in (q, k, v)]", "for x in (q, v, k)]",
          ["tests/family/test_verbs.py::test_by_group"]),
     ),
-    *of("A", "live/megatron/item.py", (
+    *of("A", "live/megatron_fsdp.py", (
         "the shape of all ranks is taken for that of one",
         'shape[axis] = _share(shape[axis], tp, f"axis {axis} of {list(param.shape)}")', "pass",
         [LOADS],
@@ -87,7 +87,7 @@ MUTANTS = [
         ("layers keep the numbers of their stage", "str(layer - 1)", "words[end - 1]", [NUMBERS]),
     ),
     # B. Fused parameters, and states that are plain tensors.
-    *of("B", "live/megatron/item.py",
+    *of("B", "live/megatron_fsdp.py",
         ("a component ends where the rank's own count says",
          "held = fused.reshape(-1).narrow(0, item.start, item.stop)",
          "held = fused.reshape(-1).narrow(0, 0, item.size)",
@@ -112,7 +112,7 @@ MUTANTS = [
         "the refresh of what is computed with is forgotten",
         "            install(into)\n", "            pass\n", [SLICES],
     )),
-    *of("C", "live/megatron/item.py", (
+    *of("C", "live/megatron_fsdp.py", (
         "components are divided by tensor parallelism twice", "if total == rows:", "if False:",
         [f"{ITEMS}::test_component_sizes_that_are_tp_local_already_are_not_divided_again"],
     )),

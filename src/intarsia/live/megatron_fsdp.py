@@ -1,35 +1,221 @@
-"""Megatron-FSDP's live parameters and optimizer states: split, check, load.
+"""Fused parameters of Megatron-FSDP and their optimizer states: split, checked, and put together again.
+
+Megatron-FSDP gives a rank a flat slice `[start, stop)` of the flattened tensor-parallel part of
+a parameter: its *item coordinates*.  A checkpoint keeps the components of a fused parameter
+apart: gate and up of SwiGLU as `_w` and `_v`, a gated delta network's `in_proj` as query, key and
+so on.  Where a component ends inside a slice depends on the parameter alone.  What the state is
+does not matter: a DTensor counts the elements of all ranks, a plain tensor those of one.
+
+    >>> item = Item((4, 3), 2, 11)
+    >>> [(part.name, part.start, part.stop) for part in parts_of(item, gated(item))]
+    [('_w', 2, 6), ('_v', 0, 5)]
+
+A model's states are split layer by layer, not by one flag; loading is in `intarsia.live.megatron_load`.
 
     items = {name: Item.of(param) for name, param in model.named_parameters()}
-    for name in gated_names(model):                       # layer by layer, not by one flag
+    for name in gated_names(model):
         halves = split_state(states[f"{name}.weight"], items[f"{name}.weight"],
                              gated(items[f"{name}.weight"]))
-
-`intarsia.live.megatron.item` has the coordinates; loading is in `intarsia.live.megatron_load`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
 
 from intarsia.errors import LayoutError
-from intarsia.live.megatron.item import (
-    GDN,
-    Item,
-    Part,
-    Sizes,
-    components,
-    gated,
-    local_elements,
-    merge,
-    parts_of,
-    split,
-)
+from intarsia.layout import Layout, concat
 from intarsia.live.model.holding import is_dtensor, memory_of
 from intarsia.live.model.own_tensors import joined
+from intarsia.mesh import Shape
+
+Sizes = Mapping[str, int]
+"""How many rows each component of a fused parameter has, in order."""
+
+GDN = ("query", "key", "value", "z", "beta", "alpha")
+"""The components of a gated delta network's `in_proj`; its `conv1d` has the first three."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What a rank holds of a parameter: elements `[start, stop)` of its flattened TP-local part.
+
+    `shape` is that of the TP-local part, all of it; `tp` ranks cut axis `tp_axis` of the whole,
+    and this is the `tp_rank`-th of them.
+    """
+
+    shape: Shape
+    start: int
+    stop: int
+    tp: int = 1
+    tp_axis: int | None = 0
+    tp_rank: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.stop <= prod(self.shape):
+            raise LayoutError(
+                f"the slice [{self.start}, {self.stop}) leaves a parameter of"
+                f" {prod(self.shape):,} elements {list(self.shape)}"
+            )
+
+    @staticmethod
+    def of(param: Any) -> Item:
+        """The item of a parameter that Megatron-FSDP made: a DTensor with its slice."""
+        held = getattr(param, "megatron_fsdp_slice", None)
+        if held is None or not is_dtensor(param):
+            raise LayoutError(
+                f"a {type(param).__name__} without `megatron_fsdp_slice` is not a parameter of"
+                " Megatron-FSDP",
+                hint="take it from the wrapped model, with a sharding strategy other than no_shard",
+            )
+        shape, tp, axis, rank = list(param.shape), 1, None, 0
+        word = getattr(getattr(param, "megatron_fsdp_dist_index", None), "tp_dim", "tp")
+        names = param.device_mesh.mesh_dim_names or ()
+        for at, (name, placement) in enumerate(zip(names, param.placements, strict=False)):
+            if name == word and placement.is_shard():
+                tp, axis = param.device_mesh.size(at), placement.dim
+                rank = param.device_mesh.get_local_rank(at)
+        if axis is not None:
+            shape[axis] = _share(shape[axis], tp, f"axis {axis} of {list(param.shape)}")
+        return Item(tuple(shape), held.start, held.stop, tp, axis, rank)
+
+    @property
+    def whole(self) -> Shape:
+        """The shape of the parameter on all tensor-parallel ranks together."""
+        if self.tp_axis is None:
+            return self.shape
+        axis = self.tp_axis
+        return (*self.shape[:axis], self.shape[axis] * self.tp, *self.shape[axis + 1 :])
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A component on this rank: `item` is in the component's own coordinates, `at` is where it
+    begins in the rank's slice of the fused parameter."""
+
+    name: str
+    item: Item
+    at: int
+    tensor: torch.Tensor | None = None
+
+    @property
+    def start(self) -> int:
+        return self.item.start
+
+    @property
+    def stop(self) -> int:
+        return self.item.stop
+
+
+def gated(item: Item) -> Sizes:
+    """The halves of a gated projection."""
+    rows = item.shape[0]
+    if rows % 2:
+        raise LayoutError(
+            f"a gated projection has two equal halves, {list(item.shape)} has {rows} rows"
+            + (f" on each of {item.tp} tensor-parallel ranks" if item.tp > 1 else ""),
+            hint="this layer is not gated, or tensor parallelism does not divide it",
+        )
+    return {"_w": rows // 2, "_v": rows // 2}
+
+
+def components(item: Item, sizes: Sizes) -> Sizes:
+    """The rows of named components on one rank; sizes of all ranks together are divided once.
+
+    Sizes that already add up to the TP-local rows are the rank's own, and stay.
+    """
+    total, rows = sum(sizes.values()), item.shape[0]
+    if total == rows:
+        return dict(sizes)
+    if total != rows * item.tp or item.tp_axis != 0:
+        raise LayoutError(
+            f"components of {total} rows ({', '.join(f'{k} {n}' for k, n in sizes.items())}) do"
+            f" not split {list(item.shape)}, nor {list(item.whole)} on all ranks"
+        )
+    return {name: _share(n, item.tp, f"component `{name}`") for name, n in sizes.items()}
+
+
+def _share(n: int, tp: int, what: str) -> int:
+    if n % tp:
+        raise LayoutError(f"{what} has {n} rows, which {tp} tensor-parallel ranks do not divide")
+    return n // tp
+
+
+def parts_of(item: Item, sizes: Sizes) -> list[Part]:
+    """Where the components of a fused parameter lie in a rank's slice of it."""
+    rest = item.shape[1:]
+    shapes = {name: (n, *rest) for name, n in sizes.items()}
+    fused = concat([Layout.of(name, shape) for name, shape in shapes.items()])
+    if fused.shape != item.shape:
+        raise LayoutError(f"{dict(sizes)} make {list(fused.shape)}, the item is {list(item.shape)}")
+    held = fused.reshape(-1).narrow(0, item.start, item.stop)
+    ranges = {p.tensor: (p.at, p.to, p.size) for p in held.pieces}
+    found = []
+    for name, shape in shapes.items():
+        at, start, size = ranges.get(name, (0, 0, 0))
+        own = replace(item, shape=shape, start=start, stop=start + size)
+        found.append(Part(name, own, at))
+    return found
+
+
+def split(state: Any, item: Item, sizes: Sizes) -> list[Part]:
+    """A parameter or a state of it, cut into components; each is a view of the rank's elements.
+
+    A slice that holds whole rows keeps its other axes, any other is flat.
+    """
+    local = local_elements(state, item)
+    found = []
+    for part in parts_of(item, sizes):
+        flat = local[part.at : part.at + part.item.size]
+        row = prod(part.item.shape[1:])
+        if row and not (part.start % row or part.stop % row):
+            flat = flat.reshape(-1, *part.item.shape[1:])
+        found.append(replace(part, tensor=flat))
+    return found
+
+
+def merge(parts: Sequence[Part], item: Item) -> torch.Tensor:
+    """The rank's flat slice of the fused parameter out of its components: `split` undone."""
+    expected = parts_of(item, {part.name: part.item.shape[0] for part in parts})
+    for part, own in zip(parts, expected, strict=True):
+        size = -1 if part.tensor is None else part.tensor.numel()
+        if (part.item, part.at, size) != (own.item, own.at, own.item.size):
+            raise LayoutError(
+                f"`{part.name}` has {size} elements of [{part.start}, {part.stop}), the fused"
+                f" slice [{item.start}, {item.stop}) takes [{own.start}, {own.stop})"
+            )
+    return torch.cat([part.tensor.reshape(-1) for part in parts if part.tensor is not None])
+
+
+def local_elements(state: Any, item: Item) -> torch.Tensor:
+    """This rank's elements of a parameter or of a state of it, flat.
+
+    A DTensor must have the parameter's shape, of all ranks or TP-local; a plain tensor must have
+    exactly the elements of the rank's slice.
+    """
+    if is_dtensor(state):
+        if tuple(state.shape) not in (item.whole, item.shape):
+            raise LayoutError(
+                f"a DTensor of shape {list(state.shape)} is not the state of a parameter of"
+                f" {list(item.whole)} ({list(item.shape)} on each of {item.tp} ranks)",
+                hint="its shape was divided or multiplied by tensor parallelism once too often",
+            )
+        state = state.to_local()
+    flat: torch.Tensor = state.detach().reshape(-1)
+    if flat.numel() != item.size:
+        raise LayoutError(
+            f"{flat.numel():,} elements on this rank, its slice [{item.start}, {item.stop}) of"
+            f" {list(item.shape)} has {item.size:,}"
+        )
+    return flat
 
 
 def split_state(state: Mapping[str, Any], item: Item, sizes: Sizes) -> dict[str, dict[str, Any]]:
@@ -110,22 +296,3 @@ def _axes(value: Any) -> int:
     """How many axes a tensor has; none where a value is a number or no tensor at all."""
     found: int = getattr(value, "ndim", 0)
     return found
-
-
-__all__ = [
-    "GDN",
-    "Item",
-    "Part",
-    "Sizes",
-    "check_distributed",
-    "components",
-    "gated",
-    "gated_names",
-    "is_rounded_to_bf16",
-    "local_elements",
-    "merge",
-    "parts_of",
-    "rounded_masters",
-    "split",
-    "split_state",
-]

@@ -17,8 +17,8 @@ from intarsia.family import Param, table_for
 from intarsia.format.megatron.fsdp_dtensor.keys import FsdpRows, canonical
 from intarsia.layout import Layout
 from intarsia.live.loading.fill import fill, prove
-from intarsia.live.megatron.item import Item
 from intarsia.live.megatron.model import unwrapped
+from intarsia.live.megatron_fsdp import Item
 from intarsia.live.model.holding import Holding, memory_of
 from intarsia.run.budget import Budget
 from intarsia.state.names import STEP, master_of, of_kind

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from intarsia.errors import CoverageError
 from intarsia.family import Param
+from intarsia.layout import Layout
 from intarsia.live.entries import unpack
 from intarsia.live.loading.kept import NO_SETTINGS, NO_STATE
 from intarsia.live.model.holding import Holding
 from intarsia.live.optimizer.classes import CLASS
-from intarsia.live.optimizer.counters import counter_holdings, set_counters
 from intarsia.live.optimizer.groups import (
     agreed_groups,
     check_classes,
@@ -58,7 +61,7 @@ class OptimizerFilling:
             groups = with_tensors(groups, manifest)
             agreed = agreed_groups(optimizer, rows, groups)
         states = state_to_fill(optimizer, rows, manifest, entries, literal, groups, strict=strict)
-        counters = counter_holdings(manifest, states.counters)
+        counters = _counter_holdings(manifest, states.counters)
         if optimizer.whole is not None:
             optimizer.whole.check(states.fresh, manifest.path)
         if agreed is not None:
@@ -70,10 +73,41 @@ class OptimizerFilling:
     def put(self, entries: Mapping[str, bytes], where: str) -> list[str]:
         """Give the optimizer what was read; remarks on its settings."""
         notes = ["the optimizer keeps its own hyperparameters, as asked"]
-        set_counters(self.states.counters, self.counters)
+        _set_counters(self.states.counters, self.counters)
         put(self.optimizer.held, self.states.fresh, shared_in(entries))
         if self.agreed is not None:
             notes = put_groups(self.optimizer.settings, self.agreed)
         if self.optimizer.whole is not None:
             self.optimizer.whole.give(where)
         return notes
+
+
+def _counter_holdings(
+    manifest: Manifest, counters: Iterable[tuple[torch.Tensor, tuple[str, ...]]]
+) -> dict[str, Holding]:
+    """Memory for each step that the checkpoint has of the counters' parameters."""
+    found: dict[str, Holding] = {}
+    for name in dict.fromkeys(name for _, names in counters for name in names):
+        dtype = getattr(torch, manifest.logical[name].dtype.torch)
+        found[name] = Holding(name, Layout.of(name, ()), torch.empty((), dtype=dtype))
+    return found
+
+
+def _set_counters(
+    counters: Iterable[tuple[torch.Tensor, tuple[str, ...]]], read: Mapping[str, Holding]
+) -> None:
+    """Set the steps that were read; those of the parts of one parameter must agree."""
+    for tensor, names in counters:
+        first, *others = (read[name].tensor for name in names)
+        if any(not _same(x, first) for x in others):
+            values = sorted({x.item() for x in (first, *others)})
+            raise CoverageError(
+                f"{names[0]} and {len(others)} other tensors are at steps {values}, and one"
+                " parameter holds them all",
+                hint="the parts of the checkpoint were saved at different steps",
+            )
+        tensor.copy_(first)
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and (a.item() == b.item() or bool(a != a and b != b))

@@ -17,8 +17,8 @@ from torch import nn
 
 from intarsia.errors import LayoutError, UsageError
 from intarsia.format.megatron.fsdp_dtensor.keys import canonical
-from intarsia.live.megatron.item import Item
 from intarsia.live.megatron.parallel import place_of
+from intarsia.live.megatron_fsdp import Item
 from intarsia.live.model.holding import is_dtensor, placed
 from intarsia.live.model.own_tensors import joined, own_tensors
 
