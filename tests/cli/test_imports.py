@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
 import pytest
 
 import intarsia
+from intarsia.cli.main import main
 from tests.checkpoints import llama_config, model, python, write_hf
 
 CONFIG = llama_config()
@@ -64,6 +66,29 @@ def test_converting_without_a_cast_does_not_import_torch(root: Path, tmp_path: P
     command = ["convert", str(root / "hf"), str(tmp_path / "out"), "--to", "dcp", "--mesh", "tp=2"]
     code = f"from intarsia.cli.main import main; main({command!r})"
     assert imported(code, ("torch", "transformers")) == []
+
+
+def test_a_digest_loads_neither_what_converts_nor_what_unpickles_nor_other_commands(
+    root: Path,
+) -> None:
+    code = f"from intarsia.cli.main import main; main({['digest', str(root / 'hf')]!r})"
+    others = ("conversion", "converting", "planning.planner", "format.torch_file.unpickle", "cli.verify")  # fmt: skip
+    assert imported(code, (*HEAVY, "html", *(f"intarsia.{name}" for name in others))) == []
+
+
+def test_a_process_that_ends_does_not_look_for_what_could_be_freed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr("gc.freeze", lambda: frozen.append(True))
+    monkeypatch.setattr("sys.argv", ["intarsia", "--version"])
+    usual = gc.get_threshold()
+    for arguments, told in ((["--version"], []), (None, [True])):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert frozen == told, "only the process of the command itself ends"
+    assert gc.get_threshold() == usual
+    assert capsys.readouterr().out.count("intarsia ") == 2
 
 
 def test_this_test_would_see_an_import() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -88,6 +89,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             status = _failed(StoppedError(stop_word()), stop_status())
         with to_stdout():
             pass
+    if arguments is None:
+        gc.freeze()  # the process ends, and has no need to look for what could be freed before
     raise SystemExit(status)
 
 

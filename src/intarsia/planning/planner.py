@@ -23,9 +23,7 @@ from intarsia.planning.manifest import Manifest, Target
 from intarsia.planning.plan import LeftOut, Plan
 from intarsia.planning.proof import Gap, Proven, prover_of
 from intarsia.planning.together import Group, partners, windows_together
-
-WINDOW_BYTES = 8 << 20
-"""How much of a destination tensor moves at once, unless memory is scarcer."""
+from intarsia.planning.window import WINDOW_BYTES
 
 
 @frozen

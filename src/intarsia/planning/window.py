@@ -11,6 +11,9 @@ from math import prod
 
 from intarsia.mesh import Box, Shape
 
+WINDOW_BYTES = 8 << 20
+"""How much of a destination tensor moves at once, unless memory is scarcer."""
+
 
 def windows(shape: Shape, itemsize: int, limit_bytes: int) -> Iterator[Box]:
     """Slabs of at most `limit_bytes` (or one element) that partition a tensor, in order.

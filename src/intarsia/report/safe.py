@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from html import escape
 from typing import Any
 
 _IN_A_SCRIPT = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
@@ -26,6 +25,8 @@ def html(text: object) -> str:
     >>> html("<b> & 'c'")
     '&lt;b&gt; &amp; &#x27;c&#x27;'
     """
+    from html import escape
+
     return escape(visible(str(text)))
 
 

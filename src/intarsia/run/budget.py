@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from intarsia.errors import UsageError
 from intarsia.frozen import frozen
-from intarsia.planning.planner import WINDOW_BYTES
+from intarsia.planning.window import WINDOW_BYTES
 from intarsia.quantity import bytes_in, human
 from intarsia.run.sums.hashing import STRETCH_BYTES
 from intarsia.run.sums.pages import PAGE_BYTES

@@ -15,8 +15,6 @@ from typing import Any
 
 from intarsia.errors import UsageError
 from intarsia.format.torch_file.plain import DROPPED, plain
-from intarsia.format.torch_file.torch_frame import write_object
-from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.frozen import frozen
 from intarsia.state.names import TORCH_GROUPS
 
@@ -63,6 +61,8 @@ def groups_of_torch(
     entries: Mapping[str, bytes], logical: Callable[[str], tuple[str, ...]]
 ) -> Groups | None:
     """The groups among entries; `logical` gives the tensors that a parameter holds."""
+    from intarsia.format.torch_file.torch_zip import read_object
+
     found: dict[str, dict[str, Any]] = {}
     listed: dict[str, Any] = {}
     flat = False
@@ -117,6 +117,8 @@ def different_fields(groups: Iterable[Group], of: Group) -> str:
 
 def numbered_entries(groups: Groups, params: Mapping[str, tuple[str, ...]]) -> dict[str, bytes]:
     """The entries by number; `params` are the parameters to write, with the tensors of each."""
+    from intarsia.format.torch_file.torch_frame import write_object
+
     names = _by_group(groups, params)
     found: dict[str, bytes] = {}
     for k, group in enumerate(groups.each):
@@ -129,6 +131,8 @@ def numbered_entries(groups: Groups, params: Mapping[str, tuple[str, ...]]) -> d
 
 def flat_entries(groups: Groups, params: Mapping[str, tuple[str, ...]]) -> dict[str, bytes]:
     """The entries by parameter; equal settings share their bytes in memory."""
+    from intarsia.format.torch_file.torch_frame import write_object
+
     found: dict[str, bytes] = {}
     for group, names in zip(groups.each, _by_group(groups, params), strict=True):
         fields = {field: write_object(value) for field, value in group.fields.items()}
