@@ -58,6 +58,12 @@ class Box:
         """The same box, so much further on each axis."""
         return Box(tuple(o + d for o, d in zip(self.offsets, by, strict=True)), self.shape)
 
+    def on_axis(self, axis: int, first: int, count: int) -> Box:
+        """The same box with other indices, `[first, first + count)`, on one axis."""
+        offsets, shape = list(self.offsets), list(self.shape)
+        offsets[axis], shape[axis] = first, count
+        return Box(tuple(offsets), tuple(shape))
+
     def __repr__(self) -> str:
         return f"Box({self.offsets}, {self.shape})"
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from intarsia.errors import few
 from intarsia.layout import clip
 from intarsia.planning.manifest import Stored
 from intarsia.state.names import MASTER, kind_of, parameter_of
@@ -138,6 +140,11 @@ def without_layer(name: str) -> str:
 
 def without_expert(name: str) -> str:
     return _EXPERT.sub(r"\g<word>.*", name)
+
+
+def few_numbers(numbers: Iterable[int | None]) -> str:
+    """The numbers of layers or experts, the first few of them."""
+    return few([str(k) for k in sorted({k for k in numbers if k is not None})], 6)
 
 
 def pattern(name: str) -> str:

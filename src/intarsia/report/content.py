@@ -95,28 +95,23 @@ def of_soundness(found: Soundness, manifest: Manifest | None) -> PageContent:
 
 def of_comparison(found: Comparison, a: Manifest, b: Manifest) -> PageContent:
     """How two checkpoints compare, tensor by tensor."""
-    apart = sum(each.counts for each in found.beside)
-    parts = [
-        *([_count(len(found.different), "tensor") + " different"] if found.different else []),
-        *(
-            f"{len(names):,} only in {side}"
-            for side, names in (("A", found.only_in_a), ("B", found.only_in_b))
-            if names
-        ),
-        *(
-            [_count(len(found.damaged), "fault") + " outside of the tensors"]
-            if found.damaged
-            else []
-        ),
-        *([_count(apart, "part") + " of the run's state different"] if apart else []),
-    ]
+    apart = [each for each in found.beside if each.counts]
+    parts = (
+        (found.different, f"{_count(len(found.different), 'tensor')} different"),
+        (found.only_in_a, f"{len(found.only_in_a):,} only in A"),
+        (found.only_in_b, f"{len(found.only_in_b):,} only in B"),
+        (found.damaged, f"{_count(len(found.damaged), 'fault')} outside of the tensors"),
+        (apart, f"{_count(len(apart), 'part')} of the run's state different"),
+    )
     both = f"{found.compared:,} tensors, {found.elements:,} elements"
     states = _states((a, b), found.faults)
     states |= dict.fromkeys((*found.only_in_a, *found.only_in_b), State.ABSENT)
     states |= dict.fromkeys((d.tensor for d in found.different), State.DIFFERENT)
     return PageContent(
         title="Are these checkpoints equal?",
-        verdict=f"equal, {found.how}" if found.equal else "; ".join(parts),
+        verdict=f"equal, {found.how}"
+        if found.equal
+        else "; ".join(text for held, text in parts if held),
         good=found.equal,
         facts=(*_facts((a, b)), ("compared", (both, both))),
         sides=(a, b),

@@ -8,8 +8,8 @@ from intarsia.checking.diagnosis.hypotheses.faults_of_moves import (
     faults_of_moves,
     half_swapped,
 )
-from intarsia.checking.diagnosis.hypotheses.hypothesis import Score
 from intarsia.checking.diagnosis.hypotheses.moves import Move
+from intarsia.checking.diagnosis.hypothesis import Score
 
 GATE, UP = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intarsia.checking.diagnosis.hypotheses.rearranged.keys import found_again
-from intarsia.checking.diagnosis.hypotheses.rearranged.matching import blocks_of, strided
+from intarsia.checking.diagnosis.rearranged.keys import found_again
+from intarsia.checking.diagnosis.rearranged.matching import blocks_of, strided
 
 
 @given(st.permutations(range(20)))

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intarsia.checking.diagnosis.hypotheses.rearranged.order import (
+from intarsia.checking.diagnosis.rearranged.order import (
     along,
     compose,
     inverse,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from intarsia.checking.fault import Fault
-from intarsia.checking.naming import ModelPlace, place_of
+from intarsia.checking.naming import ModelPlace, few_numbers, place_of
 from intarsia.errors import few
 from intarsia.family import table_for
 from intarsia.family.parts import missing_tower, optional_layers
@@ -74,9 +74,9 @@ def missing_tensors(manifest: Manifest, known: Collection[str] = ()) -> Iterator
         places = [place_of(name) for name in names]
         where = ""
         if kind == "layers-missing":
-            where = f"layers {few([str(k) for k in sorted({p.layer or 0 for p in places})], 6)}"
+            where = f"layers {few_numbers(p.layer for p in places)}"
         elif kind == "experts-missing":
-            where = f"experts {few([str(k) for k in sorted({p.expert or 0 for p in places})], 6)}"
+            where = f"experts {few_numbers(p.expert for p in places)}"
         text = f"{len(names):,} of {len(weights) + len(manifest.absent):,} tensors are not stored: {few(names)}"
         elements = sum(sizes[name] for name in names)
         yield Fault(kind, tuple(names), where, text, elements)
@@ -182,7 +182,7 @@ def beyond_configuration(manifest: Manifest) -> Iterator[Fault]:
     ]
     if beyond:
         names = [name for stored in beyond for name in stored.layout.tensors]
-        at = few([str(k) for k in sorted({place_of(s.name).layer or 0 for s in beyond})], 6)
+        at = few_numbers(place_of(s.name).layer or 0 for s in beyond)
         text = f"{len(beyond):,} tensors do not belong to the configuration of {table.family}: {few(names)}"
         yield Fault("config-contradicts", tuple(names), f"layers {at}", text)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from intarsia.checking.content.same_content import Content, Matrix
 from intarsia.checking.fault import Fault
-from intarsia.checking.naming import ModelPlace, place_of, tensors_in
+from intarsia.checking.naming import ModelPlace, few_numbers, place_of, tensors_in
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.errors import few
 from intarsia.planning.manifest import Stored
@@ -99,7 +99,7 @@ def repeated_experts(matrices: Sequence[Matrix]) -> Iterator[Fault]:
             for e in same
             for name in _names(held[e])
         ]
-        where = f"layers {_numbers(layer for _, _, layer in group)}"
+        where = f"layers {few_numbers(-1 if layer is None else layer for _, _, layer in group)}"
         names = list(dict.fromkeys(names))
         yield Fault(kind, tuple(names), where, f"{pattern}: {few(names, 2)}", _size(group))
 
@@ -253,7 +253,3 @@ def tied_that_differ(found: Sequence[ItemStats], tied: Mapping[str, str]) -> Ite
 
 def _names(matrix: Matrix) -> tuple[str, ...]:
     return tensors_in(matrix[0], matrix[1].unit)
-
-
-def _numbers(layers: Iterator[int | None]) -> str:
-    return few([str(k) for k in sorted({-1 if k is None else k for k in layers})], 6)

@@ -41,7 +41,6 @@ def scale_faults(found: Sequence[ItemStats], quantised: Quantised) -> Iterator[F
         if stats.faults or not held.role.is_scale:
             continue
         stored = stats.item.stored
-        files = few(sorted({chunk.file for chunk in stats.item.chunks}))
         exponents = held.dtype.name == "U8" and held.word in _EXPONENTS
         count = stats.not_finite.count or int(exponents and stats.most == _NAN_EXPONENT)
         if count:
@@ -49,10 +48,10 @@ def scale_faults(found: Sequence[ItemStats], quantised: Quantised) -> Iterator[F
             text = (
                 f"{what} of `{stored.name}` are NaN or infinite: so is every weight that they scale"
             )
-            yield Fault("scale-nan", (stored.name,), files, text, count)
+            yield Fault("scale-nan", (stored.name,), stats.item.files, text, count)
         elif (held.dtype.floating or exponents) and _is_zero(stats):
             text = f"`{stored.name}` is all zero: so is every weight that it scales"
-            yield Fault("scale-zero", (stored.name,), files, text, stored.layout.size)
+            yield Fault("scale-zero", (stored.name,), stats.item.files, text, stored.layout.size)
 
 
 def weights_among(found: Sequence[ItemStats], quantised: Quantised) -> list[ItemStats]:

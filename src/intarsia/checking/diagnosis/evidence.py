@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from intarsia.checking.diagnosis.hypotheses.hypothesis import (
+from intarsia.checking.diagnosis.hypothesis import (
     Bits,
     Hypothesis,
     Mask,
@@ -18,13 +18,13 @@ from intarsia.checking.diagnosis.hypotheses.hypothesis import (
     Window,
     score,
 )
-from intarsia.checking.diagnosis.hypotheses.rearranged.order import along, of_runs
+from intarsia.checking.diagnosis.rearranged.order import along, of_runs
 from intarsia.checking.pair.pairs import Pair, read
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout, unravel
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Logical
-from intarsia.planning.window import windows
+from intarsia.planning.window import flat_start, windows
 from intarsia.run.budget import Budget
 from intarsia.run.sums.mixing import odd_numbers
 from intarsia.value.bits import bits_dtype
@@ -133,8 +133,7 @@ class Evidence:
         if axis == 0:
             rest = Box((0, *box.offsets[1:]), box.shape)
             return self.read(along(self.whole, 0, of_runs(taken)), rest)
-        length = self.shape[axis]
-        wide = Box(_put(box.offsets, axis, 0), _put(box.shape, axis, length))
+        wide = box.on_axis(axis, 0, self.shape[axis])
         found = np.take(self.read(self.whole, wide).reshape(wide.shape), taken, axis)
         return np.ascontiguousarray(found).reshape(-1)
 
@@ -160,7 +159,7 @@ class Evidence:
         for w in self.windows():
             at = np.arange(w.box.shape[0]) + w.box.offsets[0]
             inner = w.box.size // len(at)
-            first = _flat(w.box.offsets[1:], self.shape[1:])
+            first = flat_start(w.box.on_axis(0, 0, 1), Box.whole(self.shape))
             weights = odd_numbers(np.arange(first, first + inner))
             for hashes, bits in ((left, w.x), (right, w.y)):
                 hashes[at] += (bits.reshape(-1, inner) * weights).sum(1, dtype=np.uint64)
@@ -176,17 +175,6 @@ class Evidence:
         a, b = self.pair.a.dtype, self.pair.b.dtype
         right = read(self.b, self.pair.b, box).view(bits_dtype(b))
         return Window(box, self.read(self.whole, box), right, a, b)
-
-
-def _put(numbers: tuple[int, ...], axis: int, number: int) -> tuple[int, ...]:
-    return (*numbers[:axis], number, *numbers[axis + 1 :])
-
-
-def _flat(place: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    at = 0
-    for i, size in zip(place, shape, strict=True):
-        at = at * size + i
-    return at
 
 
 def sample_boxes(shape: Shape, first: tuple[int, ...]) -> list[Box]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from intarsia.checking.diagnosis.hypotheses.hypothesis import NEARLY_ALL
 from intarsia.checking.diagnosis.hypotheses.moves import Move
+from intarsia.checking.diagnosis.hypothesis import NEARLY_ALL
 from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
 
 UNEXPLAINED = "unexplained"

@@ -10,11 +10,11 @@ from intarsia.checking.diagnosis.evidence import SMALL, Evidence
 from intarsia.checking.diagnosis.finding import NOT_KNOWN, NOTHING, UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.hypotheses.compound import in_two_steps, resembles
 from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
-from intarsia.checking.diagnosis.hypotheses.hypothesis import ENOUGH, Hypothesis, Score, Shuffle
-from intarsia.checking.diagnosis.hypotheses.rearranged.matching import row_hypotheses
-from intarsia.checking.diagnosis.hypotheses.rearranged.order import ANY_ORDER
-from intarsia.checking.diagnosis.hypotheses.rearranged.orders import order_hypotheses
 from intarsia.checking.diagnosis.hypotheses.values import CONSTANT, value_hypotheses
+from intarsia.checking.diagnosis.hypothesis import ENOUGH, Hypothesis, Score, Shuffle
+from intarsia.checking.diagnosis.rearranged.matching import row_hypotheses
+from intarsia.checking.diagnosis.rearranged.order import ANY_ORDER
+from intarsia.checking.diagnosis.rearranged.orders import order_hypotheses
 from intarsia.checking.diagnosis.where.blocks import OF_PLACES, Tried, lost, wrong_block
 from intarsia.checking.diagnosis.where.chunks import whereabouts_of
 from intarsia.checking.diagnosis.where.pages import DAMAGED, damaged_pages

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from intarsia.checking.diagnosis.finding import LOST, UNEXPLAINED, Finding
@@ -110,7 +109,7 @@ def _unified(findings: list[Finding]) -> list[Finding]:
 
 
 def _lost_ranks(
-    findings: list[Finding], logical: Mapping[str, Logical], unequal: Collection[str]
+    findings: list[Finding], logical: Mapping[str, Logical], unequal: Set[str]
 ) -> tuple[list[Fault], list[Finding]]:
     """What an expert-parallel or a pipeline rank holds, where every matrix of it is wrong.
 
@@ -118,20 +117,19 @@ def _lost_ranks(
     """
     faults: list[Fault] = []
     for what, number in (("experts", expert_in), ("layers", layer_in)):
-        numbered = {n: _numbered(number, n) for n in logical}
+        numbered = {n: (n[: at.start("k")], int(at["k"])) for n in logical if (at := number(n))}
         for kind in WHOLE:
             alike = [f for f in findings if f.kind == kind and (f.all_over or kind == UNEXPLAINED)]
-            wrong = [f for f in alike if numbered[f.tensor]]
-            places = [at for f in wrong if f.whole and (at := numbered[f.tensor])]
-            held, stems = {at[1] for at in places}, {at[0] for at in places}
-            every = {at[1] for at in numbered.values() if at and at[0] in stems}
-            rank = _rank_of(held, 1 + max(every, default=0))
-            inside = {n for n, at in numbered.items() if at and at[0] in stems and at[1] in held}
+            wrong = [f for f in alike if f.tensor in numbered]
+            places = [numbered[f.tensor] for f in wrong if f.whole]
+            held, stems = {k for _, k in places}, {stem for stem, _ in places}
+            like = {n: k for n, (stem, k) in numbered.items() if stem in stems}
+            inside = {n for n, k in like.items() if k in held}
             group = [f for f in wrong if f.tensor in inside]
             matrices = {n for n in inside if len(logical[n].shape) > 1}
             full = len(matrices) > 1 and matrices <= {f.tensor for f in group}
-            wrong_elsewhere = {*unequal} - {f.tensor for f in group}
-            if rank is None or not full or wrong_elsewhere & {*_of(stems, numbered)}:
+            elsewhere = like.keys() & unequal - {f.tensor for f in group}
+            if not full or elsewhere or not _is_a_rank_s(held, 1 + max(like.values())):
                 continue
             content = "stale" if kind == UNEXPLAINED else kind
             lost = {"zero": "is zero on one side", "nan": "is NaN on one side"}
@@ -144,21 +142,7 @@ def _lost_ranks(
     return faults, findings
 
 
-def _of(stems: set[str], numbered: Mapping[str, tuple[str, int] | None]) -> Iterator[str]:
-    return (name for name, at in numbered.items() if at and at[0] in stems)
-
-
-def _numbered(number: Callable[[str], re.Match[str] | None], name: str) -> tuple[str, int] | None:
-    """What stands before the number of an expert or layer, and the number."""
-    found = number(name)
-    return (name[: found.start("k")], int(found["k"])) if found else None
-
-
-def _rank_of(held: set[int], count: int) -> tuple[int, int] | None:
-    """The mesh size and the rank that holds just these of `count` experts or layers."""
-    for parts in range(2, count + 1):
-        for rank in range(parts):
-            first, n = share(count, parts, rank)
-            if n and held == {*range(first, first + n)}:
-                return parts, rank
-    return None
+def _is_a_rank_s(held: set[int], count: int) -> bool:
+    """Whether some mesh has a rank that holds just these of `count` experts or layers."""
+    shares = (share(count, n, rank) for n in range(2, count + 1) for rank in range(n))
+    return any(n and held == {*range(first, first + n)} for first, n in shares)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from intarsia.checking.alone.unmapped import unmapped_faults
 from intarsia.checking.content.main_weights import differ_from_main
 from intarsia.checking.diagnosis import Finding, Unequal, diagnose
-from intarsia.checking.diagnosis.hypotheses.hypothesis import same
+from intarsia.checking.diagnosis.hypothesis import same
 from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
 from intarsia.checking.fault import Fault
 from intarsia.checking.pair.change import Number, distances

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from intarsia.checking.naming import Unit, units_of
+from intarsia.errors import few
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Manifest, Stored
 from intarsia.state.names import kind_of
@@ -33,6 +34,11 @@ class Item:
     def kinds(self) -> set[str]:
         """What it is in training: a weight (empty), a main weight, a moment."""
         return {kind_of(s.layout.tensors[0] if s.layout.tensors else s.name) for s in self.names}
+
+    @property
+    def files(self) -> str:
+        """The files that hold it, the first few of them."""
+        return few(sorted({chunk.file for chunk in self.chunks}))
 
     @property
     def nbytes(self) -> int:

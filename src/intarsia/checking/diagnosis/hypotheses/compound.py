@@ -10,8 +10,8 @@ import numpy as np
 
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import LOST, Finding
-from intarsia.checking.diagnosis.hypotheses.hypothesis import ENOUGH, Hypothesis, Score, Window
 from intarsia.checking.diagnosis.hypotheses.values import changed_after, value_hypotheses
+from intarsia.checking.diagnosis.hypothesis import ENOUGH, Hypothesis, Score, Window
 from intarsia.checking.diagnosis.where.blocks import OF_PLACES, Tried, wrong_block
 from intarsia.checking.diagnosis.where.elements import differing_elements
 from intarsia.checking.diagnosis.where.whereabouts import Whereabouts

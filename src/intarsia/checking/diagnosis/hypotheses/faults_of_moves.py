@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from intarsia.checking.diagnosis.finding import Finding
 from intarsia.checking.diagnosis.hypotheses.moves import Move
-from intarsia.checking.diagnosis.hypotheses.rearranged.matching import blocks_of
 from intarsia.checking.diagnosis.names import listed, where
+from intarsia.checking.diagnosis.rearranged.matching import blocks_of
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import expert_of, layer_of, without_expert, without_layer
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from intarsia.checking.diagnosis.hypotheses.rearranged.order import Order
+from intarsia.checking.diagnosis.rearranged.order import Order
 from intarsia.family import Table
 from intarsia.layout import Layout, concat
 from intarsia.planning.manifest import Logical

@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.hypotheses.hypothesis import Hypothesis, Score
-from intarsia.checking.diagnosis.hypotheses.rearranged.keys import FEWEST_SIGNS, negative
 from intarsia.checking.diagnosis.hypotheses.values import changed_after
+from intarsia.checking.diagnosis.hypothesis import Hypothesis, Score
+from intarsia.checking.diagnosis.rearranged.keys import FEWEST_SIGNS, negative
 from intarsia.checking.naming import numbers_in, pattern
 from intarsia.checking.pair.pairs import Pair
 from intarsia.checkpoint import Checkpoint

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.hypotheses.hypothesis import NEARLY_ALL, Hypothesis, Mask, Window
+from intarsia.checking.diagnosis.hypothesis import NEARLY_ALL, Hypothesis, Mask, Window
 from intarsia.mesh import Box
 
 STRIP = 4

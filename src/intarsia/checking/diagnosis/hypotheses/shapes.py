@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
-from intarsia.checking.diagnosis.hypotheses.hypothesis import same
+from intarsia.checking.diagnosis.hypothesis import same
 from intarsia.checking.pair.pairs import Pair, read
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout

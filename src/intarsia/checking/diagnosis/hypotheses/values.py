@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.hypotheses.hypothesis import (
+from intarsia.checking.diagnosis.hypotheses.scales import scale_hypotheses
+from intarsia.checking.diagnosis.hypothesis import (
     NEARLY_ALL,
     Hypothesis,
     Mask,
@@ -19,7 +20,6 @@ from intarsia.checking.diagnosis.hypotheses.hypothesis import (
     Shuffle,
     Window,
 )
-from intarsia.checking.diagnosis.hypotheses.scales import scale_hypotheses
 from intarsia.dtypes import BY_NAME, DType
 from intarsia.layout import Layout
 from intarsia.value.cast import cast

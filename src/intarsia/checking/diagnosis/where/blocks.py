@@ -11,7 +11,7 @@ import numpy as np
 
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import LOST, Finding
-from intarsia.checking.diagnosis.hypotheses.hypothesis import ENOUGH, Bits, Hypothesis, Score
+from intarsia.checking.diagnosis.hypothesis import ENOUGH, Bits, Hypothesis, Score
 from intarsia.checking.diagnosis.where.elements import Cut, DifferingElements
 from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
 from intarsia.checkpoint import Checkpoint
@@ -119,14 +119,14 @@ def _copied(e: Evidence, side: Checkpoint, box: Box, cut: Cut) -> int | None:
     """The block of the same side that a block is a copy of."""
     size = e.shape[cut.axis]
     first, count = share(size, cut.parts, cut.rank)
-    whole = _on_axis(box, cut.axis, first, count)
+    whole = box.on_axis(cut.axis, first, count)
     if whole.size < ENOUGH:
         return None
     for rank in range(cut.parts):
         lo, n = share(size, cut.parts, rank)
         if rank == cut.rank or n != count:
             continue
-        other = _on_axis(box, cut.axis, lo, n)
+        other = box.on_axis(cut.axis, lo, n)
         both = zip(_read(e, side, whole), _read(e, side, other), strict=True)
         if all(np.array_equal(x, y) for x, y in both):
             return rank
@@ -135,9 +135,3 @@ def _copied(e: Evidence, side: Checkpoint, box: Box, cut: Cut) -> int | None:
 
 def _read(e: Evidence, side: Checkpoint, box: Box) -> Iterator[Bits]:
     return (e.read(e.as_stored(side), part, side) for part in e.parts_of(box))
-
-
-def _on_axis(box: Box, axis: int, lo: int, n: int) -> Box:
-    offsets, shape = list(box.offsets), list(box.shape)
-    offsets[axis], shape[axis] = lo, n
-    return Box(tuple(offsets), tuple(shape))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.hypotheses.hypothesis import Mask, same
+from intarsia.checking.diagnosis.hypothesis import Mask, same
 from intarsia.checking.diagnosis.where.elements import (
     DENSE,
     Cut,

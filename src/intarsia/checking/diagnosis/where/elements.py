@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.hypotheses.hypothesis import ENOUGH, Mask
+from intarsia.checking.diagnosis.hypothesis import ENOUGH, Mask
 from intarsia.checking.diagnosis.where.runs import Runs
 from intarsia.layout import unravel
 from intarsia.mesh import Box, share

@@ -6,7 +6,7 @@ from math import prod
 
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import Finding
-from intarsia.checking.diagnosis.hypotheses.hypothesis import ENOUGH
+from intarsia.checking.diagnosis.hypothesis import ENOUGH
 from intarsia.checking.diagnosis.where.elements import DifferingElements
 from intarsia.checking.diagnosis.where.whereabouts import DifferingChunks, Whereabouts, unit
 from intarsia.mesh import share

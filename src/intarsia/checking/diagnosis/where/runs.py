@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.checking.diagnosis.hypotheses.hypothesis import Mask
+from intarsia.checking.diagnosis.hypothesis import Mask
 
 FEW = 8
 """Runs up to this number are listed one by one."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
-from intarsia.checking.diagnosis.hypotheses.hypothesis import Hypothesis, Shuffle
-from intarsia.checking.diagnosis.hypotheses.rearranged.keys import (
+from intarsia.checking.diagnosis.hypothesis import Hypothesis, Shuffle
+from intarsia.checking.diagnosis.rearranged.keys import (
     MOST_ROWS,
     Ints,
     found_again,
@@ -18,7 +18,7 @@ from intarsia.checking.diagnosis.hypotheses.rearranged.keys import (
     mended,
     sign_keys_of,
 )
-from intarsia.checking.diagnosis.hypotheses.rearranged.order import (
+from intarsia.checking.diagnosis.rearranged.order import (
     ANY_ORDER,
     MOST_RUNS,
     along,
@@ -26,7 +26,7 @@ from intarsia.checking.diagnosis.hypotheses.rearranged.order import (
     of_runs,
     rows,
 )
-from intarsia.checking.diagnosis.hypotheses.rearranged.shifts import shift_hypotheses
+from intarsia.checking.diagnosis.rearranged.shifts import shift_hypotheses
 from intarsia.layout import Layout
 
 MOST_BLOCKS = 512

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.hypotheses.hypothesis import Hypothesis
-from intarsia.checking.diagnosis.hypotheses.rearranged.keys import KEY_ELEMENTS
+from intarsia.checking.diagnosis.hypothesis import Hypothesis
+from intarsia.checking.diagnosis.rearranged.keys import KEY_ELEMENTS
 from intarsia.layout import Layout, concat, padding
 from intarsia.mesh import Box
+from intarsia.planning.window import flat_start
 
 REACH = 1 << 16
 """How many elements a flat range may have moved."""
@@ -20,9 +21,7 @@ def shift_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
     flat = e.whole.reshape(n)
     if n < 4 * KEY_ELEMENTS or not e.first:
         return
-    start = 0
-    for i, size in zip(e.first, e.shape, strict=True):
-        start = start * size + i
+    start = flat_start(Box(e.first, e.shape), Box.whole(e.shape))
     for place in (start + (n - start) // 2, start):
         lo = max(0, min(place, n - KEY_ELEMENTS))
         here = Layout.of(e.pair.b.name, (n,))

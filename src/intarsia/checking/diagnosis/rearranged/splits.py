@@ -6,14 +6,9 @@ from collections.abc import Iterator
 
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.groups import Group
-from intarsia.checking.diagnosis.hypotheses.hypothesis import Hypothesis
-from intarsia.checking.diagnosis.hypotheses.rearranged.keys import (
-    KEY_ELEMENTS,
-    MOST_ROWS,
-    followers,
-    row_keys,
-)
-from intarsia.checking.diagnosis.hypotheses.rearranged.order import along, compose, rows
+from intarsia.checking.diagnosis.hypothesis import Hypothesis
+from intarsia.checking.diagnosis.rearranged.keys import KEY_ELEMENTS, MOST_ROWS, followers, row_keys
+from intarsia.checking.diagnosis.rearranged.order import along, compose, rows
 from intarsia.layout import Layout, concat
 from intarsia.mesh import Box
 

@@ -7,16 +7,10 @@ from functools import partial
 
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.groups import Group, RelatedTensors
-from intarsia.checking.diagnosis.hypotheses.hypothesis import Hypothesis
-from intarsia.checking.diagnosis.hypotheses.rearranged.mixed import order_of
-from intarsia.checking.diagnosis.hypotheses.rearranged.order import (
-    Order,
-    along,
-    compose,
-    inverse,
-    rows,
-)
-from intarsia.checking.diagnosis.hypotheses.rearranged.splits import split_hypotheses
+from intarsia.checking.diagnosis.hypothesis import Hypothesis
+from intarsia.checking.diagnosis.rearranged.mixed import COMPONENTS, KINDS, order_of
+from intarsia.checking.diagnosis.rearranged.order import Order, along, compose, inverse, rows
+from intarsia.checking.diagnosis.rearranged.splits import split_hypotheses
 from intarsia.family.verbs import by_group
 from intarsia.layout import chunk, concat, split
 
@@ -87,10 +81,7 @@ def _group_orders(group: Group, related: RelatedTensors) -> Iterator[Order]:
 def _interleaved(group: Group) -> Iterator[Order]:
     """The shards of the parts in turn, as tensor-parallel ranks hold them."""
     parts = split(rows(sum(group.sizes)), group.sizes)
-    kind = {
-        "gate and up": "gate-up-interleaved",
-        "query, key and value": "qkv-interleaved",
-    }.get(group.name, "components-interleaved")
+    _, kind = KINDS.get(group.name, COMPONENTS)
     for n in (*SIZES, *([group.sizes[0]] if len({*group.sizes}) == 1 else [])):
         if all(size >= n and (size % n == 0 or n in UNEVEN) for size in group.sizes):
             shards = [chunk(part, n) for part in parts]

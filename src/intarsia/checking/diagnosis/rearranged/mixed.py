@@ -13,8 +13,8 @@ import numpy as np
 
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.groups import Group
-from intarsia.checking.diagnosis.hypotheses.hypothesis import NEARLY_ALL
-from intarsia.checking.diagnosis.hypotheses.rearranged.keys import (
+from intarsia.checking.diagnosis.hypothesis import NEARLY_ALL
+from intarsia.checking.diagnosis.rearranged.keys import (
     KEY_ELEMENTS,
     MOST_ROWS,
     Ints,
@@ -22,7 +22,7 @@ from intarsia.checking.diagnosis.hypotheses.rearranged.keys import (
     found_again,
     row_keys,
 )
-from intarsia.checking.diagnosis.hypotheses.rearranged.order import (
+from intarsia.checking.diagnosis.rearranged.order import (
     ANY_ORDER,
     MOST_RUNS,
     Order,
@@ -41,6 +41,8 @@ KINDS = {
     "query, key and value": ("qkv-permuted", "qkv-interleaved"),
 }
 """What parts in another order are called, and what shards of them in turn."""
+
+COMPONENTS = ("components-interleaved", "components-interleaved")
 
 
 def order_of(e: Evidence, group: Group, named: Iterable[Order]) -> Order | None:
@@ -102,7 +104,7 @@ def _put_down(e: Evidence, group: Group) -> Iterator[Order]:
             listed = ", ".join(group.labels[k] for k in way)
             text = f"{group.name} stored in the order {listed}"
             text += f" in each of {n} shards, as the ranks of tp={n} fuse them" if n > 1 else ""
-            kind = KINDS.get(group.name, ("components-interleaved",) * 2)[way == plain]
+            kind = KINDS.get(group.name, COMPONENTS)[way == plain]
             order = concat([shards[k] for k in way], 1).reshape(-1)
             yield Order(kind, text, order, (n, way))
             yield Order(

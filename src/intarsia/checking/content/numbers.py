@@ -1,0 +1,77 @@
+"""Faults that single numbers of a tensor show: none at all, negative ones, implausible ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from intarsia.checking.fault import Fault
+from intarsia.checking.survey.item_stats import ItemStats, Odd
+from intarsia.state.names import MASTER
+
+_MANTISSA = {"F16": 0x3FF, "BF16": 0x7F}
+_FEWEST_BITS = 5
+"""Bits of their mantissas that numbers of another type use; signs and powers of two use none."""
+
+_LEAST_WEIGHT, _MOST_WEIGHT = 0.2, 1e-8
+"""Every number of a matrix above the first, or below the second: no weights are like that."""
+
+
+def not_finite(stats: ItemStats) -> Iterator[Fault]:
+    """NaN or infinity; a mask may hold them."""
+    name = stats.item.stored.name
+    if stats.not_finite.count and "mask" not in name.rpartition(".")[2]:
+        yield _odd("not-finite", stats, stats.not_finite, "NaN or infinite")
+
+
+def negative_variance(stats: ItemStats) -> Iterator[Fault]:
+    """A second moment below zero."""
+    if stats.negative.count:
+        yield _odd("negative-variance", stats, stats.negative, "negative")
+
+
+def _odd(kind: str, stats: ItemStats, odd: Odd, what: str) -> Fault:
+    stored = stats.item.stored
+    text = (
+        f"{odd.count:,} of {stored.layout.size:,} elements of `{stored.name}` are {what},"
+        f" in {stats.item.files}"
+    )
+    return Fault(kind, odd.tensors(stored), f"{list(odd.first)} first", text, odd.count)
+
+
+def dtype_implausible(stats: ItemStats) -> Iterator[Fault]:
+    """Bits of bf16 read as fp16 lie between 0.25 and 4, those of fp16 read as bf16 below 1e-8."""
+    stored = stats.item.stored
+    if not any(p.telling for p in stats.matrices) or stats.item.kinds != {""}:
+        return
+    if "scale" in stored.name.rpartition(".")[2]:
+        return
+    if (
+        stored.layout.size < 64
+        or stored.dtype.name not in ("F16", "BF16")
+        or stats.not_finite.count
+    ):
+        return
+    if (stats.used_bits & _MANTISSA[stored.dtype.name]).bit_count() < _FEWEST_BITS:
+        return
+    least, most = stats.magnitude(stats.least), stats.magnitude(stats.most)
+    fp16 = stored.dtype.name == "F16" and least > _LEAST_WEIGHT
+    bf16 = stored.dtype.name == "BF16" and 0 < most < _MOST_WEIGHT
+    if fp16 or bf16:
+        other = "BF16" if fp16 else "F16"
+        text = (
+            f"`{stored.name}` is declared as {stored.dtype}, and all its magnitudes are in"
+            f" [{least:.2g}, {most:.2g}]: the bits are those of {other}"
+        )
+        names = stored.layout.tensors or (stored.name,)
+        yield Fault("dtype-implausible", names, stats.item.files, text, stored.layout.size)
+
+
+def value_implausible(stats: ItemStats) -> Iterator[Fault]:
+    """Numbers that no training gives a weight, and that memory which was never written holds."""
+    stored = stats.item.stored
+    leaf = stored.name.rpartition(".")[2]
+    if "mask" in leaf or "scale" in leaf or stats.item.kinds - {"", MASTER}:
+        return
+    if stats.absurd.count:
+        most = stats.magnitude(stats.most)
+        yield _odd("value-implausible", stats, stats.absurd, f"beyond 1e8, up to {most:.2g}")
