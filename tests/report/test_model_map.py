@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intarsia.report.model_map import Cell, Row, map_of, names_of
+from intarsia.report.model_map import Cell, Row, map_of
 from tests.report.made import HOSTILE
 
 WORDS = st.sampled_from(
@@ -29,14 +29,14 @@ NAMES = st.lists(WORDS, max_size=8).map(".".join) | st.text(max_size=12)
 
 
 @given(st.lists(NAMES, unique=True, max_size=6))
-def test_rows_and_spots_give_the_names_back(names: list[str]) -> None:
+def test_rows_and_cells_give_the_names_back(names: list[str]) -> None:
     rows, cells = map_of(names)
-    assert list(names_of(rows, cells)) == names
+    assert [rows[c.row].name(c.layer, c.expert) for c in cells] == names
 
 
 def test_hostile_names_come_back_too() -> None:
     rows, cells = map_of(HOSTILE)
-    assert tuple(names_of(rows, cells)) == HOSTILE
+    assert tuple(rows[c.row].name(c.layer, c.expert) for c in cells) == HOSTILE
 
 
 def test_layers_and_experts_of_one_parameter_share_a_row() -> None:

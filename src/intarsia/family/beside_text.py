@@ -11,7 +11,6 @@ from intarsia.errors import FamilyError, few
 from intarsia.family.fields import Config
 from intarsia.family.rows import Param
 from intarsia.family.spec import Table
-from intarsia.mesh import Shape
 from intarsia.state.names import is_state, like, parameter_of
 
 
@@ -37,7 +36,7 @@ def respelled(
         new = {
             layout.tensors[0]: name
             for name, layout in module_rows(config, shapes).items()
-            if _is_whole(layout.tensors, layout.shape, shapes)
+            if len(layout.tensors) == 1 and shapes.get(layout.tensors[0]) == layout.shape
         }
     lost = [row.name for row in beside if row.name not in new]
     if lost:
@@ -47,10 +46,6 @@ def respelled(
             hint="convert with --dialect same",
         )
     return [Param(_new(row.name, new), row.layout, row.rule, row.value) for row in held]
-
-
-def _is_whole(tensors: tuple[str, ...], shape: Shape, shapes: Mapping[str, Shape]) -> bool:
-    return len(tensors) == 1 and shapes.get(tensors[0]) == shape
 
 
 def _new(name: str, new: Mapping[str, str]) -> str:

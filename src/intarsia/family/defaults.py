@@ -42,6 +42,7 @@ _LATENT = _ROUTED | {
 _YARN = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0}
 
 _BY_TYPE: dict[str, dict[str, Any]] = {
+    **{each: {} for each in ("granite", "llama", "qwen2", "qwen3", "seed_oss")},
     "cwm": _FIFTH | {"sliding_window": 8192} | _rope(
         1000000.0, rope_type="llama3", factor=16.0, high_freq_factor=4.0, low_freq_factor=1.0,
         original_max_position_embeddings=8192,
@@ -89,15 +90,8 @@ _BY_TYPE: dict[str, dict[str, Any]] = {
     "smollm3": _rope(2000000.0),
 }  # fmt: skip
 
-_LIKE_LLAMA = ("granite", "llama", "qwen2", "qwen3", "seed_oss")
-
 
 def defaults_of(model_type: object) -> Mapping[str, Any]:
     """The fields that a configuration of this `model_type` need not give; none where it is unknown."""
-    if model_type in _LIKE_LLAMA:
-        return _ALL
-    return (
-        _ALL | _BY_TYPE[model_type]
-        if isinstance(model_type, str) and model_type in _BY_TYPE
-        else {}
-    )
+    known = isinstance(model_type, str) and model_type in _BY_TYPE
+    return _ALL | _BY_TYPE[str(model_type)] if known else {}

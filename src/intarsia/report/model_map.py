@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from intarsia.checking.naming import place_of
@@ -64,8 +64,3 @@ def _taken_apart(name: str) -> tuple[Row, int | None, int | None]:
     if len(words) == holes + 1 and row.name(place.layer, place.expert) == name:
         return row, place.layer, place.expert
     return Row("", (name,), False, False), None, None  # a name that its parts do not give back
-
-
-def names_of(rows: list[Row], cells: Iterable[Cell]) -> Iterator[str]:
-    """The names that a map was made of."""
-    return (rows[s.row].name(s.layer, s.expert) for s in cells)

@@ -43,13 +43,14 @@ def scale_faults(found: Sequence[ItemStats], quantised: Quantised) -> Iterator[F
         stored = stats.item.stored
         exponents = held.dtype.name == "U8" and held.word in _EXPONENTS
         count = stats.not_finite.count or int(exponents and stats.most == _NAN_EXPONENT)
+        is_zero = stats.most == 0 or any(p.zero for p in stats.matrices)
         if count:
             what = f"{count:,} of {stored.layout.size:,} elements" if not exponents else "elements"
             text = (
                 f"{what} of `{stored.name}` are NaN or infinite: so is every weight that they scale"
             )
             yield Fault("scale-nan", (stored.name,), stats.item.files, text, count)
-        elif (held.dtype.floating or exponents) and _is_zero(stats):
+        elif (held.dtype.floating or exponents) and not stats.lost and is_zero:
             text = f"`{stored.name}` is all zero: so is every weight that it scales"
             yield Fault("scale-zero", (stored.name,), stats.item.files, text, stored.layout.size)
 
@@ -62,7 +63,3 @@ def weights_among(found: Sequence[ItemStats], quantised: Quantised) -> list[Item
 def _part_beside(stats: ItemStats, quantised: Quantised) -> tuple[QuantisedWeight, Part] | None:
     found = quantised.by_part.get(stats.item.stored.name)
     return None if found is None or found[1].role is Role.WEIGHT else found
-
-
-def _is_zero(stats: ItemStats) -> bool:
-    return not stats.lost and (stats.most == 0 or any(p.zero for p in stats.matrices))

@@ -67,9 +67,10 @@ def _search(e: Evidence, related: RelatedTensors) -> Finding:
 def _weighed(e: Evidence, tried: Tried, likely: list[Hypothesis]) -> Finding:
     """What is left to say where no hypothesis explains everything."""
     moved = [(s, h) for s, h in tried if h.kind not in (*OF_PLACES, CONSTANT)]
-    part = min([x for x in moved if x[0].holds_in_part], key=_preference, default=None)
-    if part:
-        return _found(e, part[1], part[0], "" if part[0].holds else " in part")
+    in_part = [(score, h) for score, h in moved if score.holds_in_part]
+    if in_part:
+        score, h = min(in_part, key=lambda x: (x[1].kind == ANY_ORDER, x[0].denied))
+        return _found(e, h, score, "" if score.holds else " in part")
     where = whereabouts_of(e)
     found = damaged_pages(e, where) or wrong_block(e, where, tried)
     if found is not None:
@@ -102,10 +103,6 @@ def with_place(found: Finding) -> Finding:
         return found
     known = found.known and f"{found.known}; {found.where}"
     return replace(found, text=f"{found.text}; {found.where}", known=known)
-
-
-def _preference(tried: tuple[Score, Hypothesis]) -> tuple[bool, int]:
-    return tried[1].kind == ANY_ORDER, tried[0].denied
 
 
 def _found(e: Evidence, h: Hypothesis, score: Score, how: str = "") -> Finding:

@@ -72,21 +72,16 @@ def _objects(a: Manifest, b: Manifest, budget: Budget) -> Iterator[NonTensor]:
     apart: dict[str, list[str]] = {"A": [], "B": []}
     frame = _frame_of_one(a, b, left, right, groups)
     for name in sorted({*left, *right} - spelled):
+        side = "A" if name in left else "B"
         if name in left and name in right:
             yield from _same_name(name, left[name], right[name])
         elif same_names and name not in frame:
-            yield NonTensor("object", name, ONLY["A" if name in left else "B"], counts=True)
+            yield NonTensor("object", name, ONLY[side], counts=True)
         else:
-            apart["A" if name in left else "B"].append(name)
+            apart[side].append(name)
     for side, names in apart.items():
-        other = b.format if side == "A" else a.format
-        for name in names:
-            yield NonTensor(
-                "object",
-                name,
-                NOT_COMPARED,
-                f"{side} has it, and the other side ({other}) does not",
-            )
+        text = f"{side} has it, and the other side ({(b if side == 'A' else a).format}) does not"
+        yield from (NonTensor("object", name, NOT_COMPARED, text) for name in names)
 
 
 def _frame_of_one(
@@ -164,13 +159,8 @@ def _settings(
             yield NonTensor("setting", field, ONLY[holds], counts=a.format == b.format)
     alone = [n for n in {*one, *other} if (n in one) != (n in other)]
     if alone:
-        yield NonTensor(
-            "settings",
-            "parameter groups",
-            DIFFERENT,
-            f"members: {few(sorted(alone), _SHOWN)}",
-            True,
-        )
+        members = f"members: {few(sorted(alone), _SHOWN)}"
+        yield NonTensor("settings", "parameter groups", DIFFERENT, members, counts=True)
 
 
 def _has_state(manifest: Manifest) -> bool:
@@ -208,12 +198,12 @@ def _alike(x: Any, y: Any) -> bool:
 
 
 def _both(x: Any, y: Any) -> str:
-    one, other = ("bytes" if v is DROPPED else _brief(v) for v in (x, y))
-    if one == other:
-        return "its content"
-    return f"{one} in A, {other} in B"
+    one, other = map(_brief, (x, y))
+    return "its content" if one == other else f"{one} in A, {other} in B"
 
 
 def _brief(value: Any) -> str:
+    if value is DROPPED:
+        return "bytes"
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
