@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import intarsia
+from intarsia.checking.digests.digest import Digests
+from intarsia.format.folder.side_files import DIGESTS
 from tests.faults.sound import trained, weights, write
 
 
@@ -56,3 +59,11 @@ def test_digests_that_contradict_themselves_are_one_fault(tmp_path: Path) -> Non
     where.write_text(where.read_text().replace("pages:", "pages:0", 3))
     (fault,) = intarsia.verify(folder).faults
     assert (fault.kind, fault.where) == ("malformed", "intarsia-digests.json")
+
+
+def test_a_file_of_no_digests_is_no_file_of_digests(tmp_path: Path) -> None:
+    out = converted(tmp_path)
+    empty = Digests("pages", {})
+    text = {"root": empty.root, "from": None, "kind": "pages", "tensors": {}}
+    (out / DIGESTS).write_text(json.dumps(text))
+    assert [f.kind for f in intarsia.verify(out).faults] == ["malformed"]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+import intarsia
 from intarsia.checking.pair.ties import tied_and_absent, tied_in
 from intarsia.dtypes import BY_NAME
 from intarsia.planning.manifest import Logical, Manifest
+from tests.checkpoints import llama_config, model, write_hf
 
+CONFIG = llama_config()
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -44,3 +50,31 @@ def test_what_is_stored_or_not_tied_or_has_no_twin_is_no_twin_s() -> None:
     assert tied_and_absent(llama((HEAD, TABLE))) == {}
     assert tied_and_absent(llama((TABLE,), tie=False)) == {}
     assert tied_and_absent(llama(("model.norm.weight",))) == {}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_that_is_tied_or_stored_is_one_model_to_verify_and_digest(
+    tied: bool, tmp_path: Path
+) -> None:
+    weights = model(CONFIG | {"tie_word_embeddings": True})
+    a = write_hf(tmp_path / "a", weights, CONFIG | {"tie_word_embeddings": True})
+    head = weights["model.embed_tokens.weight"].clone()
+    stored = weights | {"lm_head.weight": head}
+    b = write_hf(tmp_path / "b", stored, CONFIG | {"tie_word_embeddings": tied})
+    assert intarsia.verify(a, b).equal
+    assert intarsia.verify(b, a).equal
+    assert intarsia.digest(a).root == intarsia.digest(b).root
+    head[3, 4] += 1
+    c = write_hf(tmp_path / "c", stored, CONFIG | {"tie_word_embeddings": tied})
+    assert not intarsia.verify(a, c).equal
+    assert not intarsia.verify(c, a).equal
+    assert intarsia.digest(a).root != intarsia.digest(c).root
+
+
+def test_a_head_that_is_lost_is_missing_from_either_side(tmp_path: Path) -> None:
+    weights = model(CONFIG)
+    a = write_hf(tmp_path / "a", weights, CONFIG)
+    del weights["lm_head.weight"]
+    b = write_hf(tmp_path / "b", weights)
+    assert intarsia.verify(a, b).only_in_a == ("lm_head.weight",)
+    assert intarsia.verify(b, a).only_in_b == ("lm_head.weight",)

@@ -1,0 +1,70 @@
+"""What is stored and no tensor holds is checked too: copies, gaps, empty states."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import intarsia
+from intarsia.checking.alone.unmapped import copies_that_differ
+from intarsia.format.dcp.archives import recorded_checksum
+from intarsia.format.dcp.data_files import open_metadata
+from intarsia.run.budget import Budget
+from intarsia.store.folder import Folder
+from tests.fixtures import fixture
+
+MEGATRON = fixture("megatron")
+
+
+@pytest.mark.parametrize("which", ["copy", "padding", "extra state"])
+def test_what_no_tensor_holds_is_checked_too(which: str, tmp_path: Path) -> None:
+    """Optimizer state in Megatron's buckets has copies and gaps, and modules have empty states."""
+    src = MEGATRON / ("td_dense_tp2" if which == "extra state" else "td_dense_tp2pp2_dpresh")
+    src /= "iter_0000010"
+    shutil.copytree(src, tmp_path / "out", dirs_exist_ok=True, copy_function=shutil.copyfile)
+    manifest = intarsia.open(tmp_path / "out").manifest
+    home = Path(manifest.path)
+    file, start, length = _unmapped(manifest, home, which)
+    with (home / file).open("r+b") as held:
+        held.seek(start + length // 2)
+        byte = held.read(1)[0]
+        held.seek(start + length // 2)
+        held.write(bytes([byte ^ 0x10]))
+    kinds = {fault.kind for fault in intarsia.verify(tmp_path / "out").faults}
+    assert kinds & {"checksum-wrong", "entry-damaged", "malformed", "copies-differ"}
+    for x, y in ((src, tmp_path / "out"), (tmp_path / "out", src)):
+        assert not intarsia.verify(x, y).equal
+
+
+def _unmapped(manifest: Any, home: Path, which: str) -> tuple[str, int, int]:
+    metadata, _ = open_metadata(Folder(home))
+    held = {(c.file, c.start_bytes) for s in manifest.stored.values() for c in s.chunks}
+    twins = {(c.file, c.start_bytes) for s in manifest.copies for c in s.chunks}
+    if which == "extra state":
+        o = next(o for o in metadata.objects.values() if "_extra_state" in o.name)
+        data = Folder(home).read(o.file, o.start_bytes, o.length_bytes)
+        at = data.index(b"data.pkl") + len("data.pkl")
+        pickled = data.index(b"\x80\x02", at)
+        return o.file, o.start_bytes + pickled, 4
+    chunks = (c for t in metadata.tensors.values() for c in t.chunks)
+    for c in chunks:
+        at = (c.file, c.start_bytes)
+        if at not in held and (at in twins) == (which == "copy"):
+            return c.file, *recorded_checksum(Folder(home), c)[:2]
+    raise AssertionError(f"no {which}")
+
+
+def test_copies_that_were_saved_unequal_are_found(tmp_path: Path) -> None:
+    """Though every checksum is right."""
+    src = MEGATRON / "td_dense_tp2pp2_dpresh" / "iter_0000010"
+    manifest = intarsia.open(src).manifest
+    budget = Budget.of(None, None)
+    assert not list(copies_that_differ(manifest, budget))
+    one, other, *_ = (c for c in manifest.copies if "k_layernorm" in c.name and "exp_avg" in c.name)
+    wrong = replace(one, chunks=other.chunks)
+    (fault,) = copies_that_differ(replace(manifest, copies=(wrong,)), budget)
+    assert fault.kind == "copies-differ"
