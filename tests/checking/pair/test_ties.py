@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import intarsia
-from intarsia.checking.pair.ties import tied_and_absent, tied_in
+from intarsia.checking.pair.ties import tied_and_absent, tied_in, ties_for_sure
 from intarsia.dtypes import BY_NAME
 from intarsia.planning.manifest import Logical, Manifest
 from tests.checkpoints import llama_config, model, write_hf
@@ -50,6 +50,12 @@ def test_what_is_stored_or_not_tied_or_has_no_twin_is_no_twin_s() -> None:
     assert tied_and_absent(llama((HEAD, TABLE))) == {}
     assert tied_and_absent(llama((TABLE,), tie=False)) == {}
     assert tied_and_absent(llama(("model.norm.weight",))) == {}
+
+
+def test_what_a_table_ties_or_the_files_lack_needs_no_second_opinion() -> None:
+    both = llama((HEAD, TABLE))
+    assert ties_for_sure(both) == tied_in(both) == {HEAD: TABLE}
+    assert ties_for_sure(manifest((HEAD, TABLE))) == {}
 
 
 @pytest.mark.parametrize("tied", [True, False])
