@@ -74,9 +74,8 @@ def rows_of(model: Skeleton, stored: Mapping[str, Shape]) -> dict[str, Layout]:
     caught = []
     for key in sorted(stored, key=model.loading.dot_natural_key):
         name, pattern = rename(key, renamings, converters, model.base, model.shapes)
-        if (
-            name not in model.shapes and key in model.shapes
-        ):  # a pattern caught a name that was right
+        if name not in model.shapes and key in model.shapes:
+            # A pattern caught a name that was right.
             name, pattern = rename(key, [], [], model.base, model.shapes)
         if name in model.shapes:
             caught.append((name, pattern, Layout.of(key, stored[key])))
@@ -96,7 +95,7 @@ def rows_of(model: Skeleton, stored: Mapping[str, Shape]) -> dict[str, Layout]:
 
 
 def shapes_on_disk(model: Skeleton) -> dict[str, Shape]:
-    """As `disk_shapes`, of a model that is built."""
+    """The names and shapes that `save_pretrained` gives the tensors of a model."""
     # A prefix that loading removes cannot be known to have been there: saving leaves it off.
     kept = [r for r in model.saving if type(r).__name__ != "PrefixChange"]
     renamings, converters = _sorted([r.reverse_transform() for r in reversed(kept)])
