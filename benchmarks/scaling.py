@@ -40,7 +40,10 @@ from benchmarks.models import MODELS, data_files, write_hf
 PARTS = ("digest", "verify", "pair", "convert", "command", "torchrun")
 MESH = "tp=2,fsdp=4"
 PROCESSES = min(8, CORES)
-SMALL = ("intarsia digest, 1 MB", f"torchrun, {PROCESSES} processes, 1 MB", "python -c pass")
+RANKS = f"torchrun, {PROCESSES} processes"
+SMALL = (
+    "intarsia digest, 1 MB", "one process, 1 MB", f"{RANKS}, 1 MB", f"{RANKS}, python -c pass", "python -c pass",
+)  # fmt: skip
 """Jobs that show what a start costs."""
 Jobs = Mapping[str, Callable[[], Cost]]
 
@@ -148,10 +151,14 @@ def torchrun(at: Place, workers: int) -> tuple[Jobs, str]:
     ranks = (
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}",
     )  # fmt: skip
+    empty = process(*ranks, "--no-python", sys.executable, "-c", "pass")
+    empty()  # the bytecode of torch is kept, as it is once torch is installed
     return {
         "one process": process(sys.executable, *ours, at.hf, at.out, *there),
-        f"torchrun, {PROCESSES} processes": process(*ranks, *ours, at.hf, at.out, *there),
-        f"torchrun, {PROCESSES} processes, 1 MB": process(*ranks, *ours, at.small, at.out, *there),
+        "one process, 1 MB": process(sys.executable, *ours, at.small, at.out, *there),
+        RANKS: process(*ranks, *ours, at.hf, at.out, *there),
+        f"{RANKS}, 1 MB": process(*ranks, *ours, at.small, at.out, *there),
+        f"{RANKS}, python -c pass": empty,
     }, "one process"
 
 
@@ -251,7 +258,7 @@ ABOUT = {
     "pair": "`intarsia.verify` of two formats of one model in memory, beside reading and comparing both",
     "convert": "`intarsia.convert` in memory, beside a copy of the same files, one thread a file",
     "command": "the command `intarsia digest` from start to end, beside the work in one process",
-    "torchrun": "the command `intarsia convert` on several processes, beside one",
+    "torchrun": "the command `intarsia convert` on several processes, beside one, and what starting them takes",
 }
 
 
