@@ -81,17 +81,14 @@ def _plain(value: Any) -> Any:
 def _live(value: Any) -> Any:
     if isinstance(value, dict):
         if _TENSOR in value:
-            return _tensor(value[_TENSOR], value["shape"], value["data"])
+            data = np.frombuffer(value["data"], np.uint8).copy()
+            return as_torch(data, BY_NAME[value[_TENSOR]], tuple(value["shape"]))
         return {key: _live(x) for key, x in value.items()}
     if isinstance(value, Tensor) and value.storage.data is not None:
         return _strided(value)
     if isinstance(value, (list, tuple)) and not isinstance(value, Inert):
         return type(value)(_live(x) for x in value) if type(value) in (list, tuple) else value
     return value
-
-
-def _tensor(dtype: str, shape: Sequence[int], data: bytes) -> Any:
-    return as_torch(np.frombuffer(data, np.uint8).copy(), BY_NAME[dtype], tuple(shape))
 
 
 def _strided(found: Tensor) -> Any:

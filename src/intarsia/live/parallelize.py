@@ -107,13 +107,10 @@ def _units(model: nn.Module) -> list[nn.Module]:
             found[name] = module
     units = list(found.values())
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
-    if isinstance(embedding, nn.Embedding) and not _tied(embedding, head):
+    used = getattr(head, "weight", None)
+    if isinstance(embedding, nn.Embedding) and embedding.weight is not used:
         units.append(embedding)
     return units
-
-
-def _tied(embedding: nn.Module, head: nn.Module | None) -> bool:
-    return head is not None and head.weight is embedding.weight
 
 
 def _refuse_parallel(model: nn.Module) -> None:

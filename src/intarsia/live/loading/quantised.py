@@ -38,7 +38,7 @@ def check_quantised(tensors: Mapping[str, Any], found: Rows, manifest: Manifest)
     for w in manifest.quantised.weights:
         stored = {part.name: manifest.stored[part.name] for part in w.parts}
         plain = known[w.of].layout.tensors if w.of in known else (w.of,)
-        wanted = {x for s in stored.values() for x in _logical(s)} | set(plain)
+        wanted = {x for s in stored.values() for x in s.layout.tensors or (s.name,)} | set(plain)
         takers = {name for logical in wanted for name in asked.get(logical, ())}
         takers |= {name for name in found.missing if _is_of(bare(name), w)}
         if takers:
@@ -85,7 +85,3 @@ def _parts(
 def _takes(row: Param, stored: Stored, w: QuantisedWeight) -> bool:
     """Whether a live tensor's row has the elements of a part in their order."""
     return row.layout == stored.layout or (w.packed and row.name == stored.name)
-
-
-def _logical(stored: Stored) -> tuple[str, ...]:
-    return stored.layout.tensors or (stored.name,)

@@ -125,15 +125,15 @@ def config_of(model: Any) -> dict[str, Any] | None:
 
 def find_rows(names: Mapping[str, Any], manifest: Manifest) -> tuple[Rows, Manifest]:
     """The rows of live names; the manifest comes back with the names that these were found by."""
-    table = table_for(manifest.config)
+    table, spelled = table_for(manifest.config), {name: bare(name) for name in names}
     # Transformers' rules are for weights of the model's own shapes.
-    plain_names = manifest.config is None or manifest.quantised or not _unknown(names, manifest)
-    if table is None and not plain_names:
+    plain_names = manifest.config is None or manifest.quantised
+    if table is None and not plain_names and not {*spelled.values()} <= manifest.stored.keys():
         manifest = with_rules_of_transformers(manifest)
         table = table_for(manifest.config)
     lookup = _Lookup(table, manifest)
-    found = _spelled({name: bare(name) for name in names}, lookup, table, manifest)
-    rows = {name: lookup[spelled] for name, spelled in found.items()}
+    found = _spelled(spelled, lookup, table, manifest)
+    rows = {name: lookup[known] for name, known in found.items()}
     return Rows(rows, tuple(name for name in names if name not in rows)), manifest
 
 
@@ -175,11 +175,6 @@ def _without_head(
         ways = [w + plain for w in (table.module, table.hf, "model.") if w + plain in lookup]
         if ways and all(lookup[way].layout == lookup[ways[0]].layout for way in ways):
             yield name, ways[0]
-
-
-def _unknown(names: Mapping[str, Any], manifest: Manifest) -> bool:
-    held = {bare(name) for name in names}
-    return not held <= manifest.stored.keys()
 
 
 class _Lookup(Mapping[str, Param]):

@@ -22,7 +22,9 @@ SAMPLES = 1024
 
 def assert_same_model(model: nn.Module, mesh: DeviceMesh) -> None:
     """Refuse, on every rank, a model that differs between ranks of the mesh; collective."""
-    device = "cpu" if mesh.device_type == "cpu" else f"{mesh.device_type}:{_current(mesh)}"
+    device = mesh.device_type
+    if device != "cpu":
+        device += f":{getattr(torch, device).current_device()}"
     found = torch.tensor(fingerprints(model), device=device)
     for dim in reversed(range(mesh.ndim)):
         parts = [torch.empty_like(found) for _ in range(mesh.size(dim))]
@@ -56,7 +58,3 @@ def _sample(x: Tensor) -> bytes:
     every = -(-x.numel() // SAMPLES)
     taken = x.reshape(-1)[::every].contiguous().view(torch.uint8)
     return bytes(taken.cpu().numpy().tobytes())
-
-
-def _current(mesh: DeviceMesh) -> int:
-    return int(getattr(torch, mesh.device_type).current_device())

@@ -31,8 +31,8 @@ def _refuse_autocast_that_is_off(model: nn.Module, _: Any) -> None:
     where = next(iter(model.parameters())).device.type
     if torch.is_autocast_enabled(where):
         return
-    precise = {getattr(s, "_mp_policy", None) for s in _states(model)}
-    if any(getattr(policy, "param_dtype", None) is not None for policy in precise):
+    fsdp = getattr(model, "_get_fsdp_state", lambda: None)()
+    if getattr(getattr(fsdp, "_mp_policy", None), "param_dtype", None) is not None:
         return
     raise UsageError(
         f"accelerate is asked for mixed_precision={str(asked)!r}, which has no effect on a model"
@@ -41,8 +41,3 @@ def _refuse_autocast_that_is_off(model: nn.Module, _: Any) -> None:
         " mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16), and leave"
         " mixed_precision (Trainer: bf16, fp16) out; or call the model under torch.autocast",
     )
-
-
-def _states(model: nn.Module) -> list[Any]:
-    found = getattr(model, "_get_fsdp_state", None)
-    return [found()] if found is not None else []

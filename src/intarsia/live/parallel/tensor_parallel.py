@@ -84,7 +84,8 @@ def layers_of(model: nn.Module, size: int) -> list[Layer]:
     Expert modules, and what is below them, are not among them.
     """
     plan: Plan = getattr(model, "tp_plan", None) or {}
-    inside = tuple(f"{name}." for name, _ in model.named_modules() if _is_experts(plan, name))
+    names = (name for name, _ in model.named_modules() if style_of(plan, name) == EXPERTS)
+    inside = tuple(f"{name}." for name in names)
     rotary = getattr(_config(model), "qk_rope_head_dim", 0)
     found = []
     for name, module in model.named_modules():
@@ -204,10 +205,6 @@ def _own_style(plan: Plan, name: str, module: nn.Module, size: int) -> str | Non
         if style != "colwise" or own[p].ndim != 1 or own[p].shape[0] % size:
             raise UsageError(f"{where} cannot be cut over {size} ranks in the style {style!r}")
     return PER_HEAD
-
-
-def _is_experts(plan: Plan, name: str) -> bool:
-    return style_of(plan, name) == EXPERTS
 
 
 def _check(layer: Layer, size: int) -> None:

@@ -54,7 +54,7 @@ def model_state(
         name: _boxed(value)
         for name, value in state.items()
         if not _is_extra(name)
-        or (extra_state and (held is None or any(_ends(k, name) for k in held)))
+        or (extra_state and (held is None or any(f".{k}".endswith(f".{name}") for k in held)))
     }
 
 
@@ -62,7 +62,8 @@ def optimizer_state(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """An optimizer's state for `dcp.save`, and the target of `dcp.load`; parameters without
     elements have none, on whichever rank: a rank without a shard still takes part."""
     found = get_optimizer_state_dict(module, optimizer)
-    empty = {name for name, p in get_model_state_dict(module).items() if _numel(p) == 0}
+    held = get_model_state_dict(module)
+    empty = {name for name, p in held.items() if isinstance(p, Tensor) and not p.numel()}
     states: Mapping[str, Any] = found["state"]  # type: ignore[assignment]
     return {
         **found,
@@ -96,18 +97,10 @@ def _is_extra(name: str) -> bool:
     return name.rpartition(".")[2] == EXTRA
 
 
-def _ends(key: str, name: str) -> bool:
-    return key == name or key.endswith(f".{name}")
-
-
 def _keys(folder: PurePath) -> set[str]:
     with Folder(folder) as files:
         chunks, entries = live_format().everything(files)
     return {name for name, _ in chunks} | {entry.name for entry in entries}
-
-
-def _numel(value: Any) -> int | None:
-    return value.numel() if isinstance(value, Tensor) else None
 
 
 @dataclass(frozen=True, slots=True)
