@@ -225,7 +225,7 @@ def split_state(state: Mapping[str, Any], item: Item, sizes: Sizes) -> dict[str,
     """
     found: dict[str, dict[str, Any]] = {name: {} for name in sizes}
     for kind, value in state.items():
-        if _axes(value):
+        if getattr(value, "ndim", 0):  # no counter
             for part in split(value, item, sizes):
                 found[part.name][kind] = part
         else:
@@ -257,7 +257,7 @@ def check_distributed(states: Mapping[str, Mapping[str, Any]], items: Mapping[st
         for name, state in states.items()
         for kind, value in state.items()
         if name in items
-        and _axes(value)
+        and getattr(value, "ndim", 0) > 0
         and not is_dtensor(value)
         and tuple(value.shape) != items[name].whole
     ]
@@ -290,9 +290,3 @@ def _varied(tensor: Any) -> bool:
     """Whether a tensor holds more than one number: a norm of ones is exact in any type."""
     local = memory_of(tensor)
     return local.numel() > 1 and bool((local != local.reshape(-1)[0]).any())
-
-
-def _axes(value: Any) -> int:
-    """How many axes a tensor has; none where a value is a number or no tensor at all."""
-    found: int = getattr(value, "ndim", 0)
-    return found

@@ -7,7 +7,7 @@ checkpoint, and what neither knows is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,7 +177,7 @@ def _without_head(
             yield name, ways[0]
 
 
-class _Lookup(Mapping[str, Param]):
+class _Lookup(Container[str]):
     """Rows by name: the module's dialect first, then the others, then what the checkpoint stores."""
 
     def __init__(self, table: Table | None, manifest: Manifest) -> None:
@@ -195,9 +195,3 @@ class _Lookup(Mapping[str, Param]):
 
     def __contains__(self, name: object) -> bool:
         return any(name in rows for rows in (self._module, self._known, self._stored, self._keys))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({**self._known, **self._stored})
-
-    def __len__(self) -> int:
-        return len({**self._known, **self._stored})
