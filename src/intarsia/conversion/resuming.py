@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from intarsia.conversion.job import Job
-from intarsia.errors import (
-    CoverageError,
-    FormatError,
-    IntarsiaError,
-    PrecisionError,
-    UsageError,
-)
+from intarsia.errors import CoverageError, FormatError, IntarsiaError, PrecisionError, UsageError
 from intarsia.format.base import Arrangement
 from intarsia.quantity import human
 from intarsia.run.journal import Facts, Found, Journal

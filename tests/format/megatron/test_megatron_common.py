@@ -21,7 +21,7 @@ from intarsia.format.megatron.common import (
     read_run_config,
     whole,
 )
-from intarsia.format.megatron.configuration.arguments_to_config import arguments_for
+from intarsia.format.megatron.configuration.written_arguments import arguments_for
 from intarsia.format.torch_file.plain import plain
 from intarsia.mesh import Mesh
 from intarsia.store.folder import Folder

@@ -23,15 +23,13 @@ from intarsia.errors import FormatError, IntarsiaError, UnsafeError, UsageError
 from intarsia.format.torch_file.inert import Tensor
 from intarsia.format.torch_file.torch_frame import frame, write_object
 from intarsia.format.torch_file.torch_zip import (
-    END,
-    END64,
-    LOCATOR,
     Payload,
     check_directory,
     read_crc,
     read_object,
     read_payload,
 )
+from intarsia.format.torch_file.zip_directory import END, END64, LOCATOR
 
 SHAPES = [(), (0,), (3,), (2, 3), (0, 4), (4, 0, 2), (2, 3, 4), (2, 2, 2, 3), (300, 70), (70000,)]
 F32 = BY_TORCH["float32"]

@@ -11,7 +11,7 @@ from intarsia.checking.alone.unfinished import fault_of
 from intarsia.checking.fault import Fault
 from intarsia.errors import IntarsiaError
 from intarsia.format.registry import folder_of, format_named
-from intarsia.format.torch_file.torch_zip import BROKEN_ZIP
+from intarsia.format.torch_file.zip_directory import BROKEN_ZIP
 from intarsia.planning.manifest import Entry, Manifest
 from intarsia.store.folder import MAX_SMALL_BYTES, Folder
 

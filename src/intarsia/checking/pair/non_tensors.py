@@ -13,7 +13,7 @@ from intarsia.errors import FormatError, UsageError, few
 from intarsia.format.folder.run_objects import is_of_the_run, is_settings, plain_object, run_objects
 from intarsia.format.registry import format_named
 from intarsia.format.torch_file.plain import DROPPED
-from intarsia.format.torch_file.torch_zip import BROKEN_ZIP
+from intarsia.format.torch_file.zip_directory import BROKEN_ZIP
 from intarsia.opened.entries import groups_of, read_entries
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget

@@ -19,10 +19,7 @@ from intarsia.format.dcp.accelerate import below, is_accelerate, parts_of
 from intarsia.format.dcp.archives import Archives, stored_of
 from intarsia.format.dcp.data_files import open_metadata
 from intarsia.format.dcp.entries import entries_of
-from intarsia.format.dcp.metadata import (
-    METADATA,
-    Metadata,
-)
+from intarsia.format.dcp.metadata import METADATA, Metadata
 from intarsia.format.dcp.write import arrange, file_of, lay_out
 from intarsia.format.folder.side_files import HEADERS
 from intarsia.format.folder.stored_config import choose_config
@@ -77,13 +74,7 @@ class Dcp(Archives):
             numbers, by_order, unclear = numbers_in(folder, metadata, sections, table_for(config))
             entries, told = entries_of(folder, metadata, sections, numbers)
         named = name_tensors(
-            listed,
-            config,
-            str(path),
-            complain,
-            modelopt,
-            sections=sections,
-            numbers=numbers,
+            listed, config, str(path), complain, modelopt, sections=sections, numbers=numbers
         )
         return Manifest(
             format=self.name,

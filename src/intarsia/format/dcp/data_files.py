@@ -8,12 +8,7 @@ from math import prod
 
 from intarsia.errors import FormatError, few
 from intarsia.format.complaint import Complain, Complaint, refuse
-from intarsia.format.dcp.metadata import (
-    MAX_METADATA_BYTES,
-    METADATA,
-    Metadata,
-    read_metadata,
-)
+from intarsia.format.dcp.metadata import MAX_METADATA_BYTES, METADATA, Metadata, read_metadata
 from intarsia.mesh import Shape
 from intarsia.quantity import human
 from intarsia.store.folder import Folder

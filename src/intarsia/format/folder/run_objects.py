@@ -12,7 +12,8 @@ from intarsia.errors import IntarsiaError
 from intarsia.format.megatron.common import COMMON_OBJECT, arguments_of
 from intarsia.format.megatron.fsdp_dtensor.entries import COUNTERS, SCHEDULER
 from intarsia.format.torch_file.plain import DROPPED, plain
-from intarsia.format.torch_file.torch_zip import BROKEN_ZIP, read_object
+from intarsia.format.torch_file.torch_zip import read_object
+from intarsia.format.torch_file.zip_directory import BROKEN_ZIP
 
 ARGUMENTS = "args"
 _RUN = ("iteration", SCHEDULER, "num_floating_point_operations_so_far")

@@ -19,13 +19,7 @@ from intarsia.format.folder.adapters import CONFIG as ADAPTER_CONFIG
 from intarsia.format.folder.stored_config import choose_config
 from intarsia.format.hf.absent_files import absent_of_sets
 from intarsia.format.hf.adapter import check_adapter, stem_for
-from intarsia.format.hf.files import (
-    OPTIMIZER,
-    WeightFiles,
-    extra_files,
-    files_of,
-    read_files,
-)
+from intarsia.format.hf.files import OPTIMIZER, WeightFiles, extra_files, files_of, read_files
 from intarsia.format.hf.safetensors_header import make_header
 from intarsia.format.hf.safetensors_metadata import HeaderMetadata
 from intarsia.format.hf.weight_sets import ADAPTER, INDEX, MODEL, index_of, set_size, stem_of_file

@@ -64,10 +64,7 @@ def _several(rivals: Sequence[Section], where: str, carried: str = "") -> Sectio
 
 
 def chosen_model(
-    wanted: Sequence[str],
-    found: Mapping[str, Section],
-    tensors: Mapping[str, Tensor],
-    where: str,
+    wanted: Sequence[str], found: Mapping[str, Section], tensors: Mapping[str, Tensor], where: str
 ) -> tuple[Section, list[Section]]:
     """The section that the user names; all others are left out."""
     if len(wanted) > 1:
@@ -96,7 +93,6 @@ def chosen_model(
             {bare(key).partition(".")[0] for key in tensors}
         )
         raise SectionError(
-            f"{where} has no section {wanted[0]!r}",
-            hint=f"its sections: {few(there, 8)}",
+            f"{where} has no section {wanted[0]!r}", hint=f"its sections: {few(there, 8)}"
         )
     return model, [s for s in by_label.values() if s is not model and s.names]

@@ -17,15 +17,8 @@ from zlib import crc32
 from intarsia.dtypes import DType
 from intarsia.errors import UsageError
 from intarsia.format.torch_file.inert import brief
-from intarsia.format.torch_file.torch_zip import (
-    CENTRAL,
-    END,
-    END64,
-    LOCAL,
-    LOCATOR,
-    STORAGE_OF,
-    WIDE,
-)
+from intarsia.format.torch_file.torch_zip import STORAGE_OF
+from intarsia.format.torch_file.zip_directory import CENTRAL, END, END64, LOCAL, LOCATOR, WIDE
 from intarsia.frozen import frozen
 
 

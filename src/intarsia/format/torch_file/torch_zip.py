@@ -8,11 +8,7 @@ it. `torch_frame` writes such archives.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
-from struct import Struct
-from typing import IO, Any, NamedTuple, cast
-from zipfile import BadZipFile, ZipFile, ZipInfo
+from typing import Any
 from zlib import crc32
 
 from intarsia.dtypes import BY_TORCH, DType
@@ -20,28 +16,29 @@ from intarsia.errors import FormatError
 from intarsia.format.torch_file.inert import Inert, Storage, Tensor, brief
 from intarsia.format.torch_file.tensor_bounds import bytes_of
 from intarsia.format.torch_file.unpickle import load_inert
+from intarsia.format.torch_file.zip_directory import (
+    LOCAL,
+    MEMBER_BYTES,
+    Member,
+    Read,
+    check_end,
+    directory,
+    exactly,
+    infos_of,
+    member_name,
+    members_of,
+)
 from intarsia.frozen import frozen
-
-Read = Callable[[int, int], bytes]
 
 _HEAD_BYTES = 1024
 _TAIL_BYTES = 2048
-_MEMBER_BYTES = 16 << 20
-"""The most that is read of an archive at once to find a tensor: its pickle, or its directory."""
 _REPEATED_BYTES = 64 << 10
-LOCAL = Struct("<4s5H3I2H")
-CENTRAL = Struct("<4s6H3I5H2I")
-END = Struct("<4s4H2IH")
-END64 = Struct("<4sQ2H2I4Q")
-LOCATOR = Struct("<4sIQI")
-WIDE = 0xFFFFFFFF  # from here on a size or an offset takes its zip64 form
 _STORAGES = {
     "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16",
     "BFloat16Storage": "bfloat16", "LongStorage": "int64", "IntStorage": "int32",
     "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8",
     "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
 }  # fmt: skip
-BROKEN_ZIP = (BadZipFile, ValueError, EOFError, OverflowError, NotImplementedError, struct.error)
 STORAGE_OF = {torch: name for name, torch in _STORAGES.items()}
 
 
@@ -55,12 +52,6 @@ class Payload:
     storage_offset: int
     start_bytes: int
     length_bytes: int
-
-
-class _Member(NamedTuple):
-    start: int
-    size: int | None
-    crc: int
 
 
 def keeping_ends(read: Read, length: int) -> Read:
@@ -85,7 +76,7 @@ def keeping_ends(read: Read, length: int) -> Read:
 
 def read_payload(read: Read, length: int, where: str) -> Payload:
     """The place of the tensor in a blob of `length` bytes, which `read(offset, size)` reads."""
-    head = _exactly(read, 0, min(length, _HEAD_BYTES), where)
+    head = exactly(read, 0, min(length, _HEAD_BYTES), where)
 
     def near(at: int, size: int) -> bytes:
         return head[at : at + size] if at + size <= len(head) else read(at, size)
@@ -93,7 +84,7 @@ def read_payload(read: Read, length: int, where: str) -> Payload:
     members = _walk(head, where)
     found = _tensor(_content(near, members, "data.pkl", where), where) if members else None
     if found is None or f"data/{found.storage.key}" not in members:
-        members = _directory(read, length, where)
+        members = directory(read, length, where)
         found = _tensor(_content(read, members, "data.pkl", where), where)
     if "byteorder" in members:
         order = _content(near, members, "byteorder", where)
@@ -112,11 +103,11 @@ def read_payload(read: Read, length: int, where: str) -> Payload:
 def read_crc(read: Read, length: int, payload: Payload, where: str) -> int | None:
     """The CRC-32 recorded for the tensor's bytes; None where torch was set not to compute it."""
     end = payload.start_bytes + payload.length_bytes
-    after = _exactly(read, end, min(24, length - end), where)
+    after = exactly(read, end, min(24, length - end), where)
     size = payload.length_bytes.to_bytes(8, "little")
     crc = int.from_bytes(after[4:8], "little")
     if after[:4] != b"PK\x07\x08" or after[8:16] not in (size, size[:4] * 2):
-        members = _directory(read, length, where).values()
+        members = directory(read, length, where).values()
         crc = next((m.crc for m in members if m.start == payload.start_bytes), 0)
     return crc if crc or not payload.length_bytes else None
 
@@ -126,11 +117,11 @@ def check_directory(read: Read, length: int, payload: Payload, crc: int | None, 
 
     `crc` is what stands beside the tensor's bytes.
     """
-    infos = _infos(read, length, where)
-    members = _members(read, length, infos, where)
+    infos = infos_of(read, length, where)
+    members = members_of(read, length, infos, where)
     if sum(m.size or 0 for m in members.values()) > length:
         raise FormatError(f"members of the archive overlap - at {where}")
-    _check_end(read, length, infos, where)
+    check_end(read, length, infos, where)
     own = {m.crc for m in members.values() if m.start == payload.start_bytes and m.size}
     if payload.length_bytes and not own:
         raise FormatError(f"the directory does not point to the tensor's bytes - at {where}")
@@ -154,7 +145,7 @@ def read_object(data: bytes, where: str) -> Any:
     def read(at: int, size: int) -> bytes:
         return data[at : at + size]
 
-    members = _directory(read, len(data), where)
+    members = directory(read, len(data), where)
     contents: dict[str, bytes] = {}
 
     def storage(pid: Any) -> Storage:
@@ -172,30 +163,19 @@ def read_object(data: bytes, where: str) -> Any:
     return load_inert(_content(read, members, "data.pkl", where, len(data)), where, storage)
 
 
-def _exactly(read: Read, at: int, size: int, where: str) -> bytes:
-    got = read(at, size) if size > 0 else b""
-    if size < 0 or len(got) != size:
-        raise FormatError(f"{len(got)} of {size} bytes at offset {at} - at {where}")
-    return got
-
-
-def _member(members: dict[str, _Member], name: str, where: str) -> _Member:
+def _member(members: dict[str, Member], name: str, where: str) -> Member:
     if name not in members:
         raise FormatError(f"no member {name} in the archive - at {where}")
     return members[name]
 
 
 def _content(
-    read: Read,
-    members: dict[str, _Member],
-    name: str,
-    where: str,
-    most_bytes: int = _MEMBER_BYTES,
+    read: Read, members: dict[str, Member], name: str, where: str, most_bytes: int = MEMBER_BYTES
 ) -> bytes:
     start, size, crc = _member(members, name, where)
     if (size or 0) > most_bytes:
         raise FormatError(f"{name} has {size} bytes, at most {most_bytes} are read - at {where}")
-    content = _exactly(read, start, size or 0, where)
+    content = exactly(read, start, size or 0, where)
     if crc and crc32(content) != crc:
         raise FormatError(
             f"{name} has CRC-32 {crc32(content):08x}, recorded {crc:08x} - at {where}"
@@ -203,23 +183,16 @@ def _content(
     return content
 
 
-def _named(raw: bytes, method: int, where: str) -> str:
-    name = raw.partition(b"/")[2].decode("latin1")
-    if method != 0:
-        raise FormatError(f"member {name} is compressed (method {method}) - at {where}")
-    return name
-
-
-def _walk(head: bytes, where: str) -> dict[str, _Member]:
+def _walk(head: bytes, where: str) -> dict[str, Member]:
     """The members at the front, up to the first with data, whose size is not known there."""
-    members: dict[str, _Member] = {}
+    members: dict[str, Member] = {}
     at = 0
     while head[at : at + 4] == b"PK\x03\x04" and at + LOCAL.size <= len(head):
         _, _, flags, method, _, _, crc, size, _, named, extra = LOCAL.unpack_from(head, at)
         start = at + LOCAL.size + named + extra
-        name = _named(head[at + LOCAL.size :][:named], method, where)
+        name = member_name(head[at + LOCAL.size :][:named], method, where)
         if name.startswith("data/") and "data.pkl" in members:
-            return members | {name: _Member(start, None, 0)}
+            return members | {name: Member(start, None, 0)}
         at = start + size
         if flags & 8:
             # The sizes follow the content; a signature inside the content has other sizes.
@@ -230,94 +203,8 @@ def _walk(head: bytes, where: str) -> dict[str, _Member]:
             crc = int.from_bytes(head[end + 4 : end + 8], "little")
         if size < 0 or at > len(head):
             break
-        members[name] = _Member(start, size, crc)
+        members[name] = Member(start, size, crc)
     return {}
-
-
-class _File:
-    """A blob as the file that `zipfile` expects."""
-
-    def __init__(self, read: Read, length: int) -> None:
-        self._read, self._length, self._at = read, length, 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, to: int, whence: int = 0) -> int:
-        self._at = to + (0, self._at, self._length)[whence]
-        if self._at < 0:
-            raise ValueError(f"offset {self._at}")
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        left = max(0, self._length - self._at)
-        if (left if size < 0 else min(size, left)) > _MEMBER_BYTES:
-            raise ValueError(f"a directory of more than {_MEMBER_BYTES} bytes")
-        got = self._read(self._at, left if size < 0 else min(size, left))
-        self._at += len(got)
-        return got
-
-
-def _check_end(read: Read, length: int, infos: list[ZipInfo], where: str) -> None:
-    """Raise where the records at the end, or the names in the directory, are none that torch goes by."""
-    end = END.unpack(_exactly(read, length - END.size, END.size, where))
-    at = length - END.size - LOCATOR.size
-    locator = LOCATOR.unpack(_exactly(read, at, LOCATOR.size, where))
-    if end[0] != b"PK\5\6":
-        return  # a comment follows, which torch does not write
-    disks, counts = set(end[1:3]), set(end[3:5])
-    if locator[0] == b"PK\6\7":
-        wide = END64.unpack(_exactly(read, locator[2], END64.size, where))
-        disks, counts = {*wide[4:6], locator[3] - 1}, set(wide[6:8])
-        if wide[0] != b"PK\6\6" or wide[1] < END64.size - 12:
-            raise FormatError(f"the archive has no end record - at {where}")
-    if disks != {0} or counts != {len(infos)}:
-        raise FormatError(
-            f"the end of the archive counts {max(counts)} members on {max(disks) + 1} disks, its"
-            f" directory has {len(infos)} - at {where}"
-        )
-    folders = set[str]()
-    for info in infos:
-        local = LOCAL.unpack(_exactly(read, info.header_offset, LOCAL.size, where))
-        name = _exactly(read, info.header_offset + LOCAL.size, local[9], where)
-        folders.add(info.orig_filename.partition("/")[0])
-        same = name == info.orig_filename.encode("utf-8" if local[2] & 0x800 else "cp437")
-        if not same or local[2] != info.flag_bits or info.compress_size != info.file_size:
-            raise FormatError(f"the directory and {name!r} contradict each other - at {where}")
-    if len(folders) > 1:
-        raise FormatError(f"members are in {len(folders)} different folders - at {where}")
-
-
-def _infos(read: Read, length: int, where: str) -> list[ZipInfo]:
-    try:
-        with ZipFile(cast(IO[bytes], _File(read, length))) as archive:
-            return archive.infolist()
-    except BROKEN_ZIP as error:
-        raise FormatError(
-            f"no zip archive in these {length} bytes ({error}) - at {where}"
-        ) from error
-
-
-def _directory(read: Read, length: int, where: str) -> dict[str, _Member]:
-    """The members by the central directory at the end."""
-    return _members(read, length, _infos(read, length, where), where)
-
-
-def _members(read: Read, length: int, infos: list[ZipInfo], where: str) -> dict[str, _Member]:
-    members: dict[str, _Member] = {}
-    for info in infos:
-        name = _named(info.filename.encode(), info.compress_type, where)
-        if info.header_offset < 0:
-            raise FormatError(f"{name} begins before its archive - at {where}")
-        local = LOCAL.unpack(_exactly(read, info.header_offset, LOCAL.size, where))
-        start, size = info.header_offset + LOCAL.size + local[9] + local[10], info.file_size
-        if start + size > length or name in members:
-            raise FormatError(f"{name}: {size} bytes from {start} on, of {length} - at {where}")
-        members[name] = _Member(start, size, info.CRC)
-    return members
 
 
 def _storage(pid: Any) -> Storage:

@@ -8,9 +8,9 @@ import pytest
 
 from intarsia.errors import FamilyError
 from intarsia.format.megatron.configuration.argument_facts import facts_of
-from intarsia.format.megatron.configuration.arguments_to_config import arguments_for
 from intarsia.format.megatron.configuration.config_to_arguments import arguments_of_config
 from intarsia.format.megatron.configuration.contradictions import check_arguments, disagreements
+from intarsia.format.megatron.configuration.written_arguments import arguments_for
 from intarsia.mesh import Mesh
 from tests.family.configs import CASES, DENSE, EXPERTS, LATENT, ROUTED, of
 

@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 
 from intarsia.errors import FormatError, UsageError
-from intarsia.format.megatron.optimizer.groups import (
+from intarsia.format.megatron.optimizer.groups import group_for, groups_in, step_for
+from intarsia.format.megatron.optimizer.groups_to_write import (
     as_megatron,
     chained_as,
     check_distinguishable,
-    group_for,
-    groups_in,
-    step_for,
 )
 from intarsia.format.optimizer_state.parameter_groups import Group, Groups
 

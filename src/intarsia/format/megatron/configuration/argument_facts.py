@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from intarsia.format.megatron.configuration.argument_table import (
-    ROWS,
-    Arguments,
-)
+from intarsia.format.megatron.configuration.argument_table import ROWS, Arguments
 
 _YARN = {
     "original_max_position_embeddings": 4096,

@@ -12,11 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from intarsia.family.meaning import meaning_of, sizes_of
-from intarsia.format.megatron.configuration.argument_table import (
-    ACTIVATION,
-    ROPE,
-    ROWS,
-)
+from intarsia.format.megatron.configuration.argument_table import ACTIVATION, ROPE, ROWS
 
 _LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2")
 _SIGMOID = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "kimi_k2")
@@ -29,11 +25,7 @@ _SCALED_EMBEDDING = ("gemma", "gemma2", "gemma3", "gemma3_text")
 _WIDTHS = {"gemma": 256, "gemma2": 256, "gemma3": 256, "gemma3_text": 256, "gpt_oss": 64,
            "qwen3": 128, "qwen3_next": 256, "qwen3_vl": 128} | dict.fromkeys(_LINEAR, 256)  # fmt: skip
 
-LLAMA3 = {
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """What Megatron's `--use-rope-scaling` has built in, beside the factor."""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from intarsia.family import table_for
 from intarsia.format.base import WriteOptions
 from intarsia.format.megatron.common import archive, arguments_of, counters_of
-from intarsia.format.megatron.configuration.arguments_to_config import (
+from intarsia.format.megatron.configuration.written_arguments import (
     arguments_for,
     arguments_of_words_lacking,
     arguments_with,

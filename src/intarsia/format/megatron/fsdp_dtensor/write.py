@@ -24,13 +24,7 @@ from intarsia.format.megatron.common import iteration_to_resume
 from intarsia.format.megatron.frame import TRACKER
 from intarsia.format.megatron.fsdp_dtensor.entries import path_of, tensor_in
 from intarsia.format.megatron.fsdp_dtensor.entries_to_write import written_entries
-from intarsia.format.megatron.fsdp_dtensor.keys import (
-    GROUP,
-    MODEL,
-    WRAPPERS,
-    gated_parts,
-    live,
-)
+from intarsia.format.megatron.fsdp_dtensor.keys import GROUP, MODEL, WRAPPERS, gated_parts, live
 from intarsia.format.megatron.keys import VOCABULARY, padded, parts_of, rows_of
 from intarsia.format.megatron.optimizer.state_tensors import state_row
 from intarsia.format.optimizer_state.groups_in_entries import has_megatron_groups

@@ -46,9 +46,7 @@ from intarsia.format.megatron.optimizer.groups import (
     steps_of,
     with_common_step,
 )
-from intarsia.format.megatron.optimizer.state_tensors import (
-    stored_key,
-)
+from intarsia.format.megatron.optimizer.state_tensors import stored_key
 from intarsia.format.megatron.own_format import ARGS, MegatronFormat, arguments_alone
 from intarsia.format.megatron.torch_dist.entries_to_write import entries_to_write
 from intarsia.format.megatron.torch_dist.names import name_tensors

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from intarsia.dtypes import DType
@@ -33,7 +32,7 @@ from intarsia.format.megatron.common import (
     extra_states,
     iteration_to_resume,
 )
-from intarsia.format.megatron.configuration.arguments_to_config import (
+from intarsia.format.megatron.configuration.written_arguments import (
     arguments_for,
     arguments_of_mesh,
     arguments_of_tensors,
@@ -42,45 +41,23 @@ from intarsia.format.megatron.configuration.arguments_to_config import (
 )
 from intarsia.format.megatron.frame import COMMON_FILE, TRACKER
 from intarsia.format.megatron.fsdp_dtensor.entries import COUNTERS, common_in, common_of
-from intarsia.format.megatron.keys import Key
 from intarsia.format.megatron.optimizer.expert_optimizer import (
     experts_apart,
     note_on_experts,
     saved_later,
 )
-from intarsia.format.megatron.optimizer.groups import (
-    EXPERTS,
-    FROM_TORCH,
+from intarsia.format.megatron.optimizer.groups import EXPERTS, FROM_TORCH, groups_in, optimizer_of
+from intarsia.format.megatron.optimizer.groups_to_write import (
     as_megatron,
     chained_as,
     check_distinguishable,
-    groups_in,
-    optimizer_of,
 )
-from intarsia.format.megatron.optimizer.state_tensors import state_of, stored_key
+from intarsia.format.megatron.torch_dist.stacks import alike_layers, part_of
 from intarsia.format.optimizer_state.learning_rates import note_on_rates, set_rates
 from intarsia.format.torch_file.plain import plain
-from intarsia.mesh import Box, Mesh, Rule, Shape
+from intarsia.mesh import Mesh, Rule, Shape
 from intarsia.planning.manifest import Chunk, Target
 from intarsia.state.names import is_state
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Where a target lies in a stored tensor: `leading` axes of that tensor are fixed for it."""
-
-    name: str
-    shape: Shape
-    offsets: Shape
-    leading: int
-
-    def stored(self, box: Box) -> Box:
-        """A box of the target, as one of the stored tensor."""
-        offsets = zip(self.offsets[self.leading :], box.offsets, strict=True)
-        return Box(
-            (*self.offsets[: self.leading], *(a + b for a, b in offsets)),
-            (1,) * self.leading + box.shape,
-        )
 
 
 def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
@@ -181,56 +158,6 @@ def _first_alike(mesh: Mesh, rule: Rule) -> Rule:
         per_rank = -(-expert[1] // mesh.ep)
         expert = (expert[0] // per_rank * per_rank, expert[1])
     return Rule(rule.tp, rule.ep, expert, None if stage is None else (stage, mesh.pp))
-
-
-def alike_layers(targets: Sequence[Target]) -> dict[str, int]:
-    """The stacks of layers that are alike, and their heights; only those are one tensor on disk.
-
-    Layers that predict further tokens are never stacked, nor are those of a vision tower, which keeps
-    the names it came with.
-    """
-    forms: dict[str, dict[int, set[tuple[Key, Shape]]]] = {}
-    for target in targets:
-        key = Key.parse(stored_key(target.name))
-        if key.layer is not None and key.head.endswith("decoder.layers"):
-            form = forms.setdefault(key.head, {}).setdefault(key.layer, set())
-            form.add((Key(key.rest, "", None, key.expert, key.half), target.shape))
-    alike = {
-        head: len(layers)
-        for head, layers in forms.items()
-        if sorted(layers) == [*range(len(layers))]
-        and all(form == layers[0] for form in layers.values())
-    }
-    # Optimizer state is stored as its model is.
-    uneven = {_model_head(head) for head in forms if head not in alike}
-    return {head: n for head, n in alike.items() if _model_head(head) not in uneven}
-
-
-def _model_head(head: str) -> str:
-    found = state_of(head)
-    return found[1] if found else head
-
-
-def part_of(target: Target, stacks: Mapping[str, int]) -> Part:
-    """The place of a target in the tensor that is stored."""
-    key = Key.parse(stored_key(target.name))
-    leading: list[tuple[int, int]] = []
-    layer = key.layer
-    if layer is not None and key.head in stacks:
-        leading.append((layer, stacks[key.head]))
-        layer = None
-    if key.expert is not None:
-        assert target.rule.expert is not None, "an expert's rule says of how many it is one"
-        leading.append((key.expert, target.rule.expert[1]))
-    shape, offsets = list(target.shape), [0] * len(target.shape)
-    if key.half is not None:
-        offsets[0], shape[0] = shape[0] * key.half, shape[0] * 2
-    return Part(
-        str(Key(key.rest, key.head, layer)),
-        (*(n for _, n in leading), *shape),
-        (*(i for i, _ in leading), *offsets),
-        len(leading),
-    )
 
 
 def _common(
