@@ -16,8 +16,9 @@ from zlib import crc32
 
 import torch
 
+import intarsia
 from attacks import models, sound
-from intarsia import Options, api
+from intarsia import Options, converting
 from intarsia.checking.digests.digest import stored_digests
 from intarsia.cli.output import printable
 from intarsia.dtypes import dtype_named
@@ -207,10 +208,10 @@ class _Checkpoints:
 
     def add_journal(self) -> None:
         src, dst = models.hf(self.place / "journal-src", state=False), self.place / "journal"
-        job = api.job(src, Options(to="dcp", workers=1))
+        job = converting.job(src, Options(to="dcp", workers=1))
         arrangement, staging = job.arrange(), Staging(dst)
         with suppress(_StoppedError):
-            api.convert(src, dst, to="dcp", workers=1, progress=_stop)
+            intarsia.convert(src, dst, to="dcp", workers=1, progress=_stop)
         files = {p.name: p.read_bytes() for p in staging.journal.iterdir()}
 
         def reader(file: str) -> Callable[[bytes], object]:
@@ -234,14 +235,14 @@ class _Checkpoints:
         if found.family is None and found.format not in ("hf", "dcp"):
             return said
         if lot % 2 == 0:
-            api.plan(root, to="dcp", mesh="tp=2", workers=1)
+            intarsia.plan(root, to="dcp", mesh="tp=2", workers=1)
         if lot % 8 or sum(x.size for x in found.logical.values()) > MAX_ELEMENTS:
             return said
-        examined = printable(repr(api.verify(root, workers=1).as_json()))
+        examined = printable(repr(intarsia.verify(root, workers=1).as_json()))
         if lot % 16 == 0:
             out = self.place / "out"
             shutil.rmtree(out, ignore_errors=True)
-            api.convert(root, out, to="hf", workers=1)
+            intarsia.convert(root, out, to="hf", workers=1)
         return said, examined
 
 

@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from intarsia.format.megatron.configuration.argument_table import ROWS, Arguments
-
-_YARN = {
-    "original_max_position_embeddings": 4096,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 0.0,
-}
-"""The further settings of latent attention's rotation, and Megatron's defaults."""
+from intarsia.format.megatron.configuration.argument_table import LATENT_YARN, ROWS, YARN, Arguments
 
 
 def facts_of(args: Arguments) -> dict[str, Any]:
@@ -62,16 +53,17 @@ def _said_scaling(args: Arguments, latent: bool) -> Iterator[tuple[str, Any]]:
         if args.get("rope_type") == "rope" or factor in (1, 1.0):
             yield "rope_scaling", ("default",)
         elif factor is not None:
-            yield "rope_scaling", ("yarn", factor, *(args.get(k, v) for k, v in _YARN.items()))
+            yield (
+                "rope_scaling",
+                ("yarn", factor, *(args.get(k, v) for k, v in LATENT_YARN.items())),
+            )
         return
     kind = args.get("position_embedding_type")
     linear = args.get("rotary_seq_len_interpolation_factor") or args.get(
         "seq_len_interpolation_factor"
     )
     if kind == "yarn":
-        names = ("rotary_scaling_factor", "original_max_position_embeddings", "beta_fast",
-                 "beta_slow", "mscale", "mscale_all_dim", "correction_range_round_to_int")  # fmt: skip
-        yield "rope_scaling", ("yarn", *(args.get(f"yarn_{name}") for name in names))
+        yield "rope_scaling", ("yarn", *(args.get(f"yarn_{name}") for name, _ in YARN.values()))
     elif args.get("use_rope_scaling") or args.get("rope_scaling") is True:
         yield "rope_scaling", ("llama3", args.get("rope_scaling_factor"))
     elif linear:

@@ -76,3 +76,23 @@ _ROWS = (
 
 
 ROWS = {row.argument: row for row in _ROWS}
+
+YARN = {
+    "factor": ("rotary_scaling_factor", None),
+    "original_max_position_embeddings": ("original_max_position_embeddings", None),
+    "beta_fast": ("beta_fast", 32.0),
+    "beta_slow": ("beta_slow", 1.0),
+    "mscale": ("mscale", None),
+    "mscale_all_dim": ("mscale_all_dim", None),
+    "truncate": ("correction_range_round_to_int", True),
+}
+"""The fields of a yarn rotation, each with its argument, after `yarn_`, and its value where it is not said."""
+
+LATENT_YARN = {
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.0,
+}
+"""The same for latent attention, whose arguments have the names of the fields: Megatron's defaults."""

@@ -17,7 +17,7 @@ from intarsia.family import MAX_LAYERS
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.megatron.common import whole
 from intarsia.format.megatron.configuration.argument_facts import facts_of
-from intarsia.format.megatron.configuration.argument_table import ROWS, UNSAID
+from intarsia.format.megatron.configuration.argument_table import ROWS, UNSAID, YARN
 from intarsia.format.megatron.configuration.config_to_arguments import LLAMA3
 from intarsia.format.megatron.configuration.contradictions import disagreements, disproved
 from intarsia.format.megatron.keys import Key
@@ -176,9 +176,7 @@ def _rotation(facts: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, An
     elif kind == "llama3" and numbers[0] is not None:
         rope |= {"rope_type": kind, "factor": float(numbers[0]), **LLAMA3}
     elif kind == "yarn":
-        names = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale",
-                 "mscale_all_dim", "truncate")  # fmt: skip
-        said = zip(names, numbers, strict=False)
+        said = zip(YARN, numbers, strict=False)
         rope |= {"rope_type": kind, **{name: value for name, value in said if value is not None}}
     return rope
 

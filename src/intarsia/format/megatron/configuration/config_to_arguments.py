@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from intarsia.family.meaning import meaning_of, sizes_of
-from intarsia.format.megatron.configuration.argument_table import ACTIVATION, ROPE, ROWS
+from intarsia.format.megatron.configuration.argument_table import (
+    ACTIVATION,
+    LATENT_YARN,
+    ROPE,
+    ROWS,
+    YARN,
+)
 
 _LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2")
 _SIGMOID = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "kimi_k2")
@@ -159,16 +165,8 @@ def _scaling(said: Said, rope: Mapping[str, Any]) -> None:
     elif kind == "linear" and isinstance(factor, (int, float)) and factor == int(factor):
         args["rotary_seq_len_interpolation_factor"] = int(factor)
     elif kind == "yarn" and rope.get("attention_factor") is None:
-        args |= {
-            "position_embedding_type": "yarn",
-            "yarn_rotary_scaling_factor": factor,
-            "yarn_original_max_position_embeddings": rope.get("original_max_position_embeddings"),
-            "yarn_beta_fast": rope.get("beta_fast", 32.0),
-            "yarn_beta_slow": rope.get("beta_slow", 1.0),
-            "yarn_mscale": rope.get("mscale"),
-            "yarn_mscale_all_dim": rope.get("mscale_all_dim"),
-            "yarn_correction_range_round_to_int": rope.get("truncate", True),
-        }
+        args["position_embedding_type"] = "yarn"
+        args |= {f"yarn_{name}": rope.get(f, unsaid) for f, (name, unsaid) in YARN.items()}
     elif kind != "default":
         said.unsaid[ROPE] = {k: v for k, v in sorted(rope.items()) if k != "rope_theta"}
 
@@ -178,15 +176,9 @@ def _latent_scaling(said: Said, rope: Mapping[str, Any]) -> None:
     if kind == "default":
         args["rope_type"] = "rope"
     elif kind == "yarn":
-        args |= {
-            "rope_type": "yarn",
-            "rotary_scaling_factor": rope.get("factor"),
-            "original_max_position_embeddings": rope.get("original_max_position_embeddings"),
-            "beta_fast": rope.get("beta_fast", 32.0),
-            "beta_slow": rope.get("beta_slow", 1.0),
-            "mscale": rope.get("mscale", 1.0),
-            "mscale_all_dim": rope.get("mscale_all_dim", 0.0),
-        }
+        args |= {"rope_type": "yarn", "rotary_scaling_factor": rope.get("factor")}
+        args |= {name: rope.get(name, unsaid) for name, unsaid in LATENT_YARN.items()}
+        args["original_max_position_embeddings"] = rope.get("original_max_position_embeddings")
     else:
         said.unsaid[ROPE] = dict(sorted(rope.items()))
 
