@@ -7,80 +7,30 @@ known here are taken by module: every tensor beside integers belongs to them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from intarsia.dtypes import DType
 from intarsia.mesh import Shape
 from intarsia.quantised.scheme import Scheme, scheme_of
 from intarsia.quantised.shapes import misshaped
 from intarsia.quantised.weight import Part, Quantised, QuantisedWeight, Role, ScaleFault
+from intarsia.quantised.words import (
+    INNER,
+    KNOWN,
+    PACKED,
+    Claim,
+    claims_of,
+    end_of,
+    ends_in_word,
+    is_sure_of,
+    tail_of,
+)
 
 Tensors = Mapping[str, tuple[DType, Shape]]
-
-KNOWN = {
-    "fp8", "mxfp8", "fbgemm-fp8", "mxfp4", "compressed-tensors", "modelopt", "awq", "gptq",
-    "bitsandbytes", "torchao", "eetq", "quanto", "bitnet",
-}  # fmt: skip
-"""Methods whose parts are found by their words."""
-
-
-def _by_word(words: Mapping[Role, str]) -> dict[str, Role]:
-    return {word: role for role, listed in words.items() for word in listed.split()}
-
-
-_AFTER = _by_word({
-    Role.SCALE: "_scale_inv _scale _scales .absmax .nested_absmax ._scale",
-    Role.WHOLE_SCALE: "_scale_2 _global_scale",
-    Role.ACTIVATION: "_input_scale _activation_scale",
-    Role.ZERO: "_zero_point ._shift",
-    Role.ORDER: "_g_idx",
-    Role.OTHER: "_shape .quant_map .nested_quant_map",
-})  # fmt: skip
-"""Words that follow the weight's own name."""
-
-_BESIDE = _by_word({
-    Role.SCALE: "SCB qscale_weight scale scales",
-    Role.ACTIVATION: "input_scale output_scale activation_scale input_scale_ub input_global_scale"
-    " pre_quant_scale qscale_act",
-    Role.ZERO: "qzeros input_zero_point output_zero_point",
-    Role.ORDER: "g_idx",
-    Role.OTHER: "weight_format",
-})  # fmt: skip
-"""Names of tensors that belong to the `weight` of the same module."""
-
-_TORCHAO = _by_word({
-    Role.SCALE: "scale scale_and_zero",
-    Role.WHOLE_SCALE: "per_tensor_scale",
-    Role.ACTIVATION: "act_pre_scale act_per_tensor_scale",
-    Role.ZERO: "zero_point",
-})  # fmt: skip
-"""Words between which torchao puts the weight's name: `_weight_scale`."""
-
-_PACKED = ("_packed", "_blocks", "._data")
-"""What follows the name of a weight whose stored form has a name of its own."""
-
 _FORMS = {"_packed": "packed", "_blocks": "mxfp4", "._data": "quanto"}
-_STATE = re.compile(r"^(?P<of>.+)\.quant_state\.\w+$")
-_INNER = re.compile(
-    r"^(?P<module>.+\.)_(?P<name>[a-z]\w*?)_(?P<word>qdata|" + "|".join(_TORCHAO) + r")$"
-)
-_ENDS = sorted([*_AFTER, *_PACKED], key=len, reverse=True)
-_WORDS = (*_AFTER, *_BESIDE, *_TORCHAO)
 _INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "F4")
-
-
-class _Claim(NamedTuple):
-    """What the name of a tensor says: part of which weight, by which word; `sure` where no other
-    tensor is called so."""
-
-    name: str
-    of: str
-    word: str
-    role: Role
-    sure: bool
 
 
 def find_quantised(
@@ -88,11 +38,11 @@ def find_quantised(
 ) -> Quantised:
     """The quantised weights among stored tensors, and what is wrong with their scales."""
     scheme = scheme_of(config, modelopt)
-    named = (n for n in tensors if _ends_in_word(_tail(n)) or ".quant_state." in n)
-    claims = [claim for name in named for claim in _claims(name)]
+    named = (n for n in tensors if ends_in_word(tail_of(n)) or ".quant_state." in n)
+    claims = [claim for name in named for claim in claims_of(name)]
     mains = _mains(tensors, claims)
     held: dict[str, list[Part]] = {}
-    loose: list[_Claim] = []
+    loose: list[Claim] = []
     taken = {part.name for part in mains.values()}
     for claim in claims:
         name, of, word, role, _ = claim
@@ -101,7 +51,7 @@ def find_quantised(
         if of in mains:
             held.setdefault(of, []).append(Part(name, word, role, *tensors[name]))
             taken.add(name)
-        elif claim.sure or _is_sure_of(claim, scheme):
+        elif claim.sure or is_sure_of(claim, scheme):
             loose.append(claim)
     weights = [
         _weight(of, main, tuple(held[of]), scheme) for of, main in mains.items() if of in held
@@ -140,53 +90,7 @@ def _faults(
         yield from (fault for w in weights for fault in faults_of(w))
 
 
-def _claims(name: str) -> Iterator[_Claim]:
-    """What a name may say, the surest first."""
-    if ".quant_state." in name and (found := _STATE.match(name)):
-        yield _Claim(name, found["of"], ".quant_state", Role.OTHER, True)
-        return
-    if "._" in name and (found := _INNER.match(name)) and found["word"] != "qdata":
-        yield _Claim(name, found["module"] + found["name"], found["word"], _TORCHAO[found["word"]], True)  # fmt: skip
-    if (word := _end_of(name)) in _AFTER:
-        of = name.removesuffix(word)
-        sure = of.endswith(".weight") or word == "_scale_inv"
-        yield _Claim(name, of, word, _AFTER[word], sure)
-    leaf = _tail(name).removeprefix(".")
-    if leaf in _BESIDE:
-        module = name.rpartition(".")[0]
-        sure = leaf in ("SCB", "qzeros", "qscale_weight")
-        yield _Claim(name, f"{module}.weight", leaf, _BESIDE[leaf], sure)
-
-
-def _tail(name: str) -> str:
-    """The last word of a name with the dot before it: thousands of tensors share one."""
-    return name[max(name.rfind("."), 0) :]
-
-
-@lru_cache(maxsize=4096)
-def _ends_in_word(tail: str) -> bool:
-    return tail.endswith(_WORDS)
-
-
-def _end_of(name: str) -> str:
-    """The longest word that follows the name of a weight in this one."""
-    tail = _tail(name)
-    return _end_of_tail(tail) if tail != name else _end_of_tail(name, alone=True)
-
-
-@lru_cache(maxsize=4096)
-def _end_of_tail(tail: str, alone: bool = False) -> str:
-    ends = (word for word in _ENDS if tail.endswith(word) and not (alone and tail == word))
-    return next(ends, "")
-
-
-def _is_sure_of(claim: _Claim, scheme: Scheme | None) -> bool:
-    """Whether the declared scheme uses the word, so that a tensor called so is a part."""
-    words = {"mxfp4": ("_scales",), "awq": ("scales",), "gptq": ("scales", "g_idx")}
-    return scheme is not None and claim.word in words.get(scheme.method, ())
-
-
-def _mains(tensors: Tensors, claims: Iterable[_Claim]) -> dict[str, Part]:
+def _mains(tensors: Tensors, claims: Iterable[Claim]) -> dict[str, Part]:
     """The stored weights in element types of quantised numbers, by the name of the plain weight."""
     found: dict[str, Part] = {}
     claims = list(claims)
@@ -199,10 +103,10 @@ def _mains(tensors: Tensors, claims: Iterable[_Claim]) -> dict[str, Part]:
             pass
         elif name.endswith(".qweight"):
             of, word = name.removesuffix("qweight") + "weight", "qweight"
-        elif name.endswith("qdata") and (inner := _INNER.match(name)) and inner["word"] == "qdata":
+        elif name.endswith("qdata") and (inner := INNER.match(name)) and inner["word"] == "qdata":
             of, word = inner["module"] + inner["name"], "qdata"
-        elif name.endswith(_PACKED) and name not in _PACKED:
-            word = _end_of(name)
+        elif name.endswith(PACKED) and name not in PACKED:
+            word = end_of(name)
             of = name.removesuffix(word)
         elif (
             name not in claimed and (dtype.name in _INTEGERS or len(shape) < 2)
@@ -315,7 +219,7 @@ def _needed(w: QuantisedWeight) -> list[str]:
 
 
 def _orphaned(
-    tensors: Tensors, loose: Iterable[_Claim], words: set[str], scheme: Scheme | None
+    tensors: Tensors, loose: Iterable[Claim], words: set[str], scheme: Scheme | None
 ) -> Iterator[ScaleFault]:
     """Scales whose weight is not there, or not quantised."""
     if scheme is not None and scheme.loose:

@@ -14,7 +14,8 @@ from intarsia.errors import FormatError
 from intarsia.family import Table, table_for
 from intarsia.format.dcp.metadata import TensorRecord
 from intarsia.format.megatron.keys import Key, experts_of
-from intarsia.format.megatron.optimizer.buckets import is_bucket, read_buckets
+from intarsia.format.megatron.optimizer.buckets import read_buckets
+from intarsia.format.megatron.optimizer.buffers import is_bucket
 from intarsia.format.registry import FORMATS
 from intarsia.layout import Piece
 from intarsia.mesh import Box

@@ -36,7 +36,7 @@ from intarsia.format.megatron.frame import COMMON_FILE
 from intarsia.format.megatron.fsdp_dtensor.entries import common_in
 from intarsia.format.megatron.iteration import garbled_tracker, misplaced_iteration
 from intarsia.format.megatron.keys import Key, torch_dist_rows
-from intarsia.format.megatron.optimizer.buckets import is_bucket
+from intarsia.format.megatron.optimizer.buffers import is_bucket
 from intarsia.format.megatron.optimizer.groups import (
     SHARED,
     STEPS,

@@ -13,7 +13,8 @@ from intarsia.format.dcp.archives import stored_of
 from intarsia.format.dcp.metadata import Metadata, TensorRecord
 from intarsia.format.megatron.found import Found
 from intarsia.format.megatron.keys import Key, MegatronRows, is_megatron_name
-from intarsia.format.megatron.optimizer.buckets import is_bucket, read_buckets
+from intarsia.format.megatron.optimizer.buckets import read_buckets
+from intarsia.format.megatron.optimizer.buffers import is_bucket
 from intarsia.format.megatron.optimizer.state_tensors import (
     flatten_shards,
     flattened_shape,

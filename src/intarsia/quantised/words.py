@@ -1,0 +1,118 @@
+"""The words by which a tensor's name says that it is a part of a quantised weight, and of which."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from intarsia.quantised.scheme import Scheme
+from intarsia.quantised.weight import Role
+
+KNOWN = {
+    "fp8", "mxfp8", "fbgemm-fp8", "mxfp4", "compressed-tensors", "modelopt", "awq", "gptq",
+    "bitsandbytes", "torchao", "eetq", "quanto", "bitnet",
+}  # fmt: skip
+"""Methods whose parts are found by their words."""
+
+
+def _by_word(words: Mapping[Role, str]) -> dict[str, Role]:
+    return {word: role for role, listed in words.items() for word in listed.split()}
+
+
+_AFTER = _by_word({
+    Role.SCALE: "_scale_inv _scale _scales .absmax .nested_absmax ._scale",
+    Role.WHOLE_SCALE: "_scale_2 _global_scale",
+    Role.ACTIVATION: "_input_scale _activation_scale",
+    Role.ZERO: "_zero_point ._shift",
+    Role.ORDER: "_g_idx",
+    Role.OTHER: "_shape .quant_map .nested_quant_map",
+})  # fmt: skip
+"""Words that follow the weight's own name."""
+
+_BESIDE = _by_word({
+    Role.SCALE: "SCB qscale_weight scale scales",
+    Role.ACTIVATION: "input_scale output_scale activation_scale input_scale_ub input_global_scale"
+    " pre_quant_scale qscale_act",
+    Role.ZERO: "qzeros input_zero_point output_zero_point",
+    Role.ORDER: "g_idx",
+    Role.OTHER: "weight_format",
+})  # fmt: skip
+"""Names of tensors that belong to the `weight` of the same module."""
+
+_TORCHAO = _by_word({
+    Role.SCALE: "scale scale_and_zero",
+    Role.WHOLE_SCALE: "per_tensor_scale",
+    Role.ACTIVATION: "act_pre_scale act_per_tensor_scale",
+    Role.ZERO: "zero_point",
+})  # fmt: skip
+"""Words between which torchao puts the weight's name: `_weight_scale`."""
+
+PACKED = ("_packed", "_blocks", "._data")
+"""What follows the name of a weight whose stored form has a name of its own."""
+
+_STATE = re.compile(r"^(?P<of>.+)\.quant_state\.\w+$")
+INNER = re.compile(
+    r"^(?P<module>.+\.)_(?P<name>[a-z]\w*?)_(?P<word>qdata|" + "|".join(_TORCHAO) + r")$"
+)
+_ENDS = sorted([*_AFTER, *PACKED], key=len, reverse=True)
+_WORDS = (*_AFTER, *_BESIDE, *_TORCHAO)
+
+
+class Claim(NamedTuple):
+    """What the name of a tensor says: part of which weight, by which word; `sure` where no other
+    tensor is called so."""
+
+    name: str
+    of: str
+    word: str
+    role: Role
+    sure: bool
+
+
+def claims_of(name: str) -> Iterator[Claim]:
+    """What a name may say, the surest first."""
+    if ".quant_state." in name and (found := _STATE.match(name)):
+        yield Claim(name, found["of"], ".quant_state", Role.OTHER, True)
+        return
+    if "._" in name and (found := INNER.match(name)) and found["word"] != "qdata":
+        yield Claim(name, found["module"] + found["name"], found["word"], _TORCHAO[found["word"]], True)  # fmt: skip
+    if (word := end_of(name)) in _AFTER:
+        of = name.removesuffix(word)
+        sure = of.endswith(".weight") or word == "_scale_inv"
+        yield Claim(name, of, word, _AFTER[word], sure)
+    leaf = tail_of(name).removeprefix(".")
+    if leaf in _BESIDE:
+        module = name.rpartition(".")[0]
+        sure = leaf in ("SCB", "qzeros", "qscale_weight")
+        yield Claim(name, f"{module}.weight", leaf, _BESIDE[leaf], sure)
+
+
+def tail_of(name: str) -> str:
+    """The last word of a name with the dot before it: thousands of tensors share one."""
+    return name[max(name.rfind("."), 0) :]
+
+
+@lru_cache(maxsize=4096)
+def ends_in_word(tail: str) -> bool:
+    """Whether the last word of a name ends in one of those that make a part."""
+    return tail.endswith(_WORDS)
+
+
+def end_of(name: str) -> str:
+    """The longest word that follows the name of a weight in this one."""
+    tail = tail_of(name)
+    return _end_of_tail(tail) if tail != name else _end_of_tail(name, alone=True)
+
+
+@lru_cache(maxsize=4096)
+def _end_of_tail(tail: str, alone: bool = False) -> str:
+    ends = (word for word in _ENDS if tail.endswith(word) and not (alone and tail == word))
+    return next(ends, "")
+
+
+def is_sure_of(claim: Claim, scheme: Scheme | None) -> bool:
+    """Whether the declared scheme uses the word, so that a tensor called so is a part."""
+    words = {"mxfp4": ("_scales",), "awq": ("scales",), "gptq": ("scales", "g_idx")}
+    return scheme is not None and claim.word in words.get(scheme.method, ())
