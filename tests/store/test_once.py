@@ -58,7 +58,7 @@ def test_what_is_no_header_is_not_kept(reads: list[str], tmp_path: Path, monkeyp
     assert len(reads) == 4, "nor what is too much"
 
 
-def test_a_header_is_taken_apart_once_in_a_job() -> None:
+def test_a_header_is_taken_apart_once_in_a_job(monkeypatch) -> None:
     made = list[int]()
 
     def make() -> int:
@@ -73,3 +73,7 @@ def test_a_header_is_taken_apart_once_in_a_job() -> None:
         assert made_once("there", b"data", make) == 2
         assert made_once("here", b"other", make) == 3
     assert made_once("here", b"data", make) == 4, "the job is over"
+    monkeypatch.setattr(once, "MOST_BYTES", 6)
+    with reading_headers():
+        assert [made_once("here", b"data", make) for _ in range(2)] == [5, 5]
+        assert [made_once("there", b"data", make) for _ in range(2)] == [6, 7], "that is too much"

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from intarsia.store.stamp import Stamp
 
 MOST_BYTES = 64 << 20
-"""How much is kept; what is more is read again."""
+"""How much is kept, and how much is kept apart; what is more is read and taken apart again."""
 
 Stretch = tuple[str, Stamp, int, int]
 """The path of a file, its stamp, the first byte and how many: a file that changed is another one."""
@@ -29,6 +29,7 @@ class _Kept:
     stretches: dict[Stretch, bytes] = field(default_factory=dict)
     made: dict[tuple[Hashable, bytes], Any] = field(default_factory=dict)
     nbytes: int = 0
+    made_bytes: int = 0
     headers: int = 0
     """How many readers of headers are at work, one inside the other."""
 
@@ -85,6 +86,7 @@ def made_once(what: Hashable, data: bytes, make: Callable[[], Made]) -> Made:
     found: Made | None = kept.made.get((what, data)) if kept else None
     if found is None:
         found = make()
-        if kept and kept.headers and len(data) <= MOST_BYTES:
+        if kept and kept.headers and kept.made_bytes + len(data) <= MOST_BYTES:
             kept.made[what, data] = found
+            kept.made_bytes += len(data)
     return found
