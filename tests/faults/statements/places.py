@@ -122,9 +122,9 @@ def where_is_untrue(
     differ = differ_at(x, y)
     at = np.argwhere(differ)
     ends = tuple(int(k) for k in at[0]), tuple(int(k) for k in at[-1])
-    if (*where.elements.ends, where.elements.count) != (*ends, len(at)):
-        yield f"{name}: place {where.elements.ends}, found {ends}"
-    for axis, span in enumerate(where.elements.axes):
+    if (where.first, where.last, where.elements) != (*ends, len(at)):
+        yield f"{name}: place {where.first} to {where.last}, found {ends}"
+    for axis, span in enumerate(where.axes):
         held = np.unique(at[:, axis])
         if (span.first, span.end - 1, span.count) != (held[0], held[-1], len(held)):
             yield f"{name}: axis {axis} {span}"

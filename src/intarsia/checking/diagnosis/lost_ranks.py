@@ -31,7 +31,7 @@ def _led(f: Finding, leading: Sequence[KindAndKey], texts: Mapping[KindAndKey, s
         return f
     kind = STALE if f.kind == UNEXPLAINED else f.kind
     for leader in leading:
-        cut = _block(f.where.elements, leader[1]) if leader[0] == kind else None
+        cut = _block(f.where.differing, leader[1]) if leader[0] == kind else None
         if cut is not None:
             n = f.differing
             fault = f"{cut} {texts[leader]}"

@@ -88,7 +88,7 @@ def _weighed(e: Evidence, tried: Tried, likely: list[Hypothesis]) -> Finding:
 
 def unexplained(e: Evidence, where: Whereabouts, why: str) -> Finding:
     """A finding that says where a tensor differs, for want of a reason."""
-    elements = where.elements
+    elements = where.differing
     known = f"{elements.count:,} of {prod(e.shape):,} elements differ, {elements}"
     text = f"{known}; {why}"
     return Finding(

@@ -129,12 +129,12 @@ def _experts(group: list[Move], names: list[str], equal: Collection[str]) -> tup
     whole = [first.get(e, e) for e in range(count)]
     side = group[0].side
     layers = f"in {len(maps)} layer{'s' if len(maps) > 1 else ''}"
-    many = "" if alike else ", in each layer another way; in the first: "
+    how = ": " if alike else ", in each layer another way; in the first: "
+    how = f"{layers}{how}{_mapping(first)}"
     if all(_is_permutation(m, count) for m in maps.values()):
-        text = f"experts permuted in {side} {layers}{many or ': '}{_mapping(first)}"
-        return "experts-permuted", text
+        return "experts-permuted", f"experts permuted in {side} {how}"
     if not _is_twice(group, equal):
-        return MOVED, f"experts hold others in {side} {layers}{many or ': '}{_mapping(first)}"
+        return MOVED, f"experts hold others in {side} {how}"
     if len({*first.values()}) == 1 and alike:
         source = next(iter(first.values()))
         text = f"expert {source} copied over {listed(first)} of {side}, {layers}"
@@ -145,8 +145,7 @@ def _experts(group: list[Move], names: list[str], equal: Collection[str]) -> tup
         lo = blocks[0] * size
         text = f"experts [{lo}:{lo + size}) in each of {len(blocks)} blocks of {size} of {side}"
         return "experts-duplicated", f"{text}, {layers}"
-    text = f"experts duplicated in {side} {layers}{many or ': '}{_mapping(first)}"
-    return "experts-duplicated", text
+    return "experts-duplicated", f"experts duplicated in {side} {how}"
 
 
 def _layers(group: list[Move], names: list[str], equal: Collection[str]) -> tuple[str, str]:

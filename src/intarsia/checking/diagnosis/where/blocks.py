@@ -33,7 +33,7 @@ def lost(score: Score, h: Hypothesis) -> bool:
 
 def wrong_block(e: Evidence, where: Whereabouts, tried: Tried) -> Finding | None:
     """A finding about a block that is wrong as a whole."""
-    elements = where.elements
+    elements = where.differing
     content, side = "stale", ""
     for score, h in tried:
         if lost(score, h):
@@ -77,7 +77,7 @@ def wrong_block(e: Evidence, where: Whereabouts, tried: Tried) -> Finding | None
 def _lost_somewhere(e: Evidence, content: str, side: str, where: Whereabouts) -> Finding:
     """Zeros or NaN that no rank's block holds."""
     said, other = "NaN" if content == "nan" else "zero", e.left if side == e.right else e.right
-    elements = where.elements
+    elements = where.differing
     partly = elements.everywhere and elements.count < prod(e.shape)
     at = f" where it differs, {elements}" if partly else f": {elements}"
     found = _placed(e, content, f"{side} is {said}{at}", (content, side), where)
@@ -88,10 +88,10 @@ def _lost_somewhere(e: Evidence, content: str, side: str, where: Whereabouts) ->
 def _placed(
     e: Evidence, kind: str, text: str, key: tuple[object, ...], where: Whereabouts
 ) -> Finding:
-    n = where.elements.count
+    n = where.elements
     return Finding(
         e.name, kind, f"{text} ({n:,} elements)", text, key, n, n,
-        whole=where.elements.everywhere, all_over=n == prod(e.shape), where=where,
+        whole=where.differing.everywhere, all_over=n == prod(e.shape), where=where,
     )  # fmt: skip
 
 

@@ -90,12 +90,9 @@ class DifferingElements:
     first: int
     last: int
 
-    @property
-    def ends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The indices of the first difference and of the last."""
-        if not self.count:
-            return (), ()
-        return unravel(self.first, self.shape), unravel(self.last, self.shape)
+    def index(self, flat: int) -> tuple[int, ...]:
+        """A flat index as one for each axis; empty where nothing differs."""
+        return unravel(flat, self.shape) if self.count else ()
 
     @property
     def dense(self) -> bool:

@@ -22,7 +22,7 @@ FEW_RANKS = 16
 
 def damaged_pages(e: Evidence, where: Whereabouts) -> Finding | None:
     """A finding about pages of a file that differ as wholes, and are no rows, columns or blocks."""
-    sides, elements = {e.right: where.b, e.left: where.a}, where.elements
+    sides, elements = {e.right: where.b, e.left: where.a}, where.differing
     filled = {name: x.chunks for name, x in sides.items() if _in_pages(x)}
     if elements.count < ENOUGH or not filled or _is_grid(elements) or _is_shard(elements):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from intarsia.checking.diagnosis.where.elements import NAMED, Cut, DifferingElements
+from intarsia.checking.diagnosis.where.elements import NAMED, Cut, DifferingElements, Span
 from intarsia.checking.diagnosis.where.runs import PAGE_BYTES
 from intarsia.mesh import Box
 
@@ -99,7 +99,7 @@ class Whereabouts:
     chunk, and `most` says that they are more than half of all.
     """
 
-    elements: DifferingElements
+    differing: DifferingElements
     a: DifferingChunks = DifferingChunks()
     b: DifferingChunks = DifferingChunks()
     files: tuple[str, ...] = ()
@@ -108,25 +108,44 @@ class Whereabouts:
     most: bool = False
 
     @property
+    def first(self) -> tuple[int, ...]:
+        """The index of the first difference."""
+        return self.differing.index(self.differing.first)
+
+    @property
+    def last(self) -> tuple[int, ...]:
+        """The index of the last difference."""
+        return self.differing.index(self.differing.last)
+
+    @property
+    def elements(self) -> int:
+        """How many elements differ."""
+        return self.differing.count
+
+    @property
+    def axes(self) -> tuple[Span, ...]:
+        """The indices of each axis with a difference."""
+        return self.differing.axes
+
+    @property
     def turned(self) -> Whereabouts:
         """The same with A and B in each other's place."""
         return replace(self, a=self.b, b=self.a)
 
     def as_json(self) -> dict[str, Any]:
-        first, last = self.elements.ends
         return {
-            "first": list(first),
-            "last": list(last),
-            "elements": self.elements.count,
-            "axes": [s.as_json() for s in self.elements.axes],
+            "first": list(self.first),
+            "last": list(self.last),
+            "elements": self.elements,
+            "axes": [s.as_json() for s in self.axes],
             "a": self.a.as_json(),
             "b": self.b.as_json(),
         }
 
     def __str__(self) -> str:
-        (first, last), a, b = self.elements.ends, str(self.a), str(self.b)
+        a, b = str(self.a), str(self.b)
         files = f"in A and B {b}" if a == b else f"in B {b}; in A {a}"
-        return f"from {list(first)} to {list(last)}, {files}"
+        return f"from {list(self.first)} to {list(self.last)}, {files}"
 
 
 def unit(size: int) -> str:
