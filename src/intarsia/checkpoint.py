@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -104,9 +104,16 @@ class Checkpoint(Mapping[str, Tensor]):
         """The bytes of a box of what is proven; in a `room` they last until it is used again."""
         count_bytes = box.size * proven.target.dtype.itemsize
         buffer = np.empty(count_bytes, np.uint8) if room is None else room.take(count_bytes)
-        if box.size:
-            gather(self._folder, self._source.fill_box(proven, box, buffer))
+        self.read_boxes([(proven, box, buffer)])
         return buffer
+
+    def read_boxes(self, wanted: Iterable[tuple[Proven, Box, Bytes]]) -> None:
+        """Fill each buffer with the bytes of a box of what is proven; neighbours are read together."""
+        fill = self._source.fill_box
+        gather(
+            self._folder,
+            [x for proven, box, to in wanted if box.size for x in fill(proven, box, to)],
+        )
 
     def start_of(self, stored: Stored, chunk: Chunk) -> int | None:
         """The byte at which a chunk's elements begin; None where they are not in row-major order."""

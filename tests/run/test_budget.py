@@ -77,3 +77,10 @@ def test_what_is_summed_at_once_is_whole_pages_of_a_window(memory: str, workers:
     budget = Budget.of(memory, workers)
     assert budget.stretch_bytes % PAGE_BYTES == 0
     assert budget.stretch_bytes <= budget.window_bytes
+
+
+def test_threads_that_would_wait_for_each_other_are_not_started() -> None:
+    budget = Budget.of("2GB", workers=16)
+    assert budget.workers_for(7500, 7500 << 20) == 3
+    assert budget.workers_for(500, 8 << 30) == 16
+    assert budget.workers_for(9000, 9000) == budget.workers_for(0, 0) == 1

@@ -20,6 +20,8 @@ MANY = 3
 """From so many workers on, few large calls cost less than small ones that stay in a core's cache."""
 LARGE_BYTES = 2 * WINDOW_BYTES
 """The largest window of many workers: they share one interpreter, which has work with each window."""
+ALONE_BYTES = 512 << 10
+"""Bytes that a thread works on in the time that a thing keeps the interpreter for itself."""
 SHARES, SHARES_OF_MANY = 64, 32
 """A kill loses what all workers have in hand; that is at most one of so many shares of the work."""
 
@@ -65,6 +67,19 @@ class Budget:
         """The largest destination buffer: each worker holds one, and as much again to read into."""
         most = WINDOW_BYTES if self.workers < MANY else LARGE_BYTES
         return min(most, self.share_bytes, self.memory_bytes // (3 * self.workers))
+
+    @property
+    def side_bytes(self) -> int:
+        """The largest buffer of each of two sides that are held at once."""
+        return self.window_bytes if self.workers >= MANY else self.window_bytes // 2
+
+    def workers_for(self, things: int, total_bytes: int) -> int:
+        """How many threads gain anything on things of so many bytes in all.
+
+        Beside the bytes, which threads work on side by side, each thing has what one thread at a
+        time does; more threads than that leaves work for only wait for each other.
+        """
+        return min(self.workers, 1 + total_bytes // (ALONE_BYTES * max(things, 1)))
 
     @property
     def stretch_bytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from itertools import islice
+from itertools import accumulate, islice
 from math import prod
 from typing import Any
 
@@ -17,6 +17,7 @@ from intarsia.layout import Piece
 from intarsia.planning.coalesce import Runs, grid, merge, runs_of
 from intarsia.run.losses import Watch
 from intarsia.run.room import Bytes, Room
+from intarsia.run.sharing import in_steps
 from intarsia.store.base import NEAR_BYTES, Range
 from intarsia.store.folder import Folder
 from intarsia.value import Change, Window
@@ -91,14 +92,29 @@ def _gather_file(folder: Folder, file: str, fills: Sequence[Fill]) -> int:
         else:
             read += _read_runs(folder, file, fill, run)
     read += sum(_read_together(folder, file, group) for group in _overlapping(apart))
-    for i, group in shared.items():
-        start, length = int(lo[i]), int(hi[i] - lo[i])
-        scratch = _scratch_of(length)
-        folder.read_into(file, start, scratch.data)
-        read += length
-        for fill in group:
-            scatter(fill, scratch, _start(fill) - start)
+    stretches = ((int(lo[i]), int(hi[i]), group) for i, group in sorted(shared.items()))
+    for some in in_steps(stretches, KEPT_BYTES, lambda each: each[1] - each[0]):
+        read += _read_stretches(folder, file, some)
     return read
+
+
+def _read_stretches(
+    folder: Folder, file: str, stretches: Sequence[tuple[int, int, Sequence[Fill]]]
+) -> int:
+    """Read stretches of a file together, and move from each the copies that lie in it."""
+    ends = list(accumulate(stop - start for start, stop, _ in stretches))
+    scratch = _scratch_of(ends[-1])
+    views = [
+        scratch[end - (stop - start) : end]
+        for end, (start, stop, _) in zip(ends, stretches, strict=True)
+    ]
+    folder.read_each(
+        file, [(start, x.data) for (start, _, _), x in zip(stretches, views, strict=True)]
+    )
+    for (start, _, group), view in zip(stretches, views, strict=True):
+        for fill in group:
+            scatter(fill, view, _start(fill) - start)
+    return ends[-1]
 
 
 def _straight(fills: Sequence[Fill]) -> list[Range] | None:

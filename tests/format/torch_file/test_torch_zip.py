@@ -369,3 +369,11 @@ def torch_reads(blob: bytes) -> bool:
         return torch.equal(torch.load(io.BytesIO(blob)), torch.arange(6.0))
     except Exception:
         return False
+
+
+def test_a_blob_whose_front_is_another_one_is_read_anew() -> None:
+    blobs = [saved(torch.arange(6).reshape(shape)) for shape in ((2, 3), (3, 2), (2, 3))]
+    assert len(set(map(len, blobs))) == 1
+    assert [payload_of(blob).shape for blob in blobs] == [(2, 3), (3, 2), (2, 3)]
+    with pytest.raises(FormatError):
+        payload_of(blobs[0].replace(b"LongStorage", b"LungStorage"))

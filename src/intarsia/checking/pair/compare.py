@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from math import isfinite, isnan
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,12 @@ from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
 from intarsia.checking.fault import Fault
 from intarsia.checking.pair.change import Number, distances
 from intarsia.checking.pair.non_tensors import NonTensor, compare_non_tensors
-from intarsia.checking.pair.pairs import Pair, match, read, windows_of
+from intarsia.checking.pair.pairs import Pair, match, widest, windows_of
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import unravel
 from intarsia.mesh import Box
 from intarsia.opened.padding import not_compared, trained_padding
+from intarsia.planning.manifest import Logical
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
 from intarsia.run.room import Bytes, Room
@@ -198,8 +200,7 @@ class _Comparing:
             return sum(box.size * pairs[number].a.dtype.itemsize for number, box in step)
 
         def held_bytes(window: tuple[int, Box]) -> int:
-            pair = pairs[window[0]]
-            return window[1].size * max(pair.a.dtype.itemsize, pair.b.dtype.itemsize)
+            return window[1].size * widest(pairs[window[0]])
 
         windows = (
             (k, box)
@@ -209,7 +210,7 @@ class _Comparing:
         )
         steps = [
             *([(k, Box.whole(pairs[k].a.shape))] for k in sorted(apart)),
-            *in_steps(windows, self.budget.window_bytes // 2, held_bytes),
+            *in_steps(windows, self.budget.side_bytes, held_bytes),
         ]
         found: dict[int, _Found | Unequal | None] = {}
         for part in share_out(steps, self.budget.workers, work, progress=progress, nbytes=nbytes):
@@ -229,12 +230,15 @@ class _Comparing:
         return differ_from_main(self.a, self.b, pair, self.budget)
 
     def _windows(self, pairs: Sequence[Pair], step: Step) -> dict[int, _Found]:
-        found: dict[int, _Found] = {}
-        for number, box in step:
-            pair = pairs[number]
-            tally = found.setdefault(number, _Found())
-            left = read(self.a, pair.a, box, self.rooms[0])
-            right = read(self.b, pair.b, box, self.rooms[1])
+        found = {number: _Found() for number, _ in step}
+        wanted = [(pairs[number], box) for number, box in step]
+        lefts = _read(self.a, [(pair.a, box) for pair, box in wanted], self.rooms[0])
+        rights = _read(self.b, [(pair.b, box) for pair, box in wanted], self.rooms[1])
+        all_alike = all(pair.a.dtype == pair.b.dtype for pair, _ in wanted)
+        if all_alike and _are_same(lefts.memory, rights.memory):
+            return found
+        for (number, box), left, right in zip(step, lefts.each, rights.each, strict=True):
+            pair, tally = pairs[number], found[number]
             alike = pair.a.dtype == pair.b.dtype
             if alike and _are_same(left, right):
                 continue
@@ -244,6 +248,24 @@ class _Comparing:
                 unequal = ~same(x, y, pair.a.dtype, pair.b.dtype)
                 tally.beyond.add(unequal, x, y, box, pair)
         return found
+
+
+class _Side(NamedTuple):
+    """What one side holds of the windows of a step: all of it, and each window's part."""
+
+    memory: Bytes
+    each: list[Bytes]
+
+
+def _read(x: Checkpoint, wanted: Sequence[tuple[Logical, Box]], room: Room) -> _Side:
+    """Windows of logical tensors, one after another in a room, read together."""
+    lengths = [box.size * tensor.dtype.itemsize for tensor, box in wanted]
+    ends = list(accumulate(lengths))
+    memory = room.take(ends[-1])
+    each = [memory[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    proofs = (x.prover.tensor(tensor.name) for tensor, _ in wanted)
+    x.read_boxes(zip(proofs, (box for _, box in wanted), each, strict=True))
+    return _Side(memory, each)
 
 
 def _are_same(left: Bytes, right: Bytes) -> bool:

@@ -125,5 +125,9 @@ def read_windows(
 
 def windows_of(pair: Pair, budget: Budget) -> Iterator[Box]:
     """A pair cut into windows, of which both sides are held at once."""
-    widest = max(pair.a.dtype.itemsize, pair.b.dtype.itemsize)
-    return windows(pair.a.shape, widest, budget.window_bytes // 2)
+    return windows(pair.a.shape, widest(pair), budget.side_bytes)
+
+
+def widest(pair: Pair) -> int:
+    """The bytes of an element of the side that takes more."""
+    return max(pair.a.dtype.itemsize, pair.b.dtype.itemsize)

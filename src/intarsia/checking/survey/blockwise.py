@@ -42,7 +42,7 @@ def survey(
 
         share_out(
             steps,
-            budget.workers,
+            budget.workers_for(len(steps), sum(map(nbytes, steps))),
             lambda step: step[0].look(step[1]),
             progress=progress,
             nbytes=nbytes,
