@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from intarsia.collector import paused
 from intarsia.conversion.arranged import check_arrangement
@@ -33,6 +33,9 @@ from intarsia.store.once import reading_once
 from intarsia.store.replaced import Stamps
 from intarsia.store.stamp import Stamp
 
+if TYPE_CHECKING:
+    from intarsia.conversion.made_parts import Choose, MadeParts
+
 
 @frozen_open
 class Job:
@@ -47,6 +50,7 @@ class Job:
     stamps: Stamps
     config: Mapping[str, Any] | None = None
     digests: bool = True
+    made: MadeParts | None = None
 
     def arrange(self) -> Arrangement:
         """Every byte's place in the destination."""
@@ -77,8 +81,12 @@ def prepare(
     max_shard_bytes: int = 5_000_000_000,
     config: str | PurePath | Mapping[str, Any] | None = None,
     section: str | Sequence[str] | None = None,
+    store_as: Choose | None = None,
 ) -> Job:
-    """Read the headers of the source, choose the targets, and prove the plan."""
+    """Read the headers of the source, choose the targets, and prove the plan.
+
+    `store_as` gives targets values whose parts are made first, from the numbers of the source.
+    """
     writer = format_named(request.to)
     manifest = src if isinstance(src, Manifest) else read_manifest(src, config, section=section)
     known = table_for(manifest.config) is not None or manifest.quantised
@@ -90,7 +98,12 @@ def prepare(
     format_named(manifest.format).refuse_part(manifest)
     check_feasible(manifest, request)
     with paused():
-        wanted = targets_for(manifest, request)
+        wanted, made = targets_for(manifest, request), None
+        if store_as is not None:
+            from intarsia.conversion.made_parts import make_parts  # few conversions need it
+
+            manifest, wanted, made = make_parts(manifest, wanted, store_as, budget)
+            budget = budget.less(made.nbytes)
         manifest, told = settle_files(manifest, request, wanted)
         stamps = stamps_of(manifest)
         budget = budget.for_work(sum(t.nbytes for t in wanted.targets), crew_size())
@@ -106,7 +119,7 @@ def prepare(
         )
     # A configuration that leaves arguments out is good for reading, and is not written.
     written = None if manifest.config_doubts else manifest.config
-    return Job(manifest, request, wanted, plan, budget, max_shard_bytes, stamps, written)
+    return Job(manifest, request, wanted, plan, budget, max_shard_bytes, stamps, written, made=made)
 
 
 def stamps_of(src: Manifest) -> Stamps:

@@ -18,6 +18,7 @@ from typing import Any
 from intarsia.errors import CoverageError
 from intarsia.format.base import Arrangement, Slot
 from intarsia.mesh import Box
+from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Target
 from intarsia.planning.proof import Proven
 from intarsia.planning.together import Group, partners, windows_together
@@ -35,6 +36,8 @@ from intarsia.run.sums.hashing import Sum, add_to, merged
 from intarsia.run.sums.neighbours import Neighbours
 from intarsia.run.sums.tally import Sums, Tallied, Tally
 from intarsia.store.staging import Staging
+from intarsia.value import Window
+from intarsia.value.bits import bits_dtype
 
 Progress = Callable[[int], None]
 
@@ -169,7 +172,10 @@ class Execution:
         room, filled = self._boxes.take(_nbytes(step)), list[Filled]()
         for (proven, window), run, whole in zip(step, runs, wholes, strict=True):
             slots = self._slots[proven.target.name].in_window(window)
-            filled.append(cut_boxes(proven.target, window, whole, run, slots, room[: len(whole)]))
+            cut = cut_boxes(proven.target, window, whole, run, slots, room[: len(whole)])
+            if proven.target.value.parts:
+                cut = replace(cut, parts=_parts(source, proven.target, window))
+            filled.append(cut)
             room = room[len(whole) :]
         return filled, self.tally.of_each(filled, together, memory[: together.nbytes])
 
@@ -213,6 +219,12 @@ class Execution:
             slot.file, slot.start_bytes - slot.wrapping.start_bytes, [slot.wrapping.head(crc)]
         )
         self.staging.write(slot.file, slot.start_bytes + length_bytes, [slot.wrapping.tail(crc)])
+
+
+def _parts(source: Source, target: Target, window: Box) -> dict[str, Window]:
+    """What the parts of a target's value hold for the elements of a window, row by row."""
+    found = source.parts_for(target.value.parts, layout_of_box(target.layout, window))
+    return {name: Window(held.view(bits_dtype(t)), t) for name, (held, t) in found.items()}
 
 
 def _joined(parts: Sequence[Part], whole_bytes: int, name: str) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from intarsia.format.base import Slot
@@ -12,6 +12,7 @@ from intarsia.planning.manifest import Target
 from intarsia.planning.window import flat_start, is_stretch
 from intarsia.run.room import Bytes
 from intarsia.run.sums.neighbours import Run
+from intarsia.value import Window
 from intarsia.value.bits import bits_dtype
 
 
@@ -51,7 +52,8 @@ class Filled:
     """A window of a target in memory, row-major, and the boxes of slots that lie in it.
 
     `in_order` says whether the boxes follow each other in the window's own memory; where they do not,
-    those that are no stretch of it lie in memory of their own.  `run` is what it is summed as, with others.
+    those that are no stretch of it lie in memory of their own.  `run` is what it is summed as, with others;
+    `parts` are what those of the target's value hold for each of its elements.
     """
 
     target: Target
@@ -60,6 +62,7 @@ class Filled:
     held: tuple[Held, ...]
     in_order: bool
     run: Run | None
+    parts: Mapping[str, Window] = field(default_factory=dict)
 
 
 def cut_boxes(

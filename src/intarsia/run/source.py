@@ -24,6 +24,9 @@ from intarsia.run.room import Bytes
 from intarsia.store.folder import Folder
 from intarsia.value import Change
 
+MADE = "(made)"
+"""The file in memory that holds what was made from the numbers of a source, which no format has written."""
+
 
 @dataclass
 class Source:
@@ -83,7 +86,8 @@ class Source:
             of_one = list(group)
             stored = of_one[0].stored
             change = Change(stored.dtype, target.dtype, stored.value, target.value)
-            parts = self._parts(stored, within()) if stored.value.parts else {}
+            names = {*stored.value.parts, *target.value.parts}
+            parts = self.parts_for(names, within()) if names else {}
             for file, start_bytes, piece in self._in_files(of_one):
                 yield Fill(file, start_bytes, piece, change, buffer, watch, parts)
 
@@ -95,10 +99,10 @@ class Source:
             for piece in pieces:
                 yield copy.chunk.file, found.start_bytes, piece
 
-    def _parts(self, stored: Stored, layout: Layout) -> dict[str, Part]:
-        """What the parts of a stored tensor's value hold for each place of a buffer with `layout`."""
+    def parts_for(self, names: Iterable[str], layout: Layout) -> dict[str, Part]:
+        """What the parts of values hold for each place of a buffer with `layout`."""
         found = dict[str, Part]()
-        for name in stored.value.parts:
+        for name in names:
             part = self.manifest.parts[name]
             same = Change(part.dtype, part.dtype)
             buffer = np.zeros(layout.size * part.dtype.itemsize, np.uint8)
@@ -109,6 +113,8 @@ class Source:
 
     def locate(self, stored: Stored, chunk: Chunk) -> Located:
         """Where a chunk's elements are in its file, in whatever order."""
+        if chunk.file == MADE:
+            return Located(chunk.start_bytes)
         key = (chunk.file, chunk.start_bytes)
         found = self._located.get(key)
         if found is None:

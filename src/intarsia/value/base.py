@@ -77,7 +77,7 @@ class Value(ABC):
 
     def recast(self, stored: Window, into: DType) -> Bits:
         """Stored elements as this value stores their numbers in another element type."""
-        numbers = Window(self.decode(stored, F64), F64)
+        numbers = Window(self.decode(stored, F64), F64, stored.parts)
         return self.encode(numbers, into)
 
     def numbers(self, stored: Window) -> Numbers:

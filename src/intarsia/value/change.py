@@ -55,11 +55,19 @@ class Change:
             return src.decode(window, self.dst)
         if not src.is_plain:
             wide = _F64 if self.src == _F64 else _F32
-            window = Window(src.decode(window, wide), wide)
+            window = Window(src.decode(window, wide), wide, window.parts)
         return dst.encode(window, self.dst)
 
     def compared(self, before: Window, after: Bits) -> tuple[Numbers, Numbers]:
-        """What the destination would hold if no number had to be rounded, and what it holds."""
+        """What the destination would hold if no number had to be rounded, and what it holds.
+
+        Where it needs parts these are the numbers themselves, before and as a reader finds them.
+        """
+        if self.dst_value.parts and not self.keeps_value:
+            read = self.dst_value.number_type(self.dst)
+            window = Window(after, self.dst, before.parts)
+            numbers = as_float64(self.dst_value.decode(window, read), read)
+            return self.src_value.numbers(before), numbers
         found = as_float64(after, self.dst)
         if self.keeps_value:
             return as_float64(before.bits, self.src), found

@@ -20,6 +20,7 @@ from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.planning.proof.template import Templates
 from intarsia.planning.proof.tiling import TilingFault, tiling_fault
+from intarsia.value import Value
 
 
 @frozen
@@ -76,21 +77,20 @@ class Links:
                     f" {chunk.length_bytes:,} are stored at byte {chunk.start_bytes:,} of {chunk.file}"
                 )
                 return Gap(tensor, chunk.box.size, text, "chunk-mismatch")
-        return next(self._part_faults(stored), None)
+        return next(self.part_faults(name, stored.value, stored.layout), None)
 
-    def _part_faults(self, stored: Stored) -> Iterator[Gap]:
+    def part_faults(self, name: str, value: Value, layout: Layout) -> Iterator[Gap]:
         """What is wrong with the parts that a value needs: one that is not there, or not for each element."""
-        name = stored.key or stored.name
-        tensor = next(iter(stored.layout.tensors), stored.name)
-        for each in stored.value.parts:
+        for each in value.parts:
+            tensor = next(iter(layout.tensors), name)
             part = self.src.parts.get(each)
             if part is None:
-                text = f"`{name}` is {stored.value}, and its part `{each}` is not there"
-                yield Gap(tensor, stored.layout.mapped, text)
+                text = f"`{name}` is {value}, and its part `{each}` is not there"
+                yield Gap(tensor, layout.mapped, text)
                 continue
             if (fault := self.stored_fault(part)) is not None:
                 yield replace(fault, tensor=tensor)
-            found = cover(stored.layout, [part.layout])
+            found = cover(layout, [part.layout])
             if lost := found.wanted - found.covered:
                 text = f"`{each}` has nothing for {lost:,} of {found.wanted:,} elements of `{name}`"
                 yield Gap(tensor, lost, text)

@@ -17,6 +17,7 @@ from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.planning.proof.links import Gap, Links
 from intarsia.planning.proof.template import Template, Templates
 from intarsia.planning.proof.tiling import tiling_fault
+from intarsia.value.measured import Measured
 
 _SHOWN = 8
 _NEXT = {
@@ -131,14 +132,15 @@ class Prover:
     def attempt(self, target: Target) -> Proven | list[Gap]:
         """The proof of a target, or the faults that forbid it."""
         sources = sources_of(target.layout, self.src)
-        if target.value.parts:
+        if target.value.parts and not isinstance(target.value, Measured):
             raise UnsupportedError(
                 f"`{target.name}` would be {target.value}, which can be read but not yet written",
                 hint="write plain numbers: give an element type with --dtype",
             )
-        if self._is_plain(target, sources):
+        faults = list(self.links.part_faults(target.name, target.value, target.layout))
+        if not faults and self._is_plain(target, sources):
             return Proven(self.src, target, sources, _KEY)
-        faults = list(self.links.target_faults(target, sources))
+        faults += self.links.target_faults(target, sources)
         return faults or Proven(self.src, target, sources, _KEY)
 
     def _is_plain(self, target: Target, sources: tuple[Stored, ...]) -> bool:

@@ -76,7 +76,7 @@ class Tally:
         if not filled.window.size or not self.sizes.keys() >= set(target.layout.tensors):
             return Tallied({}, [crc32(held.buffer) for held in filled.held])
         if not target.value.is_plain or not filled.in_order:
-            whole, dtype = _numbers(target, filled.whole)
+            whole, dtype = _numbers(target, filled.whole, filled.parts)
             part = layout_of_box(target.layout, filled.window)
             found = sum_layout(part, whole, dtype.itemsize, self.sizes, self.stretch_bytes)
             return Tallied(_of(target, found), [crc32(held.buffer) for held in filled.held])
@@ -112,10 +112,10 @@ def _of(target: Target, sums: Mapping[str, Sum]) -> Sums:
     return {(target.name, name): found for name, found in sums.items()}
 
 
-def _numbers(target: Target, buffer: Bytes) -> tuple[Bytes, DType]:
+def _numbers(target: Target, buffer: Bytes, parts: Mapping[str, Window]) -> tuple[Bytes, DType]:
     """The logical elements that a reader finds in a buffer of a target, and their type."""
     if target.value.is_plain:
         return buffer, target.dtype
-    stored = Window(np.frombuffer(buffer, bits_dtype(target.dtype)), target.dtype)
+    stored = Window(np.frombuffer(buffer, bits_dtype(target.dtype)), target.dtype, parts)
     dtype = target.value.number_type(target.dtype)
     return target.value.decode(stored, dtype).view(np.uint8), dtype
