@@ -257,9 +257,11 @@ def test_one_that_begins_anew_does_not_resume(place: Place) -> None:
     first = begun(place.root / "out")
     first.create("b", 0)
     first.write_small("a", b"123")
+    place.store.put(first.journal / "job", b"of the first")
     first.abandon(keep=True)
     second = begun(place.root / "out")
     assert files_below(second.folder) == {}
+    assert not exists(second.journal)
     second.abandon()
     assert listed(place.root) == []
 

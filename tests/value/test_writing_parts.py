@@ -133,7 +133,10 @@ def read_again(out: Path, job: Job) -> Manifest:
 
 @pytest.mark.parametrize("to", ["hf", "dcp"])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 0), (8, 6), (0, 0)])
-def test_numbers_that_it_can_hold_arrive_and_are_verified(to, rows, columns, tmp_path) -> None:
+def test_numbers_that_it_can_hold_arrive_and_are_verified(
+    to, rows, columns, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: 2048))
     tensors = exact_numbers(rows, columns)
     src = write_hf(tmp_path / "src", tensors)
     job = job_of(src, to, rows=rows, columns=columns)
