@@ -121,7 +121,7 @@ def test_a_run_killed_at_any_call_is_resumed(kind, chosen, overwrite, src, whole
     with dying(kind, 10**9) as calls:
         intarsia.convert(src, f"{kind}://count/out", **OPTIONS)
     store_of(out).remove(named(f"{kind}://count"))
-    assert len(calls) > 100
+    assert calls.count("write") > 40
     for at in chosen(len(calls)):
         options = OPTIONS | {"overwrite": overwrite}
         if overwrite:
@@ -134,7 +134,7 @@ def test_a_run_killed_at_any_call_is_resumed(kind, chosen, overwrite, src, whole
         assert below(out) == whole, at
         assert listed(out.parent) == [out], at
         before = calls[: at - 1]
-        if before.count("write") > 40 and "commit" not in before:
+        if before.count("write") > 20 and "commit" not in before:
             assert re.search(r"resumed: .* were there already", str(report)), at
         store_of(out).remove(out)
 
@@ -158,7 +158,7 @@ def test_what_was_written_is_read_back_before_it_is_believed(kind, src) -> None:
 
 def test_another_job_is_not_resumed_and_a_finished_one_is_not_begun_again(kind, src, whole) -> None:
     out = f"{kind}://runs/out"
-    with dying(kind, 80), pytest.raises(Death):
+    with dying(kind, 60), pytest.raises(Death):
         intarsia.convert(src, out, **OPTIONS)
     with pytest.raises(UsageError, match="was started by another job"):
         intarsia.convert(src, out, resume=True, to="hf")
@@ -172,7 +172,7 @@ def test_a_run_that_fails_keeps_what_it_wrote_and_says_so(kind, src, whole, monk
 
     def full(self: Any, *arguments: Any) -> None:
         count[0] += 1
-        if count[0] > 60:
+        if count[0] > 20:
             raise OSError(28, "No space left on device")
         honest(self, *arguments)
 
@@ -198,7 +198,7 @@ honest, count = BucketTransaction.write, [0]
 def write(self, *arguments):
     honest(self, *arguments)
     count[0] += 1
-    if count[0] == 70:
+    if count[0] == 20:
         os.kill(os.getpid(), signal.SIGKILL)
 
 BucketTransaction.write = write
