@@ -16,8 +16,8 @@ from intarsia.format.torch_file.torch_zip import (
     read_crc,
     read_payload,
 )
+from intarsia.format.torch_file.zip_directory import Read
 from intarsia.layout import Layout, Loop, Piece
-from intarsia.mesh import Shape
 from intarsia.planning.manifest import Chunk, Entry, Stored
 from intarsia.store.folder import Folder
 
@@ -51,11 +51,7 @@ def stored_of(record: TensorRecord) -> Stored:
 def locate(folder: Folder, stored: Stored, chunk: Chunk) -> Located:
     """Find a chunk's elements inside its archive, and check them against the metadata."""
     where = f"{folder.root}/{chunk.file} byte {chunk.start_bytes:,} (`{stored.key}` {chunk.box})"
-
-    def read(start_bytes: int, length_bytes: int) -> bytes:
-        return folder.read(chunk.file, chunk.start_bytes + start_bytes, length_bytes)
-
-    payload = read_payload(read, chunk.length_bytes, where)
+    payload = read_payload(_reads(folder, chunk), chunk.length_bytes, where)
     if payload.dtype != stored.dtype or payload.shape != chunk.box.shape:
         raise FormatError(
             f"the metadata says {stored.dtype} {list(chunk.box.shape)}, the archive holds"
@@ -64,13 +60,12 @@ def locate(folder: Folder, stored: Stored, chunk: Chunk) -> Located:
             kind="chunk-mismatch",
         )
     start = chunk.start_bytes + payload.start_bytes + payload.storage_offset * stored.dtype.itemsize
-    strides = row_major(payload.shape)
+    shape = payload.shape
+    strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]  # of a contiguous tensor
     loops = [
-        Loop(n, at, to)
-        for n, at, to in zip(payload.shape, payload.stride, strides, strict=True)
-        if n > 1
+        Loop(n, at, to) for n, at, to in zip(shape, payload.stride, strides, strict=True) if n > 1
     ]
-    if all(loop.at == loop.to for loop in loops) or not prod(payload.shape):
+    if all(loop.at == loop.to for loop in loops) or not prod(shape):
         return Located(start)
     return Located(start, Piece("", 0, 0, tuple(loops)).canonical())
 
@@ -81,17 +76,13 @@ def recorded_checksum(folder: Folder, chunk: Chunk) -> Summed:
     Torch never looks at the sum again; it is None where torch was set not to compute it.
     """
     where = f"{folder.root / chunk.file} byte {chunk.start_bytes:,}"
-
-    def read_there(start_bytes: int, length_bytes: int) -> bytes:
-        return folder.read(chunk.file, chunk.start_bytes + start_bytes, length_bytes)
-
-    read = keeping_ends(read_there, chunk.length_bytes)
+    read = keeping_ends(_reads(folder, chunk), chunk.length_bytes)
     payload = read_payload(read, chunk.length_bytes, where)
     crc = read_crc(read, chunk.length_bytes, payload, where)
     check_directory(read, chunk.length_bytes, payload, crc, where)
     return Summed(chunk.start_bytes + payload.start_bytes, payload.length_bytes, crc)
 
 
-def row_major(shape: Shape) -> Shape:
-    """The strides of a contiguous tensor."""
-    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+def _reads(folder: Folder, chunk: Chunk) -> Read:
+    """Reads of the bytes of a chunk, counted from its first."""
+    return lambda at, size: folder.read(chunk.file, chunk.start_bytes + at, size)
