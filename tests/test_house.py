@@ -17,7 +17,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "intarsia"
 
 ARROWS = {
     "errors": set(),
-    "dtypes": {"errors"},
+    "dtypes": {"errors", "frozen"},
     "quantity": {"errors"},
     "collector": set(),
     "frozen": set(),

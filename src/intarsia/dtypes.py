@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from intarsia.errors import FormatError, UnsupportedError, UsageError
+from intarsia.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DType:
     """An element type: its safetensors name, its torch name, and the bytes of one element.
 

@@ -15,12 +15,12 @@ otherwise hold copies.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property, lru_cache
 from math import gcd, lcm, prod
 
 from intarsia.errors import UsageError
-from intarsia.frozen import frozen
+from intarsia.frozen import frozen, frozen_open
 
 Shape = tuple[int, ...]
 
@@ -141,7 +141,7 @@ def share(n: int, parts: int, index: int) -> tuple[int, int]:
     return lo, min(lo + step, n) - lo
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Mesh:
     """How many ranks each kind of parallelism has."""
 
@@ -290,7 +290,7 @@ class Mesh:
         return ",".join(parts) or "1 rank"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Place:
     """One rank's index on every axis."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
 from intarsia.errors import few
+from intarsia.frozen import frozen
 from intarsia.layout import clip
 from intarsia.planning.manifest import Stored
 from intarsia.state.names import MASTER, kind_of, parameter_of
@@ -25,7 +25,7 @@ _VOCABULARY = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelPlace:
     """Where a name stands in a model; names that differ in nothing but their place have one template."""
 
@@ -83,7 +83,7 @@ def expert_in(name: str) -> re.Match[str] | None:
     return _EXPERT.search(name)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Unit:
     """One matrix of a stored tensor, which may stack those of layers and experts."""
 

@@ -9,12 +9,12 @@ interleaved columns cost one sweep.  Where a count comes out short, bisection na
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise
 from math import inf, prod
 
 from intarsia.errors import LayoutError
+from intarsia.frozen import frozen
 from intarsia.layout.layout import Layout, copies
 from intarsia.layout.piece import Loop, Piece, align, clip, meet, rows
 
@@ -22,7 +22,7 @@ SHOWN = 8
 """How many ranges a report of missing elements names."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cover:
     """What a set of sources does to one destination."""
 

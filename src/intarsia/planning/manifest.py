@@ -8,14 +8,14 @@ or permutes.  A manifest is read from headers alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from math import prod
 from typing import Any
 
 from intarsia.dtypes import DType
 from intarsia.errors import IntarsiaError
-from intarsia.frozen import frozen
+from intarsia.frozen import frozen, frozen_open
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Rule, Shape
 from intarsia.planning.inventory import Item
@@ -81,7 +81,7 @@ class Logical:
         return self.size * self.dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Entry:
     """A small opaque object that a checkpoint carries beside its tensors, as bytes never executed."""
 
@@ -91,7 +91,7 @@ class Entry:
     length_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Side:
     """A small file that travels with the checkpoint unchanged (configuration, tokenizer)."""
 
@@ -99,7 +99,7 @@ class Side:
     path: str
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Manifest:
     """Everything that is known of a checkpoint from its headers.
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from intarsia.errors import StoreError
 from intarsia.format.base import Arrangement
+from intarsia.frozen import frozen_open
 from intarsia.planning.manifest import Target
 from intarsia.run.done import NOTHING, Done, is_whole
 from intarsia.run.execute import Written
@@ -44,7 +45,7 @@ LEAST_SECONDS, REST = 0.25, 10
 Facts = Mapping[str, str]
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Found:
     """A journal that an earlier run left: whose it is, and the number of the folder that it names."""
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import PurePath
 
 from intarsia.errors import UsageError, few
+from intarsia.frozen import frozen_open
 from intarsia.store.lookup import everything_in, exists, is_folder, is_link, itself, listed
 from intarsia.store.naming import absent
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Contents:
     """What lies at a path: for each file below it, or for itself, its length, time and number."""
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from intarsia.checking.naming import Unit, units_of
 from intarsia.errors import few
+from intarsia.frozen import frozen_open
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Manifest, Stored
 from intarsia.state.names import kind_of
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Item:
     """A stored tensor, or one matrix of it, with the chunks that hold it.
 

@@ -7,7 +7,7 @@ and nothing runs; `metadata_write` writes one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Self
 
 from intarsia.collector import paused
@@ -17,6 +17,7 @@ from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.torch_file.inert import Inert, brief
 from intarsia.format.torch_file.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
 from intarsia.format.torch_file.unpickle import load_inert
+from intarsia.frozen import frozen
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Entry
 from intarsia.store.names import check_name
@@ -28,7 +29,7 @@ METADATA = ".metadata"
 MAX_METADATA_BYTES = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorRecord:
     """A tensor and the chunks it is stored in."""
 
@@ -43,7 +44,7 @@ class TensorRecord:
         return tuple(dict.fromkeys(chunk.file for chunk in self.chunks))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Metadata:
     """A checkpoint's tensors and objects by name, and the path of each in the state dict."""
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from intarsia.errors import FamilyError
 from intarsia.family import Known, Param, Table
+from intarsia.frozen import frozen
 from intarsia.layout import Layout, Piece, concat, padding, stack
 from intarsia.mesh import Rule, Shape
 
@@ -35,7 +36,7 @@ _WRAPPERS = ("module.", "model.")
 _LANGUAGE_MODEL = re.compile(r"(^|\.)(decoder|embedding|output_layer|mtp|optimizer)\.")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Key:
     """A name taken apart; `head` is set where it belongs to a layer, or to all of them."""
 

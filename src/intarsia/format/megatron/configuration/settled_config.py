@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -14,9 +13,10 @@ from intarsia.format.folder.stored_config import choose_config
 from intarsia.format.megatron.configuration.arguments_to_config import config_from_arguments
 from intarsia.format.megatron.configuration.contradictions import check_arguments
 from intarsia.format.megatron.frame import home_of
+from intarsia.frozen import frozen_open
 
 
-@dataclass(frozen=True)
+@frozen_open
 class SettledConfig:
     """A configuration, whether it was made of arguments, and the arguments that it then cannot say."""
 
