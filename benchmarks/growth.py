@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,9 @@ SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
 """Of the size that is asked for: the points of the curve over bytes."""
 TENSORS = (30, 300, 3000)
 TENSOR_BYTES = 200 * 10**6
+PEER_BOXES = 160_000
+"""Torch's planner takes a tenth of a millisecond for a box."""
+
 MESHES = ("fsdp=8", "fsdp=128", "fsdp=1024", "fsdp=4096")
 RANKS = (2, 8, 32)
 
@@ -111,33 +115,53 @@ def _by_safetensors(files: list[Path]) -> None:
 
 
 def of_ranks(at: Setting) -> Iterator[Row]:
-    """One plan on more and more ranks."""
+    """Plans of more and more tensors on more and more ranks, beside torch's planner.
+
+    Each plan is of a manifest of its own, of which nothing is proven yet.
+    """
     from benchmarks import plan_scale
     from intarsia.format.registry import read_manifest
     from intarsia.mesh import Mesh
 
     folder = at.root / "sparse"
-    folder.mkdir()
-    plan_scale.write_sparse(folder)
-    manifest = read_manifest(folder)
-    opening = take_turns(
-        {"open": here(lambda: read_manifest(folder))},
-        {"ranks": 1, "tensors": len(manifest.stored)}, 0, rounds=at.rounds, seconds=6,
-    )  # fmt: skip
-    yield from opening
-    for text in MESHES:
-        mesh = Mesh.parse(text)
-        targets = plan_scale.targets_on(manifest, mesh)
-        jobs = {
-            "one rank": here(
-                lambda m=mesh, t=targets: plan_scale.plan_rank(manifest, t, m, m.size // 3)
-            ),
-            "all ranks": here(lambda m=mesh, t=targets: plan_scale.plan_all(manifest, t, m)),
-        }
+    for layers in plan_scale.LAYERS.values():
+        folder.mkdir()
+        plan_scale.write_sparse(folder, layers)
+        manifest = read_manifest(folder)
+        count = len(manifest.stored)
         yield from take_turns(
-            jobs, {"ranks": mesh.size, "tensors": len(manifest.stored)}, 0, rounds=at.rounds, seconds=6
+            {"open": here(lambda: read_manifest(folder))},
+            {"ranks": 1, "tensors": count}, 0, rounds=at.rounds, seconds=1,
         )  # fmt: skip
-    remove(folder)
+        for text in MESHES:
+            mesh = Mesh.parse(text)
+            targets = plan_scale.targets_on(manifest, mesh)
+            jobs: dict[str, Callable[[], Cost]] = {
+                "one rank": here(
+                    lambda m=mesh, t=targets, src=manifest: plan_scale.plan_rank(
+                        replace(src), t, m, m.size // 3
+                    )
+                ),
+                "all ranks": here(
+                    lambda m=mesh, t=targets, src=manifest: plan_scale.plan_all(replace(src), t, m)
+                ),
+            }
+            boxes = sum(len(target.boxes) for target in targets)
+            if boxes <= PEER_BOXES:
+                jobs["DCP's planner"] = lambda m=mesh, t=targets: _peer(t, m)
+            where = {"ranks": mesh.size, "tensors": count}
+            yield from take_turns(jobs, where, 0, rounds=at.rounds, seconds=1)
+            if boxes > PEER_BOXES:
+                yield Row("DCP's planner", where, [], failed=f"not run ({boxes:,} boxes)")
+        remove(folder)
+
+
+def _peer(targets: Sequence[Any], mesh: Any) -> Cost:
+    """What torch's planner takes for its plan of the same boxes, which are given to it."""
+    from benchmarks import plan_scale
+
+    seconds = plan_scale.peer_seconds(targets, mesh)
+    return Cost(seconds, seconds)
 
 
 SHAPES = {
@@ -232,7 +256,7 @@ def _ask_intarsia(folder: str, state: dict[str, Any]) -> None:
 PARTS = {
     "bytes": (of_bytes, "digests, checks and conversions in memory against the bytes of the model"),
     "tensors": (of_tensors, "200 MB in memory against the number of tensors that they are cut into"),
-    "plan": (of_ranks, "planning a trillion parameters, from headers alone, against the number of ranks"),
+    "plan": (of_ranks, "planning up to a trillion parameters, from headers alone, against tensors and ranks, beside torch's planner"),
     "reads": (reads, "bytes that one rank reads of a checkpoint of one process, against the number of ranks"),
 }  # fmt: skip
 

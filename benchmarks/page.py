@@ -92,7 +92,7 @@ VIEWS: dict[str, View] = {
     "formats-digests": View("Digests beside reading", ("format",), "job", rate, _RATE + "reading each tensor"),
     "growth-bytes": View("Cost against bytes", ("job",), "gigabytes", seconds, "seconds", "GB of weights", "seconds", lambda row: row["median_s"]),
     "growth-tensors": View("Cost against tensors", ("job",), "tensors", per_tensor, "µs of one core for each tensor, its bytes included", "tensors that hold 200 MB", "seconds of CPU", lambda row: row["cpu_s"]),
-    "growth-plan": View("Cost against ranks: planning", ("job",), "ranks", lambda row: f"{row['cpu_s']:.2g} s", "seconds of one core", "ranks", "seconds of CPU", lambda row: row["cpu_s"]),
+    "growth-plan": View("Cost against tensors and ranks: planning", ("tensors", "job"), "ranks", lambda row: f"{row['cpu_s']:.2g} s", "seconds of one core", "ranks", "seconds of CPU", lambda row: row["cpu_s"]),
     "growth-reads": View("Cost against ranks: bytes that one rank reads", ("cut", "job"), "ranks", reads, "bytes read as a ratio to those that the rank needs", "ranks", "x the bytes needed", lambda row: row["read_ratio"]),
     "peers-load": View("Loading safetensors in one process", ("job",), "model", rate, _RATE + "`cat`"),
     "peers-dcp": View("Loading a checkpoint of torch in one process", ("job",), "model", rate, _RATE + "`cat`"),
