@@ -7,7 +7,9 @@ so they come out alike however a matrix was cut into chunks and blocks, and one 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -143,15 +145,23 @@ def repeat_in(sums: Sums) -> Repeat | None:
     A part says something where most of its sums differ from each other: rows that are alike
     (of tokens never trained) make equal blocks in a sound checkpoint.
     """
-    for n in CUTS:
-        if len(sums) % n or len(sums) // n < _FEWEST_ROWS:
-            continue
-        parts = sums.reshape(n, -1)
-        if len(np.unique(parts[:, 0])) == n:
+    starts, cuts = _parts_of(len(sums))
+    firsts = iter(sums[starts].tolist())
+    for n in cuts:
+        if len({*islice(firsts, n)}) == n:
             continue  # equal parts begin alike
+        parts = sums.reshape(n, -1)
         seen: dict[bytes, int] = {}
         for k, part in enumerate(parts):
             first = seen.setdefault(blake2b(part.data, digest_size=16).digest(), k)
             if first != k and 2 * len(np.unique(part)) > len(part):
                 return Repeat(n, first, k, every=bool((parts == parts[0]).all()))
     return None
+
+
+@lru_cache(maxsize=1024)
+def _parts_of(length: int) -> tuple[NDArray[np.int64], tuple[int, ...]]:
+    """The cuts that suit an axis of this length, and where their parts begin, one cut after another."""
+    cuts = tuple(n for n in CUTS if not length % n and length // n >= _FEWEST_ROWS)
+    starts = [part * (length // n) for n in cuts for part in range(n)]
+    return np.array(starts, np.int64), cuts
