@@ -130,9 +130,11 @@ class Checkpoint(Mapping[str, Tensor]):
         return lambda lo, hi: np.frombuffer(view(file, start_bytes + lo, hi - lo), np.uint8)
 
     def read_each(self, proofs: Sequence[Proven], file: str, ranges: Sequence[Range]) -> None:
-        """Fill buffers from a file, each with bytes that hold some of what is proven."""
+        """Fill buffers from a file, in order, each with bytes that hold some of what is proven."""
         for proven in proofs:
             _check_holds(file, proven)
+        start, last = ranges[0][0], ranges[-1]
+        self._folder.prefetch_bytes(file, start, last[0] + len(last[1]) - start)
         self._folder.read_each(file, ranges)
 
     def locate(self, stored: Stored, chunk: Chunk) -> Located:
