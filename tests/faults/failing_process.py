@@ -20,8 +20,8 @@ Command = Callable[[list[str]], object]
 
 def prepare(window_bytes: int, *, eager: bool) -> None:
     """Have a small job take many steps; an eager one syncs and writes back all the time."""
-    from intarsia.run import journal
     from intarsia.run.budget import Budget
+    from intarsia.run.journal import keeping as journal
     from intarsia.store.local import written_files
 
     Budget.window_bytes = property(lambda _: window_bytes)  # type: ignore[assignment,method-assign]

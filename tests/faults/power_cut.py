@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from intarsia.run.journal import JOB, read_lines, to_line
+from intarsia.run.journal.keeping import JOB, read_lines, to_line
 from intarsia.store.base import PARTIAL
 
 BLOCK = 512

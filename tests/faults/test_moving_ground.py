@@ -14,8 +14,8 @@ from intarsia.checking.fault import Fault
 from intarsia.errors import ChangedError, IntarsiaError
 from intarsia.format.folder import side_files
 from intarsia.format.hf import files as hf_files
-from intarsia.run import journal
 from intarsia.run.budget import Budget
+from intarsia.run.journal import keeping as journal
 from intarsia.store.staging import Staging
 from tests.checkpoints import leftovers, llama_config, model, python, write_hf
 

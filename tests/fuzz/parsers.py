@@ -37,7 +37,7 @@ from intarsia.mesh import Mesh, Rule
 from intarsia.planning.manifest import Entry
 from intarsia.quantity import bytes_in
 from intarsia.report.safe import html, script
-from intarsia.run.journal import Journal
+from intarsia.run.journal.keeping import Journal
 from intarsia.store.staging import Staging
 from tests.family.configs import CASES
 

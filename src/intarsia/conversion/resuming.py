@@ -6,7 +6,7 @@ from intarsia.conversion.job import Job
 from intarsia.errors import CoverageError, FormatError, IntarsiaError, PrecisionError, UsageError
 from intarsia.format.base import Arrangement
 from intarsia.quantity import human
-from intarsia.run.journal import Facts, Found, Journal
+from intarsia.run.journal.keeping import Facts, Found, Journal
 from intarsia.store.folder import Folder
 from intarsia.store.lookup import exists
 from intarsia.store.staging import Staging

@@ -27,7 +27,7 @@ from intarsia.opened.padding import TrainedPadding, not_carried, trained_padding
 from intarsia.planning.plan import Plan
 from intarsia.planning.proof import Proven
 from intarsia.run.execute import Execution, cut_steps
-from intarsia.run.journal import Journal
+from intarsia.run.journal.keeping import Journal
 from intarsia.run.losses import Changed, Losses, changed_tensors, summary
 from intarsia.run.progress import Progress, counting
 from intarsia.run.ranks.crew import Crew, agree

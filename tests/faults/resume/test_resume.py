@@ -143,8 +143,8 @@ def test_what_was_damaged_in_the_partial_folder_is_written_again(
 ) -> None:
     """In a file of nothing but elements, where only their checksum can tell."""
     if synced:
-        monkeypatch.setattr("intarsia.run.journal.LEAST_SECONDS", 0.0)
-        monkeypatch.setattr("intarsia.run.journal.REST", 0)
+        monkeypatch.setattr("intarsia.run.journal.keeping.LEAST_SECONDS", 0.0)
+        monkeypatch.setattr("intarsia.run.journal.keeping.REST", 0)
     out, options = tmp_path / "out", OPTIONS | {"to": "hf"}
     intarsia.convert(src, tmp_path / "whole", **options)
     die_half_way(src, out, at=8, to="hf")

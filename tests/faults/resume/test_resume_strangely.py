@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import intarsia
-from intarsia.run.journal import JOB, to_line
+from intarsia.run.journal.keeping import JOB, to_line
 from intarsia.store.staging import Staging
 from tests.checkpoints import (
     files_of,

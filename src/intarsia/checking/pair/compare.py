@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from math import isfinite, isnan
+from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from intarsia.checking.alone.unmapped import unmapped_faults
 from intarsia.checking.content.main_weights import differ_from_main
@@ -17,11 +16,11 @@ from intarsia.checking.diagnosis import Finding, Unequal, diagnose
 from intarsia.checking.diagnosis.hypothesis import same
 from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
 from intarsia.checking.fault import Fault
-from intarsia.checking.pair.change import Number, distances
+from intarsia.checking.pair.change import Number
+from intarsia.checking.pair.differing import Differing, unequal_at
 from intarsia.checking.pair.non_tensors import NonTensor, compare_non_tensors
 from intarsia.checking.pair.pairs import Pair, match, widest, windows_of
 from intarsia.checkpoint import Checkpoint
-from intarsia.layout import unravel
 from intarsia.mesh import Box
 from intarsia.opened.padding import not_compared, trained_padding
 from intarsia.planning.manifest import Logical
@@ -29,11 +28,7 @@ from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
 from intarsia.run.room import Bytes, Room
 from intarsia.run.sharing import in_steps, share_out
-from intarsia.value.bits import Bits, as_float64, bits_dtype
-from intarsia.value.codes import OF_FOUR_BITS
-
-AT_ONCE = 1 << 18
-"""Elements that are numbers of double precision at one time."""
+from intarsia.value.bits import bits_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +165,8 @@ def _told(x: Unequal, found: Finding) -> Difference:
 class _Found:
     """What differs of one pair: exactly, and beyond rounding where the element types are two."""
 
-    exact: _Tally = field(default_factory=lambda: _Tally())
-    beyond: _Tally = field(default_factory=lambda: _Tally())
+    exact: Differing = field(default_factory=Differing)
+    beyond: Differing = field(default_factory=Differing)
 
 
 Step = list[tuple[int, Box]]
@@ -243,7 +238,7 @@ class _Comparing:
             if alike and _are_same(left, right):
                 continue
             x, y = left.view(bits_dtype(pair.a.dtype)), right.view(bits_dtype(pair.b.dtype))
-            tally.exact.add(_unequal(x, y, pair), x, y, box, pair)
+            tally.exact.add(unequal_at(x, y, pair), x, y, box, pair)
             if not alike:
                 unequal = ~same(x, y, pair.a.dtype, pair.b.dtype)
                 tally.beyond.add(unequal, x, y, box, pair)
@@ -295,66 +290,3 @@ def _story(pair: Pair, exact: int, beyond: int) -> str:
     if pair.a.dtype.itemsize == pair.b.dtype.itemsize:
         return "the numbers are equal except for rounding"
     return "the narrower is the wider one rounded"
-
-
-@dataclass
-class _Tally:
-    """Elements that differ: how many, the first, and the largest distance between two."""
-
-    count: int = 0
-    first: tuple[int, ...] | None = None
-    most: Number = 0
-
-    def add(self, unequal: NDArray[np.bool_], x: Bits, y: Bits, box: Box, pair: Pair) -> None:
-        if not unequal.any():
-            return
-        self.count += int(unequal.sum())
-        if self.first is None:
-            inside = unravel(int(unequal.argmax()), box.shape)
-            self.first = tuple(o + i for o, i in zip(box.offsets, inside, strict=True))
-        self.most = max(self.most, _widest(x[unequal], y[unequal], pair), key=_nan_first)
-
-    def join(self, later: _Tally) -> None:
-        """Add what differs in windows that come after these."""
-        self.count += later.count
-        self.first = later.first if self.first is None else self.first
-        self.most = max(self.most, later.most, key=_nan_first)
-
-
-def _unequal(x: Bits, y: Bits, pair: Pair) -> NDArray[np.bool_]:
-    """Where elements are not the same bits or, of unlike types, not the same numbers."""
-    if pair.a.dtype == pair.b.dtype:
-        return np.asarray(x != y)
-    found = np.empty(len(x), np.bool_)
-    for lo, u, v in _as_numbers(x, y, pair):
-        found[lo : lo + len(u)] = ~((u == v) | (np.isnan(u) & np.isnan(v)))
-    return found
-
-
-def _widest(x: Bits, y: Bits, pair: Pair) -> Number:
-    """The largest distance between elements, exactly where they are integers; NaN where one is."""
-    a, b = pair.a.dtype, pair.b.dtype
-    if a == b and a.packs > 1:
-        return max(
-            float(np.abs(OF_FOUR_BITS[x >> s & 15] - OF_FOUR_BITS[y >> s & 15]).max())
-            for s in (0, 4)
-        )
-    if not (a.floating or b.floating) and "C64" not in (a.name, b.name):
-        parts = (slice(lo, lo + AT_ONCE) for lo in range(0, len(x), AT_ONCE))
-        return max(distances(x[part], y[part], a, b)[3] for part in parts)
-    most = 0.0
-    for _, u, v in _as_numbers(x, y, pair):
-        with np.errstate(invalid="ignore"):
-            most = max(most, float(np.abs(u - v).max()), key=_nan_first)
-    return most
-
-
-def _as_numbers(x: Bits, y: Bits, pair: Pair) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
-    """Elements as numbers, which are wider than they, some at a time."""
-    for lo in range(0, len(x), AT_ONCE):
-        part = slice(lo, lo + AT_ONCE)
-        yield lo, as_float64(x[part], pair.a.dtype), as_float64(y[part], pair.b.dtype)
-
-
-def _nan_first(value: Number) -> Number:
-    return float("inf") if isnan(value) else value

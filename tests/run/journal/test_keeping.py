@@ -18,12 +18,12 @@ from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored, Target
 from intarsia.planning.proof import prover_of
-from intarsia.run import journal as subject
 from intarsia.run.execute import Written, cut_steps
 from intarsia.run.filled import Part
-from intarsia.run.journal import Journal
+from intarsia.run.journal import keeping as subject
+from intarsia.run.journal.keeping import Journal
+from intarsia.run.journal.records import read_lines, to_line
 from intarsia.run.losses import Effect
-from intarsia.run.records import read_lines, to_line
 from intarsia.run.sums.checksum import crc32
 from intarsia.store.staging import Staging
 

@@ -26,10 +26,10 @@ from intarsia.errors import StoreError
 from intarsia.format.base import Arrangement
 from intarsia.frozen import frozen_open
 from intarsia.planning.manifest import Target
-from intarsia.run.done import NOTHING, Done, is_whole
 from intarsia.run.execute import Written
 from intarsia.run.filled import Part
-from intarsia.run.records import line_of, read_lines, to_line, written_in
+from intarsia.run.journal.done import NOTHING, Done, is_whole
+from intarsia.run.journal.records import line_of, read_lines, to_line, written_in
 from intarsia.run.sharing import share_out
 from intarsia.run.sums.checksum import crc32
 from intarsia.store.folder import Folder

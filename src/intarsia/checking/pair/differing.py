@@ -1,0 +1,84 @@
+"""Elements of two tensors that differ: which, how many, and how far apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isnan
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.checking.pair.change import Number, distances
+from intarsia.checking.pair.pairs import Pair
+from intarsia.layout import unravel
+from intarsia.mesh import Box
+from intarsia.value.bits import Bits, as_float64
+from intarsia.value.codes import OF_FOUR_BITS
+
+AT_ONCE = 1 << 18
+"""Elements that are numbers of double precision at one time."""
+
+
+@dataclass
+class Differing:
+    """Elements that differ: how many, the first, and the largest distance between two."""
+
+    count: int = 0
+    first: tuple[int, ...] | None = None
+    most: Number = 0
+
+    def add(self, unequal: NDArray[np.bool_], x: Bits, y: Bits, box: Box, pair: Pair) -> None:
+        if not unequal.any():
+            return
+        self.count += int(unequal.sum())
+        if self.first is None:
+            inside = unravel(int(unequal.argmax()), box.shape)
+            self.first = tuple(o + i for o, i in zip(box.offsets, inside, strict=True))
+        self.most = max(self.most, _widest(x[unequal], y[unequal], pair), key=_nan_first)
+
+    def join(self, later: Differing) -> None:
+        """Add what differs in windows that come after these."""
+        self.count += later.count
+        self.first = later.first if self.first is None else self.first
+        self.most = max(self.most, later.most, key=_nan_first)
+
+
+def unequal_at(x: Bits, y: Bits, pair: Pair) -> NDArray[np.bool_]:
+    """Where elements are not the same bits or, of unlike types, not the same numbers."""
+    if pair.a.dtype == pair.b.dtype:
+        return np.asarray(x != y)
+    found = np.empty(len(x), np.bool_)
+    for lo, u, v in _as_numbers(x, y, pair):
+        found[lo : lo + len(u)] = ~((u == v) | (np.isnan(u) & np.isnan(v)))
+    return found
+
+
+def _widest(x: Bits, y: Bits, pair: Pair) -> Number:
+    """The largest distance between elements, exactly where they are integers; NaN where one is."""
+    a, b = pair.a.dtype, pair.b.dtype
+    if a == b and a.packs > 1:
+        return max(
+            float(np.abs(OF_FOUR_BITS[x >> s & 15] - OF_FOUR_BITS[y >> s & 15]).max())
+            for s in (0, 4)
+        )
+    if not (a.floating or b.floating) and "C64" not in (a.name, b.name):
+        parts = (slice(lo, lo + AT_ONCE) for lo in range(0, len(x), AT_ONCE))
+        return max(distances(x[part], y[part], a, b)[3] for part in parts)
+    most = 0.0
+    for _, u, v in _as_numbers(x, y, pair):
+        with np.errstate(invalid="ignore"):
+            most = max(most, float(np.abs(u - v).max()), key=_nan_first)
+    return most
+
+
+def _as_numbers(x: Bits, y: Bits, pair: Pair) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
+    """Elements as numbers, which are wider than they, some at a time."""
+    for lo in range(0, len(x), AT_ONCE):
+        part = slice(lo, lo + AT_ONCE)
+        yield lo, as_float64(x[part], pair.a.dtype), as_float64(y[part], pair.b.dtype)
+
+
+def _nan_first(value: Number) -> Number:
+    return float("inf") if isnan(value) else value

@@ -1,0 +1,1 @@
+"""What a run has written, kept so that one that was killed is continued."""
