@@ -80,10 +80,11 @@ def cut_steps(
     by_file = all(len(arrangement.slots[p.target.name]) == 1 for p in proofs)
     groups = partners(sorted(proofs, key=place) if by_file else proofs)
     windows = (some for group in groups for some in _windows(group, window_bytes, done))
-    return [tuple(chain(*step)) for step in in_steps(windows, window_bytes, _nbytes)]
+    return [tuple(chain(*step)) for step in in_steps(windows, window_bytes, nbytes_of)]
 
 
-def _nbytes(step: Iterable[tuple[Proven, Box]]) -> int:
+def nbytes_of(step: Iterable[tuple[Proven, Box]]) -> int:
+    """What windows of targets come to."""
     return sum(box.size * proven.target.dtype.itemsize for proven, box in step)
 
 
@@ -149,7 +150,7 @@ class Execution:
             self.source.losses.update(source.losses)
             add_to(self.sums, sums)
             self.progress(written.nbytes)
-        return [part for each, part in zip(held, parts, strict=True) if each.is_stretch]
+        return [part for each, part in zip(held, parts, strict=True) if each.is_partial]
 
     def _fill(self, step: Step, source: Source) -> tuple[list[Filled], list[Tallied]]:
         """The windows of a step, in this thread's memory, and their sums."""
@@ -157,7 +158,7 @@ class Execution:
         together = Neighbours([run for run in runs if run is not None])
         at = together.nbytes
         alone = [each for each, run in zip(step, runs, strict=True) if run is None]
-        memory = self._room.take(at + _nbytes(alone))
+        memory = self._room.take(at + nbytes_of(alone))
         views = iter(together.views(memory[:at]))
         wholes: list[Bytes] = []
         fills: list[Fill] = []
@@ -169,7 +170,7 @@ class Execution:
                 wholes.append(next(views))
             fills += source.fill_box(proven, window, wholes[-1])
         gather(source.folder, fills)
-        room, filled = self._boxes.take(_nbytes(step)), list[Filled]()
+        room, filled = self._boxes.take(nbytes_of(step)), list[Filled]()
         for (proven, window), run, whole in zip(step, runs, wholes, strict=True):
             slots = self._slots[proven.target.name].in_window(window)
             cut = cut_boxes(proven.target, window, whole, run, slots, room[: len(whole)])
@@ -186,10 +187,10 @@ class Execution:
             slot = held.slot
             out: list[Any] = [held.buffer]
             at = slot.start_bytes + part.start_bytes
-            if slot.wrapping is not None and not held.is_stretch:
+            if slot.wrapping is not None and not held.is_partial:
                 out = [slot.wrapping.head(part.crc), held.buffer, slot.wrapping.tail(part.crc)]
                 at = slot.start_bytes - slot.wrapping.start_bytes
-            if slot.gap_bytes and not part.start_bytes and not held.is_stretch:
+            if slot.gap_bytes and not part.start_bytes and not held.is_partial:
                 out.insert(0, bytes(slot.gap_bytes))
                 at -= slot.gap_bytes
             writes.setdefault(slot.file, []).append((at, out))

@@ -38,7 +38,7 @@ class Held:
     buffer: Bytes
 
     @property
-    def is_stretch(self) -> bool:
+    def is_partial(self) -> bool:
         """Whether this is a part only of a slot whose wrapping needs all of it."""
         return self.slot.wrapping is not None and self.box.size != self.slot.box.size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from itertools import accumulate, islice
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -16,7 +16,7 @@ from intarsia.frozen import frozen
 from intarsia.layout import Piece
 from intarsia.planning.coalesce import Runs, grid, merge, runs_of
 from intarsia.run.losses import Watch
-from intarsia.run.room import Bytes, Room
+from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sharing import in_steps
 from intarsia.store.base import NEAR_BYTES, Range
 from intarsia.store.folder import Folder
@@ -102,19 +102,15 @@ def _read_stretches(
     folder: Folder, file: str, stretches: Sequence[tuple[int, int, Sequence[Fill]]]
 ) -> int:
     """Read stretches of a file together, and move from each the copies that lie in it."""
-    ends = list(accumulate(stop - start for start, stop, _ in stretches))
-    scratch = _scratch_of(ends[-1])
-    views = [
-        scratch[end - (stop - start) : end]
-        for end, (start, stop, _) in zip(ends, stretches, strict=True)
-    ]
+    lengths = [stop - start for start, stop, _ in stretches]
+    views = in_parts(_scratch_of(sum(lengths)), lengths)
     folder.read_each(
         file, [(start, x.data) for (start, _, _), x in zip(stretches, views, strict=True)]
     )
     for (start, _, group), view in zip(stretches, views, strict=True):
         for fill in group:
             scatter(fill, view, _start(fill) - start)
-    return ends[-1]
+    return sum(lengths)
 
 
 def _straight(fills: Sequence[Fill]) -> list[Range] | None:

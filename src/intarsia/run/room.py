@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
+
+
+def in_parts(memory: Bytes, lengths: Sequence[int]) -> list[Bytes]:
+    """Memory cut into parts of these lengths, one after another.
+
+    >>> [part.tolist() for part in in_parts(np.arange(5, dtype=np.uint8), [2, 0, 3])]
+    [[0, 1], [], [2, 3, 4]]
+    """
+    ends = accumulate(lengths)
+    return [memory[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 class Room(threading.local):

@@ -21,28 +21,16 @@ from intarsia.store.folder import Folder
 from intarsia.store.lookup import everything_in, exists, is_file, listed
 from intarsia.store.registry import register, store_of
 from intarsia.store.staging import Staging
-from tests.checkpoints import files_of, model, python, write_hf
-from tests.faults.resume.interrupted import CONFIG, Death
+from tests.checkpoints import model, python, write_hf
+from tests.faults.resume.interrupted import CONFIG, OPTIONS, Death
 from tests.store.bucket_store import BucketStore, BucketTransaction
 from tests.store.memory_store import MemoryStore, MemoryTransaction
 
-OPTIONS = {"to": "dcp", "mesh": "tp=2,fsdp=3", "workers": 1}
 CHANGING = {"store": ("put", "remove"), "transaction": ("clear", "create", "write", "commit")}
 KINDS: dict[str, tuple[type[Store], type[Transaction]]] = {
     "memory": (MemoryStore, MemoryTransaction),
     "bucket": (BucketStore, BucketTransaction),
 }
-
-
-@pytest.fixture
-def src(tmp_path: Path) -> Path:
-    return write_hf(tmp_path / "hf", model(CONFIG), CONFIG)
-
-
-@pytest.fixture
-def whole(src: Path, tmp_path: Path) -> dict[str, bytes]:
-    intarsia.convert(src, tmp_path / "whole", **OPTIONS)
-    return files_of(tmp_path / "whole")
 
 
 @pytest.fixture(params=KINDS)

@@ -63,4 +63,4 @@ def test_a_file_that_ends_too_soon_is_noticed(file: Path) -> None:
 
 def test_no_call_has_more_buffers_than_the_kernel_takes() -> None:
     ranges = [(3 * k, memoryview(bytes(2))) for k in range(5000)]
-    assert max(len(views) for _, views in reader.adjoined(ranges)) <= vectors.VECTORS
+    assert max(len(views) for _, views in reader.in_few_calls(ranges)) <= vectors.VECTORS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from intarsia.opened.padding import not_compared, trained_padding
 from intarsia.planning.manifest import Logical
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
-from intarsia.run.room import Bytes, Room
+from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sharing import in_steps, share_out
 from intarsia.value.bits import bits_dtype
 
@@ -138,7 +137,7 @@ def compare(
         elements=sum(p.a.size for p in pairs),
         only_in_a=matched.only_in_a,
         only_in_b=matched.only_in_b,
-        different=tuple(map(_told, unequal, diagnosis.findings)),
+        different=tuple(map(_difference, unequal, diagnosis.findings)),
         notes=(*matched.notes, *_padding(a, "A", budget), *_padding(b, "B", budget)),
         faults=diagnosis.faults,
         beside=compare_non_tensors(a.manifest, b.manifest, budget),
@@ -156,7 +155,7 @@ def _padding(x: Checkpoint, side: str, budget: Budget) -> Iterator[str]:
     return not_compared(trained_padding(x.manifest, budget), side)
 
 
-def _told(x: Unequal, found: Finding) -> Difference:
+def _difference(x: Unequal, found: Finding) -> Difference:
     text = f"{x.text}; {found.text}" if x.text and not x.kind else found.text
     return Difference(x.pair.a.name, x.elements, x.first, x.max_abs, text, found.kind, found.where)
 
@@ -255,9 +254,8 @@ class _Side(NamedTuple):
 def _read(x: Checkpoint, wanted: Sequence[tuple[Logical, Box]], room: Room) -> _Side:
     """Windows of logical tensors, one after another in a room, read together."""
     lengths = [box.size * tensor.dtype.itemsize for tensor, box in wanted]
-    ends = list(accumulate(lengths))
-    memory = room.take(ends[-1])
-    each = [memory[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    memory = room.take(sum(lengths))
+    each = in_parts(memory, lengths)
     proofs = (x.prover.tensor(tensor.name) for tensor, _ in wanted)
     x.read_boxes(zip(proofs, (box for _, box in wanted), each, strict=True))
     return _Side(memory, each)
@@ -276,8 +274,8 @@ def _judged(pair: Pair, found: _Found) -> Unequal | None:
         story = _story(pair, exact.count, beyond.count)
         kind = "" if beyond.count else "rounded" if exact.count else "dtype-changed"
         text = f"{pair.a.dtype} in A, {pair.b.dtype} in B; {story}"
-        told = beyond if beyond.count else exact
-        return Unequal(pair, told.count, told.first or (), told.most, kind, text)
+        shown = beyond if beyond.count else exact
+        return Unequal(pair, shown.count, shown.first or (), shown.most, kind, text)
     return None if exact.first is None else Unequal(pair, exact.count, exact.first, exact.most)
 
 

@@ -117,8 +117,8 @@ def meet(waiting: Waiting, number: int, patience_seconds: float) -> OneMachine:
 
 def _name(number: int) -> bytes:
     """The name of the first rank's socket for one call; no other job that is alive has it."""
-    told = [str(os.getuid()), *(os.environ.get(name, "") for name in _JOB), str(number)]
-    mark = blake2b("\0".join(told).encode(errors="surrogateescape"), digest_size=24).hexdigest()
+    known = [str(os.getuid()), *(os.environ.get(name, "") for name in _JOB), str(number)]
+    mark = blake2b("\0".join(known).encode(errors="surrogateescape"), digest_size=24).hexdigest()
     return b"\0intarsia-" + mark.encode()
 
 
@@ -209,8 +209,8 @@ def _bound(door: socket.socket, name: bytes) -> bool:
 
 def _is_mine(link: socket.socket) -> bool:
     """Whether a process of the same user is at the other end."""
-    told = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(told)
+    credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(credentials)
     return bool(user == os.getuid())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from intarsia.format.base import Arrangement
-from intarsia.run.execute import Step
+from intarsia.run.execute import Step, nbytes_of
 
 MANY_FILES = 64
 """Among so many files ranks seldom meet, whoever writes which."""
@@ -19,7 +19,7 @@ def share_of(steps: Sequence[Step], arrangement: Arrangement, rank: int, size: i
     if len(arrangement.files) < MANY_FILES:
         order = {file: number for number, file in enumerate(arrangement.files)}
         steps = sorted(steps, key=lambda step: order.get(_first_file(step, arrangement), 0))
-    sizes = [sum(box.size * p.target.dtype.itemsize for p, box in step) for step in steps]
+    sizes = [nbytes_of(step) for step in steps]
     total, done = max(1, sum(sizes)), 0
     mine = []
     for step, nbytes in zip(steps, sizes, strict=True):

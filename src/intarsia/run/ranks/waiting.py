@@ -35,19 +35,19 @@ def in_words(ranks: Sequence[int]) -> str:
 
 @dataclass
 class Waiting:
-    """A rank that waits, since when, and whether it has said so."""
+    """A rank that waits, since when, and whether it has reported that."""
 
     rank: int
     size: int
     _since: float = field(default_factory=time.monotonic)
-    _told: bool = False
+    _reported: bool = False
 
     def on(self, whom: str) -> None:
         """Report once for whom this rank waits, if it has waited for long; raise where it gives up."""
         waited = time.monotonic() - self._since
         if waited > wait_seconds():
             raise self.in_vain(whom)
-        if not self._told and waited > _silent_seconds():
+        if not self._reported and waited > _silent_seconds():
             self.say(whom)
 
     @contextmanager
@@ -63,7 +63,7 @@ class Waiting:
 
     def say(self, whom: str) -> None:
         """Report for whom this rank waits."""
-        self._told = True
+        self._reported = True
         print(
             f"intarsia: rank {self.rank} of {self.size} waits for {whom}, for at most"
             f" {wait_seconds():.0f} s; {_HINT}",

@@ -25,7 +25,7 @@ from intarsia.frozen import frozen
 from intarsia.layout import Layout, Piece
 from intarsia.planning.coalesce import Ints, Runs, runs_of
 from intarsia.run.sums.checksum import crc32, fold, full, remainder, shift
-from intarsia.run.sums.pages import PAGE, PAGE_BYTES, Words, keys_from, sum_rows
+from intarsia.run.sums.pages import PAGE, PAGE_BYTES, Words, keys_of, sum_rows
 
 Bytes = NDArray[np.uint8]
 Reader = Callable[[int, int], Bytes]
@@ -193,7 +193,7 @@ def _scan(read: Reader, length_bytes: int, start_bytes: int, stretch_bytes: int)
         data = read(length_bytes - rest, length_bytes)
         crc = remainder(data, crc)
         sums[-1] = np.add.reduce(_words(data, 0))
-    pages = int(np.einsum("i,i->", sums, keys_from(first, len(sums))))
+    pages = int(np.einsum("i,i->", sums, keys_of(np.arange(first, first + len(sums)))))
     return _Scan(pages, crc, end_bytes, length_bytes)
 
 

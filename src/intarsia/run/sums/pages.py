@@ -45,13 +45,6 @@ def keys_of(pages: Ints) -> Words:
     return odd_numbers(pages)
 
 
-def keys_from(first: int, count: int) -> Words:
-    """The keys of consecutive pages."""
-    if first + count <= FIRST_PAGES:
-        return _first_keys()[first : first + count]
-    return odd_numbers(np.arange(first, first + count))
-
-
 @cache
 def _first_keys() -> Words:
     return odd_numbers(np.arange(FIRST_PAGES))

@@ -47,7 +47,7 @@ class LocalReader(Reader):
 
     def read(self, file: str, ranges: Sequence[Range]) -> Stamp:
         with self._files.use(file) as fd:
-            for start_bytes, views in adjoined(ranges):
+            for start_bytes, views in in_few_calls(ranges):
                 _fill(fd, start_bytes, views)
             return Stamp.from_stat(os.fstat(fd))
 
@@ -68,11 +68,11 @@ class LocalReader(Reader):
         self._files.close()
 
 
-def adjoined(ranges: Sequence[Range]) -> Iterator[tuple[int, list[memoryview]]]:
+def in_few_calls(ranges: Sequence[Range]) -> Iterator[tuple[int, list[memoryview]]]:
     """Ranges of a file that nearly follow each other as one, with all of their buffers.
 
     >>> x, y, z = memoryview(bytes(2)), memoryview(bytes(3)), memoryview(bytes(1))
-    >>> [(at, len(views)) for at, views in adjoined([(5, x), (7, y), (9999, z)])]
+    >>> [(at, len(views)) for at, views in in_few_calls([(5, x), (7, y), (9999, z)])]
     [(5, 2), (9999, 1)]
     """
     start_bytes = end_bytes = 0
