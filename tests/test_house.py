@@ -57,7 +57,7 @@ but `cli`."""
 PURE = ("errors", "layout", "mesh", "state", "value", "family", "quantised", "planning")
 """Parts that compute and touch neither torch nor a file."""
 
-EXEMPT = {"family/transformers_skeleton.py", "value/cast.py"}
+EXEMPT = {"family/from_transformers/skeleton.py", "value/cast.py"}
 """They ask the installed Transformers for its rules, and torch for its casts, when a function is called."""
 
 FILES = {"io", "mmap", "os", "pathlib", "shutil", "subprocess", "tempfile", "fcntl", "socket"}

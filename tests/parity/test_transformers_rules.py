@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from intarsia.errors import FamilyError
-from intarsia.family import from_transformers, table_for
-from intarsia.family.transformers_skeleton import Skeleton
+from intarsia.family import table_for
+from intarsia.family.from_transformers import rules
+from intarsia.family.from_transformers.skeleton import Skeleton
 from intarsia.layout import cover
 from tests.family.arrays import carried, element_ids
 from tests.family.configs import CASES, DENSE, EXPERTS, LEFT_OUT, SIGLIP, VISION, of, wrapped
@@ -54,7 +55,7 @@ OTHERS = {
 def test_rules_make_the_module_of_the_file(case: str, tmp_path: Path) -> None:
     saved = save(OTHERS[case], tmp_path)
     shapes = {name: a.shape for name, a in saved.disk.items()}
-    rows = from_transformers.module_rows(saved.config, shapes)
+    rows = rules.module_rows(saved.config, shapes)
     assert set(rows) == set(saved.module)
     for name, layout in rows.items():
         np.testing.assert_array_equal(carried(layout, saved.disk), saved.module[name], name)
@@ -64,12 +65,12 @@ def test_rules_make_the_module_of_the_file(case: str, tmp_path: Path) -> None:
 def test_shapes_on_disk_are_what_save_pretrained_writes(case: str, tmp_path: Path) -> None:
     saved = save(OTHERS[case], tmp_path)
     wanted = {name: a.shape for name, a in saved.disk.items()}
-    assert from_transformers.shapes_on_disk(Skeleton.of(saved.config)) == wanted
+    assert rules.shapes_on_disk(Skeleton.of(saved.config)) == wanted
 
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_rules_lose_and_repeat_nothing(case: str) -> None:
-    table = from_transformers.table(OTHERS[case])
+    table = rules.table(OTHERS[case])
     rows = [row.layout for row in table.dialects["hf-module"].values()]
     for name, row in table.dialects["hf"].items():
         held = [x for x in rows if name in x.tensors]
@@ -87,7 +88,7 @@ def test_our_tables_agree_with_the_rules(case: str) -> None:
     disk = table.dialects["hf"]
     present = [n for n in disk if not table.optional.issuperset(disk.operands(n))]
     stored = {name: disk[name].layout.shape for name in present}
-    theirs = from_transformers.module_rows(config, stored)
+    theirs = rules.module_rows(config, stored)
     ours = table.dialects["hf-module"]
     assert set(ours) == {n for n in theirs if n in ours}
     on_disk = {name: carried(disk[name].layout, ids) for name in present}
@@ -102,7 +103,7 @@ def test_fused_experts_on_disk_pass_through() -> None:
     table = table_for(config)
     assert table is not None
     fused = {n: row.layout.shape for n, row in table.dialects["hf-fused"].items()}
-    theirs = from_transformers.module_rows(config, fused)
+    theirs = rules.module_rows(config, fused)
     assert {n: x.shape for n, x in theirs.items()} == fused
     assert all(x.tensors == (n,) for n, x in theirs.items())
 
@@ -118,11 +119,11 @@ VL_EXPERTS = {
 
 def test_a_transposed_file_is_told_by_its_shape() -> None:
     config = wrapped("qwen3_vl_moe", VISION, of("qwen3_vl_moe_text", DENSE, VL_EXPERTS))
-    shapes = from_transformers.shapes_on_disk(Skeleton.of(config))
+    shapes = rules.shapes_on_disk(Skeleton.of(config))
     name = "model.language_model.layers.0.mlp.experts.gate_up_proj"
-    plain = from_transformers.module_rows(config, shapes)[name]
+    plain = rules.module_rows(config, shapes)[name]
     assert plain.shape == shapes[name] == (3, 28, 24)
-    turned = from_transformers.module_rows(config, {**shapes, name: (3, 24, 28)})[name]
+    turned = rules.module_rows(config, {**shapes, name: (3, 24, 28)})[name]
     ids = {name: np.arange(3 * 24 * 28).reshape(3, 24, 28)}
     np.testing.assert_array_equal(carried(turned, ids), ids[name].swapaxes(1, 2))
 
@@ -132,25 +133,25 @@ def test_a_square_file_that_could_be_transposed_is_refused() -> None:
     config = wrapped("qwen3_vl_moe", VISION, of("qwen3_vl_moe_text", DENSE, square))
     name = "model.language_model.layers.0.mlp.experts.gate_up_proj"
     with pytest.raises(FamilyError, match="square"):
-        from_transformers.module_rows(config, {name: (3, 24, 24)})
+        rules.module_rows(config, {name: (3, 24, 24)})
 
 
 def test_unknown_operation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(from_transformers.OPERATIONS, "MergeModulelist")
+    monkeypatch.delitem(rules.OPERATIONS, "MergeModulelist")
     with pytest.raises(FamilyError, match="MergeModulelist"):
-        from_transformers.module_rows(*_expert_file())
+        rules.module_rows(*_expert_file())
 
 
 def test_shape_that_the_model_has_not_is_refused() -> None:
     config, stored = _expert_file()
     stored["model.norm.weight"] = (7,)
     with pytest.raises(FamilyError, match=r"model\.norm\.weight.*\[7\].*\[24\]"):
-        from_transformers.module_rows(config, stored)
+        rules.module_rows(config, stored)
 
 
 def test_unknown_model_type_is_refused() -> None:
     with pytest.raises(FamilyError, match="no_such_type"):
-        from_transformers.module_rows({"model_type": "no_such_type"}, {})
+        rules.module_rows({"model_type": "no_such_type"}, {})
 
 
 def _expert_file() -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
@@ -176,8 +177,8 @@ def test_rules_of_every_causal_type_hold_every_tensor() -> None:
             skeleton = Skeleton.of(config)
         except (FamilyError, AssertionError):
             continue  # its default configuration builds no model
-        stored = from_transformers.shapes_on_disk(skeleton)
-        rows = from_transformers.rows_of(skeleton, stored)
+        stored = rules.shapes_on_disk(skeleton)
+        rows = rules.rows_of(skeleton, stored)
         assert set(rows) == set(skeleton.shapes), model_type
         assert {n for x in rows.values() for n in x.tensors} == set(stored), model_type
         tried += 1

@@ -23,7 +23,7 @@ from intarsia.conversion.running import carry_out
 from intarsia.conversion.targets import Request
 from intarsia.dtypes import BY_NAME, DType
 from intarsia.errors import CoverageError, UnsupportedError
-from intarsia.family.spec import Table
+from intarsia.family.table import Table
 from intarsia.format.registry import read_manifest
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box, Mesh

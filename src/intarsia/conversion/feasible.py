@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from intarsia.errors import FamilyError, UsageError
 from intarsia.family import Table, decoder, table_for
-from intarsia.family.parts import missing_tower
+from intarsia.family.optional_parts import missing_tower
 from intarsia.format.registry import format_named
 from intarsia.format.request import Request
 from intarsia.planning.manifest import Manifest

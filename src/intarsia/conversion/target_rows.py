@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from intarsia.errors import FamilyError, UsageError, few
 from intarsia.family import Param, Table, table_for
-from intarsia.family.beside_text import respelled
+from intarsia.family.from_transformers.beside_text import respelled
 from intarsia.format.base import Format
 from intarsia.format.registry import format_named, names_of
 from intarsia.format.request import Request

@@ -9,9 +9,9 @@ from functools import lru_cache
 from importlib import import_module
 
 from intarsia.errors import FamilyError
-from intarsia.family.fields import MAX_LAYERS, Config
+from intarsia.family.config.fields import MAX_LAYERS, Config
 from intarsia.family.rows import Known, Param, Rows
-from intarsia.family.spec import Layer, Table
+from intarsia.family.table import Layer, Table
 from intarsia.mesh import Shape
 
 Fill = Callable[[Table], None]
@@ -35,7 +35,7 @@ _TYPES = {
     "qwen3_moe": ("qwen3_moe",),
     "qwen3_next": ("qwen3_next",),
 }  # fmt: skip
-"""The files of this folder that hold a table, and every `model_type` that each knows."""
+"""The files of `families/`, and every `model_type` that each knows."""
 
 _FILES = {model_type: file for file, types in _TYPES.items() for model_type in types}
 _REGISTERED: dict[str, Fill] = {}
@@ -84,13 +84,13 @@ def adopt(config: Config, stored: Mapping[str, Shape]) -> Table:
 
     `stored` are the names and shapes of a checkpoint, in the hub's dialect or the module's.
     """
-    from intarsia.family import from_transformers
+    from intarsia.family.from_transformers import rules
 
     table = None
     with suppress(FamilyError):
-        table = from_transformers.table(config)
+        table = rules.table(config)
     if table is None or not all(name in table.known for name in stored):
-        table = from_transformers.table(config, stored)
+        table = rules.table(config, stored)
     _ADOPTED[_text(config)] = table
     return table
 
@@ -105,7 +105,7 @@ def _table(config: str, zero_centered: bool | None) -> Table:
     table.family = str(table.config["model_type"])
     fill = _REGISTERED.get(table.family)
     if fill is None:
-        fill = import_module(f"intarsia.family.{_FILES[table.family]}").fill
+        fill = import_module(f"intarsia.family.families.{_FILES[table.family]}").fill
     fill(table)
     if table.bare and table.head in table.optional:
         roots = {"hf": table.hf, "hf-fused": table.hf, "hf-module": table.module}

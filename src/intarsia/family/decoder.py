@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from intarsia.errors import FamilyError
-from intarsia.family.spec import Layer, Table
+from intarsia.family.table import Layer, Table
 from intarsia.family.verbs import by_group, by_group_with_gate, gated, stacked
 from intarsia.mesh import Rule
 

@@ -7,7 +7,7 @@ parallelism cuts each by itself.  The hub either groups the components by key he
 
 from __future__ import annotations
 
-from intarsia.family.spec import Layer, Table
+from intarsia.family.table import Layer, Table
 from intarsia.family.verbs import of_every_group, rows
 
 LINEAR, FULL = "linear_attention", "full_attention"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from intarsia.family.decoder import sparse_after_dense
-from intarsia.family.spec import Layer, Table
+from intarsia.family.table import Layer, Table
 
 
 def layers_and_predictions(t: Table) -> Iterator[tuple[Layer, bool]]:

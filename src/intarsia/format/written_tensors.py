@@ -7,7 +7,7 @@ from typing import Any
 
 from intarsia.dtypes import DType, is_lossless
 from intarsia.errors import UsageError
-from intarsia.family.kept_in_fp32 import is_kept
+from intarsia.family.config.kept_in_fp32 import is_kept
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import is_state, parameter_of
 

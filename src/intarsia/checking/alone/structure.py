@@ -8,7 +8,7 @@ from intarsia.checking.fault import Fault
 from intarsia.checking.naming import ModelPlace, few_numbers, place_of
 from intarsia.errors import few
 from intarsia.family import table_for
-from intarsia.family.parts import missing_tower, optional_layers
+from intarsia.family.optional_parts import missing_tower, optional_layers
 from intarsia.format.registry import format_named
 from intarsia.planning.manifest import Chunk, Manifest, Stored
 from intarsia.planning.problem import ABSENT

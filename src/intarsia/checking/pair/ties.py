@@ -34,7 +34,7 @@ def ties_for_sure(manifest: Manifest) -> Mapping[str, str]:
     tied = tied_in(manifest)
     if table_for(manifest.config) is not None or not all(n in manifest.logical for n in tied):
         return tied
-    from intarsia.family.transformers_skeleton import Skeleton
+    from intarsia.family.from_transformers.skeleton import Skeleton
 
     try:
         known = Skeleton.of(manifest.config or {}).tied if tied else {}

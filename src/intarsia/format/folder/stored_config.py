@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from intarsia.errors import FamilyError
-from intarsia.family.meaning import contradictions
+from intarsia.family.config.meaning import contradictions
 from intarsia.format.folder.side_files import CONFIG, config_of, read_config
 from intarsia.planning.inventory import Fate, Item
 from intarsia.planning.manifest import Manifest

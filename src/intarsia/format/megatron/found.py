@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from intarsia.dtypes import DType
 from intarsia.errors import FamilyError
 from intarsia.family import Table
-from intarsia.family.parts import must_be_there
+from intarsia.family.optional_parts import must_be_there
 from intarsia.mesh import Shape
 from intarsia.planning.manifest import Logical, Stored
 from intarsia.planning.problem import Problem, absences

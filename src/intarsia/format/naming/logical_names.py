@@ -14,7 +14,7 @@ from typing import Any
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import FamilyError, IntarsiaError, few
 from intarsia.family import Known, Table, table_for
-from intarsia.family.parts import must_be_there
+from intarsia.family.optional_parts import must_be_there
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.naming.find_sections import explained
 from intarsia.format.naming.foreign_names import refuse_foreign

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from intarsia.family.meaning import meaning_of, sizes_of
+from intarsia.family.config.meaning import meaning_of, sizes_of
 from intarsia.format.megatron.configuration.argument_table import (
     ACTIVATION,
     LATENT_YARN,

@@ -7,7 +7,7 @@ from math import isclose
 from typing import Any
 
 from intarsia.errors import FamilyError
-from intarsia.family.meaning import Contradiction, meaning_of
+from intarsia.family.config.meaning import Contradiction, meaning_of
 from intarsia.format.megatron.configuration.argument_facts import facts_of
 from intarsia.format.megatron.configuration.argument_table import (
     ACTIVATION,

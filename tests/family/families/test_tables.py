@@ -9,7 +9,7 @@ import pytest
 
 from intarsia.errors import FamilyError
 from intarsia.family import Table, model_types, table_for
-from intarsia.family.spec import DIALECTS, Layer
+from intarsia.family.table import DIALECTS, Layer
 from intarsia.layout import Layout, cover
 from intarsia.mesh import Rule
 from intarsia.value import shifted

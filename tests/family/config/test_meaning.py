@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from intarsia.family import model_types
-from intarsia.family.defaults import defaults_of
-from intarsia.family.meaning import contradictions, meaning_of
+from intarsia.family.config.defaults import defaults_of
+from intarsia.family.config.meaning import contradictions, meaning_of
 from tests.checkpoints import llama_config
 
 ROPE = {"rope_type": "yarn", "rope_theta": 77.0, "factor": 4.0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from intarsia.family.spec import Table
+from intarsia.family.table import Table
 from intarsia.state.names import is_state
 
 _TOWERS = ("vision_config", "audio_config")

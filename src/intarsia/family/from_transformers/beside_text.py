@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from intarsia.errors import FamilyError, few
-from intarsia.family.fields import Config
+from intarsia.family.config.fields import Config
 from intarsia.family.rows import Param
-from intarsia.family.spec import Table
+from intarsia.family.table import Table
 from intarsia.state.names import is_state, like, parameter_of
 
 
@@ -27,7 +27,7 @@ def respelled(
     from_module = any(name in module and name not in hub for name in stored)
     if from_module == (dialect == "hf-module"):
         return held
-    from intarsia.family.from_transformers import module_rows, table_of_hub_names
+    from intarsia.family.from_transformers.rules import module_rows, table_of_hub_names
 
     shapes = {row.name: row.layout.shape for row in beside}
     if from_module:

@@ -7,10 +7,10 @@ and further layers of multi-token prediction, which no published model has.
 from __future__ import annotations
 
 from intarsia.family import decoder
+from intarsia.family.families.qwen2_moe import sparse_mlp
 from intarsia.family.gated_delta import LINEAR, layer_kinds, linear_attention
 from intarsia.family.multi_token_prediction import separate_prediction_layer
-from intarsia.family.qwen2_moe import sparse_mlp
-from intarsia.family.spec import Layer, Table
+from intarsia.family.table import Layer, Table
 
 
 def fill(t: Table) -> None:

@@ -7,7 +7,7 @@ projector are carried name by name.
 from __future__ import annotations
 
 from intarsia.family import decoder
-from intarsia.family.spec import Table
+from intarsia.family.table import Table
 
 BEFORE_AND_AFTER = (
     ("input_layernorm", "self_attention.linear_qkv.layer_norm_weight"),

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from intarsia.errors import FamilyError
-from intarsia.family.fields import MAX_TENSORS, Config
-from intarsia.family.special_floats import with_special_floats
+from intarsia.family.config.fields import MAX_TENSORS, Config
+from intarsia.family.config.special_floats import with_special_floats
 from intarsia.mesh import Shape
 
 

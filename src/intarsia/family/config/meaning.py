@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from intarsia.family.defaults import defaults_of
-from intarsia.family.fields import Config, text_of
-from intarsia.family.layout_defaults import layout_defaults_of
-from intarsia.family.special_floats import with_special_floats
+from intarsia.family.config.defaults import defaults_of
+from intarsia.family.config.fields import Config, text_of
+from intarsia.family.config.layout_defaults import layout_defaults_of
+from intarsia.family.config.special_floats import with_special_floats
 from intarsia.frozen import frozen
 
 ABSENT = "absent"

@@ -8,7 +8,7 @@ Mistral 3.
 from __future__ import annotations
 
 from intarsia.family import decoder
-from intarsia.family.spec import Table
+from intarsia.family.table import Table
 
 TIED = ("ernie4_5", "smollm3")
 """Whose heads are tied where the configuration does not say."""

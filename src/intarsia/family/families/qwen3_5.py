@@ -7,10 +7,10 @@ tower (`model.visual.*`), which is carried name by name.
 from __future__ import annotations
 
 from intarsia.family import decoder
+from intarsia.family.families.qwen3_next import layer
 from intarsia.family.gated_delta import FULL, layer_kinds
 from intarsia.family.multi_token_prediction import separate_prediction_layer
-from intarsia.family.qwen3_next import layer
-from intarsia.family.spec import Table
+from intarsia.family.table import Table
 
 
 def fill(t: Table) -> None:

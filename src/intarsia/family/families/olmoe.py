@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from intarsia.family import decoder
-from intarsia.family.spec import Table
+from intarsia.family.table import Table
 
 
 def fill(t: Table) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from intarsia.errors import FamilyError
-from intarsia.family.transformers_skeleton import Skeleton
+from intarsia.family.from_transformers.skeleton import Skeleton
 from intarsia.layout import Layout, chunk, concat, split, stack
 
 Parts = dict[str, list[Layout]]

@@ -8,7 +8,7 @@ the published files, which belong to the element type and not to the layout.
 from __future__ import annotations
 
 from intarsia.family import decoder
-from intarsia.family.spec import Layer, Table
+from intarsia.family.table import Layer, Table
 from intarsia.family.verbs import gated, interleaved, stacked, then, transposed
 from intarsia.mesh import Rule
 

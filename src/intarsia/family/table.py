@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from intarsia.errors import FamilyError
-from intarsia.family.fields import LAYERS, MAX_TENSORS, Fields
+from intarsia.family.config.fields import LAYERS, MAX_TENSORS, Fields
 from intarsia.family.rows import Known, Rows
 from intarsia.family.verbs import Verb
 from intarsia.frozen import frozen

@@ -7,7 +7,7 @@ name.  Older configurations of these give the text model's numbers at the top.
 from __future__ import annotations
 
 from intarsia.family import decoder
-from intarsia.family.spec import Table
+from intarsia.family.table import Table
 
 
 def fill(t: Table) -> None:

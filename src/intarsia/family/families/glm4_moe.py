@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from intarsia.family import decoder
-from intarsia.family.deepseek_v3 import sparse_mlp
+from intarsia.family.families.deepseek_v3 import sparse_mlp
 from intarsia.family.multi_token_prediction import layers_and_predictions
-from intarsia.family.spec import Table
+from intarsia.family.table import Table
 
 
 def fill(t: Table) -> None:

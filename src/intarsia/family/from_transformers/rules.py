@@ -17,10 +17,10 @@ from inspect import signature
 from typing import Any
 
 from intarsia.errors import FamilyError
-from intarsia.family.fields import Config
-from intarsia.family.spec import DISK, Table
-from intarsia.family.transformers_operations import OPERATIONS, Parts, Task
-from intarsia.family.transformers_skeleton import Skeleton
+from intarsia.family.config.fields import Config
+from intarsia.family.from_transformers.operations import OPERATIONS, Parts, Task
+from intarsia.family.from_transformers.skeleton import Skeleton
+from intarsia.family.table import DISK, Table
 from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
 

@@ -10,8 +10,8 @@ from transformers import CONFIG_MAPPING
 
 from intarsia.errors import FamilyError
 from intarsia.family import model_types, table_for
-from intarsia.family.fields import Fields
-from intarsia.family.layout_defaults import layout_defaults_of
+from intarsia.family.config.fields import Fields
+from intarsia.family.config.layout_defaults import layout_defaults_of
 from intarsia.format.megatron.configuration.config_to_arguments import arguments_of_config
 from tests.family.configs import CASES, DENSE, LATENT, LEFT_OUT, ROUTED, of
 

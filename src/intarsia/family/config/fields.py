@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from intarsia.errors import FamilyError
-from intarsia.family.layout_defaults import layout_defaults_of
+from intarsia.family.config.layout_defaults import layout_defaults_of
 
 Config = Mapping[str, Any]
 

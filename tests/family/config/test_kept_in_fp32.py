@@ -7,7 +7,7 @@ from pathlib import Path
 
 import transformers
 
-from intarsia.family.kept_in_fp32 import ALWAYS, FROM_FP16, STRICT, is_kept
+from intarsia.family.config.kept_in_fp32 import ALWAYS, FROM_FP16, STRICT, is_kept
 
 MODELS = Path(transformers.__file__).parent / "models"
 

@@ -6,7 +6,7 @@ The text model, alone or inside Qwen3-VL, whose vision tower is carried name by 
 from __future__ import annotations
 
 from intarsia.family import decoder
-from intarsia.family.spec import Table
+from intarsia.family.table import Table
 
 
 def fill(t: Table) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from intarsia.errors import FamilyError
 from intarsia.family import decoder
 from intarsia.family.multi_token_prediction import layers_and_predictions
-from intarsia.family.spec import Layer, Table
+from intarsia.family.table import Layer, Table
 
 
 def fill(t: Table) -> None:

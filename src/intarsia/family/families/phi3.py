@@ -6,7 +6,7 @@ The logical tensors are the parts.
 from __future__ import annotations
 
 from intarsia.family import decoder
-from intarsia.family.spec import Layer, Table
+from intarsia.family.table import Layer, Table
 from intarsia.family.verbs import Verb, by_group, gated, joined
 from intarsia.mesh import Rule
 

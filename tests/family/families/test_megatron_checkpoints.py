@@ -19,7 +19,7 @@ from intarsia.family.verbs import by_group, by_group_with_gate, gated
 from intarsia.layout import Layout
 from tests.family.arrays import carried
 from tests.family.configs import DENSE, EXPERTS, of
-from tests.family.test_transformers_models import logical_arrays
+from tests.family.from_transformers.test_transformers_models import logical_arrays
 from tests.fixtures import FIXTURES
 
 CASES = {

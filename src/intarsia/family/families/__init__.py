@@ -1,0 +1,1 @@
+"""The families: one table each, from the fields of a `config.json`."""

@@ -1,0 +1,1 @@
+"""Tables from the rules of the installed Transformers, for models that have none here."""
