@@ -276,7 +276,9 @@ def test_what_is_there_is_asked_of_the_one_file_that_tells_a_no_from_an_error() 
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 where = f"{path.relative_to(SOURCE)}:{node.lineno}"
-                assert node.func.attr not in ASKING, f"{where} asks Path, not store/lookup.py"
+                assert node.func.attr not in ASKING, (
+                    f"{where} asks Path, not store/reading/lookup.py"
+                )
 
 
 ACTING = {
@@ -287,7 +289,7 @@ ACTING = {
 
 
 def unguarded(node: ast.AST, guarded: bool = False) -> Iterator[ast.Call]:
-    """Calls to the file system that neither `naming` nor an `except OSError` stands around."""
+    """Calls to the file system that neither `errors_naming` nor an `except OSError` stands around."""
     if isinstance(node, ast.Call):
         base, _, name = ast.unparse(node.func).rpartition(".")
         ours = base == "api" or (not base and name != "open")  # functions of the same name
@@ -296,7 +298,9 @@ def unguarded(node: ast.AST, guarded: bool = False) -> Iterator[ast.Call]:
     inside = guarded
     if isinstance(node, ast.With):
         held = [ast.unparse(item.context_expr) for item in node.items]
-        inside = guarded or any(h.startswith("naming(") or "suppress(OSError" in h for h in held)
+        inside = guarded or any(
+            h.startswith("errors_naming(") or "suppress(OSError" in h for h in held
+        )
     if isinstance(node, ast.Try):
         caught = " ".join(ast.unparse(h.type) if h.type else "OSError" for h in node.handlers)
         inside = guarded or "OSError" in caught

@@ -14,9 +14,9 @@ from intarsia.planning.inventory import unread_sections
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress
 from intarsia.run.ranks.crew import Crew, agree, crew
-from intarsia.store.lookup import given
-from intarsia.store.once import reading_once
-from intarsia.store.replaced import unreplaced
+from intarsia.store.reading.headers_once import reading_once
+from intarsia.store.reading.lookup import given
+from intarsia.store.reading.replaced import unreplaced
 from intarsia.store.stamp import Stamp
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import intarsia
 from intarsia.checking.alone.soundness import Soundness
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 from tests.checkpoints import intarsia as command
 from tests.checkpoints import llama_config, model, write_hf
 from tests.faults import damage

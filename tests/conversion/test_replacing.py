@@ -12,7 +12,7 @@ import pytest
 
 import intarsia
 from intarsia.errors import UsageError
-from intarsia.store.staging import Staging
+from intarsia.store.writing.staging import Staging
 from tests.checkpoints import (
     Answer,
     assert_same,

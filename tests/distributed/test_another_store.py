@@ -13,8 +13,8 @@ import intarsia
 from intarsia.errors import IntarsiaError, UsageError
 from intarsia.run.budget import Budget
 from intarsia.store.address import named
-from intarsia.store.folder import Folder
-from intarsia.store.lookup import everything_in, exists, is_file, listed
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.lookup import everything_in, exists, is_file, listed
 from intarsia.store.registry import register
 from tests.checkpoints import files_of, llama_config, model, write_hf
 from tests.distributed.ranks import on_ranks

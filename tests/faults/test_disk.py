@@ -16,8 +16,8 @@ import intarsia
 import intarsia.converting
 from intarsia.errors import FormatError, StoreError
 from intarsia.run.budget import Budget
-from intarsia.store.folder import Folder
-from intarsia.store.staging import Staging
+from intarsia.store.reading.folder import Folder
+from intarsia.store.writing.staging import Staging
 from tests.checkpoints import (
     assert_same,
     files_of,

@@ -16,7 +16,7 @@ from intarsia.format.folder import side_files
 from intarsia.format.hf import files as hf_files
 from intarsia.run.budget import Budget
 from intarsia.run.journal import keeping as journal
-from intarsia.store.staging import Staging
+from intarsia.store.writing.staging import Staging
 from tests.checkpoints import leftovers, llama_config, model, python, write_hf
 
 CONFIG = llama_config(num_hidden_layers=1)

@@ -38,7 +38,7 @@ from intarsia.planning.manifest import Entry
 from intarsia.quantity import bytes_in
 from intarsia.report.safe import html, script
 from intarsia.run.journal.keeping import Journal
-from intarsia.store.staging import Staging
+from intarsia.store.writing.staging import Staging
 from tests.family.configs import CASES
 
 CORPUS = Path(__file__).parent / "corpus"

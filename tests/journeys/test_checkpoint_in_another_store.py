@@ -13,7 +13,7 @@ import intarsia
 from intarsia.errors import ChangedError, FormatError, StoreError, UsageError
 from intarsia.store.address import named
 from intarsia.store.registry import register
-from intarsia.store.staging import Staging
+from intarsia.store.writing.staging import Staging
 from tests.checkpoints import fixture
 from tests.store.memory_store import MemoryStore, MemoryTransaction
 

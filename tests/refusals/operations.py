@@ -7,7 +7,7 @@ from pathlib import Path
 
 import intarsia
 from intarsia.run.ranks.crew import Crew, agree
-from intarsia.store.lookup import given
+from intarsia.store.reading.lookup import given
 from tests.checkpoints import llama_config, model, write_hf
 from tests.refusals.case import refusal
 

@@ -9,7 +9,7 @@ import intarsia
 from intarsia.store import registry
 from intarsia.store.base import Store
 from intarsia.store.registry import register
-from intarsia.store.staging import Staging
+from intarsia.store.writing.staging import Staging
 from tests.checkpoints import llama_config, model, write_hf
 from tests.refusals.case import refusal
 from tests.store.memory_store import MemoryStore

@@ -22,8 +22,8 @@ from intarsia.run.budget import Budget
 from intarsia.run.execute import adjoin
 from intarsia.run.gather import gather
 from intarsia.run.source import Source
-from intarsia.store.folder import Folder
-from intarsia.store.staging import Staging
+from intarsia.store.reading.folder import Folder
+from intarsia.store.writing.staging import Staging
 from tests.checkpoints import (
     assert_same,
     bits,

@@ -16,7 +16,7 @@ from intarsia.layout import Loop, Piece
 from intarsia.planning.coalesce import MOST_OVER_READ
 from intarsia.run import gather as gathering
 from intarsia.run.gather import Fill, gather
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 from intarsia.value import Change
 
 some = settings(

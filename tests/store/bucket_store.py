@@ -16,8 +16,8 @@ from urllib.parse import quote, unquote
 
 from intarsia.errors import UsageError
 from intarsia.store.base import Entry, Range, Reader, Store, Transaction
-from intarsia.store.contents import Contents
 from intarsia.store.stamp import Stamp
+from intarsia.store.writing.old_contents import Contents
 
 
 def key(name: object) -> str:

@@ -9,8 +9,8 @@ from pathlib import PurePath
 
 from intarsia.errors import UsageError
 from intarsia.store.base import Entry, Range, Reader, Store, Transaction
-from intarsia.store.contents import Contents
 from intarsia.store.stamp import Stamp
+from intarsia.store.writing.old_contents import Contents
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 
 from intarsia.errors import UsageError
 from intarsia.store.address import Address, named
-from intarsia.store.lookup import given
+from intarsia.store.reading.lookup import given
 
 
 def test_a_url_has_a_parent_a_name_and_what_lies_below_it() -> None:

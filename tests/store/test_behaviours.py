@@ -14,9 +14,9 @@ import pytest
 from intarsia.errors import ChangedError, FormatError, StoreError, UnsafeError, UsageError
 from intarsia.store.address import named
 from intarsia.store.base import Store
-from intarsia.store.folder import Folder
 from intarsia.store.log import log_of
-from intarsia.store.lookup import (
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.lookup import (
     everything_in,
     exists,
     is_file,
@@ -27,7 +27,7 @@ from intarsia.store.lookup import (
     stamp_of,
 )
 from intarsia.store.registry import register, store_of
-from intarsia.store.staging import Staging
+from intarsia.store.writing.staging import Staging
 from tests.store.bucket_store import BucketStore
 from tests.store.memory_store import MemoryStore
 
@@ -124,7 +124,7 @@ def test_many_ranges_are_read_into_the_buffers_that_are_given(place: Place) -> N
 
 
 def test_a_file_is_read_a_part_at_a_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("intarsia.store.folder._PART_BYTES", 4)
+    monkeypatch.setattr("intarsia.store.reading.folder._PART_BYTES", 4)
     for size in (0, 3, 4, 9):
         data = bytes(range(size))
         place.put(place.root / f"{size}", data)

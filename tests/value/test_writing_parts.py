@@ -34,7 +34,7 @@ from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.planning.proof import prover_of
 from intarsia.run.budget import Budget
-from intarsia.store.staging import Staging
+from intarsia.store.writing.staging import Staging
 from intarsia.value import Window
 from intarsia.value.bits import Bits, as_float64, bits_dtype
 from intarsia.value.cast import cast

@@ -12,7 +12,7 @@ import typer
 from intarsia.cli.output import answer, table
 from intarsia.quantity import human
 from intarsia.store.local.paths import expanded
-from intarsia.store.naming import naming
+from intarsia.store.system_errors import errors_naming
 
 ROUTE = (
     ("dcp", "tp=2,fsdp=3"),
@@ -37,7 +37,7 @@ def run(
             _route(Path(scratch), seed)
     else:
         where = expanded(Path(folder))
-        with naming(where):
+        with errors_naming(where):
             where.mkdir(parents=True)
         _route(where, seed)
 
@@ -47,7 +47,7 @@ def _route(root: Path, seed: int) -> None:
     from intarsia.cli.demo_model import write_model
 
     source = root / "model"
-    with naming(source):
+    with errors_naming(source):
         write_model(source, seed)
     rows = []
     here = source

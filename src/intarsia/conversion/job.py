@@ -29,8 +29,8 @@ from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan
 from intarsia.run.budget import Budget
 from intarsia.run.ranks.crew import crew_size
-from intarsia.store.once import reading_once
-from intarsia.store.replaced import Stamps
+from intarsia.store.reading.headers_once import reading_once
+from intarsia.store.reading.replaced import Stamps
 from intarsia.store.stamp import Stamp
 
 if TYPE_CHECKING:

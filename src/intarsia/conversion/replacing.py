@@ -13,9 +13,9 @@ from intarsia.format.registry import FORMATS, format_named, read_manifest
 from intarsia.planning.inventory import Role
 from intarsia.planning.manifest import Manifest
 from intarsia.store.address import named
-from intarsia.store.contents import Contents
-from intarsia.store.folder import read_file
-from intarsia.store.lookup import everything_in, is_file, is_folder, is_link
+from intarsia.store.reading.folder import read_file
+from intarsia.store.reading.lookup import everything_in, is_file, is_folder, is_link
+from intarsia.store.writing.old_contents import Contents
 
 _FRAME = {
     "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",

@@ -7,9 +7,9 @@ from intarsia.errors import CoverageError, FormatError, IntarsiaError, Precision
 from intarsia.format.base import Arrangement
 from intarsia.quantity import human
 from intarsia.run.journal.keeping import Facts, Found, Journal
-from intarsia.store.folder import Folder
-from intarsia.store.lookup import exists
-from intarsia.store.staging import Staging
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.lookup import exists
+from intarsia.store.writing.staging import Staging
 
 
 def begin(

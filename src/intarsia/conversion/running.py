@@ -36,10 +36,10 @@ from intarsia.run.source import Source
 from intarsia.run.sums.hashing import merged
 from intarsia.run.sums.tally import Sums, Tally
 from intarsia.store.address import named
-from intarsia.store.folder import read_file
-from intarsia.store.lookup import given, real
-from intarsia.store.sources import check_sources
-from intarsia.store.staging import Staging
+from intarsia.store.reading.folder import read_file
+from intarsia.store.reading.lookup import given, real
+from intarsia.store.writing.sources import check_sources
+from intarsia.store.writing.staging import Staging
 
 
 @dataclass(frozen=True)

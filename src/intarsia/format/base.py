@@ -27,7 +27,7 @@ from intarsia.layout import Piece
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
 from intarsia.state.names import is_state
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 
 ReadEntries = Callable[[Iterable[str]], Mapping[str, bytes]]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from intarsia.errors import UsageError
 from intarsia.planning.manifest import Manifest
 from intarsia.quantity import human
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 
 
 def entries_in_place(

@@ -27,12 +27,20 @@ from intarsia.format.megatron.frame import METADATA, TRACKER, tracked_folder
 from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest
 from intarsia.store.address import named
-from intarsia.store.beside import PARTIAL
-from intarsia.store.folder import Folder
-from intarsia.store.lookup import absolute, exists, given, is_file, is_folder, listed, stamp_of
-from intarsia.store.once import reading_headers
-from intarsia.store.replaced import unreplaced
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.headers_once import reading_headers
+from intarsia.store.reading.lookup import (
+    absolute,
+    exists,
+    given,
+    is_file,
+    is_folder,
+    listed,
+    stamp_of,
+)
+from intarsia.store.reading.replaced import unreplaced
 from intarsia.store.stamp import Stamp, noting_stamps
+from intarsia.store.writing.hidden_names import PARTIAL
 
 
 class Formats(Mapping[str, Format]):

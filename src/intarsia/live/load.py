@@ -43,7 +43,7 @@ from intarsia.run.losses import changed_tensors, summary
 from intarsia.run.progress import Progress, counting
 from intarsia.run.ranks.crew import Crew, check_alike, ranks_of_model
 from intarsia.run.source import Source
-from intarsia.store.once import reading_once
+from intarsia.store.reading.headers_once import reading_once
 
 
 @reading_once()

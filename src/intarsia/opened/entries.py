@@ -15,7 +15,7 @@ from intarsia.format.registry import folder_of, format_named
 from intarsia.format.request import EntriesToWrite, Request, Source, Wanted
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 
 _MOST_ALONE_BYTES = 256 << 20
 

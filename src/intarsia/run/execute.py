@@ -35,7 +35,7 @@ from intarsia.run.sums.checksum import join
 from intarsia.run.sums.hashing import Sum, add_to, merged
 from intarsia.run.sums.neighbours import Neighbours
 from intarsia.run.sums.tally import Sums, Tallied, Tally
-from intarsia.store.staging import Staging
+from intarsia.store.writing.staging import Staging
 from intarsia.value import Window
 from intarsia.value.bits import bits_dtype
 

@@ -19,7 +19,7 @@ from intarsia.run.losses import Watch
 from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sharing import in_steps
 from intarsia.store.base import NEAR_BYTES, Range
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 from intarsia.value import Change, Window
 from intarsia.value.bits import bits_dtype
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from intarsia.errors import CoverageError
 from intarsia.format.base import Format, Located
 from intarsia.planning.manifest import Chunk, Stored
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 
 
 def locate_chunk(format: Format, folder: Folder, stored: Stored, chunk: Chunk) -> Located:

@@ -21,7 +21,7 @@ from intarsia.run.gather import Fill, Part, gather
 from intarsia.run.located import locate_chunk
 from intarsia.run.losses import Losses, Watch
 from intarsia.run.room import Bytes
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 from intarsia.value import Change
 
 MADE = "(made)"

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
-from intarsia.store.beside import JOURNAL, PARTIAL, beside
 from intarsia.store.log import Log, NumberedLog
 from intarsia.store.stamp import Stamp
+from intarsia.store.writing.hidden_names import JOURNAL, PARTIAL, beside
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from intarsia.store.contents import Contents
+    from intarsia.store.writing.old_contents import Contents
 
 Range = tuple[int, memoryview]
 """The byte of a file at which to begin, and the buffer to fill from there."""
@@ -125,7 +125,7 @@ class Transaction(ABC):
 
     def check_unchanged(self, old: Contents | None) -> None:
         """Refuse a destination that others changed since it was `old`."""
-        from intarsia.store.contents import check_unchanged  # it looks at stores
+        from intarsia.store.writing.old_contents import check_unchanged  # it looks at stores
 
         check_unchanged(self.destination, old)
 

@@ -14,7 +14,7 @@ from intarsia.checking.alone.unmapped import copies_that_differ
 from intarsia.format.dcp.archives import recorded_checksum
 from intarsia.format.dcp.data_files import open_metadata
 from intarsia.run.budget import Budget
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 from tests.fixtures import fixture
 
 MEGATRON = fixture("megatron")

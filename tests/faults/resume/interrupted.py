@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import intarsia
-from intarsia.store.staging import Staging
+from intarsia.store.writing.staging import Staging
 from tests.checkpoints import llama_config
 
 CONFIG = llama_config()

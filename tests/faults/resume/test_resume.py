@@ -12,7 +12,7 @@ import pytest
 import intarsia
 from intarsia.errors import FormatError, StoreError, UsageError
 from intarsia.run.budget import Budget
-from intarsia.store.staging import Staging
+from intarsia.store.writing.staging import Staging
 from tests.checkpoints import (
     assert_same,
     files_of,

@@ -17,10 +17,10 @@ import intarsia
 from intarsia.errors import FormatError, StoreError, UsageError
 from intarsia.store.address import named
 from intarsia.store.base import Store, Transaction
-from intarsia.store.folder import Folder
-from intarsia.store.lookup import everything_in, exists, is_file, listed
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.lookup import everything_in, exists, is_file, listed
 from intarsia.store.registry import register, store_of
-from intarsia.store.staging import Staging
+from intarsia.store.writing.staging import Staging
 from tests.checkpoints import model, python, write_hf
 from tests.faults.resume.interrupted import CONFIG, OPTIONS, Death
 from tests.store.bucket_store import BucketStore, BucketTransaction

@@ -12,7 +12,7 @@ import pytest
 
 import intarsia
 from intarsia.run.journal.keeping import JOB, to_line
-from intarsia.store.staging import Staging
+from intarsia.store.writing.staging import Staging
 from tests.checkpoints import (
     files_of,
     half_way,

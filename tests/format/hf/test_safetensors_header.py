@@ -16,7 +16,7 @@ from safetensors.torch import load, load_file, save_file
 from intarsia.dtypes import BY_NAME, BY_TORCH
 from intarsia.errors import FormatError, IntarsiaError
 from intarsia.format.hf.safetensors_header import make_header, read_header
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 from tests.checkpoints import DTYPES, assert_same, bits, random_tensor
 
 SHAPES = [(), (0,), (3,), (2, 0, 4), (2, 3, 4)]

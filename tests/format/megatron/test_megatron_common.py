@@ -24,7 +24,7 @@ from intarsia.format.megatron.common import (
 from intarsia.format.megatron.configuration.written_arguments import arguments_for
 from intarsia.format.torch_file.plain import plain
 from intarsia.mesh import Mesh
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 from tests.family.configs import CASES
 
 NOTHING = Metadata({}, {})

@@ -14,7 +14,7 @@ from intarsia.errors import UsageError
 from intarsia.format.megatron.common import read_common
 from intarsia.format.megatron.optimizer.groups import groups_in, optimizer_of
 from intarsia.format.optimizer_state.learning_rates import Rates, note_on_rates, set_rates
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 from tests.checkpoints import write_dcp
 from tests.refusals.numbers import CONFIG, trained, weights
 

@@ -25,7 +25,7 @@ from intarsia.run.journal.keeping import Journal
 from intarsia.run.journal.records import read_lines, to_line
 from intarsia.run.losses import Effect
 from intarsia.run.sums.checksum import crc32
-from intarsia.store.staging import Staging
+from intarsia.store.writing.staging import Staging
 
 U8 = BY_NAME["U8"]
 ROWS = [bytes([k]) * 8 for k in range(1, 5)]

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from intarsia.errors import LimitError
-from intarsia.store.folder import Folder
 from intarsia.store.local.descriptors import Descriptors
-from intarsia.store.staging import Staging
+from intarsia.store.reading.folder import Folder
+from intarsia.store.writing.staging import Staging
 
 
 def count() -> int:

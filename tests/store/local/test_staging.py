@@ -15,7 +15,7 @@ import pytest
 
 from intarsia.errors import IntarsiaError, StoreError, UsageError
 from intarsia.store.local.lock import Lock
-from intarsia.store.staging import Staging
+from intarsia.store.writing.staging import Staging
 from tests.checkpoints import environment, files_of, leftovers
 
 
@@ -201,7 +201,7 @@ def test_a_symbolic_link_in_place_of_the_partial_folder_is_refused(tmp_path: Pat
 
 HOLDER = """
 import sys, time
-from intarsia.store.staging import Staging
+from intarsia.store.writing.staging import Staging
 staging = Staging(sys.argv[1])
 staging.begin()
 staging.write_small("half", b"written")

@@ -13,7 +13,7 @@ from intarsia.errors import IntarsiaError
 from intarsia.format.registry import folder_of, format_named
 from intarsia.format.torch_file.zip_directory import BROKEN_ZIP
 from intarsia.planning.manifest import Entry, Manifest
-from intarsia.store.folder import MAX_SMALL_BYTES, Folder
+from intarsia.store.reading.folder import MAX_SMALL_BYTES, Folder
 
 _END = b"PK\x05\x06"
 """What the last record of an archive begins with."""

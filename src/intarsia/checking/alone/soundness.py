@@ -30,9 +30,9 @@ from intarsia.planning.inventory import unread_sections
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
-from intarsia.store.lookup import given, is_folder
-from intarsia.store.once import reading_once
-from intarsia.store.replaced import unreplaced
+from intarsia.store.reading.headers_once import reading_once
+from intarsia.store.reading.lookup import given, is_folder
+from intarsia.store.reading.replaced import unreplaced
 
 _NOT_JUDGED = "too little can be read: no tensor's content was checked"
 

@@ -20,7 +20,7 @@ from intarsia.planning.manifest import Chunk, Manifest, Stored
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.sums.checksum import crc32
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 from intarsia.value.bits import bits_dtype
 
 

@@ -31,8 +31,8 @@ from intarsia.run.ranks.crew import Crew
 from intarsia.run.sharing import share_out
 from intarsia.run.sums.hashing import Sum, merged
 from intarsia.store.address import named
-from intarsia.store.folder import Folder
-from intarsia.store.lookup import exists
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.lookup import exists
 
 QUICK, SECURE = "pages", "sha256"
 _REMOVE = f"restore the file, or remove {DIGESTS} to do without digests"

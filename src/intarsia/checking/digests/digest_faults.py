@@ -25,7 +25,7 @@ from intarsia.run.progress import Progress
 from intarsia.run.sums.hashing import Sum, merged
 from intarsia.state.names import is_state
 from intarsia.store.address import named
-from intarsia.store.lookup import is_folder
+from intarsia.store.reading.lookup import is_folder
 
 
 def digests_in(manifest: Manifest) -> Mapping[str, str]:

@@ -19,7 +19,7 @@ from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.state.names import TORCH_GROUPS, is_state
 from intarsia.store.address import named
-from intarsia.store.folder import read_file
+from intarsia.store.reading.folder import read_file
 
 EQUAL, DIFFERENT, NOT_COMPARED = "equal", "different", "not compared"
 ONLY = {"A": "only in A", "B": "only in B"}

@@ -29,7 +29,7 @@ from intarsia.run.room import Room
 from intarsia.run.sums.checksum import crc32, join
 from intarsia.run.sums.hashing import add_to
 from intarsia.state.names import MASTER, master_of, parameter_of
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 from intarsia.value import Change
 from intarsia.value.bits import Bits, as_float64, bits_dtype
 

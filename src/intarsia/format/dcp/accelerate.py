@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from intarsia.errors import FormatError
 from intarsia.format.complaint import Complain, Complaint
 from intarsia.format.megatron.frame import METADATA
-from intarsia.store.lookup import is_file, is_folder, listed
+from intarsia.store.reading.lookup import is_file, is_folder, listed
 
 if TYPE_CHECKING:
     from intarsia.format.dcp.metadata import Metadata

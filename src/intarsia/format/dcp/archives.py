@@ -19,7 +19,7 @@ from intarsia.format.torch_file.torch_zip import (
 from intarsia.format.torch_file.zip_directory import Read
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.planning.manifest import Chunk, Entry, Stored
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 
 
 class Archives(Format):

@@ -38,8 +38,8 @@ from intarsia.format.optimizer_state.numbered_state import (
 from intarsia.format.optimizer_state.optimizer_names import state_in, unnumbered_error
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.state.names import StateName
-from intarsia.store.folder import Folder
-from intarsia.store.lookup import exists, is_file, is_folder, listed, size_of
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.lookup import exists, is_file, is_folder, listed, size_of
 
 
 class Dcp(Archives):

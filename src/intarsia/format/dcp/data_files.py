@@ -11,7 +11,7 @@ from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.dcp.metadata import MAX_METADATA_BYTES, METADATA, Metadata, read_metadata
 from intarsia.mesh import Shape
 from intarsia.quantity import human
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 
 HOLLOW_BYTES = 64 << 20
 """How much of a checkpoint may be claimed without being stored, before it is no checkpoint."""

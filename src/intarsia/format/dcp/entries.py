@@ -18,7 +18,7 @@ from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.planning.manifest import Entry
 from intarsia.state.names import TORCH_GROUPS
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 
 _ROOT = TORCH_GROUPS.removesuffix(".")
 _MEMBERS = re.compile(re.escape(TORCH_GROUPS) + r"\d+\.(?P<field>params|param_names)$")

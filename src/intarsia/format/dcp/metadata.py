@@ -20,8 +20,8 @@ from intarsia.format.torch_file.unpickle import load_inert
 from intarsia.frozen import frozen
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Entry
-from intarsia.store.names import check_name
-from intarsia.store.once import made_once
+from intarsia.store.reading.file_names import check_name
+from intarsia.store.reading.headers_once import made_once
 
 BASE = "torch.distributed.checkpoint."
 _LARGEST = (1 << 63) - 1

@@ -11,8 +11,8 @@ from pathlib import PurePath
 
 from intarsia.format.hf.weight_sets import stem_of_index
 from intarsia.frozen import frozen
-from intarsia.store.folder import Folder
-from intarsia.store.lookup import is_file, is_folder, listed
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.lookup import is_file, is_folder, listed
 
 _LOOKED_BYTES = 64 << 10
 _LOOKED_FILES = 200

@@ -21,7 +21,7 @@ from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.planning.manifest import Manifest, Side
 from intarsia.quantity import human
 from intarsia.store.address import named
-from intarsia.store.lookup import everything_in, is_file, is_folder, listed, size_of
+from intarsia.store.reading.lookup import everything_in, is_file, is_folder, listed, size_of
 
 
 @frozen

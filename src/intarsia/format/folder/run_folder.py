@@ -15,8 +15,8 @@ from intarsia.format.added import added
 from intarsia.format.dcp.accelerate import PARTS, is_accelerate
 from intarsia.format.megatron.frame import TRACKER, tracked_folder
 from intarsia.frozen import frozen
-from intarsia.store.folder import Folder
-from intarsia.store.lookup import exists, is_file, is_folder, listed
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.lookup import exists, is_file, is_folder, listed
 
 LATEST = "latest"
 _NAME_BYTES = 4096

@@ -10,8 +10,8 @@ from intarsia.errors import FormatError, UnsafeError, UsageError
 from intarsia.format.strict_json import parse_json
 from intarsia.planning.manifest import Side
 from intarsia.store.address import named
-from intarsia.store.folder import Folder
-from intarsia.store.lookup import exists, given, is_file, is_folder, is_link, real
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.lookup import exists, given, is_file, is_folder, is_link, real
 
 DIGESTS = "intarsia-digests.json"
 """What the tensors of a checkpoint amount to; it is of this checkpoint alone and travels nowhere."""

@@ -15,7 +15,7 @@ from intarsia.format.hf.weight_sets import ADAPTER, MODEL, is_own, stem_of_file,
 from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest, Stored
 from intarsia.store.address import named
-from intarsia.store.lookup import is_file, is_folder
+from intarsia.store.reading.lookup import is_file, is_folder
 
 _FACTOR = re.compile(
     r"^(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<which>[AB])(?:\.weight)?$"

@@ -31,8 +31,8 @@ from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.planning.manifest import Entry, Manifest, Target
 from intarsia.state.names import is_state
 from intarsia.store.address import named
-from intarsia.store.folder import Folder
-from intarsia.store.lookup import exists, is_file, is_folder, listed
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.lookup import exists, is_file, is_folder, listed
 
 ENTRIES = "entries.json"
 

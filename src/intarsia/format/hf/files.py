@@ -24,9 +24,9 @@ from intarsia.format.strict_json import parse_json
 from intarsia.frozen import frozen
 from intarsia.mesh import Box, Rule
 from intarsia.planning.manifest import Chunk, Stored
-from intarsia.store.folder import Folder
-from intarsia.store.lookup import listed
-from intarsia.store.names import check_inside
+from intarsia.store.reading.file_names import check_inside
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.lookup import listed
 
 OPTIMIZER = "optimizer"
 _UNCONSOLIDATED = "DCP_SHARDING_INFO"

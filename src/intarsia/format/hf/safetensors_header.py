@@ -20,8 +20,8 @@ from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.strict_json import parse_json
 from intarsia.format.torch_file.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
 from intarsia.mesh import Shape
-from intarsia.store.folder import Folder
-from intarsia.store.once import made_once
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.headers_once import made_once
 
 MAX_HEADER_BYTES = 100_000_000
 _DAMAGED = "the file is damaged or truncated: copy it again from its source"

@@ -10,8 +10,8 @@ from pathlib import PurePath
 from intarsia.errors import FormatError
 from intarsia.format.folder.side_files import HEADERS
 from intarsia.format.strict_json import parse_json
-from intarsia.store.folder import Folder
-from intarsia.store.lookup import is_file
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.lookup import is_file
 
 _OURS = ("format",)
 """Keys that every writer sets itself."""

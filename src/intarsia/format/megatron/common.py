@@ -37,8 +37,8 @@ from intarsia.format.strict_json import parse_json
 from intarsia.format.torch_file.inert import Inert, Tensor
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
-from intarsia.store.folder import Folder
-from intarsia.store.lookup import is_file, is_folder, listed
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.lookup import is_file, is_folder, listed
 
 BACKEND = "metadata.json"
 COMMON_OBJECT = "common_state/shard_0_1"

@@ -6,8 +6,8 @@ import re
 from pathlib import PurePath
 
 from intarsia.errors import FormatError
-from intarsia.store.folder import Folder
-from intarsia.store.lookup import is_file
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.lookup import is_file
 
 TRACKER = "latest_checkpointed_iteration.txt"
 METADATA = ".metadata"

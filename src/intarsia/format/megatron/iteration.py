@@ -13,8 +13,8 @@ from intarsia.format.megatron.common import COMMON_OBJECT
 from intarsia.format.megatron.frame import COMMON_FILE, TRACKER, tracked_folder
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.planning.manifest import Manifest
-from intarsia.store.folder import Folder
-from intarsia.store.lookup import is_folder, listed
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.lookup import is_folder, listed
 
 _SHOWN = 4
 

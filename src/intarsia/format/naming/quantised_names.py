@@ -13,7 +13,7 @@ from intarsia.mesh import Rule
 from intarsia.quantised import Quantised
 from intarsia.quantised.cutting import rules_of
 from intarsia.quantised.shapes import fits
-from intarsia.store.lookup import is_file
+from intarsia.store.reading.lookup import is_file
 
 MODELOPT = "hf_quant_config.json"
 

@@ -21,7 +21,7 @@ from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.frozen import frozen
 from intarsia.mesh import Shape
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 
 _LIST = re.compile(r"^param_groups\.(?P<group>\d+)\.(?P<field>params|param_names)$")
 _BUFFERS = (

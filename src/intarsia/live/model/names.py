@@ -23,7 +23,7 @@ from intarsia.live.model.wrapper_classes import Wrappers, is_data_parallel
 from intarsia.planning.inventory import left_out
 from intarsia.planning.manifest import Manifest
 from intarsia.store.address import named
-from intarsia.store.lookup import real
+from intarsia.store.reading.lookup import real
 from intarsia.store.stamp import when
 
 

@@ -7,9 +7,9 @@ from pathlib import PurePath
 
 from intarsia.errors import FormatError, IntarsiaError
 from intarsia.format.folder.run_folder import LATEST, named_latest
-from intarsia.store.lookup import exists, is_file
-from intarsia.store.naming import naming
+from intarsia.store.reading.lookup import exists, is_file
 from intarsia.store.registry import store_of
+from intarsia.store.system_errors import errors_naming
 
 _STEP = re.compile(r"\d+$")
 
@@ -56,5 +56,5 @@ def _point(path: PurePath) -> None:
         raise FormatError(
             f"{file} is not a file, so the name of the last checkpoint cannot be written into it"
         )
-    with naming(file, lasting=True):
+    with errors_naming(file, lasting=True):
         store_of(file).put(file, f"{path.name}\n".encode())

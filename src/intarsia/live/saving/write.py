@@ -35,7 +35,7 @@ from intarsia.run.sharing import share_out
 from intarsia.run.sums.checksum import crc32
 from intarsia.run.sums.hashing import merged
 from intarsia.store.address import named
-from intarsia.store.staging import Staging
+from intarsia.store.writing.staging import Staging
 
 
 def write(

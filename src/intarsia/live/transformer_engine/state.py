@@ -35,7 +35,7 @@ from intarsia.errors import CoverageError, LayoutError, few
 from intarsia.format.registry import live_format
 from intarsia.placement import Strided, boxes, from_torch
 from intarsia.store.address import named
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 
 EXTRA = "_extra_state"
 

@@ -32,11 +32,11 @@ from intarsia.run.journal.done import NOTHING, Done, is_whole
 from intarsia.run.journal.records import line_of, read_lines, to_line, written_in
 from intarsia.run.sharing import share_out
 from intarsia.run.sums.checksum import crc32
-from intarsia.store.folder import Folder
 from intarsia.store.log import Log, log_of
-from intarsia.store.lookup import exists, listed
-from intarsia.store.naming import naming
-from intarsia.store.staging import HEAD, Staging
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.lookup import exists, listed
+from intarsia.store.system_errors import errors_naming
+from intarsia.store.writing.staging import HEAD, Staging
 
 JOB = HEAD
 LEAST_SECONDS, REST = 0.25, 10
@@ -101,7 +101,7 @@ class Journal:
             "generation": generation,
         }
         lines = [to_line(head), *(to_line(line_of(x, self._index)) for x in done.records)]
-        with naming(self.folder, lasting=bool(done.records)):
+        with errors_naming(self.folder, lasting=bool(done.records)):
             store = self.staging.store
             store.put(self.folder / JOB, b"".join(lines), lasting=bool(done.records))
             for path in listed(self.folder):
@@ -161,7 +161,7 @@ class Journal:
         assert found is not None, f"{self.folder} is gone"
         done, _ = self.read(found)
         self._path = path = self.folder / f"{found.generation}-{rank}"
-        with naming(path):
+        with errors_naming(path):
             self._log = self.staging.store.log(path)
         self._due_at = time.monotonic() + LEAST_SECONDS
         return done
@@ -193,7 +193,7 @@ class Journal:
             return
         log, self._log = self._log, None
         try:
-            with naming(self._path, lasting=True):
+            with errors_naming(self._path, lasting=True):
                 log.close()
         except StoreError as failure:
             self._failure = self._failure or failure
@@ -212,7 +212,7 @@ class Journal:
             with self._lock:
                 count = self._count
             self.staging.flush()
-            with self._lock, naming(self.folder):
+            with self._lock, errors_naming(self.folder):
                 self._append(to_line({"synced": count}))
                 assert self._log is not None
                 self._log.sync()
@@ -232,7 +232,7 @@ class Journal:
 
     def _append(self, line: bytes) -> None:
         assert self._log is not None, "nobody joined"
-        with naming(self.folder):
+        with errors_naming(self.folder):
             self._log.append(line)
 
     @cached_property

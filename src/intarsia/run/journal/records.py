@@ -19,8 +19,8 @@ from intarsia.run.filled import Part
 from intarsia.run.losses import Effect
 from intarsia.run.sums.checksum import crc32
 from intarsia.run.sums.hashing import Sum
-from intarsia.store.folder import read_file
-from intarsia.store.lookup import is_file
+from intarsia.store.reading.folder import read_file
+from intarsia.store.reading.lookup import is_file
 
 
 def to_line(value: Any) -> bytes:

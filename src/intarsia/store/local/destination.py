@@ -10,8 +10,8 @@ from pathlib import Path, PurePath
 
 from intarsia.errors import UsageError
 from intarsia.store.address import Address
-from intarsia.store.lookup import everything_in, is_link, real
-from intarsia.store.naming import unreadable
+from intarsia.store.reading.lookup import everything_in, is_link, real
+from intarsia.store.system_errors import unreadable
 
 EVERYONE = 0o077
 """The group and all others, as bits of a mode."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from intarsia.errors import UsageError
-from intarsia.store.naming import naming, unlockable
+from intarsia.store.system_errors import errors_naming, unlockable
 
 
 class Lock:
@@ -68,7 +68,7 @@ class Lock:
         """Remove the file, and let others take it."""
         if self.fd is not None:
             fd, self.fd = self.fd, None
-            with naming(self.path):
+            with errors_naming(self.path):
                 try:
                     self.path.unlink(missing_ok=True)
                 finally:

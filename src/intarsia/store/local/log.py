@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from intarsia.store.local.swap import sync_path
-from intarsia.store.lookup import listed
+from intarsia.store.reading.lookup import listed
 
 _OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 

@@ -9,8 +9,8 @@ from pathlib import Path, PurePath
 
 from intarsia.errors import UsageError
 from intarsia.store.base import Entry, Kind
-from intarsia.store.naming import unreadable
 from intarsia.store.stamp import Stamp
+from intarsia.store.system_errors import unreadable
 
 _KINDS: dict[int, Kind] = {
     stat.S_IFREG: "file",

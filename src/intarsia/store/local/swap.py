@@ -8,9 +8,9 @@ import os
 import shutil
 from pathlib import Path
 
-from intarsia.store.contents import Contents, changed_meanwhile
-from intarsia.store.lookup import exists, is_folder, is_link
-from intarsia.store.naming import naming
+from intarsia.store.reading.lookup import exists, is_folder, is_link
+from intarsia.store.system_errors import errors_naming
+from intarsia.store.writing.old_contents import Contents, changed_meanwhile
 
 _HERE, _EXCHANGE = -100, 2
 _IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
@@ -104,7 +104,7 @@ def _exchange(a: Path, b: Path) -> bool:
 
 def sync_path(path: Path) -> None:
     """Make a file durable, or a folder's names."""
-    with naming(path, lasting=True):
+    with errors_naming(path, lasting=True):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(fd)

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 from intarsia.errors import StoreError
 from intarsia.quantity import human
 from intarsia.store.base import Store, Transaction
-from intarsia.store.beside import LOCK, beside
-from intarsia.store.contents import Contents
 from intarsia.store.local.destination import (
     EVERYONE,
     check_owners,
@@ -26,8 +24,10 @@ from intarsia.store.local.lock import Lock
 from intarsia.store.local.paths import entry_at
 from intarsia.store.local.swap import put_in_place, remove, remove_contents, restore, sync_path
 from intarsia.store.local.written_files import WrittenFiles
-from intarsia.store.lookup import everything_in, is_folder, is_link
-from intarsia.store.naming import naming
+from intarsia.store.reading.lookup import everything_in, is_folder, is_link
+from intarsia.store.system_errors import errors_naming
+from intarsia.store.writing.hidden_names import LOCK, beside
+from intarsia.store.writing.old_contents import Contents
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -96,7 +96,7 @@ class LocalTransaction(Transaction):
     def claim(self) -> None:
         """Lock the destination, and undo what a run left that was killed while it replaced it."""
         parent = self.destination.parent
-        with naming(parent):
+        with errors_naming(parent):
             parent.mkdir(parents=True, exist_ok=True)
             self.lock.take()
             restore(self.folder, self.destination)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from intarsia.errors import StoreError
 from intarsia.store.local.descriptors import Descriptors
 from intarsia.store.local.pwrite import WRITEBACK_BYTES, start_write_back, write_all
-from intarsia.store.naming import naming
+from intarsia.store.system_errors import errors_naming
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -70,7 +70,7 @@ class WrittenFiles:
 
     def _start_write_back(self, file: str, start_bytes: int, length_bytes: int) -> None:
         try:
-            with naming(self.folder / file, lasting=True), self._files.use(file) as fd:
+            with errors_naming(self.folder / file, lasting=True), self._files.use(file) as fd:
                 start_write_back(fd, start_bytes, length_bytes)
         except StoreError as error:
             self.failure = self.failure or error
@@ -97,7 +97,7 @@ class WrittenFiles:
         if self.failure is not None:
             raise self.failure
         self._sync_each(list({**self._unsynced, **self._created}))
-        with naming(self.folder, lasting=True):
+        with errors_naming(self.folder, lasting=True):
             self._files.close()
 
     def _sync_each(self, files: Sequence[str]) -> None:
@@ -116,7 +116,7 @@ class WrittenFiles:
     def _sync_one(self, file: str) -> None:
         self._unsynced.pop(file, None)
         try:
-            with naming(self.folder / file, lasting=True), self._files.use(file) as fd:
+            with errors_naming(self.folder / file, lasting=True), self._files.use(file) as fd:
                 os.fsync(fd)
         except StoreError as error:
             self.failure = self.failure or error
@@ -129,7 +129,7 @@ class WrittenFiles:
             if self.failure is not None:
                 raise self.failure
             for file in list({**self._unsynced, **self._created} if created else self._unsynced):
-                with naming(self.folder / file, lasting=True), self._files.use(file) as fd:
+                with errors_naming(self.folder / file, lasting=True), self._files.use(file) as fd:
                     os.fdatasync(fd)
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class WrittenFiles:
         """Close a file to make room for another; what the kernel could not write is known then."""
         try:
             if file in self._unsynced:
-                with naming(self.folder / file, lasting=True):
+                with errors_naming(self.folder / file, lasting=True):
                     os.fsync(fd)
                 self._unsynced.pop(file, None)
         except StoreError as error:

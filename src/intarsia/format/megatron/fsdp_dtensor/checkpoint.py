@@ -51,8 +51,8 @@ from intarsia.format.request import EntriesToWrite, Request, Source, Wanted
 from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.planning.problem import Problem
-from intarsia.store.folder import Folder
-from intarsia.store.lookup import is_file, is_folder
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.lookup import is_file, is_folder
 
 _KEYS = re.compile(
     rb"model\.(?:module\.)+(?:\w+\.)?(?:embedding\.word_|decoder\.(?:layers\.\d|final_)|output_layer\.)"

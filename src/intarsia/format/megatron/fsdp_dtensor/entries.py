@@ -21,7 +21,7 @@ from intarsia.format.optimizer_state.parameter_groups import Groups
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import Payload, read_object, read_payload
 from intarsia.planning.manifest import Entry, Logical, Stored
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 
 COUNTERS = ("iteration", "checkpoint_version", "num_floating_point_operations_so_far")
 SCHEDULER = "opt_param_scheduler"

@@ -60,7 +60,7 @@ from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Entry, Logical, Manifest, Stored, Target
 from intarsia.planning.problem import Problem
 from intarsia.state.names import STEP, kind_of
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 
 
 class TorchDist(MegatronFormat):

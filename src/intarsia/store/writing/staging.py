@@ -14,11 +14,11 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from intarsia.errors import StoreError, UnsafeError, UsageError
-from intarsia.store.contents import OVERWRITE, Contents, Judge, refuse_existing
-from intarsia.store.folder import Folder
-from intarsia.store.lookup import absolute, exists, given, is_folder, listed
-from intarsia.store.naming import naming
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.lookup import absolute, exists, given, is_folder, listed
 from intarsia.store.registry import store_of
+from intarsia.store.system_errors import errors_naming
+from intarsia.store.writing.old_contents import OVERWRITE, Contents, Judge, refuse_existing
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -52,7 +52,7 @@ class Staging:
                 f"{self.destination} can be written by one process only, and several are running",
                 hint="run without torchrun, or give a local folder that all ranks share",
             )
-        with naming(self.destination):
+        with errors_naming(self.destination):
             self.transaction = self.store.transaction(self.destination)
         self.folder = self.transaction.folder
         self.journal = self.transaction.journal
@@ -113,7 +113,7 @@ class Staging:
 
     def claim(self) -> None:
         """Lock the destination, and undo what a run left that was killed while it replaced it."""
-        with naming(self.destination):
+        with errors_naming(self.destination):
             self.transaction.claim()
 
     @property
@@ -126,7 +126,7 @@ class Staging:
 
     def number_of(self, path: PurePath) -> int | None:
         """The number of the folder or of the destination, by which a commit is known; None where nothing is."""
-        with naming(path):
+        with errors_naming(path):
             return self.transaction.number_of(path)
 
     def await_folder(self, number: int) -> None:
@@ -143,14 +143,14 @@ class Staging:
 
     def clear(self) -> None:
         """Start again, with an empty folder."""
-        with naming(self.journal):
+        with errors_naming(self.journal):
             self.store.remove(self.journal)
-        with naming(self.folder):
+        with errors_naming(self.folder):
             self.transaction.clear()
 
     def check_room(self, need_bytes: int, *, resumed: bool = False) -> None:
         """Raise where fewer bytes are free than are still to be written."""
-        with naming(self.destination.parent):
+        with errors_naming(self.destination.parent):
             self.transaction.check_room(need_bytes, resumed=resumed)
 
     def create(
@@ -164,7 +164,7 @@ class Staging:
         if ".." in PurePath(file).parts or self.folder not in path.parents:
             raise UnsafeError(f"{file!r} is outside of the destination")
         try:
-            with naming(path):
+            with errors_naming(path):
                 if like is None:
                     self.transaction.create(file, size_bytes, keep=keep)
                 else:
@@ -174,7 +174,7 @@ class Staging:
 
     def write(self, file: str, start_bytes: int, buffers: Sequence[Buffer]) -> None:
         """Write buffers one after another at a position of a file, from any thread."""
-        with naming(self.folder / file):
+        with errors_naming(self.folder / file):
             self.transaction.write(file, start_bytes, buffers)
 
     def write_small(self, file: str, data: bytes) -> None:
@@ -191,12 +191,12 @@ class Staging:
 
     def sync(self) -> None:
         """Make every file that this process wrote last, and close it."""
-        with naming(self.folder, lasting=True):
+        with errors_naming(self.folder, lasting=True):
             self.transaction.sync()
 
     def flush(self, *, created: bool = False) -> None:
         """Make last what was written so far, and what was `created`."""
-        with naming(self.folder, lasting=True):
+        with errors_naming(self.folder, lasting=True):
             self.transaction.flush(created=created)
 
     def commit(self) -> list[str]:
@@ -205,7 +205,7 @@ class Staging:
         self.transaction.check_unchanged(self.old)
         self.number = self.folder_number
         try:
-            with naming(self.destination):
+            with errors_naming(self.destination):
                 self.transaction.commit(self.old)
         except KeyboardInterrupt:
             if not self.committed:
@@ -221,7 +221,7 @@ class Staging:
         What cannot be removed takes nothing from the destination, and the next run tries again.
         """
         try:
-            with naming(self.destination, lasting=True):
+            with errors_naming(self.destination, lasting=True):
                 self.transaction.settle_down()
         except StoreError as error:
             error.hint = f"{self.destination} is complete and in its place; whether it has reached the disk is not known"
@@ -235,20 +235,20 @@ class Staging:
     def clear_up(self) -> None:
         """Remove what lies beside a destination that is whole, and last by what the next run knows that."""
         try:
-            with naming(self.folder):
+            with errors_naming(self.folder):
                 self.transaction.clear_up(self.old if self.committed else None)
             for path in listed(self.journal):
                 if path.name != HEAD:
-                    with naming(path):
+                    with errors_naming(path):
                         self.store.remove(path)
-            with naming(self.journal):
+            with errors_naming(self.journal):
                 self.store.remove(self.journal)
         finally:
             self.release()
 
     def release(self) -> None:
         """Let others write the destination."""
-        with naming(self.destination):
+        with errors_naming(self.destination):
             self.transaction.release()
 
     def is_broken(self, error: object) -> bool:

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from intarsia.errors import ChangedError, IntarsiaError
 from intarsia.frozen import frozen_open
 from intarsia.store.address import named
-from intarsia.store.lookup import is_folder, listed, number_of, stamp_of
+from intarsia.store.reading.lookup import is_folder, listed, number_of, stamp_of
 from intarsia.store.stamp import Stamp, changed
 
 

@@ -7,8 +7,8 @@ from pathlib import PurePath
 
 from intarsia.errors import UsageError, few
 from intarsia.frozen import frozen_open
-from intarsia.store.lookup import everything_in, exists, is_folder, is_link, itself, listed
-from intarsia.store.naming import absent
+from intarsia.store.reading.lookup import everything_in, exists, is_folder, is_link, itself, listed
+from intarsia.store.system_errors import absent
 
 
 @frozen_open

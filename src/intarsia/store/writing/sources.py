@@ -9,7 +9,7 @@ from pathlib import PurePath
 from intarsia.errors import UsageError
 from intarsia.store.address import Address, named
 from intarsia.store.local.destination import look
-from intarsia.store.lookup import everything_in, exists, itself, real
+from intarsia.store.reading.lookup import everything_in, exists, itself, real
 
 
 def check_sources(destination: PurePath, sources: Iterable[str], *, overwrite: bool) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from intarsia.errors import FormatError, StoreError
-from intarsia.store.folder import Folder, read_file
-from intarsia.store.naming import unreadable
+from intarsia.store.reading.folder import Folder, read_file
+from intarsia.store.system_errors import unreadable
 
 
 def test_exactly_the_bytes_asked_for_are_read_and_counted(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from intarsia.errors import UsageError
 from intarsia.store.address import Address, named
 from intarsia.store.base import Entry
 from intarsia.store.local.paths import absolute_path, entry_at, expanded, real_path
-from intarsia.store.naming import absent, unreadable
 from intarsia.store.registry import store_of
 from intarsia.store.stamp import Stamp
+from intarsia.store.system_errors import absent, unreadable
 
 P = TypeVar("P", bound=PurePath)
 

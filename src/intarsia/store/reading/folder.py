@@ -12,11 +12,11 @@ from intarsia.errors import ChangedError, FormatError, IntarsiaError, UsageError
 from intarsia.quantity import human
 from intarsia.store.address import named
 from intarsia.store.base import Range
-from intarsia.store.lookup import is_file
-from intarsia.store.naming import unreadable
-from intarsia.store.once import is_reading_once, read_once
+from intarsia.store.reading.headers_once import is_reading_once, read_once
+from intarsia.store.reading.lookup import is_file
 from intarsia.store.registry import store_of
 from intarsia.store.stamp import Stamp, changed, note_stamp
+from intarsia.store.system_errors import unreadable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -14,7 +14,7 @@ _LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-class naming:
+class errors_naming:
     """A guard that turns a failing system call into an error that names the file and the reason.
 
     `lasting`: what fails inside is to make bytes last, so they may be lost whatever is shown of them.

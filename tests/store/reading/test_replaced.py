@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from intarsia.errors import FormatError
-from intarsia.store.replaced import Stamps
+from intarsia.store.reading.replaced import Stamps
 
 
 def cut(path: Path) -> None:

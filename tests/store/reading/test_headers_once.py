@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from intarsia.store import once
-from intarsia.store.folder import Folder
 from intarsia.store.local.reader import LocalReader
-from intarsia.store.once import made_once, reading_headers, reading_once
+from intarsia.store.reading import headers_once
+from intarsia.store.reading.folder import Folder
+from intarsia.store.reading.headers_once import made_once, reading_headers, reading_once
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_what_is_no_header_is_not_kept(reads: list[str], tmp_path: Path, monkeyp
         for _ in range(2):
             assert read(tmp_path) == b"data"
     assert len(reads) == 2
-    monkeypatch.setattr(once, "MOST_BYTES", 3)
+    monkeypatch.setattr(headers_once, "MOST_BYTES", 3)
     with reading_headers():
         for _ in range(2):
             assert read(tmp_path) == b"data"
@@ -73,7 +73,7 @@ def test_a_header_is_taken_apart_once_in_a_job(monkeypatch) -> None:
         assert made_once("there", b"data", make) == 2
         assert made_once("here", b"other", make) == 3
     assert made_once("here", b"data", make) == 4, "the job is over"
-    monkeypatch.setattr(once, "MOST_BYTES", 6)
+    monkeypatch.setattr(headers_once, "MOST_BYTES", 6)
     with reading_headers():
         assert [made_once("here", b"data", make) for _ in range(2)] == [5, 5]
         assert [made_once("there", b"data", make) for _ in range(2)] == [6, 7], "that is too much"

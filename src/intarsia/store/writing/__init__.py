@@ -1,0 +1,1 @@
+"""A destination while it is written: hidden until it is whole."""
