@@ -12,9 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from intarsia.dtypes import BY_TORCH
 from intarsia.errors import FormatError
+from intarsia.format.dcp.metadata import Metadata, TensorRecord
+from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.torch_file import pickle_scan
 from intarsia.format.torch_file.pickle_scan import MAX_KEYS, MAX_WEIGHT, check_pickle
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Chunk, Entry
 from tests.checkpoints import write_dcp
 
 keys = (
@@ -56,6 +61,73 @@ def test_what_torch_writes_is_walked_in_phrases(tmp_path: Path) -> None:
     walk = pickle_scan._Walk((tmp_path / ".metadata").read_bytes())
     walk.run()
     assert walk.phrase == pickle_scan._FAST.match
+
+
+def metadata_of(chunks: int) -> bytes:
+    """The metadata of tensors of one to five axes, as we write it."""
+    tensors = {}
+    for axes in range(1, 6):
+        rest = (3,) * (axes - 1)
+        boxes = [Box((2 * k, *[0] * (axes - 1)), (2, *rest)) for k in range(chunks)]
+        placed = tuple(Chunk(box, "__0_0.distcp", 300 * k, 12) for k, box in enumerate(boxes))
+        name = f"{axes}"
+        tensors[name] = TensorRecord(name, BY_TORCH["bfloat16"], (2 * chunks, *rest), placed)
+    return write_metadata(Metadata(tensors, {"e": Entry("e", "__0_0.distcp", 4000, 9)}))
+
+
+def as_torch_writes(data: bytes) -> bytes:
+    return pickle.dumps(pickle.loads(data), 4)
+
+
+def walked(data: bytes, phrase: Any) -> pickle_scan._Walk | None:
+    """A walk with one set of phrases; None where it ends early."""
+    walk = pickle_scan._Walk(data)
+    walk.phrase = phrase.match
+    try:
+        walk.run()
+    except (FormatError, IndexError, ValueError):
+        return None
+    return walk
+
+
+def test_phrases_weigh_no_less_than_their_opcodes_one_by_one() -> None:
+    chance, passed = random.Random(0), 0
+    for data in (metadata_of(3), as_torch_writes(metadata_of(3))):
+        for _ in range(150):
+            changed, at = bytearray(data), chance.randrange(len(data))
+            if chance.random() < 0.5:
+                changed[at] = chance.choice(b"hj)\x81\x94}(KMJN\x85\x86t]eubR\x00\x05")
+            else:
+                till = chance.randrange(at, min(len(data), at + 40))
+                changed[at:till] = data[till : till + chance.randrange(60)]
+            fast = walked(bytes(changed), pickle_scan._FAST)
+            slow = walked(bytes(changed), pickle_scan._SLOW)
+            assert (fast is None) == (slow is None)
+            if fast is not None and slow is not None:
+                passed += 1
+                assert len(fast.stack) == len(slow.stack)
+                assert fast.marks == slow.marks
+                assert len(fast.kinds) == len(slow.kinds)
+                assert all(f >= s for f, s in zip(fast.kinds, slow.kinds, strict=True))
+                assert all(fast.memo[slot] >= weight for slot, weight in slow.memo.items())
+    assert passed > 50
+
+
+def test_a_chunk_that_torch_writes_takes_no_step_of_its_own() -> None:
+    def steps(data: bytes) -> int:
+        walk, taken = pickle_scan._Walk(data), list[int]()
+
+        def counted(data: bytes, at: int) -> Any:
+            taken.append(at)
+            return pickle_scan._FAST.match(data, at)
+
+        walk.phrase = counted  # type: ignore[assignment]
+        walk.run()
+        return len(taken)
+
+    few, many = metadata_of(20), metadata_of(220)
+    assert steps(few) == steps(many)
+    assert steps(as_torch_writes(many)) - steps(as_torch_writes(few)) < 150
 
 
 def doubled(times: int, protocol: int) -> bytes:

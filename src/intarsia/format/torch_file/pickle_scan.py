@@ -24,29 +24,41 @@ MAX_KEYS = 10_000
 
 _INT = rb"(?:K.|M..|J....|\x8a\x05.{5})"
 _GET = rb"(?:h.|j....)"
-_FLAT = rb"(?:%b\x85|%b{2}\x86|%b{3}\x87|\(%b{4,16}t)" % ((_INT,) * 4)
+_FLAT = rb"(?:%b(?:\x85|%b(?:\x86|%b\x87))|\(%b{4,16}t)" % ((_INT,) * 4)
 _SIZED, _BARE = rb"%b\x94\x85\x94R\x94" % _FLAT, rb"\(%b{0,16}t\x85R" % _INT
 _PAIRS = rb"(?:%b(?:%b|N|%b(?=[hju]))){0,8}+" % (_GET, _INT, _GET)
 _SIZE_PAIR = rb"%b%b%b%b" % (_GET, _GET, _SIZED, _PAIRS)
-_OPCODES = rb"(?P<get>%b)|(?P<atom>%b|[N\x88\x89)]|G.{8})|(?P<close>ub)|(?P<memoize>\x94)" % (
-    _GET,
-    _INT,
+_STATE = rb"(?:%b|%b|[N\x88\x89]){0,16}+" % (_GET, _INT)
+_RECORD = rb"%b\)\x81\x94\}\x94\(%b(?:%b(?:%b)?)?ub" % (_GET, _PAIRS, _SIZE_PAIR, _SIZE_PAIR)
+_TENSOR = rb"%b\)\x81\x94\}\x94\(%b%b\)\x81\x94\((?P<state>%b)t\x94b%b%b%b%b\]\x94\(" % (
+    (_GET, _GET, _GET, _STATE, _GET, _GET, _SIZED, _GET)
+)
+_BARE_RECORD = rb"%b\)\x81\}\((?:%b(?:%b|N|%b(?:(?=[hju])|%b))){0,8}+ub" % (
+    (_GET, _GET, _INT, _GET, _BARE)
+)
+_BARE_TENSOR = (
+    rb"%b\)\x81\}\((?:%b(?:%b|N|%b(?:(?=[hju])|%b|\)\x81\(%btb)|\]\((?:%b)*+e)){0,8}+ub"
+    % (_GET, _GET, _INT, _GET, _BARE, _STATE, _BARE_RECORD)
+)
+_OPCODES = (
+    rb"(?P<get>%b)|(?P<atom>%b|[N\x88\x89)]|G.{8})|(?P<close>ub)|(?P<memoize>\x94)"
+    rb"|(?P<text>\x8c.|X....)" % (_GET, _INT)
 )
 _SLOW = re.compile(_OPCODES, re.DOTALL)
 _FAST = re.compile(
-    rb"%b(?:\x81\x94\}\x94\(%b(?:(?P<record0>ub)|%b(?:(?P<record1>ub)|%b(?P<record2>ub)))"
-    rb"|\x81\}\((?:%b(?:%b|N|%b(?=[hju])|%b%b)){0,8}+(?P<record>ub))"
-    % (_GET + rb"\)", _PAIRS, _SIZE_PAIR, _SIZE_PAIR, _GET, _INT, _GET, _GET, _BARE)
+    rb"(?P<records>(?:%b)++)|(?P<tensor>%b(?P<chunks>(?:%b)*+)eub)" % (_RECORD, _TENSOR, _RECORD)
+    + rb"|(?P<bare>%b|\}\((?:%b%b)*+u)" % (_BARE_TENSOR, _BARE_RECORD, _BARE_RECORD)
     + rb"|(?P<size>%b)|(?P<bare_size>%b)|" % (_SIZED, _BARE)
     + _OPCODES,
     re.DOTALL,
 )
+_EACH_RECORD = re.compile(_RECORD.replace(b"R", b"(R)"), re.DOTALL)
+_EACH_GET = re.compile(rb"%b|%b|." % (_GET, _INT), re.DOTALL)
 _ATOM, _SHORT, _LONG = 0, 1, 2
 _MEMOIZED = {
-    "record0": bytes(2),
-    "record1": bytes((0, 0, 1, 1, 1)),
-    "record2": bytes((0, 0, 1, 1, 1, 1, 1, 1)),
-    "record": b"",
+    (b"", b""): bytes(2),
+    (b"R", b""): bytes((0, 0, 1, 1, 1)),
+    (b"R", b"R"): bytes((0, 0, 1, 1, 1, 1, 1, 1)),
 }
 """What each record adds to the memo: itself, its fields, and the three tuples of every size."""
 
@@ -99,24 +111,49 @@ class _Walk:
                     return
                 at = self._step(at)
                 continue
-            kind, end = found.lastgroup or "", found.end()
+            kind, end = found.lastgroup, found.end()
             if kind == "get":
                 self._get(int.from_bytes(data[at + 1 : end], "little"))
-            elif kind == "atom":
+            elif kind == "atom" or kind == "bare":
                 stack.append(1)
             elif kind == "memoize":
                 self._memoize()
+            elif kind == "text":
+                stack.append(1)
+                end += int.from_bytes(data[at + 1 : end], "little")
             elif kind == "close":
                 self._set(marks.pop())
                 stack.pop()
-            elif kind in _MEMOIZED:
-                kinds += _MEMOIZED[kind]
-                stack.append(1)
+            elif kind == "records":
+                stack += [1] * self._records(at, end)
+            elif kind == "tensor":
+                self._tensor(found)
             else:
                 stack[-1] = _SIZE
                 if kind == "size":
                     kinds += b"\1\1\1"
             at = end
+
+    def _records(self, at: int, end: int) -> int:
+        """Number what records add to the memo; how many they are."""
+        found = _EACH_RECORD.findall(self.data, at, end)
+        self.kinds += b"".join(map(_MEMOIZED.__getitem__, found))
+        return len(found)
+
+    def _tensor(self, found: re.Match[bytes]) -> None:
+        """Number what a tensor with its chunks adds to the memo, and leave it on the stack."""
+        self.kinds += bytes(3)  # the tensor, its fields, its properties
+        start = len(self.stack)
+        for each in _EACH_GET.findall(found["state"]):
+            if each[0] in b"hj":
+                self._get(int.from_bytes(each[1:], "little"))
+            else:
+                self.stack.append(1)
+        self._tuple(start)
+        self._memoize()
+        self.kinds += b"\1\1\1\0"  # its shape, and the list of its chunks
+        self._records(*found.span("chunks"))
+        self.stack[-1] = 1
 
     def _get(self, slot: int) -> None:
         kind = self.kinds[slot] if slot < len(self.kinds) else _LONG
