@@ -96,10 +96,10 @@ class Options:
 
 def explained(call: Call) -> Call:
     """A function with what each of the options means added to its docstring."""
-    told = [f"{f.name}: {f.metadata['help']}" for f in fields(Options)]
+    meanings = [f"{f.name}: {f.metadata['help']}" for f in fields(Options)]
     lines = [
         line
-        for text in told
+        for text in meanings
         for line in wrap(text, 90, subsequent_indent="    ", break_on_hyphens=False)
     ]
     call.__doc__ = f"{call.__doc__}\n    Options:\n{indent(chr(10).join(lines), ' ' * 8)}\n    "

@@ -66,7 +66,7 @@ _EACH = 3
 
 
 def gathered(faults: Iterable[Fault]) -> tuple[Fault, ...]:
-    """Each fault once; those that befell one file, and weights that are stale together, as one."""
+    """Each fault once; those that damaged one file, and weights that are stale together, as one."""
     groups: dict[object, list[Fault]] = {}
     for fault in dict.fromkeys(faults):
         key: object = fault

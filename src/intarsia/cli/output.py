@@ -46,7 +46,7 @@ def answer(document: Any, text: Callable[[], None]) -> None:
 
 @contextmanager
 def to_stdout() -> Iterator[None]:
-    """Printing inside may fail: the work is done whoever hears of it, so that is said on stderr alone."""
+    """Printing inside may fail: the work is done all the same, so stderr alone says so."""
     try:
         yield
         sys.stdout.flush()
@@ -58,7 +58,7 @@ def to_stdout() -> Iterator[None]:
 
 
 def complain(text: str) -> None:
-    """Print on stderr, if anybody can hear it."""
+    """Print on stderr, where that works."""
     try:
         print(printable(text), file=sys.stderr, flush=True)
     except OSError:

@@ -104,7 +104,7 @@ def prepare(
 
             manifest, wanted, made = make_parts(manifest, wanted, store_as, budget)
             budget = budget.less(made.nbytes)
-        manifest, told = settle_files(manifest, request, wanted)
+        manifest, file_notes = settle_files(manifest, request, wanted)
         stamps = stamps_of(manifest)
         budget = budget.for_work(sum(t.nbytes for t in wanted.targets), crew_size())
         plan = make_plan(
@@ -115,7 +115,12 @@ def prepare(
             peak_memory_bytes=budget.peak_bytes,
             window_bytes=budget.window_bytes,
             drop=dict(wanted.drop),
-            notes=(*manifest.notes, *wanted.notes, *told, *notes_on_request(manifest, request)),
+            notes=(
+                *manifest.notes,
+                *wanted.notes,
+                *file_notes,
+                *notes_on_request(manifest, request),
+            ),
         )
     # A configuration that leaves arguments out is good for reading, and is not written.
     written = None if manifest.config_doubts else manifest.config

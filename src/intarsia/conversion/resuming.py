@@ -22,8 +22,8 @@ def begin(
     if resume and found is not None:
         if _was_committed(found, staging, arrangement):
             _check_same(found, facts, staging)
-            told = "an earlier run had finished; only its leftovers were removed"
-            return True, [told, *staging.settle_down()]
+            finished = "an earlier run had finished; only its leftovers were removed"
+            return True, [finished, *staging.settle_down()]
         if _is_there(found, staging):
             _check_same(found, facts, staging)
             staging.check()

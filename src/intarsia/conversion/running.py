@@ -144,9 +144,9 @@ def carry_out(
                     job.stamps.check()
                     notes += staging.commit()
     except KeyboardInterrupt as stop:
-        told = Interrupted(staging.committed, *stop.args)
-        keep_what_is_proven(job, staging, told)
-        raise told from stop
+        interrupted = Interrupted(staging.committed, *stop.args)
+        keep_what_is_proven(job, staging, interrupted)
+        raise interrupted from stop
     except BaseException as error:
         keep_what_is_proven(job, staging, error)
         raise

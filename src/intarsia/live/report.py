@@ -103,8 +103,8 @@ def _counted(tensors: int, state: int) -> str:
 def _groups(groups: list[Settings]) -> Iterator[str]:
     for number, settings in enumerate(groups):
         set_here = {k: x for k, x in settings.items() if x is not None and x is not False}
-        told = (f"{k}={x.tolist() if hasattr(x, 'tolist') else x}" for k, x in set_here.items())
-        yield f"group {number}  {', '.join(told)}"
+        shown = (f"{k}={x.tolist() if hasattr(x, 'tolist') else x}" for k, x in set_here.items())
+        yield f"group {number}  {', '.join(shown)}"
 
 
 def _kept(kept: Mapping[str, str]) -> Iterator[str]:

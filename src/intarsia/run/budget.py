@@ -107,5 +107,5 @@ def _cores() -> int:
 
 def _processes() -> int:
     """The processes of this job on this machine, which share its cores: torchrun tells."""
-    told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(told)) if told.isdecimal() else 1
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isdecimal() else 1

@@ -60,7 +60,7 @@ class Watch:
             stretch = slice(lo, lo + AT_ONCE)
             some, to = flat[stretch], made[stretch]
             if usual and _is_ordinary(to):
-                # Told by the bits that are cut off.
+                # Known by the bits that are cut off.
                 self._add(Effect.ROUNDED, np.count_nonzero(some.bits & 0xFFFF))
                 continue
             x, y = change.compared(some, to)

@@ -72,7 +72,7 @@ class Dcp(Archives):
         sections = divided(listed, config, str(path), section, objects=objects, paths=paths)
         with Folder(path) as folder:
             numbers, by_order, unclear = numbers_in(folder, metadata, sections, table_for(config))
-            entries, told = entries_of(folder, metadata, sections, numbers)
+            entries, in_memory_files = entries_of(folder, metadata, sections, numbers)
         named = name_tensors(
             listed, config, str(path), complain, modelopt, sections=sections, numbers=numbers
         )
@@ -85,7 +85,7 @@ class Dcp(Archives):
             family=named.family,
             config=config,
             entries=entries,
-            in_memory_files=told,
+            in_memory_files=in_memory_files,
             inventory=named.inventory,
             absent=named.absent,
             problems=named.problems,

@@ -32,10 +32,10 @@ def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse)
         ends[file] = max(ends.get(file, 0), start + length)
         held[file] = held.get(file, 0) + 1
     shared = _shared(metadata)
-    told: list[FormatError] = []
+    reported: list[FormatError] = []
 
-    def tell(error: FormatError, *files: str) -> None:
-        told.append(error)
+    def report(error: FormatError, *files: str) -> None:
+        reported.append(error)
         complain(Complaint(error, files))
 
     absent = sorted(file for file in ends if not folder.has(file))
@@ -46,7 +46,7 @@ def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse)
             hint="restore the files, or use a complete checkpoint",
             kind="file-missing",
         )
-        tell(error, *absent)
+        report(error, *absent)
     sizes = {file: folder.size(file) for file in sorted(ends) if file not in absent}
     for file, size in sizes.items():
         if size < ends[file]:
@@ -55,18 +55,18 @@ def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse)
                 hint="the file is truncated: copy it again from its source",
                 kind="file-too-short",
             )
-            tell(error, file)
+            report(error, file)
         elif both := shared.get(file):
             error = FormatError(
                 f"{both[0]} and {both[1]} occupy the same bytes of {folder.root / file}",
                 hint="the metadata is another checkpoint's, or damaged",
                 kind="bytes-overlap",
             )
-            tell(error, file)
+            report(error, file)
     hollow = _hollow(folder, metadata, sum(sizes.values()))
     if hollow is not None:
         # Where files are lost it is for their lack that too little is stored, and that is said.
-        raise told[0] if told else hollow
+        raise reported[0] if reported else hollow
     return sizes
 
 

@@ -1,7 +1,7 @@
 """The objects beside the tensors of a DCP checkpoint, under one spelling.
 
-Parameter groups that give numbers are told again with names, once it is known what those mean; a
-list of groups that torch saved as one object is told field by field.
+Parameter groups that give numbers are written again with names, once it is known what those mean; a
+list of groups that torch saved as one object is read field by field.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def entries_of(
 ) -> tuple[dict[str, Entry], dict[str, bytes]]:
     """The objects by name, and the bytes of those that no file holds as such."""
     found: dict[str, Entry] = {}
-    told: dict[str, bytes] = {}
+    in_memory: dict[str, bytes] = {}
 
-    def tell(name: str, value: Any) -> None:
+    def add(name: str, value: Any) -> None:
         file = f"<{name}>"
-        told[file] = write_object(value)
-        found[name] = Entry(name, file, 0, len(told[file]))
+        in_memory[file] = write_object(value)
+        found[name] = Entry(name, file, 0, len(in_memory[file]))
 
     for o in metadata.objects.values():
         name = sections.entry(o.name)
@@ -47,11 +47,11 @@ def entries_of(
             fields = {name: plain(value)} if members else _fields(value)
             for field, each in fields.items():
                 if not (numbers and field.endswith(".param_names")):
-                    tell(field, _by_name(each, numbers) if field.endswith(".params") else each)
+                    add(field, _by_name(each, numbers) if field.endswith(".params") else each)
             if fields:
                 continue
         found[name] = replace(o, name=name)
-    return found, told
+    return found, in_memory
 
 
 def _fields(groups: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ _NO_SHAPES: Mapping[str, Shape] = {}
 
 @dataclass
 class Found:
-    """Stored tensors, and what their names told.
+    """Stored tensors, and what their names say.
 
     `copies` hold what is stored for another rank as well; of `repeated` counters the first is kept, and
     the second must equal it.

@@ -27,7 +27,7 @@ def misplaced_iteration(src: Manifest, folder: Folder) -> Iterator[Complaint]:
         try:
             state = read_object(data, where)
         except FormatError:
-            continue  # told as a damaged entry
+            continue  # reported as a damaged entry
         state = state[0] if isinstance(state, list) and len(state) == 1 else state
         counted = state.get("iteration") if isinstance(state, dict) else None
         if named and type(counted) is int and counted != int(named[1]):

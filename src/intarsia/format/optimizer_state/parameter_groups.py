@@ -44,7 +44,7 @@ class Groups:
 
     @staticmethod
     def of_plain(said: Any) -> Groups | None:
-        """The groups that `as_plain` told; None where these are no such values."""
+        """The groups that `as_plain` gave; None where these are no such values."""
         try:
             each = [Group(tuple(g[MEMBERS]), dict(g["fields"])) for g in said["groups"]]
             return Groups(tuple(each), bool(said["flat"]))

@@ -227,9 +227,9 @@ class Settled:
         return [each.holding for each in self.fillings]
 
 
-def settle(demand: Demand, told: Sequence[Doubts], *, strict: bool) -> Settled:
+def settle(demand: Demand, doubts: Sequence[Doubts], *, strict: bool) -> Settled:
     """Decide what the ranks have to agree on, from what all of them reported."""
-    unfit = frozenset[str]().union(*(d.unfit for d in told))
+    unfit = frozenset[str]().union(*(d.unfit for d in doubts))
     if unfit:
         name = min(unfit)
         held = demand.tensors.get(name)
@@ -238,14 +238,14 @@ def settle(demand: Demand, told: Sequence[Doubts], *, strict: bool) -> Settled:
             f"the placements of `{name}` do not give the shape of the memory that some rank has{here}",
             hint="give `shape=` and `stride=` to `DTensor.from_local`, the same on all ranks",
         )
-    unused = sorted(frozenset.intersection(*(d.unused for d in told)))
+    unused = sorted(frozenset.intersection(*(d.unused for d in doubts)))
     if unused and strict:
         raise CoverageError(
             f"{len(unused)} tensors of {demand.manifest.path} are not in the model:"
             f" {few(unused, 4)}",
             hint="load with strict=False if they are not wanted",
         )
-    stateful = sorted(frozenset.intersection(*(d.unused_state for d in told)))
+    stateful = sorted(frozenset.intersection(*(d.unused_state for d in doubts)))
     if stateful and strict:
         raise CoverageError(
             f"{demand.manifest.path} has optimizer state of {len(stateful)} parameters that the"
@@ -255,7 +255,7 @@ def settle(demand: Demand, told: Sequence[Doubts], *, strict: bool) -> Settled:
             " state is not wanted",
         )
     unused += [f"optimizer state of {name}" for name in stateful]
-    literal = frozenset[str]().union(*(d.disputed for d in told))
+    literal = frozenset[str]().union(*(d.disputed for d in doubts))
     fillings = prove(demand.holdings(literal), demand.manifest)
     return Settled(fillings, literal, unused)
 

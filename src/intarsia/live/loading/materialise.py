@@ -21,7 +21,7 @@ def materialise(model: nn.Module, device: Any = None) -> list[str]:
     """Memory for every meta tensor that a checkpoint fills; the names of buffers left on `meta`."""
     if not any(x.is_meta for x in _tensors(model)):
         return []
-    shared, told = _shared(model), _told(model)
+    shared, attributes_of = _shared(model), _attributes(model)
     passing = {id(m._buffers[k]) for _, m, k in passing_buffers(model)}
     passing -= {id(x) for module in model.modules() for _, x in own_tensors(module)}
 
@@ -35,7 +35,7 @@ def materialise(model: nn.Module, device: Any = None) -> list[str]:
         for (owner, key), *others in shared:
             for held, name in others:
                 held[name] = owner[key]
-        for module, name, attributes in told:
+        for module, name, attributes in attributes_of:
             vars(module._parameters[name]).update(attributes)
         compute_buffers(model, device or _device_of(model))
     return [name for name, m, k in passing_buffers(model) if m._buffers[k].is_meta]  # type: ignore[union-attr]
@@ -69,7 +69,7 @@ def _shared(model: nn.Module) -> list[list[tuple[dict[str, Any], str]]]:
     return [found for found in places.values() if len(found) > 1]
 
 
-def _told(model: nn.Module) -> list[tuple[nn.Module, str, dict[str, Any]]]:
+def _attributes(model: nn.Module) -> list[tuple[nn.Module, str, dict[str, Any]]]:
     """What frameworks hang on plain parameters (how Megatron cuts them, say), by their places."""
     return [
         (module, key, dict(vars(param)))

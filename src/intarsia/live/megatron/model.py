@@ -42,7 +42,7 @@ def chunks_of(into: Any) -> list[Any]:
 
 
 def is_megatron(into: Any) -> bool:
-    """Whether this is a model of Megatron-core's, wrapped or not, told by its configuration."""
+    """Whether this is a model of Megatron-core's, wrapped or not, known by its configuration."""
     chunks = chunks_of(into)
     return bool(chunks) and all(config_of(chunk) is not None for chunk in chunks)
 

@@ -61,14 +61,14 @@ def _dtype_of(dtype: torch.dtype) -> DType | None:
 
 
 def is_dtensor(x: Any) -> bool:
-    """Whether a tensor is distributed, told by what it offers."""
+    """Whether a tensor is distributed, known by what it offers."""
     kind: Any = type(x)
-    told = _told_by_class(kind)
-    return hasattr(x, "to_local") and hasattr(x, "placements") if told is None else told
+    by_class = _class_is_dtensor(kind)
+    return hasattr(x, "to_local") and hasattr(x, "placements") if by_class is None else by_class
 
 
 @lru_cache(maxsize=1 << 10)
-def _told_by_class(kind: Any) -> bool | None:
+def _class_is_dtensor(kind: Any) -> bool | None:
     """Whether the tensors of a class are distributed; None where it is no class of torch's tensors."""
     if hasattr(kind, "to_local") and hasattr(kind, "placements"):
         return True

@@ -28,7 +28,7 @@ EXTRA_STATE = "_extra_state"
 
 
 def is_module(x: Any) -> bool:
-    """Whether something is a torch module, told by what it offers."""
+    """Whether something is a torch module, known by what it offers."""
     return hasattr(x, "state_dict") and hasattr(x, "named_modules")
 
 

@@ -14,22 +14,22 @@ WITHOUT = f"{ROOT}without_state"
 
 
 def agreed_entries(
-    told: Sequence[Mapping[str, bytes]], tensors: Sequence[Iterable[str]]
+    reported: Sequence[Mapping[str, bytes]], tensors: Sequence[Iterable[str]]
 ) -> list[dict[str, bytes]]:
     """The entries of each rank that are to be written; raise where two ranks' optimizers are not alike.
 
     `tensors` are the names of the tensors that each rank has.
     """
-    _check_keys(told, tensors)
+    _check_keys(reported, tensors)
     held = [
         {
             state.parameter
             for state in map(StateName.of_torch, (*entries, *names))
             if state is not None
         }
-        for entries, names in zip(told, tensors, strict=True)
+        for entries, names in zip(reported, tensors, strict=True)
     ]
-    for rank, entries in enumerate(told):
+    for rank, entries in enumerate(reported):
         lacking = unpack(entries[WITHOUT], WITHOUT) if WITHOUT in entries else []
         for other, names in enumerate(held if lacking else ()):
             if found := sorted(names.intersection(lacking)):
@@ -39,13 +39,13 @@ def agreed_entries(
                     hint="it received no gradient there: reduce gradients over all ranks before"
                     " the step",
                 )
-    return [{n: data for n, data in entries.items() if n != WITHOUT} for entries in told]
+    return [{n: data for n, data in entries.items() if n != WITHOUT} for entries in reported]
 
 
-def _check_keys(told: Sequence[Mapping[str, bytes]], tensors: Sequence[Iterable[str]]) -> None:
+def _check_keys(reported: Sequence[Mapping[str, bytes]], tensors: Sequence[Iterable[str]]) -> None:
     """Raise where a group has a setting on one rank that it lacks on another."""
     first: dict[str, tuple[int, set[str]]] = {}
-    for rank, (entries, names) in enumerate(zip(told, tensors, strict=True)):
+    for rank, (entries, names) in enumerate(zip(reported, tensors, strict=True)):
         mine: dict[str, set[str]] = {}
         for name in (*entries, *names):
             if name.startswith(TORCH_GROUPS):

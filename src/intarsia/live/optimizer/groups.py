@@ -35,7 +35,7 @@ _NO_SETTINGS = (MEMBERS, "param_names")
 
 @dataclass(frozen=True)
 class TensorSetting:
-    """A setting that is a tensor, told with all of its digits."""
+    """A setting that is a tensor, written with all of its digits."""
 
     tensor: Any
 
@@ -104,11 +104,11 @@ def agreed_groups(
 
     None where nothing was stored; raise where parameters of one group were stored with unlike settings.
     """
-    told = [
+    stored_groups = [
         Group(g.members, {k: v for k, v in g.fields.items() if k not in _NO_SETTINGS})
         for g in (groups.each if groups else ())
     ]
-    each = merged(told)
+    each = merged(stored_groups)
     of: dict[str, list[int]] = {}
     for k, group in enumerate(each):
         for n in dict.fromkeys(group.members):
@@ -125,9 +125,9 @@ def agreed_groups(
         if len(stored) > 1:
             raise _regrouped(number, each, held, count)
         fields = each[next(iter(stored))].fields if stored else None
-        if not mine["params"] and len(told) == count:
+        if not mine["params"] and len(stored_groups) == count:
             # No parameter tells; the place among as many groups does.
-            fields = told[number].fields
+            fields = stored_groups[number].fields
         found.append(fields)
     _check_fixed(found, optimizer.settings)
     return found

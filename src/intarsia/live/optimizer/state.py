@@ -125,8 +125,8 @@ def state_to_fill(
         names = tensors_of(each.name, rows)
         held = [kinds.get(n, set()) - {MASTER} for n in names]
         spelled = next((n for n in _spellings(each.name, rows) if n in values), None)
-        told = values[spelled] if spelled is not None else set()
-        if not any(held) and not told:
+        in_entries = values[spelled] if spelled is not None else set()
+        if not any(held) and not in_entries:
             if each.param.numel():
                 never.append(each.name)
                 known = (listed.issuperset(names) and names) or bare(each.name) in listed
@@ -136,9 +136,11 @@ def state_to_fill(
             continue
         _check_alike(each.name, dict(zip(names, held, strict=True)), manifest)
         mine = held[0] if held else set()
-        check_kinds(each.name, mine | told, held_by(optimizer.held, each.group), manifest.path)
+        check_kinds(
+            each.name, mine | in_entries, held_by(optimizer.held, each.group), manifest.path
+        )
         state = out.fresh[each.param] = {}
-        for kind in sorted(told):
+        for kind in sorted(in_entries):
             state[kind] = value_in(entries, str(spelled), kind, each.param.device)
             if is_dtensor(each.param) and has_axes(state[kind]):
                 raise UsageError(
@@ -147,7 +149,7 @@ def state_to_fill(
                     hint="load it into plain parameters, or load only the model (optimizer=None)",
                 )
         old = optimizer.held.state.get(each.param, {})
-        for kind in sorted(mine - told):
+        for kind in sorted(mine - in_entries):
             assert row is not None
             logical = tuple(map(of_kind(kind), names))
             if all(manifest.logical[n].shape == () for n in logical) and each.param.dim():

@@ -32,10 +32,10 @@ class Held:
 Holders = dict[str, Held]
 
 
-def holders_of(told: Sequence[Sequence[HeldBox]]) -> Holders:
+def holders_of(boxes_by_rank: Sequence[Sequence[HeldBox]]) -> Holders:
     """The ranks that hold each box; raise where boxes of one tensor contradict or do not tile it."""
     found: dict[str, Boxes] = {}
-    for rank, said in enumerate(told):
+    for rank, said in enumerate(boxes_by_rank):
         for each in said:
             held = found.setdefault(each.name, {}).setdefault(each.box, [])
             if held and held[-1][0] == rank and each.box.size:

@@ -1,4 +1,4 @@
-"""Whether a model and its optimizer are still what the last save found, told in about a microsecond per tensor.
+"""Whether a model and its optimizer are still what the last save found: a check of about a microsecond per tensor.
 
 A save names, checks and cuts every tensor, which costs ten times as much.  Where every module and every
 tensor is the same object, with the same shape and type, all of that holds again, and only numbers are new.

@@ -57,19 +57,19 @@ def write(
         option="overwrite=True",
         alone=team.size == 1,
     )
-    with team.together() as told:
+    with team.together() as statements:
         if team.rank == 0:
             staging.check()
         statement = _statement(what, team)
-        told.value = statement.digest
+        statements.value = statement.digest
     try:
         with team.together(to_first=True) as said:
-            said.value = statement.said(told.values, team.rank)
+            said.value = statement.said(statements.values, team.rank)
         plan: SavePlan | IntarsiaError | None = None
         with team.together():
             if team.rank == 0:
                 try:
-                    plan = SavePlan.of(heard(said.values, told.values))
+                    plan = SavePlan.of(heard(said.values, statements.values))
                 except IntarsiaError as error:  # all ranks raise what is wrong with what they hold
                     plan = error
                 else:

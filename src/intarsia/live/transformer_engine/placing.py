@@ -8,7 +8,7 @@ copies of each other, and a checkpoint keeps one of them.  A DTensor says what a
     state = {"model": model_state(model), "optim": optimizer_state(model, optimizer)}
     dcp.save(state, checkpoint_id=folder)     # torch's own; `set_state` takes what it loads
 
-The modules are told by what they have, so TransformerEngine is never imported here.  Which axis
+The modules are known by what they have, so TransformerEngine is never imported here.  Which axis
 of which parameter is cut is in `intarsia.live.transformer_engine.rules`.
 """
 

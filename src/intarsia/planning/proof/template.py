@@ -44,7 +44,7 @@ class Template:
 
 
 class Templates:
-    """The templates of one manifest, and what they are told by."""
+    """The templates of one manifest, and what they are known by."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Template] = {}

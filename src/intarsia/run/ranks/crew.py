@@ -104,8 +104,8 @@ class Crew:
         return values[0] if self.size == 1 else self._connected(lambda: self._scatter(values))
 
     def _meet(self, shared: Shared, failure: BaseException | None) -> None:
-        told = None if failure is None else _Failure.of(failure)
-        mine = None if told is None and shared.value is None else (told, shared.value)
+        lost = None if failure is None else _Failure.of(failure)
+        mine = None if lost is None and shared.value is None else (lost, shared.value)
         answers = self._connected(lambda: self._all_gather(mine), failure)
         if failure is not None:
             raise failure
@@ -209,10 +209,10 @@ def agree(team: Crew, facts: Mapping[str, str]) -> None:
     check_alike(shared.values)
 
 
-def check_alike(told: Sequence[Mapping[str, str]]) -> None:
+def check_alike(reported: Sequence[Mapping[str, str]]) -> None:
     """Raise where a rank reported other facts than the first; all ranks have all that were reported."""
-    first = told[0]
-    for rank, found in enumerate(told):
+    first = reported[0]
+    for rank, found in enumerate(reported):
         wrong = [name for name in {**first, **found} if first.get(name) != found.get(name)]
         if wrong:
             shown = "\n".join(
@@ -232,8 +232,8 @@ def check_alike(told: Sequence[Mapping[str, str]]) -> None:
 
 def note_on_ranks(*, alone: bool) -> list[str]:
     """A note where the environment names ranks and none is waited for."""
-    told = all(name in os.environ for name in _VARIABLES)
-    if alone or not told or os.environ["WORLD_SIZE"] == "1" or crew_size() > 1:
+    named = all(name in os.environ for name in _VARIABLES)
+    if alone or not named or os.environ["WORLD_SIZE"] == "1" or crew_size() > 1:
         return []
     return [
         f"RANK={os.environ['RANK']} and WORLD_SIZE={os.environ['WORLD_SIZE']} are set, but not"

@@ -1,7 +1,7 @@
 """Ranks of one machine, which meet at a socket of the first, so that none of them has to import torch.
 
 The socket's name is Linux's own and not a file's: it goes with the process that holds it, so a job that
-died leaves nothing in the way.  It is made of what `torchrun` told all ranks of one job, and only
+died leaves nothing in the way.  It is made of what `torchrun` gave all ranks of one job, and only
 processes of the same user are let in.
 """
 

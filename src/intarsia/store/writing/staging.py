@@ -272,6 +272,6 @@ class Staging:
                 for path in (self.journal, self.folder):
                     with suppress(OSError, StoreError):
                         self.store.remove(path)
-            with suppress(StoreError):  # something worse is being told
+            with suppress(StoreError):  # something worse is being reported
                 self.release()
         return keep

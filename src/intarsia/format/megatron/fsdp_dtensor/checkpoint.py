@@ -122,8 +122,8 @@ class FsdpDtensor(MegatronFormat):
         return fsdp_dtensor_targets(src, table, request)
 
     def groups(self, src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
-        told = super().groups(src, entries)
-        return told or groups_by_parameter(entries, src.stored.values(), src.logical)
+        stored_by_torch = super().groups(src, entries)
+        return stored_by_torch or groups_by_parameter(entries, src.stored.values(), src.logical)
 
     def entries_to_write(self, src: Source, wanted: Wanted) -> EntriesToWrite:
         return EntriesToWrite(src.entries)

@@ -114,7 +114,7 @@ def group_for(
 
 
 def _is_decoupled(group: Mapping[str, Any], rate: Any) -> bool:
-    """Whether a group is that of embedding and head; Megatron-core has long told it by its rate alone."""
+    """Whether a group is that of embedding and head; Megatron-core has long known it by its rate alone."""
     return bool(group.get("is_decoupled_lr")) or (rate is not None and group.get("max_lr") == rate)
 
 

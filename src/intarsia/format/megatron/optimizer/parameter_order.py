@@ -36,7 +36,7 @@ _BUFFERS = ("expert_bias",)
 
 
 class Spec(NamedTuple):
-    """What is not told by names: norms as modules of their own, experts grouped by projection."""
+    """What names do not say: norms as modules of their own, experts grouped by projection."""
 
     separate_norms: bool
     grouped: bool

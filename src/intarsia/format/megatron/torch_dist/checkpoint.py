@@ -102,11 +102,11 @@ class TorchDist(MegatronFormat):
         found = name_tensors(metadata, table, settled.config, str(root), complain)
         groups: list[dict[str, Any]] = []
         steps: dict[str, Stored] = {}
-        told = b""
+        step_bytes = b""
         with going_on(complain):
             groups = groups_in(optimizer_of(common, shared))
             with_common_step(groups, common)
-            steps, told = steps_of(groups, found.stored.values())
+            steps, step_bytes = steps_of(groups, found.stored.values())
         counts = sorted({g["step"] for g in groups if isinstance(g.get("step"), (int, float))})
         if len(counts) > 1:
             at = " and ".join(f"{step:g}" for step in counts[:4])
@@ -129,7 +129,7 @@ class TorchDist(MegatronFormat):
             config_made=settled.made,
             config_doubts=settled.unsaid,
             entries=entries,
-            in_memory_files={STEPS: told} if told else {},
+            in_memory_files={STEPS: step_bytes} if step_bytes else {},
             absent=found.absent,
             problems=tuple(found.problems),
             notes=(*settled.notes, *found.notes),
@@ -168,8 +168,8 @@ class TorchDist(MegatronFormat):
         return tuple(name for name in src.logical if kind_of(name) == STEP)
 
     def groups(self, src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
-        if told := super().groups(src, entries):
-            return told
+        if stored_by_torch := super().groups(src, entries):
+            return stored_by_torch
         common = common_in(entries)
         held = groups_in(optimizer_of(common, entries))
         return as_torch(held, src.stored.values(), src.logical, plain(arguments_of(common)))

@@ -31,14 +31,16 @@ def _check_steps(source: Source) -> None:
     if src.format == "torch_dist":
         return
     common = common_in(entries) or common_of(entries)
-    told = {float(g["step"]) for g in groups_in(optimizer_of(common, entries)) if "step" in g}
+    group_steps = {
+        float(g["step"]) for g in groups_in(optimizer_of(common, entries)) if "step" in g
+    }
     names = [name for name in src.logical if kind_of(name) == STEP]
     found = {name: source.number(name) for name in names}
-    if told and found and set(found.values()) != told:
-        wrong = next((n for n, step in found.items() if step not in told), names[0])
+    if group_steps and found and set(found.values()) != group_steps:
+        wrong = next((n for n, step in found.items() if step not in group_steps), names[0])
         raise CoverageError(
             f"`{wrong}` is {found[wrong]:g}, and the parameter groups of {src.path} are at step"
-            f" {', '.join(f'{x:g}' for x in sorted(told))}: torch_dist stores only the step of"
+            f" {', '.join(f'{x:g}' for x in sorted(group_steps))}: torch_dist stores only the step of"
             " the groups",
             hint="one of them is stale: convert the checkpoint as it was saved, or use"
             " --optimizer drop",

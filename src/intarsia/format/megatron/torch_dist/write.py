@@ -88,12 +88,12 @@ def _left_behind(
     state: Mapping[str, Any], held: Mapping[str, bytes], options: WriteOptions
 ) -> Iterator[str]:
     """Objects of the source that this format, or this mesh, has no place for."""
-    told = {"optimizer", COMMON_OBJECT.partition("/")[0], *state}
+    known = {"optimizer", COMMON_OBJECT.partition("/")[0], *state}
     left = [
         name
         for name in options.entries
         if name not in held
-        and re.split(r"[./]", name)[0] not in told
+        and re.split(r"[./]", name)[0] not in known
         and "_extra_state" not in name
     ]
     if left:
