@@ -46,7 +46,7 @@ ARROWS = {
         "run", "checkpoint", "opened", "checking.digests", "state", "value",
     },
     "live": {
-        "errors", "dtypes", "layout", "mesh", "placement", "family", "quantised", "planning", "store", "format", "run",
+        "errors", "dtypes", "collector", "layout", "mesh", "placement", "family", "quantised", "planning", "store", "format", "run",
         "checkpoint", "opened", "checking.digests", "conversion.replacing", "state", "value",
     },
     "report": {"errors", "quantity", "collector", "layout", "planning.manifest", "checking", "state"},

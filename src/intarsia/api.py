@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
 from intarsia.checkpoint import Checkpoint
+from intarsia.collector import seldom
 from intarsia.errors import ForeignNamesError, SectionError
 from intarsia.format.registry import read_manifest
 from intarsia.options import ConfigLike, PathLike, SectionLike
@@ -60,6 +61,7 @@ def verify(
 ) -> Comparison: ...
 
 
+@seldom()
 def verify(
     a: PathLike,
     b: PathLike | None = None,
@@ -91,6 +93,7 @@ def verify(
         return replace(found, notes=(*found.notes, *unread))
 
 
+@seldom()
 def digest(
     path: PathLike,
     *,
@@ -133,6 +136,7 @@ def digest_with(
         return replace(found, objects=objects_of(checkpoint.manifest, budget))
 
 
+@seldom()
 def diff(
     a: PathLike,
     b: PathLike,

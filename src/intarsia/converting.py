@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from intarsia.collector import seldom
 from intarsia.conversion.job import Job, prepare
 from intarsia.conversion.running import Report, carry_out
 from intarsia.dtypes import dtype_named
@@ -41,6 +42,7 @@ def job(src: PathLike, options: Options) -> Job:
 
 
 @explained
+@seldom()
 def plan(
     src: PathLike,
     *,
@@ -78,6 +80,7 @@ def plan(
 
 
 @explained
+@seldom()
 def convert(
     src: PathLike,
     dst: PathLike,

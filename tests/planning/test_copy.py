@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intarsia.dtypes import BY_NAME
-from intarsia.layout import Layout
+from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box, Mesh, Rule
-from intarsia.planning.copy import box_copy, copies_into, sources_of
+from intarsia.planning.copy import Copy, InOrder, box_copy, copies_into, sources_of
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
 from tests.oracle.layouts import PADDING, TENSORS, expressions, pairs
 
@@ -64,16 +64,20 @@ def stored(name: str, shape: tuple[int, ...], mesh: Mesh) -> Stored:
     return Stored(name, F32, Layout.of(name, shape), chunks)
 
 
-@some
-@given(expressions(depth=4, largest=400), st.integers(1, 3), st.integers(1, 3))
-def test_copies_into_any_layout_fill_it_from_sharded_sources(twin, tp: int, fsdp: int) -> None:
-    layout, wanted = twin
-    mesh = Mesh(tp=tp, fsdp=fsdp)
+def sharded(layout: Layout, mesh: Mesh) -> tuple[Stored, ...]:
+    """Tensors that are large enough for all elements of a layout."""
     ends = {"w": 1, "v": 1}
     for p in layout.pieces:
         last = p.to + sum((loop.n - 1) * loop.to for loop in p.loops)
         ends[p.tensor] = max(ends[p.tensor], last + 1)
-    sources = tuple(stored(name, (-(-n // 5), 5), mesh) for name, n in ends.items())
+    return tuple(stored(name, (-(-n // 5), 5), mesh) for name, n in ends.items())
+
+
+@some
+@given(expressions(depth=4, largest=400), st.integers(1, 3), st.integers(1, 3))
+def test_copies_into_any_layout_fill_it_from_sharded_sources(twin, tp: int, fsdp: int) -> None:
+    layout, wanted = twin
+    sources = sharded(layout, Mesh(tp=tp, fsdp=fsdp))
     found = np.full(layout.size, PADDING)
     for copy in copies_into(layout, Box.whole(layout.shape), sources):
         whole = np.arange(prod(copy.stored.shape)).reshape(copy.stored.shape)
@@ -82,6 +86,35 @@ def test_copies_into_any_layout_fill_it_from_sharded_sources(twin, tp: int, fsdp
             assert found[to] == PADDING, "a place is filled twice"
             found[to] = TENSORS[copy.stored.name] + held[at]
     assert np.array_equal(found.reshape(layout.shape), wanted)
+
+
+@some
+@given(expressions(depth=4, largest=400), st.integers(1, 3), st.data())
+def test_the_copies_into_a_range_are_those_of_the_whole_that_lie_in_it(twin, tp: int, data) -> None:
+    layout, _ = twin
+    whole = list(copies_into(layout, Box.whole(layout.shape), sharded(layout, Mesh(tp=tp))))
+    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, layout.size)] * 2)))
+    found = [
+        (copy.stored.name, copy.chunk, at, start + to)
+        for copy in InOrder(whole).into(start, stop)
+        for at, to in pairs(copy.piece)
+    ]
+    assert sorted(found, key=repr) == sorted(
+        (
+            (copy.stored.name, copy.chunk, at, to)
+            for copy in whole
+            for at, to in pairs(copy.piece)
+            if start <= to < stop
+        ),
+        key=repr,
+    )
+
+
+def test_a_copy_that_reaches_around_others_is_found_at_its_end() -> None:
+    stored = Stored("w", F32, Layout.of("w", (10,)), (Chunk(Box((0,), (10,)), "f", 0, 40),))
+    around, between = Piece("", 0, 0, (Loop(2, 1, 9),)), Piece("", 2, 1, (Loop(8, 1, 1),))
+    copies = InOrder(Copy(stored, stored.chunks[0], piece) for piece in (around, between))
+    assert [pairs(copy.piece) for copy in copies.into(9, 10)] == [[(1, 0)]]
 
 
 def test_the_sources_of_a_layout_are_each_named_once() -> None:

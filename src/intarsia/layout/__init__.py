@@ -2,7 +2,7 @@
 
 from intarsia.layout.cover import Cover, cover, holes, tally, unravel
 from intarsia.layout.draw import describe_piece, draw
-from intarsia.layout.layout import Layout, copies
+from intarsia.layout.layout import Layout, by_tensor, copies, copies_to
 from intarsia.layout.parts import chunk, concat, padding, shard, split, stack
 from intarsia.layout.piece import Loop, Piece, align, clip, meet, run
 
@@ -12,10 +12,12 @@ __all__ = [
     "Loop",
     "Piece",
     "align",
+    "by_tensor",
     "chunk",
     "clip",
     "concat",
     "copies",
+    "copies_to",
     "cover",
     "describe_piece",
     "draw",

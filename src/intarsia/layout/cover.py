@@ -15,7 +15,7 @@ from math import inf, prod
 
 from intarsia.errors import LayoutError
 from intarsia.frozen import frozen
-from intarsia.layout.layout import Layout, copies
+from intarsia.layout.layout import Layout, by_tensor, copies_to
 from intarsia.layout.piece import Loop, Piece, align, clip, meet, rows
 
 SHOWN = 8
@@ -55,8 +55,8 @@ def cover(dst: Layout, sources: Iterable[Layout], shown: int = SHOWN) -> Cover:
     >>> cover(w, [w.narrow(0, 0, 2), w.narrow(0, 3, 4)])
     Cover(wanted=12, covered=9, doubled=0, missing=(('w', 6, 9),), first_doubled=None)
     """
-    sources = list(sources)
-    covered, doubled = tally([c.flip() for src in sources for c in copies(src, dst)])
+    sources, held = list(sources), by_tensor(dst)
+    covered, doubled = tally([c.flip() for src in sources for c in copies_to(src, held)])
     wanted = dst.mapped
     missing: tuple[tuple[str, int, int], ...] = ()
     twice: tuple[str, int] | None = None

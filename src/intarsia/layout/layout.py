@@ -237,9 +237,19 @@ def copies(src: Layout, dst: Layout) -> list[Piece]:
     >>> copies(w.narrow(0, 2, 4), w)
     [Piece(tensor='w', at=0, to=6, loops=(Loop(n=6, at=1, to=1),))]
     """
-    wanted: dict[str, list[Piece]] = {}
-    for q in dst.pieces:
-        wanted.setdefault(q.tensor, []).append(q)
+    return copies_to(src, by_tensor(dst))
+
+
+def by_tensor(layout: Layout) -> Mapping[str, Sequence[Piece]]:
+    """The pieces of a layout, by the tensor that each holds elements of."""
+    found: dict[str, list[Piece]] = {}
+    for piece in layout.pieces:
+        found.setdefault(piece.tensor, []).append(piece)
+    return found
+
+
+def copies_to(src: Layout, wanted: Mapping[str, Sequence[Piece]]) -> list[Piece]:
+    """`copies` into the layout whose pieces are `wanted`: many sources of one look at it once."""
     out: list[Piece] = []
     for p in src.pieces:
         n = p.run

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
+from intarsia.collector import seldom
 from intarsia.errors import UsageError, few
 from intarsia.family import table_for
 from intarsia.format.registry import find_checkpoint, folder_of, format_named
@@ -47,6 +48,7 @@ from intarsia.store.reading.headers_once import reading_once
 
 
 @reading_once()
+@seldom()
 def load(
     path: str | PurePath,
     into: Any,

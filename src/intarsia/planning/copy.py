@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 
 from intarsia.frozen import frozen
-from intarsia.layout import Layout, Loop, Piece, copies
+from intarsia.layout import Layout, Loop, Piece, by_tensor, clip, copies_to
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Manifest, Stored
 
@@ -63,18 +65,40 @@ def copies_into(
 
     `held_of` may leave out of a source's layout what is of other tensors.
     """
+    wanted: Mapping[str, Sequence[Piece]] | None = None
     for stored in sources:
-        same = stored.layout is layout or stored.layout == layout
-        held = layout if same else held_of(stored, layout)
-        for chunk in stored.chunks:
-            if same:
+        if stored.layout is layout or stored.layout == layout:
+            for chunk in stored.chunks:
                 piece = box_copy(chunk.box, box)
                 if piece is not None:
                     yield Copy(stored, chunk, piece)
-            else:
-                src, dst = layout_of_box(held, chunk.box), layout_of_box(layout, box)
-                for p in copies(src, dst):
-                    yield Copy(stored, chunk, Piece("", p.at, p.to, p.loops))
+            continue
+        if wanted is None:
+            wanted = by_tensor(layout_of_box(layout, box))
+        held = held_of(stored, layout)
+        if wanted.keys().isdisjoint(held.tensors):
+            continue
+        for chunk in stored.chunks:
+            for p in copies_to(layout_of_box(held, chunk.box), wanted):
+                yield Copy(stored, chunk, Piece("", p.at, p.to, p.loops))
+
+
+class InOrder:
+    """Copies by the first place that each fills, so that those into a range are found at once."""
+
+    def __init__(self, copies: Iterable[Copy]) -> None:
+        self._copies = sorted(copies, key=lambda copy: copy.piece.to)
+        pieces = [copy.piece.flip() for copy in self._copies]
+        self._starts = [piece.at for piece in pieces]
+        self._ends = list(accumulate((piece.at + piece.span + 1 for piece in pieces), max))
+
+    def into(self, start: int, stop: int) -> Iterator[Copy]:
+        """The copies into the places `[start, stop)`, counted from `start`."""
+        first, last = bisect_right(self._ends, start), bisect_left(self._starts, stop)
+        for copy in self._copies[first:last]:
+            for piece in clip(copy.piece.flip(), start, stop):
+                to = Piece(piece.tensor, piece.at - start, piece.to, piece.loops)
+                yield Copy(copy.stored, copy.chunk, to.flip())
 
 
 def sources_of(layout: Layout, manifest: Manifest) -> tuple[Stored, ...]:

@@ -6,13 +6,12 @@ Whoever moves bytes asks for a `Proven`, and only `Prover` makes one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Final, NoReturn, final
 
 from intarsia.errors import CoverageError, UnsupportedError
-from intarsia.layout import Layout, clip
+from intarsia.layout import Layout
 from intarsia.mesh import Box, Shape
-from intarsia.planning.copy import Copy, copies_into, sources_of
+from intarsia.planning.copy import Copy, InOrder, copies_into, sources_of
 from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.planning.proof.links import Gap, Links
 from intarsia.planning.proof.template import Template, Templates
@@ -52,7 +51,7 @@ class Proven:
         self.src: Final = src
         self.target: Final = target
         self.sources: Final = sources
-        self._copies: tuple[Copy, ...] | None = None
+        self._copies: InOrder | None = None
         self._template: Template | None = None
 
     @property
@@ -68,18 +67,12 @@ class Proven:
 
     def stretch(self, start: int, stop: int) -> list[Copy]:
         """The copies into row-major elements `[start, stop)` of the target, counted from `start`."""
-        layout = self.target.layout
         if self._copies is None:
+            layout = self.target.layout
             held_of = prover_of(self.src).templates.held_of
             found = copies_into(layout, Box.whole(layout.shape), self.sources, held_of)
-            self._copies = tuple(found) if layout.size else ()
-        if start == 0 and stop == layout.size:
-            return list(self._copies)
-        return [
-            replace(copy, piece=replace(piece, at=piece.at - start).flip())
-            for copy in self._copies
-            for piece in clip(copy.piece.flip(), start, stop)
-        ]
+            self._copies = InOrder(found if layout.size else ())
+        return list(self._copies.into(start, stop))
 
 
 @final
