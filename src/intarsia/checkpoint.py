@@ -9,7 +9,7 @@ import numpy as np
 
 from intarsia.dtypes import DType
 from intarsia.errors import CoverageError
-from intarsia.format.base import Located
+from intarsia.format.base import Format, Located
 from intarsia.format.registry import folder_of, format_named
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Mesh
@@ -34,6 +34,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self._folder = folder_of(manifest)
         self._folder.hold()
         self._source = Source(manifest, format_named(manifest.format), self._folder)
+        self._as_is = type(self._source.format).locate is Format.locate
 
     @property
     def source(self) -> Source:
@@ -117,6 +118,8 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def start_of(self, stored: Stored, chunk: Chunk) -> int | None:
         """The byte at which a chunk's elements begin; None where they are not in row-major order."""
+        if self._as_is:
+            return chunk.start_bytes
         found = self.locate(stored, chunk)
         return found.start_bytes if found.piece is None else None
 
@@ -126,16 +129,18 @@ class Checkpoint(Mapping[str, Tensor]):
         """What brings bytes of a file that hold some of what is proven, each time over those before."""
         _check_holds(file, proven)
         view = self._folder.view
-        self._folder.prefetch_bytes(file, start_bytes, length_bytes)
+        self.prefetch(file, start_bytes, length_bytes)
         return lambda lo, hi: np.frombuffer(view(file, start_bytes + lo, hi - lo), np.uint8)
 
     def read_each(self, proofs: Sequence[Proven], file: str, ranges: Sequence[Range]) -> None:
         """Fill buffers from a file, in order, each with bytes that hold some of what is proven."""
         for proven in proofs:
             _check_holds(file, proven)
-        start, last = ranges[0][0], ranges[-1]
-        self._folder.prefetch_bytes(file, start, last[0] + len(last[1]) - start)
         self._folder.read_each(file, ranges)
+
+    def prefetch(self, file: str, start_bytes: int, length_bytes: int) -> None:
+        """Have the store bring bytes of a file while others are worked on."""
+        self._folder.prefetch_bytes(file, start_bytes, length_bytes)
 
     def locate(self, stored: Stored, chunk: Chunk) -> Located:
         """Where a chunk's elements are in its file, in whatever order."""
@@ -158,5 +163,8 @@ class Checkpoint(Mapping[str, Tensor]):
 
 
 def _check_holds(file: str, proven: Proven) -> None:
-    if not any(chunk.file == file for stored in proven.sources for chunk in stored.chunks):
-        raise CoverageError(f"{file} holds nothing of `{proven.target.name}`")
+    for stored in proven.sources:
+        for chunk in stored.chunks:
+            if chunk.file == file:
+                return
+    raise CoverageError(f"{file} holds nothing of `{proven.target.name}`")

@@ -74,13 +74,24 @@ PLACE = Layout(SHAPE, (run("w", 0, 0, 13), run("w", 12, 13, 11)))
 BEYOND = Layout(SHAPE, (run("w", 0, 0, 20), run("w", 20, 24, 4)))
 OUTSIDE = Layout(SHAPE, (run("w", 4, 0, 24),))
 STILL = Layout(SHAPE, (Piece("w", 0, 0, (Loop(6, 4, 4), Loop(4, 1, 0))),))
+FLAT = Layout((24,), W.pieces)
+LATER = Layout(SHAPE, (run("w", 0, 1, 24),))
 LIES = {
+    "a chunk of other axes": (
+        stored("w", FLAT, rows(0, 6)),
+        r"\[0:6, 0:4\] has 2 axes, the tensor has 1",
+    ),
     "chunks overlap": (stored("w", W, rows(0, 4), rows(3, 5)), r"\[0:4, 0:4\] and \[3:5, 0:4\]"),
     "chunks leave a hole": (stored("w", W, rows(0, 2), rows(3, 6)), r"first missing \[2, 0\]"),
     "a chunk sticks out": (stored("w", W, rows(0, 4), rows(4, 7)), r"part \[4:7, 0:4\] leaves"),
     "the same chunk twice": (stored("w", W, rows(0, 3), rows(0, 3)), "overlap"),
     "one chunk elsewhere": (stored("w", W, rows(1, 7)), r"part \[1:7, 0:4\] leaves"),
     "too few bytes": (stored("w", W, short=1), "needs 96 bytes, 95 are stored"),
+    "one chunk, of too few rows": (
+        stored("w", W, rows(0, 5), short=-16),
+        r"first missing \[5, 0\]",
+    ),
+    "all one element later": (stored("w", LATER), "element 24 of `w` is stored"),
     "no chunk": (replace(stored("w", W), chunks=()), "24 of 24 elements are in none of 0"),
     "an element at two places": (stored("w", TWICE), r"4 of 24 .* first missing: w\[5, 0\]"),
     "an element again in padding": (stored("w", FIRST), r"more than one source; first: w\[0, 3\]"),
@@ -110,6 +121,40 @@ def test_two_stored_tensors_that_hold_one_element_prove_nothing(again: Layout) -
     src = manifest(stored("w", W), stored("again", again))
     with pytest.raises(CoverageError, match=r"of `w` have more than one source.*held by w, again"):
         prover_of(src).prove(target(W.narrow(0, 0, 1)))
+
+
+def test_what_is_wrong_with_any_of_many_tensors_is_told_of_all() -> None:
+    few = [
+        replace(stored(n, Layout.of(n, SHAPE), short=k % 2), key=n) for k, n in enumerate("abcd")
+    ]
+    src = manifest(*few)
+    with pytest.raises(
+        CoverageError, match=r"2 faults, 48 elements(?s:.*)of `b` needs(?s:.*)of `d` needs"
+    ):
+        prover_of(src).tensors(src.logical)
+    assert [*prover_of(src).tensors("ca")] == ["c", "a"]
+
+
+OTHERWISE = {
+    "two chunks": stored("w", W, rows(0, 2), rows(2, 6)),
+    "other axes": stored("w", FLAT),
+    "padded": stored("w", concat([W, padding(1, 4)])),
+    "columns first": stored("w", W.permute(1, 0).reshape(6, 4)),
+    "two pieces": stored("w", Layout(SHAPE, (run("w", 0, 0, 20), run("w", 20, 20, 4)))),
+    "halves changed round": stored("w", Layout(SHAPE, (run("w", 0, 12, 12), run("w", 12, 0, 12)))),
+}
+
+
+@pytest.mark.parametrize("held", OTHERWISE.values(), ids=OTHERWISE)
+def test_only_a_tensor_that_one_chunk_holds_as_it_is_is_called_so(held: Stored) -> None:
+    seen = prover_of(manifest(stored("w", W))).tensor("w")
+    assert seen.is_one_chunk
+    found = prover_of(manifest(held)).tensor("w")
+    assert not found.is_one_chunk
+    assert found.target == seen.target == Target("w", F32, W, (rows(0, 6),))
+    assert sum(copy.piece.size for copy in found.copies(rows(0, 6))) == 24
+    assert seen.stretch(0, 24) == seen.copies(rows(0, 6))
+    assert not prover_of(manifest(stored("w", W))).prove(target(W.narrow(0, 0, 1))).is_one_chunk
 
 
 def test_what_is_asked_for_must_be_there_and_each_place_be_for_one_element() -> None:

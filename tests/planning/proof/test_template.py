@@ -83,6 +83,26 @@ def test_what_is_not_kept_is_worked_out_again(worked_out, monkeypatch) -> None:
     assert len(worked_out) == 3
 
 
+def test_two_threads_that_ask_at_once_what_is_held_of_a_tensor_both_hear_all_of_it() -> None:
+    templates, heard = template.Templates(), []
+
+    class Slow(tuple):
+        """Pieces between which another thread asks."""
+
+        def __iter__(self):
+            for piece in tuple.__iter__(self):
+                yield piece
+                if not heard:
+                    heard.append(None)
+                    heard.append(templates.held_of(stored, Layout.of("z", (2, 2))))
+
+    parts = [Layout.of(name, (2, 2)) for name in "xyz"]
+    whole = concat(parts)
+    stored = Stored("xyz", BF16, Layout(whole.shape, Slow(whole.pieces)), ())
+    assert templates.held_of(stored, parts[0]).mapped == 4
+    assert [each.mapped for each in heard[1:]] == [4]
+
+
 @pytest.mark.parametrize("to", ["dcp", "torch_dist"])
 def test_a_conversion_works_out_no_copies_that_its_plan_did(
     worked_out, to: str, tmp_path: Path

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import field
+from functools import lru_cache
 from typing import Any
 
 from intarsia.checking.digests.digest_steps import steps_over
@@ -21,6 +22,7 @@ from intarsia.format.folder.side_files import DIGESTS
 from intarsia.format.registry import folder_of
 from intarsia.format.strict_json import parse_json
 from intarsia.frozen import frozen, frozen_open
+from intarsia.mesh import Shape
 from intarsia.opened.entries import each_entry
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.proof import Proven
@@ -73,17 +75,17 @@ def objects_of(manifest: Manifest, budget: Budget) -> dict[str, str]:
 
 def digest_of(x: Logical, total: Sum) -> str:
     """The quick digest of a tensor, from the sum of all of its bytes."""
-    if total.count_bytes != x.nbytes:
-        raise CoverageError(
-            f"{total.count_bytes:,} of {x.nbytes:,} bytes of `{x.name}` were summed"
-        )
-    text = f"{_kind_of(x)}{total.pages:016x}{total.crc:08x}"
+    nbytes = x.nbytes
+    if total.count_bytes != nbytes:
+        raise CoverageError(f"{total.count_bytes:,} of {nbytes:,} bytes of `{x.name}` were summed")
+    text = f"{_kind_of(x.dtype.name, x.shape)}{total.pages:016x}{total.crc:08x}"
     return f"{QUICK}:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
-def _kind_of(x: Logical) -> str:
+@lru_cache(maxsize=1 << 10)
+def _kind_of(dtype: str, shape: Shape) -> str:
     """A tensor's element type and shape, which belong to its digest."""
-    return f"{x.dtype.name}[{','.join(map(str, x.shape))}]\0"
+    return f"{dtype}[{','.join(map(str, shape))}]\0"
 
 
 def digests_of(
@@ -125,8 +127,8 @@ def digests_of(
     if secure:
         found = {name: digest for part in shared.values for name, digest in part.items()}
         return Digests(SECURE, with_tied({name: found[name] for name in wanted}, twins))
-    total = merged(shared.values)
-    found = {n: digest_of(x, total.get(n, Sum())) for n, x in wanted.items()}
+    total, nothing = merged(shared.values), Sum()
+    found = {n: digest_of(x, total.get(n, nothing)) for n, x in wanted.items()}
     return Digests(QUICK, with_tied(found, twins))
 
 
@@ -137,7 +139,7 @@ def with_tied(found: Mapping[str, str], twins: Mapping[str, Logical]) -> dict[st
 
 def _hash(checkpoint: Checkpoint, proven: Proven, x: Logical, budget: Budget) -> str:
     """The SHA-256 of a tensor's element type, its shape and its row-major bytes."""
-    found = hashlib.sha256(_kind_of(x).encode())
+    found = hashlib.sha256(_kind_of(x.dtype.name, x.shape).encode())
     for box in windows(x.shape, x.dtype.itemsize, budget.window_bytes):
         found.update(checkpoint.read_box(proven, box).data)
     return f"{SECURE}:{found.hexdigest()}"

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 
 import numpy as np
 
+from intarsia.checking.digests.digest_runs import Lying, Sums, lying_whole, sum_runs
 from intarsia.checkpoint import Checkpoint
 from intarsia.frozen import frozen
-from intarsia.layout import Layout, Piece
+from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Chunk, Logical, Stored
 from intarsia.planning.proof import Proven
 from intarsia.planning.window import flat_start, slabs_of, windows
 from intarsia.run.budget import Budget
-from intarsia.run.room import Bytes, Room
+from intarsia.run.room import Bytes
 from intarsia.run.sharing import in_steps
-from intarsia.run.sums.checksum import remainder
-from intarsia.run.sums.hashing import LONG_BYTES, Reader, Sum, merged, sum_layout, sum_run
-from intarsia.run.sums.neighbours import Neighbours, Run
+from intarsia.run.sums.hashing import LONG_BYTES, Reader, merged, sum_layout, sum_run
+from intarsia.run.sums.neighbours import Run
 
-Sums = dict[str, Sum]
 VIEWED = 2
 """How many windows one step sums, at most."""
-_room = Room()
+
+Whole = tuple[int, int, Proven]
+"""Where in its file the only chunk of a tensor begins, the bytes of the tensor, and its proof."""
 
 
 @frozen
@@ -92,36 +94,54 @@ class Together:
         self, checkpoint: Checkpoint, logical: Mapping[str, Logical], stretch_bytes: int
     ) -> Sums:
         found: list[Sums] = []
-        runs: list[tuple[int, Piece, InPlace]] = []
+        runs: list[Lying] = []
         for part in self.parts:
             pieces, start = part.layout.pieces, checkpoint.start_of(part.stored, part.chunk)
             if start is not None and len(pieces) == 1 and pieces[0].run == part.hi - part.lo:
-                runs.append((start + part.lo * part.stored.dtype.itemsize, pieces[0], part))
+                itemsize, name = part.stored.dtype.itemsize, pieces[0].tensor
+                run = Run(pieces[0].to * itemsize, part.nbytes, logical[name].nbytes)
+                runs.append((start + part.lo * itemsize, run, name, part.proven))
             else:
                 found.append(part.sums(checkpoint, logical, stretch_bytes))
         if runs:
-            found.append(_sum_runs(checkpoint, runs, logical))
+            found.append(sum_runs(checkpoint, self.parts[0].chunk.file, runs, stretch_bytes))
         return merged(found)
 
 
-def _sum_runs(
-    checkpoint: Checkpoint,
-    runs: Sequence[tuple[int, Piece, InPlace]],
-    logical: Mapping[str, Logical],
-) -> Sums:
-    """The sums of runs, each with its first byte in the file that all lie in."""
-    together = Neighbours(
-        [
-            Run(piece.to * part.stored.dtype.itemsize, part.nbytes, logical[piece.tensor].nbytes)
-            for _, piece, part in runs
-        ]
+@frozen
+class Wholes:
+    """Tensors that lie near each other in one file, each in one chunk as it is."""
+
+    tensors: Sequence[Whole]
+    nbytes: int
+
+    @property
+    def start_bytes(self) -> int:
+        return self.tensors[0][0]
+
+    def sums(
+        self, checkpoint: Checkpoint, logical: Mapping[str, Logical], stretch_bytes: int
+    ) -> Sums:
+        found: list[Sums] = []
+        runs: list[Lying] = []
+        for _, nbytes, proven in self.tensors:
+            (stored,) = proven.sources
+            start = checkpoint.start_of(stored, stored.chunks[0])
+            if start is not None:
+                runs += lying_whole(start, nbytes, stretch_bytes, proven)
+            else:
+                found.append(_in_place(proven).sums(checkpoint, logical, stretch_bytes))
+        if runs:
+            file = runs[0][-1].sources[0].chunks[0].file
+            found.append(sum_runs(checkpoint, file, runs, stretch_bytes))
+        return merged(found)
+
+
+def _in_place(proven: Proven) -> InPlace:
+    (stored,) = proven.sources
+    return InPlace(
+        proven, stored, stored.chunks[0], 0, stored.layout.size, frozenset([proven.target.name])
     )
-    memory = _room.take(together.nbytes)
-    views = together.views(memory)
-    ranges = [(start, view.data) for (start, _, _), view in zip(runs, views, strict=True)]
-    checkpoint.read_each([part.proven for _, _, part in runs], runs[0][2].chunk.file, ranges)
-    sums = together.sums(memory, [remainder(view) for view in views])
-    return merged({piece.tensor: x} for (_, piece, _), x in zip(runs, sums, strict=True))
 
 
 @frozen
@@ -147,7 +167,7 @@ class Read:
         return {x.name: sum_run(held, start, x.size * itemsize, stretch_bytes)}
 
 
-Step = InPlace | Together | Read
+Step = InPlace | Together | Wholes | Read
 
 
 def steps_over(
@@ -159,16 +179,40 @@ def steps_over(
     """The work on a checkpoint, in the order of its bytes, so that a disk reads on and on."""
     steps: list[Step] = []
     small: dict[str, list[InPlace]] = {}
-    for step in _steps(checkpoint, proofs, wanted, budget):
+    wholes, rest = _wholes(proofs, wanted, budget.window_bytes)
+    for of_file in wholes.values():
+        of_file.sort(key=itemgetter(0))
+        for near in in_steps(of_file, budget.window_bytes, itemgetter(1)):
+            steps.append(Wholes(near, sum([nbytes for _, nbytes, _ in near])))
+    for step in _steps(checkpoint, proofs, rest, budget):
         if isinstance(step, InPlace) and 2 * step.nbytes <= budget.stretch_bytes:
             small.setdefault(step.chunk.file, []).append(step)
         else:
             steps.append(step)
-    for of_file in small.values():
-        of_file.sort(key=lambda step: step.start_bytes)
-        for some in in_steps(of_file, budget.stretch_bytes, lambda step: step.nbytes):
+    for parts in small.values():
+        parts.sort(key=lambda step: step.start_bytes)
+        for some in in_steps(parts, budget.stretch_bytes, lambda step: step.nbytes):
             steps.append(Together(some) if len(some) > 1 else some[0])
     return sorted(steps, key=lambda step: step.start_bytes)
+
+
+def _wholes(
+    proofs: Mapping[str, Proven], wanted: Mapping[str, Logical], most_bytes: int
+) -> tuple[dict[str, list[Whole]], dict[str, Logical]]:
+    """By their files, tensors of at most so many bytes that one chunk holds as they are; and the others."""
+    found: dict[str, list[Whole]] = {}
+    rest: dict[str, Logical] = {}
+    for name, x in wanted.items():
+        proven = proofs[name]
+        if proven.is_one_chunk:
+            (stored,) = proven.sources
+            nbytes = stored.nbytes
+            if stored.value.is_plain and stored.dtype == x.dtype and nbytes <= most_bytes:
+                chunk = stored.chunks[0]
+                found.setdefault(chunk.file, []).append((chunk.start_bytes, nbytes, proven))
+                continue
+        rest[name] = x
+    return found, rest
 
 
 def _steps(
@@ -179,20 +223,19 @@ def _steps(
 ) -> Iterator[InPlace | Read]:
     """Chunks as they lie in their files where they can be summed so, windows of the other tensors."""
     in_place = {name for name, x in wanted.items() if x.size and _is_plain(proofs[name], x)}
-    for stored in checkpoint.manifest.stored.values():
-        names = in_place.intersection(stored.layout.tensors)
-        if not names:
-            continue
-        step = max(1, VIEWED * budget.window_bytes // stored.dtype.itemsize)
+    sources = {id(stored): stored for name in in_place for stored in proofs[name].sources}
+    step_bytes = VIEWED * budget.window_bytes
+    for stored in sources.values():
+        names = frozenset(in_place.intersection(stored.layout.tensors))
+        step = max(1, step_bytes // stored.dtype.itemsize)
         proven = checkpoint.prover.stored(stored)
         for chunk in stored.chunks:
             for lo in range(0, chunk.box.size, step):
                 hi = min(lo + step, chunk.box.size)
-                yield InPlace(proven, stored, chunk, lo, hi, frozenset(names))
+                yield InPlace(proven, stored, chunk, lo, hi, names)
     for x in wanted.values():
         if x.size and x.name not in in_place:
-            sources = checkpoint.manifest.sources.get(x.name, ())
-            chunks = [chunk for stored in sources for chunk in stored.chunks]
+            chunks = [chunk for stored in proofs[x.name].sources for chunk in stored.chunks]
             start = min((chunk.start_bytes for chunk in chunks), default=0)
             held = max((chunk.length_bytes for chunk in chunks), default=0)
             for box in windows(x.shape, x.dtype.itemsize, budget.window_bytes):

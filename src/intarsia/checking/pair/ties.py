@@ -48,11 +48,16 @@ def tied_and_absent(manifest: Manifest) -> dict[str, Logical]:
 
     Those of a layer that was left out whole are not the model's.
     """
-    stacks = {p.layer_of_stack for p in map(place_of, manifest.logical)}
+    logical = manifest.logical
+    tied = {
+        n: twin for n, twin in tied_in(manifest).items() if n not in logical and twin in logical
+    }
+    if not tied:
+        return {}
+    stacks = {p.layer_of_stack for p in map(place_of, logical)}
     found = {}
-    for name, twin in tied_in(manifest).items():
+    for name, twin in tied.items():
         place = place_of(name)
-        there = place.layer is None or place.layer_of_stack in stacks
-        if there and name not in manifest.logical and twin in manifest.logical:
-            found[name] = manifest.logical[twin]
+        if place.layer is None or place.layer_of_stack in stacks:
+            found[name] = logical[twin]
     return found

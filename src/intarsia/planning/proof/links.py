@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from intarsia.errors import few
@@ -102,12 +103,34 @@ class Links:
         """What is wrong with a logical tensor: with the stored ones that hold it, or between them."""
         found = self._tensors.get(name)
         if found is None:
+            if self.whole_source(name) is not None:
+                return ()
             sources = self.src.sources.get(name, ())
             faults = [fault for s in sources if (fault := self.stored_fault(s)) is not None]
             if not _is_whole(self.src.logical[name].shape, sources):
                 faults += self.held_faults(name)
             found = self._tensors[name] = tuple(faults)
         return found
+
+    def whole_source(self, name: str) -> Stored | None:
+        """The stored tensor that is a logical one as it is, in one chunk: then nothing is wrong with either.
+
+        None where that is not so, or not seen at a glance.
+        """
+        sources = self.src.sources.get(name, ())
+        if len(sources) != 1:
+            return None
+        (stored,), shape = sources, self.src.logical[name].shape
+        layout, chunks = stored.layout, stored.chunks
+        if layout.shape != shape or len(layout.pieces) != 1 or len(chunks) != 1:
+            return None
+        (piece,), (chunk,), size = layout.pieces, chunks, prod(shape)
+        if piece.at or piece.to or piece.run != size or stored.value.parts:
+            return None
+        box = chunk.box
+        if box.shape != shape or any(box.offsets):
+            return None
+        return stored if chunk.length_bytes >= size * stored.dtype.itemsize else None
 
     def held_faults(self, name: str) -> Iterator[Gap]:
         """Elements of a logical tensor that its sources hold not at all, or more than once."""

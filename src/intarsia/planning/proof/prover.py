@@ -39,18 +39,26 @@ class Proven:
     """A target, each element of which has exactly one source in a checkpoint.
 
     Only `Prover` makes one; whatever moves bytes takes nothing else.
+    `is_one_chunk` says that the target is a logical tensor and a stored one, which lies in one chunk.
     """
 
-    __slots__ = ("_copies", "_template", "sources", "src", "target")
+    __slots__ = ("_copies", "_template", "is_one_chunk", "sources", "src", "target")
 
     def __init__(
-        self, src: Manifest, target: Target, sources: tuple[Stored, ...], key: _Key
+        self,
+        src: Manifest,
+        target: Target,
+        sources: tuple[Stored, ...],
+        key: _Key,
+        *,
+        is_one_chunk: bool = False,
     ) -> None:
         if key is not _KEY:
             raise TypeError("only `Prover` makes a proof")
         self.src: Final = src
         self.target: Final = target
         self.sources: Final = sources
+        self.is_one_chunk: Final = is_one_chunk
         self._copies: InOrder | None = None
         self._template: Template | None = None
 
@@ -130,7 +138,9 @@ class Prover:
                 f"`{target.name}` would be {target.value}, which can be read but not yet written",
                 hint="write plain numbers: give an element type with --dtype",
             )
-        faults = list(self.links.part_faults(target.name, target.value, target.layout))
+        faults: list[Gap] = []
+        if target.value.parts:
+            faults += self.links.part_faults(target.name, target.value, target.layout)
         if not faults and self._is_plain(target, sources):
             return Proven(self.src, target, sources, _KEY)
         faults += self.links.target_faults(target, sources)
@@ -150,7 +160,7 @@ class Prover:
 
     def tensor(self, name: str) -> Proven:
         """The proof of a logical tensor."""
-        found = self._proven.get(name)
+        found = self._at_a_glance(name)
         if found is None:
             x = self.src.logical[name]
             whole = (Box.whole(x.shape),)
@@ -160,10 +170,22 @@ class Prover:
 
     def tensors(self, names: Iterable[str]) -> dict[str, Proven]:
         """The proofs of logical tensors; raise what is wrong with any of them, in their order."""
-        faults = [fault for name in names for fault in self.links.tensor_faults(name)]
+        seen = {name: self._at_a_glance(name) for name in names}
+        rest = [name for name, proven in seen.items() if proven is None]
+        faults = [fault for name in rest for fault in self.links.tensor_faults(name)]
         if faults:
             self.refuse(faults)
-        return {name: self.tensor(name) for name in names}
+        return {name: proven or self.tensor(name) for name, proven in seen.items()}
+
+    def _at_a_glance(self, name: str) -> Proven | None:
+        """The proof of a logical tensor that was proven before, or that one chunk holds as it is."""
+        found = self._proven.get(name)
+        if found is None and (stored := self.links.whole_source(name)) is not None:
+            x = self.src.logical[name]
+            target = Target(name, x.dtype, stored.layout, (stored.chunks[0].box,))
+            found = Proven(self.src, target, (stored,), _KEY, is_one_chunk=True)
+            self._proven[name] = found
+        return found
 
     def stored(self, stored: Stored) -> Proven:
         """The proof of a stored tensor: that nothing else holds what it holds."""

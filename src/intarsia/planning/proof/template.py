@@ -5,10 +5,10 @@ The planner counts copies and whoever moves bytes carries them out; both ask her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import attrgetter
 
-from intarsia.layout import Layout, Piece
+from intarsia.layout import Layout, Piece, by_tensor
 from intarsia.mesh import Box
 from intarsia.planning.copy import Copy, copies_into
 from intarsia.planning.manifest import Stored
@@ -49,7 +49,7 @@ class Templates:
     def __init__(self) -> None:
         self._known: dict[Hashable, Template] = {}
         self._boxes: dict[tuple[Box, ...], tuple[Box, ...]] = {}
-        self._held: dict[int, tuple[Stored, dict[str, list[Piece]]]] = {}
+        self._held: dict[int, tuple[Stored, Mapping[str, Sequence[Piece]]]] = {}
         self._kept: list[Box] = []
 
     def of(self, layout: Layout, sources: tuple[Stored, ...]) -> Template:
@@ -66,14 +66,12 @@ class Templates:
 
     def held_of(self, stored: Stored, layout: Layout) -> Layout:
         """What a stored tensor holds of the tensors that a layout names: of 256 fused ones, say, two."""
-        pieces = stored.layout.pieces
-        if len(pieces) <= len(layout.pieces):
+        if len(stored.layout.pieces) <= len(layout.pieces):
             return stored.layout
         known = self._held.get(id(stored))
         if known is None:
-            known = self._held[id(stored)] = stored, {}
-            for piece in pieces:
-                known[1].setdefault(piece.tensor, []).append(piece)
+            # Kept when it is whole: another thread takes what it finds for all there is.
+            known = self._held[id(stored)] = stored, by_tensor(stored.layout)
         held = [piece for name in layout.tensors for piece in known[1].get(name, ())]
         return Layout(stored.layout.shape, tuple(sorted(held, key=attrgetter("at"))))
 

@@ -58,11 +58,8 @@ class Neighbours:
     def sums(self, memory: Bytes, remainders: Sequence[int]) -> list[Sum]:
         """The sum of each run, all of them being in their places, from the remainder of its CRC-32."""
         pages = sum_rows(memory.view("<u8"), self._widths, self._first).tolist()
-        return [
-            Sum(
-                total,
-                shift(crc, run.whole_bytes - run.start_bytes - run.length_bytes),
-                run.length_bytes,
-            )
-            for total, crc, run in zip(pages, remainders, self.runs, strict=True)
-        ]
+        found = []
+        for total, crc, run in zip(pages, remainders, self.runs, strict=True):
+            after = run.whole_bytes - run.start_bytes - run.length_bytes
+            found.append(Sum(total, shift(crc, after) if after else crc, run.length_bytes))
+        return found

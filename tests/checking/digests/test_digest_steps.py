@@ -1,0 +1,94 @@
+"""Tensors that are summed with their neighbours, a run at a time or alone have the sums of their bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import intarsia
+from intarsia.checking.digests import digest_steps
+from intarsia.checking.digests.digest import digest_of, digests_of
+from intarsia.checkpoint import Checkpoint
+from intarsia.dtypes import BY_NAME, BY_TORCH
+from intarsia.planning.manifest import Logical
+from intarsia.planning.proof import prover_of
+from intarsia.run.budget import Budget
+from intarsia.run.sums.hashing import STRETCH_BYTES, sum_run
+from tests.checkpoints import bits, normal_tensor, write_hf
+
+SHAPES = [
+    (3,),
+    (0, 4),
+    (),
+    (700, 513),
+    (5, 7),
+    (4096,),
+    (1, 1),
+    (513, 1400),
+    (64, 64),
+    (2100, 1050),
+]
+"""Some odd, one empty, some longer than what few workers sum in one call, one than a window of 4 MiB."""
+
+TENSORS = {f"w{k}": normal_tensor(shape, torch.bfloat16) for k, shape in enumerate(SHAPES)}
+
+
+def expected(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+    """The digest of the row-major bytes of each tensor."""
+    found = {}
+    for name, x in tensors.items():
+        held = np.frombuffer(bits(x), np.uint8)
+        dtype = BY_TORCH[str(x.dtype).removeprefix("torch.")]
+        found[name] = digest_of(Logical(name, tuple(x.shape), dtype), sum_run(held, 0, len(held)))
+    return found
+
+
+@pytest.mark.parametrize("window_bytes", [32 << 10, 4 << 20, 8 << 20])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_tensors_of_any_length_have_the_digests_of_their_bytes(
+    window_bytes: int, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: window_bytes))
+    path = write_hf(tmp_path / "a", TENSORS, files=2)
+    assert intarsia.digest(path, workers=workers).tensors == expected(TENSORS)
+
+
+def test_few_calls_read_the_neighbours_and_none_reads_a_byte_twice(tmp_path: Path) -> None:
+    path = write_hf(tmp_path / "a", TENSORS, files=1)
+    budget = Budget.of(None, 1)
+    with intarsia.open(path) as checkpoint:
+        logical = checkpoint.manifest.logical
+        proofs = checkpoint.prover.tensors(logical)
+        steps = digest_steps.steps_over(checkpoint, proofs, logical, budget)
+        assert sum(step.nbytes for step in steps) == checkpoint.manifest.nbytes
+        assert len(steps) == 1, "all of them are less than a window"
+        steps[0].sums(checkpoint, logical, budget.stretch_bytes)
+        assert checkpoint.read_bytes == checkpoint.manifest.nbytes > 8 * STRETCH_BYTES
+
+
+@pytest.mark.parametrize("shape", [(26, 31), (700, 513)])
+def test_one_chunk_with_its_columns_first_is_put_in_order(
+    shape: tuple[int, int], tmp_path: Path
+) -> None:
+    x, y = normal_tensor(shape, torch.float32), normal_tensor((5, 3), torch.float32)
+    held = {"v": y, "w": x.t().contiguous().t()}
+    dcp.save(held, checkpoint_id=tmp_path / "a", no_dist=True)
+    with intarsia.open(tmp_path / "a") as checkpoint:
+        assert prover_of(checkpoint.manifest).tensor("w").is_one_chunk
+    assert intarsia.digest(tmp_path / "a").tensors == expected({"v": y, "w": x})
+
+
+def test_numbers_of_another_type_than_the_stored_ones_are_summed_as_that_type(
+    tmp_path: Path,
+) -> None:
+    x = normal_tensor((64, 9), torch.bfloat16)
+    with intarsia.open(write_hf(tmp_path / "a", {"w": x})) as checkpoint:
+        src = replace(checkpoint.manifest, logical={"w": Logical("w", (64, 9), BY_NAME["F32"])})
+    with Checkpoint(src) as checkpoint:
+        found = digests_of(checkpoint, Budget.of(None, 1))
+    assert found.tensors == expected({"w": x.float()})
