@@ -85,7 +85,7 @@ class Options:
         default=None,
         metadata=_says(
             "The section that is the model, where a checkpoint holds several; after a comma,"
-            " that of its optimizer."
+            " that of its optimizer. `.` is the whole state dict, under its own names."
         ),
     )
     digests: bool = field(

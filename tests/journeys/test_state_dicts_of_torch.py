@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -294,6 +295,36 @@ def test_of_two_models_the_user_chooses(
     assert_same(read_hf(tmp_path / "hf"), models[other].state_dict())
     assert intarsia.verify(src, tmp_path / "hf", section=other, config=config)
     assert not intarsia.verify(src, tmp_path / "hf", section=one, config=config)
+
+
+@pytest.mark.parametrize(
+    "keys", [("model", "optim"), ("net", "trainer.opt"), ("app.model", "app.optim")]
+)
+def test_the_whole_state_dict_is_loaded_by_torch_under_its_own_keys(
+    tmp_path: Path, keys: tuple[str, str]
+) -> None:
+    def template(seed: int) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 3, bias=False))
+        optimizer = adam(model.parameters())
+        model(torch.randn(5, 6)).sum().backward()
+        optimizer.step()
+        return dict(zip(keys, get_state_dict(model, optimizer), strict=True)) | {"epoch": seed}
+
+    saved = template(7)
+    src, out = write_dcp(tmp_path / "src", saved), tmp_path / "out"
+    intarsia.convert(src, out, to="dcp", mesh="fsdp=2", section=".")
+    assert_same(read_dcp(out), read_dcp(src))
+    into = template(1)
+    dcp.load(into, checkpoint_id=out, no_dist=True)
+    weights, state = keys
+    assert into["epoch"] == 7
+    assert_same(into[weights], saved[weights])
+    for name, kinds in saved[state]["state"].items():
+        assert_same(into[state]["state"][name], kinds)
+    assert into[state]["param_groups"] == saved[state]["param_groups"]
+    assert intarsia.verify(out)
+    assert intarsia.verify(src, out, section=".")
 
 
 def test_tensors_beside_the_model_are_carried_by_name(tmp_path: Path) -> None:

@@ -15,9 +15,11 @@ from intarsia.dtypes import DType
 from intarsia.format.base import PAGE_BYTES, Arrangement, Held, Slot, WriteOptions
 from intarsia.format.dcp.metadata import METADATA, Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
+from intarsia.format.dcp.optimizer_key import optimizer_key, with_optimizer_at
 from intarsia.format.torch_file.torch_frame import Frame, frame
 from intarsia.mesh import Box, Mesh, Rule, Shape
 from intarsia.planning.manifest import Chunk, Entry, Target
+from intarsia.state.names import ROOT
 
 LINE_BYTES = 64
 _OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
@@ -66,7 +68,8 @@ class Files:
 
 def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
     """The files of a checkpoint whose tensors are cut as the mesh asks."""
-    return lay_out(cut_by(options.mesh, targets), options.entries, options.mesh.size)
+    held, key = cut_by(options.mesh, targets), optimizer_key(options.source)
+    return lay_out(held, options.entries, options.mesh.size, key)
 
 
 def cut_by(mesh: Mesh, targets: Iterable[Target]) -> Iterator[Held]:
@@ -74,14 +77,16 @@ def cut_by(mesh: Mesh, targets: Iterable[Target]) -> Iterator[Held]:
     return ((t.name, t.dtype, t.shape, holders(mesh, t.shape, t.rule)) for t in targets)
 
 
-def lay_out(held: Iterable[Held], entries: Mapping[str, bytes], ranks: int) -> Arrangement:
-    """The files of a checkpoint, from the ranks that hold each box of each tensor."""
+def lay_out(
+    held: Iterable[Held], entries: Mapping[str, bytes], ranks: int, key: str = ROOT
+) -> Arrangement:
+    """The files of a checkpoint, from the ranks that hold each box of each tensor; `key` is the optimizer's."""
     files = Files(ranks)
     slots, tensors = place_all(files, held)
     objects = {name: files.append(name, data) for name, data in sorted(entries.items())}
     paths = {name: (name,) for name in (*tensors, *objects)}
-    closing = {METADATA: write_metadata(Metadata(tensors, objects, paths, {}))}
-    return Arrangement(files.sizes, slots, files.fixed, closing)
+    metadata = with_optimizer_at(key, Metadata(tensors, objects, paths, {}))
+    return Arrangement(files.sizes, slots, files.fixed, {METADATA: write_metadata(metadata)})
 
 
 def place_all(
