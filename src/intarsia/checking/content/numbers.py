@@ -41,17 +41,14 @@ def _odd(kind: str, stats: ItemStats, odd: Odd, what: str) -> Fault:
 def dtype_implausible(stats: ItemStats) -> Iterator[Fault]:
     """Bits of bf16 read as fp16 lie between 0.25 and 4, those of fp16 read as bf16 below 1e-8."""
     stored = stats.item.stored
+    mantissa = stats.used_bits & _MANTISSA.get(stored.dtype.name, 0)
+    if mantissa.bit_count() < _FEWEST_BITS:
+        return
     if not any(p.telling for p in stats.matrices) or stats.item.kinds != {""}:
         return
     if "scale" in stored.name.rpartition(".")[2]:
         return
-    if (
-        stored.layout.size < 64
-        or stored.dtype.name not in ("F16", "BF16")
-        or stats.not_finite.count
-    ):
-        return
-    if (stats.used_bits & _MANTISSA[stored.dtype.name]).bit_count() < _FEWEST_BITS:
+    if stored.layout.size < 64 or stats.not_finite.count:
         return
     least, most = stats.magnitude(stats.least), stats.magnitude(stats.most)
     fp16 = stored.dtype.name == "F16" and least > _LEAST_WEIGHT

@@ -126,9 +126,9 @@ def is_padding(count: int, length: int, padded: bool) -> bool:
 def _is_a_chunk(stats: ItemStats, run: Run) -> bool:
     """Whether rows are exactly those that one chunk holds."""
     first = stats.item.units[0].first_row
-    for chunk, (_, zero) in stats.marks.items():
+    for chunk in stats.zero_chunks:
         box = chunk.box
-        if zero and len(box.shape) == 2 and len(stats.item.chunks) > 1:
+        if len(box.shape) == 2 and len(stats.item.chunks) > 1:
             lo = box.offsets[0] - first
             if run[0] <= lo and lo + box.shape[0] <= run[1]:
                 return True

@@ -40,7 +40,7 @@ class Summing:
             held = {
                 name
                 for name in stored.layout.tensors
-                if name in self.wanted and _is_summed(stored, self.wanted[name])
+                if name in self.wanted and is_summed(stored, self.wanted[name])
             }
             if held:
                 whole = layout_of_box(stored.layout, chunk.box).reshape(-1)
@@ -85,7 +85,8 @@ class Summing:
         add_to(self.rounded, sum_layout(part, narrow.view(np.uint8), dtype.itemsize, sizes))
 
 
-def _is_summed(stored: Stored, x: Logical) -> bool:
+def is_summed(stored: Stored, x: Logical) -> bool:
+    """Whether what a stored tensor holds of a logical one is summed as it lies there."""
     return x.dtype == stored.number_type and not stored.value.parts
 
 

@@ -7,12 +7,35 @@ from collections.abc import Mapping, Sequence
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checking.survey.item_survey import ItemSurvey, SurveyContext
 from intarsia.checking.survey.items import items_of
+from intarsia.checking.survey.small_items import (
+    SmallItem,
+    SmallItems,
+    neighbours,
+    small_item,
+    survey_together,
+)
 from intarsia.checking.survey.stretches import Stretch
 from intarsia.format.registry import folder_of, format_named
+from intarsia.frozen import frozen
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.run.budget import MANY, Budget
 from intarsia.run.progress import Progress
 from intarsia.run.sharing import share_out
+
+
+@frozen
+class StretchOfItem:
+    """A stretch that a thread looks at on its own."""
+
+    survey: ItemSurvey
+    stretch: Stretch
+
+    @property
+    def nbytes(self) -> int:
+        return self.stretch.size * self.survey.item.stored.dtype.itemsize
+
+
+Step = StretchOfItem | SmallItems
 
 
 def survey(
@@ -34,20 +57,33 @@ def survey(
         context = SurveyContext(
             manifest, format, folder, block_bytes, budget.stretch_bytes, most_sums, wanted or {}
         )
-        surveys = [ItemSurvey(item, context, budget.window_bytes) for item in items_of(manifest)]
-        steps = [(each, stretch) for each in surveys for stretch in each.stretches]
+        found: dict[int, ItemStats] = {}
+        small: list[SmallItem] = []
+        steps: list[Step] = []
+        for number, item in enumerate(items_of(manifest)):
+            if (x := small_item(number, item, context)) is not None:
+                small.append(x)
+                continue
+            each = ItemSurvey(item, context, budget.window_bytes)
+            found[number] = each.stats
+            steps += [StretchOfItem(each, stretch) for stretch in each.stretches]
+        steps += neighbours(small, context.block_bytes)
 
-        def nbytes(step: tuple[ItemSurvey, Stretch]) -> int:
-            return step[1].size * step[0].item.stored.dtype.itemsize
+        def look(step: Step) -> Sequence[tuple[int, ItemStats]]:
+            if isinstance(step, SmallItems):
+                return survey_together(step, context, budget.window_bytes)
+            step.survey.look(step.stretch)
+            return ()
 
-        share_out(
+        done = share_out(
             steps,
-            budget.workers_for(len(steps), sum(map(nbytes, steps))),
-            lambda step: step[0].look(step[1]),
+            budget.workers_for(len(steps), sum([step.nbytes for step in steps])),
+            look,
             progress=progress,
-            nbytes=nbytes,
+            nbytes=lambda step: step.nbytes,
         )
-    return [each.stats for each in surveys]
+    found.update(pair for pairs in done for pair in pairs)
+    return [found[number] for number in sorted(found)]
 
 
 def surveyed(found: Sequence[ItemStats]) -> tuple[int, int]:

@@ -27,11 +27,23 @@ from intarsia.run.gather import Fill, gather
 from intarsia.run.located import locate_chunk
 from intarsia.run.room import Room
 from intarsia.run.sums.checksum import crc32, join
-from intarsia.run.sums.hashing import add_to
 from intarsia.state.names import MASTER, master_of, parameter_of
 from intarsia.store.reading.folder import Folder
 from intarsia.value import Change
 from intarsia.value.bits import Bits, as_float64, bits_dtype
+
+
+@frozen
+class ChunkPlace:
+    """Where a chunk's elements are, and the bytes that its recorded checksum is of."""
+
+    located: Located
+    start_bytes: int
+    length_bytes: int
+    crc: int | None
+    unsealed: bool
+    together: bool
+    """Whether the checksum is of the elements in row-major order, and nothing else."""
 
 
 @frozen_open
@@ -50,20 +62,19 @@ class SurveyContext:
     most_sums: int
     wanted: Mapping[str, Logical]
     room: Room = field(default_factory=Room)
-    magnitudes: Room = field(default_factory=Room)
 
-
-@frozen
-class _Place:
-    """Where a chunk's elements are, and the bytes that its recorded checksum is of."""
-
-    located: Located
-    start_bytes: int
-    length_bytes: int
-    crc: int | None
-    unsealed: bool
-    together: bool
-    """Whether the checksum is of the elements in row-major order, and nothing else."""
+    def place_of(self, stored: Stored, chunk: Chunk) -> ChunkPlace:
+        """Where a chunk of a stored tensor is."""
+        located = locate_chunk(self.format, self.folder, stored, chunk)
+        size = chunk.box.size * stored.dtype.itemsize
+        start, length, crc, unsealed = located.start_bytes, size, None, False
+        in_memory = chunk.file in self.manifest.in_memory_files
+        saved = None if in_memory else self.format.checksum(self.folder, chunk)
+        if saved is not None:
+            start, length, crc = saved
+            unsealed = crc is None and size > 0
+        together = (start, length) == (located.start_bytes, size) and located.piece is None
+        return ChunkPlace(located, start, length, crc, unsealed, together)
 
 
 @dataclass(slots=True)
@@ -82,7 +93,7 @@ class ItemSurvey:
         self.item, self._context = item, context
         self.stats = ItemStats(item)
         self._lock = threading.Lock()
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, ChunkPlace] = {}
         self._parts: dict[Stretch, _Part] = {}
         self.stretches = tuple(self._cut(most_bytes))
         if not self.stretches:
@@ -136,25 +147,16 @@ class ItemSurvey:
         ):
             held = self._read(chunk, place.located, block)
             summed = summing.add(held, block.at)
-            if place.together:
+            if place.together and place.crc is not None:
                 crc = crc32(held) if summed is None else summed
                 part.checksums.append((crc, held.nbytes))
-            look(part.stats, matrix_sums, held, block.rows, block.column, context.magnitudes)
+            look(part.stats, matrix_sums, held, block.rows, block.column)
         part.stats.sums, part.stats.rounded = summing.sums, summing.rounded
 
-    def _place(self, number: int) -> _Place:
+    def _place(self, number: int) -> ChunkPlace:
         if number not in self._places:
-            context, chunk, stored = self._context, self.item.chunks[number], self.item.stored
-            located = locate_chunk(context.format, context.folder, stored, chunk)
-            size = chunk.box.size * stored.dtype.itemsize
-            start, length, crc, unsealed = located.start_bytes, size, None, False
-            in_memory = chunk.file in context.manifest.in_memory_files
-            saved = None if in_memory else context.format.checksum(context.folder, chunk)
-            if saved is not None:
-                start, length, crc = saved
-                unsealed = crc is None and size > 0
-            together = (start, length) == (located.start_bytes, size) and located.piece is None
-            self._places[number] = _Place(located, start, length, crc, unsealed, together)
+            chunk = self.item.chunks[number]
+            self._places[number] = self._context.place_of(self.item.stored, chunk)
         return self._places[number]
 
     def _read(self, chunk: Chunk, located: Located, block: Block) -> Bits:
@@ -202,13 +204,11 @@ class ItemSurvey:
             parts = [self._parts[stretch] for stretch in of_chunk]
             for part in parts:
                 stats.join(part.stats)
-                add_to(stats.sums, part.stats.sums)
-                add_to(stats.rounded, part.stats.rounded)
-            stats.faults += self._faults(number, parts)
+            stats.faults = (*stats.faults, *self._faults(number, parts))
         self._parts.clear()
         whole = sum(unit.rows * unit.columns for unit in item.units)
         if not stats.unread and whole == sum(chunk.box.size for chunk in item.chunks):
-            stats.matrices = self._matrix_sums.facts(_padded(stored, self._matrix_sums))
+            stats.matrices = (*self._matrix_sums.facts(_padded(stored, self._matrix_sums)),)
             if stored.layout.size == 1 and stats.value is None:
                 bits = np.array([stats.total], np.uint64).astype(bits_dtype(stored.dtype))
                 stats.value = float(as_float64(bits, stored.dtype).real[0])
@@ -234,7 +234,8 @@ class ItemSurvey:
             where = f"{chunk.file} bytes [{place.start_bytes:,}:{end:,})"
             yield Fault("checksum-wrong", names, where, text, size, files=files)
         total = sum(part.stats.total for part in parts) % (1 << 64)
-        self.stats.marks[chunk] = (found, total == 0)
+        if not total:
+            self.stats.zero_chunks = (*self.stats.zero_chunks, chunk)
 
 
 def _padded(stored: Stored, matrix_sums: MatrixSums) -> NDArray[np.bool_] | None:

@@ -7,6 +7,7 @@ so they come out alike however a matrix was cut into chunks and blocks, and one 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
@@ -80,7 +81,7 @@ def matrix_facts(
 
     `widths` says how many neighbours share one; then whether it is `constant` is known.
     """
-    digest = blake2b(f"{dtype} {unit.rows} {unit.columns}".encode(), digest_size=16)
+    digest = _digest_of(dtype, unit)
     digest.update(rows.data)
     digest.update(columns.data)
     if constant is None:
@@ -90,7 +91,7 @@ def matrix_facts(
     empty = rows == 0
     if padded is not None:
         empty &= ~padded
-    wide = unit.rows > _FEWEST_ROWS and unit.columns > _FEWEST_ROWS and dtype.floating
+    wide = _is_wide(unit, dtype)
     by_row, by_column = widths
     exact = by_row == 1
     return MatrixFacts(
@@ -106,6 +107,45 @@ def matrix_facts(
         int(np.count_nonzero(empty)) if exact else 0,
         int(np.count_nonzero(columns == 0)) if by_column == 1 else 0,
     )
+
+
+def facts_of_each(units: Sequence[Unit], dtype: DType, sums: Sums) -> list[MatrixFacts]:
+    """What is known of matrices of one shape, of which each has a row: the sums of its rows, then its columns."""
+    rows, columns = sums[:, : units[0].rows], sums[:, units[0].rows :]
+    if units[0].rows > 1:
+        odd = rows[:, -1] == rows[:, -2]
+    else:
+        odd = (columns == columns[:, :1]).all(axis=1)
+    odd |= (sums == 0).any(axis=1)
+    if _is_wide(units[0], dtype):
+        odd |= _may_repeat(rows) | _may_repeat(columns)
+    head = _digest_of(dtype, units[0])
+    found = []
+    for k, (unit, is_odd) in enumerate(zip(units, odd.tolist(), strict=True)):
+        if is_odd:
+            found.append(matrix_facts(unit, dtype, rows[k], columns[k]))
+        else:
+            digest = head.copy()
+            digest.update(sums[k])
+            found.append(MatrixFacts(unit, digest.digest(), False, False, alike_at_end=1))
+    return found
+
+
+def _may_repeat(sums: Sums) -> NDArray[np.bool_]:
+    """Of which rows two parts, of any cut, begin alike."""
+    starts, _ = _parts_of(sums.shape[1])
+    firsts = np.sort(sums[:, np.unique(starts)], axis=1)
+    found: NDArray[np.bool_] = (firsts[:, 1:] == firsts[:, :-1]).any(axis=1)
+    return found
+
+
+def _digest_of(dtype: DType, unit: Unit) -> blake2b:
+    return blake2b(f"{dtype} {unit.rows} {unit.columns}".encode(), digest_size=16)
+
+
+def _is_wide(unit: Unit, dtype: DType) -> bool:
+    """Whether equal blocks of a matrix say anything."""
+    return unit.rows > _FEWEST_ROWS and unit.columns > _FEWEST_ROWS and dtype.floating
 
 
 def _spread(found: tuple[Run, ...], width: int, length: int) -> tuple[Run, ...]:

@@ -71,7 +71,7 @@ class Groups:
         return odd_numbers(np.arange(self.width))
 
 
-def _sums(bits: Bits, axis: int) -> Sums:
+def sums_along(bits: Bits, axis: int) -> Sums:
     """The sums of small numbers along an axis, in a type that is twice as fast where it holds them."""
     narrow = bits.dtype.itemsize <= 2 and bits.shape[axis] <= 1 << 16
     found: Sums = bits.sum(axis=axis, dtype=np.uint32 if narrow else np.uint64)
@@ -125,11 +125,11 @@ class MatrixSums:
         """
         unit = self.units[0]
         at = rows - unit.first_row
-        along = _sums(bits, 1)
+        along = sums_along(bits, 1)
         ends_at = at[:1] // max(unit.rows, 1), at[-1:] // max(unit.rows, 1)
         if ends_at[0] == ends_at[1]:
             held, starts = ends_at[0], np.zeros(1, np.int64)
-            parts = _sums(bits, 0)[None]
+            parts = sums_along(bits, 0)[None]
         else:
             owners = at // max(unit.rows, 1)
             starts = np.flatnonzero(np.diff(owners, prepend=-1))
