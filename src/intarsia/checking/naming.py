@@ -104,6 +104,8 @@ def units_of(stored: Stored) -> list[Unit]:
         stacked.append("expert")
     counts = shape[: len(stacked)]
     rows = prod(shape[len(stacked) : -1])
+    if not stacked:
+        return [Unit(place, 0, rows, columns)]
     units = []
     for k in range(prod(counts)):
         at = {"layer": place.layer, "expert": place.expert}
@@ -120,7 +122,10 @@ def tensors_in(stored: Stored, unit: Unit, lo: int = 0, hi: int | None = None) -
     hi = unit.rows if hi is None else hi
     start = (unit.first_row + lo) * unit.columns
     end = (unit.first_row + hi) * unit.columns
-    near = (p for p in stored.layout.pieces if p.at < end and p.at + p.span >= start)
+    pieces = stored.layout.pieces
+    if len(pieces) == 1 and pieces[0].at <= start < end <= pieces[0].at + pieces[0].run:
+        return (pieces[0].tensor,)
+    near = (p for p in pieces if p.at < end and p.at + p.span >= start)
     held = [p.tensor for p in near if any(clip(p, start, end))]
     return tuple(dict.fromkeys(held)) or (stored.key or stored.name,)
 

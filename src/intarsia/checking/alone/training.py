@@ -20,8 +20,9 @@ def _steps(found: Sequence[ItemStats]) -> dict[str, float]:
     return {
         stored.name: stats.value
         for stats in found
+        if stats.value is not None
         for stored in stats.item.names
-        if place_of(stored.name).kind == STEP and stats.value is not None
+        if place_of(stored.name).kind == STEP
     }
 
 

@@ -57,8 +57,10 @@ def masters_that_differ(
     manifest: Manifest, found: Sequence[ItemStats], budget: Budget, progress: Progress | None = None
 ) -> Iterator[Fault]:
     """Weights that are not their main weights rounded, by the sums that a survey took."""
-    weights = merged(stats.sums for stats in found)
     rounded = merged(stats.rounded for stats in found)
+    if not rounded:
+        return
+    weights = merged(stats.sums for stats in found)
     unread = {
         parameter_of(name)
         for stats in found

@@ -65,10 +65,11 @@ def dtype_implausible(stats: ItemStats) -> Iterator[Fault]:
 
 def value_implausible(stats: ItemStats) -> Iterator[Fault]:
     """Numbers that no training gives a weight, and that memory which was never written holds."""
+    if not stats.absurd.count:
+        return
     stored = stats.item.stored
     leaf = stored.name.rpartition(".")[2]
     if "mask" in leaf or "scale" in leaf or stats.item.kinds - {"", MASTER}:
         return
-    if stats.absurd.count:
-        most = stats.magnitude(stats.most)
-        yield _odd("value-implausible", stats, stats.absurd, f"beyond 1e8, up to {most:.2g}")
+    most = stats.magnitude(stats.most)
+    yield _odd("value-implausible", stats, stats.absurd, f"beyond 1e8, up to {most:.2g}")

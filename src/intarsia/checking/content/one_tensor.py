@@ -22,7 +22,8 @@ from intarsia.format.base import Format
 
 def content_faults(found: Sequence[ItemStats], format: Format, content: Content) -> Iterator[Fault]:
     """The faults of every tensor."""
-    pruned, parts = Pruned(found), ZeroParts(found)
+    zeros = any(p.zero_rows or p.zero_columns for stats in found for p in stats.matrices)
+    pruned, parts = Pruned(found if zeros else ()), ZeroParts(found if zeros else ())
     for stats in found:
         yield from stats.faults
         if stats.faults:
@@ -46,6 +47,8 @@ def notes_of(found: Sequence[ItemStats], faults: Iterable[Fault]) -> Iterator[st
         yield f"{unsealed:,} chunks were saved without a CRC-32, so their bytes cannot be checked"
     for stats in found:
         for p in stats.matrices:
+            if not p.zero_rows and p.alike_at_end <= 1:
+                continue
             lo, hi = next((r for r in p.zero_rows if r[1] == p.unit.rows), (0, 0))
             if not p.unit.place.is_vocabulary or p.unit.place.kind:
                 continue

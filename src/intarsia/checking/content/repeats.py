@@ -37,7 +37,8 @@ def repeat_faults(
     ]
     for repeated in (repeated_experts, repeated_layers):
         # What was copied with its state is reported once, for the weights.
-        yield from next((faults for part in parts if (faults := list(repeated(part)))), ())
+        equal = (part for part in parts if _has_copies(part))
+        yield from next((faults for part in equal if (faults := list(repeated(part)))), ())
     shards = [fault for stats in found for fault in repeated_shards(stats, content)]
     repeated_names = {name for fault in shards for name in fault.tensors}
     # As above: state that repeats where its parameter does adds nothing.
@@ -47,6 +48,12 @@ def repeat_faults(
         if not all(kind_of(name) and parameter_of(name) in repeated_names for name in fault.tensors)
     )
     yield from tied_that_differ(found, tied)
+
+
+def _has_copies(matrices: Sequence[Matrix]) -> bool:
+    """Whether any two of these are equal."""
+    digests = [p.digest for _, p in matrices if p.telling]
+    return len({*digests}) < len(digests)
 
 
 def made_by_copying(
@@ -235,6 +242,8 @@ def repeated_shards(stats: ItemStats, content: Content) -> Iterator[Fault]:
 
 def tied_that_differ(found: Sequence[ItemStats], tied: Mapping[str, str]) -> Iterator[Fault]:
     """Pairs that the configuration ties, both stored in one element type and shape, not equal."""
+    if not tied:
+        return
     whole = {
         stored.layout.tensors[0]: (stored, stats.matrices[0])
         for stats in found

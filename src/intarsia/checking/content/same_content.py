@@ -50,8 +50,10 @@ class Content:
                 alike.setdefault(p.digest, []).append(k)
         out = list(matrices)
         for digest, group in alike.items():
+            if len(group) == 1:
+                continue
             first: list[int] = []
-            for k in group if len(group) > 1 else ():
+            for k in group:
                 same = next((j for j in first if self._are_equal(matrices[j], matrices[k])), None)
                 if same is None:
                     first.append(k)

@@ -43,6 +43,8 @@ def zero_block(
     content: Content,
 ) -> Iterator[Fault]:
     """Rows or columns of a matrix that are all zero, just so many as are a rank's share."""
+    if not matrix.zero_rows and not matrix.zero_columns:
+        return
     unit, place = matrix.unit, matrix.unit.place
     if min(unit.rows, unit.columns) < 2 or not stats.item.stored.dtype.floating:
         return
@@ -142,6 +144,8 @@ def zero_tensors(found: Sequence[ItemStats], content: Content) -> Iterator[Fault
     norm that stands alone are those of its size.  A layer that stands still has no moments, and
     what is small may have nothing left where its like are pruned.
     """
+    if not any(p.zero for stats in found for p in stats.matrices):
+        return
     alike: dict[tuple[str, str], list[tuple[ItemStats, MatrixFacts]]] = {}
     moving: set[tuple[str, str, int | None]] = set()
     norms: dict[int, list[bool]] = {}

@@ -59,6 +59,10 @@ def _cut(names: tuple[Stored, ...]) -> Iterator[Item]:
     stored, units = names[0], units_of(names[0])
     if not units or not stored.layout.size:
         return
+    if len(units) == 1:
+        if held := tuple([chunk for chunk in stored.chunks if chunk.box.size]):
+            yield Item(names, (units[0],), held)
+        return
     by_unit: dict[int, list[Chunk]] = {}
     for chunk in stored.chunks:
         if not chunk.box.size:
