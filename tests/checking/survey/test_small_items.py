@@ -12,7 +12,7 @@ from intarsia.checking.alone.headers import read_headers
 from intarsia.checking.survey import blockwise
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.run.budget import Budget
-from intarsia.store.folder import Folder
+from intarsia.store.reading.folder import Folder
 from tests.checkpoints import write_hf
 
 Tensors = dict[str, torch.Tensor]
