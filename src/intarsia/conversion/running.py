@@ -210,7 +210,7 @@ def _move(
         losses = sum((counts for _, counts, _ in shared.values), kept.losses)
         sums = merged([kept.sums, *(sums for _, _, sums in shared.values)])
         fresh = [part for parts, _, _ in shared.values for part in parts]
-        return kept.stretches(arrangement) + fresh, losses, sums
+        return kept.unfinished(arrangement) + fresh, losses, sums
 
 
 def _close(job: Job, staging: Staging, arrangement: Arrangement, parts: list[Any]) -> None:

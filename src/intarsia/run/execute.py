@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 from intarsia.errors import CoverageError
@@ -24,17 +24,17 @@ from intarsia.planning.proof import Proven
 from intarsia.planning.together import Group, partners, windows_together
 from intarsia.planning.window import windows_beside
 from intarsia.run.budget import Budget
-from intarsia.run.filled import Filled, Held, Part, cut_boxes
+from intarsia.run.filled import Filled, Rows, cut_boxes
 from intarsia.run.gather import Fill, gather
-from intarsia.run.losses import Losses
 from intarsia.run.room import Bytes, Room
 from intarsia.run.sharing import in_steps, share_out
-from intarsia.run.slots import TargetSlots
+from intarsia.run.slots import Slots
 from intarsia.run.source import Source
 from intarsia.run.sums.checksum import join
-from intarsia.run.sums.hashing import Sum, add_to, merged
-from intarsia.run.sums.neighbours import Neighbours
+from intarsia.run.sums.hashing import add_to, merged
+from intarsia.run.sums.neighbours import Neighbours, Run
 from intarsia.run.sums.tally import Sums, Tallied, Tally
+from intarsia.run.written import Part, Written, unfinished
 from intarsia.store.writing.staging import Staging
 from intarsia.value import Window
 from intarsia.value.bits import bits_dtype
@@ -43,23 +43,8 @@ Progress = Callable[[int], None]
 
 
 Step = tuple[tuple[Proven, Box], ...]
-Windows = tuple[tuple[Target, Box], ...]
 Ranges = Mapping[str, Sequence[tuple[int, int]]]
 """For each target, ranges of its row-major elements."""
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What a step wrote: its windows, a part for every box of a slot, what its numbers lost, and sums."""
-
-    windows: Windows
-    parts: tuple[Part, ...]
-    losses: Losses
-    sums: Mapping[tuple[str, str], Sum] = field(default_factory=dict)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(box.size * target.dtype.itemsize for target, box in self.windows)
 
 
 def cut_steps(
@@ -116,8 +101,8 @@ class Execution:
     _boxes: Room = field(default_factory=Room)
 
     @cached_property
-    def _slots(self) -> Mapping[str, TargetSlots]:
-        return {name: TargetSlots(slots) for name, slots in self.arrangement.slots.items()}
+    def _slots(self) -> Slots:
+        return Slots(self.arrangement.slots)
 
     def run(self, steps: Sequence[Step]) -> list[Part]:
         """Carry out steps on the budget's threads; the first failure stops all of them."""
@@ -127,73 +112,106 @@ class Execution:
     def _files(self, step: Step) -> set[str]:
         """The files that a step writes: the kernel lets one thread at a time write a file."""
         return {
-            slot.file
+            self._slots[proven.target.name][each.number].file
             for proven, window in step
-            for _, slot, _ in self._slots[proven.target.name].in_window(window)
+            for each in self._slots.pattern(proven.target.name).cut(window).boxes
         }
 
     def step(self, step: Step) -> list[Part]:
         """Fill the windows of one step and write them; the parts whose slots await other steps."""
         source = replace(self.source, losses=Counter())
         filled, tallied = self._fill(step, source)
-        held = [each for x in filled for each in x.held]
-        parts = [
-            each.part(crc)
-            for each, crc in zip(held, chain(*(t.crcs for t in tallied)), strict=True)
-        ]
-        self._write(zip(held, parts, strict=True))
+        self._write(zip(filled, tallied, strict=True))
         sums = merged(one.sums for one in tallied)
-        windows = tuple((proven.target, box) for proven, box in step)
-        written = Written(windows, tuple(parts), source.losses, sums)
+        windows = tuple((target, x.window) for x in filled for target in x.targets)
+        crcs = chain(
+            *(
+                zip(*one.crcs, strict=True) if one.crcs else [()] * len(x.targets)
+                for x, one in zip(filled, tallied, strict=True)
+            )
+        )
+        written = Written(windows, tuple(crcs), source.losses, sums)
         self.record(written)
         with self._counting:
             self.source.losses.update(source.losses)
             add_to(self.sums, sums)
             self.progress(written.nbytes)
-        return [part for each, part in zip(held, parts, strict=True) if each.is_partial]
+        return unfinished(written, self._slots)
 
     def _fill(self, step: Step, source: Source) -> tuple[list[Filled], list[Tallied]]:
-        """The windows of a step, in this thread's memory, and their sums."""
-        runs = [self.tally.run_of(proven.target, window) for proven, window in step]
-        together = Neighbours([run for run in runs if run is not None])
+        """The windows of a step in this thread's memory, cut into the boxes of slots, and their sums."""
+        small, alone = self._alike(step)
+        together = Neighbours([run for alike in small for _, _, run in alike])
         at = together.nbytes
-        alone = [each for each, run in zip(step, runs, strict=True) if run is None]
-        memory = self._room.take(at + nbytes_of(alone))
+        memory, room = self._room.take(at + nbytes_of(alone)), self._boxes.take(nbytes_of(step))
         views = iter(together.views(memory[:at]))
-        wholes: list[Bytes] = []
         fills: list[Fill] = []
-        for (proven, window), run in zip(step, runs, strict=True):
-            if run is None:
-                wholes.append(memory[at : at + window.size * proven.target.dtype.itemsize])
-                at += len(wholes[-1])
-            else:
-                wholes.append(next(views))
-            fills += source.fill_box(proven, window, wholes[-1])
+        for proven, window, _ in chain(*small):
+            fills += source.fill_box(proven, window, next(views))
+        ends = list(accumulate((nbytes_of([each]) for each in alone), initial=at))
+        for (proven, window), lo, hi in zip(alone, ends, ends[1:], strict=False):
+            fills += source.fill_box(proven, window, memory[lo:hi])
         gather(source.folder, fills)
-        room, filled = self._boxes.take(nbytes_of(step)), list[Filled]()
-        for (proven, window), run, whole in zip(step, runs, wholes, strict=True):
-            slots = self._slots[proven.target.name].in_window(window)
-            cut = cut_boxes(proven.target, window, whole, run, slots, room[: len(whole)])
+        filled, first = list[Filled](), 0
+        for alike in small:
+            rows = together.rows(memory[:at], first, len(alike))
+            proofs, (window, *_), runs = zip(*alike, strict=True)
+            filled.append(self._cut(proofs, window, rows, room, runs))
+            room, first = room[rows.size :], first + len(alike)
+        for (proven, window), lo, hi in zip(alone, ends, ends[1:], strict=False):
+            cut = self._cut([proven], window, memory[lo:hi].reshape(1, -1), room)
             if proven.target.value.parts:
                 cut = replace(cut, parts=_parts(source, proven.target, window))
             filled.append(cut)
-            room = room[len(whole) :]
-        return filled, self.tally.of_each(filled, together, memory[: together.nbytes])
+            room = room[hi - lo :]
+        return filled, self.tally.of_each(filled, together, memory[:at])
 
-    def _write(self, pieces: Iterable[tuple[Held, Part]]) -> None:
-        """Write what is held of slots; a slot that is held as a whole goes with its wrapping."""
+    def _alike(self, step: Step) -> tuple[Collection[Sequence[tuple[Proven, Box, Run]]], Step]:
+        """The windows of a step that are summed together, in groups that are cut alike; and the others."""
+        small: dict[Hashable, list[tuple[Proven, Box, Run]]] = {}
+        alone: list[tuple[Proven, Box]] = []
+        for proven, window in step:
+            target = proven.target
+            run = self.tally.run_of(target, window)
+            if run is None:
+                alone.append((proven, window))
+            else:
+                key = self._slots.pattern(target.name), window, target.dtype, run.start_bytes & 7
+                small.setdefault(key, []).append((proven, window, run))
+        return small.values(), tuple(alone)
+
+    def _cut(
+        self,
+        proofs: Sequence[Proven],
+        window: Box,
+        rows: Rows,
+        room: Bytes,
+        runs: Sequence[Run] | None = None,
+    ) -> Filled:
+        targets = [proven.target for proven in proofs]
+        cut = self._slots.pattern(targets[0].name).cut(window)
+        return cut_boxes(targets, window, cut, rows, runs, room)
+
+    def _write(self, filled: Iterable[tuple[Filled, Tallied]]) -> None:
+        """Write boxes of slots; one that is all of its slot goes with its wrapping."""
         writes: dict[str, list[tuple[int, list[Any]]]] = {}
-        for held, part in pieces:
-            slot = held.slot
-            out: list[Any] = [held.buffer]
-            at = slot.start_bytes + part.start_bytes
-            if slot.wrapping is not None and not held.is_partial:
-                out = [slot.wrapping.head(part.crc), held.buffer, slot.wrapping.tail(part.crc)]
-                at = slot.start_bytes - slot.wrapping.start_bytes
-            if slot.gap_bytes and not part.start_bytes and not held.is_partial:
-                out.insert(0, bytes(slot.gap_bytes))
-                at -= slot.gap_bytes
-            writes.setdefault(slot.file, []).append((at, out))
+        for windows, tallied in filled:
+            slots = [self._slots[target.name] for target in windows.targets]
+            itemsize = windows.targets[0].dtype.itemsize
+            for each, rows, crcs in zip(
+                windows.cut.boxes, windows.boxes, tallied.crcs, strict=True
+            ):
+                for of_target, row, crc in zip(slots, rows, crcs, strict=True):
+                    slot = of_target[each.number]
+                    wrapping, at = slot.wrapping, slot.start_bytes + each.first * itemsize
+                    out: list[Any] = [row]
+                    if wrapping is not None and each.whole:
+                        out = [wrapping.head(crc), row, wrapping.tail(crc)]
+                        at -= wrapping.start_bytes
+                    if slot.gap_bytes and not each.first and (wrapping is None or each.whole):
+                        out.insert(0, bytes(slot.gap_bytes))
+                        at -= slot.gap_bytes
+                    writes.setdefault(slot.file, []).append((at, out))
         for file, blocks in writes.items():
             for at, buffers in adjoin(blocks):
                 self.staging.write(file, at, buffers)
@@ -203,16 +221,14 @@ class Execution:
         by_slot: dict[tuple[str, int], list[Part]] = {}
         for part in parts:
             by_slot.setdefault((part.target, part.slot), []).append(part)
-        for name, slots in self.arrangement.slots.items():
-            for k, slot in enumerate(slots):
-                if slot.wrapping is None:
-                    continue
-                whole_bytes = slot.box.size * targets[name].dtype.itemsize
-                if whole_bytes == 0:
-                    self._wrap(slot, 0, 0)
-                elif (name, k) in by_slot:
-                    held = sorted(by_slot[name, k], key=lambda p: p.start_bytes)
-                    self._wrap(slot, _joined(held, whole_bytes, name), whole_bytes)
+        for (name, k), held in by_slot.items():
+            slot = self.arrangement.slots[name][k]
+            whole_bytes = slot.box.size * targets[name].dtype.itemsize
+            held.sort(key=lambda part: part.start_bytes)
+            self._wrap(slot, _joined(held, whole_bytes, name), whole_bytes)
+        for slot in chain(*self.arrangement.slots.values()):
+            if 0 in slot.box.shape and slot.wrapping is not None:
+                self._wrap(slot, 0, 0)
 
     def _wrap(self, slot: Slot, crc: int, length_bytes: int) -> None:
         assert slot.wrapping is not None

@@ -2,95 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 
-from intarsia.format.base import Slot
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.frozen import frozen
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
-from intarsia.planning.window import flat_start, is_stretch
 from intarsia.run.room import Bytes
+from intarsia.run.slots import Cut
 from intarsia.run.sums.neighbours import Run
 from intarsia.value import Window
 from intarsia.value.bits import bits_dtype
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A stretch of a slot that one step writes; its checksum joins those of the slot's other parts."""
-
-    target: str
-    slot: int
-    start_bytes: int
-    length_bytes: int
-    crc: int
+Rows = NDArray[np.uint8]
+"""Bytes of several targets, those of each in a row."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A box of a slot of a target, in memory on its way to a file."""
-
-    target: Target
-    number: int
-    slot: Slot
-    box: Box
-    buffer: Bytes
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether this is a part only of a slot whose wrapping needs all of it."""
-        return self.slot.wrapping is not None and self.box.size != self.slot.box.size
-
-    def part(self, crc: int) -> Part:
-        start = flat_start(self.box, self.slot.box) * self.target.dtype.itemsize
-        return Part(self.target.name, self.number, start, len(self.buffer), crc)
-
-
-@dataclass(frozen=True, slots=True)
+@frozen
 class Filled:
-    """A window of a target in memory, row-major, and the boxes of slots that lie in it.
+    """One window of each of several targets that are cut alike, row-major in memory, and their boxes of slots.
 
-    `in_order` says whether the boxes follow each other in the window's own memory; where they do not,
-    those that are no stretch of it lie in memory of their own.  `run` is what it is summed as, with others;
-    `parts` are what those of the target's value hold for each of its elements.
+    `wholes` has the windows in its rows; each array of `boxes` has in its rows what one box of the cut is of
+    each.  `runs` are what the windows are summed as, with others; None for a window that is summed alone, of
+    which `parts` are what those of the target's value hold for each element.
     """
 
-    target: Target
+    targets: Sequence[Target]
     window: Box
-    whole: Bytes
-    held: tuple[Held, ...]
-    in_order: bool
-    run: Run | None
+    cut: Cut
+    wholes: Rows
+    boxes: Sequence[Rows]
+    runs: Sequence[Run] | None
     parts: Mapping[str, Window] = field(default_factory=dict)
 
 
 def cut_boxes(
-    target: Target,
+    targets: Sequence[Target],
     window: Box,
-    whole: Bytes,
-    run: Run | None,
-    slots: Iterable[tuple[int, Slot, Box]],
+    cut: Cut,
+    wholes: Rows,
+    runs: Sequence[Run] | None,
     room: Bytes,
 ) -> Filled:
-    """A window that is filled, cut into the boxes of slots; `room` has as many bytes."""
-    size, bits = target.dtype.itemsize, bits_dtype(target.dtype)
-    held: list[Held] = []
-    in_order, at, used = True, 0, 0
-    for number, slot, box in slots:
-        length = box.size * size
-        if is_stretch(box, window):
-            start = flat_start(box, window) * size
-            in_order, at = in_order and start == at, start + length
-            buffer = whole[start : start + length]
+    """Windows that are filled, cut into the boxes of slots; `room` has as many bytes.
+
+    A box that is consecutive bytes of its window stays where it is, one that is not is copied for all
+    windows at once.
+    """
+    dtype = targets[0].dtype
+    size, bits, count = dtype.itemsize, bits_dtype(dtype), len(targets)
+    boxes: list[Rows] = []
+    used = 0
+    for each in cut.boxes:
+        length = each.box.size * size
+        if each.index is None:
+            rows = wholes[:, each.start * size : each.start * size + length]
         else:
-            in_order = False
-            buffer, used = room[used : used + length], used + length
-            inside: Any = tuple(
-                slice(o - w, o - w + n)
-                for o, w, n in zip(box.offsets, window.offsets, box.shape, strict=True)
-            )
-            found = whole.view(bits).reshape(window.shape)[inside]
-            buffer.view(bits).reshape(box.shape)[...] = found
-        held.append(Held(target, number, slot, box, buffer))
-    return Filled(target, window, whole, tuple(held), in_order and at == len(whole), run)
+            rows = room[used : used + count * length].reshape(count, length)
+            used += count * length
+            found = wholes.view(bits).reshape(count, *window.shape)[(slice(None), *each.index)]
+            rows.view(bits).reshape(count, *each.box.shape)[...] = found
+        boxes.append(rows)
+    return Filled(targets, window, cut, wholes, boxes, runs)

@@ -1,35 +1,125 @@
-"""The slots of a target, found by a window of it."""
+"""Windows of targets cut into the boxes of slots, worked out once for all targets that are cut alike."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from intarsia.format.base import Slot
+from intarsia.format.base import Slot, Wrapping
+from intarsia.frozen import frozen
 from intarsia.mesh import Box
+from intarsia.planning.window import flat_start, is_stretch
+
+MOST_CUTS = 1 << 12
+"""Windows of one pattern whose cuts are kept; those of more are worked out again."""
 
 
-class TargetSlots:
-    """The slots of one target, in the order of their first rows: a target of 4,096 ranks has as many."""
+@frozen
+class BoxInWindow:
+    """What a window holds of slot `number`: `start` is its first element in the window, `first` in the slot.
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
-        self._slots = slots
-        self._order = sorted(range(len(slots)), key=lambda k: slots[k].box.offsets[:1])
-        boxes = [slots[k].box for k in self._order]
-        self._starts = [sum(box.offsets[:1]) for box in boxes]
-        ends = (sum(box.offsets[:1]) + sum(box.shape[:1]) for box in boxes)
+    `index` selects it from the window, None where it is consecutive elements of that; `whole` says whether
+    it is all of the slot.
+    """
+
+    number: int
+    box: Box
+    start: int
+    first: int
+    index: tuple[slice, ...] | None
+    whole: bool
+
+
+@frozen
+class Cut:
+    """A window, cut into the boxes of slots.
+
+    `in_order` says whether they follow each other in the window's own memory, and are all of it; `finishes`
+    whether each is all of its slot.
+    """
+
+    boxes: tuple[BoxInWindow, ...]
+    in_order: bool
+    finishes: bool
+
+
+class Pattern:
+    """What targets have in common that are cut alike: the boxes of their slots, and what is wrapped around them."""
+
+    def __init__(self, boxes: Sequence[Box], wrappings: Sequence[Wrapping | None]) -> None:
+        self.boxes = boxes
+        self.wrappings = wrappings
+        # In the order of their first rows: a target of 4,096 ranks has as many.
+        self._order = sorted(range(len(boxes)), key=lambda k: boxes[k].offsets[:1])
+        ordered = [boxes[k] for k in self._order]
+        self._starts = [sum(box.offsets[:1]) for box in ordered]
+        ends = (sum(box.offsets[:1]) + sum(box.shape[:1]) for box in ordered)
         self._ends = list(accumulate(ends, max))
+        self._cuts: dict[Box, Cut] = {}
 
-    def in_window(self, window: Box) -> Iterator[tuple[int, Slot, Box]]:
-        """The number of each slot that holds some of a window, the slot, and the box of what it holds."""
+    def cut(self, window: Box) -> Cut:
+        """The boxes of the slots that hold some of a window, in the order of the slots."""
+        found = self._cuts.get(window)
+        if found is None:
+            found = self._cut(window)
+            if len(self._cuts) < MOST_CUTS:
+                self._cuts[window] = found
+        return found
+
+    def _cut(self, window: Box) -> Cut:
         numbers = self._order
         if window.offsets:
             start, stop = window.offsets[0], window.offsets[0] + window.shape[0]
             near = slice(bisect_right(self._ends, start), bisect_left(self._starts, stop))
             numbers = sorted(self._order[near])
+        found: list[BoxInWindow] = []
+        in_order, at = True, 0
         for number in numbers:
-            slot = self._slots[number]
-            box = slot.box.meet(window)
-            if box is not None:
-                yield number, slot, box
+            slot = self.boxes[number]
+            box = slot.meet(window)
+            if box is None:
+                continue
+            index, start = _index(box, window), flat_start(box, window)
+            in_order, at = in_order and index is None and start == at, start + box.size
+            first = flat_start(box, slot)
+            found.append(BoxInWindow(number, box, start, first, index, box.size == slot.size))
+        in_order = in_order and at == window.size
+        return Cut(tuple(found), in_order, all(each.whole for each in found))
+
+
+def _index(box: Box, window: Box) -> tuple[slice, ...] | None:
+    if is_stretch(box, window):
+        return None
+    return tuple(
+        slice(o - w, o - w + n)
+        for o, w, n in zip(box.offsets, window.offsets, box.shape, strict=True)
+    )
+
+
+class Slots:
+    """The slots of targets by their names, and the pattern that each target has."""
+
+    def __init__(self, slots: Mapping[str, Sequence[Slot]]) -> None:
+        self._slots = slots
+        self._patterns: dict[str, Pattern] = {}
+        self._known: dict[tuple[int, Box | None], list[Pattern]] = {}
+
+    def __getitem__(self, name: str) -> Sequence[Slot]:
+        return self._slots[name]
+
+    def pattern(self, name: str) -> Pattern:
+        """The pattern of a target: the same object for targets that are cut alike."""
+        found = self._patterns.get(name)
+        if found is None:
+            found = self._patterns[name] = self._pattern(self._slots[name])
+        return found
+
+    def _pattern(self, slots: Sequence[Slot]) -> Pattern:
+        boxes, wrappings = [slot.box for slot in slots], [slot.wrapping for slot in slots]
+        near = self._known.setdefault((len(boxes), boxes[-1] if boxes else None), [])
+        for known in near:
+            if known.boxes == boxes and known.wrappings == wrappings:
+                return known
+        near.append(Pattern(boxes, wrappings))
+        return near[-1]

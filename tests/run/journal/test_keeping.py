@@ -18,13 +18,13 @@ from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored, Target
 from intarsia.planning.proof import prover_of
-from intarsia.run.execute import Written, cut_steps
-from intarsia.run.filled import Part
+from intarsia.run.execute import cut_steps
 from intarsia.run.journal import keeping as subject
 from intarsia.run.journal.keeping import Journal
 from intarsia.run.journal.records import read_lines, to_line
 from intarsia.run.losses import Effect
 from intarsia.run.sums.checksum import crc32
+from intarsia.run.written import Written
 from intarsia.store.writing.staging import Staging
 
 U8 = BY_NAME["U8"]
@@ -38,8 +38,8 @@ FACTS = {"--to": "hf", "--mesh": "tp=1"}
 
 def row(k: int) -> Written:
     """What writing one row of `a` leaves to be noted."""
-    part = Part("a", 0, 8 * k, 8, crc32(ROWS[k]))
-    return Written(((A, Box((k, 0), (1, 8))),), (part,), Counter({("a", Effect.ROUNDED): k}))
+    window = Box((k, 0), (1, 8))
+    return Written(((A, window),), ((crc32(ROWS[k]),),), Counter({("a", Effect.ROUNDED): k}))
 
 
 @pytest.fixture
@@ -115,7 +115,16 @@ def test_nothing_after_a_damaged_line_is_believed(journal: Journal) -> None:
     assert proven(journal) == [row(0)]
 
 
-LINE = {"windows": [[0, [1, 0], [1, 8]]], "parts": [[0, 0, 8, 8, 0]], "losses": [], "sums": []}
+ZEROS = crc32(bytes(8))
+LINE = {"windows": [[0, [1, 0], [1, 8], [ZEROS]]], "losses": [], "sums": []}
+
+
+def test_a_record_of_what_the_file_holds_is_believed(journal: Journal) -> None:
+    note(journal, 0)
+    path = journal.folder / "0-0"
+    path.write_bytes(path.read_bytes() + to_line(LINE))
+    noted = Written(((A, Box((1, 0), (1, 8))),), ((ZEROS,),), Counter())
+    assert proven(journal) == [row(0), noted]
 
 
 @pytest.mark.parametrize(
@@ -123,17 +132,19 @@ LINE = {"windows": [[0, [1, 0], [1, 8]]], "parts": [[0, 0, 8, 8, 0]], "losses": 
     [
         [], {}, {"synced": "all"}, {"synced": -1},
         *({name: value for name, value in LINE.items() if name != left} for left in LINE),
-        LINE | {"windows": [[2, [0, 0], [1, 8]]]},
-        LINE | {"windows": [[-1, [0, 0], [1, 8]]]},
-        LINE | {"windows": [[0, [0], [1]]]},
-        LINE | {"windows": [[0, [4, 0], [1, 8]]]},
-        LINE | {"windows": [[0, [0, 0], ["1", 8]]]},
-        LINE | {"windows": [[1, [0, 0], [0, 3]]]},
-        LINE | {"parts": [[0, 0, 8, 8]]},
-        LINE | {"parts": [[0, 0, 8, 1 << 60, 0]]},
-        LINE | {"parts": [[0, 9, 8, 8, 0]]},
-        LINE | {"parts": [[0, -1, 8, 8, 0]]},
-        LINE | {"parts": [[0, 0, 8, "8", 0]]},
+        LINE | {"windows": [[2, [1, 0], [1, 8], [ZEROS]]]},
+        LINE | {"windows": [[-1, [1, 0], [1, 8], [ZEROS]]]},
+        LINE | {"windows": [[0, [1], [1], [ZEROS]]]},
+        LINE | {"windows": [[0, [4, 0], [1, 8], [ZEROS]]]},
+        LINE | {"windows": [[0, [1, 0], ["1", 8], [ZEROS]]]},
+        LINE | {"windows": [[0, [1, 0], [2, 4], [ZEROS]]]},
+        LINE | {"windows": [[1, [0, 0], [0, 3], [ZEROS]]]},
+        LINE | {"windows": [[0, [1, 0], [1, 8]]]},
+        LINE | {"windows": [[0, [1, 0], [1, 8], []]]},
+        LINE | {"windows": [[0, [1, 0], [1, 8], [ZEROS, ZEROS]]]},
+        LINE | {"windows": [[0, [1, 0], [1, 8], [ZEROS + 1]]]},
+        LINE | {"windows": [[0, [1, 0], [1, 8], [str(ZEROS)]]]},
+        LINE | {"windows": [[0, [1, 0], [1, 8], ZEROS]]},
         LINE | {"losses": [[0, "rounded", "much"]]},
         LINE | {"losses": [[0, "eaten", 1]]},
         LINE | {"sums": [[0, "a", 1, 2, "3"]]},

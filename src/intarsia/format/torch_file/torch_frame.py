@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Iterator
-from enum import Enum
+from enum import IntEnum
 from functools import lru_cache, reduce
 from itertools import groupby
 from math import prod
@@ -22,7 +22,7 @@ from intarsia.format.torch_file.zip_directory import CENTRAL, END, END64, LOCAL,
 from intarsia.frozen import frozen
 
 
-class _Hole(Enum):
+class _Hole(IntEnum):
     DATA, CRC, IDENTITY, IDENTITY_CRC = range(4)
 
 
@@ -56,12 +56,9 @@ def _mix(seed: int, crc: int) -> int:
 
 def _filled(parts: Iterable[bytes | _Hole], names: bytes, mixed: int, crc: int = 0) -> bytes:
     identity = b"%s%020d" % (names, mixed)
-    stamps = {
-        _Hole.CRC: crc.to_bytes(4, "little"),
-        _Hole.IDENTITY: identity,
-        _Hole.IDENTITY_CRC: crc32(identity).to_bytes(4, "little"),
-    }
-    return b"".join([stamps[p] if isinstance(p, _Hole) else p for p in parts])
+    # In the order of the holes; nothing stands for the data.
+    stamps = b"", crc.to_bytes(4, "little"), identity, crc32(identity).to_bytes(4, "little")
+    return b"".join([p if isinstance(p, bytes) else stamps[p] for p in parts])
 
 
 def _archive(members: list[tuple[str, bytes | _Hole]], data_bytes: int = 0) -> tuple[_Parts, int]:

@@ -9,11 +9,12 @@ from intarsia.format.base import Arrangement
 from intarsia.frozen import frozen_open
 from intarsia.mesh import Box
 from intarsia.planning.window import flat_start
-from intarsia.run.execute import Ranges, Written
-from intarsia.run.filled import Part
+from intarsia.run.execute import Ranges
 from intarsia.run.losses import Losses
+from intarsia.run.slots import Slots
 from intarsia.run.sums.hashing import merged
 from intarsia.run.sums.tally import Sums
+from intarsia.run.written import Part, Written, unfinished
 
 
 @frozen_open
@@ -45,21 +46,10 @@ class Done:
                     found.setdefault(target.name, []).append((start, start + box.size))
         return found
 
-    def stretches(self, arrangement: Arrangement) -> list[Part]:
+    def unfinished(self, arrangement: Arrangement) -> list[Part]:
         """Parts of slots whose wrapping needs the checksums of all of them."""
-        return [
-            part
-            for record in self.records
-            for part in record.parts
-            if arrangement.slots[part.target][part.slot].wrapping is not None
-            and not is_whole(part, record, arrangement)
-        ]
+        slots = Slots(arrangement.slots)
+        return [part for record in self.records for part in unfinished(record, slots)]
 
 
 NOTHING = Done()
-
-
-def is_whole(part: Part, record: Written, arrangement: Arrangement) -> bool:
-    """Whether a part is all that its slot holds."""
-    itemsize = next(t.dtype.itemsize for t, _ in record.windows if t.name == part.target)
-    return part.length_bytes == itemsize * arrangement.slots[part.target][part.slot].box.size

@@ -23,15 +23,15 @@ from typing import Any
 import numpy as np
 
 from intarsia.errors import StoreError
-from intarsia.format.base import Arrangement
+from intarsia.format.base import Arrangement, Slot
 from intarsia.frozen import frozen_open
 from intarsia.planning.manifest import Target
-from intarsia.run.execute import Written
-from intarsia.run.filled import Part
-from intarsia.run.journal.done import NOTHING, Done, is_whole
+from intarsia.run.journal.done import NOTHING, Done
 from intarsia.run.journal.records import line_of, read_lines, to_line, written_in
 from intarsia.run.sharing import share_out
+from intarsia.run.slots import Slots
 from intarsia.run.sums.checksum import crc32
+from intarsia.run.written import Part, Written, has_crcs, parts_of
 from intarsia.store.log import Log, log_of
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import exists, listed
@@ -137,19 +137,14 @@ class Journal:
         """The records whose bytes read back as they say: what is synced may have been damaged since."""
         records = [record for done in self.read(found) for record in done.records]
         with Folder(self.staging.folder) as folder:
-            sizes = {file: folder.size(file) for file in arrangement.files if folder.has(file)}
-
-            def intact(part: Part) -> bool:
-                slots = arrangement.slots[part.target]
-                if part.slot >= len(slots):
-                    return False
-                file, start = slots[part.slot].file, slots[part.slot].start_bytes
-                end = start + part.start_bytes + part.length_bytes
-                return sizes.get(file) == arrangement.files[file] and end <= sizes[file]
+            files, slots = arrangement.files, Slots(arrangement.slots)
+            there = {x for x in files if folder.has(x) and folder.size(x) == files[x]}
 
             def holds(record: Written) -> bool:
-                return all(
-                    intact(p) and _holds(p, record, folder, arrangement) for p in record.parts
+                return has_crcs(record, slots) and all(
+                    slot.file in there and _holds(part, slot, folder)
+                    for part in parts_of(record, slots)
+                    for slot in [slots[part.target][part.slot]]
                 )
 
             held = share_out(records, workers, holds)
@@ -240,14 +235,13 @@ class Journal:
         return {target.name: k for k, target in enumerate(self.targets)}
 
 
-def _holds(part: Part, record: Written, folder: Folder, arrangement: Arrangement) -> bool:
+def _holds(part: Part, slot: Slot, folder: Folder) -> bool:
     """Whether the file holds what was written for a part, its wrapping included."""
-    slot = arrangement.slots[part.target][part.slot]
     held = np.empty(part.length_bytes, np.uint8)
     folder.read_into(slot.file, slot.start_bytes + part.start_bytes, held.data)
     if crc32(held) != part.crc:
         return False
-    if slot.wrapping is None or not is_whole(part, record, arrangement):
+    if slot.wrapping is None or not part.whole:
         return True
     head, tail = slot.wrapping.head(part.crc), slot.wrapping.tail(part.crc)
     before = slot.start_bytes - slot.wrapping.start_bytes

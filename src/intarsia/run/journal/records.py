@@ -14,11 +14,11 @@ from typing import Any
 
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
-from intarsia.run.execute import Written
-from intarsia.run.filled import Part
+from intarsia.planning.window import is_stretch
 from intarsia.run.losses import Effect
 from intarsia.run.sums.checksum import crc32
 from intarsia.run.sums.hashing import Sum
+from intarsia.run.written import Written
 from intarsia.store.reading.folder import read_file
 from intarsia.store.reading.lookup import is_file
 
@@ -48,9 +48,9 @@ def read_lines(path: PurePath) -> Iterator[dict[str, Any]]:
 def line_of(written: Written, index: Mapping[str, int]) -> dict[str, Any]:
     """What is noted of a step; `index` gives the numbers of the job's targets."""
     return {
-        "windows": [[index[t.name], box.offsets, box.shape] for t, box in written.windows],
-        "parts": [
-            [index[p.target], p.slot, p.start_bytes, p.length_bytes, p.crc] for p in written.parts
+        "windows": [
+            [index[target.name], box.offsets, box.shape, crcs]
+            for (target, box), crcs in zip(written.windows, written.crcs, strict=True)
         ],
         "losses": [[index[name], effect, n] for (name, effect), n in written.losses.items()],
         "sums": [
@@ -63,8 +63,8 @@ def line_of(written: Written, index: Mapping[str, int]) -> dict[str, Any]:
 def written_in(line: Mapping[str, Any], targets: Sequence[Target]) -> Written | None:
     """The step that a line records; None where it is none that this job could have."""
     try:
-        step = tuple(_window(row, targets) for row in line["windows"])
-        parts = tuple(_part(row, targets) for row in line["parts"])
+        windows = tuple(_window(row, targets) for row in line["windows"])
+        crcs = tuple(tuple(map(_count, row[3])) for row in line["windows"])
         losses = Counter(
             {
                 (targets[_count(t)].name, Effect(effect)): _count(n)
@@ -77,24 +77,19 @@ def written_in(line: Mapping[str, Any], targets: Sequence[Target]) -> Written | 
         }
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
         return None
-    if not {part.target for part in parts} <= {target.name for target, _ in step}:
-        return None
-    return Written(step, parts, losses, sums)
+    return Written(windows, crcs, losses, sums)
 
 
 def _window(row: Any, targets: Sequence[Target]) -> tuple[Target, Box]:
-    number, offsets, shape = row
+    number, offsets, shape, _ = row
     target = targets[_count(number)]
     box = Box(tuple(map(_count, offsets)), tuple(map(_count, shape)))
     for at, n, whole in zip(box.offsets, box.shape, target.shape, strict=True):
         if at + n > whole:
             raise ValueError(f"{box} is not within {target.shape}")
+    if not is_stretch(box, Box.whole(target.shape)):
+        raise ValueError(f"{box} is no window of {target.shape}")
     return target, box
-
-
-def _part(row: Any, targets: Sequence[Target]) -> Part:
-    target, slot, start_bytes, length_bytes, crc = map(_count, row)
-    return Part(targets[target].name, slot, start_bytes, length_bytes, crc)
 
 
 def _count(value: Any) -> int:

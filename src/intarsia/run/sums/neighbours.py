@@ -55,6 +55,13 @@ class Neighbours:
             memory[at : at + run.length_bytes] for at, run in zip(places, self.runs, strict=True)
         ]
 
+    def rows(self, memory: Bytes, first: int, count: int) -> Bytes:
+        """The places of `count` runs of one length and lead, the first being run `first`, as rows of one array."""
+        width, skipped = 8 * int(self._widths[first]), int(self._skipped[first])
+        start = 8 * int(self._ends[first]) - width
+        block = memory[start : start + count * width].reshape(count, width)
+        return block[:, skipped : skipped + self.runs[first].length_bytes]
+
     def sums(self, memory: Bytes, remainders: Sequence[int]) -> list[Sum]:
         """The sum of each run, all of them being in their places, from the remainder of its CRC-32."""
         pages = sum_rows(memory.view("<u8"), self._widths, self._first).tolist()

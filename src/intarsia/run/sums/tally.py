@@ -21,16 +21,19 @@ from intarsia.run.sums.neighbours import Neighbours, Run
 from intarsia.value import Window
 from intarsia.value.bits import bits_dtype
 
+JOINED_BYTES = 16 << 10
+"""A checksum of less takes no longer than to join it to another."""
+
 Sums = dict[tuple[str, str], Sum]
 """By the names of a target and of a logical tensor of which it holds elements."""
 
 
 @frozen
 class Tallied:
-    """The sums of a window of a target, and the CRC-32 of each of its boxes."""
+    """The sums of windows of targets, and the CRC-32 of each: a list for each box of the cut."""
 
     sums: Sums
-    crcs: Sequence[int]
+    crcs: Sequence[Sequence[int]]
 
 
 @dataclass
@@ -60,52 +63,56 @@ class Tally:
     def of_each(
         self, filled: Sequence[Filled], together: Neighbours, memory: Bytes
     ) -> list[Tallied]:
-        """What each window comes to; those with a run lie `together` in memory, in their order."""
-        small = [_remainders(x) for x in filled if x.run is not None]
-        sums = iter(together.sums(memory, [whole for whole, _ in small]))
-        crcs = iter([each for _, each in small])
+        """What the windows come to; those with a run lie `together` in memory, in their order."""
+        crcs = [[[crc32(row) for row in rows] for rows in x.boxes] for x in filled if x.runs]
+        small = zip([x for x in filled if x.runs], crcs, strict=True)
+        found = iter(together.sums(memory, [r for x, each in small for r in _remainders(x, each)]))
+        of_small = iter(crcs)
         return [
-            self._of(x)
-            if x.run is None
-            else Tallied(_of(x.target, {x.target.layout.pieces[0].tensor: next(sums)}), next(crcs))
+            Tallied(
+                merged(_of(t, {t.layout.pieces[0].tensor: next(found)}) for t in x.targets),
+                next(of_small),
+            )
+            if x.runs
+            else self._of(x)
             for x in filled
         ]
 
     def _of(self, filled: Filled) -> Tallied:
-        target = filled.target
+        """What one window comes to."""
+        (target,), boxes = filled.targets, [rows[0] for rows in filled.boxes]
         if not filled.window.size or not self.sizes.keys() >= set(target.layout.tensors):
-            return Tallied({}, [crc32(held.buffer) for held in filled.held])
-        if not target.value.is_plain or not filled.in_order:
-            whole, dtype = _numbers(target, filled.whole, filled.parts)
+            return Tallied({}, [[crc32(box)] for box in boxes])
+        if not target.value.is_plain or not filled.cut.in_order:
+            whole, dtype = _numbers(target, filled.wholes[0], filled.parts)
             part = layout_of_box(target.layout, filled.window)
             found = sum_layout(part, whole, dtype.itemsize, self.sizes, self.stretch_bytes)
-            return Tallied(_of(target, found), [crc32(held.buffer) for held in filled.held])
-        sums, crcs = zip(
-            *(
-                sum_buffer(
-                    layout_of_box(target.layout, held.box),
-                    held.buffer,
-                    target.dtype.itemsize,
-                    self.sizes,
-                    self.stretch_bytes,
-                )
-                for held in filled.held
-            ),
-            strict=True,
-        )
-        return Tallied(_of(target, merged(sums)), crcs)
+            return Tallied(_of(target, found), [[crc32(box)] for box in boxes])
+        both = [
+            sum_buffer(
+                layout_of_box(target.layout, each.box),
+                box,
+                target.dtype.itemsize,
+                self.sizes,
+                self.stretch_bytes,
+            )
+            for each, box in zip(filled.cut.boxes, boxes, strict=True)
+        ]
+        return Tallied(_of(target, merged(sums for sums, _ in both)), [[crc] for _, crc in both])
 
 
-def _remainders(filled: Filled) -> tuple[int, list[int]]:
-    """The remainder of a window, and the CRC-32 of each of its boxes."""
-    parts = [remainder(held.buffer) for held in filled.held]
-    crcs = [full(crc, len(held.buffer)) for crc, held in zip(parts, filled.held, strict=True)]
-    if not filled.in_order:
-        return remainder(filled.whole), crcs
-    whole = 0
-    for crc, held in zip(parts, filled.held, strict=True):
-        whole = shift(whole, len(held.buffer)) ^ crc
-    return whole, crcs
+def _remainders(filled: Filled, crcs: Sequence[Sequence[int]]) -> list[int]:
+    """The remainder of each window, of whose boxes these are the CRC-32."""
+    lengths = [rows.shape[1] for rows in filled.boxes]
+    if not filled.cut.in_order or min(lengths) < JOINED_BYTES < sum(lengths):
+        return [remainder(whole) for whole in filled.wholes]
+    wholes = [0] * len(filled.targets)
+    for length, each in zip(lengths, crcs, strict=True):
+        unlike = full(0, length)  # in which a CRC-32 differs from its remainder
+        wholes = [
+            shift(whole, length) ^ crc ^ unlike for whole, crc in zip(wholes, each, strict=True)
+        ]
+    return wholes
 
 
 def _of(target: Target, sums: Mapping[str, Sum]) -> Sums:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from intarsia.store.local.vectors import VECTORS, drop_first
+from intarsia.store.local.vectors import VECTORS, View, drop_first
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -24,17 +24,14 @@ _NOT_TAKEN = (errno.EINTR, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.E
 
 def write_all(fd: int, start_bytes: int, buffers: Sequence[Buffer]) -> int:
     """Write buffers one after another at a position of a file; how many bytes that were."""
-    views: list[memoryview] = []
-    for view in (memoryview(buffer).cast("B") for buffer in buffers):
-        if len(view) <= WRITE_BYTES:
-            views.append(view)
-        else:
-            views += [view[k : k + WRITE_BYTES] for k in range(0, len(view), WRITE_BYTES)]
     at = start_bytes
-    while views:
-        count = os.pwritev(fd, _batch(views), at)
-        at += count
-        drop_first(views, count)
+    for views, length_bytes in _batches(buffers):
+        end = at + length_bytes
+        while at < end:
+            count = os.pwritev(fd, views, at)
+            at += count
+            if at < end:
+                drop_first(views, count)
     return at - start_bytes
 
 
@@ -47,15 +44,28 @@ def start_write_back(fd: int, start_bytes: int, length_bytes: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _batch(views: Sequence[memoryview]) -> list[memoryview]:
-    """The first views that together are at most as much as one call takes, and at least one."""
-    taken, total = 1, len(views[0])
-    for view in views[1:VECTORS]:
+def _batches(buffers: Sequence[Buffer]) -> Iterator[tuple[list[View], int]]:
+    """Buffers, as many at a time as one call takes, and how many bytes those are."""
+    views: list[View] = []
+    total = 0
+    for view in _views(buffers):
+        if views and (total + len(view) > WRITE_BYTES or len(views) == VECTORS):
+            yield views, total
+            views, total = [], 0
+        views.append(view)
         total += len(view)
-        if total > WRITE_BYTES:
-            break
-        taken += 1
-    return list(views[:taken])
+    yield views, total
+
+
+def _views(buffers: Sequence[Buffer]) -> Iterator[View]:
+    """Buffers as bytes, the large ones in parts."""
+    for buffer in buffers:
+        view = buffer if isinstance(buffer, bytes) else memoryview(buffer).cast("B")
+        if len(view) <= WRITE_BYTES:
+            yield view
+        else:
+            whole = memoryview(view)
+            yield from (whole[k : k + WRITE_BYTES] for k in range(0, len(whole), WRITE_BYTES))
 
 
 def _find_sync_file_range() -> Callable[[int, int, int, int], int] | None:

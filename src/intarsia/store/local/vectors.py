@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from typing import TypeVar
 
 VECTORS = min(1024, os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16)
 """How many buffers one call takes."""
 
 
-def drop_first(views: list[memoryview], count_bytes: int) -> None:
+View = bytes | memoryview
+V = TypeVar("V", memoryview, View)
+
+
+def drop_first(views: list[V], count_bytes: int) -> None:
     """Take away the bytes that a call has done with, which are the first ones.
 
     >>> views = [memoryview(b"ab"), memoryview(b"cde")]
