@@ -88,17 +88,19 @@ class InOrder:
 
     def __init__(self, copies: Iterable[Copy]) -> None:
         self._copies = sorted(copies, key=lambda copy: copy.piece.to)
-        pieces = [copy.piece.flip() for copy in self._copies]
-        self._starts = [piece.at for piece in pieces]
-        self._ends = list(accumulate((piece.at + piece.span + 1 for piece in pieces), max))
+        self._starts = [copy.piece.to for copy in self._copies]
+        self._stops = [copy.piece.to + copy.piece.flip().span + 1 for copy in self._copies]
+        self._reached = list(accumulate(self._stops, max))
 
     def into(self, start: int, stop: int) -> Iterator[Copy]:
         """The copies into the places `[start, stop)`, counted from `start`."""
-        first, last = bisect_right(self._ends, start), bisect_left(self._starts, stop)
-        for copy in self._copies[first:last]:
-            for piece in clip(copy.piece.flip(), start, stop):
-                to = Piece(piece.tensor, piece.at - start, piece.to, piece.loops)
-                yield Copy(copy.stored, copy.chunk, to.flip())
+        first, last = bisect_right(self._reached, start), bisect_left(self._starts, stop)
+        for k in range(first, last):
+            copy, pieces = self._copies[k], [self._copies[k].piece]
+            if self._starts[k] < start or stop < self._stops[k]:
+                pieces = [p.flip() for p in clip(copy.piece.flip(), start, stop)]
+            for p in pieces:
+                yield Copy(copy.stored, copy.chunk, Piece("", p.at, p.to - start, p.loops))
 
 
 def sources_of(layout: Layout, manifest: Manifest) -> tuple[Stored, ...]:

@@ -9,7 +9,7 @@ import torch
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import CoverageError
 from intarsia.layout import Layout, concat, padding
-from intarsia.live.loading.fill import prove
+from intarsia.live.loading.fill import SHARE, prove, windows_of
 from intarsia.live.model.holding import Holding
 from intarsia.mesh import Box
 from intarsia.planning.copy import Copy
@@ -75,3 +75,24 @@ def test_a_holding_without_elements_asks_for_nothing() -> None:
     empty = holding(W.narrow(0, 2, 2))
     (filling,) = prove([empty], source((0, 6)))
     assert filling.proven.stretch(0, 0) == []
+
+
+def test_what_lies_beside_each_other_in_a_file_is_read_beside_each_other() -> None:
+    names, shape, nbytes = "abcd", (2, 16), 128
+    layouts = {name: Layout.of(name, shape) for name in names}
+    stored = {
+        name: Stored(name, F32, layouts[name], (Chunk(Box.whole(shape), "f", k * nbytes, nbytes),))
+        for k, name in enumerate(names)
+    }
+    logical = {name: Logical(name, shape, F32) for name in names}
+    manifest = Manifest("hf", "somewhere", stored, logical, {})
+    odd, even = (
+        Holding(both, concat([layouts[x] for x in both]), torch.empty(4, 16))
+        for both in ("ac", "bd")
+    )
+    found = windows_of(prove([odd, even], manifest), nbytes * SHARE)
+    read = [
+        filling.proven.stretch(box.offsets[0] * 16, box.offsets[0] * 16 + box.size)
+        for filling, box in found
+    ]
+    assert [copy.stored.name for copies in read for copy in copies] == ["a", "b", "c", "d"]

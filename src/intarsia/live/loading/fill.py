@@ -36,6 +36,9 @@ Progress = Callable[[int], None]
 ALIGNED_BYTES = 16
 """Tensors in one window begin at multiples of this: torch views no others as wider types."""
 
+SHARE = 4
+"""A window of a tensor that is put together from several is at most so large a share of a step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Filling:
@@ -45,7 +48,8 @@ class Filling:
     proven: Proven
 
 
-Step = list[tuple[Filling, Box]]
+Window = tuple[Filling, Box]
+Step = list[Window]
 
 
 def prove(holdings: Iterable[Holding], manifest: Manifest) -> list[Filling]:
@@ -80,7 +84,7 @@ def fill(
         progress(_carry_out(mine, step, to_device))
         return mine.losses
 
-    steps = list(in_steps(_windows(fillings, budget.window_bytes), budget.window_bytes, _nbytes))
+    steps = list(in_steps(windows_of(fillings, budget.window_bytes), budget.window_bytes, _nbytes))
     try:
         return sum(share_out(steps, budget.workers, work), Counter())
     finally:
@@ -88,15 +92,32 @@ def fill(
             to_device.settle()
 
 
-def _windows(fillings: Iterable[Filling], window_bytes: int) -> Iterator[tuple[Filling, Box]]:
+def windows_of(fillings: Iterable[Filling], window_bytes: int) -> list[Window]:
+    """The windows of all holdings, those that are read from one part of a file beside each other."""
+    found: list[Window] = []
     for filling in fillings:
         held = filling.holding
         if held.layout.size:
-            for box in windows(held.layout.shape, held.dtype.itemsize, window_bytes):
-                yield filling, box
+            # Of what is put together from many tensors a step takes a little, and what lies between them.
+            parts = SHARE if len(filling.proven.sources) > 1 else 1
+            boxes = windows(held.layout.shape, held.dtype.itemsize, window_bytes // parts)
+            found += [(filling, box) for box in boxes]
+    return sorted(found, key=_whence)
 
 
-def _nbytes(window: tuple[Filling, Box]) -> int:
+def _whence(window: Window) -> tuple[str, int]:
+    """The file that a window is read from, and about where it lies in it."""
+    filling, box = window
+    layout, sources = filling.holding.layout, filling.proven.sources
+    share = flat_start(box, Box.whole(layout.shape)) / layout.size
+    chunks = sources[int(share * len(sources))].chunks if sources else ()
+    if not chunks:
+        return "", 0
+    chunk = chunks[0 if len(sources) > 1 else int(share * len(chunks))]
+    return chunk.file, chunk.start_bytes
+
+
+def _nbytes(window: Window) -> int:
     filling, box = window
     return box.size * filling.holding.dtype.itemsize
 
