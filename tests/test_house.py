@@ -38,7 +38,7 @@ ARROWS = {
         "errors", "dtypes", "frozen", "quantity", "layout", "mesh", "planning", "store", "format.base", "value",
     },
     "checking": {
-        "errors", "dtypes", "frozen", "quantity", "collector", "layout", "mesh", "family", "quantised", "planning", "store", "format", "run",
+        "errors", "dtypes", "frozen", "quantity", "layout", "mesh", "family", "quantised", "planning", "store", "format", "run",
         "checkpoint", "opened", "state", "value",
     },
     "conversion": {

@@ -22,7 +22,6 @@ from intarsia.checking.digests.digest_faults import digest_faults, digests_in, o
 from intarsia.checking.fault import Fault, gathered
 from intarsia.checking.pair.ties import ties_for_sure
 from intarsia.checking.survey.blockwise import survey, surveyed
-from intarsia.collector import seldom
 from intarsia.errors import FormatError, IntarsiaError
 from intarsia.format.folder.side_files import DIGESTS, config_given
 from intarsia.format.registry import find_checkpoint, format_named, format_of
@@ -97,7 +96,7 @@ def examine(
     """
     if isinstance(config, (str, PurePath)):
         config = config_given(config)
-    with seldom(), unreplaced(given(path)) as check:
+    with unreplaced(given(path)) as check:
         found = _examined(path, config, budget, progress, section)
         if not found:
             check()
