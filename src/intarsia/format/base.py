@@ -9,7 +9,7 @@ last, and make the checkpoint one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import PurePath
 from typing import Any, NamedTuple, Protocol
@@ -43,11 +43,12 @@ class Located:
     """Where a chunk's elements begin in its file.
 
     `piece`, where the elements are not in row-major order, leads from their places there to
-    their row-major places.
+    their row-major places.  `front` is what the chunk begins with, where that tells where they are.
     """
 
     start_bytes: int
     piece: Piece | None = None
+    front: bytes = b""
 
 
 class Summed(NamedTuple):
@@ -202,6 +203,14 @@ class Format(ABC):
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
         """Where a chunk's elements are inside its bytes."""
         return Located(chunk.start_bytes)
+
+    def front_kind(self, stored: Stored) -> Hashable:
+        """What decides, beside its element type, which first bytes (`Located.front`) a chunk of a tensor may
+        have: of two with the same and equal boxes and lengths, equal ones lead to the same place.
+
+        None where no first bytes do.
+        """
+        return None
 
     def entries(
         self, src: Manifest, folder: Folder, limit_bytes: int

@@ -25,7 +25,7 @@ from intarsia.planning.together import Group, partners, windows_together
 from intarsia.planning.window import windows_beside
 from intarsia.run.budget import Budget
 from intarsia.run.filled import Filled, Rows, cut_boxes
-from intarsia.run.gather import Fill, gather
+from intarsia.run.gather import Fill, Straight, gather
 from intarsia.run.room import Bytes, Room
 from intarsia.run.sharing import in_steps, share_out
 from intarsia.run.slots import Slots
@@ -145,7 +145,7 @@ class Execution:
         at = together.nbytes
         memory, room = self._room.take(at + nbytes_of(alone)), self._boxes.take(nbytes_of(step))
         views = iter(together.views(memory[:at]))
-        fills: list[Fill] = []
+        fills: list[Fill | Straight] = []
         for proven, window, _ in chain(*small):
             fills += source.fill_box(proven, window, next(views))
         ends = list(accumulate((nbytes_of([each]) for each in alone), initial=at))

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from itertools import islice
+from itertools import chain, islice
 from math import prod
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.dtypes import DType
+from intarsia.dtypes import BY_NAME, DType
 from intarsia.frozen import frozen
-from intarsia.layout import Piece
+from intarsia.layout import Loop, Piece
 from intarsia.planning.coalesce import Runs, grid, merge, runs_of
 from intarsia.run.losses import Watch
 from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sharing import in_steps
-from intarsia.store.base import NEAR_BYTES, Range
+from intarsia.store.base import NEAR_BYTES
 from intarsia.store.reading.folder import Folder
 from intarsia.value import Change, Window
 from intarsia.value.bits import bits_dtype
@@ -36,9 +37,30 @@ _MOST_SCRATCH = 1.25
 """Copies are read together where that takes at most so many times the memory of their elements."""
 
 _scratch = Room()
+_SAME = Change(BY_NAME["U8"], BY_NAME["U8"])
 
 Part = tuple[Bytes, DType]
 """What a part of a value holds for each place of a buffer, and its element type."""
+
+
+class Front(NamedTuple):
+    """What a chunk is expected to begin with: then its elements are where they are read.
+
+    It is read with them; where the chunk begins in another way, `located` gives what is read instead.
+    """
+
+    start_bytes: int
+    data: bytes
+    located: Callable[[], Iterable[Fill | Straight]]
+
+
+class Straight(NamedTuple):
+    """A run of a file that is read straight into its destination."""
+
+    file: str
+    start_bytes: int
+    view: memoryview
+    front: Front | None = None
 
 
 @frozen
@@ -55,6 +77,7 @@ class Fill:
     buffer: Bytes
     watch: Watch | None = None
     parts: Mapping[str, Part] = field(default_factory=dict)
+    front: Front | None = None
 
     @property
     def itemsize(self) -> int:
@@ -62,18 +85,111 @@ class Fill:
         return self.change.src.itemsize
 
 
-def gather(folder: Folder, fills: Iterable[Fill]) -> int:
+def gather(folder: Folder, fills: Iterable[Fill | Straight]) -> int:
     """Carry out copies from the files of a folder; the bytes that were read."""
-    by_file: dict[str, list[Fill]] = {}
-    for fill in fills:
-        by_file.setdefault(fill.file, []).append(fill)
-    return sum(_gather_file(folder, file, group) for file, group in by_file.items())
+    wanted = list(fills)
+    straight: dict[str, list[Straight]] = {}
+    others: dict[str, list[Fill]] = {}
+    for x in wanted:
+        if isinstance(x, Straight):
+            straight.setdefault(x.file, []).append(x)
+        elif x.change.is_none and x.piece.run:
+            straight.setdefault(x.file, []).append(_straight(x))
+        else:
+            others.setdefault(x.file, []).append(x)
+    unlike = set[Front]()
+    read = sum(
+        _gather_file(folder, file, straight.get(file, []), others.get(file, []), unlike)
+        for file in dict.fromkeys([*straight, *others])
+    )
+    if unlike:
+        located = (x.front.located() for x in wanted if x.front in unlike)
+        read += gather(folder, chain.from_iterable(located))
+    return read
 
 
-def _gather_file(folder: Folder, file: str, fills: Sequence[Fill]) -> int:
-    if (straight := _straight(fills)) is not None:
-        folder.read_each(file, straight)
-        return sum(len(view) for _, view in straight)
+def _gather_file(
+    folder: Folder, file: str, straight: list[Straight], fills: list[Fill], unlike: set[Front]
+) -> int:
+    """Carry out the copies from a file, and add to `unlike` the fronts that are not as expected."""
+    in_order = all(x.piece.span + 1 == x.piece.size for x in fills)
+    in_order = in_order and sum([x.piece.size * x.itemsize for x in fills]) <= KEPT_BYTES
+    if in_order and (read := _read_in_order(folder, file, straight, fills, unlike)) is not None:
+        return read
+    fills = [*fills, *map(_as_fill, straight)]
+    read = _read_fronts(folder, file, [x.front for x in fills if x.front is not None], unlike)
+    known = [x for x in fills if x.front not in unlike]
+    return read + (_gather_runs(folder, file, known) if known else 0)
+
+
+def _read_in_order(
+    folder: Folder, file: str, straight: list[Straight], fills: list[Fill], unlike: set[Front]
+) -> int | None:
+    """Read copies that take all bytes from their first to their last; None where they lie in many short
+    stretches, or two want the same bytes.
+
+    Runs go straight to their destinations, fronts and what is moved then through memory that is kept.
+    That is all for most windows of most checkpoints: nothing is to be merged for them.
+    """
+    fronts = [x.front for x in straight if x.front is not None]
+    fronts += [x.front for x in fills if x.front is not None]
+    held = [(_start(x), x.piece.size * x.itemsize) for x in fills]
+    held += [(x.start_bytes, len(x.data)) for x in fronts]
+    lengths = [length for _, length in held]
+    parts = in_parts(_scratch_of(sum(lengths)), lengths)
+    ranges = [(x.start_bytes, x.view) for x in straight]
+    ranges += [(start, part.data) for (start, _), part in zip(held, parts, strict=True)]
+    ranges.sort(key=itemgetter(0))
+    end = stretches = 0
+    for start, view in ranges:
+        if start < end:
+            return None
+        stretches += start - end > NEAR_BYTES or not end
+        end = start + len(view)
+    read_bytes = sum([len(view) for _, view in ranges])
+    if stretches > 1 and read_bytes < stretches * DIRECT_BYTES:
+        return None
+    folder.read_each(file, ranges)
+    unlike.update(_unlike(fronts, parts[len(fills) :]))
+    for fill, part in zip(fills, parts, strict=False):
+        if fill.front not in unlike:
+            scatter(fill, part, 0)
+    return read_bytes
+
+
+def _read_fronts(folder: Folder, file: str, fronts: list[Front], unlike: set[Front]) -> int:
+    """Read the fronts of chunks by themselves."""
+    if not fronts:
+        return 0
+    fronts.sort(key=itemgetter(0))
+    lengths = [len(front.data) for front in fronts]
+    parts = in_parts(_scratch_of(sum(lengths)), lengths)
+    starts = [front.start_bytes for front in fronts]
+    folder.read_each(file, [(at, x.data) for at, x in zip(starts, parts, strict=True)])
+    unlike.update(_unlike(fronts, parts))
+    return sum(lengths)
+
+
+def _unlike(fronts: Sequence[Front], read: Sequence[Bytes]) -> Iterator[Front]:
+    """The fronts that are not as expected."""
+    for front, part in zip(fronts, read, strict=True):
+        if part.tobytes() != front.data:
+            yield front
+
+
+def _straight(fill: Fill) -> Straight:
+    """A copy that is one run of file and buffer."""
+    to, size = fill.piece.to * fill.itemsize, fill.piece.run * fill.itemsize
+    return Straight(fill.file, _start(fill), fill.buffer.data[to : to + size], fill.front)
+
+
+def _as_fill(x: Straight) -> Fill:
+    piece = Piece("", 0, 0, (Loop(len(x.view), 1, 1),))
+    buffer = np.frombuffer(x.view, np.uint8)
+    return Fill(x.file, x.start_bytes, piece, _SAME, buffer, front=x.front)
+
+
+def _gather_runs(folder: Folder, file: str, fills: Sequence[Fill]) -> int:
     runs = [runs_of(f.piece, f.itemsize, f.base_bytes) for f in fills]
     starts = np.concatenate([r.starts for r in runs])
     lengths = np.repeat([r.length for r in runs], [len(r.starts) for r in runs]).astype(np.int64)
@@ -111,26 +227,6 @@ def _read_stretches(
         for fill in group:
             scatter(fill, view, _start(fill) - start)
     return sum(lengths)
-
-
-def _straight(fills: Sequence[Fill]) -> list[Range] | None:
-    """The reads of copies that are each one run of file and buffer, in few long stretches of the file;
-    None where that is not all.
-
-    Most windows of most checkpoints are that: nothing is to be merged or moved for them.
-    """
-    found: list[Range] = []
-    end = stretches = 0
-    for fill in sorted(fills, key=_start) if len(fills) > 1 else fills:
-        start, length = _start(fill), fill.piece.run * fill.itemsize
-        if not length or not fill.change.is_none or start < end:
-            return None
-        to = fill.piece.to * fill.itemsize
-        found.append((start, fill.buffer.data[to : to + length]))
-        stretches += start - end > NEAR_BYTES or not end
-        end = start + length
-    read_bytes = sum([len(view) for _, view in found])
-    return found if stretches == 1 or read_bytes >= stretches * DIRECT_BYTES else None
 
 
 def _start(fill: Fill) -> int:

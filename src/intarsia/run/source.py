@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -12,12 +12,12 @@ import numpy as np
 
 from intarsia.errors import CoverageError
 from intarsia.format.base import Format, Located
-from intarsia.layout import Layout, Piece, meet
+from intarsia.layout import Layout, meet
 from intarsia.mesh import Box
 from intarsia.planning.copy import Copy, copies_into
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.planning.proof import Proven
-from intarsia.run.gather import Fill, Part, gather
+from intarsia.run.gather import Fill, Front, Part, Straight, gather
 from intarsia.run.located import locate_chunk
 from intarsia.run.losses import Losses, Watch
 from intarsia.run.room import Bytes
@@ -26,6 +26,8 @@ from intarsia.value import Change
 
 MADE = "(made)"
 """The file in memory that holds what was made from the numbers of a source, which no format has written."""
+
+_NO_PARTS: Mapping[str, Part] = {}
 
 
 @dataclass
@@ -37,13 +39,18 @@ class Source:
     folder: Folder
     losses: Losses = field(default_factory=Counter)
     _located: dict[tuple[str, int], Located] = field(default_factory=dict)
+    _fronts: dict[Hashable, tuple[int, bytes]] = field(default_factory=dict)
+    """What the last chunk of each kind, element type, shape and length began with, and where in it its
+    elements are, where they are in row-major order."""
 
-    def fill_box(self, proven: Proven, box: Box, buffer: Bytes) -> list[Fill]:
+    def fill_box(self, proven: Proven, box: Box, buffer: Bytes) -> list[Fill | Straight]:
         """The reads that fill the row-major buffer of a box of a target; padding is zeroed."""
         within = partial(proven.target.layout.box, box.offsets, box.shape)
         return self._fill(proven, proven.copies(box), within, box, buffer)
 
-    def fill_stretch(self, proven: Proven, box: Box, start: int, buffer: Bytes) -> list[Fill]:
+    def fill_stretch(
+        self, proven: Proven, box: Box, start: int, buffer: Bytes
+    ) -> list[Fill | Straight]:
         """The reads that fill a box whose elements, row-major, follow each other from `start` on."""
         stop = start + box.size
 
@@ -59,14 +66,14 @@ class Source:
         within: Callable[[], Layout],
         box: Box,
         buffer: Bytes,
-    ) -> list[Fill]:
+    ) -> list[Fill | Straight]:
         target = proven.target
         if proven.src is not self.manifest or len(buffer) != box.size * target.dtype.itemsize:
             raise CoverageError(
                 f"`{target.name}` is proven of {proven.src.path}, for {box.size:,} {target.dtype} elements;"
                 f" {len(buffer):,} bytes are to be read from {self.manifest.path}"
             )
-        held = sum(copy.piece.size for copy in copies)
+        held = sum([copy.piece.size for copy in copies])
         if held < box.size:
             if held != (wanted := within().mapped):
                 raise CoverageError(f"{held:,} of {wanted:,} elements of `{target.name}` are read")
@@ -80,7 +87,7 @@ class Source:
         within: Callable[[], Layout],
         box: Box,
         buffer: Bytes,
-    ) -> Iterator[Fill]:
+    ) -> Iterator[Fill | Straight]:
         watch = Watch(target, box, self.losses)
         for _, group in groupby(copies, lambda copy: id(copy.stored)):
             of_one = list(group)
@@ -88,16 +95,51 @@ class Source:
             change = Change(stored.dtype, target.dtype, stored.value, target.value)
             names = {*stored.value.parts, *target.value.parts}
             parts = self.parts_for(names, within()) if names else {}
-            for file, start_bytes, piece in self._in_files(of_one):
-                yield Fill(file, start_bytes, piece, change, buffer, watch, parts)
+            yield from self._reads(stored, of_one, change, buffer, watch, parts)
 
-    def _in_files(self, copies: Iterable[Copy]) -> Iterator[tuple[str, int, Piece]]:
-        """For each copy its file, where its chunk's elements begin, and their places in the file's order."""
+    def _reads(
+        self,
+        stored: Stored,
+        copies: Iterable[Copy],
+        change: Change,
+        buffer: Bytes,
+        watch: Watch | None = None,
+        parts: Mapping[str, Part] = _NO_PARTS,
+    ) -> Iterator[Fill | Straight]:
+        """The reads of copies of a stored tensor, each from where its elements are, or are expected."""
+        kind, memory, size = self.format.front_kind(stored), buffer.data, change.src.itemsize
+        is_none = change.is_none
         for copy in copies:
-            found = self.locate(copy.stored, copy.chunk)
-            pieces = [copy.piece] if found.piece is None else meet(found.piece.flip(), copy.piece)
-            for piece in pieces:
-                yield copy.chunk.file, found.start_bytes, piece
+            chunk, piece, known = copy.chunk, copy.piece, None
+            # What a chunk begins with is read with its first elements, beside which it lies.
+            if kind is not None and not piece.at:
+                alike = kind, stored.dtype, chunk.box.shape, chunk.length_bytes
+                known = self._fronts.get(alike)
+            if known is None or (chunk.file, chunk.start_bytes) in self._located:
+                yield from self._located_reads(copy, change, buffer, watch, parts)
+                continue
+            start, located = chunk.start_bytes, self._located_reads
+            front = Front(start, known[1], partial(located, copy, change, buffer, watch, parts))
+            start += known[0]
+            if is_none and (count := piece.run):
+                view = memory[piece.to * size : (piece.to + count) * size]
+                yield Straight(chunk.file, start, view, front)
+            else:
+                yield Fill(chunk.file, start, piece, change, buffer, watch, parts, front)
+
+    def _located_reads(
+        self,
+        copy: Copy,
+        change: Change,
+        buffer: Bytes,
+        watch: Watch | None,
+        parts: Mapping[str, Part],
+    ) -> Iterator[Fill]:
+        """The reads of a copy from where its elements are, in the order of the file."""
+        found = self.locate(copy.stored, copy.chunk)
+        pieces = [copy.piece] if found.piece is None else meet(found.piece.flip(), copy.piece)
+        for piece in pieces:
+            yield Fill(copy.chunk.file, found.start_bytes, piece, change, buffer, watch, parts)
 
     def parts_for(self, names: Iterable[str], layout: Layout) -> dict[str, Part]:
         """What the parts of values hold for each place of a buffer with `layout`."""
@@ -107,7 +149,7 @@ class Source:
             same = Change(part.dtype, part.dtype)
             buffer = np.zeros(layout.size * part.dtype.itemsize, np.uint8)
             copies = copies_into(layout, Box.whole(layout.shape), (part,))
-            gather(self.folder, [Fill(*at, same, buffer) for at in self._in_files(copies)])
+            gather(self.folder, self._reads(part, copies, same, buffer))
             found[name] = buffer, part.dtype
         return found
 
@@ -120,4 +162,8 @@ class Source:
         if found is None:
             found = locate_chunk(self.format, self.folder, stored, chunk)
             self._located[key] = found
+            if found.front and found.piece is None:
+                alike = self.format.front_kind(stored), stored.dtype, chunk.box.shape
+                within = found.start_bytes - chunk.start_bytes
+                self._fronts[*alike, chunk.length_bytes] = within, found.front
         return found

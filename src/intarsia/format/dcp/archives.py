@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from math import prod
 
 from intarsia.errors import FormatError
@@ -30,6 +30,9 @@ class Archives(Format):
     def locate(self, folder: Folder, stored: Stored, chunk: Chunk) -> Located:
         return locate(folder, stored, chunk)
 
+    def front_kind(self, stored: Stored) -> Hashable:
+        return "archive"
+
     def checksum(self, folder: Folder, chunk: Chunk) -> Summed | None:
         return recorded_checksum(folder, chunk)
 
@@ -51,7 +54,8 @@ def stored_of(record: TensorRecord) -> Stored:
 def locate(folder: Folder, stored: Stored, chunk: Chunk) -> Located:
     """Find a chunk's elements inside its archive, and check them against the metadata."""
     where = f"{folder.root}/{chunk.file} byte {chunk.start_bytes:,} (`{stored.key}` {chunk.box})"
-    payload = read_payload(_reads(folder, chunk), chunk.length_bytes, where)
+    alike = stored.dtype, chunk.box.shape
+    payload = read_payload(_reads(folder, chunk), chunk.length_bytes, where, alike)
     if payload.dtype != stored.dtype or payload.shape != chunk.box.shape:
         raise FormatError(
             f"the metadata says {stored.dtype} {list(chunk.box.shape)}, the archive holds"
@@ -66,8 +70,8 @@ def locate(folder: Folder, stored: Stored, chunk: Chunk) -> Located:
         Loop(n, at, to) for n, at, to in zip(shape, payload.stride, strides, strict=True) if n > 1
     ]
     if all(loop.at == loop.to for loop in loops) or not prod(shape):
-        return Located(start)
-    return Located(start, Piece("", 0, 0, tuple(loops)).canonical())
+        return Located(start, front=payload.front)
+    return Located(start, Piece("", 0, 0, tuple(loops)).canonical(), payload.front)
 
 
 def recorded_checksum(folder: Folder, chunk: Chunk) -> Summed:

@@ -8,6 +8,7 @@ it. `torch_frame` writes such archives.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 from zlib import crc32
 
@@ -44,7 +45,10 @@ STORAGE_OF = {torch: name for name, torch in _STORAGES.items()}
 
 @frozen
 class Payload:
-    """Where the elements of a stored tensor are, in bytes from the start of its blob."""
+    """Where the elements of a stored tensor are, in bytes from the start of its blob.
+
+    `front` is all that lies before them, where the rest follows from it and the blob's length alone.
+    """
 
     dtype: DType
     shape: tuple[int, ...]
@@ -52,12 +56,12 @@ class Payload:
     storage_offset: int
     start_bytes: int
     length_bytes: int
+    front: bytes = b""
 
 
 _KEPT = 4096
-_last: dict[int, tuple[bytes, Payload]] = {}
-"""The last payload of blobs of each length, with all that lies before it, from which alone it follows: the
-chunks of a checkpoint are by the thousand of one shape."""
+_last: dict[tuple[int, Hashable], Payload] = {}
+"""The last payload of blobs that are alike: the chunks of a checkpoint are by the thousand of one shape."""
 
 
 def keeping_ends(read: Read, length: int) -> Read:
@@ -80,12 +84,15 @@ def keeping_ends(read: Read, length: int) -> Read:
     return near
 
 
-def read_payload(read: Read, length: int, where: str) -> Payload:
-    """The place of the tensor in a blob of `length` bytes, which `read(offset, size)` reads."""
+def read_payload(read: Read, length: int, where: str, alike: Hashable = None) -> Payload:
+    """The place of the tensor in a blob of `length` bytes, which `read(offset, size)` reads.
+
+    Blobs that are `alike` may well have equal fronts.
+    """
     head = exactly(read, 0, min(length, _HEAD_BYTES), where)
-    before, payload = _last.get(length, (b"", None))
-    if payload is not None and head.startswith(before):
-        return payload
+    last = _last.get((length, alike))
+    if last is not None and head.startswith(last.front):
+        return last
 
     def near(at: int, size: int) -> bytes:
         return head[at : at + size] if at + size <= len(head) else read(at, size)
@@ -106,11 +113,13 @@ def read_payload(read: Read, length: int, where: str) -> Payload:
             f"a tensor of {size} bytes from byte {start} on, but {stored or length - start} bytes "
             f"are stored in a blob of {length} - at {where}"
         )
-    payload = Payload(found.dtype, found.shape, found.stride, found.storage_offset, start, size)
-    if stored is None and start <= len(head):
+    front = head[:start] if stored is None and start <= len(head) else b""
+    view = found.dtype, found.shape, found.stride, found.storage_offset
+    payload = Payload(*view, start, size, front)
+    if front:
         if len(_last) >= _KEPT:
             _last.clear()
-        _last[length] = head[:start], payload
+        _last[length, alike] = payload
     return payload
 
 

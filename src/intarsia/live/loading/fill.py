@@ -22,7 +22,7 @@ from intarsia.planning.manifest import Manifest
 from intarsia.planning.proof import Gap, Proven, prover_of
 from intarsia.planning.window import flat_start, windows
 from intarsia.run.budget import Budget
-from intarsia.run.gather import Fill, gather
+from intarsia.run.gather import Fill, Straight, gather
 from intarsia.run.losses import Losses
 from intarsia.run.room import Bytes
 from intarsia.run.sharing import in_steps, share_out
@@ -125,7 +125,7 @@ def _nbytes(window: Window) -> int:
 def _carry_out(source: Source, step: Step, to_device: ToDevice | None) -> int:
     import torch
 
-    fills: list[Fill] = []
+    fills: list[Fill | Straight] = []
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     sent: list[tuple[torch.Tensor, torch.Tensor]] = []
     pinned = _pinned(step, to_device)

@@ -99,8 +99,9 @@ def _fill(fd: int, start_bytes: int, views: list[memoryview]) -> None:
         if count == 0:
             raise EOFError
         left -= count
-        start_bytes += count
-        drop_first(views, count)
+        if left:
+            start_bytes += count
+            drop_first(views, count)
 
 
 class _Opening:

@@ -8,13 +8,19 @@ stored tensor to us, and so it is when written: the stack is made of names alone
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
 from intarsia.family import Param, Table
-from intarsia.format.base import Arrangement, Located, ReadEntries, WriteOptions, refuse_section
+from intarsia.format.base import (
+    Arrangement,
+    Located,
+    ReadEntries,
+    WriteOptions,
+    refuse_section,
+)
 from intarsia.format.complaint import Complain, Complaint, going_on, refuse
 from intarsia.format.dcp import archives
 from intarsia.format.dcp.data_files import open_metadata
@@ -141,6 +147,9 @@ class TorchDist(MegatronFormat):
         leading = _leading(stored)
         box = Box((0,) * leading + chunk.box.offsets, (1,) * leading + chunk.box.shape)
         return archives.locate(folder, stored, replace(chunk, box=box))
+
+    def front_kind(self, stored: Stored) -> Hashable:
+        return _leading(stored)
 
     def rows(self, table: Table, dialect: str, mesh: Mesh, spec: str) -> Sequence[Param]:
         return torch_dist_rows(table, spec)

@@ -1,0 +1,111 @@
+"""Chunks of archives are read with what they begin with, and found one by one where that is not as expected."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+
+import intarsia
+from intarsia.errors import FormatError
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+NAMES = [f"layer.{k}.weight" for k in range(24)]
+
+
+def state() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {name: torch.randn(16, 16) for name in NAMES}
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    (tmp_path / "plain").mkdir()
+    save_file(state(), tmp_path / "plain" / "model.safetensors")
+    return tmp_path / "plain"
+
+
+@pytest.fixture
+def archives(tmp_path: Path) -> Path:
+    dcp.save(state(), checkpoint_id=tmp_path / "archives")
+    return tmp_path / "archives"
+
+
+def fronts(folder: Path) -> tuple[Path, bytearray, list[int]]:
+    """The data file of a checkpoint, its bytes, and where its archives begin."""
+    (file,) = folder.glob("*.distcp")
+    data = bytearray(file.read_bytes())
+    first = b"archive/data.pkl"
+    starts = [k - 30 for k in range(len(data)) if data.startswith(first, k)]
+    return file, data, [k for k in starts if data.startswith(b"PK\3\4", k)]
+
+
+def test_neighbouring_archives_are_read_by_few_calls(
+    plain: Path, archives: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    read = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *a: (calls.append(a[2]), read(*a))[1])
+    assert intarsia.verify(plain, archives)
+    assert len(calls) < len(NAMES)
+
+
+def test_an_archive_that_holds_its_elements_in_another_order_is_read_in_it(
+    plain: Path, tmp_path: Path
+) -> None:
+    held = state()
+    for name in NAMES[5:20:4]:
+        held[name] = held[name].t().contiguous().t()
+    dcp.save(held, checkpoint_id=tmp_path / "turned")
+    assert (
+        len({len(intarsia.open(tmp_path / "turned").manifest.stored[n].chunks) for n in NAMES}) == 1
+    )
+    assert intarsia.verify(plain, tmp_path / "turned")
+    assert intarsia.digest(plain).root == intarsia.digest(tmp_path / "turned").root
+    opened = intarsia.open(tmp_path / "turned")
+    assert all(torch.equal(opened[name][...], held[name]) for name in NAMES)
+
+
+@pytest.mark.parametrize("number", [0, 7, 23])
+def test_an_archive_that_begins_in_another_way_and_holds_the_same_is_read(
+    plain: Path, archives: Path, number: int
+) -> None:
+    file, data, starts = fronts(archives)
+    assert len(starts) == len(NAMES)
+    data[starts[number] + 10] ^= 1  # the time in the header of its first member
+    file.write_bytes(data)
+    assert intarsia.verify(plain, archives)
+
+
+@pytest.mark.parametrize("number", [0, 7, 23])
+def test_an_archive_with_a_damaged_front_is_refused_by_its_place(
+    plain: Path, archives: Path, number: int
+) -> None:
+    file, data, starts = fronts(archives)
+    data[data.index(b"_rebuild_tensor_v2", starts[number])] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(FormatError, match=f"CRC-32 .* byte {starts[number]:,} "):
+        intarsia.verify(plain, archives)
+
+
+def test_an_archive_whose_record_lies_further_on_is_not_read_from_where_others_have_theirs(
+    plain: Path, archives: Path
+) -> None:
+    """The padding before the elements of one is 16 bytes longer by its header, so that all are others."""
+    file, data, starts = fronts(archives)
+    at = data.index(b"archive/data/0", starts[9])
+    extra = int.from_bytes(data[at - 2 : at], "little")
+    data[at - 2 : at] = (extra + 16).to_bytes(2, "little")
+    file.write_bytes(data)
+    found = intarsia.verify(plain, archives)
+    assert [each.tensor for each in found.different] == [held_at(archives, starts[9])]
+
+
+def held_at(folder: Path, start_bytes: int) -> str:
+    """The tensor whose chunk begins at a byte."""
+    stored = intarsia.open(folder).manifest.stored.values()
+    return next(s.name for s in stored if s.chunks[0].start_bytes == start_bytes)
