@@ -272,6 +272,29 @@ def test_a_chunk_that_is_not_within_its_tensor_is_refused(
         read(said)
 
 
+@pytest.mark.parametrize("first", [0.0, False, -0.0])
+def test_what_equals_an_offset_and_is_none_is_refused_after_tensors_cut_alike(first: Any) -> None:
+    said = by_hand()
+    w = said.state_dict_metadata["w"]
+    chunks = [ChunkStorageMetadata((first, 0), (2, 3)), w.chunks[1]]  # type: ignore[arg-type]
+    said.state_dict_metadata["x"] = TensorStorageMetadata(properties(), torch.Size([4, 3]), chunks)
+    for k in (0, 2):
+        said.storage_data[MetadataIndex("x", [k, 0])] = _StorageInfo("__2_0.distcp", k, 2)
+    with pytest.raises(FormatError, match="of x is not within"):
+        read(said)
+    chunks[0] = w.chunks[0]
+    assert [c.box for c in read(said).tensors["x"].chunks] == [c.box for c in RECORD.chunks]
+
+
+def test_chunks_never_stored_are_listed_after_tensors_cut_alike() -> None:
+    said = by_hand()
+    w = said.state_dict_metadata["w"]
+    said.state_dict_metadata["x"] = TensorStorageMetadata(properties(), w.size, w.chunks)
+    said.storage_data[MetadataIndex("x", [0, 0])] = _StorageInfo("__2_0.distcp", 0, 2)
+    with pytest.raises(FormatError, match=r"never stored: x at \(2, 0\)"):
+        read(said)
+
+
 def test_compressed_storage_is_refused() -> None:
     said = by_hand()
     said.storage_data[MetadataIndex("o")] = _StorageInfo("f", 0, 1, ["zstd"])

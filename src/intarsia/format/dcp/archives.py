@@ -7,7 +7,7 @@ from math import prod
 
 from intarsia.errors import FormatError
 from intarsia.format.base import Format, Located, Summed
-from intarsia.format.dcp.data_files import open_metadata
+from intarsia.format.dcp.data_files import metadata_of
 from intarsia.format.dcp.metadata import METADATA, TensorRecord
 from intarsia.format.dcp.write import rank_of
 from intarsia.format.torch_file.torch_zip import (
@@ -40,7 +40,7 @@ class Archives(Format):
         return rank_of(file)
 
     def everything(self, folder: Folder) -> tuple[Sequence[tuple[str, Chunk]], Sequence[Entry]]:
-        metadata, _ = open_metadata(folder, lambda complaint: None)
+        metadata = metadata_of(folder, lambda complaint: None)
         chunks = [(r.name, c) for r in metadata.tensors.values() for c in r.chunks]
         return chunks, [*metadata.objects.values()]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
 from itertools import pairwise
 from math import prod
 
@@ -19,19 +19,21 @@ HOLLOW_BYTES = 64 << 20
 
 def open_metadata(folder: Folder, complain: Complain = refuse) -> tuple[Metadata, dict[str, int]]:
     """A folder's metadata, and the sizes of its data files, each of which is there and long enough."""
-    data = folder.read_all(METADATA, MAX_METADATA_BYTES)
-    metadata = read_metadata(data, str(folder.root / METADATA), complain)
+    metadata = metadata_of(folder, complain)
     return metadata, check_files(folder, metadata, complain)
+
+
+def metadata_of(folder: Folder, complain: Complain = refuse) -> Metadata:
+    """A folder's metadata alone."""
+    data = folder.read_all(METADATA, MAX_METADATA_BYTES)
+    return read_metadata(data, str(folder.root / METADATA), complain)
 
 
 def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse) -> dict[str, int]:
     """The sizes of the data files; complain where one is absent or too short."""
-    ends: dict[str, int] = {}
-    held: dict[str, int] = {}
-    for file, start, length in _extents(metadata):
-        ends[file] = max(ends.get(file, 0), start + length)
-        held[file] = held.get(file, 0) + 1
-    shared = _shared(metadata)
+    claims = _claims(metadata)
+    ends = {file: max(end for _, end in held) for file, held in claims.items()}
+    shared = _shared(metadata) if any(map(_overlap, claims.values())) else {}
     reported: list[FormatError] = []
 
     def report(error: FormatError, *files: str) -> None:
@@ -42,7 +44,7 @@ def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse)
     if absent:
         error = FormatError(
             f"{folder.root} lacks {len(absent)} of {len(ends)} data files"
-            f" ({sum(held[f] for f in absent)} chunks): {few(absent, 4)}",
+            f" ({sum(len(claims[f]) for f in absent)} chunks): {few(absent, 4)}",
             hint="restore the files, or use a complete checkpoint",
             kind="file-missing",
         )
@@ -86,12 +88,22 @@ def _hollow(folder: Folder, metadata: Metadata, held_bytes: int) -> FormatError 
     return None
 
 
-def _extents(metadata: Metadata) -> Iterator[tuple[str, int, int]]:
+def _claims(metadata: Metadata) -> dict[str, list[tuple[int, int]]]:
+    """By file, the first byte of all that it holds, and the one after the last; in that order."""
+    found = defaultdict[str, list[tuple[int, int]]](list)
     for tensor in metadata.tensors.values():
         for c in tensor.chunks:
-            yield c.file, c.start_bytes, c.length_bytes
+            found[c.file].append((c.start_bytes, c.start_bytes + c.length_bytes))
     for o in metadata.objects.values():
-        yield o.file, o.start_bytes, o.length_bytes
+        found[o.file].append((o.start_bytes, o.start_bytes + o.length_bytes))
+    for claims in found.values():
+        claims.sort()
+    return found
+
+
+def _overlap(claims: list[tuple[int, int]]) -> bool:
+    """Whether two of them may share a byte; one of no bytes inside another shares none."""
+    return any(start < end for (_, end), (start, _) in pairwise(claims))
 
 
 def _shared(metadata: Metadata) -> dict[str, tuple[str, str]]:

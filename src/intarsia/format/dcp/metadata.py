@@ -7,7 +7,10 @@ and nothing runs; `metadata_write` writes one.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import field
+from itertools import chain
+from operator import add, attrgetter, itemgetter
 from typing import Any, Self
 
 from intarsia.collector import paused
@@ -88,7 +91,7 @@ class _Ignored:
 def _size(axes: Any) -> Any:
     """A tuple of numbers; what is nested cannot be added up."""
     sum(axes)
-    return ().__add__(axes)
+    return axes if type(axes) is tuple else ().__add__(axes)
 
 
 _PLANNED = ("WriteItem", "WriteItemType", "TensorWriteData", "SavePlan")
@@ -100,6 +103,11 @@ _KNOWN: dict[tuple[str, str], Any] = {
 }
 _FIELDS = {"state_dict_metadata", "storage_data", "planner_data", "all_local_plans"}
 _Where = tuple[str, int, int]
+_Places = dict[tuple[str, Any], _Where]
+_Axes = tuple[int, ...]
+_Cut = tuple[_Axes, tuple[_Axes, ...], tuple[_Axes, ...]]
+_Cuts = dict[_Cut, tuple[Box, ...]]
+_STATE, _OFFSETS, _SIZES = attrgetter("state"), itemgetter("offsets"), itemgetter("sizes")
 
 
 def read_metadata(data: bytes, where: str, complain: Complain = refuse) -> Metadata:
@@ -141,9 +149,48 @@ def _read(data: bytes, where: str) -> tuple[Metadata, list[str]]:
         ) from error
 
 
-def _places(stored: dict[Any, Any]) -> dict[tuple[str, Any], _Where]:
+def _places(stored: dict[Any, Any]) -> _Places:
     """The blob of each (name, offset); an index also carries a hint that is not part of it."""
-    places: dict[tuple[str, Any], _Where] = {}
+    places = None
+    with suppress(AttributeError, FormatError, LookupError, TypeError, UnsafeError, ValueError):
+        places = _places_at_once(stored)
+    return _places_one_by_one(stored) if places is None else places
+
+
+def _places_at_once(stored: dict[Any, Any]) -> _Places | None:
+    """Where every entry is as it should be, the blobs; each check is one of a whole column."""
+    if {*map(type, stored)} != {_Index} or {*map(type, stored.values())} != {_Place}:
+        return None
+    indices, held = [*map(_STATE, stored)], [*map(_STATE, stored.values())]
+    names, offsets = [*map(itemgetter("fqn"), indices)], [index.get("offset") for index in indices]
+    files, starts, lengths = (
+        [*map(itemgetter(f), held)] for f in ("relative_path", "offset", "length")
+    )
+    inner = chain.from_iterable([offset for offset in offsets if offset is not None])
+    plain = (
+        {*map(type, names), *map(type, files)} == {str}
+        and {*map(type, offsets)} <= {tuple, type(None)}
+        and {*map(type, inner), *map(type, starts), *map(type, lengths)} == {int}
+        and min(starts) >= 0
+        and min(lengths) >= 0
+        and max(map(add, starts, lengths)) <= _LARGEST
+        and not any(place.get("transform_descriptors") for place in held)
+    )
+    if not plain:
+        return None
+    for name in {*names}:
+        _check_name(name)
+    for file in {*files}:
+        check_name(file, "the storage")
+    places = dict(
+        zip(zip(names, offsets, strict=True), zip(files, starts, lengths, strict=True), strict=True)
+    )
+    return places if len(places) == len(stored) else None
+
+
+def _places_one_by_one(stored: dict[Any, Any]) -> _Places:
+    """The same, up to the first entry that is wrong."""
+    places: _Places = {}
     files: set[str] = set()
     for index, place in stored.items():
         if not isinstance(index, _Index) or not isinstance(place, _Place):
@@ -182,7 +229,7 @@ def _check_name(name: Any) -> None:
 
 def _matched(
     described: dict[Any, Any],
-    places: dict[tuple[str, Any], _Where],
+    places: _Places,
     fields: dict[str, Any],
     size_bytes: int,
 ) -> tuple[Metadata, list[str]]:
@@ -192,13 +239,14 @@ def _matched(
     tensors: dict[str, TensorRecord] = {}
     objects: dict[str, Entry] = {}
     missing: list[str] = []
+    cuts: _Cuts = {}
     for name, entry in described.items():
         _check_name(name)
         if isinstance(entry, _Tensor):
             left -= len(entry.state["chunks"])
             if left < 0:
                 raise FormatError(f"more chunks than the metadata has bytes ({size_bytes:,})")
-            tensors[name] = _tensor(name, entry.state, places, missing)
+            tensors[name] = _tensor(name, entry.state, places, missing, cuts)
         elif not isinstance(entry, _Bytes):
             raise FormatError(f"{name} is {brief(entry)}, neither a tensor nor an object")
         elif place := places.get((name, None)):
@@ -212,7 +260,7 @@ def _matched(
 
 
 def _tensor(
-    name: str, state: Any, places: dict[tuple[str, Any], _Where], missing: list[str]
+    name: str, state: Any, places: _Places, missing: list[str], cuts: _Cuts
 ) -> TensorRecord:
     properties, shape = state["properties"].state, state["size"]
     # The state of TensorProperties is a tuple by its own __getstate__, a dict without it.
@@ -227,9 +275,45 @@ def _tensor(
     if min(shape, default=0) < 0:
         raise FormatError(f"the shape {shape} of {name} has a negative axis")
     bytes_of(shape, dtype.itemsize, name)
+    return TensorRecord(
+        name, dtype, shape, _chunks(name, shape, state["chunks"], places, missing, cuts)
+    )
+
+
+def _chunks(
+    name: str, shape: _Axes, listed: Any, places: _Places, missing: list[str], cuts: _Cuts
+) -> tuple[Chunk, ...]:
+    """The chunks of a tensor; a cut that many tensors have is checked once."""
+    cut = _cut_of(shape, listed)
+    if cut is not None and cut in cuts:
+        held = [place for offsets in cut[1] if (place := places.get((name, offsets)))]
+        if len(held) == len(cut[1]):
+            return tuple([Chunk(box, *place) for box, place in zip(cuts[cut], held, strict=True)])
+    chunks = _chunks_one_by_one(name, shape, listed, places, missing)
+    if cut is not None and len(chunks) == len(listed):
+        cuts[cut] = tuple([chunk.box for chunk in chunks])
+    return chunks
+
+
+def _cut_of(shape: _Axes, listed: Any) -> _Cut | None:
+    """A shape with the offsets and the sizes of its chunks; None where one of those is no tuple of integers."""
+    try:
+        states = [*map(_STATE, listed)]
+        offsets, sizes = tuple(map(_OFFSETS, states)), tuple(map(_SIZES, states))
+    except (AttributeError, LookupError, TypeError):
+        return None
+    tuples = {*map(type, offsets), *map(type, sizes)} <= {tuple}
+    plain = tuples and {*map(type, chain(*offsets, *sizes))} <= {int}
+    return (shape, offsets, sizes) if plain else None
+
+
+def _chunks_one_by_one(
+    name: str, shape: _Axes, listed: Any, places: _Places, missing: list[str]
+) -> tuple[Chunk, ...]:
+    """The same, up to the first that is wrong; those that were never stored go to `missing`."""
     chunks = []
     taken = set()
-    for chunk in state["chunks"]:
+    for chunk in listed:
         offsets, sizes = chunk.state["offsets"], chunk.state["sizes"]
         if type(offsets) is not tuple or type(sizes) is not tuple:
             raise FormatError(f"a chunk of {name} has no offsets or no sizes")
@@ -250,7 +334,7 @@ def _tensor(
             chunks.append(Chunk(Box(offsets, sizes), *place))
         elif 0 not in sizes:
             missing.append(f"{name} at {offsets}")
-    return TensorRecord(name, dtype, shape, tuple(chunks))
+    return tuple(chunks)
 
 
 def _paths(planned: Any) -> dict[str, tuple[str | int, ...]]:
