@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import prod
 
 from intarsia.errors import CoverageError
-from intarsia.format.base import Arrangement, Slot
+from intarsia.format.base import Arrangement
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Target
 from intarsia.planning.proof.tiling import tiling_fault
@@ -33,40 +34,37 @@ def check_arrangement(name: str, targets: Sequence[Target], arranged: Arrangemen
 def _faults(targets: Sequence[Target], arranged: Arrangement) -> Iterator[str]:
     spans = defaultdict[str, list[_Span]](list)
     tiled = set[tuple[Shape, tuple[Box, ...]]]()
+    before: dict[Shape, tuple[Box, ...]] = {}
     for target in targets:
         if target.name not in arranged.slots:
             yield f"`{target.name}` has no place"
             continue
         slots = arranged.slots[target.name]
-        cut = target.shape, tuple([slot.box for slot in slots])
-        if cut not in tiled:
-            if fault := tiling_fault(*cut):
-                yield f"`{target.name}`: {fault}"
-            tiled.add(cut)
+        shape, boxes = target.shape, tuple([slot.box for slot in slots])
+        # Neighbours are cut alike as a rule: comparing boxes that are the same is quicker than hashing them.
+        if before.get(shape) != boxes:
+            before[shape] = boxes
+            if (shape, boxes) not in tiled:
+                if fault := tiling_fault(shape, boxes):
+                    yield f"`{target.name}`: {fault}"
+                tiled.add((shape, boxes))
         for slot in slots:
-            span = _span(slot, target)
-            if span is None:
+            # The bytes of its elements, those wrapped around them, and the gap before.
+            start = first = slot.start_bytes
+            end = last = start + prod(slot.box.shape) * target.dtype.itemsize
+            if slot.wrapping is not None:
+                first -= slot.wrapping.start_bytes
+                last = first + slot.wrapping.length_bytes
+            if not first <= start <= end <= last:
                 yield f"`{target.name}` {slot.box} lies outside of what is wrapped around it"
-            elif span[0] != span[1]:
-                spans[slot.file].append(span)
+            elif first - slot.gap_bytes != last:
+                spans[slot.file].append((first - slot.gap_bytes, last, target.name))
     for file, start, data in arranged.fixed:
         spans[file].append((start, start + len(data), "a fixed part"))
     for file, held in spans.items():
         yield from _in_file(file, held, arranged.files.get(file))
     for file in arranged.closing.keys() & arranged.files.keys():
         yield f"{file} is written last, but it also holds tensors or fixed parts"
-
-
-def _span(slot: Slot, target: Target) -> _Span | None:
-    """The bytes of a slot, with what is wrapped around its elements and the gap before that."""
-    start, end = slot.start_bytes, slot.start_bytes + slot.box.size * target.dtype.itemsize
-    if slot.wrapping is None:
-        return start - slot.gap_bytes, end, target.name
-    first = start - slot.wrapping.start_bytes
-    last = first + slot.wrapping.length_bytes
-    if not first <= start <= end <= last:
-        return None
-    return first - slot.gap_bytes, last, target.name
 
 
 def _in_file(file: str, spans: list[_Span], size_bytes: int | None) -> Iterator[str]:

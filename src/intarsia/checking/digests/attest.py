@@ -31,6 +31,8 @@ from intarsia.run.ranks.crew import Crew
 from intarsia.run.sums.hashing import Sum, merged
 from intarsia.run.sums.tally import Sums
 
+_NONE = Sum()
+
 
 @frozen_open
 class Work:
@@ -73,12 +75,14 @@ def attest(written: Manifest, work: Work, src: Manifest, budget: Budget) -> Atte
     `written` is the destination as a reader finds it; the few tensors of it that a writer makes
     by itself (counters of steps) are read back.
     """
-    sums = [work.by_name(), work.by_place(written)]
+    by_place, by_name = work.by_place(written), work.by_name()
     found: dict[str, str] = {}
     for name, x in written.logical.items():
-        for total in (s.get(name, Sum()) for s in sums):
-            if total.count_bytes == x.nbytes:
-                found[name] = digest_of(x, total)
+        total = by_place.get(name, _NONE)
+        if total.count_bytes != x.nbytes:
+            total = by_name.get(name, _NONE)
+        if total.count_bytes == x.nbytes:
+            found[name] = digest_of(x, total)
     rest = [name for name in written.logical if name not in found]
     with Checkpoint(written) as checkpoint:
         found |= digests_of(checkpoint, budget, names=rest, team=Crew()).tensors

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from intarsia.format.dcp.metadata import BASE, Metadata
+from intarsia.mesh import Shape
 from intarsia.planning.manifest import Chunk, Entry
 
 
@@ -75,25 +76,35 @@ class _Emitter:
         properties = get["TensorProperties"] + b")\x81("
         rest = get["layout"] + b"\x89" + get["format"] + b"\x89tb"
         stored: list[bytes] = []
+        place_in = {f: b"ub" + place + fetched + start for f, fetched in file_of.items()}
+        lengths: dict[int, bytes] = {}
+        chunks: dict[tuple[Shape, Shape], tuple[bytes, bytes]] = {}
+        hints: list[bytes] = []
 
-        def store(name: bytes, hint: bytes, at: Chunk | Entry) -> None:
-            start_, length_ = _int(at.start_bytes), _int(at.length_bytes)
-            where = place + file_of[at.file] + start + start_ + length + length_
-            stored.append(index + name + hinted + hint + b"ub" + where + b"ub")
+        def store(index: bytes, at: Chunk | Entry) -> None:
+            if (length_ := lengths.get(at.length_bytes)) is None:
+                length_ = lengths[at.length_bytes] = length + _int(at.length_bytes) + b"ub"
+            stored.append(index + place_in[at.file] + _int(at.start_bytes) + length_)
 
         out.append(self._made("Metadata") + _text("state_dict_metadata") + b"}(")
         for name, record in meta.tensors.items():
             out.append(names[name] + tensor + properties)
             out.append(type_of[record.dtype.torch] + rest + get[".size"] + size(record.shape))
             out.append(get[".chunks"] + b"](")
-            for i, chunk in enumerate(record.chunks):
-                offsets = size(chunk.box.offsets)
-                out.append(chunk_ + offsets + get[".sizes"] + size(chunk.box.shape) + b"ub")
-                store(names[name], _int(i) + start + offsets, chunk)
+            hints += [_int(i) + start for i in range(len(hints), len(record.chunks))]
+            indexed = index + names[name] + hinted
+            for hint, chunk in zip(hints, record.chunks, strict=False):
+                box = chunk.box
+                if (said := chunks.get((box.offsets, box.shape))) is None:
+                    offsets = size(box.offsets)
+                    whole = chunk_ + offsets + get[".sizes"] + size(box.shape) + b"ub"
+                    said = chunks[box.offsets, box.shape] = whole, offsets
+                out.append(said[0])
+                store(indexed + hint + said[1], chunk)
             out.append(b"eub")
         for name, object_ in meta.objects.items():
             out.append(names[name] + get["BytesStorageMetadata"] + b")\x81")
-            store(names[name], b"N", object_)
+            store(index + names[name] + hinted + b"N", object_)
         out.append(b"u" + _text("planner_data") + b"}(")
         for name, path in meta.paths.items():
             steps = _tuple(_text(p) if isinstance(p, str) else _int(p) for p in path)

@@ -33,9 +33,12 @@ class Files:
     folder: str = ""
     fixed: list[tuple[str, int, bytes]] = field(default_factory=list)
     _ends: list[int] = field(init=False)
+    _names: list[str] = field(init=False)
+    _frames: dict[tuple[str, Shape], tuple[Frame, int]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._ends = [0] * self.ranks
+        self._names = [*map(file_of, range(self.ranks))]
 
     def place(
         self, dtype: DType, box: Box, holding: Sequence[int], stored: Box | None = None
@@ -46,9 +49,13 @@ class Files:
         """
         stored = stored or box
         rank = min(holding, key=lambda r: (self._ends[r], r)) if holding[1:] else holding[0]
-        wrap = frame(dtype, stored.shape)
-        file, end = file_of(rank), self._ends[rank]
-        at = aligned(end, wrap)
+        known = self._frames.get((dtype.torch, stored.shape))
+        if known is None:
+            wrap = frame(dtype, stored.shape)
+            known = self._frames[dtype.torch, stored.shape] = wrap, alignment_bytes(wrap)
+        wrap, to = known
+        file, end = self._names[rank], self._ends[rank]
+        at = end + -(end + wrap.start_bytes) % to
         self._ends[rank] = at + wrap.length_bytes
         slot = Slot(box, self.folder + file, at + wrap.start_bytes, wrap, at - end)
         return slot, Chunk(stored, file, at, wrap.length_bytes)
@@ -117,13 +124,12 @@ def rank_of(file: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def aligned(end_bytes: int, wrap: Frame) -> int:
-    """Where the next archive begins, so that large elements start at a page and small ones at a line.
+def alignment_bytes(wrap: Frame) -> int:
+    """What the elements of an archive are aligned to: a page where they are many, a line where few.
 
     Readers go by the offsets of the metadata, so the gaps before archives mean nothing to them.
     """
-    to = PAGE_BYTES if wrap.length_bytes >= 16 * PAGE_BYTES else LINE_BYTES
-    return end_bytes + -(end_bytes + wrap.start_bytes) % to
+    return PAGE_BYTES if wrap.length_bytes >= 16 * PAGE_BYTES else LINE_BYTES
 
 
 @lru_cache(maxsize=1 << 14)
