@@ -20,6 +20,7 @@ from intarsia.layout.blocks import grid_of, one_per_block
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored, Target
 from intarsia.planning.proof import prover_of
+from intarsia.quantised import Quantised
 from intarsia.quantity import human
 from intarsia.run.budget import Budget
 from intarsia.run.gather import gather
@@ -56,7 +57,7 @@ class MadeParts:
             stored=stored,
             logical=logical,
             parts={**written.parts, **parts},
-            quantised=replace(written.quantised, weights=tuple(others)),
+            quantised=Quantised.of(others, written.quantised.faults, written.quantised.notes),
         )
 
 

@@ -43,6 +43,10 @@ class Rows(Mapping[str, Param]):
         """Add a row; a rule alone stands for the whole logical tensor of the same name."""
         if name in self._recipes:
             raise FamilyError(f"`{name}` is declared twice in one dialect")
+        if not isinstance(recipe, Rule):
+            verb, operands, rule, value = recipe
+            if verb is None and operands == (name,) and value is PLAIN:
+                recipe = rule
         self._recipes[name] = recipe
 
     def __getitem__(self, name: str) -> Param:
@@ -95,6 +99,15 @@ class Known(Mapping[str, Param]):
         for rows in reversed(self._dialects):
             found |= dict.fromkeys(rows, rows)
         return found
+
+    @cached_property
+    def whole_shapes(self) -> dict[str, Shape]:
+        """The shapes of logical tensors that are stored whole under their own names, as `whole_rule` says."""
+        return {
+            name: rows._logical[name]
+            for name, rows in self.rows.items()
+            if rows._recipes[name].__class__ is Rule
+        }
 
     def __getitem__(self, name: str) -> Param:
         return self.rows[name][name]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Collection
+from itertools import chain
 from typing import Any
 
 from intarsia.errors import FormatError
 
 MAX_DEPTH = 64
 """How deep objects and lists may be nested; a model configuration has five levels."""
-
-_NESTING = frozenset({dict, list})
 
 
 def parse_json(data: bytes, where: str, *, unique: bool = True, hint: str | None = None) -> Any:
@@ -42,15 +42,13 @@ def parse_json(data: bytes, where: str, *, unique: bool = True, hint: str | None
 def _count_keys(value: Any, where: str) -> int:
     """The keys of all objects, which may be nested only so deep."""
     keys = 0
-    level = [value] if type(value) in _NESTING else []
-    for _ in range(MAX_DEPTH):
-        keys += sum([len(each) for each in level if type(each) is dict])
-        level = [
-            child
-            for parent in level
-            for child in (parent.values() if type(parent) is dict else parent)
-            if type(child) in _NESTING
-        ]
-        if not level:
+    level: Collection[Any] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        kinds = {*map(type, level)}
+        objects = [each for each in level if type(each) is dict] if dict in kinds else []
+        lists = [each for each in level if type(each) is list] if list in kinds else []
+        if not objects and not lists:
             return keys
+        keys += sum(map(len, objects))
+        level = [*chain.from_iterable(map(dict.values, objects)), *chain.from_iterable(lists)]
     raise FormatError(f"{where} is nested deeper than {MAX_DEPTH} levels")

@@ -7,7 +7,7 @@ known here are taken by module: every tensor beside integers belongs to them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -15,17 +15,15 @@ from intarsia.dtypes import DType
 from intarsia.mesh import Shape
 from intarsia.quantised.scheme import Scheme, scheme_of
 from intarsia.quantised.shapes import misshaped
-from intarsia.quantised.weight import Part, Quantised, QuantisedWeight, Role, ScaleFault
+from intarsia.quantised.weight import Alike, Part, Quantised, QuantisedWeight, Role, ScaleFault
 from intarsia.quantised.words import (
     INNER,
     KNOWN,
     PACKED,
     Claim,
-    claims_of,
+    claims_among,
     end_of,
-    ends_in_word,
     is_sure_of,
-    tail_of,
 )
 
 Tensors = Mapping[str, tuple[DType, Shape]]
@@ -38,61 +36,68 @@ def find_quantised(
 ) -> Quantised:
     """The quantised weights among stored tensors, and what is wrong with their scales."""
     scheme = scheme_of(config, modelopt)
-    named = (n for n in tensors if ends_in_word(tail_of(n)) or ".quant_state." in n)
-    claims = [claim for name in named for claim in claims_of(name)]
+    claims = claims_among(tensors)
     mains = _mains(tensors, claims)
-    held: dict[str, list[Part]] = {}
+    held: dict[str, list[tuple[str, str, Role]]] = {}
     loose: list[Claim] = []
-    taken = {part.name for part in mains.values()}
+    taken = {name for name, _ in mains.values()}
     for claim in claims:
         name, of, word, role, _ = claim
         if name in taken:
             continue
         if of in mains:
-            held.setdefault(of, []).append(Part(name, word, role, *tensors[name]))
+            held.setdefault(of, []).append((name, word, role))
             taken.add(name)
         elif claim.sure or is_sure_of(claim, scheme):
             loose.append(claim)
-    weights = [
-        _weight(of, main, tuple(held[of]), scheme) for of, main in mains.items() if of in held
-    ]
-    alike = _alike(weights)
-    bare = [main for of, main in mains.items() if of not in held]
-    others = [*_by_module(tensors, taken, scheme)]
-    words = {part.word for w in weights for part in w.others}
+    kinds: dict[Hashable, int] = {}
+    found, order, bare = list[Alike](), list[int](), list[Part]()
+    for of, (name, word) in mains.items():
+        others = held.get(of)
+        if others is None:
+            bare.append(Part(name, word, Role.WEIGHT, *tensors[name]))
+            continue
+        dtype, shape = tensors[name]
+        template = [word, dtype.name, shape]
+        for part, added, _ in others:
+            dtype, shape = tensors[part]
+            template += added, dtype.name, shape
+        kind = kinds.setdefault(tuple(template), len(found))
+        if kind == len(found):
+            main = Part(name, word, Role.WEIGHT, *tensors[name])
+            parts = tuple(Part(*part, *tensors[part[0]]) for part in others)
+            found.append(Alike(_weight(of, main, parts, scheme), []))
+        found[kind].names.append((of, (name, *[part for part, _, _ in others])))
+        order.append(kind)
+    weights = Quantised(tuple(found), order=tuple(order))
+    modules = Quantised.of(_by_module(tensors, taken, scheme))
     faults = [
-        *_faults(weights, alike, _lacking),
+        *_faults(weights, _lacking),
         *_missing(weights, bare, scheme),
-        *_orphaned(tensors, loose, words, scheme),
-        *_faults(weights, alike, misshaped),
+        *_orphaned(tensors, loose, weights, scheme),
+        *_faults(weights, misshaped),
     ]
     faulty = {name for fault in faults for name in fault.tensors}
     lone = [p for p in bare if p.name not in faulty]
-    notes = _notes([*alike, *_alike(others)], lone, scheme)
-    return Quantised((*weights, *others), tuple(faults), tuple(notes))
-
-
-def _alike(weights: Iterable[QuantisedWeight]) -> list[list[QuantisedWeight]]:
-    """The weights in groups that differ by name alone."""
-    found: dict[Hashable, list[QuantisedWeight]] = {}
-    for w in weights:
-        found.setdefault(w.template, []).append(w)
-    return [*found.values()]
+    alike = (*weights.alike, *modules.alike)
+    more = (len(weights.alike) + kind for kind in modules.order)
+    return Quantised(alike, tuple(faults), tuple(_notes(alike, lone, scheme)), (*order, *more))
 
 
 def _faults(
-    weights: Iterable[QuantisedWeight],
-    alike: Iterable[Sequence[QuantisedWeight]],
-    faults_of: Callable[[QuantisedWeight], Iterator[ScaleFault]],
+    weights: Quantised, faults_of: Callable[[QuantisedWeight], Iterator[ScaleFault]]
 ) -> Iterator[ScaleFault]:
     """The faults of all weights; where one of each kind is sound, all are."""
-    if any(next(faults_of(group[0]), None) for group in alike):
-        yield from (fault for w in weights for fault in faults_of(w))
+    if any(next(faults_of(kind.first), None) for kind in weights.alike):
+        yield from (fault for w in weights.weights for fault in faults_of(w))
 
 
-def _mains(tensors: Tensors, claims: Iterable[Claim]) -> dict[str, Part]:
-    """The stored weights in element types of quantised numbers, by the name of the plain weight."""
-    found: dict[str, Part] = {}
+def _mains(tensors: Tensors, claims: Iterable[Claim]) -> dict[str, tuple[str, str]]:
+    """The stored weights in element types of quantised numbers, by the name of the plain weight.
+
+    Each with the word that its name adds to that.
+    """
+    found: dict[str, tuple[str, str]] = {}
     claims = list(claims)
     claimed, claiming = {claim.of for claim in claims}, {claim.name for claim in claims}
     for name, (dtype, shape) in tensors.items():
@@ -113,7 +118,7 @@ def _mains(tensors: Tensors, claims: Iterable[Claim]) -> dict[str, Part]:
         ) or name in claiming:
             continue
         if of not in found or word:
-            found[of] = Part(name, word, Role.WEIGHT, dtype, shape)
+            found[of] = name, word
     return found
 
 
@@ -171,10 +176,10 @@ def _by_module(
 
 
 def _missing(
-    weights: Iterable[QuantisedWeight], bare: Iterable[Part], scheme: Scheme | None
+    weights: Quantised, bare: Iterable[Part], scheme: Scheme | None
 ) -> Iterator[ScaleFault]:
     """Quantised weights without any scale that makes numbers of them."""
-    like = {(w.main.word, w.main.dtype.name) for w in weights}
+    like = {(kind.first.main.word, kind.first.main.dtype.name) for kind in weights.alike}
     for main in bare:
         known = scheme is not None and (scheme.method in KNOWN or bool(main.word))
         if main.word or known or (main.word, main.dtype.name) in like:
@@ -219,11 +224,12 @@ def _needed(w: QuantisedWeight) -> list[str]:
 
 
 def _orphaned(
-    tensors: Tensors, loose: Iterable[Claim], words: set[str], scheme: Scheme | None
+    tensors: Tensors, loose: Iterable[Claim], weights: Quantised, scheme: Scheme | None
 ) -> Iterator[ScaleFault]:
     """Scales whose weight is not there, or not quantised."""
     if scheme is not None and scheme.loose:
         return
+    words = {part.word for kind in weights.alike for part in kind.first.others}
     for claim in loose:
         if scheme is None and claim.word not in words:
             continue  # a model may call a parameter so
@@ -234,15 +240,13 @@ def _orphaned(
         yield ScaleFault("scale-orphaned", (claim.name,), text)
 
 
-def _notes(
-    alike: Iterable[Sequence[QuantisedWeight]], lone: list[Part], scheme: Scheme | None
-) -> Iterator[str]:
+def _notes(alike: Iterable[Alike], lone: list[Part], scheme: Scheme | None) -> Iterator[str]:
     counts: dict[str, int] = {}
-    for group in alike:
-        counts[group[0].label] = counts.get(group[0].label, 0) + len(group)
+    for kind in alike:
+        counts[kind.first.label] = counts.get(kind.first.label, 0) + len(kind.names)
     for label, n in counts.items():
         yield f"{n:,} weights are quantised ({label}): each moves bit for bit with its scales"
-    unknown = sum(len(group) for group in alike if group[0].form == "unknown")
+    unknown = sum(len(kind.names) for kind in alike if kind.first.form == "unknown")
     if unknown:
         yield f"the scheme {scheme} is not known: {unknown:,} modules are carried name by name, and no mesh cuts them"
     plain = [part for part in lone if part.dtype.name.startswith("F8")]

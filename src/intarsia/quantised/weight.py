@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
+from itertools import chain
+from typing import Any
 
 from intarsia.dtypes import DType
 from intarsia.frozen import frozen, frozen_open
@@ -76,6 +78,26 @@ class QuantisedWeight:
     def parts(self) -> tuple[Part, ...]:
         return (self.main, *self.others)
 
+    def renamed(self, of: str, names: Sequence[str]) -> QuantisedWeight:
+        """A weight that differs from this one by its name and those of its parts alone."""
+        main, *others = (
+            Part(name, part.word, part.role, part.dtype, part.shape)
+            for name, part in zip(names, self.parts, strict=True)
+        )
+        return QuantisedWeight(of, self.form, main, tuple(others), self.packed, self.scheme)
+
+
+@frozen
+class Alike:
+    """Quantised weights that differ by name alone: the first, and of all the name and those of the parts."""
+
+    first: QuantisedWeight
+    names: list[tuple[str, tuple[str, ...]]]
+
+    @property
+    def weights(self) -> Iterator[QuantisedWeight]:
+        return (self.first.renamed(of, names) for of, names in self.names)
+
 
 @frozen
 class ScaleFault:
@@ -88,17 +110,51 @@ class ScaleFault:
 
 @frozen_open
 class Quantised:
-    """The quantised weights of a checkpoint, what is wrong with them, and remarks."""
+    """The quantised weights of a checkpoint, what is wrong with them, and remarks.
 
-    weights: tuple[QuantisedWeight, ...] = ()
+    `alike` are the weights by what they have in common; `order` gives for each weight, as they are
+    stored, which of those it is among.
+    """
+
+    alike: tuple[Alike, ...] = ()
     faults: tuple[ScaleFault, ...] = ()
     notes: tuple[str, ...] = ()
+    order: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(weights: Iterable[QuantisedWeight], *more: Any) -> Quantised:
+        """Weights that are all of one scheme; `more` are the faults and the remarks."""
+        kinds: dict[Hashable, Alike] = {}
+        order = []
+        for w in weights:
+            kind = kinds.setdefault(w.template, Alike(w, []))
+            kind.names.append((w.of, tuple(part.name for part in w.parts)))
+            order.append(w.template)
+        numbers = {template: k for k, template in enumerate(kinds)}
+        faults, notes = more or ((), ())
+        return Quantised(
+            tuple(kinds.values()), faults, notes, tuple(numbers[template] for template in order)
+        )
 
     def __bool__(self) -> bool:
-        return bool(self.weights or self.faults)
+        return bool(self.alike or self.faults)
 
     def __str__(self) -> str:
-        return ", ".join(dict.fromkeys(w.label for w in self.weights)) or "quantised"
+        return ", ".join(dict.fromkeys(kind.first.label for kind in self.alike)) or "quantised"
+
+    @cached_property
+    def weights(self) -> tuple[QuantisedWeight, ...]:
+        """Every weight, as they are stored."""
+        kinds = [kind.weights for kind in self.alike]
+        return tuple([next(kinds[k]) for k in self.order])
+
+    @cached_property
+    def kind_of_part(self) -> Mapping[str, int]:
+        """For each part of a weight, which of those that are alike it is among."""
+        found: dict[str, int] = {}
+        for k, kind in enumerate(self.alike):
+            found |= dict.fromkeys(chain.from_iterable(names for _, names in kind.names), k)
+        return found
 
     @cached_property
     def by_part(self) -> Mapping[str, tuple[QuantisedWeight, Part]]:

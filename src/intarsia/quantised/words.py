@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -87,6 +87,36 @@ def claims_of(name: str) -> Iterator[Claim]:
         module = name.rpartition(".")[0]
         sure = leaf in ("SCB", "qzeros", "qscale_weight")
         yield Claim(name, f"{module}.weight", leaf, _BESIDE[leaf], sure)
+
+
+def claims_among(names: Collection[str]) -> list[Claim]:
+    """What names may say; those with the same last word are asked once."""
+    text = "\n".join(names)
+    if ".quant_state." in text or "._" in text:
+        named = (n for n in names if ends_in_word(tail_of(n)) or ".quant_state." in n)
+        return [claim for name in named for claim in claims_of(name)]
+    found: list[Claim] = []
+    for name in names:
+        dot = name.rfind(".")
+        said = _said_by(name[dot:]) if dot > 0 else None
+        if said is None:
+            found += claims_of(name)
+        elif said:
+            stem = name[:dot]
+            found += [Claim(name, stem + end, word, role, sure) for end, word, role, sure in said]
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _said_by(tail: str) -> tuple[tuple[str, str, Role, bool], ...] | None:
+    """What every name with this last word says: how the weight's name ends, and the rest of a claim.
+
+    None where that depends on what is before the last word.
+    """
+    found = [*claims_of(f"x{tail}")]
+    if any(claim.of == "x" for claim in found):
+        return None
+    return tuple((claim.of[1:], claim.word, claim.role, claim.sure) for claim in found)
 
 
 def tail_of(name: str) -> str:

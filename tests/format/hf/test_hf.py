@@ -339,3 +339,13 @@ def test_files_beside_those_of_the_index_are_left_out_by_name(tmp_path: Path) ->
     (item,) = left_out(intarsia.open(src).manifest.inventory)
     assert (item.name, item.role) == ("adapter.safetensors", "other model")
     assert item.why == "not of the weights that were read (model-*.safetensors)"
+
+
+def test_a_file_that_is_read_from_two_folders_has_its_name_in_each(tmp_path: Path) -> None:
+    write_hf(tmp_path / "m", {"a": torch.ones(2)})
+    (tmp_path / "m" / "optimizer").mkdir()
+    for name in ("x", "y"):
+        save_file({name: torch.ones(2)}, tmp_path / "m" / "optimizer" / f"{name}.safetensors")
+    found = read_manifest(tmp_path / "m", complain=lambda complaint: None)
+    held = {chunk.file for s in found.stored.values() for chunk in s.chunks}
+    assert held == {"model.safetensors", "optimizer/x.safetensors", "optimizer/y.safetensors"}

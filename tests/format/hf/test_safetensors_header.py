@@ -175,3 +175,16 @@ def test_a_damaged_header_gives_rows_or_one_clear_error(tmp_path_factory, data) 
     except IntarsiaError:
         return
     assert sum(row.length_bytes for row in rows) + min(r.start_bytes for r in rows) == len(raw)
+
+
+def test_rows_are_in_the_order_of_their_bytes_whatever_the_order_of_the_header(
+    tmp_path: Path,
+) -> None:
+    raw = {
+        name: {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
+        for name, begin, end in (("c", 3, 5), ("a", 0, 3), ("none", 3, 3))
+    }
+    text = json.dumps(raw).encode()
+    (tmp_path / "f").write_bytes(len(text).to_bytes(8, "little") + text + bytes(5))
+    rows, _ = rows_of(tmp_path / "f")
+    assert [row.name for row in rows] == ["a", "none", "c"]

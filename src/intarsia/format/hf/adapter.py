@@ -12,8 +12,9 @@ from intarsia.format.complaint import Complain, Complaint
 from intarsia.format.folder.adapters import CONFIG, is_adapter
 from intarsia.format.folder.side_files import read_config
 from intarsia.format.hf.weight_sets import ADAPTER, MODEL, is_own, stem_of_file, stem_of_index
+from intarsia.format.whole_tensor import WholeTensor
 from intarsia.planning.inventory import Fate
-from intarsia.planning.manifest import Manifest, Stored
+from intarsia.planning.manifest import Manifest
 from intarsia.store.address import named
 from intarsia.store.reading.lookup import is_file, is_folder
 
@@ -40,7 +41,7 @@ def stem_for(src: Manifest | None) -> str:
     return stem if is_folder(named(src.path)) or is_own(stem) else MODEL
 
 
-def check_adapter(root: PurePath, stored: Iterable[Stored], complain: Complain) -> None:
+def check_adapter(root: PurePath, stored: Iterable[WholeTensor], complain: Complain) -> None:
     """Complain where the factors of an adapter are not what its configuration says."""
     if not is_file(root / CONFIG):
         error = FamilyError(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import PurePath
 
 from intarsia.errors import FormatError, IntarsiaError, few
-from intarsia.family.rows import whole
 from intarsia.format.complaint import Complain, Complaint, going_on, refuse
 from intarsia.format.hf.safetensors_header import read_header
 from intarsia.format.hf.safetensors_metadata import HeaderMetadata
@@ -21,9 +19,8 @@ from intarsia.format.hf.weight_sets import (
     stem_of_index,
 )
 from intarsia.format.strict_json import parse_json
+from intarsia.format.whole_tensor import WholeTensor
 from intarsia.frozen import frozen
-from intarsia.mesh import Box, Rule
-from intarsia.planning.manifest import Chunk, Stored
 from intarsia.store.reading.file_names import check_inside
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import listed
@@ -166,8 +163,8 @@ def read_files(
     files: Mapping[str, list[str] | None],
     complain: Complain,
     headers: HeaderMetadata | None = None,
-) -> list[Stored]:
-    found: dict[str, Stored] = {}
+) -> list[WholeTensor]:
+    found: dict[str, WholeTensor] = {}
     for file, expected in files.items():
         try:
             metadata = _read_file(folder, file, expected, found, complain)
@@ -182,7 +179,7 @@ def _read_file(
     folder: Folder,
     file: str,
     expected: list[str] | None,
-    found: dict[str, Stored],
+    found: dict[str, WholeTensor],
     complain: Complain,
 ) -> Mapping[str, str]:
     """Add a file's tensors to those that were found; what its header says beside them."""
@@ -194,30 +191,19 @@ def _read_file(
     rows, metadata = read_header(folder, file, complain)
     if _UNCONSOLIDATED in metadata:
         raise _unconsolidated(folder, file)
-    names = {row.name for row in rows}
-    if expected is not None and names != set(expected):
-        lost, extra = sorted(set(expected) - names), sorted(names - set(expected))
+    here = {row.name: row for row in rows}
+    if expected is not None and here.keys() != set(expected):
+        lost, extra = sorted(set(expected) - here.keys()), sorted(here.keys() - set(expected))
         error = FormatError(
             f"{folder.root / file} and the index disagree: the index wants {len(expected)}"
-            f" tensors, the file has {len(names)}; absent {lost[:3]}, not indexed {extra[:3]}",
+            f" tensors, the file has {len(here)}; absent {lost[:3]}, not indexed {extra[:3]}",
             hint="restore the file or the index that belongs to it",
             kind="index-wrong",
         )
         complain(Complaint(error, (file,)))
-    for row in rows:
-        if row.name in found:
-            error = FormatError(
-                f"{row.name!r} is in {found[row.name].chunks[0].file} and in {file}",
-                kind="index-wrong",
-            )
-            complain(Complaint(error, (file,)))
-            continue
-        name, dtype, shape, start_bytes, length_bytes = row
-        chunk = Chunk(_whole(shape), file, start_bytes, length_bytes)
-        found[name] = Stored(name, dtype, whole(name, shape), (chunk,), _UNCUT, name)
+    for name in [name for name in here if name in found]:
+        text = f"{name!r} is in {found[name].file} and in {file}"
+        complain(Complaint(FormatError(text, kind="index-wrong"), (file,)))
+        del here[name]
+    found |= here
     return metadata
-
-
-_UNCUT = Rule()
-_whole = lru_cache(maxsize=4096)(Box.whole)
-"""One box for all tensors of a shape."""

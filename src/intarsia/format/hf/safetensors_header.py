@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from math import prod
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from intarsia.dtypes import DType, dtype_of_header
 from intarsia.errors import FormatError
@@ -19,6 +20,7 @@ from intarsia.format.base import PAGE_BYTES
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.strict_json import parse_json
 from intarsia.format.torch_file.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
+from intarsia.format.whole_tensor import WholeTensor
 from intarsia.mesh import Shape
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.headers_once import made_once
@@ -27,19 +29,9 @@ MAX_HEADER_BYTES = 100_000_000
 _DAMAGED = "the file is damaged or truncated: copy it again from its source"
 
 
-class HeaderRow(NamedTuple):
-    """One tensor of a header; `start_bytes` counts from the beginning of the file."""
-
-    name: str
-    dtype: DType
-    shape: Shape
-    start_bytes: int
-    length_bytes: int
-
-
 def read_header(
     folder: Folder, file: str, complain: Complain = refuse
-) -> tuple[list[HeaderRow], dict[str, str]]:
+) -> tuple[list[WholeTensor], dict[str, str]]:
     """The rows of a file's header in the order of their bytes, and its free-form metadata."""
     where, size = str(folder.root / file), folder.size(file)
     if size < 8:
@@ -56,7 +48,7 @@ def read_header(
             kind="file-too-short",
         )
     data = folder.read(file, 8, length)
-    rows, metadata = made_once(where, data, lambda: _parse(data, where))
+    rows, metadata = made_once((where, file), data, lambda: _parse(data, where, file))
     try:
         _check_tiling(rows, 8 + length, size, where)
     except FormatError as error:
@@ -64,58 +56,57 @@ def read_header(
     return rows, metadata
 
 
-def _parse(data: bytes, where: str) -> tuple[list[HeaderRow], dict[str, str]]:
+def _parse(data: bytes, where: str, file: str) -> tuple[list[WholeTensor], dict[str, str]]:
     raw = parse_json(data, f"{where}: the header", hint=_DAMAGED)
     if not isinstance(raw, dict) or not data.startswith(b"{"):
         raise FormatError(f"{where}: the header is not a JSON object", hint=_DAMAGED)
     metadata = raw.pop("__metadata__", {})
     if not isinstance(metadata, dict) or {*map(type, metadata.values())} - {str}:
         raise FormatError(f"{where}: __metadata__ is not an object of texts", hint=_DAMAGED)
-    rows = _rows(raw, 8 + len(data), where)
-    return sorted(rows, key=itemgetter(3, 4)), metadata
+    return _rows(raw, 8 + len(data), where, file), metadata
 
+
+_FIELDS = itemgetter("dtype", "shape", "data_offsets")
 
 _Kind = tuple[DType, Shape, int]
 """What tensors of one header have in common: their element type, their shape, the bytes of one."""
 
 
-def _rows(raw: Mapping[str, Any], base_bytes: int, where: str) -> list[HeaderRow]:
-    """The tensors that a header names, in its order."""
+def _rows(raw: Mapping[str, Any], base_bytes: int, where: str, file: str) -> list[WholeTensor]:
+    """The tensors that a header names, in the order of their bytes."""
     if not _are_rows(raw):
         for name, value in raw.items():
             _check_row(name, value, where)
     kinds: dict[tuple[str, Shape], _Kind] = {}
-    rows = []
-    for name, value in raw.items():
-        key = value["dtype"], tuple(value["shape"])
+    rows, in_order, last = [], True, 0
+    for name, (said, sizes, (begin, end)) in zip(raw, map(_FIELDS, raw.values()), strict=True):
+        key = said, tuple(sizes)
         if (kind := kinds.get(key)) is None:
             kind = kinds[key] = _kind(*key, _at(where, name))
         dtype, shape, needed = kind
-        begin, end = value["data_offsets"]
         if end - begin != needed:
             raise FormatError(
                 f"{_at(where, name)}: {dtype} {list(shape)} needs {needed:,} bytes,"
                 f" data_offsets give {end - begin:,}",
                 hint=_DAMAGED,
             )
-        rows.append(HeaderRow(name, dtype, shape, base_bytes + begin, needed))
-    return rows
+        in_order, last = in_order and begin >= last, end
+        rows.append(WholeTensor(name, dtype, shape, base_bytes + begin, needed, file))
+    return rows if in_order else sorted(rows, key=itemgetter(3, 4))
 
 
 def _are_rows(raw: Mapping[str, Any]) -> bool:
     """Whether every tensor passes `_check_row`, asked of all of them at once."""
     try:
-        shapes = [value["shape"] for value in raw.values()]
-        offsets = [value["data_offsets"] for value in raw.values()]
-        said = {type(value["dtype"]) for value in raw.values()}
+        said, shapes, offsets = [*zip(*map(_FIELDS, raw.values()), strict=True)] or ((), (), ())
     except (KeyError, TypeError):
         return False
-    if {*map(type, shapes), *map(type, offsets)} - {list} or said - {str}:
+    if {*map(type, shapes), *map(type, offsets)} - {list} or {*map(type, said)} - {str}:
         return False
     axes = max(map(len, shapes), default=0)
     if axes > MAX_AXES or {*map(len, offsets)} - {2} or max(map(len, raw), default=0) > MAX_NAME:
         return False
-    counts = [n for each in (*shapes, *offsets) for n in each]
+    counts = [*chain.from_iterable(shapes), *chain.from_iterable(offsets)]
     return not {*map(type, counts)} - {int} and min(counts, default=0) >= 0 and max(counts, default=0) < 1 << 63  # fmt: skip
 
 
@@ -164,7 +155,7 @@ def _counts(value: Any) -> bool:
     return all(type(n) is int and 0 <= n < 1 << 63 for n in value)
 
 
-def _check_tiling(rows: Sequence[HeaderRow], base_bytes: int, size: int, where: str) -> None:
+def _check_tiling(rows: Sequence[WholeTensor], base_bytes: int, size: int, where: str) -> None:
     at = base_bytes
     for row in rows:
         if row.start_bytes != at:

@@ -7,7 +7,7 @@ of its family.  What the table does not know is carried name by name, and said.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,16 @@ from intarsia.family.optional_parts import must_be_there
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.naming.find_sections import explained
 from intarsia.format.naming.foreign_names import refuse_foreign
-from intarsia.format.naming.quantised_names import misfits, part_rules, stood_for
+from intarsia.format.naming.named_tensors import (
+    Found,
+    as_stored,
+    files_of,
+    logical_of,
+    plain,
+    rule_of_rows,
+    unique,
+)
+from intarsia.format.naming.quantised_names import PartRules, misfits, stood_for
 from intarsia.format.naming.sections import Sections, divide
 from intarsia.format.naming.wrappers import bare, unwrapped
 from intarsia.format.optimizer_state.optimizer_names import (
@@ -26,6 +35,7 @@ from intarsia.format.optimizer_state.optimizer_names import (
     state_in,
     unnumbered_error,
 )
+from intarsia.format.whole_tensor import WholeTensor
 from intarsia.frozen import frozen_open
 from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
@@ -53,8 +63,8 @@ _VOCABULARY = ("embed_tokens.weight", "lm_head.weight", "shared_head.head.weight
 class Named:
     """Stored tensors with their layouts, and what their names say."""
 
-    stored: dict[str, Stored]
-    logical: dict[str, Logical]
+    stored: Mapping[str, Stored]
+    logical: Mapping[str, Logical]
     family: str | None
     absent: tuple[Logical, ...]
     problems: tuple[Problem, ...]
@@ -65,7 +75,7 @@ class Named:
 
 
 def name_tensors(
-    found: Iterable[Stored],
+    found: Iterable[Found],
     config: Mapping[str, Any] | None,
     where: str,
     complain: Complain = refuse,
@@ -87,19 +97,19 @@ def name_tensors(
     spelled = [*_Names(sections, table, numbers or {}).spelled(listed)]
     states = [s for s in spelled if is_state(s.name)]
     _mistakable(states, sections, table, where, complain)
-    weights = {s.name: (s.dtype, s.layout.shape) for s in spelled}
+    weights = {s.name: (s.dtype, s.shape) for s in spelled}
     for s in states:
         weights.pop(s.name, None)
     quantised = find_quantised(weights, config, modelopt)
     if table is None:
-        rules = part_rules(quantised)
-        plain = (_plain(s, rules.get(s.name)) for s in spelled)
-        stored = _unique(plain, where, complain)
+        rules = PartRules(quantised, None)
+        plainly = ((s.name, plain(s, rules.get(s.name))) for s in spelled)
+        stored = unique(plainly, _rule_of(rules, None), where, complain)
         model_type = str((config or {}).get("model_type") or "")[:80]
         why = f"model_type {model_type!r} has no table" if model_type else "no model configuration"
         note = f"{why}: each stored tensor is carried name by name, as its own logical tensor"
         notes = (note, *quantised.notes)
-        named = Named(stored, _logical(stored, {}), None, (), (), notes, quantised)
+        named = Named(stored, logical_of(stored, {}), None, (), (), notes, quantised)
     else:
         refuse_foreign(sections.names.values(), table, where)
         named = _with_table(spelled, table, where, complain, quantised)
@@ -115,7 +125,7 @@ def name_tensors(
 
 
 def _mistakable(
-    states: Iterable[Stored],
+    states: Iterable[Found],
     sections: Sections,
     table: Table | None,
     where: str,
@@ -129,7 +139,7 @@ def _mistakable(
         ours, key = StateName.of(s.name), s.key or s.name
         if not sections.names or is_numbered_name(s.name):
             continue
-        if all(file.startswith(SIDE_FOLDER) for file in _files(s)):
+        if all(file.startswith(SIDE_FOLDER) for file in files_of(s)):
             continue  # training state by its place
         root = sections.state.get(key)
         odd = ours is not None and ours.parameter not in params
@@ -141,11 +151,11 @@ def _mistakable(
                 " is a submodule of the model, rename it in the state dict and save again",
                 tensors=(key,),
             )
-            complain(Complaint(error, _files(s)))
+            complain(Complaint(error, files_of(s)))
 
 
 def divided(
-    listed: Sequence[Stored],
+    listed: Sequence[Found],
     config: Mapping[str, Any] | None,
     where: str,
     section: Sequence[str] = (),
@@ -171,7 +181,7 @@ class _Names:
     table: Table | None
     numbers: Mapping[str, str]
 
-    def spelled(self, listed: Iterable[Stored]) -> Iterator[Stored]:
+    def spelled(self, listed: Iterable[Found]) -> Iterator[Found]:
         """Each stored tensor that is read, under its name; state with the kind before the parameter."""
         known = self.table.known if self.table else frozenset(self.sections.names.values())
         names, state = self.sections.names, self.sections.state
@@ -180,7 +190,7 @@ class _Names:
             root = state.get(key)
             name = names.get(key) if root is None else self._state(key, root, known)
             if name is not None:
-                yield s if name == key else replace(s, name=name)
+                yield s if name == key else replace(as_stored(s), name=name)
 
     def _state(self, key: str, root: str, known: Any) -> str | None:
         state = state_in(key, root)
@@ -208,20 +218,47 @@ class _Names:
         return plain
 
 
+def _rule_of(parts: PartRules, known: Known | None) -> Callable[[WholeTensor], Rule]:
+    """Gives a tensor that is the logical one of its name the rule of a weight's part, or the table's."""
+
+    def rule_of(s: WholeTensor) -> Rule:
+        rule = parts.get(s.name)
+        if rule is None and known is not None:
+            rule = known.whole_rule(s.name, s.shape)
+        return rule_of_rows(s.shape) if rule is None else rule
+
+    return rule_of
+
+
 def _with_table(
-    listed: list[Stored], table: Table, where: str, complain: Complain, quantised: Quantised
+    listed: list[Found], table: Table, where: str, complain: Complain, quantised: Quantised
 ) -> Named:
     known = table.known
-    packed = {part.name for w in quantised.weights if w.packed for part in w.own_shapes}
-    rules = part_rules(quantised, known)
-    named = (_named(s, table, known, where, complain, packed, rules.get(s.name)) for s in listed)
+    kinds = (kind for kind in quantised.alike if kind.first.packed)
+    packed = {part.name for kind in kinds for w in kind.weights for part in w.own_shapes}
+    rows, whole, rules = known.rows, known.whole_shapes, PartRules(quantised, known)
+
+    def is_simple(s: Found) -> bool:
+        """Whether a tensor is the logical one of its name, or one that no row has, so that it needs a rule alone."""
+        name = s.name
+        return isinstance(s, WholeTensor) and (
+            whole.get(name) == s.shape
+            or (name not in rows and not is_state(name))
+            or name in packed
+        )
+
+    named = (
+        (s.name, s if is_simple(s) else _named(s, table, known, where, complain, packed, rules))
+        for s in listed
+    )
     if any(is_state(s.name) for s in listed):
-        named = (part for s in named for part in _by_member(s, known))
-    stored = _unique(named, where, complain)
+        named = (part for name, s in named for part in _by_member(name, s, known))
+    stored = unique(named, _rule_of(rules, known), where, complain)
     for error, name in misfits(quantised, known, table.family, where):
-        complain(Complaint(error, _files(stored[name]), (name,)))
-    unknown = [n for n in stored if n not in known and n not in rules and not is_state(n)]
-    logical = _logical(stored, table.logical)
+        complain(Complaint(error, files_of(stored[name]), (name,)))
+    strange = stored.keys() - rows.keys() - quantised.kind_of_part.keys()
+    unknown = [n for n in stored if n in strange and not is_state(n)] if strange else []
+    logical = logical_of(stored, table.logical)
     held = {*logical, *stood_for(quantised, known)}
     absent = tuple(
         Logical(name, table.logical[name], _common_dtype(listed))
@@ -237,18 +274,20 @@ def _with_table(
 
 
 def _named(
-    s: Stored,
+    found: Found,
     table: Table,
     known: Known,
     where: str,
     complain: Complain,
     packed: Collection[str],
-    cut: Rule | None,
-) -> Stored:
-    """A stored tensor as the table says; `cut` is its rule where it is part of a quantised weight."""
-    if (s.name not in known and not is_state(s.name)) or s.name in packed:
-        return _plain(s, cut)
-    rule = known.whole_rule(s.name, s.layout.shape)
+    rules: PartRules,
+) -> Found:
+    """A tensor as the table says."""
+    cut = rules.get(found.name)
+    if (found.name not in known and not is_state(found.name)) or found.name in packed:
+        return plain(found, cut)
+    s = as_stored(found)
+    rule = known.whole_rule(s.name, s.shape)
     if rule is not None and s.layout.tensors == (s.name,):
         return Stored(s.name, s.dtype, s.layout, s.chunks, cut or rule, s.key)
     param = known.get(s.name)
@@ -261,8 +300,8 @@ def _named(
                 kind=shape_fault(s.name, s.shape, param.layout.shape),
                 tensors=(s.key or s.name,),
             )
-            complain(Complaint(error, _files(s), param.layout.tensors))
-            return _plain(s, cut)
+            complain(Complaint(error, files_of(s), param.layout.tensors))
+            return plain(s, cut)
         rule = cut or param.rule
         return Stored(s.name, s.dtype, param.layout, s.chunks, rule, s.key, param.value)
     ours = StateName.of(s.name)
@@ -271,7 +310,7 @@ def _named(
         layout = twin.layout.rename(of_kind(ours.kind))
         value = twin.value if ours.kind == MASTER else PLAIN
         return replace(s, layout=layout, rule=twin.rule, value=value)
-    return _plain(s, cut)
+    return plain(s, cut)
 
 
 def shape_fault(name: str, have: Shape, want: Shape) -> str:
@@ -280,20 +319,15 @@ def shape_fault(name: str, have: Shape, want: Shape) -> str:
     return "vocabulary-padded" if taller and name.endswith(_VOCABULARY) else "shape-wrong"
 
 
-def _files(s: Stored) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(chunk.file for chunk in s.chunks))
-
-
-def _by_member(s: Stored, known: Mapping[str, Any]) -> Iterator[Stored]:
-    """A stored tensor; the one counter of a fused parameter once for each tensor that it counts for."""
-    is_step = is_state(s.name) and kind_of(s.name) == STEP and not s.shape
-    fused = known.get(parameter_of(s.name)) if is_step else None
+def _by_member(name: str, s: Found, known: Mapping[str, Any]) -> Iterator[tuple[str, Found]]:
+    """A tensor under its name; the one counter of a fused parameter once for each tensor that it counts for."""
+    is_step = is_state(name) and kind_of(name) == STEP and not s.shape
+    fused = known.get(parameter_of(name)) if is_step else None
     if fused is None:
-        yield s
+        yield name, s
         return
-    for member in fused.layout.tensors:
-        name = step_of(member)
-        yield replace(s, name=name, layout=Layout.of(name, ()))
+    for member in map(step_of, fused.layout.tensors):
+        yield member, replace(as_stored(s), name=member, layout=Layout.of(member, ()))
 
 
 def members_of(name: str, table: Table | None) -> tuple[str, ...]:
@@ -303,47 +337,7 @@ def members_of(name: str, table: Table | None) -> tuple[str, ...]:
     return table.known[hit[1]].layout.tensors if table and hit else (plain,)
 
 
-def _unique(named: Iterable[Stored], where: str, complain: Complain) -> dict[str, Stored]:
-    """Stored tensors by name; complain where two have the same."""
-    stored: dict[str, Stored] = {}
-    for s in named:
-        if s.name in stored:
-            error = FamilyError(
-                f"{stored[s.name].key!r} and {s.key!r} are both `{s.name}` - at {where}",
-                tensors=(s.name,),
-            )
-            complain(Complaint(error, _files(s)))
-            continue
-        stored[s.name] = s
-    return stored
-
-
-_ROWS, _WHOLE = Rule(tp=0), Rule()
-
-
-def _plain(s: Stored, cut: Rule | None) -> Stored:
-    """A stored tensor as its own logical tensor; a mesh cuts its first axis, if no rule is given."""
-    layout = s.layout
-    rule = cut or (_ROWS if len(layout.shape) > 1 else _WHOLE)
-    if layout.tensors != (s.name,):
-        layout = Layout.of(s.name, layout.shape)
-    return Stored(s.name, s.dtype, layout, s.chunks, rule, s.key, s.value)
-
-
-def _logical(stored: Mapping[str, Stored], shapes: Mapping[str, Shape]) -> dict[str, Logical]:
-    found: dict[str, Logical] = {}
-    for s in stored.values():
-        layout, own = s.layout, s.name
-        for name in layout.tensors or (own,):
-            if name not in found:
-                shape = layout.shape
-                if name != own:
-                    shape = shapes.get(parameter_of(name), shape)
-                found[name] = Logical(name, shape, s.dtype)
-    return found
-
-
-def _common_dtype(listed: list[Stored]) -> Any:
+def _common_dtype(listed: list[Found]) -> Any:
     counts = Counter(s.dtype for s in listed if s.dtype.floating)
     if counts:
         return counts.most_common(1)[0][0]

@@ -100,11 +100,13 @@ def divide(
     foreign = tuple(head for s in others for head in s.heads)
     left: dict[str, list[str]] = {s.label: list(s.names) for s in others}
     taken = names.keys() | {name for s in others for name in s.names}
-    for name in [name for name in rest if name not in taken]:
+    strange = [name for name in rest if name not in taken]
+    if not (foreign or prefixes or wanted):
+        names |= {name: bare(name) for name in strange}
+        strange = []
+    for name in strange:
         plain = bare(name)
-        if not (foreign or prefixes or wanted):
-            names[name] = plain
-        elif plain.startswith(foreign) and foreign:
+        if plain.startswith(foreign) and foreign:
             label = next(s.label for s in others if plain.startswith(s.heads))
             left[label].append(name)
         elif prefix := next((p for p in prefixes if plain.startswith(p)), ""):

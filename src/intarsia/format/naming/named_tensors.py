@@ -1,0 +1,90 @@
+"""Tensors under the names that they are read by, of which most are made into values when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from intarsia.errors import FamilyError
+from intarsia.format.complaint import Complain, Complaint
+from intarsia.format.made_when_asked import MadeWhenAsked
+from intarsia.format.whole_tensor import WholeTensor
+from intarsia.layout import Layout
+from intarsia.mesh import Rule, Shape
+from intarsia.planning.manifest import Logical, Stored
+from intarsia.state.names import parameter_of
+
+Found = Stored | WholeTensor
+"""A tensor as a format finds it, or as it is read: then one that is whole keeps its name, and its rule is yet to be asked."""
+
+_ROWS, _WHOLE = Rule(tp=0), Rule()
+
+
+def plain(s: Found, cut: Rule | None) -> Found:
+    """A tensor as its own logical tensor; a mesh cuts its first axis, if no rule is given."""
+    if isinstance(s, WholeTensor):
+        return s
+    layout = s.layout
+    if layout.tensors != (s.name,):
+        layout = Layout.of(s.name, layout.shape)
+    rule = cut or rule_of_rows(layout.shape)
+    return Stored(s.name, s.dtype, layout, s.chunks, rule, s.key, s.value)
+
+
+def rule_of_rows(shape: Shape) -> Rule:
+    """How a mesh cuts a tensor of which nothing is known: its first axis, if it has several."""
+    return _ROWS if len(shape) > 1 else _WHOLE
+
+
+def as_stored(s: Found) -> Stored:
+    """A tensor as it is found, as a value."""
+    return s if isinstance(s, Stored) else s.stored()
+
+
+def files_of(s: Found) -> tuple[str, ...]:
+    """The files that hold a tensor."""
+    if isinstance(s, WholeTensor):
+        return (s.file,)
+    return tuple(dict.fromkeys(chunk.file for chunk in s.chunks))
+
+
+def unique(
+    named: Iterable[tuple[str, Found]],
+    rule_of: Callable[[WholeTensor], Rule],
+    where: str,
+    complain: Complain,
+) -> MadeWhenAsked[Stored]:
+    """Tensors by name; complain where two have the same.  `rule_of` gives those that are whole their rules."""
+    found: dict[str, Found] = {}
+    for name, s in named:
+        if name in found:
+            error = FamilyError(
+                f"{found[name].key!r} and {s.key!r} are both `{name}` - at {where}",
+                tensors=(name,),
+            )
+            complain(Complaint(error, files_of(s)))
+            continue
+        found[name] = s
+    return MadeWhenAsked(found, lambda s: s if isinstance(s, Stored) else s.stored(rule_of(s)))
+
+
+def logical_of(
+    stored: MadeWhenAsked[Stored], shapes: Mapping[str, Shape]
+) -> MadeWhenAsked[Logical]:
+    """The logical tensors that stored ones hold; `shapes` are those of a family."""
+    found: dict[str, WholeTensor | Logical] = {}
+    for own, s in stored.held.items():
+        if isinstance(s, WholeTensor):
+            found.setdefault(own, s)
+            continue
+        layout = s.layout
+        for name in layout.tensors or (own,):
+            if name not in found:
+                shape = layout.shape
+                if name != own:
+                    shape = shapes.get(parameter_of(name), shape)
+                found[name] = Logical(name, shape, s.dtype)
+    return MadeWhenAsked(found, _logical)
+
+
+def _logical(found: WholeTensor | Logical) -> Logical:
+    return found if isinstance(found, Logical) else found.logical()
