@@ -268,6 +268,6 @@ def adjoin(blocks: list[tuple[int, list[Any]]]) -> Iterator[tuple[int, list[Any]
                 yield start, out
             start, end, out = at, at, []
         out += buffers
-        end += sum(len(b) for b in buffers)
+        end += sum(map(len, buffers))
     if out:
         yield start, out

@@ -52,12 +52,14 @@ class Tally:
         length_bytes = window.size * itemsize
         if not 0 < 2 * length_bytes <= self.stretch_bytes or len(pieces) != 1:
             return None
-        size, whole = self.sizes.get(pieces[0].tensor), Box.whole(target.shape)
+        size, start = self.sizes.get(pieces[0].tensor), pieces[0].to
         if size is None or pieces[0].run != target.layout.size or not target.value.is_plain:
             return None
-        if not is_stretch(window, whole):
-            return None
-        start = pieces[0].to + flat_start(window, whole)
+        if window.shape != target.shape:
+            whole = Box.whole(target.shape)
+            if not is_stretch(window, whole):
+                return None
+            start += flat_start(window, whole)
         return Run(start * itemsize, length_bytes, size * itemsize)
 
     def of_each(
@@ -104,7 +106,8 @@ class Tally:
 def _remainders(filled: Filled, crcs: Sequence[Sequence[int]]) -> list[int]:
     """The remainder of each window, of whose boxes these are the CRC-32."""
     lengths = [rows.shape[1] for rows in filled.boxes]
-    if not filled.cut.in_order or min(lengths) < JOINED_BYTES < sum(lengths):
+    many = len(lengths) > 1 and sum(lengths) < JOINED_BYTES * len(lengths)
+    if many or not filled.cut.in_order:
         return [remainder(whole) for whole in filled.wholes]
     wholes = [0] * len(filled.targets)
     for length, each in zip(lengths, crcs, strict=True):
