@@ -85,10 +85,10 @@ class Plan:
         }
 
     def __str__(self) -> str:
-        elements = sum(t.layout.mapped for t in self.targets)
+        elements, ranks = sum(t.layout.mapped for t in self.targets), self.mesh.size
         rows = [
             ("from", f"{self.src.path} ({self.src.format}, {self.src.family or 'unknown family'})"),
-            ("to", f"{self.to}, {self.mesh}, {self.mesh.size} rank(s)"),
+            ("to", f"{self.to}, {self.mesh}" + (f", {ranks} ranks" if ranks > 1 else "")),
             ("tensors", f"{len(self.targets):,} ({elements:,} elements)"),
             ("copies", f"{self.copies:,}"),
             ("reads", f"{human(self.read_bytes)} ({self.read_amplification:.3f} x what is needed)"),
