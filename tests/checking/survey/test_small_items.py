@@ -49,7 +49,10 @@ def odd(x: torch.Tensor, how: int) -> torch.Tensor:
         flat[:] = 0
     elif how == 6:
         x[-2:] = x[-1:].clone()
-    if not x.is_floating_point() or how < 7:
+    elif how >= 12:
+        columns = x.shape[-1] // 2
+        x[..., columns : 2 * columns] = x[..., :columns].clone()
+    if not x.is_floating_point() or how < 7 or how >= 12:
         return x
     narrow = x.element_size() == 1
     if how == 7:

@@ -67,7 +67,9 @@ def survey(
             each = ItemSurvey(item, context, budget.window_bytes)
             found[number] = each.stats
             steps += [StretchOfItem(each, stretch) for stretch in each.stretches]
-        steps += neighbours(small, context.block_bytes)
+        # Small ones are read into a whole window where threads would meet between many calls.
+        at_once = budget.window_bytes if budget.workers >= MANY else block_bytes
+        steps += neighbours(small, at_once)
 
         def look(step: Step) -> Sequence[tuple[int, ItemStats]]:
             if isinstance(step, SmallItems):

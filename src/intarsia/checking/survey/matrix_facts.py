@@ -116,7 +116,7 @@ def facts_of_each(units: Sequence[Unit], dtype: DType, sums: Sums) -> list[Matri
         odd = rows[:, -1] == rows[:, -2]
     else:
         odd = (columns == columns[:, :1]).all(axis=1)
-    odd |= (sums == 0).any(axis=1)
+    odd |= sums.min(axis=1) == 0
     if _is_wide(units[0], dtype):
         odd |= _may_repeat(rows) | _may_repeat(columns)
     head = _digest_of(dtype, units[0])

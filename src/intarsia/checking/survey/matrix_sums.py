@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,11 +72,11 @@ class Groups:
         return odd_numbers(np.arange(self.width))
 
 
-def sums_along(bits: Bits, axis: int) -> Sums:
+def sums_along(bits: Bits, axis: int) -> NDArray[Any]:
     """The sums of small numbers along an axis, in a type that is twice as fast where it holds them."""
     narrow = bits.dtype.itemsize <= 2 and bits.shape[axis] <= 1 << 16
-    found: Sums = bits.sum(axis=axis, dtype=np.uint32 if narrow else np.uint64)
-    return found.astype(np.uint64, copy=False)
+    found: NDArray[Any] = bits.sum(axis=axis, dtype=np.uint32 if narrow else np.uint64)
+    return found
 
 
 @dataclass
@@ -147,7 +148,7 @@ class MatrixSums:
                 least, most = self._ends
                 least[held] = np.minimum(least[held], ends[0])
                 most[held] = np.maximum(most[held], ends[1])
-        return int(along.sum())
+        return int(along.sum(dtype=np.uint64))
 
     def _add_rows(self, at: NDArray[np.int64], along: Sums) -> None:
         if self.row_groups.width == 1:
