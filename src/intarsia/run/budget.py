@@ -90,6 +90,11 @@ class Budget:
         return self._pages
 
     @property
+    def digest_bytes(self) -> int:
+        """How much a digest reads and sums in one call, which costs as much as some 200 KB of bytes."""
+        return max(self.stretch_bytes, min(2 * STRETCH_BYTES, self._pages))
+
+    @property
     def _pages(self) -> int:
         """A window in whole pages of sums."""
         return max(PAGE_BYTES, self.window_bytes // PAGE_BYTES * PAGE_BYTES)

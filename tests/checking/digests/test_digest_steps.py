@@ -67,7 +67,7 @@ def test_few_calls_read_the_neighbours_and_none_reads_a_byte_twice(tmp_path: Pat
         steps = digest_steps.steps_over(checkpoint, proofs, logical, budget)
         assert sum(step.nbytes for step in steps) == checkpoint.manifest.nbytes
         assert len(steps) == 1, "all of them are less than a window"
-        steps[0].sums(checkpoint, logical, budget.stretch_bytes)
+        steps[0].sums(checkpoint, logical, budget.digest_bytes)
         assert checkpoint.read_bytes == checkpoint.manifest.nbytes > 8 * STRETCH_BYTES
 
 

@@ -22,8 +22,27 @@ runs = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(runs, min_size=1, max_size=9), st.integers(0, 1000))
+def _alike(start: int, pages: int, after: int, count: int) -> list[Run]:
+    length = PAGE_BYTES * pages
+    return [Run(start, length, start + length + after)] * count
+
+
+alike = st.builds(
+    _alike,
+    st.integers(0, 3).map(PAGE_BYTES.__mul__)
+    | st.integers(FIRST_PAGES - 3, FIRST_PAGES + 1).map(PAGE_BYTES.__mul__)
+    | starts,
+    st.integers(1, 3),
+    st.integers(0, 9) | st.just(1 << 33),
+    st.integers(1, 4),
+)
+"""The same run of as many bytes as pages have, of several tensors."""
+
+mixed = st.tuples(alike, st.lists(runs, max_size=2)).flatmap(lambda x: st.permutations(x[0] + x[1]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(runs, min_size=1, max_size=9) | alike | mixed, st.integers(0, 1000))
 def test_runs_that_begin_and_end_anywhere_are_summed_as_each_alone(
     some: list[Run], seed: int
 ) -> None:
@@ -35,3 +54,7 @@ def test_runs_that_begin_and_end_anywhere_are_summed_as_each_alone(
         view[:] = held
     alone = [sum_run(x, r.start_bytes, r.whole_bytes) for x, r in zip(data, some, strict=True)]
     assert together.sums(memory, [remainder(x) for x in data]) == alone
+    for k, held in enumerate(data):
+        assert np.array_equal(together.rows(memory, k, 1), [held])
+    if len(set(some)) == 1:
+        assert np.array_equal(together.rows(memory, 0, len(some)), data)

@@ -119,7 +119,7 @@ def digests_of(
             sums = share_out(
                 steps,
                 budget.workers,
-                lambda step: step.sums(checkpoint, wanted, budget.stretch_bytes),
+                lambda step: step.sums(checkpoint, wanted, budget.digest_bytes),
                 progress=progress,
                 nbytes=lambda step: step.nbytes,
             )
