@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.live.loading.to_device import ToDevice
+from intarsia.live.loading.to_device import ALIGNED_BYTES, ToDevice
 from intarsia.live.model.holding import Holding
 from intarsia.mesh import Box
 from intarsia.opened.lazy_tensor import as_torch
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     import torch
 
 Progress = Callable[[int], None]
-
-ALIGNED_BYTES = 16
-"""Tensors in one window begin at multiples of this: torch views no others as wider types."""
 
 SHARE = 4
 """A window of a tensor that is put together from several is at most so large a share of a step."""
@@ -128,7 +125,7 @@ def _carry_out(source: Source, step: Step, to_device: ToDevice | None) -> int:
     fills: list[Fill | Straight] = []
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     sent: list[tuple[torch.Tensor, torch.Tensor]] = []
-    pinned = _pinned(step, to_device)
+    rooms = _rooms(step, to_device)
     for filling, box in step:
         held = filling.holding
         start = flat_start(box, Box.whole(held.layout.shape))
@@ -137,12 +134,13 @@ def _carry_out(source: Source, step: Step, to_device: ToDevice | None) -> int:
         length = box.size * size
         if memory is not None:
             buffer = memory[start * size : start * size + length]
+        elif to_device is not None and held.tensor.is_cuda:
+            at_bytes, buffer = next(rooms)
+            sent.append(to_device.copy(held.tensor, box, start, at_bytes))
         else:
             index = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.shape, strict=True))
-            on_gpu = held.tensor.is_cuda
-            buffer = next(pinned) if on_gpu else np.empty(length, np.uint8)
-            through = sent if on_gpu else copies
-            through.append((held.tensor[index], as_torch(buffer, held.dtype, box.shape)))
+            buffer = np.empty(length, np.uint8)
+            copies.append((held.tensor[index], as_torch(buffer, held.dtype, box.shape)))
         fills += source.fill_stretch(filling.proven, box, start, buffer)
     gather(source.folder, fills)
     if sent and to_device is not None:
@@ -153,15 +151,15 @@ def _carry_out(source: Source, step: Step, to_device: ToDevice | None) -> int:
     return sum(map(_nbytes, step))
 
 
-def _pinned(step: Step, to_device: ToDevice | None) -> Iterator[Bytes]:
-    """Pinned memory for each window of a step that goes to a GPU, in their order."""
+def _rooms(step: Step, to_device: ToDevice | None) -> Iterator[tuple[int, Bytes]]:
+    """Pinned memory for each window of a step that goes to a GPU, in their order, and where it begins."""
     lengths = [_nbytes(window) for window in step if window[0].holding.tensor.is_cuda]
     if to_device is not None and lengths:
         aligned = (-(-n // ALIGNED_BYTES) * ALIGNED_BYTES for n in lengths)
         starts = list(accumulate(aligned, initial=0))
         room = to_device.room(starts[-1])
         for start, length in zip(starts, lengths, strict=False):
-            yield room[start : start + length]
+            yield start, room[start : start + length]
 
 
 def addressable(tensor: torch.Tensor) -> Bytes | None:
