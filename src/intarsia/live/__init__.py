@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
-from intarsia.live.parallel.gradients import clip_grad_norm_, parameter_groups
-from intarsia.live.parallel.roles import batch_place
-from intarsia.live.parallelize import parallelize
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from intarsia.live.parallel.gradients import clip_grad_norm_, parameter_groups
+    from intarsia.live.parallel.roles import batch_place
+    from intarsia.live.parallelize import parallelize
 
 __all__ = ["batch_place", "clip_grad_norm_", "parallelize", "parameter_groups"]
+
+_HOMES = {
+    "batch_place": "parallel.roles",
+    "clip_grad_norm_": "parallel.gradients",
+    "parallelize": "parallelize",
+    "parameter_groups": "parallel.gradients",
+}
+"""What is imported when it is asked for: with it comes torch's DTensor, which takes a second."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
 from torch.nn import DataParallel
 from torch.nn.parallel import DistributedDataParallel
 
@@ -52,8 +52,7 @@ def is_pefts(kind: type) -> bool:
 
 
 def _is_fsdp1(kind: type) -> bool:
-    if not dist.is_available():
-        return False
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    return issubclass(kind, FullyShardedDataParallel)
+    fsdp = sys.modules.get(
+        "torch.distributed.fsdp"
+    )  # a second to import, and nothing is of it before
+    return fsdp is not None and issubclass(kind, fsdp.FullyShardedDataParallel)

@@ -8,15 +8,14 @@ that keep more than tensors are not looked at: whoever asks takes the long way.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from operator import attrgetter
 from typing import Any
 from weakref import ref
 
 import torch
-import torch.distributed as dist
 from torch.nn import Module
 
 from intarsia.live.model.wrapper_classes import is_pefts
@@ -166,10 +165,6 @@ def _shows_shards(hook: Any) -> bool:
     return module.startswith("torch.distributed.fsdp._fully_shard.")
 
 
-@cache
 def _dtensor() -> Any:
-    if not dist.is_available():
-        return None
-    from torch.distributed.tensor import DTensor
-
-    return DTensor
+    """The class of DTensors, where any can be: importing it takes a second."""
+    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
