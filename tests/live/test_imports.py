@@ -20,7 +20,9 @@ print(*(n for n in ("torch.distributed.tensor", "torch.distributed.fsdp") if n i
 """
 
 
-def test_a_plain_tensor_is_saved_and_loaded_without_torchs_dtensors_and_fsdp(tmp_path: Path) -> None:
+def test_a_plain_tensor_is_saved_and_loaded_without_torchs_dtensors_and_fsdp(
+    tmp_path: Path,
+) -> None:
     command = [sys.executable, "-c", ROAD, str(tmp_path / "saved")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr
