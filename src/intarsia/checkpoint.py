@@ -123,6 +123,11 @@ class Checkpoint(Mapping[str, Tensor]):
         found = self.locate(stored, chunk)
         return found.start_bytes if found.piece is None else None
 
+    def locate_near(self, file: str, chunks: Iterable[tuple[Stored, Chunk]]) -> None:
+        """Look at once at where the elements of chunks of a file are; `start_of` then knows most of them."""
+        if not self._as_is:
+            self._source.locate_near(file, chunks)
+
     def stream(
         self, proven: Proven, file: str, start_bytes: int, length_bytes: int
     ) -> Callable[[int, int], Bytes]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 
@@ -78,7 +79,7 @@ class Source:
             if held != (wanted := within().mapped):
                 raise CoverageError(f"{held:,} of {wanted:,} elements of `{target.name}` are read")
             buffer[:] = 0  # padding
-        return list(self._fills(copies, target, within, box, buffer))
+        return self._fills(copies, target, within, box, buffer)
 
     def _fills(
         self,
@@ -87,15 +88,17 @@ class Source:
         within: Callable[[], Layout],
         box: Box,
         buffer: Bytes,
-    ) -> Iterator[Fill | Straight]:
+    ) -> list[Fill | Straight]:
         watch = Watch(target, box, self.losses)
+        found: list[Fill | Straight] = []
         for _, group in groupby(copies, lambda copy: id(copy.stored)):
             of_one = list(group)
             stored = of_one[0].stored
             change = Change(stored.dtype, target.dtype, stored.value, target.value)
             names = {*stored.value.parts, *target.value.parts}
-            parts = self.parts_for(names, within()) if names else {}
-            yield from self._reads(stored, of_one, change, buffer, watch, parts)
+            parts = self.parts_for(names, within()) if names else _NO_PARTS
+            found += self._reads(stored, of_one, change, buffer, watch, parts)
+        return found
 
     def _reads(
         self,
@@ -105,27 +108,28 @@ class Source:
         buffer: Bytes,
         watch: Watch | None = None,
         parts: Mapping[str, Part] = _NO_PARTS,
-    ) -> Iterator[Fill | Straight]:
+    ) -> list[Fill | Straight]:
         """The reads of copies of a stored tensor, each from where its elements are, or are expected."""
         kind, memory, size = self.format.front_kind(stored), buffer.data, change.src.itemsize
-        is_none = change.is_none
+        is_none, reads = change.is_none, list[Fill | Straight]()
         for copy in copies:
             chunk, piece, known = copy.chunk, copy.piece, None
             # What a chunk begins with is read with its first elements, beside which it lies.
             if kind is not None and not piece.at:
-                alike = kind, stored.dtype, chunk.box.shape, chunk.length_bytes
-                known = self._fronts.get(alike)
+                known = self._fronts.get(_alike(kind, stored, chunk))
             if known is None or (chunk.file, chunk.start_bytes) in self._located:
-                yield from self._located_reads(copy, change, buffer, watch, parts)
+                reads += self._located_reads(copy, change, buffer, watch, parts)
                 continue
             start, located = chunk.start_bytes, self._located_reads
             front = Front(start, known[1], partial(located, copy, change, buffer, watch, parts))
             start += known[0]
             if is_none and (count := piece.run):
                 view = memory[piece.to * size : (piece.to + count) * size]
-                yield Straight(chunk.file, start, view, front)
+                reads.append(Straight(chunk.file, start, view, front))
             else:
-                yield Fill(chunk.file, start, piece, change, buffer, watch, parts, front)
+                fill = Fill(chunk.file, start, piece, change, buffer, watch, parts, front)
+                reads.append(fill)
+        return reads
 
     def _located_reads(
         self,
@@ -163,7 +167,31 @@ class Source:
             found = locate_chunk(self.format, self.folder, stored, chunk)
             self._located[key] = found
             if found.front and found.piece is None:
-                alike = self.format.front_kind(stored), stored.dtype, chunk.box.shape
-                within = found.start_bytes - chunk.start_bytes
-                self._fronts[*alike, chunk.length_bytes] = within, found.front
+                alike = _alike(self.format.front_kind(stored), stored, chunk)
+                self._fronts[alike] = found.start_bytes - chunk.start_bytes, found.front
         return found
+
+    def locate_near(self, file: str, wanted: Iterable[tuple[Stored, Chunk]]) -> None:
+        """Look at what chunks of a file begin with by one call, and know those that begin as others did."""
+        expected: list[tuple[Chunk, int, bytes]] = []
+        for stored, chunk in wanted:
+            kind = self.format.front_kind(stored)
+            if kind is None or (file, chunk.start_bytes) in self._located:
+                continue
+            if (known := self._fronts.get(_alike(kind, stored, chunk))) is not None:
+                expected.append((chunk, *known))
+            else:
+                self.locate(stored, chunk)
+        parts = [memoryview(bytearray(len(front))) for _, _, front in expected]
+        starts = [chunk.start_bytes for chunk, _, _ in expected]
+        self.folder.read_each(file, sorted(zip(starts, parts, strict=True), key=itemgetter(0)))
+        for (chunk, within, front), part in zip(expected, parts, strict=True):
+            if part.obj == front:
+                self._located[file, chunk.start_bytes] = Located(
+                    chunk.start_bytes + within, front=front
+                )
+
+
+def _alike(kind: Hashable, stored: Stored, chunk: Chunk) -> Hashable:
+    """What chunks have in common whose elements are at one place in them if they begin with the same."""
+    return kind, stored.dtype, chunk.box.shape, chunk.length_bytes

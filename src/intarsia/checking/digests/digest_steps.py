@@ -95,6 +95,8 @@ class Together:
     ) -> Sums:
         found: list[Sums] = []
         runs: list[Lying] = []
+        near = ((part.stored, part.chunk) for part in self.parts)
+        checkpoint.locate_near(self.parts[0].chunk.file, near)
         for part in self.parts:
             pieces, start = part.layout.pieces, checkpoint.start_of(part.stored, part.chunk)
             if start is not None and len(pieces) == 1 and pieces[0].run == part.hi - part.lo:
