@@ -23,12 +23,9 @@ def explained_model(
     if len(rivals) > 1:
         raise _several(rivals, where)
     model = max(among, key=lambda s: len(s.names), default=Section(""))
-    names = {name for s in own for name in s.unwrapped}
-    others = [
-        s
-        for s in found
-        if own and not s.own and (s.unwrapped.keys() >= names or _is_other(s, paths))
-    ]
+    rest = [s for s in found if not s.own] if own else []
+    names = {name for s in own for name in s.unwrapped} if rest else set()
+    others = [s for s in rest if s.unwrapped.keys() >= names or _is_other(s, paths)]
     return model, others
 
 

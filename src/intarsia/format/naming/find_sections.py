@@ -12,8 +12,8 @@ def by_table(tensors: Mapping[str, Tensor], known: Collection[str]) -> dict[str,
     """Sections by what stands before names that a table explains."""
     found: dict[str, Section] = {}
     labels: dict[str, str] = {}
-    ends = {MODULE, *(name[name.rfind(".") + 1 :] for name in known)}
     strange = tensors.keys() - known
+    ends = {MODULE, *(name[name.rfind(".") + 1 :] for name in known)} if strange else set()
     if not any(key[key.rfind(".") + 1 :] in ends for key in strange):
         # What is not known as it is has no known end either: there is one section, without a name.
         own = {key: tensor for key, tensor in tensors.items() if key not in strange}

@@ -181,10 +181,13 @@ class _Names:
     table: Table | None
     numbers: Mapping[str, str]
 
-    def spelled(self, listed: Iterable[Found]) -> Iterator[Found]:
+    def spelled(self, listed: Sequence[Found]) -> Iterator[Found]:
         """Each stored tensor that is read, under its name; state with the kind before the parameter."""
         known = self.table.known if self.table else frozenset(self.sections.names.values())
         names, state = self.sections.names, self.sections.state
+        if not state and [s.name for s in listed] == [*names] == [*names.values()]:
+            yield from listed
+            return
         for s in listed:
             key = s.name
             root = state.get(key)
