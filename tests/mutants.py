@@ -168,7 +168,7 @@ MUTANTS = [
          [f"{EXPERTS}::test_what_cannot_be_right_is_refused_before_any_collective"]),
         ("tokens come back in another's place", "placed = done[back]", "placed = done[order]", [TOKENS]),
     ),
-    *of("E", "live/parallelize.py", (
+    *of("E", "live/parallelizing.py", (
         "FSDP cuts the experts too", "left = None if further else own", "left = None",
         [f"{EXPERTS}::test_experts_are_not_cut_by_fsdp_where_ep_is_all_there_is"],
     )),

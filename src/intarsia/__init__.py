@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from intarsia.converting import convert, plan
     from intarsia.live.background import save
     from intarsia.live.load import load
-    from intarsia.live.parallelize import parallelize
+    from intarsia.live.parallelizing import parallelize
     from intarsia.opened.explanation import Explanation, explain
     from intarsia.opened.inspection import Inspection, inspect
     from intarsia.opened.lazy_tensor import Tensor
@@ -52,7 +52,7 @@ _HOMES = {
     "intarsia.opened.lazy_tensor": ("Tensor",),
     "intarsia.live.background": ("save",),
     "intarsia.live.load": ("load",),
-    "intarsia.live.parallelize": ("parallelize",),
+    "intarsia.live.parallelizing": ("parallelize",),
     "intarsia.options": ("Options",),
     "intarsia.planning.plan": ("Plan",),
 }

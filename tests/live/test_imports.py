@@ -26,3 +26,11 @@ def test_a_plain_tensor_is_saved_and_loaded_without_torchs_dtensors_and_fsdp(
     command = [sys.executable, "-c", ROAD, str(tmp_path / "saved")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr
+
+
+def test_what_is_asked_for_twice_is_the_same_function() -> None:
+    import intarsia
+    from intarsia import live
+
+    assert live.parallelize is live.parallelize is intarsia.parallelize
+    assert all(callable(getattr(live, name)) for name in live.__all__)

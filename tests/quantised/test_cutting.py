@@ -169,3 +169,11 @@ def test_numbers_that_lie_across_words_are_not_cut(tmp_path: Path) -> None:
     }
     found = boxes(write_hf(tmp_path / "hf", tensors, {"quantization_config": said}), "tp=2,fsdp=2")
     assert found["a.q_proj.weight_packed"] == [Box.whole((64, 12))] * 4
+
+
+def test_a_vector_with_one_scale_is_cut_like_any_other(tmp_path: Path) -> None:
+    tensors = {"a.weight": torch.ones(6).to(torch.float8_e4m3fn), "a.weight_scale": torch.ones(())}
+    write_hf(tmp_path, tensors)
+    held = boxes(tmp_path, "fsdp=2")
+    assert held["a.weight_scale"] == [Box((), ()), Box((), ())]
+    assert [box and box.shape for box in held["a.weight"]] == [(3,), (3,)]

@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from intarsia.live.parallel.gradients import clip_grad_norm_, parameter_groups
     from intarsia.live.parallel.roles import batch_place
-    from intarsia.live.parallelize import parallelize
+    from intarsia.live.parallelizing import parallelize
 
 __all__ = ["batch_place", "clip_grad_norm_", "parallelize", "parameter_groups"]
 
 _HOMES = {
     "batch_place": "parallel.roles",
     "clip_grad_norm_": "parallel.gradients",
-    "parallelize": "parallelize",
+    "parallelize": "parallelizing",
     "parameter_groups": "parallel.gradients",
 }
-"""What is imported when it is asked for: with it comes torch's DTensor, which takes a second."""
+"""What is imported when it is asked for: with it comes torch's DTensor, which takes a second.
+
+No module here may be called as one of these: importing it would put it in that one's place.
+"""
 
 
 def __getattr__(name: str) -> Any:

@@ -61,7 +61,7 @@ def _per(w: QuantisedWeight, part: Part) -> Shape | None:
     if part.role is not Role.SCALE or len(part.shape) not in (0, 1, len(main), len(main) - 1):
         return None
     if len(part.shape) < len(main):
-        square = main[-1] == main[-2] and scheme is None
+        square = scheme is None and len(main) > 1 and main[-1] == main[-2]
         return None if square and max(part.shape, default=1) > 1 else _leading(part.shape, main)
     block = scheme.block if scheme and not w.packed else None
     found = []
