@@ -19,7 +19,7 @@ from intarsia.planning.manifest import Logical
 from intarsia.planning.proof import prover_of
 from intarsia.run.budget import Budget
 from intarsia.run.sums.hashing import STRETCH_BYTES, sum_run
-from tests.checkpoints import bits, normal_tensor, write_hf
+from tests.checkpoints import bits, llama_config, model, normal_tensor, python, write_hf
 
 SHAPES = [
     (3,),
@@ -92,3 +92,31 @@ def test_numbers_of_another_type_than_the_stored_ones_are_summed_as_that_type(
     with Checkpoint(src) as checkpoint:
         found = digests_of(checkpoint, Budget.of(None, 1))
     assert found.tensors == expected({"w": x.float()})
+
+
+SHARE = """
+import sys
+import intarsia
+from intarsia.checking.digests.digest_steps import steps_over
+from intarsia.run.budget import Budget
+from intarsia.run.sums.hashing import merged
+
+budget = Budget.of(None, 1)
+with intarsia.open(sys.argv[1]) as checkpoint:
+    logical = checkpoint.manifest.logical
+    share = steps_over(checkpoint, checkpoint.prover.tensors(logical), logical, budget)[::2]
+    sums = merged(step.sums(checkpoint, logical, budget.digest_bytes) for step in share)
+    print(*sorted((name, x.pages, x.crc, x.count_bytes) for name, x in sums.items()), sep="\\n")
+"""
+
+
+def test_a_rank_has_the_same_share_of_the_steps_in_every_process(tmp_path: Path) -> None:
+    """Each process orders its sets in its own way: a chunk summed twice for another would not show."""
+    path = write_hf(tmp_path / "hf", model(llama_config()), llama_config())
+    intarsia.convert(path, tmp_path / "cut", to="torch_dist", mesh="tp=2,pp=2")
+    found = [
+        python("-c", SHARE, tmp_path / "cut", check=True, PYTHONHASHSEED=seed).stdout
+        for seed in ("1", "2", "3")
+    ]
+    assert found[1:] == [found[0]] * 2
+    assert len(found[0].splitlines()) > 10

@@ -225,7 +225,9 @@ def _steps(
 ) -> Iterator[InPlace | Read]:
     """Chunks as they lie in their files where they can be summed so, windows of the other tensors."""
     in_place = {name for name, x in wanted.items() if x.size and _is_plain(proofs[name], x)}
-    sources = {id(stored): stored for name in in_place for stored in proofs[name].sources}
+    # In the order of the tensors, not of the set: the ranks of a job each take every nth of the steps.
+    plain = [proofs[name] for name in wanted if name in in_place]
+    sources = {id(stored): stored for proven in plain for stored in proven.sources}
     step_bytes = VIEWED * budget.window_bytes
     for stored in sources.values():
         names = frozenset(in_place.intersection(stored.layout.tensors))
