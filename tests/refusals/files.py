@@ -123,6 +123,16 @@ def lfs_pointer(tmp: Path) -> None:
     intarsia.open(tmp / "model")
 
 
+@refusal("An archive whose header is damaged", area="folders")
+def damaged_header(tmp: Path) -> None:
+    src = write_dcp(tmp / "model", TENSORS)
+    file = next(src.glob("*.distcp"))
+    data = bytearray(file.read_bytes())
+    data[data.index(b"archive/data/0") - 2] ^= 1  # the length of what lies before the elements
+    file.write_bytes(data)
+    intarsia.convert(src, tmp / "out", to="hf")
+
+
 @refusal("accelerate's state of two models", area="folders")
 def two_models(tmp: Path) -> None:
     for k in (0, 1):

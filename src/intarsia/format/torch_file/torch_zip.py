@@ -18,6 +18,7 @@ from intarsia.format.torch_file.inert import Inert, Storage, Tensor, brief
 from intarsia.format.torch_file.tensor_bounds import bytes_of
 from intarsia.format.torch_file.unpickle import load_inert
 from intarsia.format.torch_file.zip_directory import (
+    DESCRIBED,
     LOCAL,
     MEMBER_BYTES,
     Member,
@@ -33,6 +34,9 @@ from intarsia.frozen import frozen
 
 _HEAD_BYTES = 1024
 _TAIL_BYTES = 2048
+_DESCRIPTOR_BYTES = 24
+_RECORDS = b"PK\x03\x04", b"PK\x01\x02"
+"""What the next member begins with, or the directory."""
 _REPEATED_BYTES = 64 << 10
 _STORAGES = {
     "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16",
@@ -106,12 +110,20 @@ def read_payload(read: Read, length: int, where: str, alike: Hashable = None) ->
         order = _content(near, members, "byteorder", where)
         if order != b"little":
             raise FormatError(f"byte order {order!r}, expected b'little' - at {where}")
-    start, stored, _ = _member(members, f"data/{found.storage.key}", where)
+    start, stored, _, described = _member(members, f"data/{found.storage.key}", where)
     size = _storage_bytes(found.storage)
     if (stored is not None and stored != size) or start + size > length:
         raise FormatError(
             f"a tensor of {size} bytes from byte {start} on, but {stored or length - start} bytes "
             f"are stored in a blob of {length} - at {where}"
+        )
+    after = exactly(near, start + size, min(_DESCRIPTOR_BYTES, length - start - size), where)
+    ends = _crc_in(after, size) is not None if described else after.startswith(_RECORDS)
+    if size and not ends:
+        raise FormatError(
+            f"a tensor of {size} bytes from byte {start} on, but no member of the archive ends"
+            f" where they do - at {where}",
+            hint="the archive is damaged: copy the file again from its source",
         )
     front = head[:start] if stored is None and start <= len(head) else b""
     view = found.dtype, found.shape, found.stride, found.storage_offset
@@ -126,13 +138,19 @@ def read_payload(read: Read, length: int, where: str, alike: Hashable = None) ->
 def read_crc(read: Read, length: int, payload: Payload, where: str) -> int | None:
     """The CRC-32 recorded for the tensor's bytes; None where torch was set not to compute it."""
     end = payload.start_bytes + payload.length_bytes
-    after = exactly(read, end, min(24, length - end), where)
-    size = payload.length_bytes.to_bytes(8, "little")
-    crc = int.from_bytes(after[4:8], "little")
-    if after[:4] != b"PK\x07\x08" or after[8:16] not in (size, size[:4] * 2):
+    after = exactly(read, end, min(_DESCRIPTOR_BYTES, length - end), where)
+    crc = _crc_in(after, payload.length_bytes)
+    if crc is None:
         members = directory(read, length, where).values()
         crc = next((m.crc for m in members if m.start == payload.start_bytes), 0)
     return crc if crc or not payload.length_bytes else None
+
+
+def _crc_in(after: bytes, size_bytes: int) -> int | None:
+    """The CRC-32 of content of this size, from what follows it; None where that is not said there."""
+    size = size_bytes.to_bytes(8, "little")
+    said = after[:4] == b"PK\x07\x08" and after[8:16] in (size, size[:4] * 2)
+    return int.from_bytes(after[4:8], "little") if said else None
 
 
 def check_directory(read: Read, length: int, payload: Payload, crc: int | None, where: str) -> None:
@@ -195,7 +213,7 @@ def _member(members: dict[str, Member], name: str, where: str) -> Member:
 def _content(
     read: Read, members: dict[str, Member], name: str, where: str, most_bytes: int = MEMBER_BYTES
 ) -> bytes:
-    start, size, crc = _member(members, name, where)
+    start, size, crc, _ = _member(members, name, where)
     if (size or 0) > most_bytes:
         raise FormatError(f"{name} has {size} bytes, at most {most_bytes} are read - at {where}")
     content = exactly(read, start, size or 0, where)
@@ -215,9 +233,9 @@ def _walk(head: bytes, where: str) -> dict[str, Member]:
         start = at + LOCAL.size + named + extra
         name = member_name(head[at + LOCAL.size :][:named], method, where)
         if name.startswith("data/") and "data.pkl" in members:
-            return members | {name: Member(start, None, 0)}
+            return members | {name: Member(start, None, 0, bool(flags & DESCRIBED))}
         at = start + size
-        if flags & 8:
+        if flags & DESCRIBED:
             # The sizes follow the content; a signature inside the content has other sizes.
             end = head.find(b"PK\x07\x08", start)
             while end >= 0 and int.from_bytes(head[end + 8 : end + 12], "little") != end - start:

@@ -19,16 +19,22 @@ CENTRAL = Struct("<4s6H3I5H2I")
 END = Struct("<4s4H2IH")
 END64 = Struct("<4sQ2H2I4Q")
 LOCATOR = Struct("<4sIQI")
+DESCRIBED = 8
+"""The flag of a member whose checksum and size follow its content."""
 WIDE = 0xFFFFFFFF  # from here on a size or an offset takes its zip64 form
 BROKEN_ZIP = (BadZipFile, ValueError, EOFError, OverflowError, NotImplementedError, struct.error)
 
 
 class Member(NamedTuple):
-    """Where the content of a member begins; its size is None where the archive is not read so far."""
+    """Where the content of a member begins; its size is None where the archive is not read so far.
+
+    `described`: whether its checksum and size follow its content.
+    """
 
     start: int
     size: int | None
     crc: int
+    described: bool = False
 
 
 def exactly(read: Read, at: int, size: int, where: str) -> bytes:
@@ -131,5 +137,5 @@ def members_of(read: Read, length: int, infos: list[ZipInfo], where: str) -> dic
         start, size = info.header_offset + LOCAL.size + local[9] + local[10], info.file_size
         if start + size > length or name in members:
             raise FormatError(f"{name}: {size} bytes from {start} on, of {length} - at {where}")
-        members[name] = Member(start, size, info.CRC)
+        members[name] = Member(start, size, info.CRC, bool(local[2] & DESCRIBED))
     return members
