@@ -103,7 +103,10 @@ def name_tensors(
     quantised = find_quantised(weights, config, modelopt)
     if table is None:
         rules = PartRules(quantised, None)
-        plainly = ((s.name, plain(s, rules.get(s.name))) for s in spelled)
+        plainly = (
+            (s.name, s if isinstance(s, WholeTensor) else plain(s, rules.get(s.name)))
+            for s in spelled
+        )
         stored = unique(plainly, _rule_of(rules, None), where, complain)
         model_type = str((config or {}).get("model_type") or "")[:80]
         why = f"model_type {model_type!r} has no table" if model_type else "no model configuration"
@@ -284,12 +287,11 @@ def _named(
     complain: Complain,
     packed: Collection[str],
     rules: PartRules,
-) -> Found:
+) -> Stored:
     """A tensor as the table says."""
-    cut = rules.get(found.name)
-    if (found.name not in known and not is_state(found.name)) or found.name in packed:
-        return plain(found, cut)
-    s = as_stored(found)
+    s, cut = as_stored(found), rules.get(found.name)
+    if (s.name not in known and not is_state(s.name)) or s.name in packed:
+        return plain(s, cut)
     rule = known.whole_rule(s.name, s.shape)
     if rule is not None and s.layout.tensors == (s.name,):
         return Stored(s.name, s.dtype, s.layout, s.chunks, cut or rule, s.key)

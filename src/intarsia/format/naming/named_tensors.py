@@ -19,10 +19,8 @@ Found = Stored | WholeTensor
 _ROWS, _WHOLE = Rule(tp=0), Rule()
 
 
-def plain(s: Found, cut: Rule | None) -> Found:
+def plain(s: Stored, cut: Rule | None) -> Stored:
     """A tensor as its own logical tensor; a mesh cuts its first axis, if no rule is given."""
-    if isinstance(s, WholeTensor):
-        return s
     layout = s.layout
     if layout.tensors != (s.name,):
         layout = Layout.of(s.name, layout.shape)
