@@ -157,6 +157,18 @@ def test_keys_that_may_collide_are_counted() -> None:
     check_pickle(pickle.dumps({str(k): (k,) for k in range(2 * MAX_KEYS)}, 2))
 
 
+def test_the_chunks_of_a_tensor_are_weighed_where_its_properties_are_a_heavy_key() -> None:
+    """The properties weigh near nine hundred, and each chunk uses them as the key of all of its fields."""
+    nested = b"(" + b"K\x01" * 15 + b"t\x94(" + b"h\x01" * 3 + b"t\x94"
+    tensor = b"h\x00)\x81\x94}\x94(h\x00h\x00)\x81\x94(" + b"h\x02" * 16 + b"t\x94b"
+    shape = b"h\x00h\x00K\x01\x85\x94\x85\x94R\x94"
+    chunk = b"h\x00)\x81\x94}\x94(" + b"h\x06K\x01" * 8 + b"ub"
+    front = b"\x80\x04\x8c\x03abc\x94" + nested + tensor + shape + b"h\x00]\x94("
+    check_pickle(front + chunk * 2 + b"eub.")
+    with pytest.raises(FormatError, match="beyond its own size"):
+        check_pickle(front + chunk * (MAX_KEYS // 8) + b"eub.")
+
+
 @pytest.mark.parametrize("opcode", [b"q\xff", b"r\xff\xff\xff\x7f", b"p999999999\n", b"p-1\n", b"p" + b"9" * 5000 + b"\n"])  # fmt: skip
 def test_a_memo_index_beyond_the_pickle_is_refused(opcode: bytes) -> None:
     with pytest.raises(FormatError, match="memo index"):

@@ -127,7 +127,7 @@ class _Walk:
             elif kind == "records":
                 stack += [1] * self._records(at, end)
             elif kind == "tensor":
-                self._tensor(found)
+                end = self._tensor(found)
             else:
                 stack[-1] = _SIZE
                 if kind == "size":
@@ -140,9 +140,11 @@ class _Walk:
         self.kinds += b"".join(map(_MEMOIZED.__getitem__, found))
         return len(found)
 
-    def _tensor(self, found: re.Match[bytes]) -> None:
-        """Number what a tensor with its chunks adds to the memo, and leave it on the stack."""
-        self.kinds += bytes(3)  # the tensor, its fields, its properties
+    def _tensor(self, found: re.Match[bytes]) -> int:
+        """Number what a tensor with its chunks adds to the memo, and leave it on the stack.
+
+        Returns where to walk on: from its start where its chunks could use a heavy key.
+        """
         start = len(self.stack)
         for each in _EACH_GET.findall(found["state"]):
             if each[0] in b"hj":
@@ -150,10 +152,16 @@ class _Walk:
             else:
                 self.stack.append(1)
         self._tuple(start)
+        if self.stack[-1] > _LIGHT:
+            self.stack.pop()
+            self.phrase = _SLOW.match
+            return found.start()
+        self.kinds += bytes(3)  # the tensor, its fields, its properties
         self._memoize()
         self.kinds += b"\1\1\1\0"  # its shape, and the list of its chunks
         self._records(*found.span("chunks"))
         self.stack[-1] = 1
+        return found.end()
 
     def _get(self, slot: int) -> None:
         kind = self.kinds[slot] if slot < len(self.kinds) else _LONG
