@@ -14,6 +14,7 @@ import torch
 import intarsia
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import CoverageError, LayoutError, StoreError
+from intarsia.format.base import Arrangement, Slot
 from intarsia.format.registry import format_named, read_manifest
 from intarsia.layout import Layout, concat, padding
 from intarsia.mesh import Box
@@ -21,10 +22,11 @@ from intarsia.planning.manifest import Target
 from intarsia.planning.proof import prover_of
 from intarsia.run import execute
 from intarsia.run.budget import Budget
-from intarsia.run.execute import adjoin
+from intarsia.run.execute import Execution, adjoin
 from intarsia.run.filled import Filled
 from intarsia.run.gather import gather
 from intarsia.run.source import Source
+from intarsia.run.sums.tally import Tally
 from intarsia.store.reading.folder import Folder
 from intarsia.store.writing.staging import Staging
 from tests.checkpoints import (
@@ -98,6 +100,32 @@ def test_windows_that_are_cut_alike_move_together_whatever_else_is_among_them(
         assert sorted(map(sorted, alike)) == [[f"{name}{k}" for k in range(3)] for name in "abcd"]
         assert_same(read_dcp(out) if to == "dcp" else read_hf(out), state)
         assert intarsia.verify(src, out).equal
+
+
+def test_parts_of_one_tensor_that_begin_within_a_word_each_move_their_own_bytes(
+    tmp_path: Path,
+) -> None:
+    x = torch.arange(1, 16, dtype=torch.bfloat16).reshape(3, 5)
+    src, whole = write_hf(tmp_path / "src", {"x": x}), Box.whole((1, 5))
+    manifest, written = read_manifest(src), dict[int, bytes]()
+    rows = [Layout.of("x", (3, 5)).narrow(0, k, k + 1) for k in range(3)]
+    targets = [Target(f"row{k}", BY_NAME["BF16"], row, (whole,)) for k, row in enumerate(rows)]
+
+    class Kept:
+        def write(self, file: str, at: int, buffers: list[Any]) -> None:
+            written[at] = b"".join(map(bytes, buffers))
+
+    slots = {target.name: (Slot(whole, "f", 100 * k),) for k, target in enumerate(targets)}
+    with Folder(src) as folder:
+        run = Execution(
+            Source(manifest, format_named("hf"), folder),
+            Arrangement({"f": 300}, slots),
+            Kept(),  # type: ignore[arg-type]
+            Budget(1 << 20, 1),
+            tally=Tally({"x": 15}),
+        )
+        run.step(tuple((prover_of(manifest).prove(target), whole) for target in targets))
+    assert written == {100 * k: bits(x[k]) for k in range(3)}
 
 
 def test_windows_cut_casts_and_transposed_chunks_alike(tmp_path: Path, monkeypatch) -> None:
