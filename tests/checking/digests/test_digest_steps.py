@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +14,17 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import intarsia
-from intarsia.checking.digests import digest_steps
+from intarsia.checking.digests import digest, digest_steps
 from intarsia.checking.digests.digest import digest_of, digests_of
 from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import BY_NAME, BY_TORCH
+from intarsia.errors import UsageError
 from intarsia.planning.manifest import Logical
 from intarsia.planning.proof import prover_of
 from intarsia.run.budget import Budget
+from intarsia.run.ranks.crew import Crew
+from intarsia.run.ranks.one_machine import meet
+from intarsia.run.ranks.waiting import Waiting
 from intarsia.run.sums.hashing import STRETCH_BYTES, sum_run
 from tests.checkpoints import bits, llama_config, model, normal_tensor, python, write_hf
 
@@ -120,3 +127,32 @@ def test_a_rank_has_the_same_share_of_the_steps_in_every_process(tmp_path: Path)
     ]
     assert found[1:] == [found[0]] * 2
     assert len(found[0].splitlines()) > 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the names that ranks meet by are Linux's")
+def test_ranks_that_would_take_other_steps_are_refused_before_they_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes every second one of its list: of two lists one step is taken twice and another never."""
+    path = write_hf(tmp_path / "hf", model(llama_config()), llama_config())
+    intarsia.convert(path, tmp_path / "cut", to="torch_dist", mesh="tp=2,pp=2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", str(tmp_path))
+    turned: set[int] = set()
+
+    def steps_of(checkpoint: Checkpoint, *rest: Any) -> list[digest_steps.Step]:
+        return digest_steps.steps_over(checkpoint, *rest)[:: -1 if id(checkpoint) in turned else 1]
+
+    def digests(rank: int, turn: bool) -> dict[str, str]:
+        with intarsia.open(tmp_path / "cut") as checkpoint:
+            turned.update([id(checkpoint)] if turn else [])
+            team = Crew(rank, 2, apart=meet(Waiting(rank, 2), 0, 20))
+            return dict(digests_of(checkpoint, Budget.of(None, 1), team=team).tensors)
+
+    monkeypatch.setattr(digest, "steps_over", steps_of)
+    with ThreadPoolExecutor(2) as pool:
+        alike = list(pool.map(digests, (0, 1), (False, False)))
+        assert alike[0] == alike[1] == intarsia.digest(tmp_path / "cut").tensors
+        unlike = [pool.submit(digests, rank, turn) for rank, turn in ((0, False), (1, True))]
+        for done in unlike:
+            with pytest.raises(UsageError, match=r"(?s)rank 1 .* the steps of the digest"):
+                done.result(30)

@@ -14,7 +14,7 @@ from dataclasses import field
 from functools import lru_cache
 from typing import Any
 
-from intarsia.checking.digests.digest_steps import steps_over
+from intarsia.checking.digests.digest_steps import hash_of, steps_over
 from intarsia.checking.pair.ties import tied_and_absent
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FormatError
@@ -29,7 +29,7 @@ from intarsia.planning.proof import Proven
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress
-from intarsia.run.ranks.crew import Crew
+from intarsia.run.ranks.crew import Crew, agree
 from intarsia.run.sharing import share_out
 from intarsia.run.sums.hashing import Sum, merged
 from intarsia.store.address import named
@@ -102,8 +102,13 @@ def digests_of(
     wanted = {name: logical[name] for name in (logical if names is None else names)}
     twins = tied_and_absent(checkpoint.manifest) if names is None else {}
     team = team or Crew()
-    with team.together() as shared:
+    with team.together():
         proofs = checkpoint.prover.tensors(wanted)
+        steps = [] if secure else steps_over(checkpoint, proofs, wanted, budget)
+    if team.size > 1:
+        # Each takes every nth of them: of two lists one step would be done twice and another never.
+        agree(team, {"the steps of the digest": hash_of(steps)})
+    with team.together() as shared:
         if secure:
             tensors = list(wanted.values())[team.rank :: team.size]
             hashes = share_out(
@@ -115,9 +120,8 @@ def digests_of(
             )
             shared.value = dict(zip((x.name for x in tensors), hashes, strict=True))
         else:
-            steps = steps_over(checkpoint, proofs, wanted, budget)[team.rank :: team.size]
             sums = share_out(
-                steps,
+                steps[team.rank :: team.size],
                 budget.workers,
                 lambda step: step.sums(checkpoint, wanted, budget.digest_bytes),
                 progress=progress,

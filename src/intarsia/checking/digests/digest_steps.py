@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 
 import numpy as np
@@ -87,6 +88,10 @@ class Together:
         return sum(part.nbytes for part in self.parts)
 
     @property
+    def proven(self) -> Proven:
+        return self.parts[0].proven
+
+    @property
     def start_bytes(self) -> int:
         return self.parts[0].start_bytes
 
@@ -116,6 +121,10 @@ class Wholes:
 
     tensors: Sequence[Whole]
     nbytes: int
+
+    @property
+    def proven(self) -> Proven:
+        return self.tensors[0][2]
 
     @property
     def start_bytes(self) -> int:
@@ -196,6 +205,14 @@ def steps_over(
         for some in in_steps(parts, budget.stretch_bytes, lambda step: step.nbytes):
             steps.append(Together(some) if len(some) > 1 else some[0])
     return sorted(steps, key=lambda step: step.start_bytes)
+
+
+def hash_of(steps: Iterable[Step]) -> str:
+    """What tells one list of steps from another, by the first tensor and the bytes of each."""
+    found = hashlib.blake2b(digest_size=16)
+    for step in steps:
+        found.update(f"{step.proven.target.name}\0{step.start_bytes}\0{step.nbytes}\0".encode())
+    return found.hexdigest()
 
 
 def _wholes(
