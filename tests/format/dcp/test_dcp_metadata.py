@@ -286,6 +286,17 @@ def test_what_equals_an_offset_and_is_none_is_refused_after_tensors_cut_alike(fi
     assert [c.box for c in read(said).tensors["x"].chunks] == [c.box for c in RECORD.chunks]
 
 
+def test_sizes_that_lie_are_refused_after_a_tensor_with_the_same_offsets() -> None:
+    said = by_hand()
+    w = said.state_dict_metadata["w"]
+    chunks = [w.chunks[0], ChunkStorageMetadata(w.chunks[1].offsets, torch.Size([3, 3]))]
+    said.state_dict_metadata["x"] = TensorStorageMetadata(properties(), w.size, chunks)
+    for k in (0, 2):
+        said.storage_data[MetadataIndex("x", [k, 0])] = _StorageInfo("__2_0.distcp", k, 2)
+    with pytest.raises(FormatError, match="of x is not within"):
+        read(said)
+
+
 def test_chunks_never_stored_are_listed_after_tensors_cut_alike() -> None:
     said = by_hand()
     w = said.state_dict_metadata["w"]

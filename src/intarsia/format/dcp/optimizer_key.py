@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
+from intarsia.errors import FormatError
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.naming.section import TOP
 from intarsia.planning.inventory import Fate, Role
@@ -30,6 +32,12 @@ def with_optimizer_at(key: str, metadata: Metadata) -> Metadata:
     def moved(name: str) -> str:
         return key + name.removeprefix(ROOT) if name.startswith(ROOT) else name
 
+    names = Counter(map(moved, (*metadata.tensors, *metadata.objects)))
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise FormatError(
+            f"`{twice[0]}` would be a name of the optimizer and of something else",
+            hint="leave out `--section .`: the optimizer is then written under a name of its own",
+        )
     return Metadata(
         {moved(n): replace(record, name=moved(n)) for n, record in metadata.tensors.items()},
         {moved(n): replace(entry, name=moved(n)) for n, entry in metadata.objects.items()},
