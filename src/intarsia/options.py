@@ -85,7 +85,8 @@ class Options:
         default=None,
         metadata=_says(
             "The section that is the model, where a checkpoint holds several; after a comma,"
-            " that of its optimizer. `.` is the whole state dict, under its own names."
+            " that of its optimizer. `.` is what lies in no section; where nothing does, the whole"
+            " state dict, under its own names."
         ),
     )
     digests: bool = field(

@@ -65,6 +65,17 @@ def test_a_frameworks_own_name_wins_whatever_the_lengths_and_the_order(
         ]
 
 
+def test_the_whole_is_offered_only_where_that_name_is_not_one_part_of_it() -> None:
+    paths, noise = nested("student", "teacher"), {"noise": Tensor((3,), 3)}
+    both = tensors("student.", "teacher.")
+    for held, offered in ((both, True), (both | noise, False)):
+        with pytest.raises(SectionError) as refused:
+            divide(held, None, "x", paths=paths)
+        assert ("carry all" in (refused.value.hint or "")) is offered
+    assert set(divide(both, None, "x", paths=paths, chosen=["."]).names) == set(both)
+    assert set(divide(both | noise, None, "x", paths=paths, chosen=["."]).names) == {"noise"}
+
+
 @pytest.mark.parametrize("with_table", [True, False])
 def test_two_candidates_are_refused_and_listed(with_table: bool) -> None:
     known: Any = KNOWN if with_table else None

@@ -38,7 +38,10 @@ def model_of(found: Sequence[Section], where: str, paths: Paths) -> tuple[Sectio
     """The section that is the model, and those that are other models; raise where several may be it."""
     named = [s for s in found if s.label]
     own = [s for s in named if s.own]
-    carried = f", or carry all under their full names with --section {TOP}"
+    # Where tensors have no section, that name is theirs.
+    carried = (
+        f", or carry all under their full names with --section {TOP}" if named == [*found] else ""
+    )
     if len(own) == 1:
         (model,) = own
         shared = [s for s in found if s is not model and s.overlaps(model)]
