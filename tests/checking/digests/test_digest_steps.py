@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,8 +146,9 @@ def test_ranks_that_would_take_other_steps_are_refused_before_they_start(
     def digests(rank: int, turn: bool) -> dict[str, str]:
         with intarsia.open(tmp_path / "cut") as checkpoint:
             turned.update([id(checkpoint)] if turn else [])
-            team = Crew(rank, 2, apart=meet(Waiting(rank, 2), 0, 20))
-            return dict(digests_of(checkpoint, Budget.of(None, 1), team=team).tensors)
+            with closing(meet(Waiting(rank, 2), 0, 20)) as here:
+                team = Crew(rank, 2, apart=here)
+                return dict(digests_of(checkpoint, Budget.of(None, 1), team=team).tensors)
 
     monkeypatch.setattr(digest, "steps_over", steps_of)
     with ThreadPoolExecutor(2) as pool:
