@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
 
 from intarsia.frozen import frozen
 from intarsia.layout import Layout, Loop, Piece, by_tensor, clip, copies_to
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Manifest, Stored
+from intarsia.planning.ranges import Ranges
 
 
 @frozen
@@ -90,14 +89,15 @@ class InOrder:
         self._copies = sorted(copies, key=lambda copy: copy.piece.to)
         self._starts = [copy.piece.to for copy in self._copies]
         self._stops = [copy.piece.to + copy.piece.flip().span + 1 for copy in self._copies]
-        self._reached = list(accumulate(self._stops, max))
+        self._ranges = Ranges(self._starts, self._stops)
 
     def into(self, start: int, stop: int) -> Iterator[Copy]:
         """The copies into the places `[start, stop)`, counted from `start`."""
-        first, last = bisect_right(self._reached, start), bisect_left(self._starts, stop)
-        for k in range(first, last):
-            copy, pieces = self._copies[k], [self._copies[k].piece]
-            if self._starts[k] < start or stop < self._stops[k]:
+        near = self._ranges.near(start, stop)
+        each = zip(self._copies[near], self._starts[near], self._stops[near], strict=True)
+        for copy, first, end in each:
+            pieces = [copy.piece]
+            if first < start or stop < end:
                 pieces = [p.flip() for p in clip(copy.piece.flip(), start, stop)]
             for p in pieces:
                 yield Copy(copy.stored, copy.chunk, Piece("", p.at, p.to - start, p.loops))

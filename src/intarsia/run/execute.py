@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any
 
 from intarsia.errors import CoverageError
@@ -26,7 +26,7 @@ from intarsia.planning.window import windows_beside
 from intarsia.run.budget import Budget
 from intarsia.run.filled import Filled, Rows, cut_boxes
 from intarsia.run.gather import Fill, Straight, gather
-from intarsia.run.room import Bytes, Room
+from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sharing import in_steps, share_out
 from intarsia.run.slots import Slots
 from intarsia.run.source import Source
@@ -148,9 +148,9 @@ class Execution:
         fills: list[Fill | Straight] = []
         for proven, window, _ in chain(*small):
             fills += source.fill_box(proven, window, next(views))
-        ends = list(accumulate((nbytes_of([each]) for each in alone), initial=at))
-        for (proven, window), lo, hi in zip(alone, ends, ends[1:], strict=False):
-            fills += source.fill_box(proven, window, memory[lo:hi])
+        wholes = in_parts(memory[at:], [nbytes_of([each]) for each in alone])
+        for (proven, window), whole in zip(alone, wholes, strict=True):
+            fills += source.fill_box(proven, window, whole)
         gather(source.folder, fills)
         filled, first = list[Filled](), 0
         for alike in small:
@@ -158,12 +158,12 @@ class Execution:
             proofs, (window, *_), runs = zip(*alike, strict=True)
             filled.append(self._cut(proofs, window, rows, room, runs))
             room, first = room[rows.size :], first + len(alike)
-        for (proven, window), lo, hi in zip(alone, ends, ends[1:], strict=False):
-            cut = self._cut([proven], window, memory[lo:hi].reshape(1, -1), room)
+        for (proven, window), whole in zip(alone, wholes, strict=True):
+            cut = self._cut([proven], window, whole.reshape(1, -1), room)
             if proven.target.value.parts:
                 cut = replace(cut, parts=_parts(source, proven.target, window))
             filled.append(cut)
-            room = room[hi - lo :]
+            room = room[len(whole) :]
         return filled, self.tally.of_each(filled, together, memory[:at])
 
     def _alike(self, step: Step) -> tuple[Collection[Sequence[tuple[Proven, Box, Run]]], Step]:

@@ -51,7 +51,7 @@ class Front(NamedTuple):
 
     start_bytes: int
     data: bytes
-    located: Callable[[], Iterable[Fill | Straight]]
+    located: Callable[[], Iterable[Fill | Straight]] = tuple
 
 
 class Straight(NamedTuple):
@@ -117,7 +117,7 @@ def _gather_file(
     if in_order and (read := _read_in_order(folder, file, straight, fills, unlike)) is not None:
         return read
     fills = [*fills, *map(_as_fill, straight)]
-    read = _read_fronts(folder, file, [x.front for x in fills if x.front is not None], unlike)
+    read = read_fronts(folder, file, [x.front for x in fills if x.front is not None], unlike)
     known = [x for x in fills if x.front not in unlike]
     return read + (_gather_runs(folder, file, known) if known else 0)
 
@@ -157,11 +157,11 @@ def _read_in_order(
     return read_bytes
 
 
-def _read_fronts(folder: Folder, file: str, fronts: list[Front], unlike: set[Front]) -> int:
-    """Read the fronts of chunks by themselves."""
+def read_fronts(folder: Folder, file: str, fronts: Sequence[Front], unlike: set[Front]) -> int:
+    """Read the fronts of chunks by themselves, and add to `unlike` those that are not as expected."""
     if not fronts:
         return 0
-    fronts.sort(key=itemgetter(0))
+    fronts = sorted(fronts, key=itemgetter(0))
     lengths = [len(front.data) for front in fronts]
     parts = in_parts(_scratch_of(sum(lengths)), lengths)
     starts = [front.start_bytes for front in fronts]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from operator import add
 
 from intarsia.format.base import Slot, Wrapping
 from intarsia.frozen import frozen
 from intarsia.mesh import Box
+from intarsia.planning.ranges import Ranges
 from intarsia.planning.window import flat_start, is_stretch
 
 MOST_CUTS = 1 << 12
@@ -53,9 +53,8 @@ class Pattern:
         # In the order of their first rows: a target of 4,096 ranks has as many.
         self._order = sorted(range(len(boxes)), key=lambda k: boxes[k].offsets[:1])
         ordered = [boxes[k] for k in self._order]
-        self._starts = [sum(box.offsets[:1]) for box in ordered]
-        ends = (sum(box.offsets[:1]) + sum(box.shape[:1]) for box in ordered)
-        self._ends = list(accumulate(ends, max))
+        starts = [sum(box.offsets[:1]) for box in ordered]
+        self._rows = Ranges(starts, map(add, starts, (sum(box.shape[:1]) for box in ordered)))
         self._cuts: dict[Box, Cut] = {}
 
     def cut(self, window: Box) -> Cut:
@@ -71,8 +70,7 @@ class Pattern:
         numbers = self._order
         if window.offsets:
             start, stop = window.offsets[0], window.offsets[0] + window.shape[0]
-            near = slice(bisect_right(self._ends, start), bisect_left(self._starts, stop))
-            numbers = sorted(self._order[near])
+            numbers = sorted(self._order[self._rows.near(start, stop)])
         found: list[BoxInWindow] = []
         in_order, at = True, 0
         for number in numbers:

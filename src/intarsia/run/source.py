@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from operator import itemgetter
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from intarsia.mesh import Box
 from intarsia.planning.copy import Copy, copies_into
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.planning.proof import Proven
-from intarsia.run.gather import Fill, Front, Part, Straight, gather
+from intarsia.run.gather import Fill, Front, Part, Straight, gather, read_fronts
 from intarsia.run.located import locate_chunk
 from intarsia.run.losses import Losses, Watch
 from intarsia.run.room import Bytes
@@ -173,23 +172,21 @@ class Source:
 
     def locate_near(self, file: str, wanted: Iterable[tuple[Stored, Chunk]]) -> None:
         """Look at what chunks of a file begin with by one call, and know those that begin as others did."""
-        expected: list[tuple[Chunk, int, bytes]] = []
+        expected: dict[Front, int] = {}
         for stored, chunk in wanted:
             kind = self.format.front_kind(stored)
             if kind is None or (file, chunk.start_bytes) in self._located:
                 continue
             if (known := self._fronts.get(_alike(kind, stored, chunk))) is not None:
-                expected.append((chunk, *known))
+                expected[Front(chunk.start_bytes, known[1])] = known[0]
             else:
                 self.locate(stored, chunk)
-        parts = [memoryview(bytearray(len(front))) for _, _, front in expected]
-        starts = [chunk.start_bytes for chunk, _, _ in expected]
-        self.folder.read_each(file, sorted(zip(starts, parts, strict=True), key=itemgetter(0)))
-        for (chunk, within, front), part in zip(expected, parts, strict=True):
-            if part.obj == front:
-                self._located[file, chunk.start_bytes] = Located(
-                    chunk.start_bytes + within, front=front
-                )
+        unlike = set[Front]()
+        read_fronts(self.folder, file, [*expected], unlike)
+        for front, within in expected.items():
+            if front not in unlike:
+                start = front.start_bytes
+                self._located[file, start] = Located(start + within, front=front.data)
 
 
 def _alike(kind: Hashable, stored: Stored, chunk: Chunk) -> Hashable:

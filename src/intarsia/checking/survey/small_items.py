@@ -151,28 +151,18 @@ def _survey(small: Sequence[SmallItem], context: SurveyContext) -> dict[int, Ite
     ranges = [(places[x.number].located.start_bytes, views[x.number].data) for x in in_order]
     context.folder.read_each(small[0].item.chunks[0].file, sorted(ranges, key=lambda each: each[0]))
     found: dict[int, ItemStats] = {}
-    at = 0
+    first = 0
     for group in groups.values():
-        found |= _survey_group(group, memory[at:])
-        at += len(group) * _words(group[0].nbytes)
+        found |= _survey_group(group, together.rows(memory, first, len(group)))
+        first += len(group)
     return _summed(in_order, found, places, views, together, memory)
 
 
-def _words(nbytes: int) -> int:
-    """Bytes in whole words, in which each tensor lies in memory."""
-    return -(-nbytes // 8) * 8
-
-
-def _survey_group(group: Sequence[SmallItem], memory: Bytes) -> dict[int, ItemStats]:
-    """What the numbers show of items of one shape and element type, which lie one after another in memory."""
+def _survey_group(group: Sequence[SmallItem], rows: Bytes) -> dict[int, ItemStats]:
+    """What the numbers show of items of one shape and element type, of which each has its bytes in a row."""
     item = group[0].item
     unit, dtype = item.units[0], item.stored.dtype
-    bits: Bits = np.ndarray(
-        (len(group), unit.rows * unit.columns),
-        bits_dtype(dtype),
-        memory.data,
-        strides=(_words(group[0].nbytes), dtype.itemsize),
-    )
+    bits: Bits = rows.view(bits_dtype(dtype))
     ordinary = np.ones(len(group), np.bool_)
     most = np.zeros(len(group), np.uint64)
     least, used = [-1] * len(group), [0] * len(group)
