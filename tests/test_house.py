@@ -20,6 +20,7 @@ ARROWS = {
     "dtypes": {"errors", "frozen"},
     "quantity": {"errors"},
     "collector": set(),
+    "kernel": set(),
     "frozen": set(),
     "layout": {"errors", "frozen"},
     "mesh": {"errors", "frozen", "layout"},
@@ -29,16 +30,16 @@ ARROWS = {
     "quantised": {"errors", "dtypes", "frozen", "mesh"},
     "planning": {"errors", "dtypes", "frozen", "quantity", "layout", "mesh", "quantised.weight", "value"},
     "entry_point": {"errors"},
-    "store": {"errors", "frozen", "quantity", "entry_point"},
+    "store": {"errors", "frozen", "quantity", "entry_point", "kernel"},
     "format": {
         "errors", "entry_point", "dtypes", "frozen", "quantity", "collector", "layout", "mesh", "family", "planning.inventory", "planning.manifest", "planning.problem",
         "quantised", "state", "store", "value",
     },
     "run": {
-        "errors", "dtypes", "frozen", "quantity", "layout", "mesh", "planning", "store", "format.base", "value",
+        "errors", "dtypes", "frozen", "quantity", "layout", "mesh", "planning", "store", "format.base", "value", "kernel",
     },
     "checking": {
-        "errors", "dtypes", "frozen", "quantity", "layout", "mesh", "family", "quantised", "planning", "store", "format", "run",
+        "errors", "kernel", "dtypes", "frozen", "quantity", "layout", "mesh", "family", "quantised", "planning", "store", "format", "run",
         "checkpoint", "opened", "state", "value",
     },
     "conversion": {
@@ -195,6 +196,7 @@ def test_no_pickle_is_executed() -> None:
 ON_DISK = {
     "store/local": "the store of local files",
     "report/write.py": "writes the page that a user asked for",
+    "kernel": "loads the compiled library that lies beside it",
     "cli": "the demo's new folder, and the terminal",
 }
 """Who may touch the file system, and why; all others read and write through a store."""
@@ -315,7 +317,7 @@ def test_no_call_to_the_disk_can_raise_an_error_that_names_no_file() -> None:
     """Beside the store, whose callers name the file, and what is read out of the package itself."""
     for path in files():
         written = ("page.py", "output.py", "demo_model.py")
-        if part_of(path) in ("store", "api") or path.name in written:
+        if part_of(path) in ("store", "api", "kernel") or path.name in written:
             continue
         tree = tree_of(path)
         wrong = [f"{node.lineno}: {ast.unparse(node)}" for node in unguarded(tree)]

@@ -11,6 +11,7 @@ from intarsia.dtypes import DType
 from intarsia.errors import CoverageError
 from intarsia.format.base import Format, Located
 from intarsia.format.registry import folder_of, format_named
+from intarsia.kernel.summing import Runs, Sums
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Mesh
 from intarsia.opened.lazy_tensor import Tensor, as_torch
@@ -142,6 +143,12 @@ class Checkpoint(Mapping[str, Tensor]):
         for proven in proofs:
             _check_holds(file, proven)
         self._folder.read_each(file, ranges)
+
+    def sums(self, proofs: Sequence[Proven], file: str, runs: Runs) -> Sums | None:
+        """Both sums of runs of a file, each of bytes that hold some of what is proven; None where they are to be read."""
+        for proven in proofs:
+            _check_holds(file, proven)
+        return self._folder.sums(file, runs)
 
     def prefetch(self, file: str, start_bytes: int, length_bytes: int) -> None:
         """Have the store bring bytes of a file while others are worked on."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
+from intarsia.kernel.summing import Runs, Sums
 from intarsia.store.log import Log, NumberedLog
 from intarsia.store.stamp import Stamp
 from intarsia.store.writing.hidden_names import JOURNAL, PARTIAL, beside
@@ -53,6 +54,13 @@ class Reader(ABC):
     @abstractmethod
     def read(self, file: str, ranges: Sequence[Range]) -> Stamp:
         """Fill each buffer; the stamp, taken when all are full, of the file that was read."""
+
+    def sums(self, file: str, runs: Runs) -> tuple[Sums, Stamp] | None:
+        """Both sums of runs of a file that nobody keeps, and the file's stamp, taken after them.
+
+        None where the store does not sum: then their bytes are read.
+        """
+        return None
 
     def hold(self) -> None:  # noqa: B027
         """Make sure, where the store can, that no other folder is read that takes this one's place."""

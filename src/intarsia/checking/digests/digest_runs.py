@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from intarsia.checkpoint import Checkpoint
+from intarsia.kernel.summing import Runs
 from intarsia.planning.proof import Proven
 from intarsia.run.room import Room
 from intarsia.run.sharing import in_steps
@@ -23,9 +24,31 @@ _room = Room()
 
 def sum_runs(checkpoint: Checkpoint, file: str, lying: Sequence[Lying], stretch_bytes: int) -> Sums:
     """The sums of runs of tensors, none longer than a stretch, which lie in a file in this order."""
-    found: Sums = {}
+    found = sum_in_file(checkpoint, file, lying)
+    return _sum_read(checkpoint, file, lying, stretch_bytes) if found is None else found
+
+
+def sum_in_file(checkpoint: Checkpoint, file: str, lying: Sequence[Lying]) -> Sums | None:
+    """The sums of runs of any length, a block of each read at a time; None where their bytes are to be read first."""
     (start, *_), (last, run, *_) = lying[0], lying[-1]
     checkpoint.prefetch(file, start, last + run.length_bytes - start)
+    runs = [run for _, run, _, _ in lying]
+    places, starts = [at for at, *_ in lying], [run.start_bytes for run in runs]
+    asked = Runs(places, [run.length_bytes for run in runs], starts)
+    sums = checkpoint.sums([proven for *_, proven in lying], file, asked)
+    if sums is None:
+        return None
+    found: Sums = {}
+    for (_, run, name, _), pages, crc in zip(lying, sums.pages, sums.crcs, strict=True):
+        total = run.sum(pages, crc)
+        found[name] = found[name] + total if name in found else total
+    return found
+
+
+def _sum_read(
+    checkpoint: Checkpoint, file: str, lying: Sequence[Lying], stretch_bytes: int
+) -> Sums:
+    found: Sums = {}
     for some in in_steps(lying, stretch_bytes, lambda each: each[1].length_bytes):
         together = Neighbours([run for _, run, _, _ in some])
         memory = _room.take(together.nbytes)

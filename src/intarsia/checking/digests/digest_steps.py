@@ -8,10 +8,10 @@ from operator import itemgetter
 
 import numpy as np
 
-from intarsia.checking.digests.digest_runs import Lying, Sums, lying_whole, sum_runs
+from intarsia.checking.digests.digest_runs import Lying, Sums, lying_whole, sum_in_file, sum_runs
 from intarsia.checkpoint import Checkpoint
 from intarsia.frozen import frozen
-from intarsia.layout import Layout
+from intarsia.layout import Layout, Piece
 from intarsia.mesh import Box
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Chunk, Logical, Stored
@@ -54,9 +54,20 @@ class InPlace:
         self, checkpoint: Checkpoint, logical: Mapping[str, Logical], stretch_bytes: int
     ) -> Sums:
         itemsize = self.stored.dtype.itemsize
+        layout, start = self.layout, checkpoint.start_of(self.stored, self.chunk)
+        start = None if start is None else start + self.lo * itemsize
+        if start is not None and all(piece.run for piece in layout.pieces):
+            runs = [self._lying(piece, start, logical[piece.tensor]) for piece in layout.pieces]
+            if (found := sum_in_file(checkpoint, self.chunk.file, runs)) is not None:
+                return found
         sizes = {name: logical[name].size for name in self.names}
-        held = self._held(checkpoint)
-        return sum_layout(self.layout, held, itemsize, sizes, stretch_bytes)
+        return sum_layout(layout, self._held(checkpoint, start), itemsize, sizes, stretch_bytes)
+
+    def _lying(self, piece: Piece, start_bytes: int, x: Logical) -> Lying:
+        """A piece that is consecutive elements of a tensor, where they are in the file."""
+        itemsize = self.stored.dtype.itemsize
+        run = Run(piece.to * itemsize, piece.run * itemsize, x.nbytes)
+        return start_bytes + piece.at * itemsize, run, x.name, self.proven
 
     @property
     def layout(self) -> Layout:
@@ -65,12 +76,10 @@ class InPlace:
         layout = flat if self.hi - self.lo == flat.size else flat.narrow(0, self.lo, self.hi)
         return Layout(layout.shape, tuple(p for p in layout.pieces if p.tensor in self.names))
 
-    def _held(self, checkpoint: Checkpoint) -> Bytes | Reader:
-        """The elements in row-major order; where the file has another one, they are read."""
-        stored, chunk = self.stored, self.chunk
-        start = checkpoint.start_of(stored, chunk)
+    def _held(self, checkpoint: Checkpoint, start: int | None) -> Bytes | Reader:
+        """The elements in row-major order, from byte `start` of the file on; where that has another order, they are read."""
+        chunk = self.chunk
         if start is not None:
-            start += self.lo * stored.dtype.itemsize
             return checkpoint.stream(self.proven, chunk.file, start, self.nbytes)
         slabs = slabs_of(chunk.box.shape, self.lo, self.hi)
         boxes = [slab.moved(chunk.box.offsets) for slab in slabs]

@@ -23,6 +23,11 @@ class Run:
     length_bytes: int
     whole_bytes: int
 
+    def sum(self, pages: int, crc: int) -> Sum:
+        """Its sum in the tensor, from that of its words in pages and the remainder of its CRC-32."""
+        after = self.whole_bytes - self.start_bytes - self.length_bytes
+        return Sum(pages, shift(crc, after) if after else crc, self.length_bytes)
+
 
 class Neighbours:
     """Runs that lie in one buffer, each in words of its own, which are words of its tensor.
@@ -79,11 +84,7 @@ class Neighbours:
             pages = sum_pages(words, self._pages).tolist()
         else:
             pages = sum_rows(words, self._widths, self._first).tolist()
-        found = []
-        for total, crc, run in zip(pages, remainders, self.runs, strict=True):
-            after = run.whole_bytes - run.start_bytes - run.length_bytes
-            found.append(Sum(total, shift(crc, after) if after else crc, run.length_bytes))
-        return found
+        return [run.sum(*each) for run, *each in zip(self.runs, pages, remainders, strict=True)]
 
 
 def _pages_of_each(runs: Sequence[Run]) -> range | None:

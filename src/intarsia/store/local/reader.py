@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import PurePath
 
 from intarsia.errors import ChangedError, FormatError
+from intarsia.kernel.summing import Runs, Sums, can_sum, sum_file
 from intarsia.store.base import NEAR_BYTES, Range, Reader
 from intarsia.store.local.descriptors import Descriptors
 from intarsia.store.local.vectors import VECTORS, drop_first
@@ -50,6 +51,12 @@ class LocalReader(Reader):
             for start_bytes, views in in_few_calls(ranges):
                 _fill(fd, start_bytes, views)
             return Stamp.from_stat(os.fstat(fd))
+
+    def sums(self, file: str, runs: Runs) -> tuple[Sums, Stamp] | None:
+        if not can_sum():
+            return None
+        with self._files.use(file) as fd:
+            return sum_file(fd, runs), Stamp.from_stat(os.fstat(fd))
 
     def prefetch(self, file: str, start_bytes: int, length_bytes: int) -> None:
         """Have the disk bring these bytes, and some that follow."""

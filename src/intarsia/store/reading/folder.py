@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from intarsia.errors import ChangedError, FormatError, IntarsiaError, UsageError
+from intarsia.kernel.summing import Runs, Sums
 from intarsia.quantity import human
 from intarsia.store.address import named
 from intarsia.store.base import Range
@@ -115,16 +116,36 @@ class Folder:
             for start_bytes, view in wanted:
                 view[:] = held[start_bytes : start_bytes + len(view)]
             return
+        with self._one_file(file, ((at, at + len(view)) for at, view in wanted)) as then:
+            now = self._reader.read(file, wanted)
+            if now != then:
+                raise changed(self.root / file, then, now)
+        self._read_bytes += sum([len(view) for _, view in wanted])
+
+    def sums(self, file: str, runs: Runs) -> Sums | None:
+        """Both sums of runs of a file that nobody keeps; None where they are to be read to be summed."""
+        if file in self._in_memory:
+            return None
+        ends = ((at, at + length) for at, length in zip(runs.at, runs.lengths, strict=True))
+        with self._one_file(file, ends) as then:
+            if (found := self._reader.sums(file, runs)) is None:
+                return None
+            sums, now = found
+            if now != then:
+                raise changed(self.root / file, then, now)
+        self._read_bytes += sum(runs.lengths)
+        return sums
+
+    @contextmanager
+    def _one_file(self, file: str, wanted: Iterable[tuple[int, int]]) -> Iterator[Stamp]:
+        """The stamp that a file must have while these bytes of it are read; what fails names the file."""
         then = self._stamps.get(file) or self._stamp(file)
         try:
-            now = self._reader.read(file, wanted)
+            yield then
         except OSError as error:
             raise self._gone(file, error) from error
         except EOFError:
             raise self._short(file, then, wanted) from None
-        if now != then:
-            raise changed(self.root / file, then, now)
-        self._read_bytes += sum([len(view) for _, view in wanted])
 
     def view(self, file: str, start_bytes: int, length_bytes: int) -> memoryview:
         """Exactly these bytes of a file, until this thread views others: they lie where those will.
@@ -193,12 +214,12 @@ class Folder:
             )
         return unreadable(self.root / file, error)
 
-    def _short(self, file: str, then: Stamp, wanted: Sequence[Range]) -> IntarsiaError:
+    def _short(self, file: str, then: Stamp, wanted: Iterable[tuple[int, int]]) -> IntarsiaError:
         """What it means that a file has fewer bytes than are wanted: that it was cut off, or was short at first."""
         now = self._now(file)
         if now != then:
             return changed(self.root / file, then, now)
-        start, end = next((at, at + len(v)) for at, v in wanted if at + len(v) > now.size_bytes)
+        start, end = next((at, end) for at, end in wanted if end > now.size_bytes)
         return self._ends(file, now, start, end)
 
     def _ends(self, file: str, now: Stamp, start: int, end: int) -> FormatError:

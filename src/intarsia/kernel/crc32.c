@@ -1,0 +1,170 @@
+/* CRC-32, by carry-less multiplication where the processor has it.
+ *
+ * Bytes are a polynomial over GF(2).  128 bits of it are moved 64 (or 16, or 256) bytes ahead by two products
+ * with what x to that power leaves, and added to the bytes there; 16 bytes are left in the end, which have
+ * the remainder of all.  The constants are x**(8n+32) and x**(8n-32) modulo the polynomial, reflected. */
+#include "kernel.h"
+
+#include <string.h>
+
+static uint32_t table[8][256];
+
+__attribute__((constructor)) static void make_table(void)
+{
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        uint32_t crc = byte;
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
+        table[0][byte] = crc;
+    }
+    for (int k = 1; k < 8; k++)
+        for (int byte = 0; byte < 256; byte++)
+            table[k][byte] = table[k - 1][byte] >> 8 ^ table[0][table[k - 1][byte] & 255];
+}
+
+static uint32_t by_table(uint32_t crc, const uint8_t *data, size_t length)
+{
+    for (; length >= 8; data += 8, length -= 8) {
+        uint64_t word;
+        memcpy(&word, data, 8);
+        word ^= crc;
+        crc = table[7][word & 255] ^ table[6][word >> 8 & 255] ^ table[5][word >> 16 & 255] ^
+              table[4][word >> 24 & 255] ^ table[3][word >> 32 & 255] ^ table[2][word >> 40 & 255] ^
+              table[1][word >> 48 & 255] ^ table[0][word >> 56];
+    }
+    for (; length; data++, length--)
+        crc = crc >> 8 ^ table[0][(crc ^ *data) & 255];
+    return crc;
+}
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+
+#define FOLDS __attribute__((target("pclmul,sse4.1")))
+#define FOLDS_WIDE __attribute__((target("pclmul,vpclmulqdq,avx512f,avx512vl")))
+typedef __m128i lane;
+
+FOLDS static inline lane load(const uint8_t *data) { return _mm_loadu_si128((const lane *)data); }
+FOLDS static inline lane first(uint32_t crc) { return _mm_cvtsi32_si128((int)crc); }
+FOLDS static inline lane plus(lane a, lane b) { return _mm_xor_si128(a, b); }
+FOLDS static inline void store(uint8_t *data, lane a) { _mm_storeu_si128((lane *)data, a); }
+
+FOLDS static inline lane fold(lane moved, uint64_t low, uint64_t high, lane onto)
+{
+    lane by = _mm_set_epi64x((long long)high, (long long)low);
+    return plus(plus(_mm_clmulepi64_si128(moved, by, 0x00), _mm_clmulepi64_si128(moved, by, 0x11)), onto);
+}
+
+static int can_fold(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_PCLMUL) && (c & bit_SSE4_1);
+}
+
+/* Whether the processor has the wide instructions, and the system keeps their registers. */
+static int can_fold_wide(void)
+{
+    unsigned a, b, c, d, kept;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
+        return 0;
+    __asm__("xgetbv" : "=a"(kept), "=d"(d) : "c"(0));
+    return (kept & 0xE6) == 0xE6 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX512F) &&
+           (b & bit_AVX512VL) && (c & bit_VPCLMULQDQ);
+}
+
+FOLDS_WIDE static inline __m512i fold_wide(__m512i moved, __m512i by, __m512i onto)
+{
+    return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(moved, by, 0x00),
+                                     _mm512_clmulepi64_epi128(moved, by, 0x11), onto, 0x96);
+}
+
+/* The remainder of all but the last 64 bytes and a rest, in four lanes of 16 bytes each. */
+FOLDS_WIDE static size_t fold_most_wide(uint32_t crc, const uint8_t *data, size_t length, lane x[4])
+{
+    const __m512i far = _mm512_set4_epi64(0x1322D1430, 0x11542778A, 0x1322D1430, 0x11542778A);
+    const __m512i near = _mm512_set4_epi64(0x1C6E41596, 0x154442BD4, 0x1C6E41596, 0x154442BD4);
+    __m512i y[4];
+    for (int k = 0; k < 4; k++)
+        y[k] = _mm512_loadu_si512(data + 64 * k);
+    y[0] = _mm512_xor_si512(y[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)crc)));
+    size_t at = 256;
+    for (; length - at >= 256; at += 256)
+        for (int k = 0; k < 4; k++)
+            y[k] = fold_wide(y[k], far, _mm512_loadu_si512(data + at + 64 * k));
+    for (int k = 1; k < 4; k++)
+        y[k] = fold_wide(y[k - 1], near, y[k]);
+    _mm512_storeu_si512(x, y[3]);
+    return at;
+}
+
+#elif defined(__aarch64__) && defined(__linux__)
+#include <arm_neon.h>
+#include <sys/auxv.h>
+
+#define FOLDS __attribute__((target("+crypto")))
+typedef uint64x2_t lane;
+
+static inline lane load(const uint8_t *data) { return vreinterpretq_u64_u8(vld1q_u8(data)); }
+static inline lane first(uint32_t crc) { return vsetq_lane_u64(crc, vdupq_n_u64(0), 0); }
+static inline lane plus(lane a, lane b) { return veorq_u64(a, b); }
+static inline void store(uint8_t *data, lane a) { vst1q_u8(data, vreinterpretq_u8_u64(a)); }
+
+FOLDS static inline lane fold(lane moved, uint64_t low, uint64_t high, lane onto)
+{
+    poly64x2_t x = vreinterpretq_p64_u64(moved), by = vreinterpretq_p64_u64(vcombine_u64(vcreate_u64(low), vcreate_u64(high)));
+    lane early = vreinterpretq_u64_p128(vmull_p64(vgetq_lane_p64(x, 0), vgetq_lane_p64(by, 0)));
+    return plus(plus(early, vreinterpretq_u64_p128(vmull_high_p64(x, by))), onto);
+}
+
+static int can_fold(void) { return (getauxval(AT_HWCAP) & HWCAP_PMULL) != 0; }
+#endif
+
+#if defined(FOLDS)
+FOLDS static uint32_t by_folding(uint32_t crc, const uint8_t *data, size_t length, int wide)
+{
+    lane x[4];
+    size_t at = 64;
+#if defined(FOLDS_WIDE)
+    if (wide && length >= 256)
+        at = fold_most_wide(crc, data, length, x);
+    else
+#endif
+    {
+        (void)wide;
+        for (int k = 0; k < 4; k++)
+            x[k] = load(data + 16 * k);
+        x[0] = plus(x[0], first(crc));
+    }
+    for (; length - at >= 64; at += 64)
+        for (int k = 0; k < 4; k++)
+            x[k] = fold(x[k], 0x154442BD4, 0x1C6E41596, load(data + at + 16 * k));
+    lane all = x[0];
+    for (int k = 1; k < 4; k++)
+        all = fold(all, 0x1751997D0, 0x0CCAA009E, x[k]);
+    for (; length - at >= 16; at += 16)
+        all = fold(all, 0x1751997D0, 0x0CCAA009E, load(data + at));
+    uint8_t left[16];
+    store(left, all);
+    return by_table(by_table(0, left, 16), data + at, length - at);
+}
+
+static int folds, folds_wide;
+
+__attribute__((constructor)) static void look_at_processor(void)
+{
+#if defined(FOLDS_WIDE)
+    folds_wide = can_fold_wide();
+#endif
+    folds = can_fold();
+}
+#endif
+
+uint32_t crc_remainder(uint32_t before, const uint8_t *data, size_t length)
+{
+#if defined(FOLDS)
+    if (folds && length >= 64)
+        return by_folding(before, data, length, folds_wide);
+#endif
+    return by_table(before, data, length);
+}

@@ -1,0 +1,47 @@
+"""The compiled library, found beside this file and loaded; None where there is none for this machine.
+
+`INTARSIA_KERNEL=off` does without it, `INTARSIA_KERNEL=required` fails where it is missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+FILE = os.path.join(_FOLDER, f"kernel-{os.uname().machine}.so")
+"""The library for machines of this kind: a source tree may be shared by several."""
+
+
+def sources_hash(folder: str) -> str:
+    """What tells the sources in a folder from others; empty where there are none."""
+    names = sorted(name for name in os.listdir(folder) if name.endswith((".c", ".h")))
+    found = hashlib.blake2b(digest_size=16)
+    for name in names:
+        with open(os.path.join(folder, name), "rb") as file:
+            found.update(f"{name}\0".encode() + file.read())
+    return found.hexdigest() if names else ""
+
+
+def _load() -> ctypes.CDLL | None:
+    asked = os.environ.get("INTARSIA_KERNEL", "")
+    if asked == "off":
+        return None
+    try:
+        library = ctypes.CDLL(FILE)
+        library.intarsia_made_from.restype = ctypes.c_char_p
+        made_from = library.intarsia_made_from().decode()
+        # Sources that changed since would be called with arguments that they do not have.
+        if made_from == (sources_hash(_FOLDER) or made_from):
+            return library
+        why = "it was made from other sources"
+    except (OSError, AttributeError) as error:
+        why = str(error)
+    if asked == "required":
+        raise ImportError(f"{FILE} cannot be used: {why}; run `python hatch_build.py`")
+    return None
+
+
+LIBRARY = _load()

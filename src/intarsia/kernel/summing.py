@@ -1,0 +1,86 @@
+"""Runs of bytes summed by the compiled library, many in one call."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.kernel.library import LIBRARY
+
+Bytes = NDArray[np.uint8]
+
+ROOM_BYTES = 256 << 10
+"""What is read at a time, and stays in a core's cache while it is summed."""
+
+_ENDED = 1
+
+
+class Runs(NamedTuple):
+    """Runs of a file: `lengths[k]` bytes from byte `at[k]` on, the first being byte `starts[k]` of a tensor."""
+
+    at: Sequence[int]
+    lengths: Sequence[int]
+    starts: Sequence[int]
+
+
+class Sums(NamedTuple):
+    """Both sums of each of several runs: of its words in pages, and the remainder of its CRC-32."""
+
+    pages: Sequence[int]
+    crcs: Sequence[int]
+
+
+class _Room(threading.local):
+    def __init__(self) -> None:
+        self.bytes = np.empty(ROOM_BYTES, np.uint8)
+
+
+_room = _Room()
+
+
+def can_sum() -> bool:
+    """Whether the library is there."""
+    return LIBRARY is not None
+
+
+def sum_file(fd: int, runs: Runs) -> Sums:
+    """The sums of runs of an open file."""
+    assert LIBRARY is not None
+    count = len(runs.at)
+    asked = np.array([runs.at, runs.lengths, runs.starts], np.uint64)
+    pages, crcs = np.empty(count, np.uint64), np.empty(count, np.uint32)
+    places = [*map(_address, asked), _address(pages), _address(crcs), _address(_room.bytes)]
+    room_bytes = ctypes.c_uint64(ROOM_BYTES)
+    went = LIBRARY.intarsia_sum_file(fd, ctypes.c_uint64(count), *places, room_bytes)
+    if went == _ENDED:
+        raise EOFError
+    if went:
+        raise OSError(-went, os.strerror(-went))
+    return Sums(pages.tolist(), crcs.tolist())
+
+
+def sum_memory(views: Sequence[Bytes], starts: Sequence[int]) -> Sums:
+    """The sums of runs in memory, the first byte of run k being byte `starts[k]` of a tensor."""
+    assert LIBRARY is not None
+    assert all(view.flags.c_contiguous for view in views)
+    data = [view.ctypes.data for view in views]
+    asked = np.array([data, [len(view) for view in views], starts], np.uint64)
+    pages, crcs = np.empty(len(views), np.uint64), np.empty(len(views), np.uint32)
+    places = [*map(_address, asked), _address(pages), _address(crcs)]
+    LIBRARY.intarsia_sum_memory(ctypes.c_uint64(len(views)), *places)
+    return Sums(pages.tolist(), crcs.tolist())
+
+
+def _address(array: NDArray[np.uint8] | NDArray[np.uint32] | NDArray[np.uint64]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+if LIBRARY is not None:
+    LIBRARY.intarsia_sum_file.restype = ctypes.c_int64
+    LIBRARY.intarsia_sum_memory.restype = None
