@@ -50,6 +50,7 @@ test: lint
 
 test-all: lint test-megatron
 	$(BIN)/python -m pytest --durations=20 -rs --hypothesis-profile=new
+	INTARSIA_KERNEL=off $(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal --hypothesis-profile=same
 
 # A second Megatron-core in a folder of its own, without what it depends on: the venv has that for the first one.
 # It asks for Python 3.12; its core runs on 3.11.

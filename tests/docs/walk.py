@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
 import sys
 import threading
 from contextlib import redirect_stdout, suppress
@@ -36,6 +38,7 @@ ROOMS = {
     "layout": "arrays of places: pure arithmetic",
     "store": "names, reading and the transaction",
     "store/local": "the only room that touches a disk",
+    "kernel": "what is done to bytes in C where that was built; this walk does without",
 }
 """Every room on the way, the upper ones first, and what it is for."""
 
@@ -103,5 +106,21 @@ def _said_by(file: Path) -> str:
     return text.partition("\n\n")[0].replace("\n", " ").rstrip(".:")
 
 
+def taken() -> str:
+    """The page of a walk in a process of its own, where nothing is remembered from other conversions.
+
+    It is taken without the kernel, so that it is the same on a machine that has no C compiler.
+    """
+    code = "from tests.docs.walk import page, walked; print(page(walked()), end='')"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "INTARSIA_KERNEL": "off"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(walked()))
+    PAGE.write_text(taken())
