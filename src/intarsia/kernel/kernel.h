@@ -30,4 +30,7 @@ void add_bytes(struct sum *sum, const uint8_t *data, size_t length, uint64_t sta
 /* Fill a buffer from a place of a file, whole. */
 int64_t read_whole(int file, uint8_t *data, size_t length, uint64_t at);
 
+/* Write all of a buffer at a place of a file. */
+int64_t write_whole(int file, const uint8_t *data, size_t length, uint64_t at);
+
 #endif

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from intarsia.kernel.writing import can_write, write_buffers
 from intarsia.store.local.vectors import VECTORS, View, drop_first
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ WRITEBACK_BYTES = 1 << 20
 """From how many bytes on it pays to have them go to disk at once."""
 WRITE_BYTES = 2 << 20
 """How much goes to the kernel in one call: beyond a few MiB it looks for larger pages, slowly."""
+COMPILED_BYTES = 128 << 10
+"""From how many bytes on the compiled library writes them, in smaller calls than pay here."""
+FEW = 16
 _WRITE = 2
 _NOT_TAKEN = (errno.EINTR, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESPIPE)
 """What a kernel says that did not begin; the final sync does it all then."""
@@ -27,6 +31,10 @@ def write_all(fd: int, start_bytes: int, buffers: Sequence[Buffer]) -> int:
     at = start_bytes
     for views, length_bytes in _batches(buffers):
         end = at + length_bytes
+        if length_bytes >= COMPILED_BYTES and can_write():
+            # Few buffers, of which each is large: to find the place of one takes longer than to copy a small one.
+            write_buffers(fd, at, views if len(views) < FEW else [b"".join(views)])
+            at = end
         while at < end:
             count = os.pwritev(fd, views, at)
             at += count

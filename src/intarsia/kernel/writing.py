@@ -1,0 +1,31 @@
+"""Buffers written by the compiled library, in calls of a size that the system takes well."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from intarsia.kernel.library import LIBRARY
+
+
+def can_write() -> bool:
+    """Whether the library is there."""
+    return LIBRARY is not None
+
+
+def write_buffers(fd: int, start_bytes: int, buffers: Sequence[bytes | memoryview]) -> None:
+    """Write buffers one after another at a position of an open file, whole."""
+    assert LIBRARY is not None
+    held = [np.frombuffer(buffer, np.uint8) for buffer in buffers if len(buffer)]
+    asked = np.array([[x.ctypes.data for x in held], [len(x) for x in held]], np.uint64)
+    places = [ctypes.c_void_p(row.ctypes.data) for row in asked]
+    at, count = ctypes.c_uint64(start_bytes), ctypes.c_uint64(len(held))
+    if went := LIBRARY.intarsia_write(fd, at, count, *places):
+        raise OSError(-went, os.strerror(-went))
+
+
+if LIBRARY is not None:
+    LIBRARY.intarsia_write.restype = ctypes.c_int64
