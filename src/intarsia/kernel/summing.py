@@ -41,7 +41,8 @@ class _Room(threading.local):
         self.bytes = np.empty(ROOM_BYTES, np.uint8)
 
 
-_room = _Room()
+thread_room = _Room()
+"""Where each thread reads to."""
 
 
 def can_sum() -> bool:
@@ -55,7 +56,7 @@ def sum_file(fd: int, runs: Runs) -> Sums:
     count = len(runs.at)
     asked = np.array([runs.at, runs.lengths, runs.starts], np.uint64)
     pages, crcs = np.empty(count, np.uint64), np.empty(count, np.uint32)
-    places = [*map(_address, asked), _address(pages), _address(crcs), _address(_room.bytes)]
+    places = [*map(_address, asked), _address(pages), _address(crcs), _address(thread_room.bytes)]
     room_bytes = ctypes.c_uint64(ROOM_BYTES)
     went = LIBRARY.intarsia_sum_file(fd, ctypes.c_uint64(count), *places, room_bytes)
     if went == _ENDED:

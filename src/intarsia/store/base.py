@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from intarsia.kernel.summing import Runs, Sums
+from intarsia.kernel.surveying import Asked, Surveyed
 from intarsia.store.log import Log, NumberedLog
 from intarsia.store.stamp import Stamp
 from intarsia.store.writing.hidden_names import JOURNAL, PARTIAL, beside
@@ -60,6 +61,10 @@ class Reader(ABC):
 
         None where the store does not sum: then their bytes are read.
         """
+        return None
+
+    def survey(self, file: str, asked: Asked) -> tuple[Surveyed, Stamp] | None:
+        """What matrices of a file show, and the file's stamp, taken after them; None where the store does not look."""
         return None
 
     def hold(self) -> None:  # noqa: B027

@@ -11,6 +11,7 @@ import intarsia
 from intarsia.checking.alone.headers import read_headers
 from intarsia.checking.survey import blockwise
 from intarsia.checking.survey.item_stats import ItemStats
+from intarsia.kernel.surveying import Asked, Surveyed
 from intarsia.run.budget import Budget
 from intarsia.store.reading.folder import Folder
 from tests.checkpoints import write_hf
@@ -96,8 +97,13 @@ def stats_of(path: Path, monkeypatch: pytest.MonkeyPatch, together: bool) -> lis
         return blockwise.survey(manifest, BUDGET, wanted=manifest.logical)
 
 
-def test_together_and_alone_show_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_kernel", [True, False])
+def test_together_and_alone_show_the_same(
+    in_kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_hf(tmp_path / "a", many_tensors(), None, 3)
+    if not in_kernel:
+        monkeypatch.setattr(Folder, "survey", lambda *_: None)
     both = (stats_of(path, monkeypatch, together) for together in (True, False))
     for together, alone in zip(*both, strict=True):
         assert together == alone, alone.item.stored.name
@@ -109,13 +115,18 @@ def test_small_neighbours_are_read_by_one_call(
     tensors = {f"layers.{k}.weight": torch.randn(32, 16 + k % 2) for k in range(40)}
     path = write_hf(tmp_path / "a", tensors, None)
     calls: list[int] = []
-    read = Folder.read_each
+    read, survey = Folder.read_each, Folder.survey
 
     def counted(folder: Folder, file: str, wanted: list[object]) -> None:
         calls.append(len(wanted))
         read(folder, file, wanted)  # type: ignore[arg-type]
 
+    def counted_survey(folder: Folder, file: str, asked: Asked) -> Surveyed | None:
+        calls.append(len(asked.matrices))
+        return survey(folder, file, asked)
+
     monkeypatch.setattr(Folder, "read_each", counted)
+    monkeypatch.setattr(Folder, "survey", counted_survey)
     stats_of(path, monkeypatch, True)
     assert 40 in calls
 

@@ -164,6 +164,19 @@ def telling_bits(dtype: DType, bits: Bits, most: Bits, master: bool) -> tuple[li
     return least.tolist(), np.where(suspicious, np.bitwise_or.reduce(bits, axis=1), 0).tolist()
 
 
+def telling_numbers(
+    dtype: DType, least: int, most: int, used: int, master: bool
+) -> tuple[int, int]:
+    """The same of one array whose least and greatest magnitudes, and bits in use, are known."""
+    if dtype.name == "F32" and master:
+        return -1, used
+    if dtype.name == "F16":
+        return least, used if least >= _FP16_FROM else 0
+    if dtype.name == "BF16" and most <= _BF16_UP_TO:
+        return least, used
+    return -1, 0
+
+
 def look(
     stats: ItemStats, matrix_sums: MatrixSums, block: Bits, rows: NDArray[np.int64], column: int
 ) -> None:

@@ -26,8 +26,10 @@ Run = tuple[int, int]
 CUTS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 """How many equal parts ranks cut a matrix into."""
 
-_FEWEST_ROWS = 3
+FEWEST_ROWS = 3
 """Blocks of fewer rows may be equal by chance."""
+
+_HASHED_AT_ONCE = 1 << 14
 
 
 @frozen
@@ -81,22 +83,21 @@ def matrix_facts(
 
     `widths` says how many neighbours share one; then whether it is `constant` is known.
     """
-    digest = _digest_of(dtype, unit)
-    digest.update(rows.data)
-    digest.update(columns.data)
+    hashed = hash_of(rows[None], 0) + hash_of(columns[None], len(rows))
+    digest = head_of_digest(dtype, unit) + hashed[0].tobytes()
     if constant is None:
         constant = _alike(rows) and _alike(columns)
     if constant:
-        return MatrixFacts(unit, digest.digest(), True, not rows.any())
+        return MatrixFacts(unit, digest, True, not rows.any())
     empty = rows == 0
     if padded is not None:
         empty &= ~padded
-    wide = _is_wide(unit, dtype)
+    wide = is_wide(unit, dtype)
     by_row, by_column = widths
     exact = by_row == 1
     return MatrixFacts(
         unit,
-        digest.digest(),
+        digest,
         False,
         False,
         _spread(runs(empty), by_row, unit.rows),
@@ -117,18 +118,21 @@ def facts_of_each(units: Sequence[Unit], dtype: DType, sums: Sums) -> list[Matri
     else:
         odd = (columns == columns[:, :1]).all(axis=1)
     odd |= sums.min(axis=1) == 0
-    if _is_wide(units[0], dtype):
+    if is_wide(units[0], dtype):
         odd |= _may_repeat(rows) | _may_repeat(columns)
-    head = _digest_of(dtype, units[0])
+    head, hashed = head_of_digest(dtype, units[0]), hash_of(sums, 0)
     found = []
     for k, (unit, is_odd) in enumerate(zip(units, odd.tolist(), strict=True)):
         if is_odd:
             found.append(matrix_facts(unit, dtype, rows[k], columns[k]))
         else:
-            digest = head.copy()
-            digest.update(sums[k])
-            found.append(MatrixFacts(unit, digest.digest(), False, False, alike_at_end=1))
+            found.append(ordinary_facts(unit, head + hashed[k].tobytes()))
     return found
+
+
+def ordinary_facts(unit: Unit, digest: bytes) -> MatrixFacts:
+    """What is known of a matrix whose sums show nothing odd."""
+    return MatrixFacts(unit, digest, False, False, alike_at_end=1)
 
 
 def _may_repeat(sums: Sums) -> NDArray[np.bool_]:
@@ -139,13 +143,34 @@ def _may_repeat(sums: Sums) -> NDArray[np.bool_]:
     return found
 
 
-def _digest_of(dtype: DType, unit: Unit) -> blake2b:
-    return blake2b(f"{dtype} {unit.rows} {unit.columns}".encode(), digest_size=16)
+def head_of_digest(dtype: DType, unit: Unit) -> bytes:
+    """What tells digests of matrices of one kind from those of others."""
+    return f"{dtype} {unit.rows} {unit.columns} ".encode()
 
 
-def _is_wide(unit: Unit, dtype: DType) -> bool:
+def hash_of(sums: Sums, first: int) -> Sums:
+    """The hash of each row of sums, of which the first is number `first` in it, in twice 64 bits; hashes of parts add.
+
+    Each sum is mixed with its number (SplitMix64).  The compiled `survey.c` takes the same.
+    """
+    found = np.zeros((len(sums), 2), np.uint64)
+    for lo in range(0, sums.shape[1], _HASHED_AT_ONCE):
+        some = sums[:, lo : lo + _HASHED_AT_ONCE]
+        numbers: Sums = np.arange(first + lo + 1, first + lo + 1 + some.shape[1], dtype=np.uint64)
+        state = some + numbers * np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state ^= state >> np.uint64(31)
+        found[:, 0] += state.sum(axis=1)
+        found[:, 1] += ((state ^ (state >> np.uint64(29))) * np.uint64(0xD6E8FEB86659FD93)).sum(
+            axis=1
+        )
+    return found
+
+
+def is_wide(unit: Unit, dtype: DType) -> bool:
     """Whether equal blocks of a matrix say anything."""
-    return unit.rows > _FEWEST_ROWS and unit.columns > _FEWEST_ROWS and dtype.floating
+    return unit.rows > FEWEST_ROWS and unit.columns > FEWEST_ROWS and dtype.floating
 
 
 def _spread(found: tuple[Run, ...], width: int, length: int) -> tuple[Run, ...]:
@@ -202,6 +227,6 @@ def repeat_in(sums: Sums) -> Repeat | None:
 @lru_cache(maxsize=1024)
 def _parts_of(length: int) -> tuple[NDArray[np.int64], tuple[int, ...]]:
     """The cuts that suit an axis of this length, and where their parts begin, one cut after another."""
-    cuts = tuple(n for n in CUTS if not length % n and length // n >= _FEWEST_ROWS)
+    cuts = tuple(n for n in CUTS if not length % n and length // n >= FEWEST_ROWS)
     starts = [part * (length // n) for n in cuts for part in range(n)]
     return np.array(starts, np.int64), cuts

@@ -15,6 +15,7 @@ import numpy as np
 
 from intarsia.checking.alone.headers import is_there
 from intarsia.checking.digests.sums import is_summed
+from intarsia.checking.survey.compiled import is_plain, survey_in_file
 from intarsia.checking.survey.item_stats import (
     ItemStats,
     first_odd_magnitude,
@@ -27,7 +28,6 @@ from intarsia.checking.survey.items import Item
 from intarsia.checking.survey.magnitudes import greatest, without_signed_zeros
 from intarsia.checking.survey.matrix_facts import facts_of_each
 from intarsia.checking.survey.matrix_sums import sums_along
-from intarsia.dtypes import DType
 from intarsia.errors import IntarsiaError
 from intarsia.frozen import frozen
 from intarsia.run.room import Bytes
@@ -85,7 +85,7 @@ def small_item(number: int, item: Item, context: SurveyContext) -> SmallItem | N
     nbytes = size * dtype.itemsize
     if nbytes > context.block_bytes or size < 2 or chunk.box.shape != layout.shape:
         return None
-    if not _is_plain(dtype) or unit.rows + unit.columns > context.most_sums:
+    if not is_plain(dtype) or unit.rows + unit.columns > context.most_sums:
         return None
     if layout.mapped != size or not is_there(context.manifest, chunk):
         return None
@@ -99,11 +99,6 @@ def small_item(number: int, item: Item, context: SurveyContext) -> SmallItem | N
     if piece.run != size or not stored.value.is_plain or start_bytes % 8:
         return None
     return SmallItem(number, item, Run(start_bytes, nbytes, wanted[0].nbytes), piece.tensor)
-
-
-def _is_plain(dtype: DType) -> bool:
-    """Whether elements are whole numbers, or a sign and a magnitude."""
-    return has_magnitudes(dtype) or not (dtype.floating or dtype.name == "C64")
 
 
 def neighbours(small: Sequence[SmallItem], most_bytes: int) -> Iterator[SmallItems]:
@@ -138,6 +133,9 @@ def survey_together(
 def _survey(small: Sequence[SmallItem], context: SurveyContext) -> dict[int, ItemStats]:
     """What those show, by number, that are as they should be."""
     places = {x.number: context.place_of(x.item.stored, x.item.chunks[0]) for x in small}
+    placed = [(x, places[x.number]) for x in small if places[x.number].together]
+    if placed and (seen := survey_in_file(placed, context.folder)) is not None:
+        return seen
     groups: dict[Any, list[SmallItem]] = {}
     for x in small:
         if places[x.number].together:

@@ -12,6 +12,7 @@ from pathlib import PurePath
 
 from intarsia.errors import ChangedError, FormatError
 from intarsia.kernel.summing import Runs, Sums, can_sum, sum_file
+from intarsia.kernel.surveying import Asked, Surveyed, can_survey, survey_file
 from intarsia.store.base import NEAR_BYTES, Range, Reader
 from intarsia.store.local.descriptors import Descriptors
 from intarsia.store.local.vectors import VECTORS, drop_first
@@ -57,6 +58,12 @@ class LocalReader(Reader):
             return None
         with self._files.use(file) as fd:
             return sum_file(fd, runs), Stamp.from_stat(os.fstat(fd))
+
+    def survey(self, file: str, asked: Asked) -> tuple[Surveyed, Stamp] | None:
+        if not can_survey():
+            return None
+        with self._files.use(file) as fd:
+            return survey_file(fd, asked), Stamp.from_stat(os.fstat(fd))
 
     def prefetch(self, file: str, start_bytes: int, length_bytes: int) -> None:
         """Have the disk bring these bytes, and some that follow."""

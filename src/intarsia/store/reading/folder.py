@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from intarsia.errors import ChangedError, FormatError, IntarsiaError, UsageError
 from intarsia.kernel.summing import Runs, Sums
+from intarsia.kernel.surveying import Asked, Surveyed
 from intarsia.quantity import human
 from intarsia.store.address import named
 from intarsia.store.base import Range
@@ -135,6 +136,19 @@ class Folder:
                 raise changed(self.root / file, then, now)
         self._read_bytes += sum(runs.lengths)
         return sums
+
+    def survey(self, file: str, asked: Asked) -> Surveyed | None:
+        """What matrices of a file show that nobody keeps; None where they are to be read to be looked at."""
+        if file in self._in_memory:
+            return None
+        with self._one_file(file, ((x.at, x.at + x.nbytes) for x in asked.matrices)) as then:
+            if (found := self._reader.survey(file, asked)) is None:
+                return None
+            surveyed, now = found
+            if now != then:
+                raise changed(self.root / file, then, now)
+        self._read_bytes += sum([x.nbytes for x in asked.matrices])
+        return surveyed
 
     @contextmanager
     def _one_file(self, file: str, wanted: Iterable[tuple[int, int]]) -> Iterator[Stamp]:

@@ -1,0 +1,123 @@
+"""Matrices surveyed by the compiled library, many in one call: sums of rows and columns, magnitudes, bits in use."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.kernel.library import LIBRARY
+from intarsia.kernel.summing import ROOM_BYTES, thread_room
+
+CRC, PAGES, FACTS, REPEATS = 1, 2, 4, 8
+"""What may be wanted of a matrix beside its sums: the remainder of its CRC-32; that and the sum of its words in
+pages; whether its sums are odd, with their hash; and whether parts of it may repeat, too."""
+
+_ENDED = 1
+
+
+class Matrix(NamedTuple):
+    """A matrix of a file, or of memory: where it begins and what its elements are; what of it is `wanted`.
+
+    Elements have `sign_bit` if they are a sign and a magnitude, or 0.  Its sums, those of rows first, have their places
+    from `sums_at` on.  Its first byte is byte `start` of a tensor.
+    """
+
+    at: int
+    rows: int
+    columns: int
+    itemsize: int
+    sign_bit: int
+    sums_at: int
+    wanted: int = 0
+    start: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.columns * self.itemsize
+
+
+class Seen(NamedTuple):
+    """What a matrix shows; `used` are the bits in use, without a sign that only zeros have."""
+
+    most: int
+    least: int
+    used: int
+    signed_zero: int
+    total: int
+    odd: int
+    hash_low: int
+    hash_high: int
+    pages: int
+    crc: int
+
+
+class Surveyed(NamedTuple):
+    """What matrices show, and all of their sums."""
+
+    seen: list[Seen]
+    sums: NDArray[np.uint64]
+
+
+class Asked(NamedTuple):
+    """Matrices that are surveyed in one call, so many sums in all, and the cuts that repeats are looked for in."""
+
+    matrices: Sequence[Matrix]
+    sums: int
+    cuts: Sequence[int] = ()
+    least_part: int = 1
+
+
+def can_survey() -> bool:
+    """Whether the library is there."""
+    return LIBRARY is not None
+
+
+def survey_file(fd: int, asked: Asked) -> Surveyed:
+    """What matrices of an open file show, each read a part at a time."""
+    assert fd >= 0
+    return _survey(fd, asked)
+
+
+def survey_memory(asked: Asked) -> Surveyed:
+    """What matrices in memory show, which begin at addresses."""
+    return _survey(-1, asked)
+
+
+def _survey(fd: int, asked: Asked) -> Surveyed:
+    assert LIBRARY is not None
+    count = len(asked.matrices)
+    matrices = np.array(asked.matrices, np.uint64).reshape(count, len(Matrix._fields))
+    assert {m.itemsize for m in asked.matrices} <= {1, 2, 4, 8}
+    assert max([m.sums_at + m.rows + m.columns for m in asked.matrices], default=0) <= asked.sums
+    sums = np.empty(asked.sums, np.uint64)
+    seen = np.empty((count, len(Seen._fields)), np.uint64)
+    cuts = np.array([*asked.cuts, asked.least_part], np.uint64)
+    went = LIBRARY.intarsia_survey(
+        ctypes.c_int(fd),
+        ctypes.c_uint64(count),
+        _address(matrices),
+        _address(sums),
+        _address(seen),
+        _address(cuts),
+        ctypes.c_uint64(len(asked.cuts)),
+        _address(thread_room.bytes),
+        ctypes.c_uint64(ROOM_BYTES),
+    )
+    if went == _ENDED:
+        raise EOFError
+    if went:
+        raise OSError(-went, os.strerror(-went))
+    return Surveyed([*map(Seen._make, seen.tolist())], sums)
+
+
+def _address(array: NDArray[np.uint8] | NDArray[np.uint64]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+if LIBRARY is not None:
+    LIBRARY.intarsia_survey.restype = ctypes.c_int64
