@@ -29,6 +29,7 @@ FAULTS = "tests/format/megatron/fsdp_dtensor/test_fsdp_dtensor_faults.py"
 ENGINE = "tests/live/test_transformer_engine.py"
 EXPERTS = "tests/live/test_parallelize.py"
 TOKENS = "tests/live/parallel/test_experts.py"
+ALIKE = "tests/planning/proof/test_alike.py"
 PROOF = "tests/planning/proof/test_proof.py"
 TILING = "tests/planning/proof/test_tiling.py"
 
@@ -191,6 +192,18 @@ MUTANTS = [
          [f"{PROOF}::test_what_is_asked_for_must_be_there_and_each_place_be_for_one_element"]),
         ("a place may be for two elements", "if wrong := known[1]:", "if wrong := 0:",
          [f"{PROOF}::test_what_is_asked_for_must_be_there_and_each_place_be_for_one_element"]),
+    ),
+    *of("proof", "planning/proof/alike.py",
+        ("a faulty tensor is like a sound one", "if self._links.stored_fault(stored) is not None:", "if False:",
+         [f"{ALIKE}::test_one_damaged_layer_of_many_is_refused_as_it_is_alone"]),
+        ("tensors of other shapes are alike", "held = [places, order, shapes, ", "held = [places, order, ",
+         [f"{ALIKE}::test_one_damaged_layer_of_many_is_refused_as_it_is_alone"]),
+        ("parts in another order are alike", "held = [places, order, shapes, ", "held = [places, shapes, ",
+         [f"{ALIKE}::test_parts_of_two_tensors_in_another_order_have_copies_of_their_own"]),
+        ("tensors that are cut otherwise are alike", "(layout.shape, id(self._templates.boxes_of(stored)))", "layout.shape",
+         [f"{ALIKE}::test_a_layer_that_is_otherwise_has_copies_of_its_own"]),
+        ("other boxes are alike", "return kind, boxes, layout.shape, *pieces", "return kind, layout.shape, *pieces",
+         [f"{ALIKE}::test_one_damaged_layer_of_many_is_refused_as_it_is_alone"]),
     ),
     *of("proof", "planning/proof/prover.py",
         ("what is saved need not tile", "if (fault := tiling_fault(shape, boxes)) is not None:", "if (fault := None) is not None:",

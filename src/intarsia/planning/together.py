@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from intarsia.layout import Loop, Piece
 from intarsia.mesh import Box
 from intarsia.planning.proof import Proven
+from intarsia.planning.proof.template import Recipe
 from intarsia.planning.window import slabs_of, windows_beside
 
 Group = tuple[Proven, ...]
@@ -62,15 +63,26 @@ def in_turn(proofs: Iterable[Proven]) -> Iterator[_Filled]:
     """Copies whose elements lie in turn in one chunk, each filling a stretch of its target."""
     alike: dict[tuple[int, tuple[Loop, ...]], _Filled] = {}
     for proven in proofs:
-        layout = proven.target.layout
-        if not layout.size or any(s.layout is layout or s.layout == layout for s in proven.sources):
-            continue
-        for copy in proven.copies(Box.whole(layout.shape)):
-            piece = copy.piece
-            if piece.loops and min(x.at for x in piece.loops) > 1 and _is_stretch(piece):
-                alike.setdefault((id(copy.chunk), piece.loops), []).append((proven, piece))
+        template, sources = proven.template, proven.sources
+        if template.in_turn is None:
+            template.in_turn = _in_turn(proven)
+        for k, n, piece in template.in_turn:
+            chunk = sources[k].chunks[n]
+            alike.setdefault((id(chunk), piece.loops), []).append((proven, piece))
     for (_, loops), filled in alike.items():
         yield from _neighbours(filled, min(loop.at for loop in loops))
+
+
+def _in_turn(proven: Proven) -> Recipe:
+    """The copies into a target between whose elements others lie in the source, each filling a stretch."""
+    layout, sources = proven.target.layout, proven.sources
+    if not layout.size or any(s.layout is layout or s.layout == layout for s in sources):
+        return ()
+    return tuple(
+        (k, n, piece)
+        for k, n, piece in proven.template.recipe(layout, Box.whole(layout.shape), sources)
+        if piece.loops and min(x.at for x in piece.loops) > 1 and _is_stretch(piece)
+    )
 
 
 def _neighbours(filled: _Filled, step: int) -> Iterator[_Filled]:

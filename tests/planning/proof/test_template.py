@@ -9,7 +9,7 @@ import torch
 
 import intarsia
 from intarsia.dtypes import BY_NAME
-from intarsia.layout import Layout, concat
+from intarsia.layout import Layout, concat, run
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored, Target
 from intarsia.planning.proof import prover_of, template
@@ -72,6 +72,27 @@ def test_tensors_in_another_order_share_nothing(worked_out) -> None:
         found = prover_of(src).prove(Target("t", BF16, layout, (whole,))).copies(whole)
         assert sorted((c.piece.to // 4, c.piece.at // 4) for c in found) == [*enumerate(order)]
     assert len(worked_out) == 2
+
+
+def test_padding_stays_padding_where_another_source_has_elements_in_its_place() -> None:
+    """The first layer is stored with the padding that is asked for, the second with a tensor there."""
+    box, stored, logical = Box.whole((3, 2)), {}, {"z": Logical("z", (2,), BF16)}
+    for name, more in (("x", ()), ("y", (run("z", 4, 0, 2),))):
+        logical[name] = Logical(name, (4, 2), BF16)
+        layouts = {
+            f"{name}.0": Layout((3, 2), (run(name, 0, 0, 4), *more)),
+            f"{name}.1": Layout((2, 2), (run(name, 0, 4, 4),)),
+        }
+        for key, layout in layouts.items():
+            chunk = Chunk(Box.whole(layout.shape), key, 0, 2 * layout.size)
+            stored[key] = Stored(key, BF16, layout, (chunk,), key=key)
+    src = Manifest("hf", "/", stored, logical, {})
+    for name in ("x", "y"):
+        wanted = Target(name, BF16, Layout((3, 2), (run(name, 0, 0, 4),)), (box,))
+        found = prover_of(src).prove(wanted).copies(box)
+        assert all(c.chunk.file == f"{name}.0" for c in found)
+        filled = sum(c.piece.size for c in found)
+    assert filled == 4, "the tensor `z` is not asked for"
 
 
 def test_what_is_not_kept_is_worked_out_again(worked_out, monkeypatch) -> None:

@@ -5,7 +5,7 @@ Whoever moves bytes asks for a `Proven`, and only `Prover` makes one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Final, NoReturn, final
 
 from intarsia.errors import CoverageError, UnsupportedError
@@ -13,6 +13,7 @@ from intarsia.layout import Layout
 from intarsia.mesh import Box, Shape
 from intarsia.planning.copy import Copy, InOrder, copies_into, sources_of
 from intarsia.planning.manifest import Manifest, Stored, Target
+from intarsia.planning.proof.alike import Alike
 from intarsia.planning.proof.links import Gap, Links
 from intarsia.planning.proof.template import Template, Templates
 from intarsia.planning.proof.tiling import tiling_fault
@@ -52,6 +53,7 @@ class Proven:
         key: _Key,
         *,
         is_one_chunk: bool = False,
+        template: Template | None = None,
     ) -> None:
         if key is not _KEY:
             raise TypeError("only `Prover` makes a proof")
@@ -60,7 +62,7 @@ class Proven:
         self.sources: Final = sources
         self.is_one_chunk: Final = is_one_chunk
         self._copies: InOrder | None = None
-        self._template: Template | None = None
+        self._template = template
 
     @property
     def template(self) -> Template:
@@ -121,6 +123,7 @@ class Prover:
         self.src = src
         self.templates = Templates()
         self.links = Links(src, self.templates)
+        self._alike = Alike(src, self.links, self.templates)
         self._proven: dict[str, Proven] = {}
 
     def prove(self, target: Target) -> Proven:
@@ -138,13 +141,22 @@ class Prover:
                 f"`{target.name}` would be {target.value}, which can be read but not yet written",
                 hint="write plain numbers: give an element type with --dtype",
             )
+        key = self._alike.key(target, sources)
+        if key is not None and (template := self._alike.proven(key)) is not None:
+            return Proven(self.src, target, sources, _KEY, template=template)
         faults: list[Gap] = []
         if target.value.parts:
             faults += self.links.part_faults(target.name, target.value, target.layout)
         if not faults and self._is_plain(target, sources):
-            return Proven(self.src, target, sources, _KEY)
+            return self._keep(key, Proven(self.src, target, sources, _KEY))
         faults += self.links.target_faults(target, sources)
-        return faults or Proven(self.src, target, sources, _KEY)
+        return faults or self._keep(key, Proven(self.src, target, sources, _KEY))
+
+    def _keep(self, key: Hashable, proven: Proven) -> Proven:
+        """A proof, from now on that of all targets of a key, too."""
+        if key is not None:
+            self._alike.add(key, proven.target.boxes, proven.template)
+        return proven
 
     def _is_plain(self, target: Target, sources: tuple[Stored, ...]) -> bool:
         """Whether a target is one whole stored tensor that is a whole logical one, as most are."""

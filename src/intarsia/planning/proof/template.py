@@ -18,29 +18,38 @@ MOST_BOXES = 1 << 15
 
 HeldOf = Callable[[Stored, Layout], Layout]
 
-_Recipe = tuple[tuple[int, int, Piece], ...]
+Recipe = tuple[tuple[int, int, Piece], ...]
 """For each copy the number of its source, that of the source's chunk, and the piece."""
 
 
 class Template:
-    """The copies into each box of the tensors of one template; `held_of` is as in `copies_into`."""
+    """The copies into each box of the tensors of one template; `held_of` is as in `copies_into`.
 
-    __slots__ = ("_held_of", "_kept", "_recipes")
+    `in_turn` are those into the whole that may move together with others, once they were looked for.
+    """
+
+    __slots__ = ("_held_of", "_kept", "_recipes", "in_turn")
 
     def __init__(self, kept: list[Box], held_of: HeldOf) -> None:
-        self._recipes: dict[Box, _Recipe] = {}
+        self._recipes: dict[Box, Recipe] = {}
         self._kept = kept
         self._held_of = held_of
+        self.in_turn: Recipe | None = None
 
     def copies(self, layout: Layout, box: Box, sources: tuple[Stored, ...]) -> list[Copy]:
         """Every copy from `sources` into the row-major buffer of `box` of a tensor with `layout`."""
+        recipe = self.recipe(layout, box, sources)
+        return [Copy(sources[k], sources[k].chunks[n], piece) for k, n, piece in recipe]
+
+    def recipe(self, layout: Layout, box: Box, sources: tuple[Stored, ...]) -> Recipe:
+        """As `copies`, by the numbers of sources and chunks, which tensors of one template share."""
         recipe = self._recipes.get(box)
         if recipe is None:
             recipe = _recipe(layout, box, sources, self._held_of)
             if len(self._kept) < MOST_BOXES:
                 self._kept.append(box)
                 self._recipes[box] = recipe
-        return [Copy(sources[k], sources[k].chunks[n], piece) for k, n, piece in recipe]
+        return recipe
 
 
 class Templates:
@@ -81,7 +90,7 @@ class Templates:
         return self._boxes.setdefault(boxes, boxes)
 
 
-def _recipe(layout: Layout, box: Box, sources: tuple[Stored, ...], held_of: HeldOf) -> _Recipe:
+def _recipe(layout: Layout, box: Box, sources: tuple[Stored, ...], held_of: HeldOf) -> Recipe:
     source = {id(stored): k for k, stored in enumerate(sources)}
     chunks = [{id(chunk): n for n, chunk in enumerate(stored.chunks)} for stored in sources]
     found = [(source[id(c.stored)], c) for c in copies_into(layout, box, sources, held_of)]
@@ -93,10 +102,13 @@ def pattern(layout: Layout, sources: tuple[Stored, ...], held_of: HeldOf) -> Has
     if len(sources) == 1 and (sources[0].layout is layout or sources[0].layout == layout):
         return layout.shape
     order: dict[str, int] = {}
-    return tuple(
-        (
-            x.shape,
-            tuple((order.setdefault(p.tensor, len(order)), p.at, p.to, p.loops) for p in x.pieces),
-        )
-        for x in (layout, *(held_of(s, layout) for s in sources))
-    )
+
+    def numbered(x: Layout) -> Hashable:
+        pieces = x.pieces
+        return x.shape, *[
+            (order.setdefault(p.tensor, len(order)), p.at, p.to, p.loops) for p in pieces
+        ]
+
+    # A source with the very layout is copied box by box, one that holds more than it asks for is not.
+    sides = (None if s.layout == layout else numbered(held_of(s, layout)) for s in sources)
+    return numbered(layout), *sides
