@@ -14,6 +14,9 @@ from dataclasses import field
 from pathlib import PurePath
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from intarsia.dtypes import DType
 from intarsia.errors import UsageError
 from intarsia.family import Param, Table
@@ -57,6 +60,23 @@ class Summed(NamedTuple):
     start_bytes: int
     length_bytes: int
     crc: int | None
+
+
+class Ends(Protocol):
+    """What follows the elements of chunks that are alike: it varies with their checksum alone."""
+
+    def recorded(self, ends: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], NDArray[np.uint32]]: ...
+
+
+class Around(NamedTuple):
+    """What lies around the elements of a chunk that was checked, and of all that begin with the same.
+
+    `ends.recorded` looks at what follows the elements of many, a row each, and gives for each whether a
+    check of that chunk alone would find nothing, and the CRC-32 of its elements (0: none was computed).
+    """
+
+    front: bytes
+    ends: Ends
 
 
 class AbsentFiles(NamedTuple):
@@ -209,6 +229,15 @@ class Format(ABC):
         have: of two with the same and equal boxes and lengths, equal ones lead to the same place.
 
         None where no first bytes do.
+        """
+        return None
+
+    def around(self, folder: Folder, stored: Stored, chunk: Chunk) -> Around | None:
+        """What lies around the elements of a chunk, which is checked; None where no other is known by it.
+
+        Of two chunks of the same `front_kind`, element type, shape and length, which begin with the same
+        and end as `Around.ends` says, neither is at fault unless both are, and their elements are all that
+        lies between.
         """
         return None
 

@@ -74,7 +74,7 @@ def survey(
             steps += [StretchOfItem(each, stretch) for stretch in each.stretches]
         # Small ones are read into a whole window where threads would meet between many calls.
         at_once = budget.window_bytes if budget.workers >= MANY else block_bytes
-        steps += neighbours(small, at_once)
+        steps += neighbours(small, at_once, budget.window_bytes)
 
         def look(step: Step) -> Sequence[tuple[int, ItemStats]]:
             if isinstance(step, SmallItems):

@@ -18,11 +18,14 @@ from intarsia.checking.survey.item_stats import ItemStats, look
 from intarsia.checking.survey.items import Item
 from intarsia.checking.survey.matrix_sums import MatrixSums
 from intarsia.checking.survey.stretches import Block, Stretch, blocks_of, cut_stretches
+from intarsia.checking.survey.wrapped_chunks import KnownChunks
 from intarsia.errors import IntarsiaError
 from intarsia.format.base import Format, Located
 from intarsia.frozen import frozen, frozen_open
 from intarsia.layout import clip
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
+from intarsia.planning.proof import prover_of
+from intarsia.planning.proof.links import Links
 from intarsia.run.gather import Fill, gather
 from intarsia.run.located import locate_chunk
 from intarsia.run.room import Room
@@ -62,6 +65,17 @@ class SurveyContext:
     most_sums: int
     wanted: Mapping[str, Logical]
     room: Room = field(default_factory=Room)
+    room_for_chunks: Room = field(default_factory=Room)
+
+    @cached_property
+    def known_chunks(self) -> KnownChunks:
+        """What lies around the elements of chunks that were checked."""
+        return KnownChunks(self.format, self.folder)
+
+    @cached_property
+    def links(self) -> Links:
+        """What is known of the manifest's own proof."""
+        return prover_of(self.manifest).links
 
     def place_of(self, stored: Stored, chunk: Chunk) -> ChunkPlace:
         """Where a chunk of a stored tensor is."""

@@ -2,13 +2,15 @@
 
 What is done for one tensor costs more than the bytes of a small one, and threads wait for each
 other at every call.  Here those of one shape and element type are one array with three axes, of
-which each number is taken for all of them at once.  A tensor that shows what no sound one holds is
-surveyed alone, as larger ones are, and its faults are named there.
+which each number is taken for all of them at once; those that are cut into archives are put together
+first.  A tensor that shows what no sound one holds is surveyed alone, as larger ones are, and its
+faults are named there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -28,14 +30,16 @@ from intarsia.checking.survey.items import Item
 from intarsia.checking.survey.magnitudes import greatest, without_signed_zeros
 from intarsia.checking.survey.matrix_facts import facts_of_each
 from intarsia.checking.survey.matrix_sums import sums_along
+from intarsia.checking.survey.wrapped_chunks import GAP_BYTES, Alike, bring
 from intarsia.errors import IntarsiaError
 from intarsia.frozen import frozen
+from intarsia.planning.manifest import Chunk
 from intarsia.run.room import Bytes
 from intarsia.run.sharing import in_steps
-from intarsia.run.sums.checksum import full, remainder
+from intarsia.run.sums.checksum import crc32, remainder
 from intarsia.run.sums.neighbours import Neighbours, Run
 from intarsia.state.names import MASTER
-from intarsia.value.bits import Bits, bits_dtype
+from intarsia.value.bits import Bits, as_float64, bits_dtype
 
 _SUM_BYTES = 8
 """What the sum of a row or a column takes."""
@@ -43,7 +47,7 @@ _SUM_BYTES = 8
 
 @frozen
 class SmallItem:
-    """An item that is one whole matrix in one chunk, and its number among all items.
+    """An item that is one whole matrix in one chunk, or in some that are `wrapped`, and its number among all.
 
     Its bytes are a run of the logical tensor `tensor`, where sums for its digest are wanted; "" elsewhere.
     """
@@ -52,6 +56,7 @@ class SmallItem:
     item: Item
     run: Run
     tensor: str
+    wrapped: bool
 
     @property
     def nbytes(self) -> int:
@@ -59,16 +64,18 @@ class SmallItem:
 
     @property
     def memory_bytes(self) -> int:
-        """What its survey takes: its bytes and its sums."""
-        unit = self.item.units[0]
-        return self.nbytes + _SUM_BYTES * (unit.rows + unit.columns)
+        """What its survey takes: its bytes and its sums, and its chunks with all that is in them."""
+        unit, chunks = self.item.units[0], self.item.chunks if self.wrapped else ()
+        sums = _SUM_BYTES * (unit.rows + unit.columns)
+        return self.nbytes + sums + 2 * sum([GAP_BYTES + x.length_bytes for x in chunks])
 
 
 @frozen
 class SmallItems:
-    """Small items of one file."""
+    """Small items that one thread surveys together: of one file, or with their first chunks in it."""
 
     items: Sequence[SmallItem]
+    wrapped: bool
 
     @property
     def nbytes(self) -> int:
@@ -77,39 +84,50 @@ class SmallItems:
 
 def small_item(number: int, item: Item, context: SurveyContext) -> SmallItem | None:
     """An item that is surveyed with its neighbours; None for any other."""
-    if not len(item.names) == len(item.units) == len(item.chunks) == 1:
+    if not len(item.names) == len(item.units) == 1:
         return None
-    stored, unit, chunk = item.stored, item.units[0], item.chunks[0]
+    stored, unit = item.stored, item.units[0]
     dtype, layout = stored.dtype, stored.layout
-    size = chunk.box.size
-    nbytes = size * dtype.itemsize
-    if nbytes > context.block_bytes or size < 2 or chunk.box.shape != layout.shape:
+    nbytes = stored.nbytes
+    if nbytes > context.block_bytes or unit.rows + unit.columns > context.most_sums:
         return None
-    if not is_plain(dtype) or unit.rows + unit.columns > context.most_sums:
-        return None
-    if layout.mapped != size or not is_there(context.manifest, chunk):
+    if not layout.mapped == layout.size == unit.rows * unit.columns or not is_plain(dtype):
         return None
     if MASTER in item.kinds and context.wanted:
         return None  # it may be summed as the weight that it rounds to, too
+    in_memory = context.manifest.in_memory_files
+    wrapped = context.format.front_kind(stored) is not None
+    wrapped = wrapped and not (in_memory and any(x.file in in_memory for x in item.chunks))
+    if not wrapped and (len(item.chunks) > 1 or layout.size < 2):
+        return None
+    # Chunks that do not tile it would leave some of its memory as it was.
+    if context.links.stored_fault(stored) is not None:
+        return None
+    if not all(is_there(context.manifest, chunk) for chunk in item.chunks):
+        return None
     wanted = [context.wanted[name] for name in layout.tensors if name in context.wanted]
     if not any(is_summed(stored, x) for x in wanted):
-        return SmallItem(number, item, Run(0, nbytes, nbytes), "")
+        return SmallItem(number, item, Run(0, nbytes, nbytes), "", wrapped)
     piece = layout.pieces[0]
     start_bytes = piece.to * dtype.itemsize
-    if piece.run != size or not stored.value.is_plain or start_bytes % 8:
+    if piece.run != layout.size or not stored.value.is_plain or start_bytes % 8:
         return None
-    return SmallItem(number, item, Run(start_bytes, nbytes, wanted[0].nbytes), piece.tensor)
+    run = Run(start_bytes, nbytes, wanted[0].nbytes)
+    return SmallItem(number, item, run, piece.tensor, wrapped)
 
 
-def neighbours(small: Sequence[SmallItem], most_bytes: int) -> Iterator[SmallItems]:
-    """Small items of any files, those together that one call reads."""
-    by_file: dict[str, list[SmallItem]] = {}
+def neighbours(
+    small: Sequence[SmallItem], most_bytes: int, most_wrapped_bytes: int
+) -> Iterator[SmallItems]:
+    """Small items of any files, those together that few calls read."""
+    by_file: dict[tuple[str, bool], list[SmallItem]] = {}
     for x in small:
-        by_file.setdefault(x.item.chunks[0].file, []).append(x)
-    for of_file in by_file.values():
+        by_file.setdefault((x.item.chunks[0].file, x.wrapped), []).append(x)
+    for (_, wrapped), of_file in by_file.items():
         of_file.sort(key=lambda x: x.item.chunks[0].start_bytes)
-        for some in in_steps(of_file, most_bytes, lambda x: x.memory_bytes):
-            yield SmallItems(some)
+        most = most_wrapped_bytes if wrapped else most_bytes
+        for some in in_steps(of_file, most, lambda x: x.memory_bytes):
+            yield SmallItems(some, wrapped)
 
 
 def survey_together(
@@ -117,7 +135,7 @@ def survey_together(
 ) -> list[tuple[int, ItemStats]]:
     """What small items show, each with its number."""
     try:
-        found = _survey(small.items, context)
+        found = _survey(small, context)
     except IntarsiaError as error:
         error.raise_unless_fault()
         found = {}
@@ -130,30 +148,86 @@ def survey_together(
     return list(found.items())
 
 
-def _survey(small: Sequence[SmallItem], context: SurveyContext) -> dict[int, ItemStats]:
+def _survey(small: SmallItems, context: SurveyContext) -> dict[int, ItemStats]:
     """What those show, by number, that are as they should be."""
-    places = {x.number: context.place_of(x.item.stored, x.item.chunks[0]) for x in small}
-    placed = [(x, places[x.number]) for x in small if places[x.number].together]
-    if placed and (seen := survey_in_file(placed, context.folder)) is not None:
-        return seen
-    groups: dict[Any, list[SmallItem]] = {}
-    for x in small:
-        if places[x.number].together:
-            unit = x.item.units[0]
-            alike = unit.rows, unit.columns, x.item.stored.dtype, frozenset(x.item.kinds)
-            groups.setdefault(alike, []).append(x)
-    in_order = [x for group in groups.values() for x in group]
+    places = {}
+    if not small.wrapped:
+        places = {x.number: context.place_of(x.item.stored, x.item.chunks[0]) for x in small.items}
+        placed = [(x, places[x.number]) for x in small.items if places[x.number].together]
+        if placed and (seen := survey_in_file(placed, context.folder)) is not None:
+            return seen
+    groups = _alike([x for x in small.items if small.wrapped or places[x.number].together])
+    in_order = [x for group in groups for x in group]
     together = Neighbours([x.run for x in in_order])
     memory = context.room.take(together.nbytes)
-    views = dict(zip([x.number for x in in_order], together.views(memory), strict=True))
-    ranges = [(places[x.number].located.start_bytes, views[x.number].data) for x in in_order]
-    context.folder.read_each(small[0].item.chunks[0].file, sorted(ranges, key=lambda each: each[0]))
+    views = together.views(memory)
+    ends = accumulate(map(len, groups))
+    rows = [
+        together.rows(memory, end - len(x), len(x)) for x, end in zip(groups, ends, strict=True)
+    ]
+    if small.wrapped:
+        unsealed = _read_wrapped(groups, rows, context)
+    else:
+        unsealed = _read(in_order, [places[x.number] for x in in_order], views, context)
     found: dict[int, ItemStats] = {}
-    first = 0
-    for group in groups.values():
-        found |= _survey_group(group, together.rows(memory, first, len(group)))
-        first += len(group)
-    return _summed(in_order, found, places, views, together, memory)
+    for group, held in zip(groups, rows, strict=True):
+        found |= _survey_group(group, held)
+    found = {number: stats for number, stats in found.items() if number in unsealed}
+    for number, stats in found.items():
+        stats.unsealed = unsealed[number]
+    if any(x.tensor for x in in_order):
+        crcs = [remainder(view) if x.tensor else 0 for x, view in zip(in_order, views, strict=True)]
+        for x, total in zip(in_order, together.sums(memory, crcs), strict=True):
+            if x.tensor and x.number in found:
+                found[x.number].sums = {x.tensor: total}
+    return found
+
+
+def _alike(small: Iterable[SmallItem]) -> list[list[SmallItem]]:
+    """Small items in groups of one shape and element type, those in several chunks being cut alike."""
+    groups: dict[Any, list[SmallItem]] = {}
+    for x in small:
+        unit, stored = x.item.units[0], x.item.stored
+        alike = unit.rows, unit.columns, stored.dtype, frozenset(x.item.kinds)
+        cut = [(chunk.box, chunk.length_bytes) for chunk in x.item.chunks] if x.wrapped else ()
+        groups.setdefault((alike, stored.shape, *cut), []).append(x)
+    return list(groups.values())
+
+
+def _read(
+    in_order: Sequence[SmallItem],
+    places: Sequence[ChunkPlace],
+    views: Sequence[Bytes],
+    context: SurveyContext,
+) -> dict[int, int]:
+    """Put items of one file into memory: by number, of those whose checksum is right, how many have none."""
+    if not in_order:
+        return {}
+    ranges = [(x.located.start_bytes, view.data) for x, view in zip(places, views, strict=True)]
+    file = in_order[0].item.chunks[0].file
+    context.folder.read_each(file, sorted(ranges, key=lambda each: each[0]))
+    return {
+        x.number: int(place.unsealed)
+        for x, place, view in zip(in_order, places, views, strict=True)
+        if place.crc is None or crc32(view) == place.crc
+    }
+
+
+def _read_wrapped(
+    groups: Sequence[Sequence[SmallItem]], rows: Sequence[Bytes], context: SurveyContext
+) -> dict[int, int]:
+    """Put items in wrapped chunks into memory: by number, of those that are as they were saved, how many
+    chunks have no checksum."""
+    alike = [Alike([x.item for x in some], to) for some, to in zip(groups, rows, strict=True)]
+    brought = bring(alike, context.known_chunks, context.room_for_chunks)
+    return {
+        x.number: unsealed
+        for group, each in zip(groups, brought, strict=True)
+        for x, sound, unsealed in zip(
+            group, each.sound.tolist(), each.unsealed.tolist(), strict=True
+        )
+        if sound
+    }
 
 
 def _survey_group(group: Sequence[SmallItem], rows: Bytes) -> dict[int, ItemStats]:
@@ -179,9 +253,15 @@ def _survey_group(group: Sequence[SmallItem], rows: Bytes) -> dict[int, ItemStat
     matrices = bits.reshape(len(group), unit.rows, unit.columns)
     sums[:, : unit.rows] = sums_along(matrices, 2)
     sums[:, unit.rows :] = sums_along(matrices, 1)
-    totals = sums[:, : unit.rows].sum(axis=1).tolist()
+    totals = sums[:, : unit.rows].sum(axis=1)
+    values: list[float | None] = [None] * len(group)
+    if item.stored.layout.size == 1:
+        values = as_float64(totals.astype(bits_dtype(dtype)), dtype).real.tolist()
+    zeros = _zero_chunks(group, bits)
     facts = facts_of_each([x.item.units[0] for x in group], dtype, sums)
-    numbers = zip(group, ordinary.tolist(), facts, least, most.tolist(), used, totals, strict=True)
+    each = zip(
+        group, facts, least, most.tolist(), used, totals.tolist(), values, zeros, strict=True
+    )
     return {
         x.number: ItemStats(
             x.item,
@@ -190,36 +270,30 @@ def _survey_group(group: Sequence[SmallItem], rows: Bytes) -> dict[int, ItemStat
             least=smallest,
             most=largest,
             total=total,
-            zero_chunks=() if total else x.item.chunks,
+            zero_chunks=zero,
+            value=value,
         )
-        for x, is_ordinary, fact, smallest, largest, bits_used, total in numbers
+        for is_ordinary, (x, fact, smallest, largest, bits_used, total, value, zero) in zip(
+            ordinary.tolist(), each, strict=True
+        )
         if is_ordinary
     }
 
 
-def _summed(
-    in_order: Sequence[SmallItem],
-    found: dict[int, ItemStats],
-    places: Mapping[int, ChunkPlace],
-    views: Mapping[int, Bytes],
-    together: Neighbours,
-    memory: Bytes,
-) -> dict[int, ItemStats]:
-    """The same, with sums for digests; those whose checksum is not the recorded one are left out."""
-    crcs = {
-        x.number: remainder(views[x.number])
-        for x in in_order
-        if x.tensor or places[x.number].crc is not None
-    }
-    for x in in_order:
-        crc = places[x.number].crc
-        if crc is not None and full(crcs[x.number], x.nbytes) != crc:
-            found.pop(x.number, None)
-    for number, stats in found.items():
-        stats.unsealed = int(places[number].unsealed)
-    if any(x.tensor for x in in_order):
-        sums = together.sums(memory, [crcs.get(x.number, 0) for x in in_order])
-        for x, total in zip(in_order, sums, strict=True):
-            if x.tensor and x.number in found:
-                found[x.number].sums = {x.tensor: total}
+def _zero_chunks(group: Sequence[SmallItem], bits: Bits) -> list[tuple[Chunk, ...]]:
+    """The chunks of each item that hold nothing but zeros, which have no sign here."""
+    item = group[0].item
+    found: list[tuple[Chunk, ...]] = [()] * len(group)
+    whole = bits.reshape(len(group), *item.stored.shape)
+    for number, chunk in enumerate(item.chunks):
+        box = chunk.box
+        first: Any = (slice(None), *box.offsets)
+        maybe = np.flatnonzero(whole[first] == 0)
+        inside: Any = (
+            maybe,
+            *[slice(o, o + n) for o, n in zip(box.offsets, box.shape, strict=True)],
+        )
+        held = whole[inside].reshape(len(maybe), box.size)
+        for k in maybe[~held.any(axis=1)].tolist():
+            found[k] = (*found[k], group[k].item.chunks[number])
     return found

@@ -6,17 +6,19 @@ from collections.abc import Hashable, Sequence
 from math import prod
 
 from intarsia.errors import FormatError
-from intarsia.format.base import Format, Located, Summed
+from intarsia.format.base import Around, Format, Located, Summed
 from intarsia.format.dcp.data_files import metadata_of
 from intarsia.format.dcp.metadata import METADATA, TensorRecord
 from intarsia.format.dcp.write import rank_of
+from intarsia.format.torch_file.archive_end import Ending, ending_of
 from intarsia.format.torch_file.torch_zip import (
+    Payload,
     check_directory,
     keeping_ends,
     read_crc,
     read_payload,
 )
-from intarsia.format.torch_file.zip_directory import Read
+from intarsia.format.torch_file.zip_directory import Read, exactly
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.planning.manifest import Chunk, Entry, Stored
 from intarsia.store.reading.folder import Folder
@@ -35,6 +37,15 @@ class Archives(Format):
 
     def checksum(self, folder: Folder, chunk: Chunk) -> Summed | None:
         return recorded_checksum(folder, chunk)
+
+    def around(self, folder: Folder, stored: Stored, chunk: Chunk) -> Around | None:
+        located, summed = self.locate(folder, stored, chunk), self.checksum(folder, chunk)
+        ending = _endings.get((chunk.length_bytes, located.front))
+        start, size = chunk.start_bytes + len(located.front), chunk.box.size * stored.dtype.itemsize
+        in_order = located.piece is None and located.start_bytes == start
+        if ending is None or not in_order or summed is None or summed[:2] != (start, size):
+            return None
+        return Around(located.front, ending)
 
     def rank_of(self, file: str) -> int | None:
         return rank_of(file)
@@ -80,11 +91,34 @@ def recorded_checksum(folder: Folder, chunk: Chunk) -> Summed:
     Torch never looks at the sum again; it is None where torch was set not to compute it.
     """
     where = f"{folder.root / chunk.file} byte {chunk.start_bytes:,}"
-    read = keeping_ends(_reads(folder, chunk), chunk.length_bytes)
-    payload = read_payload(read, chunk.length_bytes, where)
-    crc = read_crc(read, chunk.length_bytes, payload, where)
-    check_directory(read, chunk.length_bytes, payload, crc, where)
-    return Summed(chunk.start_bytes + payload.start_bytes, payload.length_bytes, crc)
+    length = chunk.length_bytes
+    read = keeping_ends(_reads(folder, chunk), length)
+    payload = read_payload(read, length, where, chunk.box.shape)
+    start, size = chunk.start_bytes + payload.start_bytes, payload.length_bytes
+    known = _endings.get((length, payload.front))
+    if known is not None:
+        first = payload.start_bytes + size
+        quick = known.recorded_in(exactly(read, first, length - first, where))
+        if quick is not None:
+            return Summed(start, size, quick or None)
+    crc = read_crc(read, length, payload, where)
+    check_directory(read, length, payload, crc, where)
+    if known is None and payload.front:
+        _learn(read, length, payload, where)
+    return Summed(start, size, crc)
+
+
+_KEPT = 4096
+_endings: dict[tuple[int, bytes], Ending] = {}
+"""How archives end, by their lengths and what they begin with: one of each was checked by its directory."""
+
+
+def _learn(read: Read, length: int, payload: Payload, where: str) -> None:
+    """Keep how an archive ends that was checked."""
+    if (found := ending_of(read, length, payload, where)) is not None:
+        if len(_endings) >= _KEPT:
+            _endings.clear()
+        _endings[length, payload.front] = found
 
 
 def _reads(folder: Folder, chunk: Chunk) -> Read:

@@ -26,7 +26,7 @@ from intarsia.format.torch_file.zip_directory import (
     check_end,
     directory,
     exactly,
-    infos_of,
+    listing_of,
     member_name,
     members_of,
 )
@@ -153,12 +153,20 @@ def _crc_in(after: bytes, size_bytes: int) -> int | None:
     return int.from_bytes(after[4:8], "little") if said else None
 
 
+def described_bytes(after: bytes, size_bytes: int) -> int:
+    """How much of what follows content of this size repeats its checksum and its size; 0 where nothing does."""
+    size = size_bytes.to_bytes(8, "little")
+    if after[:4] != b"PK\x07\x08":
+        return 0
+    return 24 if after[8:24] == size * 2 else 16 if after[8:16] == size[:4] * 2 else 0
+
+
 def check_directory(read: Read, length: int, payload: Payload, crc: int | None, where: str) -> None:
     """Raise where the directory by which torch finds the tensor is damaged, or a small member is.
 
     `crc` is what stands beside the tensor's bytes.
     """
-    infos = infos_of(read, length, where)
+    infos = listing_of(read, length, where).infos
     members = members_of(read, length, infos, where)
     if sum(m.size or 0 for m in members.values()) > length:
         raise FormatError(f"members of the archive overlap - at {where}")

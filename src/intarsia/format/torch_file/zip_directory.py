@@ -80,6 +80,13 @@ class _File:
         return got
 
 
+class Listing(NamedTuple):
+    """The directory of an archive: what it says of each member, and where it begins."""
+
+    infos: list[ZipInfo]
+    start: int
+
+
 def check_end(read: Read, length: int, infos: list[ZipInfo], where: str) -> None:
     """Raise where the records at the end, or the names in the directory, are none that torch goes by."""
     end = END.unpack(exactly(read, length - END.size, END.size, where))
@@ -110,11 +117,11 @@ def check_end(read: Read, length: int, infos: list[ZipInfo], where: str) -> None
         raise FormatError(f"members are in {len(folders)} different folders - at {where}")
 
 
-def infos_of(read: Read, length: int, where: str) -> list[ZipInfo]:
-    """What the directory says of each member."""
+def listing_of(read: Read, length: int, where: str) -> Listing:
+    """What the directory says of each member, and where it begins."""
     try:
         with ZipFile(cast(IO[bytes], _File(read, length))) as archive:
-            return archive.infolist()
+            return Listing(archive.infolist(), archive.start_dir)
     except BROKEN_ZIP as error:
         raise FormatError(
             f"no zip archive in these {length} bytes ({error}) - at {where}"
@@ -123,7 +130,7 @@ def infos_of(read: Read, length: int, where: str) -> list[ZipInfo]:
 
 def directory(read: Read, length: int, where: str) -> dict[str, Member]:
     """The members by the central directory at the end."""
-    return members_of(read, length, infos_of(read, length, where), where)
+    return members_of(read, length, listing_of(read, length, where).infos, where)
 
 
 def members_of(read: Read, length: int, infos: list[ZipInfo], where: str) -> dict[str, Member]:

@@ -1,0 +1,120 @@
+"""Small tensors in many archives show, surveyed together, what each of them shows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import intarsia
+from intarsia.checking.alone.headers import read_headers
+from intarsia.checking.survey import blockwise
+from intarsia.checking.survey.item_stats import ItemStats
+from intarsia.format.dcp import archives
+from intarsia.format.torch_file.torch_zip import Payload, read_payload
+from intarsia.planning.manifest import Chunk
+from tests.checking.survey.test_small_items import many_tensors, stats_of
+from tests.checkpoints import write_hf
+
+_OF_BLOCKS = {"least", "used_bits"}
+"""They are taken of the blocks alone in which all elements are suspicious."""
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    tensors = {
+        f"layers.{k}.{name}.weight": torch.randn(shape, generator=torch.Generator().manual_seed(k))
+        for k in range(6)
+        for name, shape in (("up", (16, 24)), ("down", (24, 16)), ("norm", (24,)))
+    }
+    hub = write_hf(tmp_path / "hub", tensors, None)
+    intarsia.convert(hub, tmp_path / "dcp", to="dcp", mesh="fsdp=2")
+    return tmp_path / "dcp"
+
+
+def facts(stats: ItemStats) -> dict[str, object]:
+    return {f.name: getattr(stats, f.name) for f in fields(stats) if f.name not in _OF_BLOCKS}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "every"),
+    [
+        ("tp=2,fsdp=2", 5),
+        *[pytest.param(m, 1, marks=pytest.mark.slow) for m in ("fsdp=1", "fsdp=3", "tp=2,fsdp=2")],
+    ],
+)
+def test_together_and_alone_show_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mesh: str, every: int
+) -> None:
+    some = list(many_tensors().items())[::every]
+    weights = {name[name.index("stack") :]: x for name, x in some}
+    hub = write_hf(tmp_path / "hub", weights, None, 3)
+    intarsia.convert(hub, tmp_path / "dcp", to="dcp", mesh=mesh)
+    both = [stats_of(tmp_path / "dcp", monkeypatch, together) for together in (True, False)]
+    for together, alone in zip(*both, strict=True):
+        assert facts(together) == facts(alone), alone.item.stored.name
+    in_part = [0 < len(x.zero_chunks) < len(x.item.chunks) for x in both[0]]
+    assert any(in_part) == (mesh != "fsdp=1")
+
+
+def test_a_sound_checkpoint_is_looked_at_together(
+    sharded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of its tensors is looked at alone, and the directory of few of its archives is read."""
+    checks: list[str] = []
+    check = archives.check_directory
+    monkeypatch.setattr(archives, "_endings", {})
+    monkeypatch.setattr(
+        archives, "check_directory", lambda *held: (checks.append(held[-1]), check(*held))
+    )
+    monkeypatch.setattr(blockwise, "ItemSurvey", None)
+    assert intarsia.verify(sharded)
+    assert len(checks) == 3, "one for each shape of a chunk"
+
+
+def told(path: Path) -> tuple[Any, Any]:
+    found = intarsia.verify(path, workers=1)
+    return [fault.as_json() for fault in found.faults], found.notes
+
+
+def places(chunk: Chunk, payload: Payload, data: bytes, step: int) -> Iterator[tuple[str, int]]:
+    """Bytes of every kind in the archive of a chunk."""
+    begin, stop = chunk.start_bytes, chunk.start_bytes + chunk.length_bytes
+    start = begin + payload.start_bytes
+    end = start + payload.length_bytes
+    yield from (("front", at) for at in range(begin, start, step))
+    yield from (("elements", at) for at in (start, end - 1))
+    yield from (("end", at) for at in range(end, stop, step))
+    yield "checksum", end + 4 + step % 4
+    yield "directory", data.index(data[end + 4 : end + 8], end + 8) + step % 4
+
+
+@pytest.mark.parametrize(
+    "step", [149, *[pytest.param(step, marks=pytest.mark.slow) for step in (11, 13, 17)]]
+)
+def test_every_damaged_byte_is_told_of_as_it_is_of_a_tensor_alone(
+    sharded: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    manifest = read_headers(sharded, None).manifest
+    assert manifest is not None
+    chunk = manifest.stored["layers.3.up.weight"].chunks[1]
+    file = sharded / chunk.file
+    data = file.read_bytes()
+    blob = data[chunk.start_bytes :][: chunk.length_bytes]
+    payload = read_payload(lambda at, size: blob[at : at + size], len(blob), "here")
+    found = set[str]()
+    for kind, at in places(chunk, payload, data, step):
+        bad = bytearray(data)
+        bad[at] ^= 0x41
+        file.write_bytes(bad)
+        together = told(sharded)
+        with monkeypatch.context() as patch:
+            patch.setattr(blockwise, "small_item", lambda *_: None)
+            patch.setattr(archives, "_endings", {})
+            assert together == told(sharded), (kind, at - chunk.start_bytes)
+        found |= {kind} if together[0] else set()
+    assert found == {"front", "elements", "end", "checksum", "directory"}

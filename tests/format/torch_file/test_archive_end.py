@@ -1,0 +1,137 @@
+"""Archives that end alike are known by their bytes, and none that a check of its directory would refuse."""
+
+from __future__ import annotations
+
+import io
+import random
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+from intarsia.errors import FormatError
+from intarsia.format.torch_file.archive_end import Ending, ending_of
+from intarsia.format.torch_file.torch_zip import Payload, check_directory, read_crc, read_payload
+from tests.format.torch_file.test_torch_zip import saved
+
+
+def payload_of(blob: bytes) -> Payload:
+    return read_payload(lambda at, size: blob[at : at + size], len(blob), "here")
+
+
+def ending(blob: bytes) -> Ending | None:
+    return ending_of(lambda at, size: blob[at : at + size], len(blob), payload_of(blob), "here")
+
+
+def end_of(blob: bytes) -> bytes:
+    payload = payload_of(blob)
+    return blob[payload.start_bytes + payload.length_bytes :]
+
+
+def checked(blob: bytes) -> int | FormatError | None:
+    """What a check of the directory says: the checksum that is recorded, or what is wrong."""
+    try:
+        payload = payload_of(blob)
+        read = lambda at, size: blob[at : at + size]  # noqa: E731
+        crc = read_crc(read, len(blob), payload, "here")
+        check_directory(read, len(blob), payload, crc, "here")
+    except FormatError as error:
+        return error
+    return crc
+
+
+def both(known: Ending, end: bytes) -> int | None:
+    """The checksum that is recorded in an end, asked in both ways."""
+    alone = known.recorded_in(end)
+    sound, crcs = known.recorded(np.frombuffer(end, np.uint8)[None])
+    assert (int(crcs[0]) if sound[0] else None) == alone
+    return alone
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (8, 128), (70000,)], ids=str)
+def test_an_archive_of_torch_is_known_by_another_of_its_shape(shape: tuple[int, ...]) -> None:
+    one, other = torch.randn(shape), torch.randn(shape)
+    known = ending(saved(one))
+    assert known is not None
+    assert both(known, end_of(saved(other))) == zlib.crc32(other.numpy().tobytes())
+
+
+def test_archives_without_checksums_are_known_by_each_other() -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        one, other = saved(torch.randn(40)), saved(torch.randn(40))
+    finally:
+        torch.serialization.set_crc32_options(True)
+    known = ending(one)
+    assert known is not None
+    assert both(known, end_of(other)) == 0
+
+
+def test_what_is_known_with_any_byte_changed_would_pass_a_check_of_its_directory() -> None:
+    known, blob = ending(saved(torch.randn(40))), saved(torch.randn(40))
+    assert known is not None
+    start = len(blob) - len(end_of(blob))
+    number, taken = random.Random(5), 0
+    for at in range(start, len(blob)):
+        bad = bytearray(blob)
+        bad[at] ^= number.randrange(1, 256)
+        found = both(known, bytes(bad[start:]))
+        assert found is None or found == checked(bytes(bad)), at
+        taken += found is not None
+    assert taken == 0, "a single byte has nothing that it agrees with"
+
+
+def with_identity(blob: bytes, content: bytes, crc: int, beside: int) -> bytes:
+    """An archive with another `serialization_id`, its checksum in the directory and beside it."""
+    record = blob.rfind(b"PK\1\2")
+    after = blob.find(b"PK\7\x08" + blob[record + 16 : record + 20])
+    changed = bytearray(blob)
+    changed[after - 40 : after] = content
+    changed[after + 4 : after + 8] = beside.to_bytes(4, "little")
+    changed[record + 16 : record + 20] = crc.to_bytes(4, "little")
+    return bytes(changed)
+
+
+def test_an_identity_is_known_by_its_checksum_alone() -> None:
+    blob = saved(torch.randn(40))
+    known, content = ending(blob), bytes(range(40))
+    assert known is not None
+    crc, own = zlib.crc32(content), checked(blob)
+    sound = with_identity(blob, content, crc, crc)
+    assert both(known, end_of(sound)) == checked(sound) == own
+    wrong = with_identity(blob, content, crc ^ 1, crc ^ 1)
+    assert both(known, end_of(wrong)) is None
+    assert isinstance(checked(wrong), FormatError)
+    assert both(known, end_of(with_identity(blob, content, crc, crc ^ 1))) is None
+
+
+def test_an_end_of_another_length_is_not_known() -> None:
+    known = ending(saved(torch.randn(40)))
+    assert known is not None
+    assert known.recorded_in(end_of(saved(torch.randn(40))) + b"\0") is None
+
+
+def test_nothing_is_known_by_an_archive_that_torch_does_not_write() -> None:
+    plain = zipfile.ZipFile(io.BytesIO(saved(torch.randn(40))))
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as other:
+        for name in plain.namelist():
+            other.writestr(name, plain.read(name))
+    assert ending(out.getvalue()) is None
+    assert ending(saved(torch.empty(0))) is None
+
+
+def test_nothing_is_known_by_an_archive_with_bytes_between_its_members() -> None:
+    """Members that lie on one another, or elsewhere, would be looked at where elements vary."""
+    blob = saved(torch.randn(40))
+    record = blob.rfind(b"PK\1\2")
+    offset = int.from_bytes(blob[record + 42 : record + 46], "little")
+    earlier = blob[: record + 42] + (offset - 1).to_bytes(4, "little") + blob[record + 46 :]
+    assert ending(blob) is not None
+    assert ending(earlier) is None
+    locator = blob.rfind(b"PK\6\7")
+    elsewhere = blob[: locator + 8] + bytes(8) + blob[locator + 16 :]
+    assert ending(elsewhere) is None
+    assert ending(blob[:-22] + b"PK\5\6" + blob[-18:-2] + b"\2\0no") is None
