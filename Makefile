@@ -37,10 +37,15 @@ $(VENV)/.test: $(VENV)/.run
 	$(PIP) --no-deps --only-binary=:all: --upgrade --target $(VENV)/transformer_engine "$(TE)"
 	@touch $@
 
-demo: $(VENV)/.run
+# A library of other sources is not called: it is built again when they change.
+$(VENV)/.kernel: $(VENV)/.run hatch_build.py $(wildcard src/intarsia/kernel/*.[ch])
+	-$(BIN)/python hatch_build.py
+	@touch $@
+
+demo: $(VENV)/.kernel
 	$(BIN)/intarsia demo
 
-lint: $(VENV)/.test
+lint: $(VENV)/.test $(VENV)/.kernel
 	$(BIN)/ruff check src tests benchmarks attacks examples docs
 	$(BIN)/ruff format --check src tests benchmarks attacks examples docs
 	$(BIN)/mypy
@@ -70,10 +75,11 @@ $(VENV)/.bench: $(VENV)/.test
 	-$(PIP) --no-deps --only-binary=:all: --upgrade --target $(VENV)/peers runai-model-streamer
 	@touch $@
 
-bench: $(VENV)/.bench
+bench: $(VENV)/.bench $(VENV)/.kernel
 	PYTHONPATH=$(CURDIR)/$(VENV)/peers $(BIN)/python -m benchmarks.suite $(BENCH)
 
 bench-device:
+	-$(PYTHON) hatch_build.py
 	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) -m benchmarks.suite --device $(BENCH)
 
 $(VENV)/.docs: $(BIN)/python pyproject.toml constraints.txt

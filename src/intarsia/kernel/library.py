@@ -8,11 +8,17 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 FILE = os.path.join(_FOLDER, f"kernel-{os.uname().machine}.so")
 """The library for machines of this kind: a source tree may be shared by several."""
+
+_ENDED = 1
 
 
 def sources_hash(folder: str) -> str:
@@ -23,6 +29,19 @@ def sources_hash(folder: str) -> str:
         with open(os.path.join(folder, name), "rb") as file:
             found.update(f"{name}\0".encode() + file.read())
     return found.hexdigest() if names else ""
+
+
+def check(went: int) -> None:
+    """Raise what a call of the library that reads or writes says went wrong, as Python's own calls do."""
+    if went == _ENDED:
+        raise EOFError
+    if went:
+        raise OSError(-went, os.strerror(-went))
+
+
+def address(array: NDArray[Any]) -> ctypes.c_void_p:
+    """Where the elements of an array begin."""
+    return ctypes.c_void_p(array.ctypes.data)
 
 
 def _load() -> ctypes.CDLL | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,14 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.kernel.library import LIBRARY
+from intarsia.kernel.library import LIBRARY, address, check
 
 Bytes = NDArray[np.uint8]
 
 ROOM_BYTES = 256 << 10
 """What is read at a time, and stays in a core's cache while it is summed."""
-
-_ENDED = 1
 
 
 class Runs(NamedTuple):
@@ -56,13 +53,9 @@ def sum_file(fd: int, runs: Runs) -> Sums:
     count = len(runs.at)
     asked = np.array([runs.at, runs.lengths, runs.starts], np.uint64)
     pages, crcs = np.empty(count, np.uint64), np.empty(count, np.uint32)
-    places = [*map(_address, asked), _address(pages), _address(crcs), _address(thread_room.bytes)]
+    places = [*map(address, asked), address(pages), address(crcs), address(thread_room.bytes)]
     room_bytes = ctypes.c_uint64(ROOM_BYTES)
-    went = LIBRARY.intarsia_sum_file(fd, ctypes.c_uint64(count), *places, room_bytes)
-    if went == _ENDED:
-        raise EOFError
-    if went:
-        raise OSError(-went, os.strerror(-went))
+    check(LIBRARY.intarsia_sum_file(fd, ctypes.c_uint64(count), *places, room_bytes))
     return Sums(pages.tolist(), crcs.tolist())
 
 
@@ -73,13 +66,9 @@ def sum_memory(views: Sequence[Bytes], starts: Sequence[int]) -> Sums:
     data = [view.ctypes.data for view in views]
     asked = np.array([data, [len(view) for view in views], starts], np.uint64)
     pages, crcs = np.empty(len(views), np.uint64), np.empty(len(views), np.uint32)
-    places = [*map(_address, asked), _address(pages), _address(crcs)]
+    places = [*map(address, asked), address(pages), address(crcs)]
     LIBRARY.intarsia_sum_memory(ctypes.c_uint64(len(views)), *places)
     return Sums(pages.tolist(), crcs.tolist())
-
-
-def _address(array: NDArray[np.uint8] | NDArray[np.uint32] | NDArray[np.uint64]) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
 
 
 if LIBRARY is not None:

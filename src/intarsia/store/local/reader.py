@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import PurePath
 
 from intarsia.errors import ChangedError, FormatError
+from intarsia.kernel.reading import can_read, read_runs
 from intarsia.kernel.summing import Runs, Sums, can_sum, sum_file
 from intarsia.kernel.surveying import Asked, Surveyed, can_survey, survey_file
 from intarsia.store.base import NEAR_BYTES, Range, Reader
@@ -23,6 +24,9 @@ AHEAD_BYTES = 8 << 20
 
 _UNUSED = memoryview(bytearray(NEAR_BYTES))
 """Where bytes go that lie between those that are read; ones further apart are read by two calls."""
+
+MANY = 3
+"""From so many calls of the system on they are left to the kernel: threads wait for the interpreter after each."""
 
 ROOT = "."
 """The name of the folder itself among its open files."""
@@ -49,8 +53,12 @@ class LocalReader(Reader):
 
     def read(self, file: str, ranges: Sequence[Range]) -> Stamp:
         with self._files.use(file) as fd:
-            for start_bytes, views in in_few_calls(ranges):
-                _fill(fd, start_bytes, views)
+            calls = list(in_few_calls(ranges))
+            if len(calls) >= MANY and can_read():
+                read_runs(fd, ranges)
+            else:
+                for start_bytes, views in calls:
+                    _fill(fd, start_bytes, views)
             return Stamp.from_stat(os.fstat(fd))
 
     def sums(self, file: str, runs: Runs) -> tuple[Sums, Stamp] | None:
