@@ -130,6 +130,8 @@ class FamilyError(IntarsiaError):
 class ForeignNamesError(FamilyError):
     """A checkpoint has none of the names that the family of its configuration has."""
 
+    kind = "names-foreign"
+
 
 class CoverageError(IntarsiaError):
     """A plan that cannot prove that every element arrives exactly once."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -83,12 +85,17 @@ def test_a_process_that_ends_does_not_look_for_what_could_be_freed(
     monkeypatch.setattr("gc.freeze", lambda: frozen.append(True))
     monkeypatch.setattr("sys.argv", ["intarsia", "--version"])
     usual = gc.get_threshold()
+    monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+    with pytest.raises(SystemExit):
+        main(None)
+    assert frozen == [], "triton would report what is left"
+    monkeypatch.delitem(sys.modules, "triton")
     for arguments, told in ((["--version"], []), (None, [True])):
         with pytest.raises(SystemExit):
             main(arguments)
         assert frozen == told, "only the process of the command itself ends"
     assert gc.get_threshold() == usual
-    assert capsys.readouterr().out.count("intarsia ") == 2
+    assert capsys.readouterr().out.count("intarsia ") == 3
 
 
 def test_this_test_would_see_an_import() -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 import intarsia
+from intarsia.family import table_for
 from tests.checkpoints import llama_config, model, write_dcp
 from tests.refusals.case import refusal
 
@@ -61,6 +63,44 @@ def a_submodule_called_optimizer(tmp: Path) -> None:
 def names_of_torchtitan(tmp: Path) -> None:
     names = {"tok_embeddings.weight": (47, 20), "layers.0.attention.wq.weight": (24, 20)}
     src = write_dcp(tmp / "run", {name: torch.ones(shape) for name, shape in names.items()})
+    intarsia.convert(src, tmp / "out", to="hf", config=CONFIG)
+
+
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2",
+    "n_embd": 4, "n_layer": 1, "n_head": 2, "n_positions": 8, "vocab_size": 6,
+}  # fmt: skip
+
+
+def gpt2() -> dict[str, torch.Tensor]:
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)).state_dict()
+
+
+@refusal("A model without a table below a word that nothing explains", area="sections")
+def names_below_a_word(tmp: Path) -> None:
+    src = write_dcp(tmp / "run", {"net": {"weights": gpt2()}, "step": torch.tensor(3)})
+    intarsia.convert(src, tmp / "out", to="hf", config=GPT2)
+
+
+@refusal("A model without a table below two words", area="sections")
+def names_below_two_words(tmp: Path) -> None:
+    halves = [*gpt2().items()]
+    state = {"one": dict(halves[::2]), "two": dict(halves[1::2])}
+    intarsia.convert(write_dcp(tmp / "run", state), tmp / "out", to="hf", config=GPT2)
+
+
+@refusal("A configuration of another model, which has no table", area="sections")
+def names_of_another_model(tmp: Path) -> None:
+    src = write_dcp(tmp / "run", {"a.weight": torch.ones(3, 3), "b.weight": torch.ones(3)})
+    intarsia.convert(src, tmp / "out", to="hf", config=GPT2)
+
+
+@refusal("Megatron's names in a checkpoint of torch, for Transformers", area="sections")
+def names_of_megatron(tmp: Path) -> None:
+    table = table_for(CONFIG)
+    assert table is not None
+    rows = table.dialects["megatron"].items()
+    src = write_dcp(tmp / "run", {name: torch.ones(row.layout.shape) for name, row in rows})
     intarsia.convert(src, tmp / "out", to="hf", config=CONFIG)
 
 

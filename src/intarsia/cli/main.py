@@ -89,8 +89,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             status = _failed(StoppedError(stop_word()), stop_status())
         with to_stdout():
             pass
-    if arguments is None:
-        gc.freeze()  # the process ends, and has no need to look for what could be freed before
+    # The process ends, and has no need to look for what could be freed before; triton would report it.
+    if arguments is None and "triton" not in sys.modules:
+        gc.freeze()
     raise SystemExit(status)
 
 

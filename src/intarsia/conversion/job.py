@@ -24,11 +24,13 @@ from intarsia.format.registry import (
 from intarsia.format.request import Request, Wanted
 from intarsia.frozen import frozen_open
 from intarsia.opened.entries import entries_to_write
+from intarsia.opened.model_names import check_hub_names, compared_with_model
 from intarsia.planning.manifest import Manifest
 from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan
 from intarsia.run.budget import Budget
 from intarsia.run.ranks.crew import crew_size
+from intarsia.state.names import is_state
 from intarsia.store.reading.headers_once import reading_once
 from intarsia.store.reading.replaced import Stamps
 from intarsia.store.stamp import Stamp
@@ -89,6 +91,8 @@ def prepare(
     """
     writer = format_named(request.to)
     manifest = src if isinstance(src, Manifest) else read_manifest(src, config, section=section)
+    if writer.found_by_name:
+        manifest = compared_with_model(manifest)
     known = table_for(manifest.config) is not None or manifest.quantised
     if request.dialect not in (None, "same") and not known:
         manifest = with_rules_of_transformers(manifest)
@@ -99,6 +103,9 @@ def prepare(
     check_feasible(manifest, request)
     with paused():
         wanted, made = targets_for(manifest, request), None
+        if writer.found_by_name:
+            names = [t.name for t in wanted.targets if not is_state(t.name)]
+            check_hub_names(names, manifest, "these are Megatron's: --dialect hf writes the hub's")
         if store_as is not None:
             from intarsia.conversion.made_parts import make_parts  # few conversions need it
 

@@ -82,7 +82,8 @@ def table_for(config: Config | None, *, zero_centered: bool | None = None) -> Ta
 def adopt(config: Config, stored: Mapping[str, Shape]) -> Table:
     """Take the rules of the installed Transformers as the table of a model that has none.
 
-    `stored` are the names and shapes of a checkpoint, in the hub's dialect or the module's.
+    `stored` are the names and shapes of a checkpoint, in the hub's dialect or the module's.  Where
+    Transformers finds none of them, the table is that of the model as it would be saved.
     """
     from intarsia.family.from_transformers import rules
 
@@ -90,7 +91,8 @@ def adopt(config: Config, stored: Mapping[str, Shape]) -> Table:
     with suppress(FamilyError):
         table = rules.table(config)
     if table is None or not all(name in table.known for name in stored):
-        table = rules.table(config, stored)
+        by_stored = rules.table(config, stored)
+        table = by_stored if table is None or by_stored.dialects["hf-module"] else table
     _ADOPTED[_text(config)] = table
     return table
 

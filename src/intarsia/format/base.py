@@ -195,6 +195,9 @@ class Format(ABC):
     keeps_arguments = False
     """Whether the model is described by arguments of a framework, so that no config.json is needed."""
 
+    found_by_name = False
+    """Whether Transformers loads it, and makes new weights in place of those that it finds no name of."""
+
     takes_rates = False
     """Whether parameter groups are found by the rates of the run that resumes."""
 

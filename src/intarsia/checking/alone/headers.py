@@ -15,6 +15,7 @@ from intarsia.format.complaint import Complaint
 from intarsia.format.naming.logical_names import members_of
 from intarsia.format.registry import format_named, read_manifest
 from intarsia.frozen import frozen_open
+from intarsia.opened.model_names import compared_with_model
 from intarsia.planning.manifest import Chunk, Manifest
 from intarsia.state.names import like, parameter_of
 
@@ -156,6 +157,8 @@ def read_headers(
     kept: list[Complaint] = []
     try:
         manifest = read_manifest(where, config, kept.append, section)
+        if format_named(manifest.format).found_by_name:
+            manifest = compared_with_model(manifest, on_disk=True)
         return Headers(str(where), manifest, tuple(kept))
     except SectionError:
         raise  # a question to the user, no fault of the checkpoint's

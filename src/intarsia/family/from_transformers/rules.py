@@ -69,7 +69,7 @@ def table_of_hub_names(config: Config, module: Mapping[str, Shape]) -> dict[str,
 
 def rows_of(model: Skeleton, stored: Mapping[str, Shape]) -> dict[str, Layout]:
     """As `module_rows`, of a model that is built."""
-    renamings, converters = _sorted(model.rules)
+    renamings, converters = sorted_rules(model.rules)
     rename = model.loading.rename_source_key
     caught = []
     for key in sorted(stored, key=model.loading.dot_natural_key):
@@ -98,7 +98,7 @@ def shapes_on_disk(model: Skeleton) -> dict[str, Shape]:
     """The names and shapes that `save_pretrained` gives the tensors of a model."""
     # A prefix that loading removes cannot be known to have been there: saving leaves it off.
     kept = [r for r in model.saving if type(r).__name__ != "PrefixChange"]
-    renamings, converters = _sorted([r.reverse_transform() for r in reversed(kept)])
+    renamings, converters = sorted_rules([r.reverse_transform() for r in reversed(kept)])
     before, after = _renaming_to_save(model.loading, renamings, converters)
     caught = [
         (*before(key), Layout.of(key, model.shapes[key]))
@@ -135,7 +135,7 @@ def _renaming_to_save(
     )
 
 
-def _sorted(rules: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+def sorted_rules(rules: Iterable[Any]) -> tuple[list[Any], list[Any]]:
     """Rules that rename, and rules that convert."""
     rules = list(rules)
     return (

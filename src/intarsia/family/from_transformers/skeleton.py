@@ -6,6 +6,7 @@ Transformers, and leads to no code or weights of elsewhere.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,11 +20,16 @@ from intarsia.mesh import Shape
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A model without storage: its shapes, its ties, and its rules in order."""
+    """A model without storage: its shapes, its ties, and its rules in order.
+
+    `kind` is its class; `trained` are its parameters, without those that Transformers does not miss.
+    """
 
     config: Any
+    kind: str
     base: str
     shapes: dict[str, Shape]
+    trained: frozenset[str]
     tied: dict[str, str]
     rules: list[Any]
     saving: list[Any]
@@ -60,10 +66,17 @@ class Skeleton:
                 f"Transformers {transformers.__version__} cannot build a model of model_type"
                 f" {model_type!r} from this configuration: {type(error).__name__}: {error}"
             ) from error
+        unmissed = [*map(re.compile, getattr(model, "_keys_to_ignore_on_load_missing", None) or ())]
         return Skeleton(
             whole,
+            kind.__name__,
             model.base_model_prefix,
             {name: tuple(x.shape) for name, x in model.state_dict().items()},
+            frozenset(
+                name
+                for name, _ in model.named_parameters()
+                if not any(pattern.search(name) for pattern in unmissed)
+            ),
             dict(getattr(model, "all_tied_weights_keys", None) or {}),
             conversion_mapping.get_model_conversion_mapping(model),
             conversion_mapping.get_model_conversion_mapping(model, add_legacy=False),
@@ -87,7 +100,7 @@ def _inert(config: Config) -> dict[str, Any]:
     return {
         name: _inert(value) if isinstance(value, Mapping) else value
         for name, value in with_special_floats(config).items()
-        if name not in _LOADING and not name.startswith("_")
+        if name not in _LOADING and not str(name).startswith("_")
     }
 
 

@@ -44,6 +44,7 @@ class Hf(Format):
     sharded = False
     header_files = (INDEX, f"{OPTIMIZER}/{INDEX}", f"{OPTIMIZER}/{ENTRIES}")
     trainer_files = True
+    found_by_name = True
     entries_in_place = False
 
     def detect(self, path: PurePath) -> bool:

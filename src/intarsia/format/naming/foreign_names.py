@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from intarsia.errors import ForeignNamesError, few
 from intarsia.family import Table
@@ -46,26 +46,31 @@ def refuse_foreign(names: Iterable[str], table: Table, where: str) -> None:
     """Raise where a model has names, and the table of its family knows none of them."""
     held = list(names)
     known = table.known
-    if not held or any(name in known for name in held):
-        return
-    kind, step = _dialect(held, table)
-    shown = few([f"`{name}`" for name in held], 3)
-    raise ForeignNamesError(
-        f"none of the {len(held)} tensors has a name that {table.family} has on the hub, in"
-        " Transformers or"
-        f" in Megatron{kind}: {shown} - at {where}",
-        hint=f"{step}; or {_BY_NAME}"
-        if step
-        else f"if the configuration is another model's, give the right one; or {_BY_NAME}",
+    if held and not any(name in known for name in held):
+        raise foreign_names(held, table.family, where, table=table)
+
+
+def foreign_names(
+    names: Sequence[str], family: str, where: str, *, table: Table | None = None, step: str = ""
+) -> ForeignNamesError:
+    """None of the names is the model's; `step` is what to do, where the caller knows it."""
+    kind, usual = ("", "") if step else _dialect(names, table)
+    shown = few([f"`{name}`" for name in names], 3)
+    homes = ", in Transformers or in Megatron" if table else " or in Transformers"
+    step = step or usual or "if the configuration is another model's, give the right one"
+    return ForeignNamesError(
+        f"none of the {len(names)} tensors has a name that {family} has on the hub{homes}{kind}:"
+        f" {shown} - at {where}",
+        hint=f"{step}; or {_BY_NAME}",
     )
 
 
-def _dialect(names: list[str], table: Table) -> tuple[str, str]:
+def _dialect(names: Sequence[str], table: Table | None) -> tuple[str, str]:
     """Whose names these are, if that is known, and what to do."""
     for pattern, whose, step in _DIALECTS:
         if any(re.search(pattern, name) for name in names):
             return f"; these are {whose}", step
-    if any(table.hf + name in table.known for name in names):
+    if table is not None and any(table.hf + name in table.known for name in names):
         return (
             f"; these are the names of a base model, which begin with {table.hf!r} in the whole model",
             "save the model with its head (AutoModelForCausalLM)",

@@ -267,7 +267,7 @@ def _with_table(
     logical = logical_of(stored, table.logical)
     held = {*logical, *stood_for(quantised, known)}
     absent = tuple(
-        Logical(name, table.logical[name], _common_dtype(listed))
+        Logical(name, table.logical[name], common_dtype(listed))
         for name in must_be_there(table, held)
     )
     problems = tuple(absences(absent))
@@ -342,7 +342,8 @@ def members_of(name: str, table: Table | None) -> tuple[str, ...]:
     return table.known[hit[1]].layout.tensors if table and hit else (plain,)
 
 
-def _common_dtype(listed: list[Found]) -> Any:
+def common_dtype(listed: Sequence[Found]) -> Any:
+    """The element type of most weights."""
     counts = Counter(s.dtype for s in listed if s.dtype.floating)
     if counts:
         return counts.most_common(1)[0][0]

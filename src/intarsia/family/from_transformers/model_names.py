@@ -1,0 +1,105 @@
+"""Which stored tensors Transformers finds by their names, and which of a model's it does not find.
+
+Transformers makes new weights in place of those that it does not find, so that a folder whose names
+are another's loads as a random model.  What it takes for a name of the model are the rules by which it
+loads: names that it renames, fuses or splits, and those that lack the base model's prefix or have it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from intarsia.errors import FamilyError
+from intarsia.family.config.fields import Config
+from intarsia.family.from_transformers.rules import rows_of, shapes_on_disk, sorted_rules
+from intarsia.family.from_transformers.skeleton import Skeleton
+from intarsia.mesh import Shape
+
+_NUMBERED = re.compile(r"\.\d+\.")
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """The names under which Transformers finds the tensors of one model.
+
+    `certain` says that every model of the configuration has the layers of this one.
+    """
+
+    model: Skeleton
+    certain: bool
+
+    @staticmethod
+    def of(config: Config) -> ModelNames:
+        """Raise where the installed Transformers cannot tell."""
+        if config.get("auto_map"):
+            raise FamilyError("the model's code is its own (auto_map in config.json)")
+        model = Skeleton.of(config)
+        listed = config.get("architectures")
+        kinds = [kind for kind in listed or () if isinstance(kind, str)]
+        if kinds and model.kind not in kinds:
+            raise FamilyError(f"Transformers has no class {kinds[0]}")
+        made = model.config
+        parts = getattr(made, "is_encoder_decoder", False) or getattr(made, "sub_configs", None)
+        return ModelNames(model, bool(kinds) or not parts)
+
+    def taken(self, stored: Iterable[str]) -> dict[str, str]:
+        """The stored names that are found, each with the tensor of the module that it is, or is a part of."""
+        model = self.model
+        renamings, converters = sorted_rules(model.rules)
+        rename, found = model.loading.rename_source_key, dict[str, str]()
+        for key in sorted(stored, key=model.loading.dot_natural_key):
+            name, _ = rename(key, renamings, converters, model.base, model.shapes)
+            if name not in model.shapes:
+                # A pattern may have caught a name that was right.
+                name, _ = rename(key, [], [], model.base, model.shapes)
+            if name in model.shapes:
+                found[key] = name
+        return found
+
+    def sections(self, stored: Iterable[str]) -> dict[str, int]:
+        """What stands before names that would be found without it, and before how many of them."""
+        ways = {
+            name[k + 1 :]: None for name in stored for k, letter in enumerate(name) if letter == "."
+        }
+        known, counts = self.taken(ways), dict[str, int]()
+        for name in stored:
+            starts = (k + 1 for k, letter in enumerate(name) if letter == ".")
+            start = next((at for at in starts if name[at:] in known), None)
+            if start is not None:
+                prefix = name[: start - 1]
+                counts[prefix] = counts.get(prefix, 0) + 1
+        return counts
+
+    def missing(self, taken: dict[str, str]) -> tuple[dict[str, Shape], list[str]]:
+        """The tensors of layers that are not stored, by the hub's names; and other parameters of the module."""
+        model = self.model
+        on_disk = shapes_on_disk(model)
+        rows, reached = rows_of(model, on_disk), set(taken.values())
+        split = {name for key, name in taken.items() if key != name and key not in on_disk}
+        begun = {part for name in split if name in rows for part in rows[name].tensors}
+        layers, others = dict[str, Shape](), list[str]()
+        for name in self._must_be_there(reached):
+            parts = rows[name].tensors if name in rows else (name,)
+            held = [part for part in parts if part in taken]
+            if not held and (name in reached or not begun.isdisjoint(parts)):
+                continue
+            lost = [part for part in parts if part not in held]
+            if self.certain and self._is_in_a_layer(name):
+                layers |= {part: on_disk.get(part, model.shapes[name]) for part in lost}
+            elif lost:
+                others.append(name)
+        return layers, others
+
+    def _must_be_there(self, reached: Collection[str]) -> Iterator[str]:
+        tied = self.model.tied
+        twins = {twin for name, twin in tied.items() if name in reached}
+        free = (n for n in self.model.shapes if n in self.model.trained)
+        return (n for n in free if n not in tied and n not in twins)
+
+    def _is_in_a_layer(self, name: str) -> bool:
+        """Whether it is in a list of modules of the base model, which no head replaces."""
+        base = f"{self.model.base}."
+        headed = any(each.startswith(base) for each in self.model.shapes)
+        return (name.startswith(base) or not headed) and _NUMBERED.search(name) is not None

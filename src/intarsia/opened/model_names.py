@@ -1,0 +1,108 @@
+"""Whether Transformers finds the tensors of a checkpoint by their names.
+
+It makes new weights in place of those that it does not find, so a folder that holds a model under
+other names is whole and readable, and loads as a random model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from intarsia.errors import FamilyError, few
+from intarsia.family import model_types, table_for
+from intarsia.family.table import MEGATRON
+from intarsia.format.folder.adapters import is_adapter
+from intarsia.format.naming.foreign_names import foreign_names
+from intarsia.format.naming.logical_names import common_dtype
+from intarsia.format.naming.section import TOP
+from intarsia.format.naming.wrappers import bare
+from intarsia.format.registry import read_manifest
+from intarsia.planning.manifest import Logical, Manifest
+from intarsia.planning.problem import absences
+from intarsia.state.names import is_state
+
+if TYPE_CHECKING:
+    from intarsia.family.from_transformers.model_names import ModelNames
+
+_CONVERT = "`intarsia convert PATH OUT --to hf` writes the same tensors under the names of the hub"
+
+
+def compared_with_model(src: Manifest, *, on_disk: bool = False) -> Manifest:
+    """A manifest that names the tensors which Transformers would miss; raise where it would find none.
+
+    The names are those that are read, or those `on_disk`: a section or a wrapper may be before these.
+    """
+    config, weights = src.config, [s for s in src.stored.values() if not is_state(s.name)]
+    if config is None or not config.get("model_type") or not weights or is_adapter(src):
+        return src
+    names = [(s.key or s.name) if on_disk else s.name for s in weights]
+    if config["model_type"] in model_types():
+        if on_disk:
+            check_hub_names(names, src, _CONVERT)
+        return src
+    from intarsia.family.from_transformers.model_names import ModelNames
+
+    try:
+        model = ModelNames.of(config)
+    except FamilyError as why:
+        note = f"whether Transformers finds the tensors by their names was not checked: {why.brief}"
+        return replace(src, notes=(*src.notes, note))
+    taken = model.taken({*names, *(w.of for w in src.quantised.weights)})
+    if not taken:
+        step = _CONVERT if on_disk and model.taken(s.name for s in weights) else _step(model, src)
+        raise foreign_names(names, model.model.kind, src.path, step=step)
+    parts = src.quantised.kind_of_part
+    pairs = zip(names, weights, strict=True)
+    strange = [name for name, s in pairs if name not in taken and s.name not in parts]
+    notes, absent = list[str](), tuple[Logical, ...]()
+    if strange:
+        notes.append(
+            f"not names of Transformers' {model.model.kind}, carried name by name: {few(strange, 4)}"
+        )
+    if not src.quantised and table_for(config) is None:
+        lost, others = model.missing(taken)
+        dtype = common_dtype(weights)
+        absent = tuple(Logical(name, shape, dtype) for name, shape in lost.items())
+        if others:
+            notes.append(
+                f"not stored, so that Transformers makes new ones for {model.model.kind}:"
+                f" {few(others, 4)}"
+            )
+    return replace(
+        src,
+        absent=(*src.absent, *absent),
+        problems=(*src.problems, *absences(absent)),
+        notes=(*src.notes, *notes),
+    )
+
+
+def check_hub_names(names: Collection[str], src: Manifest, step: str) -> None:
+    """Raise where a family has a table, and none of the names is one that it has on the hub or in Transformers."""
+    table = table_for(src.config)
+    if table is None or not names:
+        return
+    rows = [held for dialect, held in table.dialects.items() if dialect not in MEGATRON]
+    if any(name in held for name in names for held in rows):
+        return
+    if not any(w.of in held for w in src.quantised.weights for held in rows):
+        raise foreign_names([*names], table.family, src.path, step=step)
+
+
+def _step(model: ModelNames, src: Manifest) -> str:
+    """Which section holds names of the model, if one does."""
+    whole = read_manifest(src.given or src.path, src.config, section=TOP) if src.section else src
+    keys = [bare(s.key or s.name) for s in whole.stored.values() if not is_state(s.name)]
+    found = model.sections(keys)
+    if len(found) == 1:
+        (name,) = found
+        return (
+            f"the names below {name!r} are the model's: convert with --section {name} (section= in"
+            " Python)"
+        )
+    listed = [f"{name} ({count} tensors)" for name, count in found.items()]
+    how = (
+        "names of the model are below several words: choose one with --section (section= in Python)"
+    )
+    return f"{how}: {few(listed, 8)}" if found else ""
