@@ -44,12 +44,13 @@ def compared_with_model(src: Manifest, *, on_disk: bool = False) -> Manifest:
         return src
     from intarsia.family.from_transformers.model_names import ModelNames
 
+    looked_for = {*names, *(w.of for w in src.quantised.weights)}
     try:
-        model = ModelNames.of(config)
+        model = ModelNames.of(config, looked_for)
     except FamilyError as why:
         note = f"whether Transformers finds the tensors by their names was not checked: {why.brief}"
         return replace(src, notes=(*src.notes, note))
-    taken = model.taken({*names, *(w.of for w in src.quantised.weights)})
+    taken = model.taken(looked_for)
     if not taken:
         step = _CONVERT if on_disk and model.taken(s.name for s in weights) else _step(model, src)
         raise foreign_names(names, model.model.kind, src.path, step=step)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from intarsia.errors import FamilyError
@@ -24,25 +25,30 @@ _NUMBERED = re.compile(r"\.\d+\.")
 class ModelNames:
     """The names under which Transformers finds the tensors of one model.
 
-    `certain` says that every model of the configuration has the layers of this one.
+    `certain` says that the configuration names its class.
     """
 
     model: Skeleton
     certain: bool
 
     @staticmethod
-    def of(config: Config) -> ModelNames:
-        """Raise where the installed Transformers cannot tell."""
+    def of(config: Config, stored: Collection[str]) -> ModelNames:
+        """The names of the model that is described, which `stored` ones may be; raise where that cannot be told.
+
+        A configuration that names no class may be that of a model with a head, or without.
+        """
         if config.get("auto_map"):
             raise FamilyError("the model's code is its own (auto_map in config.json)")
-        model = Skeleton.of(config)
         listed = config.get("architectures")
         kinds = [kind for kind in listed or () if isinstance(kind, str)]
-        if kinds and model.kind not in kinds:
+        names = ModelNames(Skeleton.of(config), bool(kinds))
+        if kinds and names.model.kind not in kinds:
             raise FamilyError(f"Transformers has no class {kinds[0]}")
-        made = model.config
-        parts = getattr(made, "is_encoder_decoder", False) or getattr(made, "sub_configs", None)
-        return ModelNames(model, bool(kinds) or not parts)
+        if not kinds and not names.taken(stored):
+            with suppress(FamilyError):
+                inner = ModelNames(Skeleton.of(config, base=True), certain=False)
+                return inner if inner.taken(stored) else names
+        return names
 
     def taken(self, stored: Iterable[str]) -> dict[str, str]:
         """The stored names that are found, each with the tensor of the module that it is, or is a part of."""

@@ -36,8 +36,8 @@ class Skeleton:
     loading: Any
 
     @staticmethod
-    def of(config: Config) -> Skeleton:
-        """The model that a configuration describes, built on `meta`."""
+    def of(config: Config, *, base: bool = False) -> Skeleton:
+        """The model that a configuration describes, or the `base` model inside of it, built on `meta`."""
         try:
             import torch
             import transformers
@@ -56,7 +56,7 @@ class Skeleton:
         given = {k: v for k, v in _inert(config).items() if k != "model_type"}
         try:
             whole = transformers.AutoConfig.for_model(model_type, **given)
-            kind = _model_class(transformers, config, whole)
+            kind = _model_class(transformers, config, whole, base)
             with torch.device("meta"), _counted(torch.nn.modules.module):
                 model = kind(whole)
         except (FamilyError, MemoryError):
@@ -120,8 +120,8 @@ def _counted(modules: Any) -> Iterator[None]:
         hook.remove()
 
 
-def _model_class(transformers: Any, config: Config, whole: Any) -> Any:
-    named = config.get("architectures")
+def _model_class(transformers: Any, config: Config, whole: Any, base: bool) -> Any:
+    named = None if base else config.get("architectures")
     for name in named if isinstance(named, list) else ():
         found = getattr(transformers, name, None) if isinstance(name, str) else None
         # The name is the file's: of all that Transformers exports it may choose a model alone.
@@ -130,7 +130,7 @@ def _model_class(transformers: Any, config: Config, whole: Any) -> Any:
     autos = ["AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModel"]
     if "text_config" in config:  # a wrapper's causal model would be its text part alone
         autos[:2] = autos[1::-1]
-    for auto in autos:
+    for auto in autos[2:] if base else autos:
         mapping = getattr(transformers, auto)._model_mapping
         if type(whole) in mapping:
             found = mapping[type(whole)]
