@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.kernel.library import LIBRARY
+from intarsia.kernel.library import LIBRARY, address, check
 from intarsia.kernel.summing import ROOM_BYTES, thread_room
 
 CRC, PAGES, FACTS, REPEATS = 1, 2, 4, 8
 """What may be wanted of a matrix beside its sums: the remainder of its CRC-32; that and the sum of its words in
 pages; whether its sums are odd, with their hash; and whether parts of it may repeat, too."""
-
-_ENDED = 1
 
 
 class Matrix(NamedTuple):
@@ -100,23 +97,16 @@ def _survey(fd: int, asked: Asked) -> Surveyed:
     went = LIBRARY.intarsia_survey(
         ctypes.c_int(fd),
         ctypes.c_uint64(count),
-        _address(matrices),
-        _address(sums),
-        _address(seen),
-        _address(cuts),
+        address(matrices),
+        address(sums),
+        address(seen),
+        address(cuts),
         ctypes.c_uint64(len(asked.cuts)),
-        _address(thread_room.bytes),
+        address(thread_room.bytes),
         ctypes.c_uint64(ROOM_BYTES),
     )
-    if went == _ENDED:
-        raise EOFError
-    if went:
-        raise OSError(-went, os.strerror(-went))
+    check(went)
     return Surveyed([*map(Seen._make, seen.tolist())], sums)
-
-
-def _address(array: NDArray[np.uint8] | NDArray[np.uint64]) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
 
 
 if LIBRARY is not None:

@@ -52,6 +52,20 @@ class Summing:
             pieces = tuple(p for p in named.pieces if p.tensor in self.weights)
             self._masters = Layout(whole.shape, pieces)
 
+    def run_of(self) -> tuple[str, int] | None:
+        """The tensor that the whole chunk is a run of, which is summed as it lies, and its first element there.
+
+        "" where nothing is summed, and None where more is done than that.
+        """
+        if not self._layouts and self._masters is None:
+            return "", 0
+        plain = len(self.item.names) == 1 and self.item.stored.value.is_plain
+        whole = self._layouts.get(self.item.stored.name)
+        if self._masters is not None or whole is None or not plain or len(whole.pieces) != 1:
+            return None
+        piece = whole.pieces[0]
+        return (piece.tensor, piece.to) if piece.run == whole.size else None
+
     def add(self, block: Bits, at: int) -> int | None:
         """Add elements of the chunk, of which the first is number `at` in row-major order.
 

@@ -80,7 +80,7 @@ def survey_in_file(placed: Sequence[Placed], folder: Folder) -> dict[int, ItemSt
         if place.crc is not None and full(seen.crc, x.nbytes) != place.crc:
             continue
         if is_ordinary(x.item, seen):
-            stats = stats_of(x.item, seen, _facts(x.item, at, seen, surveyed.sums))
+            stats = _stats(x.item, seen, _facts(x.item, at, seen, surveyed.sums))
             stats.unsealed = int(place.unsealed)
             if x.tensor:
                 stats.sums = {x.tensor: x.run.sum(seen.pages, seen.crc)}
@@ -98,19 +98,24 @@ def is_ordinary(item: Item, seen: Seen) -> bool:
     return not (seen.used & sign_bit(dtype) and is_variance(item))
 
 
-def stats_of(item: Item, seen: Seen, facts: MatrixFacts) -> ItemStats:
-    """What the numbers of an ordinary matrix in one chunk say of its item."""
+def telling_of(item: Item, seen: Seen) -> tuple[int, int, int]:
+    """The least and the greatest magnitude of ordinary elements and the bits in use, as far as a fault may show in them."""
     dtype = item.stored.dtype
-    least, used = -1, 0
-    if has_magnitudes(dtype):
-        bits = seen.used | (sign_bit(dtype) if seen.signed_zero else 0)
-        least, used = telling_numbers(dtype, seen.least, seen.most, bits, MASTER in item.kinds)
+    if not has_magnitudes(dtype):
+        return -1, seen.most if dtype.name == "U8" else 0, 0
+    bits = seen.used | (sign_bit(dtype) if seen.signed_zero else 0)
+    least, used = telling_numbers(dtype, seen.least, seen.most, bits, MASTER in item.kinds)
+    return least, seen.most, used
+
+
+def _stats(item: Item, seen: Seen, facts: MatrixFacts) -> ItemStats:
+    least, most, used = telling_of(item, seen)
     return ItemStats(
         item,
         (facts,),
         used_bits=used,
         least=least,
-        most=seen.most if has_magnitudes(dtype) or dtype.name == "U8" else 0,
+        most=most,
         total=seen.total,
         zero_chunks=() if seen.total else item.chunks,
     )

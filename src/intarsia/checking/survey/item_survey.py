@@ -14,14 +14,27 @@ from numpy.typing import NDArray
 from intarsia.checking.alone.headers import is_there
 from intarsia.checking.digests.sums import Summing
 from intarsia.checking.fault import Fault
+from intarsia.checking.survey.compiled_blocks import (
+    SUM_BYTES,
+    AreaSurvey,
+    area_of,
+    survey_block,
+)
 from intarsia.checking.survey.item_stats import ItemStats, look
 from intarsia.checking.survey.items import Item
 from intarsia.checking.survey.matrix_sums import MatrixSums
-from intarsia.checking.survey.stretches import Block, Stretch, blocks_of, cut_stretches
+from intarsia.checking.survey.stretches import (
+    Block,
+    Stretch,
+    blocks_of,
+    cut_stretches,
+    whole_block,
+)
 from intarsia.checking.survey.wrapped_chunks import KnownChunks
 from intarsia.errors import IntarsiaError
 from intarsia.format.base import Format, Located
 from intarsia.frozen import frozen, frozen_open
+from intarsia.kernel.surveying import CRC, PAGES
 from intarsia.layout import clip
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
 from intarsia.planning.proof import prover_of
@@ -29,7 +42,9 @@ from intarsia.planning.proof.links import Links
 from intarsia.run.gather import Fill, gather
 from intarsia.run.located import locate_chunk
 from intarsia.run.room import Room
-from intarsia.run.sums.checksum import crc32, join
+from intarsia.run.sums.checksum import crc32, full, join
+from intarsia.run.sums.hashing import add_to
+from intarsia.run.sums.neighbours import Run
 from intarsia.state.names import MASTER, master_of, parameter_of
 from intarsia.store.reading.folder import Folder
 from intarsia.value import Change
@@ -152,6 +167,8 @@ class ItemSurvey:
             self.item, context.wanted, self._weights, stretch_bytes=context.stretch_bytes
         )
         summing.start(chunk)
+        if self._look_in_file(stretch, part, matrix_sums, place, summing):
+            return
         for block in blocks_of(
             stretch,
             chunk.box,
@@ -164,8 +181,47 @@ class ItemSurvey:
             if place.together and place.crc is not None:
                 crc = crc32(held) if summed is None else summed
                 part.checksums.append((crc, held.nbytes))
-            look(part.stats, matrix_sums, held, block.rows, block.column)
+            if not survey_block(part.stats, matrix_sums, held, block.rows, block.column):
+                look(part.stats, matrix_sums, held, block.rows, block.column)
         part.stats.sums, part.stats.rounded = summing.sums, summing.rounded
+
+    def _look_in_file(
+        self,
+        stretch: Stretch,
+        part: _Part,
+        matrix_sums: MatrixSums,
+        place: ChunkPlace,
+        summing: Summing,
+    ) -> bool:
+        """Have the kernel read a stretch and look at it; False, and nothing noted, where it does not do that."""
+        run, context, chunk = summing.run_of(), self._context, self.item.chunks[stretch.number]
+        if place.located.piece is not None or run is None:
+            return False
+        rows_bytes = SUM_BYTES * (stretch.hi - stretch.lo)
+        if rows_bytes > context.block_bytes or not AreaSurvey.suits(part.stats, matrix_sums):
+            return False
+        block = whole_block(stretch, chunk.box, self.item.stored.shape)
+        area = area_of(block.rows, block.column, block.width)
+        survey = None if area is None else AreaSurvey(part.stats, matrix_sums, area)
+        if survey is None or survey.sums_bytes > context.block_bytes:
+            return False
+        (tensor, first), itemsize = run, self.item.stored.dtype.itemsize
+        sealed = place.together and place.crc is not None
+        wanted, start_bytes = (
+            PAGES if tensor else CRC if sealed else 0,
+            (first + block.at) * itemsize,
+        )
+        asked = survey.asked(place.located.start_bytes + block.at * itemsize, wanted, start_bytes)
+        found = context.folder.survey(chunk.file, asked)
+        if found is None or not survey.take(asked.matrices, found):
+            return False
+        for at, seen in zip(asked.matrices, found.seen, strict=True):
+            if sealed:
+                part.checksums.append((full(seen.crc, at.nbytes), at.nbytes))
+            if tensor:
+                of = Run(at.start, at.nbytes, context.wanted[tensor].nbytes)
+                add_to(part.stats.sums, {tensor: of.sum(seen.pages, seen.crc)})
+        return True
 
     def _place(self, number: int) -> ChunkPlace:
         if number not in self._places:

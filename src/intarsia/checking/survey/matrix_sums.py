@@ -150,6 +150,14 @@ class MatrixSums:
                 most[held] = np.maximum(most[held], ends[1])
         return int(along.sum(dtype=np.uint64))
 
+    def add_sums(self, first_row: int, rows: Sums, columns: Sums, first_column: int) -> None:
+        """Add a block of one matrix whose sums are known, from a row of the stored tensor on."""
+        first = first_row - self.units[0].first_row
+        at = np.arange(first, first + len(rows))
+        with self._lock:
+            self._add_rows(at, rows)
+            self._add_columns(first // max(self.units[0].rows, 1), columns, first_column)
+
     def _add_rows(self, at: NDArray[np.int64], along: Sums) -> None:
         if self.row_groups.width == 1:
             self.rows[at] += along

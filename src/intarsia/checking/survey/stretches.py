@@ -54,12 +54,21 @@ def blocks_of(
     stretch: Stretch, box: Box, shape: Shape, itemsize: int, most_bytes: int
 ) -> Iterator[Block]:
     """A stretch of a chunk in blocks of whole rows, or parts of one."""
-    whole, before = _width(box), box.offsets[-1] if box.shape else 0
     inside = Box((0, 0), (stretch.hi - stretch.lo, stretch.end - stretch.first))
     for lo, hi, first, end in _rectangles(inside, itemsize, most_bytes, _ROW_BYTES):
-        column = stretch.first + first
-        rows = _rows_of(box, shape, stretch.lo + lo, stretch.lo + hi)
-        yield Block((stretch.lo + lo) * whole + column, rows, before + column, end - first)
+        at = stretch.lo + lo, stretch.lo + hi, stretch.first + first, stretch.first + end
+        yield whole_block(Stretch(stretch.number, *at), box, shape)
+
+
+def whole_block(stretch: Stretch, box: Box, shape: Shape) -> Block:
+    """A stretch of a chunk as one block."""
+    before = box.offsets[-1] if box.shape else 0
+    return Block(
+        stretch.lo * _width(box) + stretch.first,
+        _rows_of(box, shape, stretch.lo, stretch.hi),
+        before + stretch.first,
+        stretch.end - stretch.first,
+    )
 
 
 def _rectangles(
