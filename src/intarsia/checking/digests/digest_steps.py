@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from operator import itemgetter
 
 import numpy as np
 
-from intarsia.checking.digests.digest_runs import Lying, Sums, lying_whole, sum_in_file, sum_runs
+from intarsia.checking.digests.digest_runs import Lying, Sums, sum_runs
 from intarsia.checkpoint import Checkpoint
 from intarsia.frozen import frozen
-from intarsia.layout import Layout, Piece
+from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Chunk, Logical, Stored
@@ -53,21 +54,25 @@ class InPlace:
     def sums(
         self, checkpoint: Checkpoint, logical: Mapping[str, Logical], stretch_bytes: int
     ) -> Sums:
-        itemsize = self.stored.dtype.itemsize
-        layout, start = self.layout, checkpoint.start_of(self.stored, self.chunk)
-        start = None if start is None else start + self.lo * itemsize
-        if start is not None and all(piece.run for piece in layout.pieces):
-            runs = [self._lying(piece, start, logical[piece.tensor]) for piece in layout.pieces]
-            if (found := sum_in_file(checkpoint, self.chunk.file, runs)) is not None:
-                return found
+        if (runs := self.runs(checkpoint, logical)) is not None:
+            return sum_runs(checkpoint, self.chunk.file, runs, stretch_bytes)
         sizes = {name: logical[name].size for name in self.names}
-        return sum_layout(layout, self._held(checkpoint, start), itemsize, sizes, stretch_bytes)
+        held, itemsize = self._held(checkpoint), self.stored.dtype.itemsize
+        return sum_layout(self.layout, held, itemsize, sizes, stretch_bytes)
 
-    def _lying(self, piece: Piece, start_bytes: int, x: Logical) -> Lying:
-        """A piece that is consecutive elements of a tensor, where they are in the file."""
-        itemsize = self.stored.dtype.itemsize
-        run = Run(piece.to * itemsize, piece.run * itemsize, x.nbytes)
-        return start_bytes + piece.at * itemsize, run, x.name, self.proven
+    def runs(
+        self, checkpoint: Checkpoint, logical: Mapping[str, Logical]
+    ) -> Sequence[Lying] | None:
+        """The runs of tensors that this is, where they are in the file; None where it is more than runs."""
+        pieces, start = self.layout.pieces, self._start(checkpoint)
+        if start is None or not pieces or not all(piece.run for piece in pieces):
+            return None
+        size, found = self.stored.dtype.itemsize, list[Lying]()
+        for piece in pieces:
+            name, at = piece.tensor, start + piece.at * size
+            run = Run(piece.to * size, piece.run * size, logical[name].nbytes)
+            found.append((at, run, name, self.proven))
+        return found
 
     @property
     def layout(self) -> Layout:
@@ -76,10 +81,15 @@ class InPlace:
         layout = flat if self.hi - self.lo == flat.size else flat.narrow(0, self.lo, self.hi)
         return Layout(layout.shape, tuple(p for p in layout.pieces if p.tensor in self.names))
 
-    def _held(self, checkpoint: Checkpoint, start: int | None) -> Bytes | Reader:
-        """The elements in row-major order, from byte `start` of the file on; where that has another order, they are read."""
+    def _start(self, checkpoint: Checkpoint) -> int | None:
+        """The byte of the file where this begins; None where that has not its elements in row-major order."""
+        start = checkpoint.start_of(self.stored, self.chunk)
+        return None if start is None else start + self.lo * self.stored.dtype.itemsize
+
+    def _held(self, checkpoint: Checkpoint) -> Bytes | Reader:
+        """The elements in row-major order; where the file has another one, they are read."""
         chunk = self.chunk
-        if start is not None:
+        if (start := self._start(checkpoint)) is not None:
             return checkpoint.stream(self.proven, chunk.file, start, self.nbytes)
         slabs = slabs_of(chunk.box.shape, self.lo, self.hi)
         boxes = [slab.moved(chunk.box.offsets) for slab in slabs]
@@ -112,11 +122,8 @@ class Together:
         near = ((part.stored, part.chunk) for part in self.parts)
         checkpoint.locate_near(self.parts[0].chunk.file, near)
         for part in self.parts:
-            pieces, start = part.layout.pieces, checkpoint.start_of(part.stored, part.chunk)
-            if start is not None and len(pieces) == 1 and pieces[0].run == part.hi - part.lo:
-                itemsize, name = part.stored.dtype.itemsize, pieces[0].tensor
-                run = Run(pieces[0].to * itemsize, part.nbytes, logical[name].nbytes)
-                runs.append((start + part.lo * itemsize, run, name, part.proven))
+            if (of_part := part.runs(checkpoint, logical)) is not None:
+                runs += of_part
             else:
                 found.append(part.sums(checkpoint, logical, stretch_bytes))
         if runs:
@@ -148,13 +155,19 @@ class Wholes:
             (stored,) = proven.sources
             start = checkpoint.start_of(stored, stored.chunks[0])
             if start is not None:
-                runs += lying_whole(start, nbytes, stretch_bytes, proven)
+                runs.append((start, _whole(nbytes), proven.target.name, proven))
             else:
                 found.append(_in_place(proven).sums(checkpoint, logical, stretch_bytes))
         if runs:
             file = runs[0][-1].sources[0].chunks[0].file
             found.append(sum_runs(checkpoint, file, runs, stretch_bytes))
         return merged(found)
+
+
+@lru_cache(maxsize=1 << 10)
+def _whole(nbytes: int) -> Run:
+    """All of a tensor, the same object for all of its length."""
+    return Run(0, nbytes, nbytes)
 
 
 def _in_place(proven: Proven) -> InPlace:

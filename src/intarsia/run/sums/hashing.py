@@ -144,7 +144,14 @@ def sum_run(
     data: Bytes, start_bytes: int, whole_bytes: int, stretch_bytes: int = STRETCH_BYTES
 ) -> Sum:
     """The sum of consecutive bytes of a tensor of `whole_bytes`, the first being `start_bytes`."""
-    return _scan(_reader(data), len(data), start_bytes, stretch_bytes).within(whole_bytes)
+    return sum_read(_reader(data), len(data), start_bytes, whole_bytes, stretch_bytes)
+
+
+def sum_read(
+    read: Reader, length_bytes: int, start_bytes: int, whole_bytes: int, stretch_bytes: int
+) -> Sum:
+    """The sum of consecutive bytes of a tensor that are read a stretch at a time."""
+    return _scan(read, length_bytes, start_bytes, stretch_bytes).within(whole_bytes)
 
 
 def _reader(buffer: Bytes) -> Reader:
