@@ -118,3 +118,20 @@ def test_every_damaged_byte_is_told_of_as_it_is_of_a_tensor_alone(
             assert together == told(sharded), (kind, at - chunk.start_bytes)
         found |= {kind} if together[0] else set()
     assert found == {"front", "elements", "end", "checksum", "directory"}
+
+
+@pytest.mark.parametrize("layer", [0, 5])
+def test_elements_that_no_member_ends_with_are_damage_whatever_was_read_before(
+    sharded: Path, layer: int
+) -> None:
+    assert intarsia.verify(sharded)
+    manifest = read_headers(sharded, None).manifest
+    assert manifest is not None
+    chunk = manifest.stored[f"layers.{layer}.up.weight"].chunks[1]
+    file = sharded / chunk.file
+    data = bytearray(file.read_bytes())
+    data[data.index(b"PK\7\x08", data.index(b"archive/data/0", chunk.start_bytes))] ^= 1
+    file.write_bytes(data)
+    (fault,) = intarsia.verify(sharded).faults
+    assert fault.kind == "malformed"
+    assert "no member of the archive ends where they do" in fault.text

@@ -143,9 +143,9 @@ class Headers:
 
 def is_there(manifest: Manifest, chunk: Chunk) -> bool:
     """Whether a chunk's bytes lie inside a file that exists."""
-    if chunk.file in manifest.in_memory_files or not chunk.box.size:
+    if chunk.start_bytes + chunk.length_bytes <= manifest.files.get(chunk.file, -1):
         return True
-    return chunk.start_bytes + chunk.length_bytes <= manifest.files.get(chunk.file, -1)
+    return chunk.file in manifest.in_memory_files or not chunk.box.size
 
 
 def read_headers(

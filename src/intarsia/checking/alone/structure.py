@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from itertools import pairwise
+from operator import itemgetter
 
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import ModelPlace, few_numbers, place_of
@@ -122,17 +124,21 @@ def uncovered(manifest: Manifest) -> Iterator[Fault]:
 
 def shared_bytes(manifest: Manifest) -> Iterator[Fault]:
     """Chunks of two tensors that claim the same bytes of a file."""
-    by_file: dict[str, dict[tuple[int, int, str], tuple[Stored, Chunk]]] = {}
+    by_file: dict[str, list[tuple[int, int, Stored, Chunk]]] = {}
     for stored in manifest.stored.values():
         for chunk in stored.chunks:
             if chunk.length_bytes and chunk.file not in manifest.in_memory_files:
-                end = chunk.start_bytes + chunk.length_bytes
-                # Two names of one tensor on disk share their bytes rightly.
-                at = (chunk.start_bytes, end, f"{stored.key} {chunk.box}")
-                by_file.setdefault(chunk.file, {})[at] = (stored, chunk)
-    for file, claims in by_file.items():
+                start = chunk.start_bytes
+                claim = start, start + chunk.length_bytes, stored, chunk
+                by_file.setdefault(chunk.file, []).append(claim)
+    for file, held in by_file.items():
+        held.sort(key=itemgetter(0))
+        if all(a[1] <= b[0] for a, b in pairwise(held)):
+            continue
+        # Two names of one tensor on disk share their bytes rightly.
+        claims = {(lo, hi, f"{stored.key} {chunk.box}"): stored for lo, hi, stored, chunk in held}
         last_end, last = 0, None
-        for (start, end, _), (stored, _) in sorted(claims.items(), key=lambda c: c[0]):
+        for (start, end, _), stored in sorted(claims.items(), key=itemgetter(0)):
             if last is not None and start < last_end:
                 names = (*last.layout.tensors[:2], *stored.layout.tensors[:2])
                 text = f"`{last.key}` and `{stored.key}` both claim bytes [{start:,}:{min(end, last_end):,})"

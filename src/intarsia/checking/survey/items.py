@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -48,9 +49,12 @@ class Item:
 def items_of(manifest: Manifest) -> list[Item]:
     """The items of a checkpoint, each byte in one of them."""
     twins: dict[Any, list[Stored]] = {}
+    keys = Counter([stored.key for stored in manifest.stored.values()])
     for stored in manifest.stored.values():
         if stored.chunks:
-            twins.setdefault((stored.key, stored.chunks), []).append(stored)
+            # Two names of one tensor on disk have one key, and the same chunks.
+            same = stored.chunks if keys[stored.key] > 1 else ()
+            twins.setdefault((stored.key, same), []).append(stored)
     return [item for held in twins.values() for item in _cut(tuple(held))]
 
 

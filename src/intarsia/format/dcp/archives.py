@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from math import prod
 
+import numpy as np
+
 from intarsia.errors import FormatError
 from intarsia.format.base import Around, Format, Located, Summed
 from intarsia.format.dcp.data_files import metadata_of
@@ -14,6 +16,7 @@ from intarsia.format.torch_file.archive_end import Ending, ending_of
 from intarsia.format.torch_file.torch_zip import (
     Payload,
     check_directory,
+    find_payload,
     keeping_ends,
     read_crc,
     read_payload,
@@ -98,9 +101,11 @@ def recorded_checksum(folder: Folder, chunk: Chunk) -> Summed:
     known = _endings.get((length, payload.front))
     if known is not None:
         first = payload.start_bytes + size
-        quick = known.recorded_in(exactly(read, first, length - first, where))
-        if quick is not None:
-            return Summed(start, size, quick or None)
+        end = np.frombuffer(exactly(read, first, length - first, where), np.uint8)
+        (sound,), (said,) = known.recorded(end[None])
+        if sound:
+            return Summed(start, size, int(said) or None)
+    payload = find_payload(read, length, where)
     crc = read_crc(read, length, payload, where)
     check_directory(read, length, payload, crc, where)
     if known is None and payload.front:

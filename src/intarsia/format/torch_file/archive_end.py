@@ -49,52 +49,34 @@ class Varying:
     crcs: tuple[int, ...]
 
     @property
-    def places(self) -> list[tuple[int, int]]:
-        found = [(at, at + _CRC_BYTES) for at in self.crcs]
-        return [*found, (self.start, self.stop)] if self.stop else found
+    def places(self) -> list[slice]:
+        """All that may differ."""
+        return [slice(self.start, self.stop), *(slice(at, at + _CRC_BYTES) for at in self.crcs)]
 
 
 @frozen
 class Ending:
     """What follows the tensor of an archive, and of all that are alike, and where it may differ."""
 
-    like: bytes
-    fixed: Sequence[slice]
+    like: Bytes
+    varies: Marks
     tensor: Varying
     identity: Varying | None
-
-    def recorded_in(self, end: bytes) -> int | None:
-        """The CRC-32 that is recorded in what follows the tensor of an archive; None where that is not
-        as it must be."""
-        if len(end) != len(self.like) or any(end[part] != self.like[part] for part in self.fixed):
-            return None
-        if self.identity is not None:
-            content, said = end[self.identity.start : self.identity.stop], _said(end, self.identity)
-            if said not in (0, crc32(content)):  # torch may be set not to compute any
-                return None
-        return _said(end, self.tensor)
 
     def recorded(self, ends: Bytes) -> tuple[Marks, NDArray[np.uint32]]:
         """Of what follows the tensors of archives, a row each: whether it is as it must be, and the
         CRC-32 that is recorded there."""
-        sound: Marks = np.ones(len(ends), np.bool_)
-        like = np.frombuffer(self.like, np.uint8)
-        for part in self.fixed:
-            sound &= (ends[:, part] == like[part]).all(axis=1)
-        crcs, same = _recorded(ends, self.tensor)
-        sound &= same
+        same = ends == self.like
+        same |= self.varies
+        sound: Marks = same.all(axis=1)
+        crcs, agreed = _recorded(ends, self.tensor)
+        sound &= agreed
         if self.identity is not None:
-            said, same = _recorded(ends, self.identity)
+            said, agreed = _recorded(ends, self.identity)
             content = np.ascontiguousarray(ends[:, self.identity.start : self.identity.stop])
             found = np.fromiter(map(crc32, content), np.uint32, len(content))
-            sound &= same & ((found == said) | (said == 0))
+            sound &= agreed & ((found == said) | (said == 0))  # torch may be set not to compute any
         return sound, crcs
-
-
-def _said(end: bytes, varying: Varying) -> int | None:
-    """The checksum of a member; None where it is not the same in all of its places."""
-    said = {end[at : at + _CRC_BYTES] for at in varying.crcs}
-    return int.from_bytes(said.pop(), "little") if len(said) == 1 else None
 
 
 def _recorded(ends: Bytes, varying: Varying) -> tuple[NDArray[np.uint32], Marks]:
@@ -129,12 +111,13 @@ def ending_of(read: Read, length: int, payload: Payload, where: str) -> Ending |
         at += CENTRAL.size + sum(CENTRAL.unpack_from(end, at)[10:13])
     if len(walked) != len(later) + 1 or not _ends(end, first, at):
         return None
-    varying = [x for x in (walked[own], identity) if x is not None]
-    places = sorted(place for x in varying for place in x.places)
-    edges = [0, *(edge for place in places for edge in place), len(end)]
-    fixed = [slice(lo, hi) for lo, hi in zip(edges[::2], edges[1::2], strict=True)]
-    found = Ending(end, fixed, walked[own], identity)
-    return found if found.recorded_in(end) is not None else None
+    found = Ending(
+        np.frombuffer(end, np.uint8), np.zeros(len(end), np.bool_), walked[own], identity
+    )
+    for x in (found.tensor, found.identity):
+        for place in x.places if x is not None else ():
+            found.varies[place] = True
+    return found if found.recorded(found.like[None])[0].all() else None
 
 
 def _header_of(read: Read, infos: Sequence[ZipInfo], payload: Payload, where: str) -> int | None:

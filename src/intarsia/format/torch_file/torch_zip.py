@@ -97,6 +97,17 @@ def read_payload(read: Read, length: int, where: str, alike: Hashable = None) ->
     last = _last.get((length, alike))
     if last is not None and head.startswith(last.front):
         return last
+    payload = find_payload(read, length, where, head)
+    if payload.front:
+        if len(_last) >= _KEPT:
+            _last.clear()
+        _last[length, alike] = payload
+    return payload
+
+
+def find_payload(read: Read, length: int, where: str, head: bytes = b"") -> Payload:
+    """The same, whatever other blobs begin with; `head` is what this one does, where that was read."""
+    head = head or exactly(read, 0, min(length, _HEAD_BYTES), where)
 
     def near(at: int, size: int) -> bytes:
         return head[at : at + size] if at + size <= len(head) else read(at, size)
@@ -127,12 +138,7 @@ def read_payload(read: Read, length: int, where: str, alike: Hashable = None) ->
         )
     front = head[:start] if stored is None and start <= len(head) else b""
     view = found.dtype, found.shape, found.stride, found.storage_offset
-    payload = Payload(*view, start, size, front)
-    if front:
-        if len(_last) >= _KEPT:
-            _last.clear()
-        _last[length, alike] = payload
-    return payload
+    return Payload(*view, start, size, front)
 
 
 def read_crc(read: Read, length: int, payload: Payload, where: str) -> int | None:
