@@ -78,14 +78,18 @@ def library(folder: Path) -> Path:
 class Disk:
     """A process whose disk can be made to fail.
 
-    `eager` has the journal sync as often as it can, as it does in a run of hours.
+    `eager` has the journal sync as often as it can, as it does in a run of hours; `moving` has small windows go
+    from file to file, as large ones do.
     """
 
     module = "tests.faults.failing_process"
 
-    def __init__(self, built: Path, *, window_bytes: int = 2048, eager: bool = False) -> None:
+    def __init__(
+        self, built: Path, *, window_bytes: int = 2048, eager: bool = False, moving: bool = False
+    ) -> None:
+        options = (str(window_bytes), str(int(eager)), str(int(moving)))
         self.child = subprocess.Popen(
-            [sys.executable, "-m", self.module, str(window_bytes), str(int(eager))],
+            [sys.executable, "-m", self.module, *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,6 +1,6 @@
 """A process that runs commands of Intarsia, one a line, while `failing_disk.c` stands before its disk.
 
-    python -m tests.faults.failing_process WINDOW_BYTES EAGER
+    python -m tests.faults.failing_process WINDOW_BYTES EAGER MOVING
 
 It imports nothing that it need not, so that it starts at once.
 """
@@ -18,13 +18,17 @@ from typing import Any
 Command = Callable[[list[str]], object]
 
 
-def prepare(window_bytes: int, *, eager: bool) -> None:
-    """Have a small job take many steps; an eager one syncs and writes back all the time."""
+def prepare(window_bytes: int, *, eager: bool, moving: bool = False) -> None:
+    """Have a small job take many steps; an eager one syncs and writes back all the time, and where it is
+    `moving` small windows go from file to file, too."""
+    from intarsia.run import strips
     from intarsia.run.budget import Budget
     from intarsia.run.journal import keeping as journal
     from intarsia.store.local import written_files
 
     Budget.window_bytes = property(lambda _: window_bytes)  # type: ignore[assignment,method-assign]
+    if moving:
+        strips.LEAST_BYTES, strips.LEAST_STRIP_BYTES = 1, 0
     if eager:
         journal.LEAST_SECONDS, journal.REST = 0.0, 0
         written_files.WRITEBACK_BYTES = 1
@@ -60,7 +64,8 @@ def main() -> None:
     """Serve a `Disk`: one command a line."""
     from intarsia.cli.main import main as command
 
-    prepare(int(sys.argv[1]), eager=bool(int(sys.argv[2])))
+    eager, moving = (bool(int(word)) for word in sys.argv[2:4])
+    prepare(int(sys.argv[1]), eager=eager, moving=moving)
     answers = sys.stdout
     for line in sys.stdin:
         answers.write(json.dumps(answer(json.loads(line), command)) + "\n")

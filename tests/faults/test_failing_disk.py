@@ -17,6 +17,7 @@ import pytest
 
 import intarsia
 from intarsia.errors import IntarsiaError
+from intarsia.kernel.moving import can_move
 from tests.checkpoints import files_of, llama_config, model, write_hf
 from tests.faults.failing import CALLS, Disk, Outcome, Trouble, library
 
@@ -64,14 +65,14 @@ class Place:
         shutil.rmtree(self.root / "disk", ignore_errors=True)
 
 
-def started(root: Path, *, eager: bool) -> Iterator[Place]:
+def started(root: Path, *, eager: bool, moving: bool = False) -> Iterator[Place]:
     built = library(root)
     config = llama_config(num_hidden_layers=1)
     write_hf(root / "hf", model(config), config)
     for format, mesh in MESHES.items():
         if format != "hf":
             intarsia.convert(root / "hf", root / format, to=format, mesh=mesh)
-    process = Disk(built, window_bytes=512 if eager else 2048, eager=eager)
+    process = Disk(built, window_bytes=512 if eager else 2048, eager=eager, moving=moving)
     yield Place(root, process)
     process.close()
 
@@ -87,11 +88,19 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     yield from started(tmp_path_factory.mktemp("eager"), eager=True)
 
 
+@pytest.fixture(scope="module")
+def moving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """As `place`, with windows that go from file to file."""
+    if not can_move():
+        pytest.skip("the kernel is not built: no C compiler")
+    yield from started(tmp_path_factory.mktemp("moving"), eager=False, moving=True)
+
+
 @pytest.fixture(autouse=True)
 def cleared(request: pytest.FixtureRequest) -> Iterator[None]:
     """Nothing of one test is in the way of the next."""
     yield
-    for name in ("place", "eager"):
+    for name in ("place", "eager", "moving"):
         if name in request.fixturenames:
             request.getfixturevalue(name).clear()
 
@@ -157,6 +166,34 @@ def test_a_call_that_fails_anywhere_is_told_and_resumed(place: Place, source: st
     chance = random.Random(f"{source} {to}")
     for k, at in enumerate(sorted(chance.sample(range(1, count + 1), 12))):
         fail(place, source, to, place.trouble(at, NUMBERS[k % 4]))
+
+
+@pytest.mark.parametrize(("source", "to"), [("hf", "dcp"), ("torch_dist", "hf")])
+def test_a_read_or_a_write_that_fails_under_a_move_is_told_and_resumed(
+    moving: Place, source: str, to: str
+) -> None:
+    whole = moving.whole(source, to)
+    for short, interrupt in ((1, 0), (2, 3)):
+        trouble = moving.trouble(short_every=short, interrupt_every=interrupt)
+        done = moving.process.run(*moving.words(source, to), trouble=trouble)
+        assert done.status == 0, done.err
+        assert files_of(moving.out) == whole
+        moving.clear()
+    for calls, number in (("r", errno.EIO), ("w", errno.ENOSPC), ("wq", errno.EIO)):
+        calm = moving.process.run(*moving.words(source, to), trouble=moving.trouble(calls=calls))
+        moving.clear()
+        for at in range(3, calm.calls + 1, max(1, calm.calls // 3)):
+            fail(moving, source, to, moving.trouble(at, number, calls=calls))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize(("source", "to"), RING)
+def test_every_call_that_fails_under_a_move_is_told_and_resumed(
+    moving: Place, source: str, to: str, number: int
+) -> None:
+    for at in range(1, calls_of(moving, source, to) + 1):
+        fail(moving, source, to, moving.trouble(at, number))
 
 
 @pytest.mark.slow

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from intarsia.errors import CoverageError
 from intarsia.format.base import Arrangement, Slot
+from intarsia.kernel.moving import can_move
 from intarsia.mesh import Box
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Target
@@ -28,13 +29,15 @@ from intarsia.run.filled import Filled, Rows, cut_boxes
 from intarsia.run.gather import Fill, Straight, gather
 from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sharing import in_steps, share_out
-from intarsia.run.slots import Slots
+from intarsia.run.slots import BoxInWindow, Slots
 from intarsia.run.source import Source
+from intarsia.run.strips import InStrips, in_strips
 from intarsia.run.sums.checksum import join
 from intarsia.run.sums.hashing import add_to, merged
 from intarsia.run.sums.neighbours import Neighbours, Run
 from intarsia.run.sums.tally import Sums, Tallied, Tally
 from intarsia.run.written import Part, Written, unfinished
+from intarsia.store.moving import move
 from intarsia.store.writing.staging import Staging
 from intarsia.value import Window
 from intarsia.value.bits import bits_dtype
@@ -120,23 +123,54 @@ class Execution:
     def step(self, step: Step) -> list[Part]:
         """Fill the windows of one step and write them; the parts whose slots await other steps."""
         source = replace(self.source, losses=Counter())
-        filled, tallied = self._fill(step, source)
-        self._write(zip(filled, tallied, strict=True))
-        sums = merged(one.sums for one in tallied)
-        windows = tuple((target, x.window) for x in filled for target in x.targets)
+        apart, others = self._in_strips(step, source)
+        moved = self._move(apart, source)
+        filled, tallied = self._fill(others, source)
+        writes = _Writes(self.staging)
+        for x, one in zip(apart, moved, strict=True):
+            self._write_around(x, one, writes)
+        self._write(zip(filled, tallied, strict=True), writes)
+        writes.carry_out()
+        sums = merged(one.sums for one in (*moved, *tallied))
+        windows = [(x.target, x.window) for x in apart]
+        windows += [(target, x.window) for x in filled for target in x.targets]
         crcs = chain(
+            (tuple(crc for (crc,) in one.crcs) for one in moved),
             *(
                 zip(*one.crcs, strict=True) if one.crcs else [()] * len(x.targets)
                 for x, one in zip(filled, tallied, strict=True)
-            )
+            ),
         )
-        written = Written(windows, tuple(crcs), source.losses, sums)
+        written = Written(tuple(windows), tuple(crcs), source.losses, sums)
         self.record(written)
         with self._counting:
             self.source.losses.update(source.losses)
             add_to(self.sums, sums)
             self.progress(written.nbytes)
         return unfinished(written, self._slots)
+
+    def _in_strips(self, step: Step, source: Source) -> tuple[list[InStrips], Step]:
+        """The windows of a step that are moved from file to file; and the others."""
+        if not can_move() or not self.staging.can_move:
+            return [], step
+        found, others = list[InStrips](), list[tuple[Proven, Box]]()
+        for proven, window in step:
+            name = proven.target.name
+            cut = self._slots.pattern(name).cut(window)
+            one = in_strips(source, proven, window, cut, self._slots[name])
+            if one is None:
+                others.append((proven, window))
+            else:
+                found.append(one)
+        return found, tuple(others)
+
+    def _move(self, windows: Sequence[InStrips], source: Source) -> list[Tallied]:
+        """Move windows from file to file; their sums."""
+        if not windows:
+            return []
+        strips = [strip for x in windows for strip in x.strips]
+        moved = iter(move(source.folder, self.staging, strips))
+        return [x.tallied(islice(moved, len(x.strips)), self.tally.sizes) for x in windows]
 
     def _fill(self, step: Step, source: Source) -> tuple[list[Filled], list[Tallied]]:
         """The windows of a step in this thread's memory, cut into the boxes of slots, and their sums."""
@@ -192,9 +226,8 @@ class Execution:
         cut = self._slots.pattern(targets[0].name).cut(window)
         return cut_boxes(targets, window, cut, rows, runs, room)
 
-    def _write(self, filled: Iterable[tuple[Filled, Tallied]]) -> None:
+    def _write(self, filled: Iterable[tuple[Filled, Tallied]], writes: _Writes) -> None:
         """Write boxes of slots; one that is all of its slot goes with its wrapping."""
-        writes: dict[str, list[tuple[int, list[Any]]]] = {}
         for windows, tallied in filled:
             slots = [self._slots[target.name] for target in windows.targets]
             itemsize = windows.targets[0].dtype.itemsize
@@ -203,18 +236,21 @@ class Execution:
             ):
                 for of_target, row, crc in zip(slots, rows, crcs, strict=True):
                     slot = of_target[each.number]
-                    wrapping, at = slot.wrapping, slot.start_bytes + each.first * itemsize
-                    out: list[Any] = [row]
-                    if wrapping is not None and each.whole:
-                        out = [wrapping.head(crc), row, wrapping.tail(crc)]
-                        at -= wrapping.start_bytes
-                    if slot.gap_bytes and not each.first and (wrapping is None or each.whole):
-                        out.insert(0, bytes(slot.gap_bytes))
-                        at -= slot.gap_bytes
-                    writes.setdefault(slot.file, []).append((at, out))
-        for file, blocks in writes.items():
-            for at, buffers in adjoin(blocks):
-                self.staging.write(file, at, buffers)
+                    before, after = _around(slot, each, crc)
+                    at = slot.start_bytes + each.first * itemsize - sum(map(len, before))
+                    writes.add(slot.file, at, [*before, row, *after])
+
+    def _write_around(self, window: InStrips, tallied: Tallied, writes: _Writes) -> None:
+        """Write what goes around the boxes of a window that was moved."""
+        slots, itemsize = self._slots[window.target.name], window.target.dtype.itemsize
+        for each, (crc,) in zip(window.cut.boxes, tallied.crcs, strict=True):
+            slot = slots[each.number]
+            before, after = _around(slot, each, crc)
+            at = slot.start_bytes + each.first * itemsize
+            if before:
+                writes.add(slot.file, at - sum(map(len, before)), before)
+            if after:
+                writes.add(slot.file, at + each.box.size * itemsize, after)
 
     def finish(self, parts: Sequence[Part], targets: Mapping[str, Target]) -> None:
         """Write what needs every part: the wrapping of slots that were written in stretches."""
@@ -256,6 +292,32 @@ def _joined(parts: Sequence[Part], whole_bytes: int, name: str) -> int:
     if at != whole_bytes:
         raise CoverageError(f"`{name}`: {at:,} of {whole_bytes:,} bytes were written")
     return crc
+
+
+def _around(slot: Slot, each: BoxInWindow, crc: int) -> tuple[list[Any], list[Any]]:
+    """What is written before and after a box of a slot."""
+    wrapping = slot.wrapping if each.whole else None
+    gap = bytes(slot.gap_bytes) if not each.first and (each.whole or slot.wrapping is None) else b""
+    if wrapping is None:
+        return ([gap] if gap else []), []
+    head = wrapping.head(crc)
+    return ([gap, head] if gap else [head]), [wrapping.tail(crc)]
+
+
+class _Writes:
+    """What is to be written to the files of a destination, those that touch together."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self._blocks: dict[str, list[tuple[int, list[Any]]]] = {}
+
+    def add(self, file: str, at: int, buffers: list[Any]) -> None:
+        self._blocks.setdefault(file, []).append((at, buffers))
+
+    def carry_out(self) -> None:
+        for file, blocks in self._blocks.items():
+            for at, buffers in adjoin(blocks):
+                self._staging.write(file, at, buffers)
 
 
 def adjoin(blocks: list[tuple[int, list[Any]]]) -> Iterator[tuple[int, list[Any]]]:

@@ -170,6 +170,17 @@ class Source:
                 self._fronts[alike] = found.start_bytes - chunk.start_bytes, found.front
         return found
 
+    def starts(self, copies: Sequence[Copy]) -> list[int] | None:
+        """Where the elements of each copy's chunk begin in its file; None where they are in another order."""
+        near: dict[str, list[tuple[Stored, Chunk]]] = {}
+        for x in copies:
+            if (x.chunk.file, x.chunk.start_bytes) not in self._located:
+                near.setdefault(x.chunk.file, []).append((x.stored, x.chunk))
+        for file, wanted in near.items():
+            self.locate_near(file, wanted)
+        found = [self.locate(copy.stored, copy.chunk) for copy in copies]
+        return None if any(x.piece is not None for x in found) else [x.start_bytes for x in found]
+
     def locate_near(self, file: str, wanted: Iterable[tuple[Stored, Chunk]]) -> None:
         """Look at what chunks of a file begin with by one call, and know those that begin as others did."""
         expected: dict[Front, int] = {}

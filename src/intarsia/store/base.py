@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import PurePath
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
@@ -48,6 +49,9 @@ class Entry(NamedTuple):
 class Reader(ABC):
     """The files below one folder, read by position from any thread."""
 
+    has_descriptors: ClassVar[bool] = False
+    """Whether files have descriptors, between which bytes are moved by themselves."""
+
     @abstractmethod
     def stamp(self, file: str) -> Stamp:
         """The stamp of a file now."""
@@ -66,6 +70,10 @@ class Reader(ABC):
     def survey(self, file: str, asked: Asked) -> tuple[Surveyed, Stamp] | None:
         """What matrices of a file show, and the file's stamp, taken after them; None where the store does not look."""
         return None
+
+    def opened(self, file: str) -> AbstractContextManager[tuple[int, Callable[[], Stamp]]]:
+        """The descriptor of a file, where the store `has_descriptors`, and what its stamp is then."""
+        raise OSError(errno.EOPNOTSUPP, "this store has no descriptors")
 
     def hold(self) -> None:  # noqa: B027
         """Make sure, where the store can, that no other folder is read that takes this one's place."""
@@ -87,6 +95,9 @@ class Transaction(ABC):
 
     failure: BaseException | None = None
     """What was lost of what this process wrote, though it was written."""
+
+    has_descriptors: ClassVar[bool] = False
+    """Whether files have descriptors, between which bytes are moved by themselves."""
 
     def __init__(self, store: Store, destination: PurePath) -> None:
         self.store = store
@@ -154,6 +165,13 @@ class Transaction(ABC):
     def create_like(self, file: str, size_bytes: int, source: PurePath) -> None:
         """Make a file of a known length, for those who may read `source`."""
         self.create(file, size_bytes)
+
+    def opened(self, file: str) -> AbstractContextManager[int]:
+        """The descriptor of a file, where the store `has_descriptors`; `moved` is told what was written to it."""
+        raise OSError(errno.EOPNOTSUPP, "this store has no descriptors")
+
+    def moved(self, file: str, start_bytes: int, length_bytes: int) -> None:  # noqa: B027
+        """Take note of bytes that were moved to a file."""
 
     def flush(self, *, created: bool = False) -> None:  # noqa: B027
         """Make last what was written so far, and what was `created`."""

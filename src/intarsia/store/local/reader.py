@@ -6,8 +6,8 @@ import mmap
 import os
 import stat
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import PurePath
 
 from intarsia.errors import ChangedError, FormatError
@@ -37,6 +37,8 @@ class LocalReader(Reader):
 
     The folder is held open, so that one which takes its place is not read instead.
     """
+
+    has_descriptors = True
 
     def __init__(self, root: PurePath) -> None:
         self.root = root
@@ -72,6 +74,11 @@ class LocalReader(Reader):
             return None
         with self._files.use(file) as fd:
             return survey_file(fd, asked), Stamp.from_stat(os.fstat(fd))
+
+    @contextmanager
+    def opened(self, file: str) -> Iterator[tuple[int, Callable[[], Stamp]]]:
+        with self._files.use(file) as fd:
+            yield fd, lambda: Stamp.from_stat(os.fstat(fd))
 
     def prefetch(self, file: str, start_bytes: int, length_bytes: int) -> None:
         """Have the disk bring these bytes, and some that follow."""

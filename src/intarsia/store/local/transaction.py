@@ -6,7 +6,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ class LocalTransaction(Transaction):
     `readers` are those beside the owner who may read what is written, as far as the umask lets them.
     """
 
+    has_descriptors = True
     destination: Path
     folder: Path
     journal: Path
@@ -138,6 +139,12 @@ class LocalTransaction(Transaction):
 
     def write(self, file: str, start_bytes: int, buffers: Sequence[Buffer]) -> None:
         self.files.write(file, start_bytes, buffers)
+
+    def opened(self, file: str) -> AbstractContextManager[int]:
+        return self.files.opened(file)
+
+    def moved(self, file: str, start_bytes: int, length_bytes: int) -> None:
+        self.files.moved(file, start_bytes, length_bytes)
 
     def aside(self, work: Callable[[], object]) -> None:
         self.files.aside(work)

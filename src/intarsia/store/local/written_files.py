@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,13 +61,26 @@ class WrittenFiles:
         with self._writing[file], self._files.use(file) as fd:
             count = write_all(fd, start_bytes, buffers)
             self._unsynced[file] = None  # a sync that began before does not cover it
+        self.moved(file, start_bytes, count)
+
+    @contextmanager
+    def opened(self, file: str) -> Iterator[int]:
+        """The descriptor of a file, inside which it is written; several threads may do that side by side."""
+        with self._files.use(file) as fd:
+            try:
+                yield fd
+            finally:
+                self._unsynced[file] = None
+
+    def moved(self, file: str, start_bytes: int, length_bytes: int) -> None:
+        """Send bytes that were written on their way to the disk."""
         if len(self._unsynced) >= self._files.most // 2 and self._syncing.acquire(blocking=False):
             try:
                 self._sync_each(list(self._unsynced))
             finally:
                 self._syncing.release()
-        if count >= WRITEBACK_BYTES:  # so that the final sync finds little to do
-            self.aside(self._start_write_back, file, start_bytes, count)
+        if length_bytes >= WRITEBACK_BYTES:  # so that the final sync finds little to do
+            self.aside(self._start_write_back, file, start_bytes, length_bytes)
 
     def _start_write_back(self, file: str, start_bytes: int, length_bytes: int) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -149,6 +149,34 @@ class Folder:
                 raise changed(self.root / file, then, now)
         self._read_bytes += sum([x.nbytes for x in asked.matrices])
         return surveyed
+
+    def can_move(self, file: str) -> bool:
+        """Whether bytes of a file can be moved without being read here."""
+        return self._reader.has_descriptors and file not in self._in_memory
+
+    @contextmanager
+    def moving(self, file: str, length_bytes: int) -> Iterator[int]:
+        """The descriptor of a file, so many bytes of which are moved inside; then the file is what it was."""
+        then = self._stamp(file)
+        with ExitStack() as held:
+            try:
+                fd, stamp = held.enter_context(self._reader.opened(file))
+            except OSError as error:
+                raise self._gone(file, error) from error
+            yield fd
+            try:
+                now = stamp()
+            except OSError as error:
+                raise self._gone(file, error) from error
+            if now != then:
+                raise changed(self.root / file, then, now)
+        self._read_bytes += length_bytes
+
+    def unread(self, file: str, start: int, end: int, error: OSError | EOFError) -> IntarsiaError:
+        """What it means that bytes of a file could not be moved."""
+        if isinstance(error, OSError):
+            return self._gone(file, error)
+        return self._short(file, self._stamp(file), [(start, end)])
 
     @contextmanager
     def _one_file(self, file: str, wanted: Iterable[tuple[int, int]]) -> Iterator[Stamp]:

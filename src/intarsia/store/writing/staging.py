@@ -8,8 +8,8 @@ two runs from writing one destination.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -176,6 +176,24 @@ class Staging:
         """Write buffers one after another at a position of a file, from any thread."""
         with errors_naming(self.folder / file):
             self.transaction.write(file, start_bytes, buffers)
+
+    @property
+    def can_move(self) -> bool:
+        """Whether bytes can be moved to its files without being written here."""
+        return self.transaction.has_descriptors
+
+    @contextmanager
+    def moving(self, file: str) -> Iterator[int]:
+        """The descriptor of a file, to which bytes are moved inside."""
+        with ExitStack() as held:
+            with errors_naming(self.folder / file):
+                fd = held.enter_context(self.transaction.opened(file))
+            yield fd
+
+    def moved(self, file: str, start_bytes: int, length_bytes: int) -> None:
+        """Take note of bytes that were moved to a file."""
+        with errors_naming(self.folder / file):
+            self.transaction.moved(file, start_bytes, length_bytes)
 
     def write_small(self, file: str, data: bytes) -> None:
         """Write a whole small file."""
