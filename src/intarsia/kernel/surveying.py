@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -88,7 +90,7 @@ def survey_memory(asked: Asked) -> Surveyed:
 def _survey(fd: int, asked: Asked) -> Surveyed:
     assert LIBRARY is not None
     count = len(asked.matrices)
-    matrices = np.array(asked.matrices, np.uint64).reshape(count, len(Matrix._fields))
+    matrices = np.frombuffer(array("Q", chain.from_iterable(asked.matrices)), np.uint64)
     assert {m.itemsize for m in asked.matrices} <= {1, 2, 4, 8}
     assert max([m.sums_at + m.rows + m.columns for m in asked.matrices], default=0) <= asked.sums
     sums = np.empty(asked.sums, np.uint64)

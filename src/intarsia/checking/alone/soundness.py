@@ -134,7 +134,7 @@ def _examined(
     summed = manifest.logical if expected else weights_with_masters(manifest.logical)
     wanted = {n: x for n, x in summed.items() if n not in known}
     found = survey(manifest, budget, progress, wanted)
-    more = after(progress, sum(stats.item.nbytes for stats in found))
+    more = after(progress, sum(stats.item.nbytes for stats in found) if progress else 0)
     weights = weights_among(found, manifest.quantised)
     with Content(manifest, budget) as content:
         faults += content_faults(weights, format_named(manifest.format), content)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from intarsia.checking.survey.item_stats import (
     ItemStats,
@@ -24,6 +24,7 @@ from intarsia.checking.survey.matrix_facts import (
     ordinary_facts,
 )
 from intarsia.dtypes import DType
+from intarsia.frozen import frozen
 from intarsia.kernel.surveying import CRC, FACTS, PAGES, REPEATS, Asked, Matrix, Seen
 from intarsia.run.sums.checksum import full
 from intarsia.state.names import MASTER
@@ -41,9 +42,55 @@ def is_plain(dtype: DType) -> bool:
     return has_magnitudes(dtype) or not (dtype.floating or dtype.name == "C64")
 
 
-def sign_bit(dtype: DType) -> int:
-    """The bit of an element that is its sign, where the others are a magnitude; 0 elsewhere."""
-    return 1 << (8 * dtype.itemsize - 1) if has_magnitudes(dtype) else 0
+@frozen
+class Elements:
+    """The elements of an item as the kernel sees them: a sign, if they have one, and a magnitude.
+
+    Those from `odd_from` on are no numbers or absurd ones, and those with the bit `wrong_sign` are below zero where
+    none may be.
+    """
+
+    dtype: DType
+    sign_bit: int
+    odd_from: int
+    wrong_sign: int
+    of_master: bool
+
+    @staticmethod
+    def of(item: Item) -> Elements:
+        dtype = item.stored.dtype
+        if not has_magnitudes(dtype):
+            return Elements(dtype, 0, 1 << (8 * dtype.itemsize), 0, False)
+        sign = 1 << (8 * dtype.itemsize - 1)
+        wrong = sign if is_variance(item) else 0
+        return Elements(dtype, sign, first_odd_magnitude(dtype), wrong, MASTER in item.kinds)
+
+    def are_ordinary(self, seen: Seen) -> bool:
+        """Whether none is one that no sound item holds."""
+        return seen.most < self.odd_from and not seen.used & self.wrong_sign
+
+    def telling(self, seen: Seen) -> tuple[int, int, int]:
+        """Of ordinary ones the least and the greatest magnitude, and the bits in use, as far as a fault may show."""
+        if not self.sign_bit:
+            return -1, seen.most if self.dtype.name == "U8" else 0, 0
+        bits = seen.used | self.sign_bit if seen.signed_zero else seen.used
+        least, used = telling_numbers(self.dtype, seen.least, seen.most, bits, self.of_master)
+        return least, seen.most, used
+
+
+@frozen
+class _Alike:
+    """Small items of one shape, whose elements are alike: what is wanted of them, and how their digests begin."""
+
+    elements: Elements
+    wanted: int
+    head: bytes
+
+    @staticmethod
+    def of(item: Item) -> _Alike:
+        elements, unit = Elements.of(item), item.units[0]
+        wanted = FACTS | (REPEATS if is_wide(unit, elements.dtype) else 0)
+        return _Alike(elements, wanted, head_of_digest(elements.dtype, unit))
 
 
 def survey_in_file(placed: Sequence[Placed], folder: Folder) -> dict[int, ItemStats] | None:
@@ -51,81 +98,51 @@ def survey_in_file(placed: Sequence[Placed], folder: Folder) -> dict[int, ItemSt
 
     None where the kernel does not read the file.
     """
-    matrices: list[Matrix] = []
-    sums_at = 0
+    known: dict[Any, _Alike] = {}
+    kinds, matrices, sums_at = [], [], 0
     for x, place in placed:
-        stored, unit = x.item.stored, x.item.units[0]
-        dtype = stored.dtype
-        wanted = FACTS | (REPEATS if is_wide(unit, dtype) else 0)
-        wanted |= PAGES if x.tensor else CRC if place.crc is not None else 0
-        matrices.append(
-            Matrix(
-                place.located.start_bytes,
-                unit.rows,
-                unit.columns,
-                dtype.itemsize,
-                sign_bit(dtype),
-                sums_at,
-                wanted,
-                x.run.start_bytes,
-            )
-        )
+        item, unit = x.item, x.item.units[0]
+        key = unit.rows, unit.columns, item.names[0].dtype.name, *item.kinds
+        kind = known.get(key)
+        if kind is None:
+            kind = known[key] = _Alike.of(item)
+        kinds.append(kind)
+        elements, wanted = kind.elements, kind.wanted
+        if x.tensor or place.crc is not None:
+            wanted |= PAGES if x.tensor else CRC
+        shape = unit.rows, unit.columns, elements.dtype.itemsize, elements.sign_bit
+        start = place.located.start_bytes
+        matrices.append(Matrix(start, *shape, sums_at, wanted, x.run.start_bytes))
         sums_at += unit.rows + unit.columns
     asked = Asked(matrices, sums_at, CUTS, FEWEST_ROWS)
     surveyed = folder.survey(placed[0][0].item.chunks[0].file, asked)
     if surveyed is None:
         return None
     found = {}
-    for (x, place), at, seen in zip(placed, matrices, surveyed.seen, strict=True):
+    for (x, place), kind, at, seen in zip(placed, kinds, matrices, surveyed.seen, strict=True):
         if place.crc is not None and full(seen.crc, x.nbytes) != place.crc:
             continue
-        if is_ordinary(x.item, seen):
-            stats = _stats(x.item, seen, _facts(x.item, at, seen, surveyed.sums))
-            stats.unsealed = int(place.unsealed)
-            if x.tensor:
-                stats.sums = {x.tensor: x.run.sum(seen.pages, seen.crc)}
-            found[x.number] = stats
+        if kind.elements.are_ordinary(seen):
+            least, most, used = kind.elements.telling(seen)
+            found[x.number] = ItemStats(
+                x.item,
+                (_facts(x.item, kind, at, seen, surveyed.sums),),
+                used_bits=used,
+                least=least,
+                most=most,
+                total=seen.total,
+                zero_chunks=() if seen.total else x.item.chunks,
+                unsealed=int(place.unsealed),
+                sums={x.tensor: x.run.sum(seen.pages, seen.crc)} if x.tensor else {},
+            )
     return found
 
 
-def is_ordinary(item: Item, seen: Seen) -> bool:
-    """Whether an item holds no element that no sound one holds."""
-    dtype = item.stored.dtype
-    if not has_magnitudes(dtype):
-        return True
-    if seen.most >= first_odd_magnitude(dtype):
-        return False
-    return not (seen.used & sign_bit(dtype) and is_variance(item))
-
-
-def telling_of(item: Item, seen: Seen) -> tuple[int, int, int]:
-    """The least and the greatest magnitude of ordinary elements and the bits in use, as far as a fault may show in them."""
-    dtype = item.stored.dtype
-    if not has_magnitudes(dtype):
-        return -1, seen.most if dtype.name == "U8" else 0, 0
-    bits = seen.used | (sign_bit(dtype) if seen.signed_zero else 0)
-    least, used = telling_numbers(dtype, seen.least, seen.most, bits, MASTER in item.kinds)
-    return least, seen.most, used
-
-
-def _stats(item: Item, seen: Seen, facts: MatrixFacts) -> ItemStats:
-    least, most, used = telling_of(item, seen)
-    return ItemStats(
-        item,
-        (facts,),
-        used_bits=used,
-        least=least,
-        most=most,
-        total=seen.total,
-        zero_chunks=() if seen.total else item.chunks,
-    )
-
-
-def _facts(item: Item, at: Matrix, seen: Seen, sums: Sums) -> MatrixFacts:
-    unit, dtype = item.units[0], item.stored.dtype
+def _facts(item: Item, kind: _Alike, at: Matrix, seen: Seen, sums: Sums) -> MatrixFacts:
+    unit = item.units[0]
     if seen.odd:
         columns_at = at.sums_at + unit.rows
         columns = sums[columns_at : columns_at + unit.columns]
-        return matrix_facts(unit, dtype, sums[at.sums_at : columns_at], columns)
+        return matrix_facts(unit, kind.elements.dtype, sums[at.sums_at : columns_at], columns)
     hashed = seen.hash_low.to_bytes(8, "little") + seen.hash_high.to_bytes(8, "little")
-    return ordinary_facts(unit, head_of_digest(dtype, unit) + hashed)
+    return ordinary_facts(unit, kind.head + hashed)

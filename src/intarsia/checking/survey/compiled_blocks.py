@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.checking.survey.compiled import is_ordinary, is_plain, sign_bit, telling_of
+from intarsia.checking.survey.compiled import Elements, is_plain
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checking.survey.matrix_sums import MatrixSums
 from intarsia.frozen import frozen
@@ -40,6 +40,7 @@ class AreaSurvey:
     def __init__(self, stats: ItemStats, matrix_sums: MatrixSums, area: Area) -> None:
         self._stats, self._matrix_sums, self._area = stats, matrix_sums, area
         self._parts = [*self._by_unit()]
+        self._elements = Elements.of(stats.item)
 
     @staticmethod
     def suits(stats: ItemStats, matrix_sums: MatrixSums) -> bool:
@@ -65,7 +66,7 @@ class AreaSurvey:
         matrices, sums_at, row_bytes = [], 0, self._area.width * dtype.itemsize
         for part in self._parts:
             rows, inside = part.end - part.row, (part.row - self._area.row) * row_bytes
-            shape = rows, part.width, dtype.itemsize, sign_bit(dtype)
+            shape = rows, part.width, dtype.itemsize, self._elements.sign_bit
             matrices.append(Matrix(at + inside, *shape, sums_at, wanted, start + inside))
             sums_at += rows + part.width
         return Asked(matrices, sums_at)
@@ -73,13 +74,13 @@ class AreaSurvey:
     def take(self, matrices: Sequence[Matrix], found: Surveyed) -> bool:
         """Add what was found; False, and nothing added, where an element is one that no sound tensor holds."""
         stats, item = self._stats, self._stats.item
-        if not all(is_ordinary(item, seen) for seen in found.seen):
+        if not all(map(self._elements.are_ordinary, found.seen)):
             return False
         for part, at, seen in zip(self._parts, matrices, found.seen, strict=True):
             columns_at = at.sums_at + at.rows
             rows, columns = found.sums[at.sums_at : columns_at], found.sums[columns_at:]
             self._matrix_sums.add_sums(part.row, rows, columns[: at.columns], part.column)
-            least, most, used = telling_of(item, seen)
+            least, most, used = self._elements.telling(seen)
             stats.join(ItemStats(item, used_bits=used, least=least, most=most, total=seen.total))
         return True
 

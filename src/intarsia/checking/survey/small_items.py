@@ -10,6 +10,7 @@ faults are named there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -87,33 +88,40 @@ def small_item(number: int, item: Item, context: SurveyContext) -> SmallItem | N
     if not len(item.names) == len(item.units) == 1:
         return None
     stored, unit = item.stored, item.units[0]
-    dtype, layout = stored.dtype, stored.layout
-    nbytes = stored.nbytes
+    dtype, layout, chunks = stored.dtype, stored.layout, item.chunks
+    size = layout.size
+    nbytes = size * dtype.itemsize
     if nbytes > context.block_bytes or unit.rows + unit.columns > context.most_sums:
         return None
-    if not layout.mapped == layout.size == unit.rows * unit.columns or not is_plain(dtype):
+    if not layout.mapped == size == unit.rows * unit.columns or not is_plain(dtype):
         return None
-    if MASTER in item.kinds and context.wanted:
+    if context.wanted and MASTER in item.kinds:
         return None  # it may be summed as the weight that it rounds to, too
     in_memory = context.manifest.in_memory_files
     wrapped = context.format.front_kind(stored) is not None
-    wrapped = wrapped and not (in_memory and any(x.file in in_memory for x in item.chunks))
-    if not wrapped and (len(item.chunks) > 1 or layout.size < 2):
+    wrapped = wrapped and not (in_memory and any(x.file in in_memory for x in chunks))
+    if not wrapped and (len(chunks) > 1 or size < 2):
         return None
     # Chunks that do not tile it would leave some of its memory as it was.
     if context.links.stored_fault(stored) is not None:
         return None
-    if not all(is_there(context.manifest, chunk) for chunk in item.chunks):
+    if not all(is_there(context.manifest, chunk) for chunk in chunks):
         return None
     wanted = [context.wanted[name] for name in layout.tensors if name in context.wanted]
     if not any(is_summed(stored, x) for x in wanted):
-        return SmallItem(number, item, Run(0, nbytes, nbytes), "", wrapped)
+        return SmallItem(number, item, _whole(nbytes), "", wrapped)
     piece = layout.pieces[0]
     start_bytes = piece.to * dtype.itemsize
-    if piece.run != layout.size or not stored.value.is_plain or start_bytes % 8:
+    if piece.run != size or not stored.value.is_plain or start_bytes % 8:
         return None
     run = Run(start_bytes, nbytes, wanted[0].nbytes)
     return SmallItem(number, item, run, piece.tensor, wrapped)
+
+
+@lru_cache(maxsize=1 << 10)
+def _whole(nbytes: int) -> Run:
+    """All of a tensor, the same object for all of its length."""
+    return Run(0, nbytes, nbytes)
 
 
 def neighbours(
