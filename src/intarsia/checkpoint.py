@@ -9,7 +9,7 @@ import numpy as np
 
 from intarsia.dtypes import DType
 from intarsia.errors import CoverageError
-from intarsia.format.base import Format, Located
+from intarsia.format.base import Located
 from intarsia.format.registry import folder_of, format_named
 from intarsia.kernel.summing import Runs, Sums
 from intarsia.layout import Layout
@@ -35,7 +35,6 @@ class Checkpoint(Mapping[str, Tensor]):
         self._folder = folder_of(manifest)
         self._folder.hold()
         self._source = Source(manifest, format_named(manifest.format), self._folder)
-        self._as_is = type(self._source.format).locate is Format.locate
 
     @property
     def source(self) -> Source:
@@ -119,14 +118,14 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def start_of(self, stored: Stored, chunk: Chunk) -> int | None:
         """The byte at which a chunk's elements begin; None where they are not in row-major order."""
-        if self._as_is:
+        if self._source.is_plain:
             return chunk.start_bytes
         found = self.locate(stored, chunk)
         return found.start_bytes if found.piece is None else None
 
     def locate_near(self, file: str, chunks: Iterable[tuple[Stored, Chunk]]) -> None:
         """Look at once at where the elements of chunks of a file are; `start_of` then knows most of them."""
-        if not self._as_is:
+        if not self._source.is_plain:
             self._source.locate_near(file, chunks)
 
     def stream(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,15 @@ MADE = "(made)"
 _NO_PARTS: Mapping[str, Part] = {}
 
 
+class Begin(NamedTuple):
+    """The byte of a file at which the elements of a chunk begin, row-major, if it has `front` at `front_bytes`."""
+
+    file: str
+    start_bytes: int
+    front_bytes: int = 0
+    front: bytes = b""
+
+
 @dataclass
 class Source:
     """A checkpoint to read from: its manifest, its files, and where its chunks' elements are."""
@@ -42,6 +52,11 @@ class Source:
     _fronts: dict[Hashable, tuple[int, bytes]] = field(default_factory=dict)
     """What the last chunk of each kind, element type, shape and length began with, and where in it its
     elements are, where they are in row-major order."""
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether each chunk is its elements in row-major order and nothing else."""
+        return type(self.format).locate is Format.locate
 
     def fill_box(self, proven: Proven, box: Box, buffer: Bytes) -> list[Fill | Straight]:
         """The reads that fill the row-major buffer of a box of a target; padding is zeroed."""
@@ -154,6 +169,29 @@ class Source:
             copies = copies_into(layout, Box.whole(layout.shape), (part,))
             gather(self.folder, self._reads(part, copies, same, buffer))
             found[name] = buffer, part.dtype
+        return found
+
+    def begins(self, stored: Stored, chunks: Iterable[Chunk]) -> list[Begin] | None:
+        """Where the elements of chunks begin in their files, or are expected to; None where one of the chunks
+        has them in another order."""
+        if self.is_plain:
+            return [Begin(chunk.file, chunk.start_bytes) for chunk in chunks]
+        kind = self.format.front_kind(stored)
+        found, fronts = list[Begin](), dict[Hashable, tuple[int, bytes] | None]()
+        for chunk in chunks:
+            file, start = chunk.file, chunk.start_bytes
+            located, expected = self._located.get((file, start)), None
+            if located is None and kind is not None:
+                alike = chunk.box.shape, chunk.length_bytes
+                if (expected := fronts.get(alike)) is None:
+                    expected = fronts[alike] = self._fronts.get(_alike(kind, stored, chunk))
+            if expected is not None:
+                found.append(Begin(file, start + expected[0], start, expected[1]))
+                continue
+            located = located or self.locate(stored, chunk)
+            if located.piece is not None:
+                return None
+            found.append(Begin(file, located.start_bytes))
         return found
 
     def locate(self, stored: Stored, chunk: Chunk) -> Located:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import PurePath
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
@@ -46,6 +46,13 @@ class Entry(NamedTuple):
     number: tuple[int, int]
 
 
+class Opened(NamedTuple):
+    """Files that are open: their descriptors, and what tells their stamps now."""
+
+    descriptors: Sequence[int]
+    stamps: Callable[[], Sequence[Stamp]]
+
+
 class Reader(ABC):
     """The files below one folder, read by position from any thread."""
 
@@ -74,6 +81,10 @@ class Reader(ABC):
     def opened(self, file: str) -> AbstractContextManager[tuple[int, Callable[[], Stamp]]]:
         """The descriptor of a file, where the store `has_descriptors`, and what its stamp is then."""
         raise OSError(errno.EOPNOTSUPP, "this store has no descriptors")
+
+    def opened_together(self, files: Sequence[str]) -> AbstractContextManager[Opened | None]:
+        """Files that stay open inside, for the kernel; None where the store has no open files, or too many."""
+        return nullcontext()
 
     def hold(self) -> None:  # noqa: B027
         """Make sure, where the store can, that no other folder is read that takes this one's place."""

@@ -19,6 +19,7 @@ from intarsia.checking.pair.change import Number
 from intarsia.checking.pair.differing import Differing, unequal_at
 from intarsia.checking.pair.non_tensors import NonTensor, compare_non_tensors
 from intarsia.checking.pair.pairs import Pair, match, widest, windows_of
+from intarsia.checking.pair.side_by_side import SideBySide
 from intarsia.checkpoint import Checkpoint
 from intarsia.mesh import Box
 from intarsia.opened.padding import not_compared, trained_padding
@@ -181,6 +182,9 @@ class _Comparing:
     budget: Budget
     rooms: tuple[Room, Room] = field(default_factory=lambda: (Room(), Room()))
 
+    def __post_init__(self) -> None:
+        self.side_by_side = SideBySide(self.a, self.b)
+
     def unequal(self, pairs: Sequence[Pair], progress: Progress | None) -> list[Unequal]:
         """What differs; threads share windows and not tensors, of which some are far larger than others."""
         apart = {k for k, pair in enumerate(pairs) if pair.a.shape != pair.b.shape or pair.rounded}
@@ -223,8 +227,14 @@ class _Comparing:
             return Unequal(pair, max(pair.a.size, pair.b.size), (), float("nan"))
         return differ_from_main(self.a, self.b, pair, self.budget)
 
+    def _to_read(self, pairs: Sequence[Pair], step: Step) -> Step:
+        """The windows of a step that are not known to be equal by comparing files alone."""
+        windows = [(pairs[number], box) for number, box in step]
+        return [step[k] for k in self.side_by_side.not_equal(windows)]
+
     def _windows(self, pairs: Sequence[Pair], step: Step) -> dict[int, _Found]:
         found = {number: _Found() for number, _ in step}
+        step = self._to_read(pairs, step)
         wanted = [(pairs[number], box) for number, box in step]
         lefts = _read(self.a, [(pair.a, box) for pair, box in wanted], self.rooms[0])
         rights = _read(self.b, [(pair.b, box) for pair, box in wanted], self.rooms[1])

@@ -7,8 +7,8 @@ import os
 import resource
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -79,6 +79,16 @@ class Descriptors:
                 held = self._held[name] = _Held(self._opened(name), next(self._uses))
             held.users.append(None)
         return held
+
+    @contextmanager
+    def use_all(self, names: Iterable[str]) -> Iterator[list[int] | None]:
+        """The descriptors of files, which stay open inside; None where too few would be left for others."""
+        with ExitStack() as stack:
+            with self._lock:
+                used = {name for name, held in self._held.items() if held.users}
+                few = len(used.union(names)) <= self.most // 2
+                found = [stack.enter_context(self.use(name)) for name in names] if few else None
+            yield found
 
     def leave(self, held: _Held) -> None:
         """Count one user less."""

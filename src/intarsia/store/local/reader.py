@@ -14,7 +14,7 @@ from intarsia.errors import ChangedError, FormatError
 from intarsia.kernel.reading import can_read, read_runs
 from intarsia.kernel.summing import Runs, Sums, can_sum, sum_file
 from intarsia.kernel.surveying import Asked, Surveyed, can_survey, survey_file
-from intarsia.store.base import NEAR_BYTES, Range, Reader
+from intarsia.store.base import NEAR_BYTES, Opened, Range, Reader
 from intarsia.store.local.descriptors import Descriptors
 from intarsia.store.local.vectors import VECTORS, drop_first
 from intarsia.store.stamp import Stamp
@@ -79,6 +79,14 @@ class LocalReader(Reader):
     def opened(self, file: str) -> Iterator[tuple[int, Callable[[], Stamp]]]:
         with self._files.use(file) as fd:
             yield fd, lambda: Stamp.from_stat(os.fstat(fd))
+
+    @contextmanager
+    def opened_together(self, files: Sequence[str]) -> Iterator[Opened | None]:
+        with self._files.use_all(files) as found:
+            if found is None:
+                yield None
+            else:
+                yield Opened(found, lambda: [Stamp.from_stat(os.fstat(fd)) for fd in found])
 
     def prefetch(self, file: str, start_bytes: int, length_bytes: int) -> None:
         """Have the disk bring these bytes, and some that follow."""

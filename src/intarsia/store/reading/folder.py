@@ -179,6 +179,29 @@ class Folder:
         return self._short(file, self._stamp(file), [(start, end)])
 
     @contextmanager
+    def opened_together(self, files: Sequence[str]) -> Iterator[Sequence[int] | None]:
+        """Descriptors of files that are read inside; raise where one is no longer what it was at the end.
+
+        None where one is in memory, or its store has no descriptors for it.
+        """
+        if not self._in_memory.keys().isdisjoint(files):
+            yield None
+            return
+        then = [self._stamp(file) for file in files]
+        with self._reader.opened_together(files) as found:
+            if found is None:
+                yield None
+                return
+            yield found.descriptors
+            for file, before, now in zip(files, then, found.stamps(), strict=True):
+                if now != before:
+                    raise changed(self.root / file, before, now)
+
+    def count(self, read_bytes: int) -> None:
+        """Count bytes that were read from files that are `opened_together`."""
+        self._read_bytes += read_bytes
+
+    @contextmanager
     def _one_file(self, file: str, wanted: Iterable[tuple[int, int]]) -> Iterator[Stamp]:
         """The stamp that a file must have while these bytes of it are read; what fails names the file."""
         then = self._stamps.get(file) or self._stamp(file)

@@ -1,0 +1,71 @@
+"""Runs of files compared with those of other files by the compiled library, many in one call."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.kernel.library import LIBRARY
+
+Numbers = NDArray[np.int64]
+
+ROOM_BYTES = 256 << 10
+"""What is read of each side at a time, and stays in a core's cache while it is compared."""
+
+NO_FILE = -1
+
+
+class Side(NamedTuple):
+    """One side of runs: rows of run k begin `steps[k]` bytes apart, the first at byte `at[k]` of the file
+    `files[k]`: an open one, or `NO_FILE` where `at` is an address in memory."""
+
+    files: Numbers
+    at: Numbers
+    steps: Numbers
+
+
+class _Rooms(threading.local):
+    def __init__(self) -> None:
+        self.left = np.empty(ROOM_BYTES, np.uint8)
+        self.right = np.empty(ROOM_BYTES, np.uint8)
+
+
+_rooms = _Rooms()
+
+
+def can_compare() -> bool:
+    """Whether the library is there."""
+    return LIBRARY is not None
+
+
+def equal_runs(left: Side, right: Side, rows: Numbers, row_bytes: Numbers) -> int:
+    """How many runs, from the first on, are known to be equal: all, or none from the first on that differs or
+    cannot be read.
+
+    Run k is `rows[k]` rows of `row_bytes[k]` bytes on both sides.
+    """
+    assert LIBRARY is not None
+    count = len(rows)
+    asked = [*left, *right, rows, row_bytes]
+    assert all(x.dtype == np.int64 and x.shape == (count,) for x in asked)
+    assert all(x.flags.c_contiguous for x in asked)
+    if not count:
+        return 0
+    assert rows.min() >= 1 <= row_bytes.min()
+    assert all((x.steps >= row_bytes).all() for x in (left, right))
+    places = [*map(_address, asked), _address(_rooms.left), _address(_rooms.right)]
+    room_bytes = ctypes.c_int64(ROOM_BYTES)
+    equal: int = LIBRARY.intarsia_equal_runs(ctypes.c_int64(count), *places, room_bytes)
+    return equal
+
+
+def _address(array: Numbers | NDArray[np.uint8]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+if LIBRARY is not None:
+    LIBRARY.intarsia_equal_runs.restype = ctypes.c_int64

@@ -1,0 +1,66 @@
+"""Runs of files of two folders that are compared, and not kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from intarsia.kernel import comparing
+from intarsia.kernel.comparing import NO_FILE, Numbers
+from intarsia.store.reading.folder import Folder
+
+
+@dataclass
+class Places:
+    """Where one side has its runs: rows of run k begin `steps[k]` bytes apart, the first at byte `at[k]` of the
+    file with the number `files[k]`, or at that address in memory where that is `NO_FILE`."""
+
+    names: dict[str, int] = field(default_factory=dict)
+    files: list[int] = field(default_factory=list)
+    at: list[int] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+
+    def number_of(self, file: str) -> int:
+        """The number of a file."""
+        return self.names.setdefault(file, len(self.names))
+
+    def side(self, descriptors: Sequence[int]) -> comparing.Side:
+        """The same with the descriptors of the files."""
+        files = np.array([*descriptors, NO_FILE], np.int64)[self.files]
+        return comparing.Side(files, np.array(self.at, np.int64), np.array(self.steps, np.int64))
+
+
+@dataclass
+class Runs:
+    """Runs of two sides that should be equal: `rows[k]` rows of `row_bytes[k]` bytes."""
+
+    left: Places = field(default_factory=Places)
+    right: Places = field(default_factory=Places)
+    rows: list[int] = field(default_factory=list)
+    row_bytes: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def equal_runs(left: Folder, right: Folder, runs: Runs) -> int:
+    """How many runs, from the first on, are known to be equal: all, or none from the first on that differs or
+    cannot be read."""
+    ours, theirs = [*runs.left.names], [*runs.right.names]
+    with left.opened_together(ours) as here, right.opened_together(theirs) as there:
+        if here is None or there is None:
+            return 0
+        rows, row_bytes = np.array(runs.rows, np.int64), np.array(runs.row_bytes, np.int64)
+        a, b = runs.left.side(here), runs.right.side(there)
+        equal = comparing.equal_runs(a, b, rows, row_bytes)
+    read = (rows * row_bytes)[: equal + 1]
+    left.count(_in_files(a, read))
+    right.count(_in_files(b, read))
+    return equal
+
+
+def _in_files(side: comparing.Side, count_bytes: Numbers) -> int:
+    """How many bytes of the first runs are in files."""
+    return int(count_bytes[side.files[: len(count_bytes)] != NO_FILE].sum())
