@@ -8,7 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intarsia.errors import LayoutError
-from intarsia.layout import Layout, Loop, Piece, chunk, concat, copies, padding, shard, split, stack
+from intarsia.layout import (
+    Layout,
+    Loop,
+    Piece,
+    chunk,
+    concat,
+    copies,
+    padding,
+    renaming,
+    run,
+    shard,
+    split,
+    stack,
+)  # fmt: skip
 from tests.oracle.layouts import TENSORS, Twin, all_pairs, arange, expressions, ids, joint
 
 W = Layout.of("w", (4, 6))
@@ -175,3 +188,17 @@ def test_what_no_array_allows_is_a_layout_error_with_both_numbers(attempt, said)
 
 def test_the_twins_keep_their_tensors_apart() -> None:
     assert TENSORS["v"] > A.size
+
+
+def test_a_renaming_is_found_where_layouts_differ_by_name_alone_and_nowhere_else() -> None:
+    def two(*names: str, to: int = 0, at: int = 6, n: int = 6, size: int = 12) -> Layout:
+        return Layout((size,), (run(names[0], 0, 0, 6), run(names[1], at, to, n)))
+
+    assert renaming(two("a", "b"), two("b", "c")) == {"a": "b", "b": "c"}
+    assert renaming(two("a", "a", to=6), two("b", "b", to=6)) == {"a": "b"}
+    old = two("a", "b")
+    others = [two("c", "d", to=1), two("c", "d", at=5), two("c", "d", n=5), two("c", "d", size=13)]
+    assert [renaming(old, x) for x in others] == [None] * 4
+    assert renaming(old, two("c", "c")) is None, "two tensors are not one"
+    assert renaming(two("a", "a", to=6), two("b", "c", to=6)) is None, "nor is one two"
+    assert renaming(old, Layout((12,), old.pieces[:1])) is None

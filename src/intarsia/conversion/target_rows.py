@@ -100,10 +100,12 @@ def model_rows(
 
     A tied tensor is written where the module has it, from its twin if need be, and nowhere else.
     """
-    missed = {x.name for x in src.absent}
+    missed, special = {x.name for x in src.absent}, table.tied.keys() | table.optional
     for row in writer.rows(table, dialect, request.mesh, request.spec):
         names = row.layout.tensors
-        if names and all(name in table.tied for name in names):
+        if names and special.isdisjoint(names):
+            yield row
+        elif names and all(name in table.tied for name in names):
             if dialect == "hf-module":
                 twins = {n: n if n in src.logical else table.tied[n] for n in names}
                 yield replace(row, layout=row.layout.rename(twins))
@@ -116,7 +118,7 @@ def model_rows(
 def state_rows(model: Sequence[Param], logical: Iterable[str]) -> Iterator[Param]:
     """The optimizer state of the model's rows that a source holds, kind by kind."""
     kinds: dict[str, set[str]] = {}
-    for name in logical:
+    for name in filter(is_state, logical):
         if state := StateName.of(name):
             kinds.setdefault(state.kind, set()).add(state.parameter)
     for kind, held in sorted(kinds.items()):
@@ -135,9 +137,13 @@ def with_one_step(
     """The rows, with one step for each fused parameter; and the steps that each of these stands for."""
     groups: dict[str, tuple[str, ...]] = {}
     for row in rows:
+        if len(row.layout.pieces) < 2:
+            continue
         names = tuple(map(step_of, row.layout.tensors))
         if len(names) > 1 and all(n in src.logical and n not in dropped for n in names):
             groups[step_of(row.name)] = names
+    if not groups:
+        return [*rows], []
     fused = {name for names in groups.values() for name in names}
     steps = (
         Param(name, Layout.of(names[0], src.logical[names[0]].shape))

@@ -109,8 +109,10 @@ def tied_and_stored(src: Manifest, drop: Collection[str]) -> list[tuple[str, ...
     """Tensors that are left out because they are tied, each after the tensor that it is tied to: both must be equal."""
     table = table_for(src.config)
     found: list[tuple[str, ...]] = []
+    if table is None or not table.tied:
+        return found
     for name in src.logical:
-        twin = table.tied.get(parameter_of(name)) if table else None
+        twin = table.tied.get(parameter_of(name))
         if twin is not None and name in drop and kind_of(name) != STEP:
             kept = like(name)(twin)
             found += [(kept, name)] if kept in src.logical else []

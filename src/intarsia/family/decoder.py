@@ -16,6 +16,9 @@ CLASSIFIERS = (
 )  # fmt: skip
 """How the classes of Transformers end that have another head than one over the vocabulary."""
 
+_PAIRS, _STACK = stacked(gated, per=2), stacked()
+"""One verb for all layers, so that their rows are made once and renamed."""
+
 
 def embeddings(t: Table, *, tied: bool = False, head: str = "lm_head.weight") -> None:
     """Token embedding, final norm, and the output head; `tied` where the configuration is mute.
@@ -155,14 +158,13 @@ def experts(
             t.declare(name, shape, at.optional)
             disk.add(name, rule)
             group.append(name)
-    pairs = stacked(gated, per=2)
     both, one = Rule(ep=0, tp=1, layer=at.stage), Rule(ep=0, tp=2, layer=at.stage)
     for dialect, root in (("hf-fused", at.hf), ("hf-module", at.module)):
         if root is not None:
-            t.store((dialect,), f"{root}mlp.experts.gate_up_proj", pairs, *rows, rule=both)
-            t.store((dialect,), f"{root}mlp.experts.down_proj", stacked(), *columns, rule=one)
-    at.fused("mlp.experts.experts.linear_fc1.weight", pairs, *rows, ep=0, tp=1)
-    at.fused("mlp.experts.experts.linear_fc2.weight", stacked(), *columns, ep=0, tp=2)
+            t.store((dialect,), f"{root}mlp.experts.gate_up_proj", _PAIRS, *rows, rule=both)
+            t.store((dialect,), f"{root}mlp.experts.down_proj", _STACK, *columns, rule=one)
+    at.fused("mlp.experts.experts.linear_fc1.weight", _PAIRS, *rows, ep=0, tp=1)
+    at.fused("mlp.experts.experts.linear_fc2.weight", _STACK, *columns, ep=0, tp=2)
 
 
 def shared_expert(at: Layer, inner: int, *, hf: str = "mlp.shared_experts.") -> None:

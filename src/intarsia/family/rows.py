@@ -38,6 +38,7 @@ class Rows(Mapping[str, Param]):
         self._logical = logical
         self._recipes: dict[str, _Recipe | Rule] = {}
         self._made: dict[str, Param] = {}
+        self._first: dict[tuple[Verb, tuple[Shape, ...]], tuple[tuple[str, ...], Layout]] = {}
 
     def add(self, name: str, recipe: _Recipe | Rule) -> None:
         """Add a row; a rule alone stands for the whole logical tensor of the same name."""
@@ -57,10 +58,23 @@ class Rows(Mapping[str, Param]):
                 made = Param(name, whole(name, self._logical[name]), recipe)
             else:
                 verb, operands, rule, value = recipe
-                parts = [whole(x, self._logical[x]) for x in operands]
-                made = Param(name, verb(*parts) if verb else parts[0], rule, value)
+                made = Param(name, self._layout(verb, operands), rule, value)
             self._made[name] = made
         return made
+
+    def _layout(self, verb: Verb | None, operands: tuple[str, ...]) -> Layout:
+        """What a verb makes of logical tensors; of others that differ by name alone it makes the same, renamed."""
+        shapes = tuple([self._logical[x] for x in operands])
+        if verb is None:
+            return whole(operands[0], shapes[0])
+        if len({*operands}) < len(operands):
+            return verb(*map(whole, operands, shapes))
+        first = self._first.get((verb, shapes))
+        if first is None:
+            made = verb(*map(whole, operands, shapes))
+            self._first[verb, shapes] = operands, made
+            return made
+        return first[1].rename(dict(zip(first[0], operands, strict=True)))
 
     def __contains__(self, name: object) -> bool:
         return name in self._recipes

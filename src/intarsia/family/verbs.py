@@ -1,6 +1,7 @@
 """The verbs of family tables: how a stored tensor is made of logical ones.
 
-A verb is a function from layouts to a layout.  What needs a number (how many groups, which
+A verb is a function from layouts to a layout, of their shapes and places and never of names: what it
+makes of one layer is renamed to be that of the next.  What needs a number (how many groups, which
 rows) is made by a function of that number.  Each has a NumPy twin: the same words on arrays.
 """
 

@@ -14,6 +14,8 @@ from intarsia.state.names import is_state, parameter_of
 
 def left_out(src: Manifest, tied: Mapping[str, str], optimizer: str) -> Iterator[tuple[str, str]]:
     """The logical tensors that are not written, and why."""
+    if not tied and optimizer != "drop":
+        return
     for name in src.logical:
         of = parameter_of(name)
         if of in tied:
@@ -25,7 +27,11 @@ def left_out(src: Manifest, tied: Mapping[str, str], optimizer: str) -> Iterator
 def written_type(name: str, of: Iterable[str], src: Manifest, asked: DType | None) -> DType:
     """The element type of a tensor that is made of the logical tensors `of`; what is absent has the source's."""
     held = src.logical
-    found = {cast_to(held[n].dtype, asked, (parameter_of(n),), src.config) for n in of if n in held}
+    if asked is None:
+        found = {held[n].dtype for n in of if n in held}
+    else:
+        each = ((held[n].dtype, (parameter_of(n),)) for n in of if n in held)
+        found = {cast_to(dtype, asked, names, src.config) for dtype, names in each}
     if len(found) > 1:
         raise UsageError(
             f"`{name}` would hold {', '.join(sorted(dtype.name for dtype in found))}",

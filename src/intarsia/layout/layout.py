@@ -223,6 +223,23 @@ class Layout:
         return Layout(shape, (Piece(whole.tensor, 0, to, tuple(reversed(loops))),))
 
 
+def renaming(old: Layout, new: Layout) -> Mapping[str, str] | None:
+    """The names for which `old.rename` gives `new`, each of another tensor; None where there are none.
+
+    >>> renaming(Layout.of("a", (2, 3)), Layout.of("b", (2, 3)))
+    {'a': 'b'}
+    """
+    if old.shape != new.shape or len(old.pieces) != len(new.pieces):
+        return None
+    names: dict[str, str] = {}
+    for p, q in zip(old.pieces, new.pieces, strict=True):
+        if p.at != q.at or p.to != q.to or p.loops != q.loops:
+            return None
+        if names.setdefault(p.tensor, q.tensor) != q.tensor:
+            return None
+    return names if len({*names.values()}) == len(names) else None
+
+
 def sizes_of(shape: Sequence[int]) -> tuple[int, ...]:
     """`shape` as a tuple, none of its sizes negative."""
     if shape and min(shape) < 0:

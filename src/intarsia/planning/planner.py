@@ -44,7 +44,8 @@ class Costs:
 
     def of(self, group: Group) -> Cost:
         """What filling targets takes that move together."""
-        key = tuple([_kind(proven) for proven in group])
+        base = group[0].template.start
+        key = tuple([_kind(proven, base) for proven in group])
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._count(group)
@@ -65,10 +66,11 @@ class Costs:
         return Cost(count, read, needed)
 
 
-def _kind(proven: Proven) -> Hashable:
-    """What the cost of a target depends on."""
-    target = proven.target
-    return proven.template, id(target.boxes), target.dtype, *(s.dtype for s in proven.sources)
+def _kind(proven: Proven, base: int) -> Hashable:
+    """What the cost of a target depends on: not where in a chunk it reads, if all read there together."""
+    template, target = proven.template, proven.target
+    types = [s.dtype for s in proven.sources]
+    return template.kind, template.start - base, id(target.boxes), target.dtype, *types
 
 
 def read_cost(found: Sequence[Copy]) -> tuple[int, int]:

@@ -30,7 +30,8 @@ def partners(proofs: Iterable[Proven]) -> list[Group]:
             other = group_of[id(proven)]
             if other is not first:
                 first += other
-                group_of |= {id(each): first for each in other}
+                for each in other:
+                    group_of[id(each)] = first
     groups = {id(group): group for group in group_of.values()}
     return [tuple(group) for group in groups.values()]
 

@@ -81,14 +81,16 @@ def parameter_of(name: str) -> str:
     >>> parameter_of("optimizer.step.lm_head.weight"), parameter_of("lm_head.weight")
     ('lm_head.weight', 'lm_head.weight')
     """
-    state = StateName.of(name)
+    state = StateName.of(name) if name.startswith(ROOT) else None
     return state.parameter if state else name
 
 
 def kind_of(name: str) -> str:
     """The kind of state that a name means; empty for a weight, `SETTING` for what else an optimizer keeps."""
+    if not name.startswith(ROOT):
+        return ""
     state = StateName.of(name)
-    return state.kind if state else SETTING if is_state(name) else ""
+    return state.kind if state else SETTING
 
 
 def of_kind(kind: str) -> Callable[[str], str]:

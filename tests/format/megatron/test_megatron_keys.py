@@ -9,6 +9,7 @@ import pytest
 
 from intarsia.errors import FamilyError
 from intarsia.family import Param, table_for
+from intarsia.format.megatron import keys
 from intarsia.format.megatron.keys import (
     DIALECTS,
     Key,
@@ -16,9 +17,10 @@ from intarsia.format.megatron.keys import (
     experts_of,
     half_of,
     padded,
+    parts_of,
     torch_dist_rows,
 )
-from intarsia.layout import Layout, cover
+from intarsia.layout import Layout, concat, cover
 from intarsia.mesh import Rule
 from tests.family.arrays import carried, element_ids
 from tests.family.configs import CASES
@@ -153,3 +155,35 @@ def test_only_the_vocabulary_is_padded() -> None:
     rows = MegatronRows(table)
     with pytest.raises(FamilyError, match=r"has shape \[25\].*gives \[24\]"):
         rows.find(Key.parse("decoder.final_layernorm.weight"), (25,))
+
+
+@pytest.mark.parametrize("config", CASES.values(), ids=CASES)
+def test_the_parts_of_every_layer_are_those_of_its_own_row(config) -> None:
+    """Experts of layers that differ by name are made once and renamed."""
+    table = table_for(config)
+    if table is None or not table.dialects["megatron"]:
+        return
+    rows = table.dialects["megatron"].values()
+    expected = [
+        Param(str(key), part.layout, part.rule, part.value)
+        for row in rows
+        for key, part in parts_of(row, keys._halves)
+    ]
+    assert torch_dist_rows(table) == expected
+
+
+def test_a_layer_whose_experts_are_stacked_otherwise_has_parts_of_its_own() -> None:
+    table = table_for(CASES["qwen3_moe"])
+    assert table is not None
+    rows = table.dialects["megatron"]
+    name = "decoder.layers.1.mlp.experts.experts.linear_fc1.weight"
+    row = rows[name]
+    count = row.layout.shape[1]
+    turned = concat([row.layout.narrow(1, 1, count), row.layout.narrow(1, 0, 1)], axis=1)
+    rows._made[name] = replace(row, layout=turned)
+    found = {x.name: x.layout for x in torch_dist_rows(table)}
+    for expert, part in enumerate(experts_of(rows[name])):
+        for half, end in enumerate("wv"):
+            each = name.replace("experts.experts.", f"experts.experts.{expert}.") + f"_{end}"
+            assert found[each] == half_of(part, half).layout
+    rows._made.clear()

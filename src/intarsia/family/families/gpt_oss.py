@@ -13,6 +13,9 @@ from intarsia.family.verbs import gated, interleaved, stacked, then, transposed
 from intarsia.mesh import Rule
 
 STORED = ("hf", "hf-fused", "hf-module")
+_TRANSPOSED, _IN_TURN = stacked(then(interleaved, transposed), 2), stacked(interleaved, 2)
+_HALVES, _TURNED, _STACK = stacked(gated, 2), stacked(transposed), stacked()
+"""One verb for all layers, so that their rows are made once and renamed."""
 
 
 def fill(t: Table) -> None:
@@ -43,12 +46,10 @@ def _experts(at: Layer, count: int) -> None:
     down = declare(("down_proj.weight",), hidden, inner)
     down_shifts = declare(("down_proj.bias",), hidden)
     for name, verb, to, kept, names, tp, to_tp in (
-        ("gate_up_proj", stacked(then(interleaved, transposed), 2), "linear_fc1.weight",
-         stacked(gated, 2), both, 2, 1),
-        ("gate_up_proj_bias", stacked(interleaved, 2), "linear_fc1.bias",
-         stacked(gated, 2), shifts, 1, 1),
-        ("down_proj", stacked(transposed), "linear_fc2.weight", stacked(), down, 1, 2),
-        ("down_proj_bias", stacked(), "linear_fc2.bias", stacked(), down_shifts, None, None),
+        ("gate_up_proj", _TRANSPOSED, "linear_fc1.weight", _HALVES, both, 2, 1),
+        ("gate_up_proj_bias", _IN_TURN, "linear_fc1.bias", _HALVES, shifts, 1, 1),
+        ("down_proj", _TURNED, "linear_fc2.weight", _STACK, down, 1, 2),
+        ("down_proj_bias", _STACK, "linear_fc2.bias", _STACK, down_shifts, None, None),
     ):  # fmt: skip
         rule = Rule(ep=0, tp=tp, layer=at.stage)
         t.store(STORED, f"{at.hf}mlp.experts.{name}", verb, *names, rule=rule)

@@ -13,14 +13,14 @@ but parts whose chunks are listed under one name, so it costs no more than they 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 
 from intarsia.errors import FamilyError
 from intarsia.family import Known, Param, Table
 from intarsia.frozen import frozen
-from intarsia.layout import Layout, Piece, concat, padding, stack
+from intarsia.layout import Layout, Piece, concat, padding, renaming, stack
 from intarsia.mesh import Rule, Shape
 
 DIALECTS = {"te": "megatron", "local": "megatron-local"}
@@ -203,11 +203,36 @@ def padded(row: Param, shape: Shape) -> Param:
 
 def torch_dist_rows(table: Table, spec: str = "te") -> list[Param]:
     """The tensors of a model as Megatron stores them, in the smallest parts."""
-    return [
-        Param(str(key), part.layout, part.rule, part.value)
-        for row in rows_of(table, spec)
-        for key, part in parts_of(row, _halves)
-    ]
+    found: list[Param] = []
+    first: dict[tuple[str, Rule], tuple[Param, list[Param]]] = {}
+    for row in rows_of(table, spec):
+        key = Key.parse(row.name)
+        kind = key.rest, replace(row.rule, layer=None)
+        like = first.get(kind) if key.of_experts else None
+        names = renaming(like[0].layout, row.layout) if like else None
+        if like and names:
+            found += _renamed(row, *like, names)
+            continue
+        parts = [
+            Param(str(k), part.layout, part.rule, part.value) for k, part in parts_of(row, _halves)
+        ]
+        first[kind] = row, parts
+        found += parts
+    return found
+
+
+def _renamed(
+    row: Param, first: Param, parts: Iterable[Param], names: Mapping[str, str]
+) -> Iterator[Param]:
+    """The parts of a row that differs from the first by names and layer alone, from those of the first."""
+    old, new = (str(replace(Key.parse(x.name), rest="")) for x in (first, row))
+    name_of, layer, before, rule = names.__getitem__, row.rule.layer, None, row.rule
+    for part in parts:
+        if part.rule is not before:  # the halves of a projection share theirs
+            before = part.rule
+            rule = Rule(before.tp, before.ep, before.expert, layer, before.grid)
+        layout = part.layout.rename(name_of)
+        yield Param(new + part.name[len(old) :], layout, rule, row.value)
 
 
 def rows_of(table: Table, spec: str) -> Iterable[Param]:

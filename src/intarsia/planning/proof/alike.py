@@ -55,11 +55,14 @@ class Alike:
             # The stored tensor is kept with the answer, so that no other comes to have its identity.
             found = self._numbers[id(stored)] = stored, *self._numbered(stored)
         _, kind, numbers = found
-        if kind is None or not all(name in numbers for name in layout.tensors):
+        if kind is None:
             return None
         if layout is stored.layout:
             return kind, boxes
-        pieces = [(numbers[p.tensor], p.at, p.to, p.loops) for p in layout.pieces]
+        try:
+            pieces = [(numbers[p.tensor], p.at, p.to, p.loops) for p in layout.pieces]
+        except KeyError:  # of a tensor that nothing holds
+            return None
         return kind, boxes, layout.shape, *pieces
 
     def proven(self, key: Hashable) -> Template | None:

@@ -26,11 +26,15 @@ class Template:
     """The copies into each box of the tensors of one template; `held_of` is as in `copies_into`.
 
     `in_turn` are those into the whole that may move together with others, once they were looked for.
+    Templates of one `kind` differ by the first place of the source that they read, `start`, alone: so
+    do the experts of a layer that are one tensor.
     """
 
-    __slots__ = ("_held_of", "_kept", "_recipes", "in_turn")
+    __slots__ = ("_held_of", "_kept", "_recipes", "in_turn", "kind", "start")
 
-    def __init__(self, kept: list[Box], held_of: HeldOf) -> None:
+    def __init__(self, kept: list[Box], held_of: HeldOf, kind: int, start: int) -> None:
+        self.kind = kind
+        self.start = start
         self._recipes: dict[Box, Recipe] = {}
         self._kept = kept
         self._held_of = held_of
@@ -57,6 +61,7 @@ class Templates:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Template] = {}
+        self._kinds: dict[Hashable, int] = {}
         self._boxes: dict[tuple[Box, ...], tuple[Box, ...]] = {}
         self._held: dict[int, tuple[Stored, Mapping[str, Sequence[Piece]]]] = {}
         self._kept: list[Box] = []
@@ -67,11 +72,26 @@ class Templates:
             key: Hashable = layout.shape, sources[0].chunks[0].box
         else:
             cuts = (id(self.boxes_of(s)) for s in sources)
-            key = (pattern(layout, sources, self.held_of), *cuts)
+            held = [None if s.layout == layout else self.held_of(s, layout) for s in sources]
+            key = (pattern(layout, held), *cuts)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = Template(self._kept, self.held_of)
+            common, start = self._kind(key, layout, sources)
+            kind = self._kinds.setdefault(common, len(self._kinds))
+            found = self._known[key] = Template(self._kept, self.held_of, kind, start)
         return found
+
+    def _kind(
+        self, key: Hashable, layout: Layout, sources: tuple[Stored, ...]
+    ) -> tuple[Hashable, int]:
+        """What templates share that read one chunk from different places on, and the first of these."""
+        if len(sources) != 1 or len(sources[0].chunks) != 1 or sources[0].layout == layout:
+            return key, 0
+        held = self.held_of(sources[0], layout)
+        start = min([p.at for p in held.pieces], default=0)
+        pieces = [Piece(p.tensor, p.at - start, p.to, p.loops) for p in held.pieces]
+        moved = Layout(held.shape, tuple(pieces))
+        return (pattern(layout, [moved]), sources[0].chunks[0].box), start
 
     def held_of(self, stored: Stored, layout: Layout) -> Layout:
         """What a stored tensor holds of the tensors that a layout names: of 256 fused ones, say, two."""
@@ -97,9 +117,12 @@ def _recipe(layout: Layout, box: Box, sources: tuple[Stored, ...], held_of: Held
     return tuple((k, chunks[k][id(c.chunk)], c.piece) for k, c in found)
 
 
-def pattern(layout: Layout, sources: tuple[Stored, ...], held_of: HeldOf) -> Hashable:
-    """What two tensors of one template have in common: everything but names."""
-    if len(sources) == 1 and (sources[0].layout is layout or sources[0].layout == layout):
+def pattern(layout: Layout, held: Sequence[Layout | None]) -> Hashable:
+    """What two tensors of one template have in common, but for names, with what their sources hold of them.
+
+    None stands for a source with the very layout, which is copied box by box.
+    """
+    if len(held) == 1 and held[0] is None:
         return layout.shape
     order: dict[str, int] = {}
 
@@ -109,6 +132,4 @@ def pattern(layout: Layout, sources: tuple[Stored, ...], held_of: HeldOf) -> Has
             (order.setdefault(p.tensor, len(order)), p.at, p.to, p.loops) for p in pieces
         ]
 
-    # A source with the very layout is copied box by box, one that holds more than it asks for is not.
-    sides = (None if s.layout == layout else numbered(held_of(s, layout)) for s in sources)
-    return numbered(layout), *sides
+    return numbered(layout), *[x and numbered(x) for x in held]
