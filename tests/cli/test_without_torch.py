@@ -117,3 +117,18 @@ print(json.dumps([
         assert "needs torch, which is not installed\n  hint: pip install 'intarsia[torch]'" in text
     assert errors[2][2].startswith("intarsia.load needs torch")
     assert numbers == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_names_that_only_transformers_could_tell_are_carried_and_said_so(
+    root: Path, tmp_path: Path
+) -> None:
+    config = CONFIG | {"model_type": "helium", "architectures": ["HeliumForCausalLM"]}
+    src = write_hf(tmp_path / "src", {f"net.{n}": x for n, x in model(CONFIG).items()}, config)
+    code = f"""
+src, out = {str(src)!r}, {str(tmp_path / "out")!r}
+print(json.dumps([run("convert", src, out, "--to", "hf"), run("verify", out)]))
+"""
+    for status, out, _ in without_torch(code):
+        assert status == 0
+        assert "whether Transformers finds the tensors by their names was not checked" in out
+    assert not library.verify(tmp_path / "out")

@@ -104,7 +104,7 @@ def prepare(
     with paused():
         wanted, made = targets_for(manifest, request), None
         if writer.found_by_name:
-            names = [t.name for t in wanted.targets if not is_state(t.name)]
+            names = (t.name for t in wanted.targets if not is_state(t.name))
             check_hub_names(names, manifest, "these are Megatron's: --dialect hf writes the hub's")
         if store_as is not None:
             from intarsia.conversion.made_parts import make_parts  # few conversions need it

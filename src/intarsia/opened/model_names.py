@@ -6,7 +6,7 @@ other names is whole and readable, and loads as a random model.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from intarsia.format.naming.logical_names import common_dtype
 from intarsia.format.naming.section import TOP
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.registry import read_manifest
-from intarsia.planning.manifest import Logical, Manifest
+from intarsia.planning.manifest import Logical, Manifest, Stored
 from intarsia.planning.problem import absences
 from intarsia.state.names import is_state
 
@@ -34,17 +34,21 @@ def compared_with_model(src: Manifest, *, on_disk: bool = False) -> Manifest:
 
     The names are those that are read, or those `on_disk`: a section or a wrapper may be before these.
     """
-    config, weights = src.config, [s for s in src.stored.values() if not is_state(s.name)]
-    if config is None or not config.get("model_type") or not weights or is_adapter(src):
+    config = src.config
+    if config is None or not config.get("model_type") or is_adapter(src):
         return src
-    names = [(s.key or s.name) if on_disk else s.name for s in weights]
     if config["model_type"] in model_types():
         if on_disk:
-            check_hub_names(names, src, _CONVERT)
+            check_hub_names((_on_disk(s) for s in _weights(src)), src, _CONVERT)
+        return src
+    weights = [*_weights(src)]
+    names = [_on_disk(s) if on_disk else s.name for s in weights]
+    if not names:
         return src
     from intarsia.family.from_transformers.model_names import ModelNames
 
-    looked_for = {*names, *(w.of for w in src.quantised.weights)}
+    looked_for = {*names}
+    looked_for |= {w.of for w in src.quantised.weights if w.main.name in looked_for}
     try:
         model = ModelNames.of(config, looked_for)
     except FamilyError as why:
@@ -63,7 +67,13 @@ def compared_with_model(src: Manifest, *, on_disk: bool = False) -> Manifest:
             f"not names of Transformers' {model.model.kind}, carried name by name: {few(strange, 4)}"
         )
     if not src.quantised and table_for(config) is None:
-        lost, others = model.missing(taken)
+        try:
+            lost, others = model.missing(taken)
+        except FamilyError as why:
+            lost, others = {}, []
+            notes.append(
+                f"whether all that Transformers needs is stored was not checked: {why.brief}"
+            )
         dtype = common_dtype(weights)
         absent = tuple(Logical(name, shape, dtype) for name, shape in lost.items())
         if others:
@@ -79,23 +89,34 @@ def compared_with_model(src: Manifest, *, on_disk: bool = False) -> Manifest:
     )
 
 
-def check_hub_names(names: Collection[str], src: Manifest, step: str) -> None:
+def check_hub_names(names: Iterable[str], src: Manifest, step: str) -> None:
     """Raise where a family has a table, and none of the names is one that it has on the hub or in Transformers."""
-    table = table_for(src.config)
-    if table is None or not names:
+    table, strange = table_for(src.config), list[str]()
+    if table is None:
         return
     rows = [held for dialect, held in table.dialects.items() if dialect not in MEGATRON]
-    if any(name in held for name in names for held in rows):
-        return
-    if not any(w.of in held for w in src.quantised.weights for held in rows):
-        raise foreign_names([*names], table.family, src.path, step=step)
+    for name in names:
+        if any(name in held for held in rows):
+            return
+        strange.append(name)
+    if strange and not any(
+        w.of in held for w in src.quantised.weights if w.main.name in strange for held in rows
+    ):
+        raise foreign_names(strange, table.family, src.path, step=step)
+
+
+def _weights(src: Manifest) -> Iterator[Stored]:
+    return (s for s in src.stored.values() if not is_state(s.name))
+
+
+def _on_disk(stored: Stored) -> str:
+    return stored.key or stored.name
 
 
 def _step(model: ModelNames, src: Manifest) -> str:
     """Which section holds names of the model, if one does."""
     whole = read_manifest(src.given or src.path, src.config, section=TOP) if src.section else src
-    keys = [bare(s.key or s.name) for s in whole.stored.values() if not is_state(s.name)]
-    found = model.sections(keys)
+    found = model.sections([bare(_on_disk(s)) for s in _weights(whole)])
     if len(found) == 1:
         (name,) = found
         return (

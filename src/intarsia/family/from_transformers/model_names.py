@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from intarsia.errors import FamilyError
 from intarsia.family.config.fields import Config
 from intarsia.family.from_transformers.rules import rows_of, shapes_on_disk, sorted_rules
-from intarsia.family.from_transformers.skeleton import Skeleton
+from intarsia.family.from_transformers.skeleton import Skeleton, leads_out
 from intarsia.mesh import Shape
 
 _NUMBERED = re.compile(r"\.\d+\.")
@@ -37,8 +37,8 @@ class ModelNames:
 
         A configuration that names no class may be that of a model with a head, or without.
         """
-        if config.get("auto_map"):
-            raise FamilyError("the model's code is its own (auto_map in config.json)")
+        if field := leads_out(config):
+            raise FamilyError(f"config.json leads out of Transformers by {field}")
         listed = config.get("architectures")
         kinds = [kind for kind in listed or () if isinstance(kind, str)]
         names = ModelNames(Skeleton.of(config), bool(kinds))

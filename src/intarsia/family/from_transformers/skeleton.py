@@ -55,10 +55,11 @@ class Skeleton:
             )
         given = {k: v for k, v in _inert(config).items() if k != "model_type"}
         try:
-            whole = transformers.AutoConfig.for_model(model_type, **given)
-            kind = _model_class(transformers, config, whole, base)
-            with torch.device("meta"), _counted(torch.nn.modules.module):
-                model = kind(whole)
+            with _quiet(transformers.logging), _counted(torch.nn.modules.module):
+                whole = transformers.AutoConfig.for_model(model_type, **given)
+                kind = _model_class(transformers, config, whole, base)
+                with torch.device("meta"):
+                    model = kind(whole)
         except (FamilyError, MemoryError):
             raise
         except Exception as error:  # whatever a strange configuration makes of a model's code
@@ -92,6 +93,19 @@ _LOADING = {
 """Fields by which a configuration has Transformers fetch code or weights from elsewhere."""
 
 
+_SHAPING = {"auto_map", "backbone", "backbone_config", "use_timm_backbone"}
+
+
+def leads_out(config: Mapping[str, Any]) -> str | None:
+    """A field, the configuration's own or a nested one's, without which the model may be another."""
+    for name, value in config.items():
+        if value and name in _SHAPING:
+            return str(name)
+        if isinstance(value, Mapping) and (inner := leads_out(value)):
+            return inner
+    return None
+
+
 def _inert(config: Config) -> dict[str, Any]:
     """A configuration without the fields, its own or nested, that lead out of Transformers.
 
@@ -102,6 +116,17 @@ def _inert(config: Config) -> dict[str, Any]:
         for name, value in with_special_floats(config).items()
         if name not in _LOADING and not str(name).startswith("_")
     }
+
+
+@contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+    """Keep Transformers from advising whoever builds a model to train or to run it."""
+    was = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(was)
 
 
 @contextmanager
