@@ -25,7 +25,19 @@ from intarsia.checking.survey.matrix_facts import (
 )
 from intarsia.dtypes import DType
 from intarsia.frozen import frozen
-from intarsia.kernel.surveying import CRC, FACTS, PAGES, REPEATS, Asked, Matrix, Seen
+from intarsia.kernel.surveying import (
+    CRC,
+    FACTS,
+    PAGES,
+    REPEATS,
+    Asked,
+    Matrix,
+    Seen,
+    Surveyed,
+    can_survey,
+    survey_memory,
+)
+from intarsia.run.room import Bytes
 from intarsia.run.sums.checksum import full
 from intarsia.state.names import MASTER
 from intarsia.store.reading.folder import Folder
@@ -98,9 +110,41 @@ def survey_in_file(placed: Sequence[Placed], folder: Folder) -> dict[int, ItemSt
 
     None where the kernel does not read the file.
     """
+    items, places = [x for x, _ in placed], [place for _, place in placed]
+    starts = [place.located.start_bytes for place in places]
+    kinds, asked = _asked(items, starts, [place.crc is not None for place in places])
+    surveyed = folder.survey(items[0].item.chunks[0].file, asked)
+    if surveyed is None:
+        return None
+    found = _shown(items, kinds, asked, surveyed)
+    for x, place, seen in zip(items, places, surveyed.seen, strict=True):
+        if place.crc is not None and full(seen.crc, x.nbytes) != place.crc:
+            found.pop(x.number, None)
+        elif place.unsealed and x.number in found:
+            found[x.number].unsealed = 1
+    return found
+
+
+def survey_in_memory(
+    items: Sequence[SmallItem], views: Sequence[Bytes]
+) -> dict[int, ItemStats] | None:
+    """What small items show whose bytes are these, by number, of those that are as they should be.
+
+    None where there is no kernel.
+    """
+    if not can_survey():
+        return None
+    kinds, asked = _asked(items, [view.ctypes.data for view in views], [False] * len(items))
+    return _shown(items, kinds, asked, survey_memory(asked))
+
+
+def _asked(
+    items: Sequence[SmallItem], starts: Sequence[int], sealed: Sequence[bool]
+) -> tuple[list[_Alike], Asked]:
+    """Small items that begin in these places, each with its like; checksums are wanted of those that have one."""
     known: dict[Any, _Alike] = {}
     kinds, matrices, sums_at = [], [], 0
-    for x, place in placed:
+    for x, start, is_sealed in zip(items, starts, sealed, strict=True):
         item, unit = x.item, x.item.units[0]
         key = unit.rows, unit.columns, item.names[0].dtype.name, *item.kinds
         kind = known.get(key)
@@ -108,20 +152,20 @@ def survey_in_file(placed: Sequence[Placed], folder: Folder) -> dict[int, ItemSt
             kind = known[key] = _Alike.of(item)
         kinds.append(kind)
         elements, wanted = kind.elements, kind.wanted
-        if x.tensor or place.crc is not None:
+        if x.tensor or is_sealed:
             wanted |= PAGES if x.tensor else CRC
         shape = unit.rows, unit.columns, elements.dtype.itemsize, elements.sign_bit
-        start = place.located.start_bytes
         matrices.append(Matrix(start, *shape, sums_at, wanted, x.run.start_bytes))
         sums_at += unit.rows + unit.columns
-    asked = Asked(matrices, sums_at, CUTS, FEWEST_ROWS)
-    surveyed = folder.survey(placed[0][0].item.chunks[0].file, asked)
-    if surveyed is None:
-        return None
+    return kinds, Asked(matrices, sums_at, CUTS, FEWEST_ROWS)
+
+
+def _shown(
+    items: Sequence[SmallItem], kinds: Sequence[_Alike], asked: Asked, surveyed: Surveyed
+) -> dict[int, ItemStats]:
+    """What the numbers say of ordinary items, by their numbers."""
     found = {}
-    for (x, place), kind, at, seen in zip(placed, kinds, matrices, surveyed.seen, strict=True):
-        if place.crc is not None and full(seen.crc, x.nbytes) != place.crc:
-            continue
+    for x, kind, at, seen in zip(items, kinds, asked.matrices, surveyed.seen, strict=True):
         if kind.elements.are_ordinary(seen):
             least, most, used = kind.elements.telling(seen)
             found[x.number] = ItemStats(
@@ -132,7 +176,6 @@ def survey_in_file(placed: Sequence[Placed], folder: Folder) -> dict[int, ItemSt
                 most=most,
                 total=seen.total,
                 zero_chunks=() if seen.total else x.item.chunks,
-                unsealed=int(place.unsealed),
                 sums={x.tensor: x.run.sum(seen.pages, seen.crc)} if x.tensor else {},
             )
     return found

@@ -9,7 +9,7 @@ faults are named there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -18,7 +18,12 @@ import numpy as np
 
 from intarsia.checking.alone.headers import is_there
 from intarsia.checking.digests.sums import is_summed
-from intarsia.checking.survey.compiled import is_plain, survey_in_file
+from intarsia.checking.survey.compiled import (
+    Elements,
+    is_plain,
+    survey_in_file,
+    survey_in_memory,
+)
 from intarsia.checking.survey.item_stats import (
     ItemStats,
     first_odd_magnitude,
@@ -31,10 +36,9 @@ from intarsia.checking.survey.items import Item
 from intarsia.checking.survey.magnitudes import greatest, without_signed_zeros
 from intarsia.checking.survey.matrix_facts import facts_of_each
 from intarsia.checking.survey.matrix_sums import sums_along
-from intarsia.checking.survey.wrapped_chunks import GAP_BYTES, Alike, bring
+from intarsia.checking.survey.wrapped_chunks import GAP_BYTES, Alike, bring, slices_of
 from intarsia.errors import IntarsiaError
 from intarsia.frozen import frozen
-from intarsia.planning.manifest import Chunk
 from intarsia.run.room import Bytes
 from intarsia.run.sharing import in_steps
 from intarsia.run.sums.checksum import crc32, remainder
@@ -68,7 +72,7 @@ class SmallItem:
         """What its survey takes: its bytes and its sums, and its chunks with all that is in them."""
         unit, chunks = self.item.units[0], self.item.chunks if self.wrapped else ()
         sums = _SUM_BYTES * (unit.rows + unit.columns)
-        return self.nbytes + sums + 2 * sum([GAP_BYTES + x.length_bytes for x in chunks])
+        return self.nbytes + sums + sum([GAP_BYTES + x.length_bytes for x in chunks])
 
 
 @frozen
@@ -177,17 +181,17 @@ def _survey(small: SmallItems, context: SurveyContext) -> dict[int, ItemStats]:
         unsealed = _read_wrapped(groups, rows, context)
     else:
         unsealed = _read(in_order, [places[x.number] for x in in_order], views, context)
-    found: dict[int, ItemStats] = {}
-    for group, held in zip(groups, rows, strict=True):
-        found |= _survey_group(group, held)
+    found = survey_in_memory(in_order, views)
+    if found is None:
+        found = {}
+        for group, held in zip(groups, rows, strict=True):
+            found |= _survey_group(group, held)
+        _add_sums(found, in_order, together, memory, views)
     found = {number: stats for number, stats in found.items() if number in unsealed}
     for number, stats in found.items():
         stats.unsealed = unsealed[number]
-    if any(x.tensor for x in in_order):
-        crcs = [remainder(view) if x.tensor else 0 for x, view in zip(in_order, views, strict=True)]
-        for x, total in zip(in_order, together.sums(memory, crcs), strict=True):
-            if x.tensor and x.number in found:
-                found[x.number].sums = {x.tensor: total}
+    for group, held in zip(groups, rows, strict=True):
+        _add_what_chunks_show(found, group, held)
     return found
 
 
@@ -261,47 +265,53 @@ def _survey_group(group: Sequence[SmallItem], rows: Bytes) -> dict[int, ItemStat
     matrices = bits.reshape(len(group), unit.rows, unit.columns)
     sums[:, : unit.rows] = sums_along(matrices, 2)
     sums[:, unit.rows :] = sums_along(matrices, 1)
-    totals = sums[:, : unit.rows].sum(axis=1)
-    values: list[float | None] = [None] * len(group)
-    if item.stored.layout.size == 1:
-        values = as_float64(totals.astype(bits_dtype(dtype)), dtype).real.tolist()
-    zeros = _zero_chunks(group, bits)
+    totals = sums[:, : unit.rows].sum(axis=1).tolist()
     facts = facts_of_each([x.item.units[0] for x in group], dtype, sums)
-    each = zip(
-        group, facts, least, most.tolist(), used, totals.tolist(), values, zeros, strict=True
-    )
+    numbers = zip(group, ordinary.tolist(), facts, least, most.tolist(), used, totals, strict=True)
     return {
         x.number: ItemStats(
-            x.item,
-            (fact,),
-            used_bits=bits_used,
-            least=smallest,
-            most=largest,
-            total=total,
-            zero_chunks=zero,
-            value=value,
+            x.item, (fact,), used_bits=bits_used, least=smallest, most=largest, total=total
         )
-        for is_ordinary, (x, fact, smallest, largest, bits_used, total, value, zero) in zip(
-            ordinary.tolist(), each, strict=True
-        )
+        for x, is_ordinary, fact, smallest, largest, bits_used, total in numbers
         if is_ordinary
     }
 
 
-def _zero_chunks(group: Sequence[SmallItem], bits: Bits) -> list[tuple[Chunk, ...]]:
-    """The chunks of each item that hold nothing but zeros, which have no sign here."""
-    item = group[0].item
-    found: list[tuple[Chunk, ...]] = [()] * len(group)
-    whole = bits.reshape(len(group), *item.stored.shape)
-    for number, chunk in enumerate(item.chunks):
-        box = chunk.box
-        first: Any = (slice(None), *box.offsets)
-        maybe = np.flatnonzero(whole[first] == 0)
-        inside: Any = (
-            maybe,
-            *[slice(o, o + n) for o, n in zip(box.offsets, box.shape, strict=True)],
-        )
-        held = whole[inside].reshape(len(maybe), box.size)
+def _add_sums(
+    found: Mapping[int, ItemStats],
+    in_order: Sequence[SmallItem],
+    together: Neighbours,
+    memory: Bytes,
+    views: Sequence[Bytes],
+) -> None:
+    """Add the sums for digests."""
+    if any(x.tensor for x in in_order):
+        crcs = [remainder(view) if x.tensor else 0 for x, view in zip(in_order, views, strict=True)]
+        for x, total in zip(in_order, together.sums(memory, crcs), strict=True):
+            if x.tensor and x.number in found:
+                found[x.number].sums = {x.tensor: total}
+
+
+def _add_what_chunks_show(
+    found: Mapping[int, ItemStats], group: Sequence[SmallItem], rows: Bytes
+) -> None:
+    """Add which chunks hold nothing but zeros, of any sign, and the value of a single element."""
+    stored = group[0].item.stored
+    bits: Bits = rows.view(bits_dtype(stored.dtype))
+    sign = Elements.of(group[0].item).sign_bit
+    unsigned = bits.dtype.type((1 << 8 * stored.dtype.itemsize) - 1 - sign)
+    whole = bits.reshape(len(group), *stored.shape)
+    shown = {k: found[x.number] for k, x in enumerate(group) if x.number in found}
+    for stats in shown.values():
+        stats.zero_chunks = ()
+        if stored.layout.size == 1:
+            only = np.array([stats.total], np.uint64).astype(bits.dtype)
+            stats.value = float(as_float64(only, stored.dtype).real[0])
+    for number, chunk in enumerate(group[0].item.chunks):
+        first: Any = (slice(None), *chunk.box.offsets)
+        maybe = np.flatnonzero(whole[first] & unsigned == 0)
+        inside: Any = (maybe, *slices_of(chunk.box))
+        held = whole[inside].reshape(len(maybe), chunk.box.size) & unsigned
         for k in maybe[~held.any(axis=1)].tolist():
-            found[k] = (*found[k], group[k].item.chunks[number])
-    return found
+            if k in shown:
+                shown[k].zero_chunks = (*shown[k].zero_chunks, group[k].item.chunks[number])
