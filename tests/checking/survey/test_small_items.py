@@ -9,7 +9,7 @@ import torch
 
 import intarsia
 from intarsia.checking.alone.headers import read_headers
-from intarsia.checking.survey import blockwise
+from intarsia.checking.survey import blockwise, compiled_blocks, small_items
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.kernel.surveying import Asked, Surveyed
 from intarsia.run.budget import Budget
@@ -97,16 +97,17 @@ def stats_of(path: Path, monkeypatch: pytest.MonkeyPatch, together: bool) -> lis
         return blockwise.survey(manifest, BUDGET, wanted=manifest.logical)
 
 
-@pytest.mark.parametrize("in_kernel", [True, False])
-def test_together_and_alone_show_the_same(
-    in_kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_together_and_alone_show_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together in the kernel, from a file and from memory, and in NumPy; alone in NumPy."""
     path = write_hf(tmp_path / "a", many_tensors(), None, 3)
-    if not in_kernel:
-        monkeypatch.setattr(Folder, "survey", lambda *_: None)
-    both = (stats_of(path, monkeypatch, together) for together in (True, False))
-    for together, alone in zip(*both, strict=True):
-        assert together == alone, alone.item.stored.name
+    monkeypatch.setattr(compiled_blocks, "can_survey", lambda: False)
+    found = {"alone": stats_of(path, monkeypatch, False), "file": stats_of(path, monkeypatch, True)}
+    monkeypatch.setattr(Folder, "survey", lambda *_: None)
+    found["memory"] = stats_of(path, monkeypatch, True)
+    monkeypatch.setattr(small_items, "can_survey", lambda: False)
+    found["numpy"] = stats_of(path, monkeypatch, True)
+    for alone, *others in zip(*found.values(), strict=True):
+        assert others == [alone] * 3, alone.item.stored.name
 
 
 def test_small_neighbours_are_read_by_one_call(
