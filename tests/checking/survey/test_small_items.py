@@ -9,7 +9,7 @@ import torch
 
 import intarsia
 from intarsia.checking.alone.headers import read_headers
-from intarsia.checking.survey import blockwise, compiled_blocks, small_items
+from intarsia.checking.survey import blockwise, compiled, compiled_blocks
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.kernel.surveying import Asked, Surveyed
 from intarsia.run.budget import Budget
@@ -104,7 +104,7 @@ def test_together_and_alone_show_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     found = {"alone": stats_of(path, monkeypatch, False), "file": stats_of(path, monkeypatch, True)}
     monkeypatch.setattr(Folder, "survey", lambda *_: None)
     found["memory"] = stats_of(path, monkeypatch, True)
-    monkeypatch.setattr(small_items, "can_survey", lambda: False)
+    monkeypatch.setattr(compiled, "can_survey", lambda: False)
     found["numpy"] = stats_of(path, monkeypatch, True)
     for alone, *others in zip(*found.values(), strict=True):
         assert others == [alone] * 3, alone.item.stored.name
