@@ -15,8 +15,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import PurePath
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
-from intarsia.kernel.summing import Runs, Sums
-from intarsia.kernel.surveying import Asked, Surveyed
 from intarsia.store.log import Log, NumberedLog
 from intarsia.store.stamp import Stamp
 from intarsia.store.writing.hidden_names import JOURNAL, PARTIAL, beside
@@ -24,6 +22,8 @@ from intarsia.store.writing.hidden_names import JOURNAL, PARTIAL, beside
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from intarsia.kernel.summing import Runs, Sums
+    from intarsia.kernel.surveying import Asked, Surveyed
     from intarsia.store.writing.old_contents import Contents
 
 Range = tuple[int, memoryview]
