@@ -8,7 +8,7 @@ written, so the outcome does not depend on who wrote what.
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,6 +24,7 @@ from intarsia.planning.manifest import Target
 from intarsia.planning.proof import Proven
 from intarsia.planning.together import Group, partners, windows_together
 from intarsia.planning.window import windows_beside
+from intarsia.run import strips
 from intarsia.run.budget import Budget
 from intarsia.run.filled import Filled, Rows, cut_boxes
 from intarsia.run.gather import Fill, Straight, gather
@@ -46,6 +47,8 @@ Progress = Callable[[int], None]
 
 
 Step = tuple[tuple[Proven, Box], ...]
+Blocks = defaultdict[str, list[tuple[int, list[Any]]]]
+"""For each file, buffers that are to be written one after another, and the byte at which each row of them begins."""
 Ranges = Mapping[str, Sequence[tuple[int, int]]]
 """For each target, ranges of its row-major elements."""
 
@@ -126,11 +129,13 @@ class Execution:
         apart, others = self._in_strips(step, source)
         moved = self._move(apart, source)
         filled, tallied = self._fill(others, source)
-        writes = _Writes(self.staging)
+        blocks: Blocks = defaultdict(list)
         for x, one in zip(apart, moved, strict=True):
-            self._write_around(x, one, writes)
-        self._write(zip(filled, tallied, strict=True), writes)
-        writes.carry_out()
+            self._put_around(x, one, blocks)
+        self._put(zip(filled, tallied, strict=True), blocks)
+        for file, each in blocks.items():
+            for at, buffers in adjoin(each):
+                self.staging.write(file, at, buffers)
         sums = merged(one.sums for one in (*moved, *tallied))
         windows = [(x.target, x.window) for x in apart]
         windows += [(target, x.window) for x in filled for target in x.targets]
@@ -155,9 +160,10 @@ class Execution:
             return [], step
         found, others = list[InStrips](), list[tuple[Proven, Box]]()
         for proven, window in step:
-            name = proven.target.name
-            cut = self._slots.pattern(name).cut(window)
-            one = in_strips(source, proven, window, cut, self._slots[name])
+            name, one = proven.target.name, None
+            if window.size * proven.target.dtype.itemsize >= strips.LEAST_BYTES:
+                cut = self._slots.pattern(name).cut(window)
+                one = in_strips(source, proven, window, cut, self._slots[name])
             if one is None:
                 others.append((proven, window))
             else:
@@ -168,8 +174,8 @@ class Execution:
         """Move windows from file to file; their sums."""
         if not windows:
             return []
-        strips = [strip for x in windows for strip in x.strips]
-        moved = iter(move(source.folder, self.staging, strips))
+        every = [strip for x in windows for strip in x.strips]
+        moved = iter(move(source.folder, self.staging, every))
         return [x.tallied(islice(moved, len(x.strips)), self.tally.sizes) for x in windows]
 
     def _fill(self, step: Step, source: Source) -> tuple[list[Filled], list[Tallied]]:
@@ -226,31 +232,32 @@ class Execution:
         cut = self._slots.pattern(targets[0].name).cut(window)
         return cut_boxes(targets, window, cut, rows, runs, room)
 
-    def _write(self, filled: Iterable[tuple[Filled, Tallied]], writes: _Writes) -> None:
-        """Write boxes of slots; one that is all of its slot goes with its wrapping."""
+    def _put(self, filled: Iterable[tuple[Filled, Tallied]], blocks: Blocks) -> None:
+        """Boxes of slots, to be written; one that is all of its slot goes with its wrapping."""
         for windows, tallied in filled:
             slots = [self._slots[target.name] for target in windows.targets]
             itemsize = windows.targets[0].dtype.itemsize
             for each, rows, crcs in zip(
                 windows.cut.boxes, windows.boxes, tallied.crcs, strict=True
             ):
+                first, number = each.first * itemsize, each.number
                 for of_target, row, crc in zip(slots, rows, crcs, strict=True):
-                    slot = of_target[each.number]
-                    before, after = _around(slot, each, crc)
-                    at = slot.start_bytes + each.first * itemsize - sum(map(len, before))
-                    writes.add(slot.file, at, [*before, row, *after])
+                    slot = of_target[number]
+                    before, after, lead_bytes = _around(slot, each, crc)
+                    at = slot.start_bytes + first - lead_bytes
+                    blocks[slot.file].append((at, [*before, row, *after]))
 
-    def _write_around(self, window: InStrips, tallied: Tallied, writes: _Writes) -> None:
-        """Write what goes around the boxes of a window that was moved."""
+    def _put_around(self, window: InStrips, tallied: Tallied, blocks: Blocks) -> None:
+        """What goes around the boxes of a window that was moved, to be written."""
         slots, itemsize = self._slots[window.target.name], window.target.dtype.itemsize
         for each, (crc,) in zip(window.cut.boxes, tallied.crcs, strict=True):
             slot = slots[each.number]
-            before, after = _around(slot, each, crc)
+            before, after, lead_bytes = _around(slot, each, crc)
             at = slot.start_bytes + each.first * itemsize
             if before:
-                writes.add(slot.file, at - sum(map(len, before)), before)
+                blocks[slot.file].append((at - lead_bytes, before))
             if after:
-                writes.add(slot.file, at + each.box.size * itemsize, after)
+                blocks[slot.file].append((at + each.box.size * itemsize, after))
 
     def finish(self, parts: Sequence[Part], targets: Mapping[str, Target]) -> None:
         """Write what needs every part: the wrapping of slots that were written in stretches."""
@@ -294,30 +301,15 @@ def _joined(parts: Sequence[Part], whole_bytes: int, name: str) -> int:
     return crc
 
 
-def _around(slot: Slot, each: BoxInWindow, crc: int) -> tuple[list[Any], list[Any]]:
-    """What is written before and after a box of a slot."""
-    wrapping = slot.wrapping if each.whole else None
-    gap = bytes(slot.gap_bytes) if not each.first and (each.whole or slot.wrapping is None) else b""
+def _around(slot: Slot, each: BoxInWindow, crc: int) -> tuple[list[Any], list[Any], int]:
+    """What is written before and after a box of a slot, and how many bytes are before it."""
+    wrapping, gap_bytes = slot.wrapping, slot.gap_bytes
     if wrapping is None:
-        return ([gap] if gap else []), []
-    head = wrapping.head(crc)
-    return ([gap, head] if gap else [head]), [wrapping.tail(crc)]
-
-
-class _Writes:
-    """What is to be written to the files of a destination, those that touch together."""
-
-    def __init__(self, staging: Staging) -> None:
-        self._staging = staging
-        self._blocks: dict[str, list[tuple[int, list[Any]]]] = {}
-
-    def add(self, file: str, at: int, buffers: list[Any]) -> None:
-        self._blocks.setdefault(file, []).append((at, buffers))
-
-    def carry_out(self) -> None:
-        for file, blocks in self._blocks.items():
-            for at, buffers in adjoin(blocks):
-                self._staging.write(file, at, buffers)
+        return ([bytes(gap_bytes)], [], gap_bytes) if gap_bytes and not each.first else ([], [], 0)
+    if not each.whole:
+        return [], [], 0
+    before = [bytes(gap_bytes), wrapping.head(crc)] if gap_bytes else [wrapping.head(crc)]
+    return before, [wrapping.tail(crc)], gap_bytes + wrapping.start_bytes
 
 
 def adjoin(blocks: list[tuple[int, list[Any]]]) -> Iterator[tuple[int, list[Any]]]:

@@ -106,7 +106,7 @@ def in_strips(
 ) -> InStrips | None:
     """How a window is moved from file to file; None where it is not."""
     target, size = proven.target, proven.target.dtype.itemsize
-    if window.size * size < LEAST_BYTES or not target.value.is_plain:
+    if not window.size or not target.value.is_plain:
         return None
     pieces = sorted(layout_of_box(target.layout, window).pieces, key=attrgetter("at"))
     ends = [0, *(piece.at + piece.run for piece in pieces)]
