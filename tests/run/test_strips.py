@@ -12,12 +12,29 @@ import pytest
 import torch
 
 import intarsia
-from intarsia.errors import ChangedError, IntarsiaError, StoreError
+from intarsia.dtypes import BY_NAME
+from intarsia.errors import ChangedError, FormatError, IntarsiaError, StoreError
 from intarsia.kernel import moving
-from intarsia.kernel.moving import Moved, MoveError, Strip, can_move
+from intarsia.kernel.moving import BLOCK_BYTES, Moved, MoveError, Strip, can_move
+from intarsia.layout import Layout, Loop, Piece
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Target
 from intarsia.run import execute, strips
 from intarsia.run.budget import Budget
-from tests.checkpoints import files_of, leftovers, llama_config, model, write_dcp, write_hf
+from intarsia.run.slots import Cut
+from intarsia.run.strips import InStrips, Place
+from intarsia.store.local.written_files import WrittenFiles
+from intarsia.store.reading.folder import Folder
+from tests.checkpoints import (
+    assert_same,
+    files_of,
+    leftovers,
+    llama_config,
+    model,
+    read_hf,
+    write_dcp,
+    write_hf,
+)
 
 pytestmark = pytest.mark.skipif(not can_move(), reason="the kernel is not built: no C compiler")
 
@@ -30,6 +47,7 @@ ROADS = [
     ("hf", "torch_dist", "tp=2", ["targets"]),
     ("torch_dist", "hf", "", ["sources"]),
     ("dcp", "fsdp_dtensor", "fsdp=2", ["sources"]),
+    ("fsdp_dtensor", "dcp", "tp=2", ["targets"]),
 ]
 """From what to what, and on which side a row is in several files."""
 
@@ -40,6 +58,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_hf(root / "hf", model(CONFIG), CONFIG, files=2)
     for to in ("dcp", "torch_dist"):
         intarsia.convert(root / "hf", root / to, to=to, mesh="tp=2")
+    intarsia.convert(root / "hf", root / "fsdp_dtensor", to="fsdp_dtensor", mesh="fsdp=5")
     return root
 
 
@@ -103,6 +122,75 @@ def test_what_changes_on_its_way_goes_through_memory(
     intarsia.convert(src, tmp_path / "same", to=to)
     assert {strip.row_bytes * strip.rows for strip in eager} == {40 * 8, 40 * 30 * 4}
     assert intarsia.verify(src, tmp_path / "same").equal
+
+
+def test_numbers_that_only_become_wider_go_through_memory(
+    tmp_path: Path, eager: list[Strip]
+) -> None:
+    x = torch.randn(30, 20).to(torch.bfloat16)
+    intarsia.convert(write_hf(tmp_path / "src", {"x": x}), tmp_path / "out", to="hf", dtype="fp32")
+    assert not eager
+    assert_same(read_hf(tmp_path / "out"), {"x": x.float()})
+
+
+def test_a_piece_is_a_stretch_or_the_same_part_of_each_row_or_nothing() -> None:
+    def placed(*loops: tuple[int, int, int]) -> tuple[int, ...] | None:
+        found = strips._place(Piece("", 3, 5, tuple(Loop(*x) for x in loops)), "f", 100, 2)
+        return found and (found.at, *found[2:6])
+
+    assert placed((7, 1, 1)) == (106, 10, 1, 14, 14)
+    assert placed((4, 6, 20), (6, 1, 1)) == (106, 10, 4, 40, 12)
+    assert placed((4, 8, 20), (6, 1, 1)) is None  # more lies between the rows in the file
+    assert placed((4, 6, 10), (6, 1, 1)) is None  # a row of the file is in two of the window
+    assert placed((4, 6, 20), (6, 2, 1)) is None
+    assert placed((7, 2, 1)) is None
+    assert placed((2, 24, 80), (4, 6, 20), (6, 1, 1)) is None
+    assert placed((4, 6, BLOCK_BYTES), (6, 1, 1)) is None
+
+
+def test_places_that_do_not_make_up_rows_together_are_no_strips(eager: list[Strip]) -> None:
+    whole, window = Layout.of("w", (4, 10)), Box.whole((4, 10))
+    target = Target("w", BY_NAME["U8"], whole, (window,))
+    left, right = (Place("x", 0, start, 4, 10, 5, k) for k, start in enumerate((0, 5)))
+
+    def cut(*sources: Place) -> InStrips | None:
+        held = Cut((), in_order=False, finishes=True)
+        return strips._cut(target, window, held, whole.pieces, list(sources), [left, right])
+
+    def run(start: int, end: int) -> Place:
+        return Place("a", start, start, 1, end - start, end - start, 0)
+
+    found = cut(run(0, 20), run(20, 40))
+    assert found is not None
+    assert [(x.rows, x.row_bytes, len(x.targets)) for x in found.strips] == [(2, 10, 2)] * 2
+    assert cut(run(0, 15), run(15, 40)) is None
+    assert cut(run(0, 20)) is None
+    assert cut(run(0, 20), run(10, 40)) is None
+    assert cut(Place("a", 0, 0, 4, 20, 10, 0)) is None
+    assert cut(left._replace(file="a")) is None
+
+
+def test_a_file_is_looked_at_again_when_its_bytes_were_moved(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345678")
+    with Folder(tmp_path) as folder:
+        with folder.moving("file", 8) as fd:
+            assert os.pread(fd, 8, 0) == b"12345678"
+        with pytest.raises(ChangedError), folder.moving("file", 8):
+            os.utime(tmp_path / "file", ns=(1, 1))
+        assert folder.read_bytes == 8
+        with pytest.raises(FormatError, match=r"ends at byte 8; bytes \[4:12\) were expected"):
+            raise Folder(tmp_path).unread("file", 4, 12, EOFError())
+
+
+def test_a_file_that_bytes_are_moved_to_is_synced(tmp_path: Path, monkeypatch) -> None:
+    files, synced = WrittenFiles(tmp_path), list[int]()
+    files.create("f", 4, 0o600)
+    files.sync()
+    monkeypatch.setattr(os, "fsync", synced.append)
+    with files.opened("f") as fd:
+        os.pwrite(fd, b"abcd", 0)
+    files.sync()
+    assert synced
 
 
 def between(patch: pytest.MonkeyPatch, then: Callable[[], object]) -> None:

@@ -140,12 +140,9 @@ def _sources(source: Source, proven: Proven, window: Box) -> list[Place] | None:
 
 
 def _is_same(copy: Copy, target: Target) -> bool:
-    """Whether the elements of a copy stay as they are, and are plain numbers."""
+    """Whether the elements of a copy stay as they are."""
     stored = copy.stored
-    return (
-        stored.value.is_plain
-        and Change(stored.dtype, target.dtype, stored.value, target.value).is_none
-    )
+    return Change(stored.dtype, target.dtype, stored.value, target.value).is_none
 
 
 def _targets(window: Box, cut: Cut, slots: Sequence[Slot], size: int) -> list[Place] | None:
