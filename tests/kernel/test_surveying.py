@@ -107,6 +107,17 @@ def test_memory_is_surveyed_as_numpy_does(itemsize: int) -> None:
                 check(bits, sign, at, found, 0)
 
 
+@pytest.mark.parametrize("itemsize", ITEMSIZES)
+def test_one_element_is_seen_in_whatever_row_it_lies(itemsize: int) -> None:
+    sign = 1 << (8 * itemsize - 1)
+    for row in range(9):
+        for element in (sign, 1, sign + 1, 2 * sign - 1, 0):
+            bits = np.full((9, 35), 3, f"<u{itemsize}")
+            bits[row, 7 * row % 35] = element
+            at = Matrix(bits.ctypes.data, 9, 35, itemsize, sign, 0)
+            check(bits, sign, at, survey_memory(Asked([at], 44)), 0)
+
+
 def test_matrices_of_a_file_are_surveyed_near_each_other_and_apart(tmp_path: Path) -> None:
     chance = random.Random(3)
     data, held, sums_at = bytearray(), [], 0
