@@ -18,7 +18,7 @@ from intarsia.format.dcp import archives
 from intarsia.format.torch_file.torch_zip import Payload, read_payload
 from intarsia.planning.manifest import Chunk
 from tests.checking.survey.test_small_items import many_tensors, stats_of
-from tests.checkpoints import write_hf
+from tests.checkpoints import write_dcp, write_hf
 
 _OF_BLOCKS = {"least", "used_bits"}
 """They are taken of the blocks alone in which all elements are suspicious."""
@@ -31,7 +31,11 @@ def sharded(tmp_path: Path) -> Path:
         for k in range(6)
         for name, shape in (("up", (16, 24)), ("down", (24, 16)), ("norm", (24,)))
     }
-    hub = write_hf(tmp_path / "hub", tensors, None)
+    numbers = {
+        f"layers.{k}.table.weight": torch.arange(512).mul(k + 3).byte().view(32, 16)
+        for k in range(3)
+    }
+    hub = write_hf(tmp_path / "hub", tensors | numbers, None)
     intarsia.convert(hub, tmp_path / "dcp", to="dcp", mesh="fsdp=2")
     return tmp_path / "dcp"
 
@@ -73,7 +77,7 @@ def test_a_sound_checkpoint_is_looked_at_together(
     )
     monkeypatch.setattr(blockwise, "ItemSurvey", None)
     assert intarsia.verify(sharded)
-    assert len(checks) == 3, "one for each shape of a chunk"
+    assert len(checks) == 4, "one for each shape of a chunk"
 
 
 def told(path: Path) -> tuple[Any, Any]:
@@ -94,14 +98,20 @@ def places(chunk: Chunk, payload: Payload, data: bytes, step: int) -> Iterator[t
 
 
 @pytest.mark.parametrize(
-    "step", [149, *[pytest.param(step, marks=pytest.mark.slow) for step in (11, 13, 17)]]
+    ("name", "step"),
+    [
+        ("layers.3.up.weight", 149),
+        ("layers.2.table.weight", 149),
+        *[pytest.param("layers.3.up.weight", n, marks=pytest.mark.slow) for n in (11, 13, 17)],
+    ],
 )
 def test_every_damaged_byte_is_told_of_as_it_is_of_a_tensor_alone(
-    sharded: Path, monkeypatch: pytest.MonkeyPatch, step: int
+    sharded: Path, monkeypatch: pytest.MonkeyPatch, name: str, step: int
 ) -> None:
+    """Of whole numbers none looks odd, whatever was taken for them."""
     manifest = read_headers(sharded, None).manifest
     assert manifest is not None
-    chunk = manifest.stored["layers.3.up.weight"].chunks[1]
+    chunk = manifest.stored[name].chunks[1]
     file = sharded / chunk.file
     data = file.read_bytes()
     blob = data[chunk.start_bytes :][: chunk.length_bytes]
@@ -135,3 +145,14 @@ def test_elements_that_no_member_ends_with_are_damage_whatever_was_read_before(
     (fault,) = intarsia.verify(sharded).faults
     assert fault.kind == "malformed"
     assert "no member of the archive ends where they do" in fault.text
+
+
+def test_chunks_without_a_checksum_are_counted(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        write_dcp(tmp_path / "a", {f"layers.{k}.weight": torch.randn(8, 6) for k in range(3)})
+    finally:
+        torch.serialization.set_crc32_options(True)
+    found = intarsia.verify(tmp_path / "a")
+    assert found
+    assert any(note.startswith("3 chunks were saved without a CRC-32") for note in found.notes)
