@@ -151,12 +151,17 @@ class Manifest:
         found: dict[str, tuple[Stored, ...]] = {}
         several: dict[str, list[Stored]] = {}
         for stored in self.stored.values():
+            pieces = stored.layout.pieces
+            if len(pieces) == 1 and (name := pieces[0].tensor) not in found:
+                found[name] = (stored,)
+                continue
             for name in stored.layout.tensors:
                 if name in found:
                     several.setdefault(name, [*found[name]]).append(stored)
                 else:
                     found[name] = (stored,)
-        return found | {name: tuple(held) for name, held in several.items()}
+        found |= {name: tuple(held) for name, held in several.items()}
+        return found
 
     def files_of(self, names: Iterable[str]) -> list[str]:
         """The files that hold any of these logical tensors."""

@@ -42,13 +42,16 @@ def find_quantised(
     loose: list[Claim] = []
     taken = {name for name, _ in mains.values()}
     for claim in claims:
-        name, of, word, role, _ = claim
+        name, of, word, role, sure = claim
         if name in taken:
             continue
         if of in mains:
-            held.setdefault(of, []).append((name, word, role))
+            if (parts := held.get(of)) is None:
+                held[of] = [(name, word, role)]
+            else:
+                parts.append((name, word, role))
             taken.add(name)
-        elif claim.sure or is_sure_of(claim, scheme):
+        elif sure or is_sure_of(claim, scheme):
             loose.append(claim)
     kinds: dict[Hashable, int] = {}
     found, order, bare = list[Alike](), list[int](), list[Part]()
@@ -58,16 +61,19 @@ def find_quantised(
             bare.append(Part(name, word, Role.WEIGHT, *tensors[name]))
             continue
         dtype, shape = tensors[name]
-        template = [word, dtype.name, shape]
+        names: tuple[str, ...] = (name,)
+        template: tuple[Hashable, ...] = word, dtype.name, shape
         for part, added, _ in others:
             dtype, shape = tensors[part]
             template += added, dtype.name, shape
-        kind = kinds.setdefault(tuple(template), len(found))
-        if kind == len(found):
+            names += (part,)
+        kind = kinds.get(template)
+        if kind is None:
+            kind = kinds[template] = len(found)
             main = Part(name, word, Role.WEIGHT, *tensors[name])
-            parts = tuple(Part(*part, *tensors[part[0]]) for part in others)
-            found.append(Alike(_weight(of, main, parts, scheme), []))
-        found[kind].names.append((of, (name, *[part for part, _, _ in others])))
+            beside = tuple(Part(*part, *tensors[part[0]]) for part in others)
+            found.append(Alike(_weight(of, main, beside, scheme), []))
+        found[kind].names.append((of, names))
         order.append(kind)
     weights = Quantised(tuple(found), order=tuple(order))
     modules = Quantised.of(_by_module(tensors, taken, scheme))

@@ -13,11 +13,11 @@ def by_table(tensors: Mapping[str, Tensor], known: Collection[str]) -> dict[str,
     found: dict[str, Section] = {}
     labels: dict[str, str] = {}
     strange = tensors.keys() - known
-    ends = {MODULE, *(name[name.rfind(".") + 1 :] for name in known)} if strange else set()
-    if not any(key[key.rfind(".") + 1 :] in ends for key in strange):
+    if not _any_known_end({key[key.rfind(".") + 1 :] for key in strange}, known):
         # What is not known as it is has no known end either: there is one section, without a name.
         own = {key: tensor for key, tensor in tensors.items() if key not in strange}
         return {"": Section("", {key: key for key in own}, own, {""})} if own else {}
+    ends = {MODULE, *(name[name.rfind(".") + 1 :] for name in known)}
     for key, tensor in tensors.items():
         plain = bare(key)
         if plain[plain.rfind(".") + 1 :] in ends and (hit := explained(plain, known)):
@@ -28,6 +28,12 @@ def by_table(tensors: Mapping[str, Tensor], known: Collection[str]) -> dict[str,
                 found.setdefault(label, Section(label))
             found[label].add(key, name, prefix, tensor)
     return found
+
+
+def _any_known_end(ends: Collection[str], known: Collection[str]) -> bool:
+    """Whether a known name ends in one of these words; many names are asked in one search."""
+    text = "\n".join(("", *known, "")) if ends else ""
+    return MODULE in ends or any(f".{end}\n" in text or f"\n{end}\n" in text for end in ends)
 
 
 def explained(name: str, known: Container[str]) -> tuple[str, str] | None:

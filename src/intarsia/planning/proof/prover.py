@@ -135,20 +135,22 @@ class Prover:
 
     def attempt(self, target: Target) -> Proven | list[Gap]:
         """The proof of a target, or the faults that forbid it."""
-        sources = sources_of(target.layout, self.src)
-        if target.value.parts and not isinstance(target.value, Measured):
+        sources, parts = sources_of(target.layout, self.src), target.value.parts
+        if parts and not isinstance(target.value, Measured):
             raise UnsupportedError(
                 f"`{target.name}` would be {target.value}, which can be read but not yet written",
                 hint="write plain numbers: give an element type with --dtype",
             )
+        if not parts and self._is_plain(target, sources):
+            return Proven(self.src, target, sources, _KEY)
         key = self._alike.key(target, sources)
         if key is not None and (template := self._alike.proven(key)) is not None:
             return Proven(self.src, target, sources, _KEY, template=template)
         faults: list[Gap] = []
-        if target.value.parts:
+        if parts:
             faults += self.links.part_faults(target.name, target.value, target.layout)
-        if not faults and self._is_plain(target, sources):
-            return self._keep(key, Proven(self.src, target, sources, _KEY))
+            if not faults and self._is_plain(target, sources):
+                return Proven(self.src, target, sources, _KEY)
         faults += self.links.target_faults(target, sources)
         return faults or self._keep(key, Proven(self.src, target, sources, _KEY))
 
@@ -166,7 +168,9 @@ class Prover:
         if sources[0].layout is not layout and sources[0].layout != layout:
             return False
         name = layout.pieces[0].tensor
-        if name not in self.src.logical or self.links.tensor_faults(name):
+        if name not in self.src.logical:
+            return False
+        if self.links.whole_source(name) is None and self.links.tensor_faults(name):
             return False
         return self.links.tiling(layout.shape, boxes) is None
 

@@ -42,7 +42,7 @@ class Template:
 
     def copies(self, layout: Layout, box: Box, sources: tuple[Stored, ...]) -> list[Copy]:
         """Every copy from `sources` into the row-major buffer of `box` of a tensor with `layout`."""
-        recipe = self.recipe(layout, box, sources)
+        recipe = self._recipes.get(box) or self.recipe(layout, box, sources)
         return [Copy(sources[k], sources[k].chunks[n], piece) for k, n, piece in recipe]
 
     def recipe(self, layout: Layout, box: Box, sources: tuple[Stored, ...]) -> Recipe:
