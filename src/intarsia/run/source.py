@@ -31,13 +31,13 @@ MADE = "(made)"
 _NO_PARTS: Mapping[str, Part] = {}
 
 
-class Begin(NamedTuple):
-    """The byte of a file at which the elements of a chunk begin, row-major, if it has `front` at `front_bytes`."""
+class Begins(NamedTuple):
+    """The files of chunks, and the bytes of those at which their elements begin, row-major, if they have `fronts`:
+    the number of a chunk, a byte of its file, and what has to be there."""
 
-    file: str
-    start_bytes: int
-    front_bytes: int = 0
-    front: bytes = b""
+    files: Sequence[str]
+    starts: Sequence[int]
+    fronts: Sequence[tuple[int, int, bytes]]
 
 
 @dataclass
@@ -171,28 +171,32 @@ class Source:
             found[name] = buffer, part.dtype
         return found
 
-    def begins(self, stored: Stored, chunks: Iterable[Chunk]) -> list[Begin] | None:
+    def begins(self, stored: Stored, chunks: Sequence[Chunk]) -> Begins | None:
         """Where the elements of chunks begin in their files, or are expected to; None where one of the chunks
         has them in another order."""
+        files = [chunk.file for chunk in chunks]
         if self.is_plain:
-            return [Begin(chunk.file, chunk.start_bytes) for chunk in chunks]
+            return Begins(files, [chunk.start_bytes for chunk in chunks], ())
         kind = self.format.front_kind(stored)
-        found, fronts = list[Begin](), dict[Hashable, tuple[int, bytes] | None]()
-        for chunk in chunks:
-            file, start = chunk.file, chunk.start_bytes
-            located, expected = self._located.get((file, start)), None
+        starts, fronts = list[int](), list[tuple[int, int, bytes]]()
+        alike: Hashable = None
+        expected: tuple[int, bytes] | None = None
+        for number, chunk in enumerate(chunks):
+            start, located = chunk.start_bytes, self._located.get((chunk.file, chunk.start_bytes))
             if located is None and kind is not None:
-                alike = chunk.box.shape, chunk.length_bytes
-                if (expected := fronts.get(alike)) is None:
-                    expected = fronts[alike] = self._fronts.get(_alike(kind, stored, chunk))
-            if expected is not None:
-                found.append(Begin(file, start + expected[0], start, expected[1]))
-                continue
+                mine = chunk.box.shape, chunk.length_bytes
+                if alike != mine:
+                    alike, expected = mine, self._fronts.get(_alike(kind, stored, chunk))
+                if expected is not None:
+                    starts.append(start + expected[0])
+                    fronts.append((number, start, expected[1]))
+                    continue
+                alike = None
             located = located or self.locate(stored, chunk)
             if located.piece is not None:
                 return None
-            found.append(Begin(file, located.start_bytes))
-        return found
+            starts.append(located.start_bytes)
+        return Begins(files, starts, fronts)
 
     def locate(self, stored: Stored, chunk: Chunk) -> Located:
         """Where a chunk's elements are in its file, in whatever order."""

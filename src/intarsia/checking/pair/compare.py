@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from intarsia.checkpoint import Checkpoint
 from intarsia.mesh import Box
 from intarsia.opened.padding import not_compared, trained_padding
 from intarsia.planning.manifest import Logical
-from intarsia.run.budget import Budget
+from intarsia.run.budget import LARGE_BYTES, Budget
 from intarsia.run.progress import Progress, after
 from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sharing import in_steps, share_out
@@ -172,6 +173,9 @@ class _Found:
 Step = list[tuple[int, Box]]
 """Windows of pairs, which are given by their numbers."""
 
+STEPS = 8
+"""How many steps a thread has at least, where there is so much work."""
+
 
 @dataclass
 class _Comparing:
@@ -197,9 +201,6 @@ class _Comparing:
         def nbytes(step: Step) -> int:
             return sum(box.size * pairs[number].a.dtype.itemsize for number, box in step)
 
-        def held_bytes(window: tuple[int, Box]) -> int:
-            return window[1].size * widest(pairs[window[0]])
-
         windows = (
             (k, box)
             for k, pair in enumerate(pairs)
@@ -208,7 +209,7 @@ class _Comparing:
         )
         steps = [
             *([(k, Box.whole(pairs[k].a.shape))] for k in sorted(apart)),
-            *in_steps(windows, self.budget.side_bytes, held_bytes),
+            *in_steps(windows, self._step_bytes(pairs), partial(_held_bytes, pairs)),
         ]
         found: dict[int, _Found | Unequal | None] = {}
         for part in share_out(steps, self.budget.workers, work, progress=progress, nbytes=nbytes):
@@ -222,6 +223,11 @@ class _Comparing:
         )
         return [x for x in judged if x is not None]
 
+    def _step_bytes(self, pairs: Sequence[Pair]) -> int:
+        """How much is compared in one call: what is compared in its files needs no memory."""
+        share = sum([pair.a.nbytes for pair in pairs]) // (STEPS * self.budget.workers)
+        return max(self.budget.side_bytes, min(LARGE_BYTES, share))
+
     def _whole(self, pair: Pair) -> Unequal | None:
         if pair.a.shape != pair.b.shape:
             return Unequal(pair, max(pair.a.size, pair.b.size), (), float("nan"))
@@ -234,13 +240,19 @@ class _Comparing:
 
     def _windows(self, pairs: Sequence[Pair], step: Step) -> dict[int, _Found]:
         found = {number: _Found() for number, _ in step}
-        step = self._to_read(pairs, step)
+        left = self._to_read(pairs, step)
+        for some in in_steps(left, self.budget.side_bytes, partial(_held_bytes, pairs)):
+            self._read_both(pairs, some, found)
+        return found
+
+    def _read_both(self, pairs: Sequence[Pair], step: Step, found: Mapping[int, _Found]) -> None:
+        """Read both sides of windows, and add what differs."""
         wanted = [(pairs[number], box) for number, box in step]
         lefts = _read(self.a, [(pair.a, box) for pair, box in wanted], self.rooms[0])
         rights = _read(self.b, [(pair.b, box) for pair, box in wanted], self.rooms[1])
         all_alike = all(pair.a.dtype == pair.b.dtype for pair, _ in wanted)
         if all_alike and _are_same(lefts.memory, rights.memory):
-            return found
+            return
         for (number, box), left, right in zip(step, lefts.each, rights.each, strict=True):
             pair, tally = pairs[number], found[number]
             alike = pair.a.dtype == pair.b.dtype
@@ -251,7 +263,12 @@ class _Comparing:
             if not alike:
                 unequal = ~same(x, y, pair.a.dtype, pair.b.dtype)
                 tally.beyond.add(unequal, x, y, box, pair)
-        return found
+
+
+def _held_bytes(pairs: Sequence[Pair], window: tuple[int, Box]) -> int:
+    """The memory that one side of a window takes."""
+    number, box = window
+    return box.size * widest(pairs[number])
 
 
 class _Side(NamedTuple):

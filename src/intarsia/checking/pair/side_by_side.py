@@ -13,7 +13,6 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from intarsia.checking.pair.pairs import Pair
 from intarsia.checkpoint import Checkpoint
@@ -25,7 +24,7 @@ from intarsia.mesh import Box
 from intarsia.planning.proof import Proven
 from intarsia.planning.proof.template import Recipe, Template
 from intarsia.planning.ranges import Ranges
-from intarsia.run.source import Begin
+from intarsia.run.source import Begins
 from intarsia.store.reading.comparing import Places, Runs, equal_runs
 from intarsia.value import PLAIN
 
@@ -107,10 +106,12 @@ class SideBySide:
         left, right = _begins(self.a, a, beside.left), _begins(self.b, b, beside.right)
         if left is None or right is None:
             return False
-        fronts.add(runs, left, runs.left, runs.right)
-        fronts.add(runs, right, runs.right, runs.left)
-        _place(beside.left, left, runs.left)
-        _place(beside.right, right, runs.right)
+        here, there = runs.left, runs.right
+        ours, theirs = ([x.names[f] for f in y.files] for x, y in ((here, left), (there, right)))
+        fronts.add(runs, left, ours, here, there)
+        fronts.add(runs, right, theirs, there, here)
+        _place(beside.left, left, ours, here)
+        _place(beside.right, right, theirs, there)
         runs.rows += beside.rows
         runs.row_bytes += beside.row_bytes
         return True
@@ -126,30 +127,36 @@ class SideBySide:
         return found
 
 
+class _Addresses(dict[bytes, int]):
+    """Where bytes are in memory, and stay as long as this does."""
+
+    def __missing__(self, data: bytes) -> int:
+        address = self[data] = np.frombuffer(data, np.uint8).ctypes.data
+        return address
+
+
 class _Fronts:
     """What chunks have to begin with, in memory."""
 
     def __init__(self) -> None:
-        self._held: dict[bytes, tuple[NDArray[np.uint8], int]] = {}
+        self._addresses = _Addresses()
 
-    def add(self, runs: Runs, begins: Sequence[Begin], here: Places, there: Places) -> None:
+    def add(
+        self, runs: Runs, begins: Begins, files: Sequence[int], here: Places, there: Places
+    ) -> None:
         """Add a run for each chunk on one side that has to begin with something: it is in memory on the other."""
-        for begin in begins:
-            front = begin.front
-            if not front:
-                continue
-            held = self._held.get(front)
-            if held is None:
-                bits = np.frombuffer(front, np.uint8)
-                held = self._held[front] = bits, bits.ctypes.data
-            here.files.append(here.number_of(begin.file))
-            here.at.append(begin.front_bytes)
-            there.files.append(NO_FILE)
-            there.at.append(held[1])
-            here.steps.append(len(front))
-            there.steps.append(len(front))
-            runs.rows.append(1)
-            runs.row_bytes.append(len(front))
+        fronts = begins.fronts
+        if not fronts:
+            return
+        sizes = [len(front) for _, _, front in fronts]
+        here.files += [files[number] for number, _, _ in fronts]
+        here.at += [at for _, at, _ in fronts]
+        there.files += [NO_FILE] * len(fronts)
+        there.at += [self._addresses[front] for _, _, front in fronts]
+        here.steps += sizes
+        there.steps += sizes
+        runs.rows += [1] * len(fronts)
+        runs.row_bytes += sizes
 
 
 def _is_plain(proven: Proven, dtype: DType) -> bool:
@@ -160,27 +167,28 @@ def _is_plain(proven: Proven, dtype: DType) -> bool:
     return True
 
 
-def _begins(x: Checkpoint, proven: Proven, half: _Half) -> list[Begin] | None:
+def _begins(x: Checkpoint, proven: Proven, half: _Half) -> Begins | None:
     """Where the elements of chunks begin; None where they are not in row-major order."""
     sources = proven.sources
     if len(sources) == 1:
         chunks = sources[0].chunks
         return x.source.begins(sources[0], [chunks[n] for _, n in half.chunks])
-    found: list[Begin] = []
-    for k, n in half.chunks:
+    files, starts, fronts = list[str](), list[int](), list[tuple[int, int, bytes]]()
+    for number, (k, n) in enumerate(half.chunks):
         begins = x.source.begins(sources[k], [sources[k].chunks[n]])
         if begins is None:
             return None
-        found += begins
-    return found
+        files += begins.files
+        starts += begins.starts
+        fronts += [(number, at, front) for _, at, front in begins.fronts]
+    return Begins(files, starts, fronts)
 
 
-def _place(half: _Half, begins: Sequence[Begin], places: Places) -> None:
+def _place(half: _Half, begins: Begins, files: Sequence[int], places: Places) -> None:
     """Add where one side of the runs of a window lies."""
-    files = [places.number_of(begin.file) for begin in begins]
-    at = [begin.start_bytes for begin in begins]
-    places.files += [files[n] for n in half.numbers]
-    places.at += [at[n] + start for n, start in zip(half.numbers, half.starts, strict=True)]
+    numbers, starts = half.numbers, begins.starts
+    places.files += [files[n] for n in numbers]
+    places.at += [starts[n] + start for n, start in zip(numbers, half.starts, strict=True)]
     places.steps += half.steps
 
 

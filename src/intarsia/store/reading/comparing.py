@@ -12,19 +12,23 @@ from intarsia.kernel.comparing import NO_FILE, Numbers
 from intarsia.store.reading.folder import Folder
 
 
+class _Numbers(dict[str, int]):
+    """Files by their numbers, of which each has the next when it is first asked for."""
+
+    def __missing__(self, file: str) -> int:
+        number = self[file] = len(self)
+        return number
+
+
 @dataclass
 class Places:
     """Where one side has its runs: rows of run k begin `steps[k]` bytes apart, the first at byte `at[k]` of the
     file with the number `files[k]`, or at that address in memory where that is `NO_FILE`."""
 
-    names: dict[str, int] = field(default_factory=dict)
+    names: _Numbers = field(default_factory=lambda: _Numbers())
     files: list[int] = field(default_factory=list)
     at: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
-
-    def number_of(self, file: str) -> int:
-        """The number of a file."""
-        return self.names.setdefault(file, len(self.names))
 
     def side(self, descriptors: Sequence[int]) -> comparing.Side:
         """The same with the descriptors of the files."""
