@@ -21,6 +21,7 @@ def test_buffers_are_written_one_after_another_whatever_their_kind_and_length(
 ) -> None:
     chance = random.Random(seed)
     lengths = [chance.choice([0, 1, 7, 4096, 65_535, 65_536, 65_537, 300_001]) for _ in range(9)]
+    lengths += [chance.choice([0, 1, 7, 300]) for _ in range(200)]
     data = [chance.randbytes(length) for length in lengths]
     kinds = [bytes, memoryview, lambda x: np.frombuffer(x, np.uint8).data]
     with open(tmp_path / "file", "w+b") as file:

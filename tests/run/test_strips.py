@@ -66,6 +66,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def eager(monkeypatch: pytest.MonkeyPatch) -> list[Strip]:
     """Every window that can be moved is, however small; the strips that were."""
     monkeypatch.setattr(strips, "LEAST_BYTES", 1)
+    monkeypatch.setattr(strips, "LEAST_BYTES_OF_MANY", 1)
     monkeypatch.setattr(strips, "LEAST_STRIP_BYTES", 0)
     honest, seen = moving.move, list[Strip]()
 

@@ -25,7 +25,7 @@ from intarsia.planning.proof import Proven
 from intarsia.planning.together import Group, partners, windows_together
 from intarsia.planning.window import windows_beside
 from intarsia.run import strips
-from intarsia.run.budget import Budget
+from intarsia.run.budget import MANY, Budget
 from intarsia.run.filled import Filled, Rows, cut_boxes
 from intarsia.run.gather import Fill, Straight, gather
 from intarsia.run.room import Bytes, Room, in_parts
@@ -158,10 +158,12 @@ class Execution:
         """The windows of a step that are moved from file to file; and the others."""
         if not can_move() or not self.staging.can_move:
             return [], step
+        many = self.budget.workers >= MANY
+        least_bytes = strips.LEAST_BYTES_OF_MANY if many else strips.LEAST_BYTES
         found, others = list[InStrips](), list[tuple[Proven, Box]]()
         for proven, window in step:
             name, one = proven.target.name, None
-            if window.size * proven.target.dtype.itemsize >= strips.LEAST_BYTES:
+            if window.size * proven.target.dtype.itemsize >= least_bytes:
                 cut = self._slots.pattern(name).cut(window)
                 one = in_strips(source, proven, window, cut, self._slots[name])
             if one is None:

@@ -32,6 +32,10 @@ from intarsia.value import Change
 LEAST_BYTES = 128 << 10
 """Smaller windows are read and written together with others."""
 
+LEAST_BYTES_OF_MANY = 2 << 20
+"""… where many threads wait for the interpreter: it has more work with a window of strips than with one of many
+that are cut alike."""
+
 LEAST_STRIP_BYTES = 32 << 10
 """What strips have on average, at least: many short ones are better moved through memory."""
 
