@@ -26,7 +26,7 @@ def numbers(values: list[int]) -> np.ndarray:
 
 def found_equal(runs: list[Run]) -> int:
     columns = [numbers(list(x)) for x in zip(*runs, strict=True)]
-    return equal_runs(Side(*columns[:3]), Side(*columns[3:6]), *columns[6:])
+    return equal_runs(Side(*columns[:3]), Side(*columns[3:6]), *columns[6:]).equal
 
 
 class Files:

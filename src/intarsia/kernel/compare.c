@@ -9,6 +9,7 @@ struct side {
     const int64_t *files, *at, *steps;
     uint8_t *room;
     int64_t room_bytes, file, held, held_end;
+    int64_t *failed; /* what reading said that failed, and the file that it was for */
 };
 
 enum { NO_FILE = -1 };
@@ -21,8 +22,11 @@ static const uint8_t *bring(struct side *side, int64_t file, int64_t at, int64_t
     if (file != side->file || at < side->held || end > side->held_end) {
         int64_t stop = reach - at < side->room_bytes ? reach : at + side->room_bytes;
         side->file = NO_FILE;
-        if (read_whole((int)file, side->room, (size_t)(stop - at), (uint64_t)at) != DONE)
+        int64_t went = read_whole((int)file, side->room, (size_t)(stop - at), (uint64_t)at);
+        if (went != DONE) {
+            side->failed[0] = went, side->failed[1] = file;
             return NULL;
+        }
         side->file = file, side->held = at, side->held_end = stop;
     }
     return side->room + (at - side->held);
@@ -134,14 +138,15 @@ static int64_t compare_rows(struct side *left, struct side *right, int64_t k, in
 }
 
 /* How many runs, from the first on, are known to be equal: all, or none from the first on that differs or cannot be
- * read.  Run k is `rows[k]` rows of `row_bytes[k]` bytes on both sides. */
+ * read.  Run k is `rows[k]` rows of `row_bytes[k]` bytes on both sides.  `failed` has two numbers for each side. */
 EXPORT int64_t intarsia_equal_runs(int64_t count, const int64_t *left_files, const int64_t *left_at,
                                    const int64_t *left_steps, const int64_t *right_files, const int64_t *right_at,
                                    const int64_t *right_steps, const int64_t *rows, const int64_t *row_bytes,
-                                   uint8_t *left_room, uint8_t *right_room, int64_t room_bytes)
+                                   uint8_t *left_room, uint8_t *right_room, int64_t room_bytes,
+                                   int64_t *failed)
 {
-    struct side left = {left_files, left_at, left_steps, left_room, room_bytes, NO_FILE, 0, 0};
-    struct side right = {right_files, right_at, right_steps, right_room, room_bytes, NO_FILE, 0, 0};
+    struct side left = {left_files, left_at, left_steps, left_room, room_bytes, NO_FILE, 0, 0, failed};
+    struct side right = {right_files, right_at, right_steps, right_room, room_bytes, NO_FILE, 0, 0, failed + 2};
     int64_t k = 0, next;
     for (; k < count; k = next) {
         if (rows[k] == 1)

@@ -42,9 +42,16 @@ def can_compare() -> bool:
     return LIBRARY is not None
 
 
-def equal_runs(left: Side, right: Side, rows: Numbers, row_bytes: Numbers) -> int:
+class Compared(NamedTuple):
     """How many runs, from the first on, are known to be equal: all, or none from the first on that differs or
-    cannot be read.
+    cannot be read.  `failed` are the number of the error that reading a side met, if any, and the open file."""
+
+    equal: int
+    failed: tuple[tuple[int, int] | None, tuple[int, int] | None]
+
+
+def equal_runs(left: Side, right: Side, rows: Numbers, row_bytes: Numbers) -> Compared:
+    """Compare runs with each other, up to the first that differs.
 
     Run k is `rows[k]` rows of `row_bytes[k]` bytes on both sides.
     """
@@ -54,13 +61,17 @@ def equal_runs(left: Side, right: Side, rows: Numbers, row_bytes: Numbers) -> in
     assert all(x.dtype == np.int64 and x.shape == (count,) for x in asked)
     assert all(x.flags.c_contiguous for x in asked)
     if not count:
-        return 0
+        return Compared(0, (None, None))
     assert rows.min() >= 1 <= row_bytes.min()
     assert all((x.steps >= row_bytes).all() for x in (left, right))
     places = [*map(_address, asked), _address(_rooms.left), _address(_rooms.right)]
     room_bytes = ctypes.c_int64(ROOM_BYTES)
-    equal: int = LIBRARY.intarsia_equal_runs(ctypes.c_int64(count), *places, room_bytes)
-    return equal
+    failed = np.zeros((2, 2), np.int64)
+    equal = LIBRARY.intarsia_equal_runs(
+        ctypes.c_int64(count), *places, room_bytes, _address(failed)
+    )
+    one, other = ((-went, file) if went < 0 else None for went, file in failed.tolist())
+    return Compared(equal, (one, other))
 
 
 def _address(array: Numbers | NDArray[np.uint8]) -> ctypes.c_void_p:

@@ -17,7 +17,7 @@ import numpy as np
 from intarsia.checking.pair.pairs import Pair
 from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import DType
-from intarsia.errors import IntarsiaError
+from intarsia.errors import IntarsiaError, StoreError
 from intarsia.kernel.comparing import NO_FILE, can_compare
 from intarsia.layout import Loop, Piece, meet
 from intarsia.mesh import Box
@@ -69,12 +69,15 @@ class SideBySide:
     def not_equal(self, windows: Sequence[tuple[Pair, Box]]) -> list[int]:
         """The numbers of the windows that are not known to be equal: they are to be read.
 
-        Where anything goes wrong nothing is known: reading meets it again, and says what it is.
+        What is wrong with a checkpoint is left to reading, which meets it again and says what it is; a disk
+        that fails may not do so twice.
         """
         if can_compare():
             try:
                 return self._compared(windows)
-            except (IntarsiaError, OSError):
+            except StoreError:
+                raise
+            except IntarsiaError:
                 pass
         return [*range(len(windows))]
 

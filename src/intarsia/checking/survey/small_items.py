@@ -37,7 +37,7 @@ from intarsia.checking.survey.magnitudes import greatest, without_signed_zeros
 from intarsia.checking.survey.matrix_facts import facts_of_each
 from intarsia.checking.survey.matrix_sums import sums_along
 from intarsia.checking.survey.wrapped_chunks import GAP_BYTES, Alike, bring, slices_of
-from intarsia.errors import IntarsiaError
+from intarsia.errors import IntarsiaError, StoreError
 from intarsia.frozen import frozen
 from intarsia.run.room import Bytes
 from intarsia.run.sharing import in_steps
@@ -146,17 +146,20 @@ def survey_together(
     small: SmallItems, context: SurveyContext, most_bytes: int
 ) -> list[tuple[int, ItemStats]]:
     """What small items show, each with its number."""
+    failed: StoreError | None = None
     try:
         found = _survey(small, context)
     except IntarsiaError as error:
         error.raise_unless_fault()
-        found = {}
+        found, failed = {}, error if isinstance(error, StoreError) else None
     for x in small.items:
         if x.number not in found:
             alone = ItemSurvey(x.item, context, most_bytes)
             for stretch in alone.stretches:
                 alone.look(stretch)
             found[x.number] = alone.stats
+    if failed is not None and not any(stats.faults for stats in found.values()):
+        raise failed  # a disk that answers when it is asked again has failed all the same
     return list(found.items())
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checking.survey.items import Item
-from intarsia.errors import IntarsiaError
+from intarsia.errors import IntarsiaError, StoreError
 from intarsia.format.base import Around, Format
 from intarsia.frozen import frozen
 from intarsia.mesh import Box
@@ -73,6 +73,8 @@ class KnownChunks:
                 return True
             try:
                 found = self.format.around(self.folder, stored, chunk)
+            except StoreError:
+                raise
             except IntarsiaError as error:
                 error.raise_unless_fault()
                 return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from os import strerror
 
 import numpy as np
 
@@ -51,14 +52,21 @@ class Runs:
 
 def equal_runs(left: Folder, right: Folder, runs: Runs) -> int:
     """How many runs, from the first on, are known to be equal: all, or none from the first on that differs or
-    cannot be read."""
+    ends early; raise where a disk fails."""
     ours, theirs = [*runs.left.names], [*runs.right.names]
     with left.opened_together(ours) as here, right.opened_together(theirs) as there:
         if here is None or there is None:
             return 0
         rows, row_bytes = np.array(runs.rows, np.int64), np.array(runs.row_bytes, np.int64)
         a, b = runs.left.side(here), runs.right.side(there)
-        equal = comparing.equal_runs(a, b, rows, row_bytes)
+        equal, failed = comparing.equal_runs(a, b, rows, row_bytes)
+        for folder, files, fds, stopped in zip(
+            (left, right), (ours, theirs), (here, there), failed, strict=True
+        ):
+            if stopped is not None:
+                number, fd = stopped
+                error = OSError(number, strerror(number))
+                raise folder.unread(files[fds.index(fd)], 0, 0, error) from error
     read = (rows * row_bytes)[: equal + 1]
     left.count(_in_files(a, read))
     right.count(_in_files(b, read))

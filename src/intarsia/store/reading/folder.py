@@ -188,14 +188,19 @@ class Folder:
             yield None
             return
         then = [self._stamp(file) for file in files]
-        with self._reader.opened_together(files) as found:
-            if found is None:
-                yield None
-                return
-            yield found.descriptors
-            for file, before, now in zip(files, then, found.stamps(), strict=True):
-                if now != before:
-                    raise changed(self.root / file, before, now)
+        try:
+            with self._reader.opened_together(files) as found:
+                if found is None:
+                    yield None
+                    return
+                yield found.descriptors
+                for file, before, now in zip(files, then, found.stamps(), strict=True):
+                    if now != before:
+                        raise changed(self.root / file, before, now)
+        except OSError as error:
+            if isinstance(error.filename, str):
+                raise self._gone(error.filename, error) from error
+            raise unreadable(self.root, error) from error
 
     def count(self, read_bytes: int) -> None:
         """Count bytes that were read from files that are `opened_together`."""
