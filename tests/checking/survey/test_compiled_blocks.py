@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +14,8 @@ from intarsia.checking.alone.headers import read_headers
 from intarsia.checking.content.numbers import dtype_implausible
 from intarsia.checking.survey import blockwise, compiled_blocks
 from intarsia.checking.survey.item_stats import ItemStats
-from intarsia.kernel.surveying import can_survey
+from intarsia.errors import ChangedError
+from intarsia.kernel.surveying import Asked, Matrix, can_survey
 from intarsia.run.budget import Budget
 from intarsia.store.reading.folder import Folder
 from tests.checking.survey.test_small_items import TYPES, odd
@@ -82,3 +84,17 @@ def test_larger_items_are_read_and_looked_at_by_the_kernel(
     (found,) = stats_of(path, monkeypatch, "file")
     assert not read
     assert found.matrices
+
+
+def test_rows_that_do_not_follow_each_other_are_no_area() -> None:
+    assert compiled_blocks.area_of(np.array([2, 3, 4]), 1, 5) == compiled_blocks.Area(2, 5, 1, 5)
+    assert compiled_blocks.area_of(np.array([2, 3, 6]), 1, 5) is None
+
+
+def test_a_file_that_changed_since_it_was_looked_at_is_not_surveyed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(64))
+    with Folder(tmp_path) as folder:
+        folder.size("file")
+        (tmp_path / "file").write_bytes(bytes(65))
+        with pytest.raises(ChangedError):
+            folder.survey("file", Asked([Matrix(0, 4, 8, 2, 0, 0)], 12))
