@@ -19,12 +19,15 @@ from intarsia.checking.pair.side_by_side import SideBySide
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import ChangedError, IntarsiaError
 from intarsia.kernel.comparing import can_compare
+from intarsia.layout import Loop, Piece
 from intarsia.mesh import Box
+from intarsia.planning.proof.template import Recipe
 from intarsia.run.budget import Budget
 from intarsia.store.base import Reader
 from intarsia.store.local.reader import LocalReader
 from intarsia.store.reading import comparing
-from tests.checkpoints import random_tensor, write_dcp, write_hf
+from intarsia.value import PLAIN
+from tests.checkpoints import fixture, llama_config, model, random_tensor, write_dcp, write_hf
 
 pytestmark = pytest.mark.skipif(not can_compare(), reason="the kernel is not built: no C compiler")
 
@@ -203,3 +206,40 @@ def test_files_without_descriptors_are_read(
     )
     assert intarsia.verify(forms["hf"], forms["dcp tp=2"])
     assert read
+
+
+def test_tensors_of_one_shape_may_be_cut_in_two_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensor-parallel ranks have rows of one weight and columns of the next: each has runs of its own."""
+    config = llama_config(num_hidden_layers=2, hidden_size=24)
+    a = write_hf(tmp_path / "hf", model(config), config)
+    b = tmp_path / "dcp"
+    intarsia.convert(a, b, to="dcp", mesh="tp=2,fsdp=2")
+    monkeypatch.setattr(Checkpoint, "read_boxes", lambda self, wanted: pytest.fail("it is read"))
+    assert intarsia.verify(a, b)
+
+
+def test_elements_in_another_order_are_read() -> None:
+    """A transposed matrix has no runs: nothing of it would be compared."""
+    rows: Recipe = ((0, 0, Piece("", 0, 0, (Loop(12, 1, 1),))),)
+    columns: Recipe = ((0, 0, Piece("", 0, 0, (Loop(3, 1, 4), Loop(4, 3, 1)))),)
+    assert side_by_side._side_by_side(rows, columns, 12, 2) is None
+    assert side_by_side._side_by_side(rows, rows, 13, 2) is None
+    assert side_by_side._side_by_side(rows, rows, 12, 2) is not None
+
+
+def test_equal_bytes_of_other_numbers_are_not_equal(tmp_path: Path) -> None:
+    """A norm that one side stores around zero holds other numbers where its bytes are the same."""
+    a, b = fixture("qwen3_next"), tmp_path / "torch_dist"
+    intarsia.convert(a, b, to="torch_dist")
+    with intarsia.open(a) as left, intarsia.open(b) as right:
+        assert compare(left, right, BUDGET)
+        shifted = next(x for x in right.manifest.stored.values() if x.value is not PLAIN)
+        (name,), (chunk,) = shifted.layout.tensors, shifted.chunks
+        start = right.source.locate(shifted, chunk).start_bytes
+        data = left.read_box(left.prover.tensor(name), Box.whole(shifted.shape))
+    with open(Path(right.manifest.path) / chunk.file, "r+b") as file:
+        file.seek(start)
+        file.write(data)
+    assert [x.tensor for x in intarsia.verify(a, b).different] == [name]
