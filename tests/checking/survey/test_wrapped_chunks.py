@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -9,16 +11,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import intarsia
 from intarsia.checking.alone.headers import read_headers
-from intarsia.checking.survey import blockwise
+from intarsia.checking.survey import blockwise, small_items
 from intarsia.checking.survey.item_stats import ItemStats
+from intarsia.checking.survey.small_items import SmallItem
 from intarsia.format.dcp import archives
 from intarsia.format.torch_file.torch_zip import Payload, read_payload
 from intarsia.planning.manifest import Chunk
+from intarsia.run.sums.neighbours import Run
 from tests.checking.survey.test_small_items import many_tensors, stats_of
 from tests.checkpoints import write_dcp, write_hf
+from tests.format.dcp.test_dcp import replace_blob
 
 _OF_BLOCKS = {"least", "used_bits"}
 """They are taken of the blocks alone in which all elements are suspicious."""
@@ -156,3 +162,61 @@ def test_chunks_without_a_checksum_are_counted(tmp_path: Path) -> None:
     found = intarsia.verify(tmp_path / "a")
     assert found
     assert any(note.startswith("3 chunks were saved without a CRC-32") for note in found.notes)
+
+
+def same_together_and_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[ItemStats]:
+    both = [stats_of(path, monkeypatch, together) for together in (True, False)]
+    assert [facts(x) for x in both[0]] == [facts(x) for x in both[1]]
+    return both[0]
+
+
+def test_tensors_of_one_shape_whose_chunks_are_listed_in_another_order_are_not_put_together(
+    sharded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = dcp.FileSystemReader(sharded).read_metadata()
+    described.state_dict_metadata["layers.2.up.weight"].chunks.reverse()
+    (sharded / ".metadata").write_bytes(pickle.dumps(described))
+    shown = same_together_and_alone(sharded, monkeypatch)
+    up = [x.item for x in shown if ".up." in x.item.stored.name]
+    run = Run(0, up[0].nbytes, up[0].nbytes)
+    groups = small_items._alike(SmallItem(k, item, run, "", True) for k, item in enumerate(up))
+    assert [[x.number for x in group] for group in groups] == [[0, 1, 3, 4, 5], [2]]
+
+
+def test_a_tensor_that_lacks_a_chunk_is_looked_at_alone(
+    sharded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = dcp.FileSystemReader(sharded).read_metadata()
+    described.state_dict_metadata["layers.2.table.weight"].chunks.pop()
+    (sharded / ".metadata").write_bytes(pickle.dumps(described))
+    shown = same_together_and_alone(sharded, monkeypatch)
+    assert [x.item.stored.name for x in shown if not x.matrices] == ["layers.2.table.weight"]
+
+
+def test_a_chunk_of_zeros_below_zero_is_one_of_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {f"layers.{k}.weight": torch.randn(8, 6) for k in range(3)}
+    tensors["layers.1.weight"][4:] = -0.0
+    hub = write_hf(tmp_path / "hub", tensors, None)
+    intarsia.convert(hub, tmp_path / "dcp", to="dcp", mesh="fsdp=2")
+    shown = same_together_and_alone(tmp_path / "dcp", monkeypatch)
+    assert [len(x.zero_chunks) for x in shown] == [0, 1, 0]
+
+
+def test_a_part_of_a_storage_is_looked_at_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorded checksum is that of the whole storage."""
+    base, out = torch.randn(12, 10), io.BytesIO()
+    torch.save(base[:4], out)
+    src = write_dcp(tmp_path / "src", {"w": base[:4].clone()})
+    replace_blob(src, out.getvalue())
+    same_together_and_alone(src, monkeypatch)
+    assert intarsia.verify(src)
+
+
+def test_a_single_element_has_its_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {"a": torch.tensor(3.0), "b": torch.tensor([7]), "c": torch.tensor(-0.0).bfloat16()}
+    shown = same_together_and_alone(write_dcp(tmp_path / "src", counts), monkeypatch)
+    assert {x.item.stored.name: x.value for x in shown} == {"a": 3.0, "b": 7.0, "c": 0.0}

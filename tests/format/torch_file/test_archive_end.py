@@ -127,3 +127,16 @@ def test_nothing_is_known_by_an_archive_with_bytes_between_its_members() -> None
     elsewhere = blob[: locator + 8] + bytes(8) + blob[locator + 16 :]
     assert ending(elsewhere) is None
     assert ending(blob[:-22] + b"PK\5\6" + blob[-18:-2] + b"\2\0no") is None
+
+
+def test_nothing_is_known_by_an_archive_of_which_a_member_reaches_into_the_tensor() -> None:
+    """Its directory is right for these elements, and wrong for any others."""
+    blob = bytearray(saved(torch.randn(40)))
+    start = payload_of(bytes(blob)).start_bytes
+    record = blob.rindex(b"archive/byteorder") - 46
+    content = blob.index(b"little")
+    size = start + 8 - content
+    blob[record + 16 : record + 20] = zlib.crc32(blob[content : start + 8]).to_bytes(4, "little")
+    blob[record + 20 : record + 28] = size.to_bytes(4, "little") * 2
+    assert isinstance(checked(bytes(blob)), int)
+    assert ending(bytes(blob)) is None
