@@ -23,7 +23,7 @@ def move(folder: Folder, staging: Staging, strips: Sequence[Strip]) -> list[Move
             read_bytes[side.file] += strip.rows * side.width
     with ExitStack() as held:
         read = {f: held.enter_context(folder.moving(f, n)) for f, n in read_bytes.items()}
-        files = sorted({side.file for strip in strips for side in strip.targets})
+        files = dict.fromkeys(side.file for strip in strips for side in strip.targets)
         written = {f: held.enter_context(staging.moving(f)) for f in files}
         try:
             found = moving.move(strips, read, written)

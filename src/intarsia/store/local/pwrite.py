@@ -19,7 +19,8 @@ WRITEBACK_BYTES = 1 << 20
 WRITE_BYTES = 2 << 20
 """How much goes to the kernel in one call: beyond a few MiB it looks for larger pages, slowly."""
 COMPILED_BYTES = 128 << 10
-"""From how many bytes on the compiled library writes them, in smaller calls than pay here."""
+"""From how many bytes of each buffer on the compiled library writes them, in smaller calls than pay here; to find
+the places of many buffers keeps the interpreter from other threads."""
 MANY, TOGETHER, SMALL_BYTES = 64, 256, 16 << 10
 """From so many buffers on those of so few bytes are copied together: to find the place of one takes longer."""
 _WRITE = 2
@@ -34,7 +35,7 @@ def write_all(fd: int, start_bytes: int, buffers: Sequence[Buffer]) -> int:
     at = start_bytes
     for views, length_bytes in _batches(buffers):
         end = at + length_bytes
-        if length_bytes >= COMPILED_BYTES and can_write():
+        if length_bytes >= COMPILED_BYTES * len(views) and can_write():
             write_buffers(fd, at, views)
             at = end
         while at < end:

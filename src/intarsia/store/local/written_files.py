@@ -24,10 +24,6 @@ _SIDE_BY_SIDE = 16
 """How many files are synced at a time where there are many."""
 
 
-def _two() -> threading.Semaphore:
-    return threading.Semaphore(2)
-
-
 class WrittenFiles:
     """Files below `folder`, written by position from any thread.
 
@@ -42,7 +38,6 @@ class WrittenFiles:
         self._unsynced: dict[str, None] = {}
         self._syncing = threading.Lock()
         self._writing: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._moving: defaultdict[str, threading.Semaphore] = defaultdict(_two)
         self._lock = threading.Lock()
         self._flusher: ThreadPoolExecutor | None = None
 
@@ -70,12 +65,8 @@ class WrittenFiles:
 
     @contextmanager
     def opened(self, file: str) -> Iterator[int]:
-        """The descriptor of a file, inside which it is written.
-
-        Two threads do that side by side, of which one reads while the other writes; whoever opens several
-        files does so in the order of their names, as all do.
-        """
-        with self._moving[file], self._files.use(file) as fd:
+        """The descriptor of a file, inside which it is written; several threads may do that side by side."""
+        with self._files.use(file) as fd:
             try:
                 yield fd
             finally:
