@@ -47,8 +47,8 @@ def write_all(fd: int, start_bytes: int, buffers: Sequence[Buffer]) -> int:
 
 
 def _are_small(buffers: Sequence[Buffer]) -> bool:
-    total = sum([memoryview(buffer).nbytes for buffer in buffers[::16]])
-    return 16 * total <= SMALL_BYTES * len(buffers)
+    total = sum([memoryview(buffer).nbytes for buffer in buffers])
+    return total <= SMALL_BYTES * len(buffers)
 
 
 def _write_joined(fd: int, start_bytes: int, buffers: Sequence[Buffer]) -> int:
