@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.kernel.library import LIBRARY
+from intarsia.kernel.library import LIBRARY, address, error_of
 
 Numbers = NDArray[np.int64]
 
@@ -17,6 +17,8 @@ ROOM_BYTES = 256 << 10
 """What is read of each side at a time, and stays in a core's cache while it is compared."""
 
 NO_FILE = -1
+
+Failed = tuple[OSError | EOFError, int]
 
 
 class Side(NamedTuple):
@@ -44,10 +46,10 @@ def can_compare() -> bool:
 
 class Compared(NamedTuple):
     """How many runs, from the first on, are known to be equal: all, or none from the first on that differs or
-    cannot be read.  `failed` are the number of the error that reading a side met, if any, and the open file."""
+    cannot be read.  `failed` are the error that reading a side met, if any, and the open file."""
 
     equal: int
-    failed: tuple[tuple[int, int] | None, tuple[int, int] | None]
+    failed: tuple[Failed | None, Failed | None]
 
 
 def equal_runs(left: Side, right: Side, rows: Numbers, row_bytes: Numbers) -> Compared:
@@ -64,18 +66,12 @@ def equal_runs(left: Side, right: Side, rows: Numbers, row_bytes: Numbers) -> Co
         return Compared(0, (None, None))
     assert rows.min() >= 1 <= row_bytes.min()
     assert all((x.steps >= row_bytes).all() for x in (left, right))
-    places = [*map(_address, asked), _address(_rooms.left), _address(_rooms.right)]
+    places = [*map(address, asked), address(_rooms.left), address(_rooms.right)]
     room_bytes = ctypes.c_int64(ROOM_BYTES)
     failed = np.zeros((2, 2), np.int64)
-    equal = LIBRARY.intarsia_equal_runs(
-        ctypes.c_int64(count), *places, room_bytes, _address(failed)
-    )
-    one, other = ((-went, file) if went < 0 else None for went, file in failed.tolist())
+    equal = LIBRARY.intarsia_equal_runs(ctypes.c_int64(count), *places, room_bytes, address(failed))
+    one, other = ((error_of(went), file) if went < 0 else None for went, file in failed.tolist())
     return Compared(equal, (one, other))
-
-
-def _address(array: Numbers | NDArray[np.uint8]) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
 
 
 if LIBRARY is not None:

@@ -33,10 +33,13 @@ def sources_hash(folder: str) -> str:
 
 def check(went: int) -> None:
     """Raise what a call of the library that reads or writes says went wrong, as Python's own calls do."""
-    if went == _ENDED:
-        raise EOFError
     if went:
-        raise OSError(-went, os.strerror(-went))
+        raise error_of(went)
+
+
+def error_of(went: int) -> OSError | EOFError:
+    """What a call of the library says went wrong."""
+    return EOFError() if went == _ENDED else OSError(-went, os.strerror(-went))
 
 
 def address(array: NDArray[Any]) -> ctypes.c_void_p:

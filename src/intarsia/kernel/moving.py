@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from intarsia.kernel.library import LIBRARY
+from intarsia.kernel.library import LIBRARY, address, error_of
 
 BLOCK_BYTES = 256 << 10
 """What is read, summed and written while it lies in a core's cache."""
-
-_ENDED = 1
 
 
 class Side(NamedTuple):
@@ -96,21 +92,16 @@ def move(
     pages, crcs = np.empty(len(strips), np.uint64), np.empty(len(strips), np.uint32)
     side_crcs, stopped = np.zeros(len(given), np.uint32), np.zeros(1, np.uint64)
     count, block_bytes = ctypes.c_uint64(len(strips)), ctypes.c_uint64(BLOCK_BYTES)
-    outs = _address(pages), _address(crcs), _address(side_crcs), _address(_room.bytes)
-    given_at = _address(asked), _address(given)
-    went = LIBRARY.intarsia_move(count, *given_at, *outs, block_bytes, _address(stopped))
+    outs = address(pages), address(crcs), address(side_crcs), address(_room.bytes)
+    given_at = address(asked), address(given)
+    went = LIBRARY.intarsia_move(count, *given_at, *outs, block_bytes, address(stopped))
     if went:
-        error = EOFError() if went == _ENDED else OSError(-went, os.strerror(-went))
-        raise MoveError(int(stopped[0]), error)
+        raise MoveError(int(stopped[0]), error_of(went))
     of_sides = iter(side_crcs.tolist())
     return [
         Moved(*both, list(islice(of_sides, len(x.sources) + len(x.targets)))[len(x.sources) :])
         for x, both in zip(strips, zip(pages.tolist(), crcs.tolist(), strict=True), strict=True)
     ]
-
-
-def _address(array: NDArray[np.uint8] | NDArray[np.uint32] | NDArray[np.uint64]) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
 
 
 if LIBRARY is not None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
 
 import numpy as np
 
-from intarsia.kernel.library import LIBRARY
+from intarsia.kernel.library import LIBRARY, address, check
 
 
 def can_write() -> bool:
@@ -21,10 +20,8 @@ def write_buffers(fd: int, start_bytes: int, buffers: Sequence[bytes | memoryvie
     assert LIBRARY is not None
     held = [np.frombuffer(buffer, np.uint8) for buffer in buffers if len(buffer)]
     asked = np.array([[x.ctypes.data for x in held], [len(x) for x in held]], np.uint64)
-    places = [ctypes.c_void_p(row.ctypes.data) for row in asked]
     at, count = ctypes.c_uint64(start_bytes), ctypes.c_uint64(len(held))
-    if went := LIBRARY.intarsia_write(fd, at, count, *places):
-        raise OSError(-went, os.strerror(-went))
+    check(LIBRARY.intarsia_write(fd, at, count, *map(address, asked)))
 
 
 if LIBRARY is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from os import strerror
 
 import numpy as np
 
@@ -64,8 +63,7 @@ def equal_runs(left: Folder, right: Folder, runs: Runs) -> int:
             (left, right), (ours, theirs), (here, there), failed, strict=True
         ):
             if stopped is not None:
-                number, fd = stopped
-                error = OSError(number, strerror(number))
+                error, fd = stopped
                 raise folder.unread(files[fds.index(fd)], 0, 0, error) from error
     read = (rows * row_bytes)[: equal + 1]
     left.count(_in_files(a, read))
