@@ -16,7 +16,8 @@ from intarsia.layout import Layout
 from intarsia.mesh import Box, Mesh
 from intarsia.opened.lazy_tensor import Tensor, as_torch
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
-from intarsia.planning.proof import Proven, Prover, prover_of
+from intarsia.planning.proof import Proofs, Proven, Prover, prover_of
+from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.run.gather import gather
 from intarsia.run.room import Bytes, Room
 from intarsia.run.source import Source
@@ -148,6 +149,16 @@ class Checkpoint(Mapping[str, Tensor]):
         for proven in proofs:
             _check_holds(file, proven)
         return self._folder.sums(file, runs)
+
+    def sums_of_whole(self, proofs: Proofs, tensors: Sequence[WholeTensor]) -> Sums | None:
+        """Both sums of tensors that follow each other in a file as they are; None where they are to be read."""
+        known, file = proofs.whole, tensors[0].file
+        for x in tensors:
+            if known.get(x.name) is not x or x.file != file or proofs.src is not self.manifest:
+                raise CoverageError(f"`{x.name}` is not proven to be a run of {file}")
+        _, _, _, starts, lengths, _ = zip(*tensors, strict=True)
+        self.prefetch(file, starts[0], starts[-1] + lengths[-1] - starts[0])
+        return self._folder.sums(file, Runs(starts, lengths, [0] * len(tensors)))
 
     def prefetch(self, file: str, start_bytes: int, length_bytes: int) -> None:
         """Have the store bring bytes of a file while others are worked on."""

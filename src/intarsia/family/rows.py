@@ -6,14 +6,13 @@ A table of 70,000 tensors so costs little more than its names.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property, lru_cache
-from math import prod
+from functools import cached_property
 from typing import Any
 
 from intarsia.errors import FamilyError
 from intarsia.family.verbs import Verb
 from intarsia.frozen import frozen
-from intarsia.layout import Layout, Loop, Piece
+from intarsia.layout import Layout, whole
 from intarsia.mesh import Rule, Shape
 from intarsia.value import PLAIN, Value
 
@@ -152,14 +151,3 @@ class Known(Mapping[str, Param]):
 
     def __len__(self) -> int:
         return len(self.rows)
-
-
-def whole(name: str, shape: Shape) -> Layout:
-    """`Layout.of`, with the loops of equal sizes shared between tensors."""
-    n = prod(shape)
-    return Layout(shape, (Piece(name, 0, 0, _run(n)),)) if n else Layout(shape, ())
-
-
-@lru_cache(maxsize=1024)
-def _run(n: int) -> tuple[Loop, ...]:
-    return Layout.of("", (n,)).pieces[0].loops

@@ -2,7 +2,7 @@
 
 from intarsia.layout.cover import Cover, cover, holes, tally, unravel
 from intarsia.layout.draw import describe_piece, draw
-from intarsia.layout.layout import Layout, by_tensor, copies, copies_to, renaming
+from intarsia.layout.layout import Layout, by_tensor, copies, copies_to, renaming, whole
 from intarsia.layout.parts import chunk, concat, padding, shard, split, stack
 from intarsia.layout.piece import Loop, Piece, align, clip, meet, run
 
@@ -31,4 +31,5 @@ __all__ = [
     "stack",
     "tally",
     "unravel",
+    "whole",
 ]

@@ -16,6 +16,7 @@ ids; compare through `copies` or `cover`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from math import prod
 
 from intarsia.errors import LayoutError
@@ -255,6 +256,17 @@ def copies(src: Layout, dst: Layout) -> list[Piece]:
     [Piece(tensor='w', at=0, to=6, loops=(Loop(n=6, at=1, to=1),))]
     """
     return copies_to(src, by_tensor(dst))
+
+
+def whole(tensor: str, shape: tuple[int, ...]) -> Layout:
+    """`Layout.of` a tensor with a shape that was checked; the loops of equal sizes are shared."""
+    n = prod(shape)
+    return Layout(shape, (Piece(tensor, 0, 0, _run(n)),)) if n else Layout(shape, ())
+
+
+@lru_cache(maxsize=1024)
+def _run(n: int) -> tuple[Loop, ...]:
+    return run("", 0, 0, n).loops
 
 
 def by_tensor(layout: Layout) -> Mapping[str, Sequence[Piece]]:

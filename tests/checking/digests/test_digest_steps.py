@@ -17,9 +17,10 @@ import torch.distributed.checkpoint as dcp
 import intarsia
 from intarsia.checking.digests import digest, digest_steps
 from intarsia.checking.digests.digest import digest_of, digests_of
+from intarsia.checking.digests.step_kinds import Step
 from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import BY_NAME, BY_TORCH
-from intarsia.errors import UsageError
+from intarsia.errors import CoverageError, UsageError
 from intarsia.planning.manifest import Logical
 from intarsia.planning.proof import prover_of
 from intarsia.run.budget import Budget
@@ -77,6 +78,31 @@ def test_few_calls_read_the_neighbours_and_none_reads_a_byte_twice(tmp_path: Pat
         assert len(steps) == 1, "all of them are less than a window"
         steps[0].sums(checkpoint, logical, budget.digest_bytes)
         assert checkpoint.read_bytes == checkpoint.manifest.nbytes > 8 * STRETCH_BYTES
+
+
+def test_what_is_summed_as_a_run_of_a_file_is_what_was_proven_so(tmp_path: Path) -> None:
+    with (
+        intarsia.open(write_hf(tmp_path / "a", TENSORS)) as checkpoint,
+        intarsia.open(write_hf(tmp_path / "b", TENSORS)) as other,
+    ):
+        proofs = checkpoint.prover.tensors(TENSORS)
+        assert {*proofs.whole} == {name for name, x in TENSORS.items() if x.numel()}
+        x, y = proofs.whole["w0"], proofs.whole["w3"]
+        assert checkpoint.sums_of_whole(proofs, [x]) == checkpoint.sums_of_whole(proofs, [x])
+        for wrong in (x._replace(start_bytes=8), x._replace(file="b"), x._replace(name="w")):
+            with pytest.raises(CoverageError, match="is not proven to be a run of"):
+                checkpoint.sums_of_whole(proofs, [y, wrong])
+        with pytest.raises(CoverageError, match="is not proven to be a run of"):
+            other.sums_of_whole(proofs, [x])
+
+
+def test_a_tensor_that_two_steps_sum_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_hf(tmp_path / "a", TENSORS)
+    monkeypatch.setattr(digest, "steps_over", lambda *rest: digest_steps.steps_over(*rest) * 2)
+    with pytest.raises(CoverageError, match="summed"):
+        intarsia.digest(path)
 
 
 @pytest.mark.parametrize("shape", [(26, 31), (700, 513)])
@@ -140,7 +166,7 @@ def test_ranks_that_would_take_other_steps_are_refused_before_they_start(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", str(tmp_path))
     turned: set[int] = set()
 
-    def steps_of(checkpoint: Checkpoint, *rest: Any) -> list[digest_steps.Step]:
+    def steps_of(checkpoint: Checkpoint, *rest: Any) -> list[Step]:
         return digest_steps.steps_over(checkpoint, *rest)[:: -1 if id(checkpoint) in turned else 1]
 
     def digests(rank: int, turn: bool) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,10 @@ from intarsia.dtypes import BY_NAME
 from intarsia.errors import CoverageError
 from intarsia.layout import Layout, Loop, Piece, concat, padding, run
 from intarsia.mesh import Box
+from intarsia.planning.made_when_asked import MadeWhenAsked
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored, Target
-from intarsia.planning.proof import Proven, Tiled, prove_tiling, prover_of
+from intarsia.planning.proof import Proofs, Proven, Tiled, prove_tiling, prover_of
+from intarsia.planning.whole_tensor import WholeTensor
 
 F32 = BY_NAME["F32"]
 SHAPE = (6, 4)
@@ -43,6 +46,8 @@ def test_nothing_else_makes_a_proof() -> None:
     src = manifest(stored("w", W))
     with pytest.raises(TypeError, match="only `Prover`"):
         Proven(src, target(W), (), object())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="only `Prover`"):
+        Proofs(prover_of(src), {}, {}, object())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="only `prove_tiling`"):
         Tiled(SHAPE, (), object())  # type: ignore[arg-type]
     with pytest.raises(TypeError):
@@ -133,6 +138,47 @@ def test_what_is_wrong_with_any_of_many_tensors_is_told_of_all() -> None:
     ):
         prover_of(src).tensors(src.logical)
     assert [*prover_of(src).tensors("ca")] == ["c", "a"]
+
+
+RUN = WholeTensor("w", F32, SHAPE, 0, 96, "a")
+
+
+def held_as(stored: dict[str, Any], logical: dict[str, Any]) -> Manifest:
+    """A manifest of what headers say."""
+    made = MadeWhenAsked(stored, lambda s: s if isinstance(s, Stored) else s.stored())
+    named = MadeWhenAsked(logical, lambda x: x if isinstance(x, Logical) else x.logical())
+    return Manifest("hf", "/here", made, named, {})
+
+
+def test_a_tensor_that_is_a_run_of_a_file_is_proven_without_being_made() -> None:
+    other = RUN._replace(name="v", file="b")
+    src = held_as({"w": RUN, "v": other}, {"w": RUN, "v": other})
+    proofs = prover_of(src).tensors("vw")
+    assert proofs.whole == {"v": other, "w": RUN}
+    assert [*proofs] == ["v", "w"]
+    assert len(proofs) == 2
+    assert proofs["w"] is prover_of(src).tensor("w")
+    assert proofs["w"].is_one_chunk
+
+
+UNLIKE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "shorter": ({"w": (short := RUN._replace(length_bytes=92))}, {"w": short}),
+    "another type": ({"w": RUN}, {"w": Logical("w", SHAPE, BY_NAME["BF16"])}),
+    "held twice": ({"w": RUN, "again": stored("again", W.narrow(0, 0, 1))}, {"w": RUN}),
+    "named otherwise": ({"again": RUN, "w": (v := RUN._replace(file="b"))}, {"w": v}),
+}
+
+
+@pytest.mark.parametrize(("held", "logical"), UNLIKE.values(), ids=UNLIKE)
+def test_what_is_not_at_a_glance_a_run_of_a_file_is_proven_by_its_links(
+    held: dict[str, Any], logical: dict[str, Any]
+) -> None:
+    src = held_as(held, logical)
+    if len(held) > 1 or held["w"] is not RUN:
+        with pytest.raises(CoverageError, match=r"more than one source|needs 96 bytes"):
+            prover_of(src).tensors("w")
+    else:
+        assert not prover_of(src).tensors("w").whole
 
 
 OTHERWISE = {

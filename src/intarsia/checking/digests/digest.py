@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from intarsia.checking.digests.digest_steps import hash_of, steps_over
+from intarsia.checking.digests.step_kinds import RunsOfFile, Step
 from intarsia.checking.pair.ties import tied_and_absent
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FormatError
@@ -26,6 +27,7 @@ from intarsia.mesh import Shape
 from intarsia.opened.entries import each_entry
 from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.proof import Proven
+from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress
@@ -73,7 +75,7 @@ def objects_of(manifest: Manifest, budget: Budget) -> dict[str, str]:
         }
 
 
-def digest_of(x: Logical, total: Sum) -> str:
+def digest_of(x: Logical | WholeTensor, total: Sum) -> str:
     """The quick digest of a tensor, from the sum of all of its bytes."""
     nbytes = x.nbytes
     if total.count_bytes != nbytes:
@@ -99,7 +101,7 @@ def digests_of(
 ) -> Digests:
     """The digests of a checkpoint's tensors, or of those named; the ranks of a job share the work."""
     logical = checkpoint.manifest.logical
-    wanted = {name: logical[name] for name in (logical if names is None else names)}
+    wanted = logical if names is None else {name: logical[name] for name in names}
     twins = tied_and_absent(checkpoint.manifest) if names is None else {}
     team = team or Crew()
     with team.together():
@@ -120,20 +122,41 @@ def digests_of(
             )
             shared.value = dict(zip((x.name for x in tensors), hashes, strict=True))
         else:
-            sums = share_out(
+            shared.value = share_out(
                 steps[team.rank :: team.size],
                 budget.workers,
-                lambda step: step.sums(checkpoint, wanted, budget.digest_bytes),
+                lambda step: _summed(step, checkpoint, wanted, budget),
                 progress=progress,
                 nbytes=lambda step: step.nbytes,
             )
-            shared.value = merged(sums)
     if secure:
         found = {name: digest for part in shared.values for name, digest in part.items()}
         return Digests(SECURE, with_tied({name: found[name] for name in wanted}, twins))
-    total, nothing = merged(shared.values), Sum()
-    found = {n: digest_of(x, total.get(n, nothing)) for n, x in wanted.items()}
+    summed = [each for part in shared.values for each in part]
+    total, nothing = merged(each.parts for each in summed), Sum()
+    done = {name: digest for each in summed for name, digest in each.whole.items()}
+    if len(done) != sum(len(each.whole) for each in summed) or not total.keys().isdisjoint(done):
+        raise CoverageError("a tensor was summed twice")
+    found = {n: done.get(n) or digest_of(wanted[n], total.get(n, nothing)) for n in wanted}
     return Digests(QUICK, with_tied(found, twins))
+
+
+@frozen
+class _Summed:
+    """What one step gives: the digests of tensors that are whole in it, and the sums of parts of others."""
+
+    whole: Mapping[str, str]
+    parts: Mapping[str, Sum]
+
+
+def _summed(
+    step: Step, checkpoint: Checkpoint, wanted: Mapping[str, Logical], budget: Budget
+) -> _Summed:
+    """The work of one step; digests are made here, while other threads sum."""
+    sums = step.sums(checkpoint, wanted, budget.digest_bytes)
+    if not isinstance(step, RunsOfFile):
+        return _Summed({}, sums)
+    return _Summed({x.name: digest_of(x, sums[x.name]) for x in step.tensors}, {})
 
 
 def with_tied(found: Mapping[str, str], twins: Mapping[str, Logical]) -> dict[str, str]:

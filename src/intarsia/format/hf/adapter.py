@@ -12,9 +12,9 @@ from intarsia.format.complaint import Complain, Complaint
 from intarsia.format.folder.adapters import CONFIG, is_adapter
 from intarsia.format.folder.side_files import read_config
 from intarsia.format.hf.weight_sets import ADAPTER, MODEL, is_own, stem_of_file, stem_of_index
-from intarsia.format.whole_tensor import WholeTensor
 from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest
+from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.store.address import named
 from intarsia.store.reading.lookup import is_file, is_folder
 

@@ -19,8 +19,8 @@ from intarsia.format.hf.weight_sets import (
     stem_of_index,
 )
 from intarsia.format.strict_json import parse_json
-from intarsia.format.whole_tensor import WholeTensor
 from intarsia.frozen import frozen
+from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.store.reading.file_names import check_inside
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import listed

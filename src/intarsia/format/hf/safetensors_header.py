@@ -20,8 +20,8 @@ from intarsia.format.base import PAGE_BYTES
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.strict_json import parse_json
 from intarsia.format.torch_file.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
-from intarsia.format.whole_tensor import WholeTensor
 from intarsia.mesh import Shape
+from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.headers_once import made_once
 

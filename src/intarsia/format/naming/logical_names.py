@@ -35,13 +35,13 @@ from intarsia.format.optimizer_state.optimizer_names import (
     state_in,
     unnumbered_error,
 )
-from intarsia.format.whole_tensor import WholeTensor
 from intarsia.frozen import frozen_open
 from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
 from intarsia.planning.inventory import Item
 from intarsia.planning.manifest import Logical, Stored
 from intarsia.planning.problem import Problem, absences
+from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.quantised import Quantised, find_quantised
 from intarsia.state.names import (
     MASTER,

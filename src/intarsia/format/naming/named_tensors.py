@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from intarsia.errors import FamilyError
 from intarsia.format.complaint import Complain, Complaint
-from intarsia.format.made_when_asked import MadeWhenAsked
-from intarsia.format.whole_tensor import WholeTensor
 from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
+from intarsia.planning.made_when_asked import MadeWhenAsked
 from intarsia.planning.manifest import Logical, Stored
+from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.state.names import parameter_of
 
 Found = Stored | WholeTensor

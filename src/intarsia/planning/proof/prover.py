@@ -5,18 +5,22 @@ Whoever moves bytes asks for a `Proven`, and only `Prover` makes one.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from math import prod
 from typing import Final, NoReturn, final
 
 from intarsia.errors import CoverageError, UnsupportedError
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Shape
 from intarsia.planning.copy import Copy, InOrder, copies_into, sources_of
+from intarsia.planning.made_when_asked import MadeWhenAsked
 from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.planning.proof.alike import Alike
 from intarsia.planning.proof.links import Gap, Links
 from intarsia.planning.proof.template import Template, Templates
 from intarsia.planning.proof.tiling import tiling_fault
+from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.value.measured import Measured
 
 _SHOWN = 8
@@ -83,6 +87,37 @@ class Proven:
             found = copies_into(layout, Box.whole(layout.shape), self.sources, held_of)
             self._copies = InOrder(found if layout.size else ())
         return list(self._copies.into(start, stop))
+
+
+@final
+class Proofs(Mapping[str, Proven]):
+    """Proofs of logical tensors by their names; only `Prover` makes them.
+
+    `whole` are those of the tensors that are runs of files as they are: a `Proven` is made of each when
+    it is asked for.
+    """
+
+    __slots__ = ("_made", "_prover", "src", "whole")
+
+    def __init__(
+        self, prover: Prover, whole: Mapping[str, WholeTensor], made: dict[str, Proven], key: _Key
+    ) -> None:
+        if key is not _KEY:
+            raise TypeError("only `Prover` makes a proof")
+        self.src: Final = prover.src
+        self.whole: Final = whole
+        self._made = made
+        self._prover = prover
+
+    def __getitem__(self, name: str) -> Proven:
+        return self._prover.tensor(name) if name in self.whole else self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.whole
+        yield from self._made
+
+    def __len__(self) -> int:
+        return len(self.whole) + len(self._made)
 
 
 @final
@@ -184,14 +219,43 @@ class Prover:
             self._proven[name] = found
         return found
 
-    def tensors(self, names: Iterable[str]) -> dict[str, Proven]:
+    def tensors(self, names: Iterable[str]) -> Proofs:
         """The proofs of logical tensors; raise what is wrong with any of them, in their order."""
-        seen = {name: self._at_a_glance(name) for name in names}
-        rest = [name for name, proven in seen.items() if proven is None]
-        faults = [fault for name in rest for fault in self.links.tensor_faults(name)]
+        known, whole, rest = self._whole, dict[str, WholeTensor](), list[str]()
+        for name in names:
+            if name in known:
+                whole[name] = known[name]
+            else:
+                rest.append(name)
+        seen = {name: self._at_a_glance(name) for name in rest}
+        unseen = (name for name, proven in seen.items() if proven is None)
+        faults = [fault for name in unseen for fault in self.links.tensor_faults(name)]
         if faults:
             self.refuse(faults)
-        return {name: proven or self.tensor(name) for name, proven in seen.items()}
+        made = {name: proven or self.tensor(name) for name, proven in seen.items()}
+        return Proofs(self, whole, made, _KEY)
+
+    @cached_property
+    def _whole(self) -> Mapping[str, WholeTensor]:
+        """The logical tensors that are runs of files as they are, and that nothing else holds elements of."""
+        stored, logical = self.src.stored, self.src.logical
+        if not isinstance(stored, MadeWhenAsked) or not isinstance(logical, MadeWhenAsked):
+            return {}
+        found, others, one = dict[str, WholeTensor](), set[str](), logical.held.get
+        held: Stored | WholeTensor
+        for name, held in stored.held.items():
+            if not isinstance(held, WholeTensor):
+                others.update(held.layout.tensors)
+                continue
+            _, dtype, shape, _, length_bytes, _ = held
+            size_bytes = prod(shape) * dtype.itemsize
+            if held.name == name and one(name) is held and length_bytes == size_bytes > 0:
+                found[name] = held
+            else:
+                others.add(held.name)
+        for name in others & found.keys():
+            del found[name]
+        return found
 
     def _at_a_glance(self, name: str) -> Proven | None:
         """The proof of a logical tensor that was proven before, or that one chunk holds as it is."""

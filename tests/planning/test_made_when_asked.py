@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import intarsia
-from intarsia.format.made_when_asked import MadeWhenAsked
-from intarsia.format.whole_tensor import WholeTensor
+from intarsia.planning.made_when_asked import MadeWhenAsked
+from intarsia.planning.whole_tensor import WholeTensor
 from tests.checkpoints import write_hf
 
 

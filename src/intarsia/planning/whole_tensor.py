@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from intarsia.dtypes import DType
-from intarsia.family.rows import whole
+from intarsia.layout import whole
 from intarsia.mesh import Box, Rule, Shape
 from intarsia.planning.manifest import Chunk, Logical, Stored
 

@@ -1,0 +1,226 @@
+"""Steps of summing a checkpoint: stretches of chunks and tensors where they lie, and windows that are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from intarsia.checking.digests.digest_runs import Lying, Sums, sum_runs
+from intarsia.checkpoint import Checkpoint
+from intarsia.frozen import frozen
+from intarsia.layout import Layout
+from intarsia.mesh import Box
+from intarsia.planning.copy import layout_of_box
+from intarsia.planning.manifest import Chunk, Logical, Stored
+from intarsia.planning.proof import Proofs, Proven
+from intarsia.planning.whole_tensor import WholeTensor
+from intarsia.planning.window import flat_start, slabs_of
+from intarsia.run.room import Bytes
+from intarsia.run.sums.hashing import Reader, Sum, merged, sum_layout, sum_run
+from intarsia.run.sums.neighbours import Run
+
+Whole = tuple[int, int, Proven]
+"""Where in its file the only chunk of a tensor begins, the bytes of the tensor, and its proof."""
+
+
+@frozen
+class InPlace:
+    """A stretch of a chunk, summed where it lies in its file, for the tensors that are asked for."""
+
+    proven: Proven
+    stored: Stored
+    chunk: Chunk
+    lo: int
+    hi: int
+    names: frozenset[str]
+
+    @property
+    def nbytes(self) -> int:
+        return (self.hi - self.lo) * self.stored.dtype.itemsize
+
+    @property
+    def start_bytes(self) -> int:
+        """Where in its file this begins."""
+        return self.chunk.start_bytes + self.lo * self.stored.dtype.itemsize
+
+    def sums(
+        self, checkpoint: Checkpoint, logical: Mapping[str, Logical], stretch_bytes: int
+    ) -> Sums:
+        if (runs := self.runs(checkpoint, logical)) is not None:
+            return sum_runs(checkpoint, self.chunk.file, runs, stretch_bytes)
+        sizes = {name: logical[name].size for name in self.names}
+        held, itemsize = self._held(checkpoint), self.stored.dtype.itemsize
+        return sum_layout(self.layout, held, itemsize, sizes, stretch_bytes)
+
+    def runs(
+        self, checkpoint: Checkpoint, logical: Mapping[str, Logical]
+    ) -> Sequence[Lying] | None:
+        """The runs of tensors that this is, where they are in the file; None where it is more than runs."""
+        pieces, start = self.layout.pieces, self._start(checkpoint)
+        if start is None or not pieces or not all(piece.run for piece in pieces):
+            return None
+        size, found = self.stored.dtype.itemsize, list[Lying]()
+        for piece in pieces:
+            name, at = piece.tensor, start + piece.at * size
+            run = Run(piece.to * size, piece.run * size, logical[name].nbytes)
+            found.append((at, run, name, self.proven))
+        return found
+
+    @property
+    def layout(self) -> Layout:
+        """What this holds of the tensors that are asked for."""
+        flat = layout_of_box(self.stored.layout, self.chunk.box).reshape(-1)
+        layout = flat if self.hi - self.lo == flat.size else flat.narrow(0, self.lo, self.hi)
+        return Layout(layout.shape, tuple(p for p in layout.pieces if p.tensor in self.names))
+
+    def _start(self, checkpoint: Checkpoint) -> int | None:
+        """The byte of the file where this begins; None where that has not its elements in row-major order."""
+        start = checkpoint.start_of(self.stored, self.chunk)
+        return None if start is None else start + self.lo * self.stored.dtype.itemsize
+
+    def _held(self, checkpoint: Checkpoint) -> Bytes | Reader:
+        """The elements in row-major order; where the file has another one, they are read."""
+        chunk = self.chunk
+        if (start := self._start(checkpoint)) is not None:
+            return checkpoint.stream(self.proven, chunk.file, start, self.nbytes)
+        slabs = slabs_of(chunk.box.shape, self.lo, self.hi)
+        boxes = [slab.moved(chunk.box.offsets) for slab in slabs]
+        return np.concatenate([checkpoint.read_box(self.proven, box) for box in boxes])
+
+
+@frozen
+class Together:
+    """Stretches of chunks that lie near each other in one file, read by one call and summed together."""
+
+    parts: Sequence[InPlace]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def proven(self) -> Proven:
+        return self.parts[0].proven
+
+    @property
+    def start_bytes(self) -> int:
+        return self.parts[0].start_bytes
+
+    def sums(
+        self, checkpoint: Checkpoint, logical: Mapping[str, Logical], stretch_bytes: int
+    ) -> Sums:
+        found: list[Sums] = []
+        runs: list[Lying] = []
+        near = ((part.stored, part.chunk) for part in self.parts)
+        checkpoint.locate_near(self.parts[0].chunk.file, near)
+        for part in self.parts:
+            if (of_part := part.runs(checkpoint, logical)) is not None:
+                runs += of_part
+            else:
+                found.append(part.sums(checkpoint, logical, stretch_bytes))
+        if runs:
+            found.append(sum_runs(checkpoint, self.parts[0].chunk.file, runs, stretch_bytes))
+        return merged(found)
+
+
+@frozen
+class Wholes:
+    """Tensors that lie near each other in one file, each in one chunk as it is."""
+
+    tensors: Sequence[Whole]
+    nbytes: int
+
+    @property
+    def proven(self) -> Proven:
+        return self.tensors[0][2]
+
+    @property
+    def start_bytes(self) -> int:
+        return self.tensors[0][0]
+
+    def sums(
+        self, checkpoint: Checkpoint, logical: Mapping[str, Logical], stretch_bytes: int
+    ) -> Sums:
+        found: list[Sums] = []
+        runs: list[Lying] = []
+        for _, nbytes, proven in self.tensors:
+            (stored,) = proven.sources
+            start = checkpoint.start_of(stored, stored.chunks[0])
+            if start is not None:
+                runs.append((start, _whole(nbytes), proven.target.name, proven))
+            else:
+                found.append(_in_place(proven).sums(checkpoint, logical, stretch_bytes))
+        if runs:
+            file = runs[0][-1].sources[0].chunks[0].file
+            found.append(sum_runs(checkpoint, file, runs, stretch_bytes))
+        return merged(found)
+
+
+@frozen
+class RunsOfFile:
+    """Tensors that lie near each other in one file, each of which is a run of it."""
+
+    proofs: Proofs
+    tensors: Sequence[WholeTensor]
+    nbytes: int
+
+    @property
+    def proven(self) -> Proven:
+        return self.proofs[self.tensors[0].name]
+
+    @property
+    def start_bytes(self) -> int:
+        return self.tensors[0].start_bytes
+
+    def sums(
+        self, checkpoint: Checkpoint, logical: Mapping[str, Logical], stretch_bytes: int
+    ) -> Sums:
+        if (sums := checkpoint.sums_of_whole(self.proofs, self.tensors)) is not None:
+            return {
+                x.name: Sum(pages, crc, x.length_bytes)
+                for x, pages, crc in zip(self.tensors, sums.pages, sums.crcs, strict=True)
+            }
+        proofs = self.proofs
+        runs = [(x.start_bytes, _whole(x.nbytes), x.name, proofs[x.name]) for x in self.tensors]
+        return sum_runs(checkpoint, self.tensors[0].file, runs, stretch_bytes)
+
+
+@lru_cache(maxsize=1 << 10)
+def _whole(nbytes: int) -> Run:
+    """All of a tensor, the same object for all of its length."""
+    return Run(0, nbytes, nbytes)
+
+
+def _in_place(proven: Proven) -> InPlace:
+    (stored,) = proven.sources
+    return InPlace(
+        proven, stored, stored.chunks[0], 0, stored.layout.size, frozenset([proven.target.name])
+    )
+
+
+@frozen
+class Read:
+    """A window of a logical tensor, brought into row-major order first."""
+
+    proven: Proven
+    logical: Logical
+    box: Box
+    start_bytes: int
+    """About where in their files its chunks begin."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.box.size * self.logical.dtype.itemsize
+
+    def sums(
+        self, checkpoint: Checkpoint, logical: Mapping[str, Logical], stretch_bytes: int
+    ) -> Sums:
+        x, itemsize = self.logical, self.logical.dtype.itemsize
+        held = checkpoint.read_box(self.proven, self.box)
+        start = flat_start(self.box, Box.whole(x.shape)) * itemsize
+        return {x.name: sum_run(held, start, x.size * itemsize, stretch_bytes)}
+
+
+Step = InPlace | Together | Wholes | RunsOfFile | Read
