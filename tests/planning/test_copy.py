@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from intarsia.dtypes import BY_NAME
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box, Mesh, Rule
-from intarsia.planning.copy import Copy, InOrder, box_copy, copies_into, sources_of
+from intarsia.planning.copy import box_copy, copies_into, sources_of
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
+from intarsia.planning.proof.template import InOrder
 from tests.oracle.layouts import PADDING, TENSORS, expressions, pairs
 
 F32 = BY_NAME["F32"]
@@ -95,9 +96,9 @@ def test_the_copies_into_a_range_are_those_of_the_whole_that_lie_in_it(twin, tp:
     whole = list(copies_into(layout, Box.whole(layout.shape), sharded(layout, Mesh(tp=tp))))
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, layout.size)] * 2)))
     found = [
-        (copy.stored.name, copy.chunk, at, start + to)
-        for copy in InOrder(whole).into(start, stop)
-        for at, to in pairs(copy.piece)
+        (whole[k].stored.name, whole[k].chunk, at, start + to)
+        for k, _, piece in InOrder([(k, 0, c.piece) for k, c in enumerate(whole)]).into(start, stop)
+        for at, to in pairs(piece)
     ]
     assert sorted(found, key=repr) == sorted(
         (
@@ -111,10 +112,9 @@ def test_the_copies_into_a_range_are_those_of_the_whole_that_lie_in_it(twin, tp:
 
 
 def test_a_copy_that_reaches_around_others_is_found_at_its_end() -> None:
-    stored = Stored("w", F32, Layout.of("w", (10,)), (Chunk(Box((0,), (10,)), "f", 0, 40),))
     around, between = Piece("", 0, 0, (Loop(2, 1, 9),)), Piece("", 2, 1, (Loop(8, 1, 1),))
-    copies = InOrder(Copy(stored, stored.chunks[0], piece) for piece in (around, between))
-    assert [pairs(copy.piece) for copy in copies.into(9, 10)] == [[(1, 0)]]
+    copies = InOrder([(0, 0, around), (1, 0, between)])
+    assert [(k, pairs(piece)) for k, _, piece in copies.into(9, 10)] == [(0, [(1, 0)])]
 
 
 def test_the_sources_of_a_layout_are_each_named_once() -> None:

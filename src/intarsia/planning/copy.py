@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from intarsia.frozen import frozen
-from intarsia.layout import Layout, Loop, Piece, by_tensor, clip, copies_to
+from intarsia.layout import Layout, Loop, Piece, by_tensor, copies_to
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Manifest, Stored
-from intarsia.planning.ranges import Ranges
 
 
 @frozen
@@ -80,27 +79,6 @@ def copies_into(
         for chunk in stored.chunks:
             for p in copies_to(layout_of_box(held, chunk.box), wanted):
                 yield Copy(stored, chunk, Piece("", p.at, p.to, p.loops))
-
-
-class InOrder:
-    """Copies by the first place that each fills, so that those into a range are found at once."""
-
-    def __init__(self, copies: Iterable[Copy]) -> None:
-        self._copies = sorted(copies, key=lambda copy: copy.piece.to)
-        self._starts = [copy.piece.to for copy in self._copies]
-        self._stops = [copy.piece.to + copy.piece.flip().span + 1 for copy in self._copies]
-        self._ranges = Ranges(self._starts, self._stops)
-
-    def into(self, start: int, stop: int) -> Iterator[Copy]:
-        """The copies into the places `[start, stop)`, counted from `start`."""
-        near = self._ranges.near(start, stop)
-        each = zip(self._copies[near], self._starts[near], self._stops[near], strict=True)
-        for copy, first, end in each:
-            pieces = [copy.piece]
-            if first < start or stop < end:
-                pieces = [p.flip() for p in clip(copy.piece.flip(), start, stop)]
-            for p in pieces:
-                yield Copy(copy.stored, copy.chunk, Piece("", p.at, p.to - start, p.loops))
 
 
 def sources_of(layout: Layout, manifest: Manifest) -> tuple[Stored, ...]:

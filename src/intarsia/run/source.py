@@ -128,6 +128,10 @@ class Source:
         is_none, reads = change.is_none, list[Fill | Straight]()
         for copy in copies:
             chunk, piece, known = copy.chunk, copy.piece, None
+            if is_none and self.is_plain and (count := piece.run):
+                view = memory[piece.to * size : (piece.to + count) * size]
+                reads.append(Straight(chunk.file, chunk.start_bytes + piece.at * size, view))
+                continue
             # What a chunk begins with is read with its first elements, beside which it lies.
             if kind is not None and not piece.at:
                 known = self._fronts.get(_alike(kind, stored, chunk))

@@ -23,7 +23,7 @@ class Change:
     @property
     def is_none(self) -> bool:
         """Whether the bits stay as they are."""
-        return self.src == self.dst and self.keeps_value
+        return (self.src is self.dst or self.src == self.dst) and self.keeps_value
 
     @property
     def keeps_value(self) -> bool:

@@ -53,6 +53,15 @@ def test_tensors_that_differ_by_name_share_their_copies_each_from_its_own_chunks
     assert len(worked_out) == 1
 
 
+def test_tensors_that_differ_by_name_share_the_copies_of_a_stretch(worked_out) -> None:
+    src, targets = two_layers((3, 4), (3, 4))
+    first, second = (prover_of(src).prove(t).stretch(10, 15) for t in targets)
+    assert [(c.piece.at, c.piece.to, c.piece.run) for c in second] == [(10, 0, 2), (0, 2, 3)]
+    assert [c.piece for c in first] == [c.piece for c in second]
+    assert [(c.stored.name, c.chunk.file) for c in second] == [("1.gate", "1"), ("1.up", "1")]
+    assert len(worked_out) == 1
+
+
 def test_tensors_of_other_shapes_share_nothing(worked_out) -> None:
     src, targets = two_layers((3, 4), (4, 3))
     for each in targets:

@@ -71,9 +71,9 @@ def fill(
     progress: Progress = lambda count: None,
 ) -> Losses:
     """Read every holding's elements, and count what casts do to them; the first failure stops all threads."""
-
     on_gpus = [each.holding.tensor for each in fillings if each.holding.tensor.is_cuda]
-    to_device = ToDevice(budget.window_bytes, on_gpus) if on_gpus else None
+    steps = list(in_steps(windows_of(fillings, budget.window_bytes), budget.window_bytes, _nbytes))
+    to_device = ToDevice(budget.window_bytes, budget.workers, on_gpus) if on_gpus else None
 
     def work(step: Step) -> Losses:
         # Threads do not count in one counter.
@@ -81,7 +81,6 @@ def fill(
         progress(_carry_out(mine, step, to_device))
         return mine.losses
 
-    steps = list(in_steps(windows_of(fillings, budget.window_bytes), budget.window_bytes, _nbytes))
     try:
         return sum(share_out(steps, budget.workers, work), Counter())
     finally:

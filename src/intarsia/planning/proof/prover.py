@@ -13,7 +13,7 @@ from typing import Final, NoReturn, final
 from intarsia.errors import CoverageError, UnsupportedError
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Shape
-from intarsia.planning.copy import Copy, InOrder, copies_into, sources_of
+from intarsia.planning.copy import Copy, sources_of
 from intarsia.planning.made_when_asked import MadeWhenAsked
 from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.planning.proof.alike import Alike
@@ -47,7 +47,7 @@ class Proven:
     `is_one_chunk` says that the target is a logical tensor and a stored one, which lies in one chunk.
     """
 
-    __slots__ = ("_copies", "_template", "is_one_chunk", "sources", "src", "target")
+    __slots__ = ("_template", "is_one_chunk", "sources", "src", "target")
 
     def __init__(
         self,
@@ -65,7 +65,6 @@ class Proven:
         self.target: Final = target
         self.sources: Final = sources
         self.is_one_chunk: Final = is_one_chunk
-        self._copies: InOrder | None = None
         self._template = template
 
     @property
@@ -81,12 +80,7 @@ class Proven:
 
     def stretch(self, start: int, stop: int) -> list[Copy]:
         """The copies into row-major elements `[start, stop)` of the target, counted from `start`."""
-        if self._copies is None:
-            layout = self.target.layout
-            held_of = prover_of(self.src).templates.held_of
-            found = copies_into(layout, Box.whole(layout.shape), self.sources, held_of)
-            self._copies = InOrder(found if layout.size else ())
-        return list(self._copies.into(start, stop))
+        return self.template.stretch(self.target.layout, start, stop, self.sources)
 
 
 @final

@@ -5,13 +5,14 @@ The planner counts copies and whoever moves bytes carries them out; both ask her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
-from intarsia.layout import Layout, Piece, by_tensor
+from intarsia.layout import Layout, Piece, by_tensor, clip
 from intarsia.mesh import Box
 from intarsia.planning.copy import Copy, copies_into
 from intarsia.planning.manifest import Stored
+from intarsia.planning.ranges import Ranges
 
 MOST_BOXES = 1 << 15
 """Boxes whose copies are kept, over all templates of a manifest; those of more are worked out again."""
@@ -30,14 +31,15 @@ class Template:
     do the experts of a layer that are one tensor.
     """
 
-    __slots__ = ("_held_of", "_kept", "_recipes", "in_turn", "kind", "start")
+    __slots__ = ("_held_of", "_in_order", "_kept", "_recipes", "in_turn", "kind", "start")
 
-    def __init__(self, kept: list[Box], held_of: HeldOf, kind: int, start: int) -> None:
+    def __init__(self, kept: list[Hashable], held_of: HeldOf, kind: int, start: int) -> None:
         self.kind = kind
         self.start = start
-        self._recipes: dict[Box, Recipe] = {}
+        self._recipes: dict[Hashable, Recipe] = {}
         self._kept = kept
         self._held_of = held_of
+        self._in_order: InOrder | None = None
         self.in_turn: Recipe | None = None
 
     def copies(self, layout: Layout, box: Box, sources: tuple[Stored, ...]) -> list[Copy]:
@@ -49,11 +51,48 @@ class Template:
         """As `copies`, by the numbers of sources and chunks, which tensors of one template share."""
         recipe = self._recipes.get(box)
         if recipe is None:
-            recipe = _recipe(layout, box, sources, self._held_of)
-            if len(self._kept) < MOST_BOXES:
-                self._kept.append(box)
-                self._recipes[box] = recipe
+            recipe = self._keep(box, _recipe(layout, box, sources, self._held_of))
         return recipe
+
+    def stretch(
+        self, layout: Layout, start: int, stop: int, sources: tuple[Stored, ...]
+    ) -> list[Copy]:
+        """As `copies`, into row-major elements `[start, stop)` of the tensor, counted from `start`."""
+        recipe = self._recipes.get((start, stop))
+        if recipe is None:
+            if self._in_order is None:
+                whole = Box.whole(layout.shape)
+                found = _recipe(layout, whole, sources, self._held_of) if layout.size else ()
+                self._in_order = InOrder(found)
+            recipe = self._keep((start, stop), tuple(self._in_order.into(start, stop)))
+        return [Copy(sources[k], sources[k].chunks[n], piece) for k, n, piece in recipe]
+
+    def _keep(self, key: Hashable, recipe: Recipe) -> Recipe:
+        if len(self._kept) < MOST_BOXES:
+            self._kept.append(key)
+            self._recipes[key] = recipe
+        return recipe
+
+
+class InOrder:
+    """Copies by the first place that each fills, so that those into a range are found at once."""
+
+    def __init__(self, recipe: Iterable[tuple[int, int, Piece]]) -> None:
+        self._recipe = sorted(recipe, key=lambda copy: copy[2].to)
+        self._starts = [piece.to for _, _, piece in self._recipe]
+        self._stops = [piece.to + piece.flip().span + 1 for _, _, piece in self._recipe]
+        self._ranges = Ranges(self._starts, self._stops)
+
+    def into(self, start: int, stop: int) -> Iterator[tuple[int, int, Piece]]:
+        """The copies into the places `[start, stop)`, counted from `start`."""
+        near = self._ranges.near(start, stop)
+        each = zip(self._recipe[near], self._starts[near], self._stops[near], strict=True)
+        for (source, chunk, piece), first, end in each:
+            pieces = [piece]
+            if first < start or stop < end:
+                pieces = [p.flip() for p in clip(piece.flip(), start, stop)]
+            for p in pieces:
+                yield source, chunk, Piece("", p.at, p.to - start, p.loops)
 
 
 class Templates:
@@ -64,7 +103,7 @@ class Templates:
         self._kinds: dict[Hashable, int] = {}
         self._boxes: dict[tuple[Box, ...], tuple[Box, ...]] = {}
         self._held: dict[int, tuple[Stored, Mapping[str, Sequence[Piece]]]] = {}
-        self._kept: list[Box] = []
+        self._kept: list[Hashable] = []
 
     def of(self, layout: Layout, sources: tuple[Stored, ...]) -> Template:
         """The template of a tensor with `layout`, the same object for all that differ by name alone."""
