@@ -186,6 +186,14 @@ def test_a_read_or_a_write_that_fails_under_a_move_is_told_and_resumed(
             fail(moving, source, to, moving.trouble(at, number, calls=calls))
 
 
+def test_a_removal_that_fails_is_told_and_done_by_the_next_run(place: Place) -> None:
+    calm = place.process.run(*place.words("hf", "dcp"), trouble=place.trouble(calls="u"))
+    place.clear()
+    assert calm.calls
+    for at in range(1, calm.calls + 1):
+        fail(place, "hf", "dcp", place.trouble(at, errno.EIO, calls="u"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize(("source", "to"), RING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -28,6 +29,9 @@ from intarsia.store.reading.lookup import everything_in, is_folder, is_link
 from intarsia.store.system_errors import errors_naming
 from intarsia.store.writing.hidden_names import LOCK, beside
 from intarsia.store.writing.old_contents import Contents
+
+_STAYS = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+"""What a system says of a folder that is not there, not empty, or none."""
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -102,8 +106,12 @@ class LocalTransaction(Transaction):
             self.lock.take()
             restore(self.folder, self.destination)
         # an empty one is what a kill left of a journal that was being removed
-        with suppress(OSError):
-            self.journal.rmdir()
+        with errors_naming(self.journal):
+            try:
+                self.journal.rmdir()
+            except OSError as error:
+                if error.errno not in _STAYS:
+                    raise
         for mine in (self.folder, self.journal):
             if is_link(mine):
                 raise StoreError(f"{mine} is a symbolic link", hint="remove it")

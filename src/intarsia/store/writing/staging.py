@@ -71,9 +71,12 @@ class Staging:
     def committed(self) -> bool:
         """Whether the files are in their place: they have their number, so an interrupt cannot hide it."""
         try:
-            there = self.transaction.number_of(self.destination)
+            return self._is_in_place()
         except OSError:
             return False
+
+    def _is_in_place(self) -> bool:
+        there = self.transaction.number_of(self.destination)
         return there is not None and there == self.number
 
     def keep_private(self, files: Iterable[PurePath], folder: PurePath) -> None:
@@ -254,7 +257,7 @@ class Staging:
         """Remove what lies beside a destination that is whole, and last by what the next run knows that."""
         try:
             with errors_naming(self.folder):
-                self.transaction.clear_up(self.old if self.committed else None)
+                self.transaction.clear_up(self.old if self._is_in_place() else None)
             for path in listed(self.journal):
                 if path.name != HEAD:
                     with errors_naming(path):
