@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from intarsia.checking.pair.pairs import Matched, Pair, match, windows_of
 from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import BY_NAME
@@ -80,6 +82,27 @@ def test_a_main_weight_that_is_a_second_name_of_its_weight_needs_no_partner() ->
     found = matched(a, manifest({"w": "F32"}))
     assert names(found.pairs) == [("w", "w")]
     assert not found.only_in_a
+
+
+def test_main_weights_are_held_against_fp32_weights_of_a_side_that_has_none() -> None:
+    twice = manifest({"v": "F32", master_of("v"): "F32", "w": "F32", master_of("w"): "F32"})
+    found = matched(twice, manifest({"v": "F32", "w": "F32"}))
+    assert names(found.pairs)[2:] == [(master_of("v"), "v"), (master_of("w"), "w")]
+    assert (found.only_in_a, found.only_in_b, len(found.notes)) == ((), (), 1)
+    assert "2 main weights of A" in found.notes[0]
+    assert "weights of B" in found.notes[0]
+    turned = matched(manifest({"v": "F32", "w": "F32"}), twice)
+    assert names(turned.pairs)[2:] == [("v", master_of("v")), ("w", master_of("w"))]
+
+
+@pytest.mark.parametrize(
+    "other", [{"v": "F32", master_of("v"): "F32", "w": "F32"}, {"v": "F32", "w": "BF16"}]
+)
+def test_main_weights_that_the_other_side_lost_or_rounded_have_no_partner(
+    other: dict[str, str],
+) -> None:
+    twice = manifest({"v": "F32", master_of("v"): "F32", "w": "F32", master_of("w"): "F32"})
+    assert matched(twice, manifest(other)).only_in_a[-1:] == (master_of("w"),)
 
 
 def test_a_flipped_pair_keeps_what_it_knows() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from intarsia.checking.pair.quantised_differently import quantised_differently
@@ -52,7 +52,8 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
     """Pairs of equal names; a tied tensor that one side leaves out is the one that it is tied to.
 
     A main weight that lies in the place of the weight, as in some formats, is compared with the other
-    side's main weight, and the weight of that side against it rounded.
+    side's main weight, and the weight of that side against it rounded.  A side that has no main
+    weights and weights of fp32 trains those: they are what the other side's main weights should be.
     """
     left, right = a.manifest.logical, b.manifest.logical
     tied = {"A": tied_and_absent(a.manifest), "B": tied_and_absent(b.manifest)}
@@ -68,22 +69,32 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
     ]
     notes = list(apart.notes)
     only = [sorted(apart.a), sorted(apart.b)]
+    has_main = {"A": _has_main_weights(left), "B": _has_main_weights(right)}
+    held_against = {"A": 0, "B": 0}
     for side, (ours, theirs, other) in enumerate(((left, right, "B"), (right, left, "A"))):
         for name, x in ours.items():
             if name in theirs:
                 continue
             twin = tied[other].get(name)
-            if twin is None and kind_of(name) == MASTER and parameter_of(name) in mains:
-                pair = Pair(x, theirs[parameter_of(name)])
-                pairs.append(pair if side == 0 else pair.flipped)
-                continue
+            of = parameter_of(name) if twin is None and kind_of(name) == MASTER else None
+            weight = theirs.get(of) if of is not None else None
             if twin is None and _is_weight_itself((a, b)[side].manifest, name):
+                continue
+            if weight and (of in mains or (not has_main[other] and _is_fp32(weight))):
+                pairs.append(Pair(x, weight) if side == 0 else Pair(weight, x))
+                held_against[other] += of not in mains
                 continue
             if twin is None:
                 only[side].append(name)
                 continue
             pairs.append(Pair(x, twin) if side == 0 else Pair(twin, x))
             notes.append(f"`{name}` is tied and not stored in {other}; compared with `{twin.name}`")
+    notes += [
+        f"{count} main weights of {'AB'.replace(other, '')} are compared with the weights of"
+        f" {other}, which are fp32 and have none beside them"
+        for other, count in held_against.items()
+        if count
+    ]
     return Matched(tuple(pairs), tuple(only[0]), tuple(only[1]), tuple(notes))
 
 
@@ -96,10 +107,18 @@ def _main_weights(a: Manifest, b: Manifest) -> set[str]:
         found |= {
             name
             for name, x in main.logical.items()
-            if x.dtype.name == "F32" and has_own_master(other, name) and name in other.logical
+            if _is_fp32(x) and has_own_master(other, name) and name in other.logical
             if other.logical[name].dtype.itemsize < x.dtype.itemsize
         }
     return found
+
+
+def _has_main_weights(logical: Mapping[str, Logical]) -> bool:
+    return any(kind_of(name) == MASTER for name in logical)
+
+
+def _is_fp32(x: Logical) -> bool:
+    return x.dtype.name == "F32"
 
 
 def _is_weight_itself(manifest: Manifest, name: str) -> bool:
