@@ -59,6 +59,50 @@ def test_lion_keeps_one_moment_and_no_step(tmp_path: Path) -> None:
     assert (fault.kind, fault.tensors) == ("state-missing", (f"optimizer.exp_avg.{Q}",))
 
 
+def factored(tensors: Tensors) -> Tensors:
+    """As Adafactor keeps state: rows and columns of a matrix, all elements of a vector, no mean."""
+    out: Tensors = {}
+    for name, x in tensors.items():
+        if name.startswith("optimizer.exp_avg_sq.") and x.ndim > 1:
+            of = name.removeprefix("optimizer.exp_avg_sq.")
+            out[f"optimizer.exp_avg_sq_row.{of}"] = x.mean(1)
+            out[f"optimizer.exp_avg_sq_col.{of}"] = x.mean(0)
+        elif not name.startswith("optimizer.exp_avg."):
+            out[name] = x
+    return out
+
+
+def test_adafactor_keeps_rows_and_columns_of_matrices(tmp_path: Path) -> None:
+    tensors = factored(trained(weights(1)))
+    assert not faults(tmp_path / "adafactor", tensors)
+    row = f"optimizer.exp_avg_sq_row.{Q}"
+    (fault,) = faults(tmp_path / "row", {n: x for n, x in tensors.items() if n != row})
+    assert (fault.kind, fault.tensors) == ("state-missing", (row,))
+    means = {n: x for n, x in trained(weights(1)).items() if n.startswith("optimizer.exp_avg.")}
+    assert not faults(tmp_path / "with a mean", tensors | means)
+    del means[f"optimizer.exp_avg.{Q}"]
+    (fault,) = faults(tmp_path / "less", tensors | means)
+    assert (fault.kind, fault.tensors) == ("state-missing", (f"optimizer.exp_avg.{Q}",))
+
+
+@pytest.mark.parametrize(("mean", "kept"), [("z", "exp_avg_sq"), ("exp_avg", "hessian")])
+def test_another_optimizer_keeps_what_its_parameters_have_in_common(
+    mean: str, kept: str, tmp_path: Path
+) -> None:
+    named = {".exp_avg.": f".{mean}.", ".exp_avg_sq.": f".{kept}."}
+    tensors = trained(weights(1))
+    for old, new in named.items():
+        tensors = {n.replace(old, new): x for n, x in tensors.items()}
+    assert not faults(tmp_path / "whole", tensors)
+    for lost in (mean, kept):
+        less = {n: x for n, x in tensors.items() if n != f"optimizer.{lost}.{Q}"}
+        (fault,) = faults(tmp_path / lost, less)
+        assert (fault.kind, fault.tensors) == ("state-missing", (f"optimizer.{lost}.{Q}",))
+    (fault,) = faults(tmp_path / "bare", without(tensors, Q))
+    assert fault.kind == "state-missing"
+    assert {name.split(".")[1] for name in fault.tensors} <= {mean, kept}
+
+
 def test_a_second_moment_that_every_parameter_lacks_is_missed(tmp_path: Path) -> None:
     tensors = trained(weights(1))
     (fault,) = faults(tmp_path, {n: x for n, x in tensors.items() if ".exp_avg_sq." not in n})

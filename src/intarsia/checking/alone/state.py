@@ -14,7 +14,8 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 _ADAMAX = ("exp_avg", "exp_inf")
 _LION = ("exp_avg",)
 _SHAPED = (*_MOMENTS, MASTER, "max_exp_avg_sq", "momentum_buffer", "exp_inf")
-_KINDS = (*_MOMENTS, "exp_inf", MASTER, STEP)
+_OF_ADAM = (*_SHAPED, STEP)
+"""Kinds of Adam, of its kin, and of what steps matrices beside it; any other kind is another optimizer's."""
 
 _FEW = 10
 """Of ten parameters that are alike at most one is lost; more were left out on purpose."""
@@ -31,18 +32,22 @@ def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[F
     held: Held = {}
     for name in manifest.logical:
         state = StateName.of(name)
-        if state and state.kind in _KINDS:
+        if state:
             held.setdefault(state.parameter, set()).add(state.kind)
     moving = {of: kinds for of, kinds in held.items() if not kinds.isdisjoint(_MOMENTS)}
     if not moving:
         return
-    moments = _kept(set().union(*moving.values()))
+    every = set().union(*held.values())
+    another = not every.issubset(_OF_ADAM)
+    moments = () if another else _kept(set().union(*moving.values()))
+    moving = held if another else moving
+    first = of_kind(next(kind for kind in _MOMENTS if kind in every))
     lost = [
         *(of_kind(kind)(of) for of, kinds in moving.items() for kind in moments
           if kind not in kinds),
-        *_without_a_part(manifest, moving),
-        *_bare_experts(manifest, moving),
-        *_bare_parameters(manifest, moving),
+        *_without_a_part(manifest, moving, sorted(every) if another else (MASTER, STEP)),
+        *map(first, _bare_experts(manifest, moving)),
+        *map(first, _bare_parameters(manifest, moving)),
     ]  # fmt: skip
     lost = [name for name in lost if name not in known and parameter_of(name) not in known]
     if lost:
@@ -59,9 +64,11 @@ def _kept(kinds: Collection[str]) -> Sequence[str]:
     return _MOMENTS if STEP in kinds else _LION
 
 
-def _without_a_part(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterator[str]:
-    """Main weights and counters that a parameter lacks, and its like of one element type have."""
-    for kind in (MASTER, STEP):
+def _without_a_part(
+    manifest: Manifest, held: Mapping[str, set[str]], parts: Sequence[str]
+) -> Iterator[str]:
+    """State of kinds that a parameter lacks, and its like of one element type have."""
+    for kind in parts:
         alike = {
             (place_of(of).template, manifest.logical[of].dtype)
             for of, kinds in held.items()
@@ -82,7 +89,7 @@ def _bare_experts(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterator[
         place = place_of(name)
         bare = not place.kind and place.expert is not None and name not in held
         if bare and (place.template, place.layer) in stateful:
-            yield of_kind(_MOMENTS[0])(name)
+            yield name
 
 
 def _bare_parameters(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterator[str]:
@@ -101,7 +108,7 @@ def _bare_parameters(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterat
     ]
     bare = [name for name, _ in dense if name not in held]
     if bare and _FEW * len(bare) <= len(dense):
-        yield from map(of_kind(_MOMENTS[0]), bare)
+        yield from bare
 
 
 def misshapen_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
