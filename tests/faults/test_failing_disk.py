@@ -17,7 +17,7 @@ import pytest
 
 import intarsia
 from intarsia.errors import IntarsiaError
-from intarsia.kernel.moving import can_move
+from intarsia.kernel.library import has_kernel
 from tests.checkpoints import files_of, llama_config, model, write_hf
 from tests.faults.failing import CALLS, Disk, Outcome, Trouble, library
 
@@ -91,7 +91,7 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 @pytest.fixture(scope="module")
 def moving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """As `place`, with windows that go from file to file."""
-    if not can_move():
+    if not has_kernel():
         pytest.skip("the kernel is not built: no C compiler")
     yield from started(tmp_path_factory.mktemp("moving"), eager=False, moving=True)
 

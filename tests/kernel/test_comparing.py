@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from intarsia.kernel.comparing import NO_FILE, ROOM_BYTES, Side, can_compare, equal_runs
+from intarsia.kernel.comparing import NO_FILE, Side, equal_runs
+from intarsia.kernel.library import has_kernel
+from intarsia.kernel.room import ROOM_BYTES
 
-pytestmark = pytest.mark.skipif(not can_compare(), reason="the kernel is not built: no C compiler")
+pytestmark = pytest.mark.skipif(not has_kernel(), reason="the kernel is not built: no C compiler")
 
 Run = tuple[int, int, int, int, int, int, int, int]
 """File, place and step on the left, the same on the right, rows, bytes of a row."""

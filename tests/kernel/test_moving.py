@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from intarsia.kernel.moving import BLOCK_BYTES, MoveError, Side, Strip, can_move, move
+from intarsia.kernel.library import has_kernel
+from intarsia.kernel.moving import BLOCK_BYTES, MoveError, Side, Strip, move
 from intarsia.run.sums.checksum import remainder
 from intarsia.run.sums.hashing import sum_run
 
-pytestmark = pytest.mark.skipif(not can_move(), reason="the kernel is not built: no C compiler")
+pytestmark = pytest.mark.skipif(not has_kernel(), reason="the kernel is not built: no C compiler")
 
 
 def parts_of(row_bytes: int, chance: random.Random) -> list[tuple[int, int]]:

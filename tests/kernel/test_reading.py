@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from intarsia.kernel.reading import can_read, read_runs
+from intarsia.kernel.library import has_kernel
+from intarsia.kernel.reading import read_runs
 
-pytestmark = pytest.mark.skipif(not can_read(), reason="the kernel is not built: no C compiler")
+pytestmark = pytest.mark.skipif(not has_kernel(), reason="the kernel is not built: no C compiler")
 
 
 @pytest.mark.parametrize("seed", range(20))

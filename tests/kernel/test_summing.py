@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from intarsia.kernel.summing import ROOM_BYTES, Runs, can_sum, sum_file, sum_memory
+from intarsia.kernel.library import has_kernel
+from intarsia.kernel.room import ROOM_BYTES
+from intarsia.kernel.summing import Runs, sum_file, sum_memory
 from intarsia.run.sums.hashing import sum_run
 
-pytestmark = pytest.mark.skipif(not can_sum(), reason="the kernel is not built: no C compiler")
+pytestmark = pytest.mark.skipif(not has_kernel(), reason="the kernel is not built: no C compiler")
 
 LENGTHS = [
     *range(20),

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from intarsia.kernel.writing import can_write, write_buffers
+from intarsia.kernel.library import has_kernel
+from intarsia.kernel.writing import write_buffers
 from intarsia.store.local import pwrite
 
-pytestmark = pytest.mark.skipif(not can_write(), reason="the kernel is not built: no C compiler")
+pytestmark = pytest.mark.skipif(not has_kernel(), reason="the kernel is not built: no C compiler")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -38,7 +39,7 @@ def test_many_buffers_and_few_go_to_a_file_alike_with_and_without_the_library(
     for name in ("with", "without"):
         with open(tmp_path / name, "w+b") as file:
             assert pwrite.write_all(file.fileno(), 77, data) == sum(map(len, data))
-        monkeypatch.setattr(pwrite, "can_write", lambda: False)
+        monkeypatch.setattr(pwrite, "has_kernel", lambda: False)
     assert (tmp_path / "with").read_bytes() == (tmp_path / "without").read_bytes()
     assert (tmp_path / "with").read_bytes() == bytes(77) + b"".join(data)
 

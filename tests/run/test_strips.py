@@ -15,7 +15,8 @@ import intarsia
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import ChangedError, FormatError, IntarsiaError, StoreError
 from intarsia.kernel import moving
-from intarsia.kernel.moving import BLOCK_BYTES, Moved, MoveError, Strip, can_move
+from intarsia.kernel.library import has_kernel
+from intarsia.kernel.moving import BLOCK_BYTES, Moved, MoveError, Strip
 from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
@@ -36,7 +37,7 @@ from tests.checkpoints import (
     write_hf,
 )
 
-pytestmark = pytest.mark.skipif(not can_move(), reason="the kernel is not built: no C compiler")
+pytestmark = pytest.mark.skipif(not has_kernel(), reason="the kernel is not built: no C compiler")
 
 CONFIG = llama_config()
 ROADS = [
@@ -81,7 +82,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> list[Strip]:
 def without(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> None:
     """Run with no window moved from file to file."""
     with monkeypatch.context() as patch:
-        patch.setattr(execute, "can_move", lambda: False)
+        patch.setattr(execute, "has_kernel", lambda: False)
         run()
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.kernel.library import LIBRARY, address, error_of
+from intarsia.kernel.room import ROOM_BYTES, THREAD_ROOM, Room
 
 Numbers = NDArray[np.int64]
-
-ROOM_BYTES = 256 << 10
-"""What is read of each side at a time, and stays in a core's cache while it is compared."""
 
 NO_FILE = -1
 
@@ -30,18 +27,7 @@ class Side(NamedTuple):
     steps: Numbers
 
 
-class _Rooms(threading.local):
-    def __init__(self) -> None:
-        self.left = np.empty(ROOM_BYTES, np.uint8)
-        self.right = np.empty(ROOM_BYTES, np.uint8)
-
-
-_rooms = _Rooms()
-
-
-def can_compare() -> bool:
-    """Whether the library is there."""
-    return LIBRARY is not None
+_OTHER_ROOM = Room()
 
 
 class Compared(NamedTuple):
@@ -66,13 +52,9 @@ def equal_runs(left: Side, right: Side, rows: Numbers, row_bytes: Numbers) -> Co
         return Compared(0, (None, None))
     assert rows.min() >= 1 <= row_bytes.min()
     assert all((x.steps >= row_bytes).all() for x in (left, right))
-    places = [*map(address, asked), address(_rooms.left), address(_rooms.right)]
+    places = [*map(address, asked), address(THREAD_ROOM.bytes), address(_OTHER_ROOM.bytes)]
     room_bytes = ctypes.c_int64(ROOM_BYTES)
     failed = np.zeros((2, 2), np.int64)
     equal = LIBRARY.intarsia_equal_runs(ctypes.c_int64(count), *places, room_bytes, address(failed))
     one, other = ((error_of(went), file) if went < 0 else None for went, file in failed.tolist())
     return Compared(equal, (one, other))
-
-
-if LIBRARY is not None:
-    LIBRARY.intarsia_equal_runs.restype = ctypes.c_int64

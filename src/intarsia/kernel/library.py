@@ -18,6 +18,9 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 FILE = os.path.join(_FOLDER, f"kernel-{os.uname().machine}.so")
 """The library for machines of this kind: a source tree may be shared by several."""
 
+_CALLS = "equal_runs", "move", "read_runs", "sum_file", "survey", "write"
+"""Those that say how they went: 0, a number of the system's below zero, or that a file ended."""
+
 _ENDED = 1
 
 
@@ -57,6 +60,8 @@ def _load() -> ctypes.CDLL | None:
         made_from = library.intarsia_made_from().decode()
         # Sources that changed since would be called with arguments that they do not have.
         if made_from == (sources_hash(_FOLDER) or made_from):
+            for name in _CALLS:
+                getattr(library, f"intarsia_{name}").restype = ctypes.c_int64
             return library
         why = "it was made from other sources"
     except (OSError, AttributeError) as error:
@@ -67,3 +72,8 @@ def _load() -> ctypes.CDLL | None:
 
 
 LIBRARY = _load()
+
+
+def has_kernel() -> bool:
+    """Whether the library is there."""
+    return LIBRARY is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from intarsia.kernel.library import LIBRARY, address, error_of
+from intarsia.kernel.room import Room
 
 BLOCK_BYTES = 256 << 10
 """What is read, summed and written while it lies in a core's cache."""
@@ -55,17 +55,7 @@ class MoveError(Exception):
         self.error = error
 
 
-class _Room(threading.local):
-    def __init__(self) -> None:
-        self.bytes = np.empty(2 * BLOCK_BYTES, np.uint8)
-
-
-_room = _Room()
-
-
-def can_move() -> bool:
-    """Whether the library is there."""
-    return LIBRARY is not None
+_room = Room(2 * BLOCK_BYTES)
 
 
 def move(
@@ -102,7 +92,3 @@ def move(
         Moved(*both, list(islice(of_sides, len(x.sources) + len(x.targets)))[len(x.sources) :])
         for x, both in zip(strips, zip(pages.tolist(), crcs.tolist(), strict=True), strict=True)
     ]
-
-
-if LIBRARY is not None:
-    LIBRARY.intarsia_move.restype = ctypes.c_int64

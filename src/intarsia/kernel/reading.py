@@ -13,11 +13,6 @@ _UNUSED = np.empty(4 << 10, np.uint8)
 """Where bytes go that lie between those that are read; nobody looks at them."""
 
 
-def can_read() -> bool:
-    """Whether the library is there."""
-    return LIBRARY is not None
-
-
 def read_runs(fd: int, runs: Sequence[tuple[int, memoryview]]) -> None:
     """Fill each buffer from an open file, beginning at its byte."""
     assert LIBRARY is not None
@@ -26,7 +21,3 @@ def read_runs(fd: int, runs: Sequence[tuple[int, memoryview]]) -> None:
     places = np.array([starts, lengths, data], np.uint64)
     count = ctypes.c_uint64(len(runs))
     check(LIBRARY.intarsia_read_runs(fd, count, *map(address, places), address(_UNUSED)))
-
-
-if LIBRARY is not None:
-    LIBRARY.intarsia_read_runs.restype = ctypes.c_int64

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,11 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.kernel.library import LIBRARY, address, check
+from intarsia.kernel.room import ROOM_BYTES, THREAD_ROOM
 
 Bytes = NDArray[np.uint8]
-
-ROOM_BYTES = 256 << 10
-"""What is read at a time, and stays in a core's cache while it is summed."""
 
 
 class Runs(NamedTuple):
@@ -33,27 +30,13 @@ class Sums(NamedTuple):
     crcs: Sequence[int]
 
 
-class _Room(threading.local):
-    def __init__(self) -> None:
-        self.bytes = np.empty(ROOM_BYTES, np.uint8)
-
-
-thread_room = _Room()
-"""Where each thread reads to."""
-
-
-def can_sum() -> bool:
-    """Whether the library is there."""
-    return LIBRARY is not None
-
-
 def sum_file(fd: int, runs: Runs) -> Sums:
     """The sums of runs of an open file."""
     assert LIBRARY is not None
     count = len(runs.at)
     asked = np.array([runs.at, runs.lengths, runs.starts], np.uint64)
     pages, crcs = np.empty(count, np.uint64), np.empty(count, np.uint32)
-    places = [*map(address, asked), address(pages), address(crcs), address(thread_room.bytes)]
+    places = [*map(address, asked), address(pages), address(crcs), address(THREAD_ROOM.bytes)]
     room_bytes = ctypes.c_uint64(ROOM_BYTES)
     check(LIBRARY.intarsia_sum_file(fd, ctypes.c_uint64(count), *places, room_bytes))
     return Sums(pages.tolist(), crcs.tolist())
@@ -69,8 +52,3 @@ def sum_memory(views: Sequence[Bytes], starts: Sequence[int]) -> Sums:
     places = [*map(address, asked), address(pages), address(crcs)]
     LIBRARY.intarsia_sum_memory(ctypes.c_uint64(len(views)), *places)
     return Sums(pages.tolist(), crcs.tolist())
-
-
-if LIBRARY is not None:
-    LIBRARY.intarsia_sum_file.restype = ctypes.c_int64
-    LIBRARY.intarsia_sum_memory.restype = None

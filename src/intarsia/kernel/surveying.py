@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.kernel.library import LIBRARY, address, check
-from intarsia.kernel.summing import ROOM_BYTES, thread_room
+from intarsia.kernel.room import ROOM_BYTES, THREAD_ROOM
 
 CRC, PAGES, FACTS, REPEATS = 1, 2, 4, 8
 """What may be wanted of a matrix beside its sums: the remainder of its CRC-32; that and the sum of its words in
@@ -71,11 +71,6 @@ class Asked(NamedTuple):
     least_part: int = 1
 
 
-def can_survey() -> bool:
-    """Whether the library is there."""
-    return LIBRARY is not None
-
-
 def survey_file(fd: int, asked: Asked) -> Surveyed:
     """What matrices of an open file show, each read a part at a time."""
     assert fd >= 0
@@ -104,12 +99,8 @@ def _survey(fd: int, asked: Asked) -> Surveyed:
         address(seen),
         address(cuts),
         ctypes.c_uint64(len(asked.cuts)),
-        address(thread_room.bytes),
+        address(THREAD_ROOM.bytes),
         ctypes.c_uint64(ROOM_BYTES),
     )
     check(went)
     return Surveyed([*map(Seen._make, seen.tolist())], sums)
-
-
-if LIBRARY is not None:
-    LIBRARY.intarsia_survey.restype = ctypes.c_int64

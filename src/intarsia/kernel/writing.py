@@ -10,11 +10,6 @@ import numpy as np
 from intarsia.kernel.library import LIBRARY, address, check
 
 
-def can_write() -> bool:
-    """Whether the library is there."""
-    return LIBRARY is not None
-
-
 def write_buffers(fd: int, start_bytes: int, buffers: Sequence[bytes | memoryview]) -> None:
     """Write buffers one after another at a position of an open file, whole."""
     assert LIBRARY is not None
@@ -22,7 +17,3 @@ def write_buffers(fd: int, start_bytes: int, buffers: Sequence[bytes | memoryvie
     asked = np.array([[x.ctypes.data for x in held], [len(x) for x in held]], np.uint64)
     at, count = ctypes.c_uint64(start_bytes), ctypes.c_uint64(len(held))
     check(LIBRARY.intarsia_write(fd, at, count, *map(address, asked)))
-
-
-if LIBRARY is not None:
-    LIBRARY.intarsia_write.restype = ctypes.c_int64

@@ -17,7 +17,7 @@ from typing import Any
 
 from intarsia.errors import CoverageError
 from intarsia.format.base import Arrangement, Slot
-from intarsia.kernel.moving import can_move
+from intarsia.kernel.library import has_kernel
 from intarsia.mesh import Box
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Target
@@ -156,7 +156,7 @@ class Execution:
 
     def _in_strips(self, step: Step, source: Source) -> tuple[list[InStrips], Step]:
         """The windows of a step that are moved from file to file; and the others."""
-        if not can_move() or not self.staging.can_move:
+        if not has_kernel() or not self.staging.can_move:
             return [], step
         many = self.budget.workers >= MANY
         least_bytes = strips.LEAST_BYTES_OF_MANY if many else strips.LEAST_BYTES

@@ -18,7 +18,7 @@ from intarsia.checking.pair.pairs import match
 from intarsia.checking.pair.side_by_side import SideBySide
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import ChangedError, IntarsiaError
-from intarsia.kernel.comparing import can_compare
+from intarsia.kernel.library import has_kernel
 from intarsia.layout import Loop, Piece
 from intarsia.mesh import Box
 from intarsia.planning.proof.template import Recipe
@@ -29,7 +29,7 @@ from intarsia.store.reading import comparing
 from intarsia.value import PLAIN
 from tests.checkpoints import fixture, llama_config, model, random_tensor, write_dcp, write_hf
 
-pytestmark = pytest.mark.skipif(not can_compare(), reason="the kernel is not built: no C compiler")
+pytestmark = pytest.mark.skipif(not has_kernel(), reason="the kernel is not built: no C compiler")
 
 SHAPES = [(), (0,), (1,), (64,), (33, 64), (8, 6, 10), (300, 512)]
 FORMS = ["hf", "dcp", "dcp fsdp=3", "dcp tp=2", "dcp tp=4,fsdp=2", "torch"]
@@ -65,7 +65,7 @@ def answers(a: Path, b: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
     for there in (True, False):
         with monkeypatch.context() as patch:
-            patch.setattr(side_by_side, "can_compare", lambda there=there: there)
+            patch.setattr(side_by_side, "has_kernel", lambda there=there: there)
             try:
                 found.append(intarsia.verify(a, b, workers=1).as_json())
             except IntarsiaError as error:
@@ -95,7 +95,7 @@ def test_as_many_bytes_are_counted_as_when_they_are_read(
 ) -> None:
     counts = []
     for there in (True, False):
-        monkeypatch.setattr(side_by_side, "can_compare", lambda there=there: there)
+        monkeypatch.setattr(side_by_side, "has_kernel", lambda there=there: there)
         with intarsia.open(forms["hf"]) as left, intarsia.open(forms[form]) as right:
             assert compare(left, right, BUDGET)
             counts.append((left.read_bytes, right.read_bytes))

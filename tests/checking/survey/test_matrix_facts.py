@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.checking.naming import ModelPlace, Unit
+from intarsia.checking.survey.block_survey import runs_of_rows
 from intarsia.checking.survey.matrix_facts import MatrixFacts, Repeat, repeat_in, runs
 from intarsia.checking.survey.matrix_sums import MatrixSums
 from intarsia.dtypes import BY_NAME
@@ -15,12 +16,22 @@ from intarsia.dtypes import BY_NAME
 BF16 = BY_NAME["BF16"]
 
 
+def add(sums: MatrixSums, bits: np.ndarray, rows: np.ndarray, column: int) -> None:
+    """Add a block whose rows have these numbers."""
+    for lo, hi in runs_of_rows(rows, sums.units[0]):
+        part = bits[lo:hi]
+        along = (part.sum(axis=axis, dtype=np.uint64) for axis in (1, 0))
+        sums.add(int(rows[lo]), *along, column)
+        if sums.coarse:
+            sums.add_ends(int(rows[lo]), part)
+
+
 def drawn(bits: np.ndarray, cuts: list[tuple[int, int, int, int]] | None = None) -> MatrixFacts:
     """What is known of a matrix that comes in blocks `(first row, end, first column, end)`."""
     rows, columns = bits.shape
     sums = MatrixSums([Unit(ModelPlace("w"), 0, rows, columns)], BF16)
     for a, b, c, d in cuts or [(0, rows, 0, columns)]:
-        sums.add(bits[a:b, c:d], np.arange(a, b), c)
+        add(sums, bits[a:b, c:d], np.arange(a, b), c)
     return sums.facts()[0]
 
 
@@ -45,8 +56,8 @@ def test_blocks_that_span_two_matrices_are_parted() -> None:
     bits = matrix()
     units = [Unit(ModelPlace("w", expert=e), 6 * e, 6, 8) for e in (0, 1)]
     sums = MatrixSums(units, BF16)
-    sums.add(bits[:9], np.arange(9), 0)
-    sums.add(bits[9:], np.arange(9, 12), 0)
+    add(sums, bits[:9], np.arange(9), 0)
+    add(sums, bits[9:], np.arange(9, 12), 0)
     apart = [drawn(bits[:6]).digest, drawn(bits[6:]).digest]
     assert [p.digest for p in sums.facts()] == apart
 
@@ -65,7 +76,7 @@ def test_padding_is_no_zero_row() -> None:
     bits = matrix()
     bits[9:] = 0
     sums = MatrixSums([Unit(ModelPlace("w"), 0, 12, 8)], BF16)
-    sums.add(bits, np.arange(12), 0)
+    add(sums, bits, np.arange(12), 0)
     assert sums.facts(np.arange(12) >= 9)[0].zero_rows == ()
 
 
@@ -108,7 +119,7 @@ def coarse(bits: np.ndarray, cuts: list[tuple[int, int, int, int]] | None = None
     sums = MatrixSums([Unit(ModelPlace("w"), 0, rows, columns)], BF16, most=200)
     assert sums.rows.size + sums.columns.size <= 200
     for a, b, c, d in cuts or [(0, rows, 0, columns)]:
-        sums.add(bits[a:b, c:d], np.arange(a, b), c)
+        add(sums, bits[a:b, c:d], np.arange(a, b), c)
     return sums.facts()[0]
 
 
@@ -158,7 +169,7 @@ def test_few_sums_part_the_matrices_of_a_stack() -> None:
     units = [Unit(ModelPlace("w", expert=e), e * LONG // 2, LONG // 2, 8) for e in (0, 1)]
     bits[LONG // 2 :] = bits[: LONG // 2]
     sums = MatrixSums(units, BF16, most=200)
-    sums.add(bits[:700], np.arange(700), 0)
-    sums.add(bits[700:], np.arange(700, LONG), 0)
+    add(sums, bits[:700], np.arange(700), 0)
+    add(sums, bits[700:], np.arange(700, LONG), 0)
     a, b = sums.facts()
     assert a.digest == b.digest

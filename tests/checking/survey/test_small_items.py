@@ -9,7 +9,7 @@ import torch
 
 import intarsia
 from intarsia.checking.alone.headers import read_headers
-from intarsia.checking.survey import blockwise, compiled, compiled_blocks
+from intarsia.checking.survey import blockwise, in_memory
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.kernel.surveying import Asked, Surveyed
 from intarsia.run.budget import Budget
@@ -98,16 +98,19 @@ def stats_of(path: Path, monkeypatch: pytest.MonkeyPatch, together: bool) -> lis
 
 
 def test_together_and_alone_show_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Together in the kernel, from a file and from memory, and in NumPy; alone in NumPy."""
+    """In the kernel, from a file and from memory, and in NumPy, each together and alone."""
     path = write_hf(tmp_path / "a", many_tensors(), None, 3)
-    monkeypatch.setattr(compiled_blocks, "can_survey", lambda: False)
-    found = {"alone": stats_of(path, monkeypatch, False), "file": stats_of(path, monkeypatch, True)}
-    monkeypatch.setattr(Folder, "survey", lambda *_: None)
-    found["memory"] = stats_of(path, monkeypatch, True)
-    monkeypatch.setattr(compiled, "can_survey", lambda: False)
-    found["numpy"] = stats_of(path, monkeypatch, True)
-    for alone, *others in zip(*found.values(), strict=True):
-        assert others == [alone] * 3, alone.item.stored.name
+    ways = (
+        lambda: None,
+        lambda: monkeypatch.setattr(Folder, "survey", lambda *_: None),
+        lambda: monkeypatch.setattr(in_memory, "has_kernel", lambda: False),
+    )
+    found = []
+    for change in ways:
+        change()
+        found += [stats_of(path, monkeypatch, together) for together in (True, False)]
+    for first, *others in zip(*found, strict=True):
+        assert others == [first] * 5, first.item.stored.name
 
 
 def test_small_neighbours_are_read_by_one_call(

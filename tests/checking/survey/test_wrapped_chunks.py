@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 
 import intarsia
 from intarsia.checking.alone.headers import read_headers
-from intarsia.checking.survey import blockwise, small_items
+from intarsia.checking.survey import blockwise, small_survey
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checking.survey.small_items import SmallItem
 from intarsia.format.dcp import archives
@@ -81,7 +81,8 @@ def test_a_sound_checkpoint_is_looked_at_together(
     monkeypatch.setattr(
         archives, "check_directory", lambda *held: (checks.append(held[-1]), check(*held))
     )
-    monkeypatch.setattr(blockwise, "ItemSurvey", None)
+    for room in (blockwise, small_survey):
+        monkeypatch.setattr(room, "ItemSurvey", None)
     assert intarsia.verify(sharded)
     assert len(checks) == 4, "one for each shape of a chunk"
 
@@ -179,7 +180,9 @@ def test_tensors_of_one_shape_whose_chunks_are_listed_in_another_order_are_not_p
     shown = same_together_and_alone(sharded, monkeypatch)
     up = [x.item for x in shown if ".up." in x.item.stored.name]
     run = Run(0, up[0].nbytes, up[0].nbytes)
-    groups = small_items._alike(SmallItem(k, item, run, "", True) for k, item in enumerate(up))
+    groups = small_survey._cut_alike(
+        [SmallItem(k, item, run, "", True) for k, item in enumerate(up)]
+    )
     assert [[x.number for x in group] for group in groups] == [[0, 1, 3, 4, 5], [2]]
 
 

@@ -50,7 +50,7 @@ def dtype_implausible(stats: ItemStats) -> Iterator[Fault]:
         return
     if stored.layout.size < 64 or stats.not_finite.count:
         return
-    least, most = stats.magnitude(stats.least), stats.magnitude(stats.most)
+    least, most = stats.number_of(stats.least), stats.number_of(stats.most)
     fp16 = stored.dtype.name == "F16" and least > _LEAST_WEIGHT
     bf16 = stored.dtype.name == "BF16" and 0 < most < _MOST_WEIGHT
     if fp16 or bf16:
@@ -71,5 +71,5 @@ def value_implausible(stats: ItemStats) -> Iterator[Fault]:
     leaf = stored.name.rpartition(".")[2]
     if "mask" in leaf or "scale" in leaf or stats.item.kinds - {"", MASTER}:
         return
-    most = stats.magnitude(stats.most)
+    most = stats.number_of(stats.most)
     yield _odd("value-implausible", stats, stats.absurd, f"beyond 1e8, up to {most:.2g}")

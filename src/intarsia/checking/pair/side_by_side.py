@@ -18,7 +18,8 @@ from intarsia.checking.pair.pairs import Pair
 from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import DType
 from intarsia.errors import IntarsiaError, StoreError
-from intarsia.kernel.comparing import NO_FILE, can_compare
+from intarsia.kernel.comparing import NO_FILE
+from intarsia.kernel.library import has_kernel
 from intarsia.layout import Loop, Piece, meet
 from intarsia.mesh import Box
 from intarsia.planning.proof import Proven
@@ -72,7 +73,7 @@ class SideBySide:
         What is wrong with a checkpoint is left to reading, which meets it again and says what it is; a disk
         that fails may not do so twice.
         """
-        if can_compare():
+        if has_kernel():
             try:
                 return self._compared(windows)
             except StoreError:

@@ -8,13 +8,8 @@ from dataclasses import replace
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checking.survey.item_survey import ItemSurvey, SurveyContext
 from intarsia.checking.survey.items import items_of
-from intarsia.checking.survey.small_items import (
-    SmallItem,
-    SmallItems,
-    neighbours,
-    small_item,
-    survey_together,
-)
+from intarsia.checking.survey.small_items import SmallItem, SmallItems, neighbours, small_item
+from intarsia.checking.survey.small_survey import survey_together
 from intarsia.checking.survey.stretches import Stretch
 from intarsia.format.registry import folder_of, format_named
 from intarsia.frozen import frozen

@@ -14,13 +14,9 @@ from numpy.typing import NDArray
 from intarsia.checking.alone.headers import is_there
 from intarsia.checking.digests.sums import Summing
 from intarsia.checking.fault import Fault
-from intarsia.checking.survey.compiled_blocks import (
-    SUM_BYTES,
-    AreaSurvey,
-    area_of,
-    survey_block,
-)
-from intarsia.checking.survey.item_stats import ItemStats, look
+from intarsia.checking.survey.block_survey import SUM_BYTES, BlockSurvey, survey_block
+from intarsia.checking.survey.elements import is_plain
+from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checking.survey.items import Item
 from intarsia.checking.survey.matrix_sums import MatrixSums
 from intarsia.checking.survey.stretches import (
@@ -48,7 +44,7 @@ from intarsia.run.sums.neighbours import Run
 from intarsia.state.names import MASTER, master_of, parameter_of
 from intarsia.store.reading.folder import Folder
 from intarsia.value import Change
-from intarsia.value.bits import Bits, as_float64, bits_dtype
+from intarsia.value.bits import Bits, bits_dtype
 
 
 @frozen
@@ -181,8 +177,7 @@ class ItemSurvey:
             if place.together and place.crc is not None:
                 crc = crc32(held) if summed is None else summed
                 part.checksums.append((crc, held.nbytes))
-            if not survey_block(part.stats, matrix_sums, held, block.rows, block.column):
-                look(part.stats, matrix_sums, held, block.rows, block.column)
+            survey_block(part.stats, matrix_sums, block, held)
         part.stats.sums, part.stats.rounded = summing.sums, summing.rounded
 
     def _look_in_file(
@@ -195,15 +190,14 @@ class ItemSurvey:
     ) -> bool:
         """Have the kernel read a stretch and look at it; False, and nothing noted, where it does not do that."""
         run, context, chunk = summing.run_of(), self._context, self.item.chunks[stretch.number]
-        if place.located.piece is not None or run is None:
+        if place.located.piece is not None or run is None or not is_plain(self.item.stored.dtype):
             return False
         rows_bytes = SUM_BYTES * (stretch.hi - stretch.lo)
-        if rows_bytes > context.block_bytes or not AreaSurvey.suits(part.stats, matrix_sums):
+        if rows_bytes > context.block_bytes or matrix_sums.coarse:
             return False
         block = whole_block(stretch, chunk.box, self.item.stored.shape)
-        area = area_of(block.rows, block.column, block.width)
-        survey = None if area is None else AreaSurvey(part.stats, matrix_sums, area)
-        if survey is None or survey.sums_bytes > context.block_bytes:
+        survey = BlockSurvey(part.stats, matrix_sums, block)
+        if survey.sums_bytes > context.block_bytes:
             return False
         (tensor, first), itemsize = run, self.item.stored.dtype.itemsize
         sealed = place.together and place.crc is not None
@@ -213,8 +207,9 @@ class ItemSurvey:
         )
         asked = survey.asked(place.located.start_bytes + block.at * itemsize, wanted, start_bytes)
         found = context.folder.survey(chunk.file, asked)
-        if found is None or not survey.take(asked.matrices, found):
+        if found is None or not survey.is_ordinary(found):
             return False
+        survey.add(asked.matrices, found)
         for at, seen in zip(asked.matrices, found.seen, strict=True):
             if sealed:
                 part.checksums.append((full(seen.crc, at.nbytes), at.nbytes))
@@ -279,9 +274,6 @@ class ItemSurvey:
         whole = sum(unit.rows * unit.columns for unit in item.units)
         if not stats.unread and whole == sum(chunk.box.size for chunk in item.chunks):
             stats.matrices = (*self._matrix_sums.facts(_padded(stored, self._matrix_sums)),)
-            if stored.layout.size == 1 and stats.value is None:
-                bits = np.array([stats.total], np.uint64).astype(bits_dtype(stored.dtype))
-                stats.value = float(as_float64(bits, stored.dtype).real[0])
         self.__dict__.pop("_matrix_sums", None)
 
     def _faults(self, number: int, parts: list[_Part]) -> Iterator[Fault]:

@@ -7,7 +7,6 @@ so they come out alike however a matrix was cut into chunks and blocks, and one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
@@ -83,8 +82,8 @@ def matrix_facts(
 
     `widths` says how many neighbours share one; then whether it is `constant` is known.
     """
-    hashed = hash_of(rows[None], 0) + hash_of(columns[None], len(rows))
-    digest = head_of_digest(dtype, unit) + hashed[0].tobytes()
+    hashed = hash_of(rows, 0) + hash_of(columns, len(rows))
+    digest = head_of_digest(dtype, unit) + hashed.tobytes()
     if constant is None:
         constant = _alike(rows) and _alike(columns)
     if constant:
@@ -110,37 +109,9 @@ def matrix_facts(
     )
 
 
-def facts_of_each(units: Sequence[Unit], dtype: DType, sums: Sums) -> list[MatrixFacts]:
-    """What is known of matrices of one shape, of which each has a row: the sums of its rows, then its columns."""
-    rows, columns = sums[:, : units[0].rows], sums[:, units[0].rows :]
-    if units[0].rows > 1:
-        odd = rows[:, -1] == rows[:, -2]
-    else:
-        odd = (columns == columns[:, :1]).all(axis=1)
-    odd |= sums.min(axis=1) == 0
-    if is_wide(units[0], dtype):
-        odd |= _may_repeat(rows) | _may_repeat(columns)
-    head, hashed = head_of_digest(dtype, units[0]), hash_of(sums, 0)
-    found = []
-    for k, (unit, is_odd) in enumerate(zip(units, odd.tolist(), strict=True)):
-        if is_odd:
-            found.append(matrix_facts(unit, dtype, rows[k], columns[k]))
-        else:
-            found.append(ordinary_facts(unit, head + hashed[k].tobytes()))
-    return found
-
-
 def ordinary_facts(unit: Unit, digest: bytes) -> MatrixFacts:
     """What is known of a matrix whose sums show nothing odd."""
     return MatrixFacts(unit, digest, False, False, alike_at_end=1)
-
-
-def _may_repeat(sums: Sums) -> NDArray[np.bool_]:
-    """Of which rows two parts, of any cut, begin alike."""
-    starts, _ = _parts_of(sums.shape[1])
-    firsts = np.sort(sums[:, np.unique(starts)], axis=1)
-    found: NDArray[np.bool_] = (firsts[:, 1:] == firsts[:, :-1]).any(axis=1)
-    return found
 
 
 def head_of_digest(dtype: DType, unit: Unit) -> bytes:
@@ -149,22 +120,20 @@ def head_of_digest(dtype: DType, unit: Unit) -> bytes:
 
 
 def hash_of(sums: Sums, first: int) -> Sums:
-    """The hash of each row of sums, of which the first is number `first` in it, in twice 64 bits; hashes of parts add.
+    """The hash of sums, of which the first is number `first` of a matrix, in twice 64 bits; hashes of parts add.
 
     Each sum is mixed with its number (SplitMix64).  The compiled `survey.c` takes the same.
     """
-    found = np.zeros((len(sums), 2), np.uint64)
-    for lo in range(0, sums.shape[1], _HASHED_AT_ONCE):
-        some = sums[:, lo : lo + _HASHED_AT_ONCE]
-        numbers: Sums = np.arange(first + lo + 1, first + lo + 1 + some.shape[1], dtype=np.uint64)
+    found = np.zeros(2, np.uint64)
+    for lo in range(0, len(sums), _HASHED_AT_ONCE):
+        some = sums[lo : lo + _HASHED_AT_ONCE]
+        numbers: Sums = np.arange(first + lo + 1, first + lo + 1 + len(some), dtype=np.uint64)
         state = some + numbers * np.uint64(0x9E3779B97F4A7C15)
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         state ^= state >> np.uint64(31)
-        found[:, 0] += state.sum(axis=1)
-        found[:, 1] += ((state ^ (state >> np.uint64(29))) * np.uint64(0xD6E8FEB86659FD93)).sum(
-            axis=1
-        )
+        again = (state ^ (state >> np.uint64(29))) * np.uint64(0xD6E8FEB86659FD93)
+        found += np.array([state.sum(), again.sum()])
     return found
 
 

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,13 +71,6 @@ class Groups:
         return odd_numbers(np.arange(self.width))
 
 
-def sums_along(bits: Bits, axis: int) -> NDArray[Any]:
-    """The sums of small numbers along an axis, in a type that is twice as fast where it holds them."""
-    narrow = bits.dtype.itemsize <= 2 and bits.shape[axis] <= 1 << 16
-    found: NDArray[Any] = bits.sum(axis=axis, dtype=np.uint32 if narrow else np.uint64)
-    return found
-
-
 @dataclass
 class MatrixSums:
     """The sums of the matrices of a stored tensor, of which at most `most` are kept; any thread may add."""
@@ -119,44 +111,21 @@ class MatrixSums:
         found: NDArray[np.int64] = unit * self.row_groups.count + inside // self.row_groups.width
         return found
 
-    def add(self, bits: Bits, rows: NDArray[np.int64], first_column: int) -> int:
-        """Add a block: its elements' bits, and the rows of the stored tensor that they lie in.
-
-        Returns the sum of the block.
-        """
-        unit = self.units[0]
-        at = rows - unit.first_row
-        along = sums_along(bits, 1)
-        ends_at = at[:1] // max(unit.rows, 1), at[-1:] // max(unit.rows, 1)
-        if ends_at[0] == ends_at[1]:
-            held, starts = ends_at[0], np.zeros(1, np.int64)
-            parts = sums_along(bits, 0)[None]
-        else:
-            owners = at // max(unit.rows, 1)
-            starts = np.flatnonzero(np.diff(owners, prepend=-1))
-            held = owners[starts]
-            parts = np.add.reduceat(bits, starts, axis=0, dtype=np.uint64)
-        ends = None
-        if self._ends is not None and bits.size:
-            lowest = np.minimum.reduceat(bits.min(axis=1), starts)
-            ends = lowest, np.maximum.reduceat(bits.max(axis=1), starts)
-        with self._lock:
-            self._add_rows(at, along)
-            for owner, part in zip(held.tolist(), parts, strict=True):
-                self._add_columns(owner, part, first_column)
-            if self._ends is not None and ends is not None:
-                least, most = self._ends
-                least[held] = np.minimum(least[held], ends[0])
-                most[held] = np.maximum(most[held], ends[1])
-        return int(along.sum(dtype=np.uint64))
-
-    def add_sums(self, first_row: int, rows: Sums, columns: Sums, first_column: int) -> None:
-        """Add a block of one matrix whose sums are known, from a row of the stored tensor on."""
+    def add(self, first_row: int, rows: Sums, columns: Sums, first_column: int) -> None:
+        """Add the sums of a block of one matrix, from a row of the stored tensor on."""
         first = first_row - self.units[0].first_row
         at = np.arange(first, first + len(rows))
         with self._lock:
             self._add_rows(at, rows)
             self._add_columns(first // max(self.units[0].rows, 1), columns, first_column)
+
+    def add_ends(self, first_row: int, bits: Bits) -> None:
+        """Add the least and the greatest of a block of one matrix, where rows or columns share a sum."""
+        assert self._ends is not None
+        owner = (first_row - self.units[0].first_row) // max(self.units[0].rows, 1)
+        with self._lock:
+            least, most = self._ends[:, owner].tolist()
+            self._ends[:, owner] = min(least, int(bits.min())), max(most, int(bits.max()))
 
     def _add_rows(self, at: NDArray[np.int64], along: Sums) -> None:
         if self.row_groups.width == 1:

@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from intarsia.kernel.writing import can_write, write_buffers
+from intarsia.kernel.library import has_kernel
+from intarsia.kernel.writing import write_buffers
 from intarsia.store.local.vectors import VECTORS, View, drop_first
 
 if TYPE_CHECKING:
@@ -30,12 +31,12 @@ _NOT_TAKEN = (errno.EINTR, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.E
 
 def write_all(fd: int, start_bytes: int, buffers: Sequence[Buffer]) -> int:
     """Write buffers one after another at a position of a file; how many bytes that were."""
-    if can_write() and len(buffers) >= MANY and _are_small(buffers):
+    if has_kernel() and len(buffers) >= MANY and _are_small(buffers):
         return _write_joined(fd, start_bytes, buffers)
     at = start_bytes
     for views, length_bytes in _batches(buffers):
         end = at + length_bytes
-        if length_bytes >= COMPILED_BYTES * len(views) and can_write():
+        if length_bytes >= COMPILED_BYTES * len(views) and has_kernel():
             write_buffers(fd, at, views)
             at = end
         while at < end:

@@ -11,9 +11,10 @@ from contextlib import contextmanager, suppress
 from pathlib import PurePath
 
 from intarsia.errors import ChangedError, FormatError
-from intarsia.kernel.reading import can_read, read_runs
-from intarsia.kernel.summing import Runs, Sums, can_sum, sum_file
-from intarsia.kernel.surveying import Asked, Surveyed, can_survey, survey_file
+from intarsia.kernel.library import has_kernel
+from intarsia.kernel.reading import read_runs
+from intarsia.kernel.summing import Runs, Sums, sum_file
+from intarsia.kernel.surveying import Asked, Surveyed, survey_file
 from intarsia.store.base import NEAR_BYTES, Opened, Range, Reader
 from intarsia.store.local.descriptors import Descriptors
 from intarsia.store.local.vectors import VECTORS, drop_first
@@ -56,7 +57,7 @@ class LocalReader(Reader):
     def read(self, file: str, ranges: Sequence[Range]) -> Stamp:
         with self._files.use(file) as fd:
             calls = list(in_few_calls(ranges))
-            if len(calls) >= MANY and can_read():
+            if len(calls) >= MANY and has_kernel():
                 read_runs(fd, ranges)
             else:
                 for start_bytes, views in calls:
@@ -64,13 +65,13 @@ class LocalReader(Reader):
             return Stamp.from_stat(os.fstat(fd))
 
     def sums(self, file: str, runs: Runs) -> tuple[Sums, Stamp] | None:
-        if not can_sum():
+        if not has_kernel():
             return None
         with self._files.use(file) as fd:
             return sum_file(fd, runs), Stamp.from_stat(os.fstat(fd))
 
     def survey(self, file: str, asked: Asked) -> tuple[Surveyed, Stamp] | None:
-        if not can_survey():
+        if not has_kernel():
             return None
         with self._files.use(file) as fd:
             return survey_file(fd, asked), Stamp.from_stat(os.fstat(fd))

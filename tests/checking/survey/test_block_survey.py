@@ -12,16 +12,19 @@ import torch
 import intarsia
 from intarsia.checking.alone.headers import read_headers
 from intarsia.checking.content.numbers import dtype_implausible
-from intarsia.checking.survey import blockwise, compiled_blocks
+from intarsia.checking.naming import Unit, place_of
+from intarsia.checking.survey import blockwise, in_memory
+from intarsia.checking.survey.block_survey import runs_of_rows
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.errors import ChangedError
-from intarsia.kernel.surveying import Asked, Matrix, can_survey
+from intarsia.kernel.library import has_kernel
+from intarsia.kernel.surveying import Asked, Matrix
 from intarsia.run.budget import Budget
 from intarsia.store.reading.folder import Folder
 from tests.checking.survey.test_small_items import TYPES, odd
 from tests.checkpoints import write_hf
 
-pytestmark = pytest.mark.skipif(not can_survey(), reason="the kernel is not built: no C compiler")
+pytestmark = pytest.mark.skipif(not has_kernel(), reason="the kernel is not built: no C compiler")
 
 SHAPES = ((640, 384), (30, 4100), (4, 120, 200), (12_289, 3), (70_001,), ())
 
@@ -49,7 +52,7 @@ def stats_of(path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> list[Item
         if way != "file":
             patch.setattr(Folder, "survey", lambda *_: None)
         if way == "numpy":
-            patch.setattr(compiled_blocks, "can_survey", lambda: False)
+            patch.setattr(in_memory, "has_kernel", lambda: False)
         budget = replace(Budget.of("64MiB", 2), share_bytes=1 << 18)
         return blockwise.survey(manifest, budget, wanted=manifest.logical)
 
@@ -86,9 +89,11 @@ def test_larger_items_are_read_and_looked_at_by_the_kernel(
     assert found.matrices
 
 
-def test_rows_that_do_not_follow_each_other_are_no_area() -> None:
-    assert compiled_blocks.area_of(np.array([2, 3, 4]), 1, 5) == compiled_blocks.Area(2, 5, 1, 5)
-    assert compiled_blocks.area_of(np.array([2, 3, 6]), 1, 5) is None
+def test_rows_that_do_not_follow_each_other_are_surveyed_apart() -> None:
+    unit = Unit(place_of("w"), 0, 8, 5)
+    assert runs_of_rows(np.array([2, 3, 4]), unit) == [(0, 3)]
+    assert runs_of_rows(np.array([2, 3, 6]), unit) == [(0, 2), (2, 3)]
+    assert runs_of_rows(np.array([6, 7, 8]), unit) == [(0, 2), (2, 3)]
 
 
 def test_a_file_that_changed_since_it_was_looked_at_is_not_surveyed(tmp_path: Path) -> None:
