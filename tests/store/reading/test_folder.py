@@ -50,6 +50,8 @@ def test_a_file_that_is_absent_or_short_is_bad_input(tmp_path: Path) -> None:
             folder.read("absent", 0, 1)
         with pytest.raises(FormatError, match="is absent"):
             folder.size("absent")
+        with pytest.raises(FormatError, match=r"ends at byte 5; bytes \[9,223,.*,808:9,223,"):
+            folder.read("short", 1 << 63, 4)
         with pytest.raises(FormatError, match=r"ends at byte 5; bytes \[3:9\)"):
             folder.read("short", 3, 6)
 

@@ -214,7 +214,7 @@ class Folder:
             yield then
         except OSError as error:
             raise self._gone(file, error) from error
-        except EOFError:
+        except (EOFError, OverflowError):  # no file has a byte that the system cannot count up to
             raise self._short(file, then, wanted) from None
 
     def view(self, file: str, start_bytes: int, length_bytes: int) -> memoryview:
