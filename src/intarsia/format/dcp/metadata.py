@@ -27,7 +27,7 @@ from intarsia.store.reading.file_names import check_name
 from intarsia.store.reading.headers_once import made_once
 
 BASE = "torch.distributed.checkpoint."
-_LARGEST = (1 << 63) - 1
+LARGEST = (1 << 63) - 1
 METADATA = ".metadata"
 MAX_METADATA_BYTES = 1 << 30
 
@@ -103,10 +103,10 @@ _KNOWN: dict[tuple[str, str], Any] = {
 }
 _FIELDS = {"state_dict_metadata", "storage_data", "planner_data", "all_local_plans"}
 _Where = tuple[str, int, int]
-_Places = dict[tuple[str, Any], _Where]
+Places = dict[tuple[str, Any], _Where]
 _Axes = tuple[int, ...]
 _Cut = tuple[_Axes, tuple[_Axes, ...], tuple[_Axes, ...]]
-_Cuts = dict[_Cut, tuple[Box, ...]]
+Cuts = dict[_Cut, tuple[Box, ...]]
 _STATE, _OFFSETS, _SIZES = attrgetter("state"), itemgetter("offsets"), itemgetter("sizes")
 
 
@@ -125,6 +125,14 @@ def read_metadata(data: bytes, where: str, complain: Complain = refuse) -> Metad
 
 
 def _read(data: bytes, where: str) -> tuple[Metadata, list[str]]:
+    from intarsia.format.dcp.metadata_written import read_written
+
+    written = read_written(data)
+    return read_pickled(data, where) if written is None else (written, [])
+
+
+def read_pickled(data: bytes, where: str) -> tuple[Metadata, list[str]]:
+    """The content of a `.metadata` file, whoever wrote it, and what of it was never stored."""
     loaded = load_inert(data, where, known=_KNOWN)
     fields = loaded.fields if isinstance(loaded, Inert) else {}
     described, stored = fields.get("state_dict_metadata"), fields.get("storage_data")
@@ -149,7 +157,7 @@ def _read(data: bytes, where: str) -> tuple[Metadata, list[str]]:
         ) from error
 
 
-def _places(stored: dict[Any, Any]) -> _Places:
+def _places(stored: dict[Any, Any]) -> Places:
     """The blob of each (name, offset); an index also carries a hint that is not part of it."""
     places = None
     with suppress(AttributeError, FormatError, LookupError, TypeError, UnsafeError, ValueError):
@@ -157,7 +165,7 @@ def _places(stored: dict[Any, Any]) -> _Places:
     return _places_one_by_one(stored) if places is None else places
 
 
-def _places_at_once(stored: dict[Any, Any]) -> _Places | None:
+def _places_at_once(stored: dict[Any, Any]) -> Places | None:
     """Where every entry is as it should be, the blobs; each check is one of a whole column."""
     if {*map(type, stored)} != {_Index} or {*map(type, stored.values())} != {_Place}:
         return None
@@ -173,13 +181,13 @@ def _places_at_once(stored: dict[Any, Any]) -> _Places | None:
         and {*map(type, inner), *map(type, starts), *map(type, lengths)} == {int}
         and min(starts) >= 0
         and min(lengths) >= 0
-        and max(map(add, starts, lengths)) <= _LARGEST
+        and max(map(add, starts, lengths)) <= LARGEST
         and not any(place.get("transform_descriptors") for place in held)
     )
     if not plain:
         return None
     for name in {*names}:
-        _check_name(name)
+        check_tensor_name(name)
     for file in {*files}:
         check_name(file, "the storage")
     places = dict(
@@ -188,15 +196,15 @@ def _places_at_once(stored: dict[Any, Any]) -> _Places | None:
     return places if len(places) == len(stored) else None
 
 
-def _places_one_by_one(stored: dict[Any, Any]) -> _Places:
+def _places_one_by_one(stored: dict[Any, Any]) -> Places:
     """The same, up to the first entry that is wrong."""
-    places: _Places = {}
+    places: Places = {}
     files: set[str] = set()
     for index, place in stored.items():
         if not isinstance(index, _Index) or not isinstance(place, _Place):
             raise FormatError(f"storage of {brief(index)} is {brief(place)}")
         name, offset = index.state["fqn"], index.state.get("offset")
-        _check_name(name)
+        check_tensor_name(name)
         if offset is not None and (type(offset) is not tuple or {*map(type, offset)} - {int}):
             raise FormatError(f"{name} is stored at offset {brief(offset)}")
         key = (name, offset)
@@ -212,7 +220,7 @@ def _places_one_by_one(stored: dict[Any, Any]) -> _Places:
             files.add(check_name(file, f"the storage of {name}"))
         if type(start) is not int or type(length) is not int or start < 0 or length < 0:
             raise FormatError(f"{brief(key[0])} is at [{brief(start)}, +{brief(length)}) of {file}")
-        if start + length > _LARGEST:
+        if start + length > LARGEST:
             raise FormatError(f"{brief(key[0])} ends at byte {start + length} of {file}")
         if key in places:
             raise FormatError(f"`{name}` is stored twice at offset {offset}", tensors=(name,))
@@ -220,7 +228,8 @@ def _places_one_by_one(stored: dict[Any, Any]) -> _Places:
     return places
 
 
-def _check_name(name: Any) -> None:
+def check_tensor_name(name: Any) -> None:
+    """Raise where the name of a tensor is none, or none that could be written again."""
     if type(name) is not str or len(name) > MAX_NAME:
         raise FormatError(f"the name {brief(name)} is not text of at most {MAX_NAME} characters")
     if not name.isascii():
@@ -229,7 +238,7 @@ def _check_name(name: Any) -> None:
 
 def _matched(
     described: dict[Any, Any],
-    places: _Places,
+    places: Places,
     fields: dict[str, Any],
     size_bytes: int,
 ) -> tuple[Metadata, list[str]]:
@@ -239,9 +248,9 @@ def _matched(
     tensors: dict[str, TensorRecord] = {}
     objects: dict[str, Entry] = {}
     missing: list[str] = []
-    cuts: _Cuts = {}
+    cuts: Cuts = {}
     for name, entry in described.items():
-        _check_name(name)
+        check_tensor_name(name)
         if isinstance(entry, _Tensor):
             left -= len(entry.state["chunks"])
             if left < 0:
@@ -256,15 +265,20 @@ def _matched(
     extra = {k: v for k, v in fields.items() if k not in _FIELDS}
     if unclaimed := {name for name, _ in places} - described.keys():
         extra["unclaimed"] = tuple(sorted(unclaimed))
-    return Metadata(tensors, objects, _paths(fields.get("planner_data")), extra), missing
+    return Metadata(tensors, objects, paths_of(fields.get("planner_data")), extra), missing
 
 
-def _tensor(
-    name: str, state: Any, places: _Places, missing: list[str], cuts: _Cuts
-) -> TensorRecord:
-    properties, shape = state["properties"].state, state["size"]
+def _tensor(name: str, state: Any, places: Places, missing: list[str], cuts: Cuts) -> TensorRecord:
+    properties = state["properties"].state
     # The state of TensorProperties is a tuple by its own __getstate__, a dict without it.
     said = properties["dtype"] if isinstance(properties, dict) else properties[0]
+    return tensor_of(name, said, state["size"], state["chunks"], places, missing, cuts)
+
+
+def tensor_of(
+    name: str, said: Any, shape: Any, listed: Any, places: Places, missing: list[str], cuts: Cuts
+) -> TensorRecord:
+    """A tensor of the element type, the shape and the chunks that the metadata gives it."""
     dtype = BY_TORCH.get(said.torch) if isinstance(said, DType) else None
     if dtype is None:
         torchs = isinstance(said, type) and said.__module__ == "torch"
@@ -275,13 +289,18 @@ def _tensor(
     if min(shape, default=0) < 0:
         raise FormatError(f"the shape {shape} of {name} has a negative axis")
     bytes_of(shape, dtype.itemsize, name)
-    return TensorRecord(
-        name, dtype, shape, _chunks(name, shape, state["chunks"], places, missing, cuts)
-    )
+    return TensorRecord(name, dtype, shape, _chunks(name, shape, listed, places, missing, cuts))
+
+
+def chunk_of(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Any:
+    """A chunk as the metadata lists it."""
+    chunk = _Chunk()
+    chunk.state = {"offsets": offsets, "sizes": sizes}
+    return chunk
 
 
 def _chunks(
-    name: str, shape: _Axes, listed: Any, places: _Places, missing: list[str], cuts: _Cuts
+    name: str, shape: _Axes, listed: Any, places: Places, missing: list[str], cuts: Cuts
 ) -> tuple[Chunk, ...]:
     """The chunks of a tensor; a cut that many tensors have is checked once."""
     cut = _cut_of(shape, listed)
@@ -308,7 +327,7 @@ def _cut_of(shape: _Axes, listed: Any) -> _Cut | None:
 
 
 def _chunks_one_by_one(
-    name: str, shape: _Axes, listed: Any, places: _Places, missing: list[str]
+    name: str, shape: _Axes, listed: Any, places: Places, missing: list[str]
 ) -> tuple[Chunk, ...]:
     """The same, up to the first that is wrong; those that were never stored go to `missing`."""
     chunks = []
@@ -337,7 +356,8 @@ def _chunks_one_by_one(
     return tuple(chunks)
 
 
-def _paths(planned: Any) -> dict[str, tuple[str | int, ...]]:
+def paths_of(planned: Any) -> dict[str, tuple[str | int, ...]]:
+    """The path of each tensor and object in the state dict."""
     paths: dict[str, tuple[str | int, ...]] = {}
     for name, path in (planned or {}).items():
         short = type(path) in (tuple, list) and len(path) <= MAX_NAME
