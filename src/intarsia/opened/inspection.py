@@ -99,13 +99,14 @@ class Inspection:
 
     def __str__(self) -> str:
         kinds = sorted(self.dtypes.items(), key=lambda kind: -kind[1])
+        files = "1 file" if len(self.files) == 1 else f"{len(self.files):,} files"
         rows = [
             ("path", self.path),
             ("format", self.format),
             ("family", self.family or "unknown"),
             ("tensors", f"{self.tensors:,}"),
             ("parameters", f"{self.parameters:,}"),
-            ("bytes", f"{human(self.bytes)} in {len(self.files)} file(s)"),
+            ("bytes", f"{human(self.bytes)} in {files}"),
             ("dtypes", ", ".join(f"{name} x {count}" for name, count in kinds)),
             ("entries", f"{self.entries:,}"),
             ("complete", "yes" if self.complete else "no"),
