@@ -12,7 +12,7 @@ from intarsia.run.budget import Budget
 
 def find_untied(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Finding | None:
     """What is wrong where a side stores both tensors, and they differ; None where they are equal."""
-    if pair.a.name == pair.b.name:
+    if not pair.tied:
         return None
     side, held, own, twin = b, "B", pair.b, pair.a
     if pair.b.name in a.manifest.logical:

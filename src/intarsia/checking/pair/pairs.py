@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from intarsia.checking.pair.other_spelling import spelled_differently
 from intarsia.checking.pair.quantised_differently import quantised_differently
 from intarsia.checking.pair.ties import tied_and_absent
 from intarsia.checkpoint import Checkpoint
@@ -26,12 +27,14 @@ class Pair:
 
     `rounded` says that the wider of the two is a main weight, of which the other is the rounded weight;
     a norm may have been rounded where it was centred on another value: as `recentred` stores it.
+    `tied` says that one side stores it as the tensor that it is tied to.
     """
 
     a: Logical
     b: Logical
     rounded: bool = False
     recentred: Value = PLAIN
+    tied: bool = False
 
     @property
     def flipped(self) -> Pair:
@@ -87,8 +90,21 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
             if twin is None:
                 only[side].append(name)
                 continue
-            pairs.append(Pair(x, twin) if side == 0 else Pair(twin, x))
+            pair = Pair(x, twin, tied=True)
+            pairs.append(pair if side == 0 else pair.flipped)
             notes.append(f"`{name}` is tied and not stored in {other}; compared with `{twin.name}`")
+    spelled = spelled_differently(a.manifest, b.manifest, *only)
+    pairs += [Pair(left[name], right[other]) for name, other in spelled.items()]
+    only = [
+        [n for n in only[0] if n not in spelled],
+        [n for n in only[1] if n not in {*spelled.values()}],
+    ]
+    if spelled:
+        first, other = next(iter(spelled.items()))
+        notes.append(
+            f"{len(spelled)} tensors have other names in B, which by Transformers' rules are the"
+            f" same: `{first}` is `{other}` there"
+        )
     notes += [
         f"{count} main weights of {'AB'.replace(other, '')} are compared with the weights of"
         f" {other}, which are fp32 and have none beside them"
