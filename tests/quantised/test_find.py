@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from intarsia.dtypes import BY_TORCH, DType
+from intarsia.dtypes import BY_TORCH
+from intarsia.planning.manifest import Logical
 from intarsia.quantised import Quantised, find_quantised
 from intarsia.quantised.scheme import scheme_of
 from tests.quantised.models import llama
 from tests.quantised.schemes import BLOCK, SCHEMES, compressed, fp8_of, linears
 
-Headers = dict[str, tuple[DType, tuple[int, ...]]]
+Headers = dict[str, Logical]
 
 
 def headers(tensors: dict[str, torch.Tensor]) -> Headers:
     return {
-        n: (BY_TORCH[str(t.dtype).removeprefix("torch.")], tuple(t.shape))
+        n: Logical(n, tuple(t.shape), BY_TORCH[str(t.dtype).removeprefix("torch.")])
         for n, t in tensors.items()
     }
 
@@ -70,10 +72,10 @@ def test_each_part_that_a_scheme_needs_is_missed(scheme: str) -> None:
 def test_a_scale_of_another_shape_is_misshaped(scheme: str) -> None:
     tensors, config = made(scheme)
     scales = [n for n in tensors if n.endswith(("_scale", "_scale_inv", "scales"))]
-    name = next(n for n in scales if "layers.0.mlp.down_proj" in n and len(tensors[n][1]) == 2)
-    dtype, (rows, columns) = tensors[name]
+    name = next(n for n in scales if "layers.0.mlp.down_proj" in n and len(tensors[n].shape) == 2)
+    rows, columns = tensors[name].shape
     for shape in ((rows + 1, columns), (rows, columns + 1), (rows * columns + 1,)):
-        found = find_quantised(tensors | {name: (dtype, shape)}, config)
+        found = find_quantised(tensors | {name: replace(tensors[name], shape=shape)}, config)
         assert kinds(found) == [("scale-misshaped", name)], shape
         assert str(list(shape)) in found.faults[0].text
 
@@ -81,12 +83,12 @@ def test_a_scale_of_another_shape_is_misshaped(scheme: str) -> None:
 def test_a_scale_beside_a_weight_in_full_precision_is_orphaned() -> None:
     tensors, config = made("fp8 blocks")
     name = "model.layers.0.self_attn.q_proj.weight"
-    tensors[name] = (BY_TORCH["bfloat16"], tensors[name][1])
+    tensors[name] = replace(tensors[name], dtype=BY_TORCH["bfloat16"])
     assert kinds(find_quantised(tensors, config)) == [("scale-orphaned", f"{name}_scale_inv")]
     assert kinds(find_quantised(tensors, None)) == [("scale-orphaned", f"{name}_scale_inv")]
     loose = compressed("dense", num_bits=8, type="float", strategy="channel")
     tensors, _ = made("fp8 rows")
-    tensors[name] = (BY_TORCH["bfloat16"], tensors[name][1])
+    tensors[name] = replace(tensors[name], dtype=BY_TORCH["bfloat16"])
     assert not find_quantised(tensors, {"quantization_config": loose}).faults
 
 

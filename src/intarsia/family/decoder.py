@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from intarsia.errors import FamilyError
 from intarsia.family.table import Layer, Table
@@ -141,23 +142,14 @@ def experts(
 ) -> None:
     """Gated experts: one tensor each on the hub, one stack per layer elsewhere."""
     t, hidden = at.table, at.table.number("hidden_size")
-    gate, up, down = parts
-    rows: list[str] = []
-    columns: list[str] = []
-    disk, wide, tall = t.dialects["hf"], (inner, hidden), (hidden, inner)
-    for e in range(count):
-        across = Rule(tp=0, expert=(e, count), layer=at.stage)
-        along = Rule(tp=1, expert=(e, count), layer=at.stage)
-        base = f"{at.hf}{hf}.{e}."
-        for part, shape, rule, group in (
-            (gate, wide, across, rows),
-            (up, wide, across, rows),
-            (down, tall, along, columns),
-        ):
-            name = f"{base}{part}.weight"
-            t.declare(name, shape, at.optional)
-            disk.add(name, rule)
-            group.append(name)
+    t.check_room(count * len(parts))
+    names = [f"{at.hf}{hf}.{e}.{part}.weight" for e in range(count) for part in parts]
+    wide, tall = (inner, hidden), (hidden, inner)
+    t.declare(names, (wide, wide, tall), at.optional)
+    across, along = ([Rule(tp, None, (e, count), at.stage) for e in range(count)] for tp in (0, 1))
+    rules = chain.from_iterable(zip(across, across, along, strict=True))
+    t.dialects["hf"].add_whole(dict(zip(names, rules, strict=True)))
+    rows, columns = [name for k, name in enumerate(names) if k % 3 < 2], names[2::3]
     both, one = Rule(ep=0, tp=1, layer=at.stage), Rule(ep=0, tp=2, layer=at.stage)
     for dialect, root in (("hf-fused", at.hf), ("hf-module", at.module)):
         if root is not None:

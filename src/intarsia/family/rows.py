@@ -31,23 +31,35 @@ _Recipe = tuple[Verb | None, tuple[str, ...], Rule, Value]
 
 
 class Rows(Mapping[str, Param]):
-    """The stored tensors of one dialect by name, each made when first asked for."""
+    """The stored tensors of one dialect by name, each made when first asked for.
+
+    `fused` are the names of all that are not just the logical tensor of the same name.
+    """
 
     def __init__(self, logical: Mapping[str, Shape]) -> None:
         self._logical = logical
         self._recipes: dict[str, _Recipe | Rule] = {}
+        self.fused: set[str] = set()
         self._made: dict[str, Param] = {}
         self._first: dict[tuple[Verb, tuple[Shape, ...]], tuple[tuple[str, ...], Layout]] = {}
 
-    def add(self, name: str, recipe: _Recipe | Rule) -> None:
-        """Add a row; a rule alone stands for the whole logical tensor of the same name."""
+    def add(self, name: str, recipe: _Recipe) -> None:
+        """Add a row."""
+        verb, operands, rule, value = recipe
+        if verb is None and operands == (name,) and value is PLAIN:
+            self.add_whole({name: rule})
+            return
         if name in self._recipes:
             raise FamilyError(f"`{name}` is declared twice in one dialect")
-        if not isinstance(recipe, Rule):
-            verb, operands, rule, value = recipe
-            if verb is None and operands == (name,) and value is PLAIN:
-                recipe = rule
         self._recipes[name] = recipe
+        self.fused.add(name)
+
+    def add_whole(self, rules: Mapping[str, Rule]) -> None:
+        """Add rows that are the whole logical tensors of their names, with the rule of each."""
+        if not self._recipes.keys().isdisjoint(rules):
+            twice = next(name for name in rules if name in self._recipes)
+            raise FamilyError(f"`{twice}` is declared twice in one dialect")
+        self._recipes |= rules
 
     def __getitem__(self, name: str) -> Param:
         made = self._made.get(name)
@@ -114,13 +126,10 @@ class Known(Mapping[str, Param]):
         return found
 
     @cached_property
-    def whole_shapes(self) -> dict[str, Shape]:
-        """The shapes of logical tensors that are stored whole under their own names, as `whole_rule` says."""
-        return {
-            name: rows._logical[name]
-            for name, rows in self.rows.items()
-            if rows._recipes[name].__class__ is Rule
-        }
+    def fused(self) -> set[str]:
+        """The names of all rows that are not just the logical tensor of the same name."""
+        listed = {name for rows in self._dialects for name in rows.fused}
+        return {name for name in listed if name in self.rows[name].fused}
 
     def __getitem__(self, name: str) -> Param:
         return self.rows[name][name]

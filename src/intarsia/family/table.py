@@ -17,9 +17,11 @@ The dialects are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import cycle
 
 from intarsia.errors import FamilyError
 from intarsia.family.config.fields import LAYERS, MAX_TENSORS, Fields
@@ -120,21 +122,27 @@ class Table(Fields):
 
     def tensor(self, name: str, *shape: int, optional: bool = False) -> str:
         """Declare a logical tensor; no dialect stores it yet."""
-        self.declare(name, shape, optional)
+        self.check_room(1)
+        self.declare([name], [shape], optional)
         return name
 
-    def declare(self, name: str, shape: Shape, optional: bool) -> None:
-        """As `tensor`; tensors may share one shape."""
-        if name in self.logical:
-            raise FamilyError(f"`{name}` is declared twice")
-        if len(self.logical) >= MAX_TENSORS:
+    def declare(self, names: Sequence[str], shapes: Iterable[Shape], optional: bool) -> None:
+        """As `tensor`, for many of them; shapes come in turn."""
+        declared = dict(zip(names, cycle(shapes), strict=False))
+        if len(declared) < len(names) or not self.logical.keys().isdisjoint(declared):
+            listed = Counter([*self.logical, *names])
+            raise FamilyError(f"`{listed.most_common(1)[0][0]}` is declared twice")
+        self.logical |= declared
+        if optional:
+            self.optional |= declared.keys()
+
+    def check_room(self, count: int) -> None:
+        """Raise where so many more tensors are more than any model has."""
+        if len(self.logical) + count > MAX_TENSORS:
             raise FamilyError(
                 f"config.json describes a model of more than {MAX_TENSORS:,} tensors",
                 hint="its numbers of layers or experts are wrong: give the right one with --config",
             )
-        self.logical[name] = shape
-        if optional:
-            self.optional.add(name)
 
     def tie(self, name: str, to: str) -> None:
         """Say that `name` shares its elements with `to`, and need not be stored."""

@@ -7,26 +7,36 @@ known here are taken by module: every tensor beside integers belongs to them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import takewhile
 from typing import Any
 
-from intarsia.dtypes import DType
-from intarsia.mesh import Shape
 from intarsia.quantised.scheme import Scheme, scheme_of
 from intarsia.quantised.shapes import misshaped
-from intarsia.quantised.weight import Alike, Part, Quantised, QuantisedWeight, Role, ScaleFault
+from intarsia.quantised.weight import (
+    Alike,
+    Part,
+    Quantised,
+    QuantisedWeight,
+    Role,
+    ScaleFault,
+    Typed,
+    part_of,
+)
 from intarsia.quantised.words import (
     INNER,
     KNOWN,
     PACKED,
     Claim,
-    claims_among,
+    LastWord,
+    by_last_word,
+    claims_of,
     end_of,
     is_sure_of,
 )
 
-Tensors = Mapping[str, tuple[DType, Shape]]
+Tensors = Mapping[str, Typed]
 _FORMS = {"_packed": "packed", "_blocks": "mxfp4", "._data": "quanto"}
 _INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "F4")
 
@@ -36,45 +46,49 @@ def find_quantised(
 ) -> Quantised:
     """The quantised weights among stored tensors, and what is wrong with their scales."""
     scheme = scheme_of(config, modelopt)
-    claims = claims_among(tensors)
-    mains = _mains(tensors, claims)
-    held: dict[str, list[tuple[str, str, Role]]] = {}
-    loose: list[Claim] = []
-    taken = {name for name, _ in mains.values()}
-    for claim in claims:
-        name, of, word, role, sure = claim
-        if name in taken:
-            continue
-        if of in mains:
-            if (parts := held.get(of)) is None:
-                held[of] = [(name, word, role)]
-            else:
-                parts.append((name, word, role))
-            taken.add(name)
-        elif sure or is_sure_of(claim, scheme):
-            loose.append(claim)
+    words = by_last_word(tensors.values())
+    places = cache(lambda: {name: k for k, name in enumerate(tensors)})
+    claimed = [(group, claim, group.parts(claim)) for group in words for claim in group.claims]
+    mains = _mains(words, [parts for *_, parts in claimed], places)
+    own = {main.name for main, _ in mains.values()}
+    taken = {*own}
+    columns = [(claim, group.left(claim, parts, mains, own)) for group, claim, parts in claimed]
     kinds: dict[Hashable, int] = {}
     found, order, bare = list[Alike](), list[int](), list[Part]()
-    for of, (name, word) in mains.items():
-        others = held.get(of)
-        if others is None:
-            bare.append(Part(name, word, Role.WEIGHT, *tensors[name]))
+    for of, (main, word) in mains.items():
+        others = []
+        for claim, parts in columns:
+            if of in parts:
+                others.append((parts[of], claim))
+        if not others:
+            bare.append(part_of(main, word, Role.WEIGHT))
             continue
-        dtype, shape = tensors[name]
-        names: tuple[str, ...] = (name,)
-        template: tuple[Hashable, ...] = word, dtype.name, shape
-        for part, added, _ in others:
-            dtype, shape = tensors[part]
-            template += added, dtype.name, shape
-            names += (part,)
+        if len(others) > 1:
+            others.sort(key=lambda part: places()[part[0].name])
+        names: tuple[str, ...] = (main.name,)
+        template: tuple[Hashable, ...] = word, main.dtype.name, main.shape
+        for s, claim in others:
+            template += claim.word, s.dtype.name, s.shape
+            names += (s.name,)
+            taken.add(s.name)
         kind = kinds.get(template)
         if kind is None:
             kind = kinds[template] = len(found)
-            main = Part(name, word, Role.WEIGHT, *tensors[name])
-            beside = tuple(Part(*part, *tensors[part[0]]) for part in others)
-            found.append(Alike(_weight(of, main, beside, scheme), []))
+            beside = tuple(part_of(s, claim.word, claim.role) for s, claim in others)
+            weight = _weight(of, part_of(main, word, Role.WEIGHT), beside, scheme)
+            found.append(Alike(weight, []))
         found[kind].names.append((of, names))
         order.append(kind)
+    doubtful = [
+        s.name for group in words if group.claims for s in group.tensors
+        if s.name not in own and (s.name not in taken or group.claims[1:])
+    ]  # fmt: skip
+    loose = [
+        claim
+        for name in sorted(doubtful, key=lambda x: places()[x])
+        for claim in takewhile(lambda claim: claim.of not in mains, claims_of(name))
+        if claim.sure or is_sure_of(claim, scheme)
+    ]
     weights = Quantised(tuple(found), order=tuple(order))
     modules = Quantised.of(_by_module(tensors, taken, scheme))
     faults = [
@@ -98,37 +112,50 @@ def _faults(
         yield from (fault for w in weights.weights for fault in faults_of(w))
 
 
-def _mains(tensors: Tensors, claims: Iterable[Claim]) -> dict[str, tuple[str, str]]:
+def _mains(
+    words: Iterable[LastWord],
+    claimed: Sequence[Mapping[str, Typed]],
+    places: Callable[[], Mapping[str, int]],
+) -> dict[str, tuple[Typed, str]]:
     """The stored weights in element types of quantised numbers, by the name of the plain weight.
 
-    Each with the word that its name adds to that.
+    Each with the word that its name adds to that; `claimed` have the names that others claim to be parts of.
     """
-    found: dict[str, tuple[str, str]] = {}
-    claims = list(claims)
-    claimed, claiming = {claim.of for claim in claims}, {claim.name for claim in claims}
-    for name, (dtype, shape) in tensors.items():
-        if not _holds_codes(dtype.name):
+    listed: list[tuple[str, tuple[Typed, str]]] = []
+    ended = 0
+    for group in words:
+        codes = {x for x in {s.dtype.name for s in group.tensors} if _holds_codes(x)}
+        coded = [s for s in group.tensors if s.dtype.name in codes] if codes else []
+        ended += bool(coded)
+        if group.word == ".weight":
+            listed += [(s.name, (s, "")) for s in coded]
             continue
-        of, word = name, ""
-        if name.endswith(".weight"):
-            pass
-        elif name.endswith(".qweight"):
-            of, word = name.removesuffix("qweight") + "weight", "qweight"
-        elif name.endswith("qdata") and (inner := INNER.match(name)) and inner["word"] == "qdata":
-            of, word = inner["module"] + inner["name"], "qdata"
-        elif name.endswith(PACKED) and name not in PACKED:
-            word = end_of(name)
-            of = name.removesuffix(word)
-        elif (
-            name not in claimed and (dtype.name in _INTEGERS or len(shape) < 2)
-        ) or name in claiming:
-            continue
-        if of not in found or word:
-            found[of] = name, word
+        for s in coded:
+            name, of, word = s.name, s.name, ""
+            if name.endswith(".weight"):
+                pass
+            elif name.endswith(".qweight"):
+                of, word = name.removesuffix("qweight") + "weight", "qweight"
+            elif name.endswith("qdata") and (x := INNER.match(name)) and x["word"] == "qdata":
+                of, word = x["module"] + x["name"], "qdata"
+            elif name.endswith(PACKED) and name not in PACKED:
+                word = end_of(name)
+                of = name.removesuffix(word)
+            elif group.claims or (
+                (s.dtype.name in _INTEGERS or len(s.shape) < 2)
+                and not any(name in parts for parts in claimed)
+            ):
+                continue
+            listed.append((of, (s, word)))
+    if ended < 2:
+        return dict(listed)
+    found: dict[str, tuple[Typed, str]] = {}
+    for of, main in sorted(listed, key=lambda x: places()[x[1][0].name]):
+        if of not in found or main[1]:
+            found[of] = main
     return found
 
 
-@lru_cache
 def _holds_codes(dtype: str) -> bool:
     """Whether quantised numbers are stored in an element type."""
     return (dtype.startswith("F8") and dtype != "F8_E8M0") or dtype in _INTEGERS
@@ -164,7 +191,9 @@ def _by_module(
             if module and leaf != "bias":
                 modules.setdefault(module, []).append(name)
     types = (*_INTEGERS, "F8_E4M3", "F8_E5M2")
-    codes = {m: [n for n in names if tensors[n][0].name in types] for m, names in modules.items()}
+    codes = {
+        m: [n for n in names if tensors[n].dtype.name in types] for m, names in modules.items()
+    }
     if known and any(codes.values()):
         weights = (name for name in tensors if name in taken or name.endswith("weight"))
         weighted = {name.rpartition(".")[0] for name in weights}
@@ -173,7 +202,7 @@ def _by_module(
         names = modules[module]
         if found and (not known or len(names) > 1):
             parts = [
-                Part(n, n.rpartition(".")[2], Role.WEIGHT if n == found[0] else Role.OTHER, *tensors[n])
+                part_of(tensors[n], n.rpartition(".")[2], Role.WEIGHT if n == found[0] else Role.OTHER)
                 for n in names
             ]  # fmt: skip
             main = next(p for p in parts if p.role is Role.WEIGHT)
@@ -240,7 +269,7 @@ def _orphaned(
         if scheme is None and claim.word not in words:
             continue  # a model may call a parameter so
         if claim.of in tensors:
-            text = f"`{claim.name}` is there, and `{claim.of}` is {tensors[claim.of][0]}, which needs no scale"
+            text = f"`{claim.name}` is there, and `{claim.of}` is {tensors[claim.of].dtype}, which needs no scale"
         else:
             text = f"`{claim.name}` is there, and no weight that it belongs to"
         yield ScaleFault("scale-orphaned", (claim.name,), text)

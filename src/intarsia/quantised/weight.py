@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 from intarsia.dtypes import DType
 from intarsia.frozen import frozen, frozen_open
@@ -30,6 +30,19 @@ class Role(StrEnum):
         return self in (Role.SCALE, Role.WHOLE_SCALE, Role.ACTIVATION)
 
 
+class Typed(Protocol):
+    """What is known of a tensor from its header."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dtype(self) -> DType: ...
+
+    @property
+    def shape(self) -> Shape: ...
+
+
 @frozen
 class Part:
     """One stored tensor of a quantised weight; `word` is what its name adds to the weight's."""
@@ -39,6 +52,10 @@ class Part:
     role: Role
     dtype: DType
     shape: Shape
+
+
+def part_of(tensor: Typed, word: str, role: Role) -> Part:
+    return Part(tensor.name, word, role, tensor.dtype, tensor.shape)
 
 
 @frozen

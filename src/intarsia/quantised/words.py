@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 from intarsia.quantised.scheme import Scheme
-from intarsia.quantised.weight import Role
+from intarsia.quantised.weight import Role, Typed
 
 KNOWN = {
     "fp8", "mxfp8", "fbgemm-fp8", "mxfp4", "compressed-tensors", "modelopt", "awq", "gptq",
@@ -52,12 +53,11 @@ _TORCHAO = _by_word({
 PACKED = ("_packed", "_blocks", "._data")
 """What follows the name of a weight whose stored form has a name of its own."""
 
-_STATE = re.compile(r"^(?P<of>.+)\.quant_state\.\w+$")
+_STATE = re.compile(r"^(?P<of>.+)\.quant_state\.\w+$", re.DOTALL)
 INNER = re.compile(
-    r"^(?P<module>.+\.)_(?P<name>[a-z]\w*?)_(?P<word>qdata|" + "|".join(_TORCHAO) + r")$"
+    r"^(?P<module>.+\.)_(?P<name>[a-z]\w*?)_(?P<word>qdata|" + "|".join(_TORCHAO) + r")$", re.DOTALL
 )
 _ENDS = sorted([*_AFTER, *PACKED], key=len, reverse=True)
-_WORDS = (*_AFTER, *_BESIDE, *_TORCHAO)
 
 
 class Claim(NamedTuple):
@@ -89,45 +89,55 @@ def claims_of(name: str) -> Iterator[Claim]:
         yield Claim(name, f"{module}.weight", leaf, _BESIDE[leaf], sure)
 
 
-def claims_among(names: Collection[str]) -> list[Claim]:
-    """What names may say; those with the same last word are asked once."""
-    text = "\n".join(names)
-    if ".quant_state." in text or "._" in text:
-        named = (n for n in names if ends_in_word(tail_of(n)) or ".quant_state." in n)
-        return [claim for name in named for claim in claims_of(name)]
-    found: list[Claim] = []
-    for name in names:
-        dot = name.rfind(".")
-        said = _said_by(name[dot:]) if dot > 0 else None
-        if said is None:
-            found += claims_of(name)
-        elif said:
-            stem = name[:dot]
-            found += [Claim(name, stem + end, word, role, sure) for end, word, role, sure in said]
-    return found
+class LastWord(NamedTuple):
+    """Tensors whose names end in the same word, and what such a name says.
 
-
-@lru_cache(maxsize=4096)
-def _said_by(tail: str) -> tuple[tuple[str, str, Role, bool], ...] | None:
-    """What every name with this last word says: how the weight's name ends, and the rest of a claim.
-
-    None where that depends on what is before the last word.
+    `claims` are about a name that is `stem` and the word; what it says depends on more of the name where
+    that is empty: then the word is the name of one tensor.
     """
-    found = [*claims_of(f"x{tail}")]
-    if any(claim.of == "x" for claim in found):
-        return None
-    return tuple((claim.of[1:], claim.word, claim.role, claim.sure) for claim in found)
+
+    word: str
+    stem: str
+    tensors: list[Typed]
+    claims: list[Claim]
+
+    def parts(self, claim: Claim) -> dict[str, Typed]:
+        """The tensors by the weight that each is a part of by one of the claims."""
+        cut, end = len(self.word), claim.of[len(self.stem) :]
+        return {s.name[:-cut] + end: s for s in self.tensors}
+
+    def left(
+        self, claim: Claim, parts: dict[str, Typed], weights: Container[str], taken: Container[str]
+    ) -> dict[str, Typed]:
+        """Those of the parts that are not taken, and that no claim before makes a part of one of the weights."""
+        before = [x.of[len(self.stem) :] for x in self.claims[: self.claims.index(claim)]]
+        if self.stem and not before:
+            return parts
+        cut = len(self.word)
+        return {
+            of: s
+            for of, s in parts.items()
+            if s.name not in taken and not any(s.name[:-cut] + end in weights for end in before)
+        }
+
+
+def by_last_word(tensors: Iterable[Typed]) -> list[LastWord]:
+    """The tensors, those together whose names say the same of what stands before their last words."""
+    alike: dict[str, list[Typed]] = defaultdict(list)
+    alone: list[LastWord] = []
+    for s in tensors:
+        name = s.name
+        dot = name.rfind(".")
+        if dot < 1 or ".quant_state." in name:
+            alone.append(LastWord(name, "", [s], [*claims_of(name)]))
+        else:
+            alike[name[dot:]].append(s)
+    return [*(LastWord(k, "x", v, [*claims_of(f"x{k}")]) for k, v in alike.items()), *alone]
 
 
 def tail_of(name: str) -> str:
     """The last word of a name with the dot before it: thousands of tensors share one."""
     return name[max(name.rfind("."), 0) :]
-
-
-@lru_cache(maxsize=4096)
-def ends_in_word(tail: str) -> bool:
-    """Whether the last word of a name ends in one of those that make a part."""
-    return tail.endswith(_WORDS)
 
 
 def end_of(name: str) -> str:

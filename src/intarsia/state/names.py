@@ -6,7 +6,7 @@ optimizer.state.<parameter>.<kind>    as torch flattens an optimizer's state dic
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 ROOT = "optimizer."
@@ -73,6 +73,11 @@ class StateName:
 def is_state(name: str) -> bool:
     """Whether a logical name is the optimizer's: state of a parameter, or what else it keeps."""
     return name.startswith(ROOT)
+
+
+def any_state(names: Iterable[str]) -> bool:
+    """Whether `is_state` may say so of any name, asked of all of them at once."""
+    return f"\n{ROOT}" in "\n".join(("", *names))
 
 
 def parameter_of(name: str) -> str:

@@ -27,7 +27,7 @@ PLAIN = {"a.proj.weight": ("BF16", (8, 8))}
 def manifest(tensors: dict[str, tuple[str, Shape]], config: dict[str, Any]) -> Manifest:
     logical = {n: Logical(n, shape, BY_NAME[dtype]) for n, (dtype, shape) in tensors.items()}
     stored = {n: Stored(n, x.dtype, Layout.of(n, x.shape), (), key=n) for n, x in logical.items()}
-    found = find_quantised({n: (x.dtype, x.shape) for n, x in logical.items()}, config, None)
+    found = find_quantised(logical, config, None)
     return Manifest("hf", "nowhere", stored, logical, {}, config=config, quantised=found)
 
 

@@ -38,8 +38,10 @@ def _experts(at: Layer, count: int) -> None:
     hidden, inner = t.number("hidden_size"), t.number("intermediate_size")
 
     def declare(parts: tuple[str, ...], *shape: int) -> list[str]:
-        names = (f"{at.hf}mlp.experts.{e}.{part}" for e in range(count) for part in parts)
-        return [t.tensor(name, *shape) for name in names]
+        t.check_room(count * len(parts))
+        names = [f"{at.hf}mlp.experts.{e}.{part}" for e in range(count) for part in parts]
+        t.declare(names, [shape], optional=False)
+        return names
 
     both = declare(("gate_proj.weight", "up_proj.weight"), inner, hidden)
     shifts = declare(("gate_proj.bias", "up_proj.bias"), inner)

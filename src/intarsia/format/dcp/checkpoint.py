@@ -67,14 +67,14 @@ class Dcp(Archives):
         metadata_kept: dict[str, str] = {}
         with going_on(complain, HEADERS):
             metadata_kept = kept_metadata(path)
-        listed = [*map(stored_of, metadata.tensors.values())]
         objects, paths = metadata.objects, metadata.paths
-        sections = divided(listed, config, str(path), section, objects=objects, paths=paths)
+        tensors = {s.name: s for s in map(stored_of, metadata.tensors.values())}
+        sections = divided(tensors, config, str(path), section, objects=objects, paths=paths)
         with Folder(path) as folder:
             numbers, by_order, unclear = numbers_in(folder, metadata, sections, table_for(config))
             entries, in_memory_files = entries_of(folder, metadata, sections, numbers)
         named = name_tensors(
-            listed, config, str(path), complain, modelopt, sections=sections, numbers=numbers
+            tensors, config, str(path), complain, modelopt, sections=sections, numbers=numbers
         )
         return Manifest(
             format=self.name,

@@ -79,7 +79,7 @@ class Hf(Format):
                 config = None  # a model's configuration says nothing of an adapter
                 if a_folder:
                     with going_on(complain, ADAPTER_CONFIG):
-                        check_adapter(root, found, complain)
+                        check_adapter(root, found.values(), complain)
             else:
                 with going_on(complain, "config.json"):
                     config = choose_config(config, root)

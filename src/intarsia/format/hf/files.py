@@ -163,7 +163,8 @@ def read_files(
     files: Mapping[str, list[str] | None],
     complain: Complain,
     headers: HeaderMetadata | None = None,
-) -> list[WholeTensor]:
+) -> dict[str, WholeTensor]:
+    """The tensors of files by name."""
     found: dict[str, WholeTensor] = {}
     for file, expected in files.items():
         try:
@@ -172,7 +173,7 @@ def read_files(
                 headers.add(metadata)
         except IntarsiaError as error:
             complain(Complaint(error, (file,), tuple(expected or ())))
-    return list(found.values())
+    return found
 
 
 def _read_file(
@@ -192,7 +193,9 @@ def _read_file(
     if _UNCONSOLIDATED in metadata:
         raise _unconsolidated(folder, file)
     here = {row.name: row for row in rows}
-    if expected is not None and here.keys() != set(expected):
+    if expected is not None and not (
+        len(expected) == len(here) and all(map(here.__contains__, expected))
+    ):
         lost, extra = sorted(set(expected) - here.keys()), sorted(here.keys() - set(expected))
         error = FormatError(
             f"{folder.root / file} and the index disagree: the index wants {len(expected)}"
@@ -201,7 +204,8 @@ def _read_file(
             kind="index-wrong",
         )
         complain(Complaint(error, (file,)))
-    for name in [name for name in here if name in found]:
+    twice = [] if found.keys().isdisjoint(here) else [name for name in here if name in found]
+    for name in twice:
         text = f"{name!r} is in {found[name].file} and in {file}"
         complain(Complaint(FormatError(text, kind="index-wrong"), (file,)))
         del here[name]

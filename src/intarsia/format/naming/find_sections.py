@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from intarsia.format.naming.section import APP, OWN, Paths, Section, Tensor
 from intarsia.format.naming.wrappers import MODULE, bare, unwrapped
@@ -12,11 +12,6 @@ def by_table(tensors: Mapping[str, Tensor], known: Collection[str]) -> dict[str,
     """Sections by what stands before names that a table explains."""
     found: dict[str, Section] = {}
     labels: dict[str, str] = {}
-    strange = tensors.keys() - known
-    if not _any_known_end({key[key.rfind(".") + 1 :] for key in strange}, known):
-        # What is not known as it is has no known end either: there is one section, without a name.
-        own = {key: tensor for key, tensor in tensors.items() if key not in strange}
-        return {"": Section("", {key: key for key in own}, own, {""})} if own else {}
     ends = {MODULE, *(name[name.rfind(".") + 1 :] for name in known)}
     for key, tensor in tensors.items():
         plain = bare(key)
@@ -30,10 +25,18 @@ def by_table(tensors: Mapping[str, Tensor], known: Collection[str]) -> dict[str,
     return found
 
 
-def _any_known_end(ends: Collection[str], known: Collection[str]) -> bool:
-    """Whether a known name ends in one of these words; many names are asked in one search."""
+def are_themselves(names: Iterable[str], known: Collection[str]) -> bool:
+    """Whether no name has a word of a wrapper or something before a known one, asked of all of them at once.
+
+    Then what is not known as it is has no known end either.
+    """
+    strange = [name for name in names if name not in known]
+    ends = {name[name.rfind(".") + 1 :] for name in strange}
     text = "\n".join(("", *known, "")) if ends else ""
-    return MODULE in ends or any(f".{end}\n" in text or f"\n{end}\n" in text for end in ends)
+    if MODULE in ends or any(f".{end}\n" in text or f"\n{end}\n" in text for end in ends):
+        return False
+    text = "\n".join(("", *strange))
+    return "._" not in text and "\n_" not in text
 
 
 def explained(name: str, known: Container[str]) -> tuple[str, str] | None:

@@ -25,6 +25,7 @@ from intarsia.format.naming.named_tensors import (
     logical_of,
     plain,
     rule_of_rows,
+    stored_of,
     unique,
 )
 from intarsia.format.naming.quantised_names import PartRules, misfits, stood_for
@@ -47,6 +48,7 @@ from intarsia.state.names import (
     MASTER,
     STEP,
     StateName,
+    any_state,
     is_state,
     kind_of,
     of_kind,
@@ -75,7 +77,7 @@ class Named:
 
 
 def name_tensors(
-    found: Iterable[Found],
+    tensors: Mapping[str, Found],
     config: Mapping[str, Any] | None,
     where: str,
     complain: Complain = refuse,
@@ -90,16 +92,16 @@ def name_tensors(
     `sections` says which those are, where the caller divided them; `numbers` are the parameters of
     numbered states.
     """
-    listed = list(found)
+    listed = [*tensors.values()]
     table = table_for(config)
     if sections is None:
-        sections = divided(listed, config, where, section)
-    spelled = [*_Names(sections, table, numbers or {}).spelled(listed)]
-    states = [s for s in spelled if is_state(s.name)]
+        sections = divided(tensors, config, where, section)
+    spelled = _Names(sections, table, numbers or {}).spelled(listed)
+    weights = tensors if spelled is listed else {s.name: s for s in spelled}
+    states = [s for s in spelled if is_state(s.name)] if any_state(weights) else []
     _mistakable(states, sections, table, where, complain)
-    weights = {s.name: (s.dtype, s.shape) for s in spelled}
-    for s in states:
-        weights.pop(s.name, None)
+    if states:
+        weights = {name: s for name, s in weights.items() if not is_state(name)}
     quantised = find_quantised(weights, config, modelopt)
     if table is None:
         rules = PartRules(quantised, None)
@@ -107,7 +109,7 @@ def name_tensors(
             (s.name, s if isinstance(s, WholeTensor) else plain(s, rules.get(s.name)))
             for s in spelled
         )
-        stored = unique(plainly, _rule_of(rules, None), where, complain)
+        stored = stored_of(unique(plainly, where, complain), _rule_of(rules, None))
         model_type = str((config or {}).get("model_type") or "")[:80]
         why = f"model_type {model_type!r} has no table" if model_type else "no model configuration"
         note = f"{why}: each stored tensor is carried name by name, as its own logical tensor"
@@ -115,7 +117,7 @@ def name_tensors(
         named = Named(stored, logical_of(stored, {}), None, (), (), notes, quantised)
     else:
         refuse_foreign(sections.names.values(), table, where)
-        named = _with_table(spelled, table, where, complain, quantised)
+        named = _with_table(spelled, weights, table, where, complain, quantised)
     unclear = sections.unclear
     if unclear is None and states and any(map(is_numbered_name, named.stored)):
         unclear = unnumbered_error("", where)
@@ -158,7 +160,7 @@ def _mistakable(
 
 
 def divided(
-    listed: Sequence[Found],
+    tensors: Mapping[str, Found],
     config: Mapping[str, Any] | None,
     where: str,
     section: Sequence[str] = (),
@@ -167,8 +169,8 @@ def divided(
     """The sections of stored tensors."""
     table = table_for(config)
     return divide(
-        {s.name: s for s in listed},
-        table.known if table else None,
+        tensors,
+        table.known.rows if table else None,
         where,
         configured=bool((config or {}).get("model_type")),
         chosen=section,
@@ -184,19 +186,20 @@ class _Names:
     table: Table | None
     numbers: Mapping[str, str]
 
-    def spelled(self, listed: Sequence[Found]) -> Iterator[Found]:
+    def spelled(self, listed: list[Found]) -> list[Found]:
         """Each stored tensor that is read, under its name; state with the kind before the parameter."""
         known = self.table.known if self.table else frozenset(self.sections.names.values())
         names, state = self.sections.names, self.sections.state
         if not state and [s.name for s in listed] == [*names] == [*names.values()]:
-            yield from listed
-            return
+            return listed
+        found: list[Found] = []
         for s in listed:
             key = s.name
             root = state.get(key)
             name = names.get(key) if root is None else self._state(key, root, known)
             if name is not None:
-                yield s if name == key else replace(as_stored(s), name=name)
+                found.append(s if name == key else replace(as_stored(s), name=name))
+        return found
 
     def _state(self, key: str, root: str, known: Any) -> str | None:
         state = state_in(key, root)
@@ -237,32 +240,36 @@ def _rule_of(parts: PartRules, known: Known | None) -> Callable[[WholeTensor], R
 
 
 def _with_table(
-    listed: list[Found], table: Table, where: str, complain: Complain, quantised: Quantised
+    listed: list[Found],
+    weights: Mapping[str, Found],
+    table: Table,
+    where: str,
+    complain: Complain,
+    quantised: Quantised,
 ) -> Named:
     known = table.known
     kinds = (kind for kind in quantised.alike if kind.first.packed)
     packed = {part.name for kind in kinds for w in kind.weights for part in w.own_shapes}
-    rows, whole, rules = known.rows, known.whole_shapes, PartRules(quantised, known)
-
-    def is_simple(s: Found) -> bool:
-        """Whether a tensor is the logical one of its name, or one that no row has, so that it needs a rule alone."""
-        name = s.name
-        return isinstance(s, WholeTensor) and (
-            whole.get(name) == s.shape
-            or (name not in rows and not is_state(name))
-            or name in packed
+    rows, rules = known.rows, PartRules(quantised, known)
+    # A tensor that is the logical one of its name, or that no row has, needs a rule alone.
+    given = ((name, weights.get(name), shape) for name, shape in table.logical.items())
+    odd = {name for name, s, shape in given if s is not None and s.shape != shape and name in rows}
+    odd = (odd | {name for name in known.fused if name in weights}) - packed
+    if odd or len(weights) < len(listed) or {*map(type, listed)} - {WholeTensor}:
+        named: Iterable[tuple[str, Found]] = (
+            (s.name, s)
+            if isinstance(s, WholeTensor) and s.name in weights and s.name not in odd
+            else (s.name, _named(s, table, known, where, complain, packed, rules))
+            for s in listed
         )
-
-    named = (
-        (s.name, s if is_simple(s) else _named(s, table, known, where, complain, packed, rules))
-        for s in listed
-    )
-    if any(is_state(s.name) for s in listed):
-        named = (part for name, s in named for part in _by_member(name, s, known))
-    stored = unique(named, _rule_of(rules, known), where, complain)
+        if len(weights) < len(listed):
+            named = (part for name, s in named for part in _by_member(name, s, known))
+        weights = unique(named, where, complain)
+    stored = stored_of(weights, _rule_of(rules, known))
     for error, name in misfits(quantised, known, table.family, where):
         complain(Complaint(error, files_of(stored[name]), (name,)))
-    strange = stored.keys() - rows.keys() - quantised.kind_of_part.keys()
+    strange = stored.keys() - rows.keys()
+    strange.difference_update(*(names for kind in quantised.alike for _, names in kind.names))
     unknown = [n for n in stored if n in strange and not is_state(n)] if strange else []
     logical = logical_of(stored, table.logical)
     held = {*logical, *stood_for(quantised, known)}

@@ -45,13 +45,8 @@ def files_of(s: Found) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chunk.file for chunk in s.chunks))
 
 
-def unique(
-    named: Iterable[tuple[str, Found]],
-    rule_of: Callable[[WholeTensor], Rule],
-    where: str,
-    complain: Complain,
-) -> MadeWhenAsked[Stored]:
-    """Tensors by name; complain where two have the same.  `rule_of` gives those that are whole their rules."""
+def unique(named: Iterable[tuple[str, Found]], where: str, complain: Complain) -> dict[str, Found]:
+    """Tensors by name; complain where two have the same."""
     found: dict[str, Found] = {}
     for name, s in named:
         if name in found:
@@ -62,6 +57,13 @@ def unique(
             complain(Complaint(error, files_of(s)))
             continue
         found[name] = s
+    return found
+
+
+def stored_of(
+    found: Mapping[str, Found], rule_of: Callable[[WholeTensor], Rule]
+) -> MadeWhenAsked[Stored]:
+    """Tensors as values; `rule_of` gives those that are whole their rules."""
     return MadeWhenAsked(found, lambda s: s if isinstance(s, Stored) else s.stored(rule_of(s)))
 
 
@@ -69,6 +71,8 @@ def logical_of(
     stored: MadeWhenAsked[Stored], shapes: Mapping[str, Shape]
 ) -> MadeWhenAsked[Logical]:
     """The logical tensors that stored ones hold; `shapes` are those of a family."""
+    if {*map(type, stored.held.values())} == {WholeTensor}:
+        return MadeWhenAsked(stored.held, _logical)
     found: dict[str, WholeTensor | Logical] = {}
     for own, s in stored.held.items():
         if isinstance(s, WholeTensor):

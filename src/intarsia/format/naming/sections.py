@@ -17,7 +17,7 @@ from functools import cached_property
 
 from intarsia.errors import FamilyError, IntarsiaError
 from intarsia.format.naming.choose_model import chosen_model, explained_model, model_of
-from intarsia.format.naming.find_sections import by_nesting, by_table, by_word
+from intarsia.format.naming.find_sections import are_themselves, by_nesting, by_table, by_word
 from intarsia.format.naming.section import OWN, TOP, Paths, Section, Tensor
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.optimizer_names import may_have_roots, owner, roots_of
@@ -80,7 +80,9 @@ def divide(
     state = {name: root for name in tensors if (root := of(name)) is not None} if roots else {}
     rest = {name: t for name, t in tensors.items() if name not in state} if state else tensors
     wanted = [name for name in chosen if f"{name}." not in roots]
-    if known is not None:
+    if known is not None and not wanted and are_themselves(rest, known):
+        found = {"": Section("", dict(zip(rest, rest, strict=True)), prefixes={""})}
+    elif known is not None:
         found = by_table(rest, known)
     else:
         found = by_nesting(rest, paths) if paths else by_word(rest, configured, bool(wanted))
@@ -99,8 +101,10 @@ def divide(
     prefixes = tuple(sorted(model.prefixes - {""}, key=len, reverse=True))
     foreign = tuple(head for s in others for head in s.heads)
     left: dict[str, list[str]] = {s.label: list(s.names) for s in others}
-    taken = names.keys() | {name for s in others for name in s.names}
-    strange = [name for name in rest if name not in taken]
+    strange: list[str] = []
+    if len(names) < len(rest):
+        taken = names.keys() | {name for s in others for name in s.names}
+        strange = [name for name in rest if name not in taken]
     if not (foreign or prefixes or wanted):
         names |= {name: bare(name) for name in strange}
         strange = []
@@ -119,7 +123,9 @@ def divide(
     items = _items(
         tensors, model, others, left, names, state, roots, optimizer, objects, unclear, wanted
     )
-    order = {name: names[name] for name in rest if name in names}
+    order = names
+    if [*names] != [*rest]:
+        order = {name: names[name] for name in rest if name in names}
     return Sections(
         order, state, roots, optimizer, model.label, prefixes, foreign, tuple(items), unclear
     )
