@@ -112,6 +112,22 @@ def test_grouped_query_attention_under_tensor_parallel_is_three_pieces() -> None
     assert np.array_equal(ids(rank, first), np.concatenate(arrays, 1).reshape(-1, h)[12:])
 
 
+def test_a_run_is_consecutive_elements_of_one_tensor_and_nothing_else() -> None:
+    x = Layout.of("x", (4, 3))
+    for run_ in (x, x.narrow(0, 1, 3), x.reshape(-1).narrow(0, 5, 6), Layout.of("x", ())):
+        assert run_.is_run
+    empty, again = Layout.of("x", (0, 3)), concat([x, Layout.of("y", (4, 3))])
+    for other in (
+        concat([x, padding(1, 3)]),
+        concat([padding(1, 3), x]),
+        x.narrow(1, 0, 2),
+        x.permute(1, 0),
+        empty,
+        again,
+    ):
+        assert not other.is_run
+
+
 def test_tensors_are_named_once_in_the_order_of_the_pieces() -> None:
     v = Layout.of("v", (1, 6))
     assert concat([v, W, v]).tensors == ("v", "w")

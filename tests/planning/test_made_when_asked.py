@@ -46,4 +46,4 @@ def test_opening_a_checkpoint_makes_no_stored_tensor(
         assert checkpoint["b"].shape == (3,)
         assert not asked
         assert torch.equal(checkpoint["b"][...], torch.ones(3))
-        assert {*asked} == {"a.weight", "b"}
+        assert asked == ["b"]

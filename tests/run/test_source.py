@@ -13,6 +13,8 @@ from safetensors.torch import save_file
 
 import intarsia
 from intarsia.errors import FormatError
+from intarsia.format.base import Located
+from intarsia.layout import Loop, Piece
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 NAMES = [f"layer.{k}.weight" for k in range(24)]
@@ -53,6 +55,23 @@ def test_neighbouring_archives_are_read_by_few_calls(
     monkeypatch.setattr(os, "preadv", lambda *a: (calls.append(a[2]), read(*a))[1])
     assert intarsia.verify(plain, archives)
     assert len(calls) < len(NAMES)
+
+
+def test_chunks_that_are_alike_begin_alike_unless_one_was_found_otherwise(archives: Path) -> None:
+    with intarsia.open(archives) as checkpoint:
+        source, held = checkpoint.source, [*checkpoint.manifest.stored.values()]
+        chunks = [stored.chunks[0] for stored in held[:5]]
+        found = source.begins(held[0], chunks)
+        assert found is not None
+        assert [number for number, *_ in found.fronts] == [1, 2, 3, 4], "the first was looked at"
+        rest = source.begins(held[1], chunks[1:])
+        assert rest is not None
+        assert rest.starts == found.starts[1:]
+        assert rest.files == found.files[1:]
+        assert [(n + 1, *front) for n, *front in rest.fronts] == [*found.fronts]
+        place = chunks[3].file, chunks[3].start_bytes
+        source._located[place] = Located(found.starts[3], Piece("", 0, 0, (Loop(2, 1, 2),)))
+        assert source.begins(held[1], chunks[1:]) is None
 
 
 def test_an_archive_that_holds_its_elements_in_another_order_is_read_in_it(

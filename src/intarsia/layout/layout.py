@@ -49,6 +49,12 @@ class Layout:
         return sum([p.size for p in self.pieces])
 
     @property
+    def is_run(self) -> bool:
+        """Whether it is consecutive elements of one tensor, without padding."""
+        pieces = self.pieces
+        return len(pieces) == 1 and not pieces[0].at and pieces[0].run == prod(self.shape)
+
+    @property
     def tensors(self) -> tuple[str, ...]:
         """The names of the tensors that the layout holds elements of, each once, in order."""
         pieces = self.pieces

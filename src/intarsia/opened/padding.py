@@ -46,7 +46,8 @@ def trained_padding(
     padded = [
         s
         for s in src.stored.values()
-        if 0 < s.layout.mapped < s.layout.size
+        if not s.layout.is_run
+        and 0 < s.layout.mapped < s.layout.size
         and not format_named(src.format).has_gaps(s.name)
         and (names is None or not names.isdisjoint(s.layout.tensors))
     ]

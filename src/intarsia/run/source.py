@@ -182,7 +182,15 @@ class Source:
         if self.is_plain:
             return Begins(files, [chunk.start_bytes for chunk in chunks], ())
         kind = self.format.front_kind(stored)
-        starts, fronts = list[int](), list[tuple[int, int, bytes]]()
+        starts, fronts = [chunk.start_bytes for chunk in chunks], list[tuple[int, int, bytes]]()
+        if kind is not None and len({(c.box.shape, c.length_bytes) for c in chunks}) == 1:
+            known = self._fronts.get(_alike(kind, stored, chunks[0]))
+            places = zip(files, starts, strict=True)
+            if known is not None and self._located.keys().isdisjoint(places):
+                within, front = known
+                each = [(number, at, front) for number, at in enumerate(starts)]
+                return Begins(files, [at + within for at in starts], each)
+        starts = []
         alike: Hashable = None
         expected: tuple[int, bytes] | None = None
         for number, chunk in enumerate(chunks):

@@ -32,8 +32,12 @@ def unmapped_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
             chunks, entries = format.everything(folder)
         except FormatError:
             return  # reported by whoever read the headers
-        mapped = {(c.file, c.start_bytes) for s in manifest.stored.values() for c in s.chunks}
-        mapped |= {(e.file, e.start_bytes) for e in manifest.entries.values()}
+        held = [chunk for s in manifest.stored.values() for chunk in s.chunks]
+        known = {*map(id, held)}
+        chunks = [each for each in chunks if id(each[1]) not in known]
+        if chunks or entries:
+            mapped = {(c.file, c.start_bytes) for c in held}
+            mapped |= {(e.file, e.start_bytes) for e in manifest.entries.values()}
         for name, chunk in chunks:
             if (chunk.file, chunk.start_bytes) not in mapped and is_there(manifest, chunk):
                 yield from _wrong_chunk(format, folder, name, chunk, budget)

@@ -116,6 +116,8 @@ def _lost_ranks(
     `unequal` are all tensors that are not equal, whatever explains them.
     """
     faults: list[Fault] = []
+    if not findings:
+        return faults, findings
     for what, number in (("experts", expert_in), ("layers", layer_in)):
         numbered = {n: (n[: at.start("k")], int(at["k"])) for n in logical if (at := number(n))}
         for kind in WHOLE:

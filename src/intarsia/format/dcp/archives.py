@@ -22,7 +22,7 @@ from intarsia.format.torch_file.torch_zip import (
     read_payload,
 )
 from intarsia.format.torch_file.zip_directory import Read, exactly
-from intarsia.layout import Layout, Loop, Piece
+from intarsia.layout import Loop, Piece, whole
 from intarsia.planning.manifest import Chunk, Entry, Stored
 from intarsia.store.reading.folder import Folder
 
@@ -61,7 +61,7 @@ class Archives(Format):
 
 def stored_of(record: TensorRecord) -> Stored:
     """A tensor of the metadata, as its own layout."""
-    layout = Layout.of(record.name, record.shape)
+    layout = whole(record.name, record.shape)
     return Stored(record.name, record.dtype, layout, record.chunks, key=record.name)
 
 

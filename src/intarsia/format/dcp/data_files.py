@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from itertools import pairwise
 from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from intarsia.errors import FormatError, few
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.dcp.metadata import MAX_METADATA_BYTES, METADATA, Metadata, read_metadata
 from intarsia.mesh import Shape
+from intarsia.planning.manifest import Chunk, Entry
 from intarsia.quantity import human
 from intarsia.store.reading.folder import Folder
 
@@ -32,8 +36,8 @@ def metadata_of(folder: Folder, complain: Complain = refuse) -> Metadata:
 def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse) -> dict[str, int]:
     """The sizes of the data files; complain where one is absent or too short."""
     claims = _claims(metadata)
-    ends = {file: max(end for _, end in held) for file, held in claims.items()}
-    shared = _shared(metadata) if any(map(_overlap, claims.values())) else {}
+    ends = {file: int(held.ends.max()) for file, held in claims.items()}
+    shared = _shared(metadata) if any(held.may_overlap for held in claims.values()) else {}
     reported: list[FormatError] = []
 
     def report(error: FormatError, *files: str) -> None:
@@ -44,7 +48,7 @@ def check_files(folder: Folder, metadata: Metadata, complain: Complain = refuse)
     if absent:
         error = FormatError(
             f"{folder.root} lacks {len(absent)} of {len(ends)} data files"
-            f" ({sum(len(claims[f]) for f in absent)} chunks): {few(absent, 4)}",
+            f" ({sum(len(claims[f].ends) for f in absent)} chunks): {few(absent, 4)}",
             hint="restore the files, or use a complete checkpoint",
             kind="file-missing",
         )
@@ -88,22 +92,33 @@ def _hollow(folder: Folder, metadata: Metadata, held_bytes: int) -> FormatError 
     return None
 
 
-def _claims(metadata: Metadata) -> dict[str, list[tuple[int, int]]]:
-    """By file, the first byte of all that it holds, and the one after the last; in that order."""
-    found = defaultdict[str, list[tuple[int, int]]](list)
-    for tensor in metadata.tensors.values():
-        for c in tensor.chunks:
-            found[c.file].append((c.start_bytes, c.start_bytes + c.length_bytes))
-    for o in metadata.objects.values():
-        found[o.file].append((o.start_bytes, o.start_bytes + o.length_bytes))
-    for claims in found.values():
-        claims.sort()
-    return found
+class _Claims(NamedTuple):
+    """The first byte of all that a file holds, and the one after the last; in that order."""
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    @property
+    def may_overlap(self) -> bool:
+        """Whether two of them may share a byte; one of no bytes inside another shares none."""
+        return bool((self.starts[1:] < self.ends[:-1]).any())
 
 
-def _overlap(claims: list[tuple[int, int]]) -> bool:
-    """Whether two of them may share a byte; one of no bytes inside another shares none."""
-    return any(start < end for (_, end), (start, _) in pairwise(claims))
+def _claims(metadata: Metadata) -> dict[str, _Claims]:
+    """What is held by each file."""
+    held: list[Chunk | Entry] = [c for t in metadata.tensors.values() for c in t.chunks]
+    held += metadata.objects.values()
+    starts = np.array([x.start_bytes for x in held], np.int64)
+    ends = starts + np.array([x.length_bytes for x in held], np.int64)
+    numbers = {file: number for number, file in enumerate(dict.fromkeys(x.file for x in held))}
+    files = np.array([numbers[x.file] for x in held], np.int64)
+    order = np.lexsort((ends, starts, files))
+    files, starts, ends = files[order], starts[order], ends[order]
+    cuts = np.searchsorted(files, np.arange(len(numbers) + 1))
+    return {
+        file: _Claims(starts[cuts[k] : cuts[k + 1]], ends[cuts[k] : cuts[k + 1]])
+        for file, k in numbers.items()
+    }
 
 
 def _shared(metadata: Metadata) -> dict[str, tuple[str, str]]:

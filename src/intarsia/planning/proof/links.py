@@ -45,6 +45,7 @@ class Links:
         self._templates = templates
         self._tilings: dict[tuple[Shape, int], tuple[Sequence[Box], TilingFault | None]] = {}
         self._stored: dict[int, tuple[Stored, Gap | None]] = {}
+        self._sizes: dict[int, tuple[tuple[Box, ...], Sequence[int]]] = {}
         self._tensors: dict[str, tuple[Gap, ...]] = {}
         self._places: dict[int, tuple[Layout, int]] = {}
         self._counts: dict[Any, tuple[int, int]] = {}
@@ -65,20 +66,28 @@ class Links:
     def _stored_fault(self, stored: Stored) -> Gap | None:
         name, size = stored.key or stored.name, stored.dtype.itemsize
         tensor = next(iter(stored.layout.tensors), stored.name)
-        fault = self.tiling(stored.shape, self._templates.boxes_of(stored))
+        boxes = self._templates.boxes_of(stored)
+        fault = self.tiling(stored.shape, boxes)
         if fault is not None:
             outside = "chunks-overlap" if fault.overlap else "chunk-mismatch"
             kind = "elements-missing" if fault.missing else outside
             text = f"the chunks of `{name}` do not tile it: {fault}"
             return Gap(tensor, fault.missing, text, kind)
-        for chunk in stored.chunks:
-            if chunk.length_bytes < chunk.box.size * size:
+        for chunk, count in zip(stored.chunks, self._sizes_of(boxes), strict=True):
+            if chunk.length_bytes < count * size:
                 text = (
                     f"chunk {chunk.box} of `{name}` needs {chunk.box.size * size:,} bytes,"
                     f" {chunk.length_bytes:,} are stored at byte {chunk.start_bytes:,} of {chunk.file}"
                 )
                 return Gap(tensor, chunk.box.size, text, "chunk-mismatch")
         return next(self.part_faults(name, stored.value, stored.layout), None)
+
+    def _sizes_of(self, boxes: tuple[Box, ...]) -> Sequence[int]:
+        """The elements of each box; `boxes` are the one object for all that are cut alike."""
+        held = self._sizes.get(id(boxes))
+        if held is None:
+            held = self._sizes[id(boxes)] = boxes, [box.size for box in boxes]
+        return held[1]
 
     def part_faults(self, name: str, value: Value, layout: Layout) -> Iterator[Gap]:
         """What is wrong with the parts that a value needs: one that is not there, or not for each element."""

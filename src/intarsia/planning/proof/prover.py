@@ -199,7 +199,7 @@ class Prover:
         name = layout.pieces[0].tensor
         if name not in self.src.logical:
             return False
-        if self.links.whole_source(name) is None and self.links.tensor_faults(name):
+        if self.links.tensor_faults(name):
             return False
         return self.links.tiling(layout.shape, boxes) is None
 
@@ -254,7 +254,11 @@ class Prover:
     def _at_a_glance(self, name: str) -> Proven | None:
         """The proof of a logical tensor that was proven before, or that one chunk holds as it is."""
         found = self._proven.get(name)
-        if found is None and (stored := self.links.whole_source(name)) is not None:
+        if found is not None:
+            return found
+        known = name in self._whole
+        stored = self.src.stored[name] if known else self.links.whole_source(name)
+        if stored is not None:
             x = self.src.logical[name]
             target = Target(name, x.dtype, stored.layout, (stored.chunks[0].box,))
             found = Proven(self.src, target, (stored,), _KEY, is_one_chunk=True)
@@ -270,8 +274,11 @@ class Prover:
 
     def all(self) -> None:
         """Raise unless every stored and every logical tensor is proven."""
-        found = [fault for s in self.src.stored.values() if (fault := self.links.stored_fault(s))]
-        found += [fault for name in self.src.logical for fault in self.links.tensor_faults(name)]
+        stored, whole, links = self.src.stored, self._whole, self.links
+        rest = [stored[name] for name in stored if name not in whole]
+        found = [fault for s in rest if (fault := links.stored_fault(s)) is not None]
+        unseen = (name for name in self.src.logical if name not in whole)
+        found += [fault for name in unseen for fault in links.tensor_faults(name)]
         if found:
             self.refuse(found)
 

@@ -102,6 +102,7 @@ class Templates:
         self._known: dict[Hashable, Template] = {}
         self._kinds: dict[Hashable, int] = {}
         self._boxes: dict[tuple[Box, ...], tuple[Box, ...]] = {}
+        self._by_id: dict[tuple[int, ...], tuple[tuple[Box, ...], tuple[Box, ...]]] = {}
         self._held: dict[int, tuple[Stored, Mapping[str, Sequence[Piece]]]] = {}
         self._kept: list[Hashable] = []
 
@@ -146,7 +147,12 @@ class Templates:
     def boxes_of(self, stored: Stored) -> tuple[Box, ...]:
         """The boxes of a tensor's chunks, the same object for all that are cut alike."""
         boxes = tuple([chunk.box for chunk in stored.chunks])
-        return self._boxes.setdefault(boxes, boxes)
+        ids = tuple(map(id, boxes))
+        known = self._by_id.get(ids)
+        if known is None:
+            # They are kept with their identities, so that no others come to have those.
+            known = self._by_id[ids] = boxes, self._boxes.setdefault(boxes, boxes)
+        return known[1]
 
 
 def _recipe(layout: Layout, box: Box, sources: tuple[Stored, ...], held_of: HeldOf) -> Recipe:
