@@ -44,6 +44,15 @@ def test_what_real_frameworks_wrote_is_sound(path: Path) -> None:
         assert known.family is not None
 
 
+def test_a_batch_norm_begins_with_means_of_zero(tmp_path: Path) -> None:
+    tensors = {"stem.conv.weight": normal_tensor((8, 3, 3, 3), torch.float32)}
+    tensors |= {f"stem.batch_norm.{word}": torch.ones(8) for word in ("weight", "running_var")}
+    tensors |= {f"stem.batch_norm.{word}": torch.zeros(8) for word in ("bias", "running_mean")}
+    assert intarsia.verify(write_hf(tmp_path / "fresh", tensors))
+    tensors["stem.batch_norm.weight"] = torch.zeros(8)
+    assert not intarsia.verify(write_hf(tmp_path / "lost", tensors))
+
+
 @pytest.mark.parametrize(
     "name", ["qwen3_next", "gemma3_text", "deepseek_v3", "qwen2_vl", "gpt_oss"]
 )

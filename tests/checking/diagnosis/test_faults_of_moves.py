@@ -45,6 +45,20 @@ def test_tensors_that_no_module_tells_apart_go_by_their_own_words() -> None:
     ]
 
 
+def test_moments_under_each_other_s_names_go_by_their_kinds() -> None:
+    mean, square = (f"optimizer.{kind}.{{}}" for kind in ("exp_avg", "exp_avg_sq"))
+    both = [(square.format(x), mean.format(x)) for x in (GATE, UP)]
+    found = [moved(a, b, "B") for pair in both for a, b in (pair, pair[::-1])]
+    names = tuple(name for pair in both for name in pair)
+    assert texts(*found, names=names) == ["exp_avg and exp_avg_sq hold each other's values in B"]
+    assert texts(moved(UP, mean.format(UP), "A"), names=(UP, mean.format(UP))) == [
+        "the weight holds the values of exp_avg in A"
+    ]
+    assert texts(moved(mean.format(UP), mean.format(GATE), "A")) == [
+        "up_proj holds the values of gate_proj in A"
+    ]
+
+
 def test_a_swap_in_one_layer_and_half_of_one_in_another_are_two_faults() -> None:
     gate, up = GATE.replace("0", "1"), UP.replace("0", "1")
     assert texts(moved(GATE, UP, "B"), moved(UP, GATE, "B"), moved(gate, up, "B")) == [

@@ -93,6 +93,11 @@ def _constant(found: re.Match[str]) -> Claim:
     return _nearly_all(holds) if found["nearly"] else _all(holds)
 
 
+def _steps(found: re.Match[str]) -> Claim:
+    a, b = float(found["a"]), float(found["b"])
+    return lambda x, y: np.asarray((x.numbers == a) & (y.numbers == b))
+
+
 def _times(found: re.Match[str]) -> Claim:
     n = float(found["n"])
 
@@ -171,6 +176,7 @@ FORMS: list[tuple[str, Callable[[re.Match[str]], Claim]]] = [
         _turnable(lambda x, y: np.asarray((np.isnan(y.numbers) & ~np.isnan(x.numbers)) | ~differ_at(x, y))),
     ),
     (r"(?P<side>A|B) is (?:A|B) rounded to (?P<type>\w+)", _rounded),
+    (r"step (?P<a>[-\d.e+]+) in A, (?P<b>[-\d.e+]+) in B", _steps),
     (r"signs flipped", lambda found: lambda x, y: np.asarray(y.numbers == -x.numbers)),
     (r"one bit of an element flipped", lambda found: _one_bit),
     (rf"(?P<nearly>nearly )?every element of (?P<side>A|B) is {N}", _constant),

@@ -34,6 +34,9 @@ _FEWEST_ROWS = 4
 _STARTS_AT_ZERO = re.compile(r"lora_(embedding_)?(B|up)\b|lora_B|ia3_l|\.gate_(attn|mlp)$")
 """Adapters that are zero until they are trained, in some layers or in all."""
 
+_STARTS_EMPTY = ("bias", "running_mean")
+"""What a norm begins with as zeros."""
+
 
 def zero_block(
     stats: ItemStats,
@@ -153,7 +156,7 @@ def zero_tensors(found: Sequence[ItemStats], content: Content) -> Iterator[Fault
         for p in stats.matrices:
             place = p.unit.place
             matrix = min(p.unit.rows, p.unit.columns) > 1
-            norm = "norm" in place.template and not place.template.endswith("bias")
+            norm = "norm" in place.template and not place.template.endswith(_STARTS_EMPTY)
             is_judged = matrix and not place.is_rare if place.is_moment else matrix or norm
             vector = (
                 not matrix and not place.kind and p.unit.columns > 1 and place.layer is not None

@@ -19,6 +19,7 @@ from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.moves import find_moves
 from intarsia.checking.diagnosis.hypotheses.shapes import find_reshaped
 from intarsia.checking.diagnosis.search import explain, unexplained, with_place
+from intarsia.checking.diagnosis.steps import find_steps
 from intarsia.checking.diagnosis.summary import missing, summarise
 from intarsia.checking.diagnosis.tied import find_untied
 from intarsia.checking.diagnosis.where.chunks import whereabouts_of
@@ -80,6 +81,8 @@ def diagnose(
             found[u.pair] = Finding(u.pair.a.name, u.kind, u.text, u.text, u.text, n, n)
         elif (untied := find_untied(a, b, u.pair, budget)) is not None:
             found[u.pair] = untied
+        elif (counted := find_steps(a, b, u.pair)) is not None:
+            found[u.pair] = counted
         else:
             open_[u.pair] = Evidence(a, b, u.pair, u.first, thrifty)
     for pair, move in find_moves(list(open_.values())).items():

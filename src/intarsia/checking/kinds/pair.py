@@ -60,6 +60,7 @@ _OF_TWO = (
     ("zero", "numbers had been lost: one side is zero", LOST),
     ("nan", "numbers had been lost: one side is NaN", LOST),
     ("constant", "numbers had been initialised again on one side, such as norms of ones", LOST),
+    ("steps-differ", "the optimizer of one side had counted other steps", "take both of one step of training; where one of the two was trained further, use `intarsia diff A B`"),
     ("bits-flipped", "single bits had flipped", LOST),
     ("damaged-pages", "whole 4 KiB pages, or 512-byte sectors, of a file had been lost or overwritten: a disk's damage, or an incomplete write", LOST),
     ("padding", "only the last rows of a vocabulary differed: they are padding", "no token uses these rows: remove the padding, or ignore it"),

@@ -11,11 +11,14 @@ from intarsia.checking.diagnosis.names import listed, where
 from intarsia.checking.diagnosis.rearranged.matching import blocks_of
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import expert_of, layer_of, without_expert, without_layer
+from intarsia.state.names import kind_of
 
 GATED = ({"gate_proj", "up_proj"}, {"w1", "w3"})
 SWAPPED = "gate-up-swapped"
 MOVED = "tensors-swapped"
 """A name that holds another name's values, and no more is known."""
+
+WEIGHT = "the weight"
 
 Map = dict[int, int]
 
@@ -99,7 +102,13 @@ def _kind(move: Move) -> tuple[str, ...]:
 
 
 def _roles(to: str, source: str) -> tuple[str, str]:
-    """What two tensors are called for short: their modules, or their own words where modules do not tell them apart."""
+    """What two tensors are called for short: their modules, or their own words where modules do not tell them apart.
+
+    Two states of unlike kinds, or a state and a weight, are called by their kinds.
+    """
+    kinds = kind_of(to) or WEIGHT, kind_of(source) or WEIGHT
+    if kinds[0] != kinds[1]:
+        return kinds
     one, other = (without_expert(without_layer(name)).split(".") for name in (to, source))
     modules = (one[-2:][0], other[-2:][0])
     alike = modules[0] == modules[1] or "*" in modules
