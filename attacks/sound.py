@@ -43,7 +43,7 @@ def blob(shape: tuple[int, ...] = (4,)) -> bytes:
     for n in shape:
         size *= n
     wrap, data = frame(F32, shape), bytes(size)
-    return wrap.head(crc32(data)) + data + wrap.tail(crc32(data))
+    return wrap.head + data + wrap.tail(crc32(data))
 
 
 def dcp(folder: Path, metadata: bytes | None = None, data: bytes | None = None) -> Path:

@@ -28,8 +28,7 @@ def prepare(window_bytes: int, *, eager: bool, moving: bool = False) -> None:
 
     Budget.window_bytes = property(lambda _: window_bytes)  # type: ignore[assignment,method-assign]
     if moving:
-        strips.LEAST_BYTES = strips.LEAST_BYTES_OF_MANY = 1
-        strips.LEAST_STRIP_BYTES = 0
+        strips.LEAST_BYTES = 1
     if eager:
         journal.LEAST_SECONDS, journal.REST = 0.0, 0
         written_files.WRITEBACK_BYTES = 1

@@ -52,16 +52,3 @@ def test_a_file_that_cannot_be_written_raises_what_python_raises(tmp_path: Path)
     with pytest.raises(OSError, match="No space left"):
         write_buffers(fd, 0, [bytes(200_000)])
     os.close(fd)
-
-
-def test_large_buffers_among_small_ones_are_not_copied_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def join(*_: object) -> int:
-        raise AssertionError("large buffers were copied")
-
-    monkeypatch.setattr(pwrite, "_write_joined", join)
-    large = memoryview(bytearray(100_000))
-    with open(tmp_path / "file", "w+b") as file:
-        pwrite.write_all(file.fileno(), 0, [b"gap", b"head", large, b"tail"] * 32)
-    assert (tmp_path / "file").stat().st_size == 32 * (100_000 + 11)

@@ -20,10 +20,8 @@ from intarsia.layout import Layout, concat, padding
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
 from intarsia.planning.proof import prover_of
-from intarsia.run import execute
 from intarsia.run.budget import Budget
 from intarsia.run.execute import Execution, adjoin
-from intarsia.run.filled import Filled
 from intarsia.run.gather import gather
 from intarsia.run.source import Source
 from intarsia.run.sums.tally import Tally
@@ -67,39 +65,6 @@ def test_every_window_and_every_number_of_threads_gives_the_same_bytes(
     assert files_of(tmp_path / "dcp") == files_of(sharded)
     intarsia.convert(tmp_path / "dcp", tmp_path / "hf", to="hf", workers=workers)
     assert_same(read_hf(tmp_path / "hf"), model(CONFIG))
-
-
-def test_windows_that_are_cut_alike_move_together_whatever_else_is_among_them(
-    tmp_path: Path, monkeypatch
-) -> None:
-    kinds = (
-        (torch.bfloat16, (6, 5)),
-        (torch.float32, (6, 5)),
-        (torch.bfloat16, (5, 6)),
-        (torch.uint8, (6, 5)),
-    )
-    state = {
-        f"{name}{k}": torch.randint(0, 200, shape).to(dtype)
-        for k in range(3)
-        for name, (dtype, shape) in zip("abcd", kinds, strict=True)
-    }
-    src = write_hf(tmp_path / "src", state)
-    alike: list[list[str]] = []
-    honest = execute.cut_boxes
-
-    def noted(targets: list[Target], *rest: Any) -> Filled:
-        alike.append([target.name for target in targets])
-        return honest(targets, *rest)
-
-    monkeypatch.setattr(execute, "cut_boxes", noted)
-    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: 1 << 20))
-    for to, mesh in (("dcp", "fsdp=4"), ("dcp", "fsdp=7"), ("hf", "")):
-        alike.clear()
-        out = tmp_path / f"{to}{mesh}"
-        intarsia.convert(src, out, to=to, mesh=mesh, workers=1)
-        assert sorted(map(sorted, alike)) == [[f"{name}{k}" for k in range(3)] for name in "abcd"]
-        assert_same(read_dcp(out) if to == "dcp" else read_hf(out), state)
-        assert intarsia.verify(src, out).equal
 
 
 def test_parts_of_one_tensor_that_begin_within_a_word_each_move_their_own_bytes(

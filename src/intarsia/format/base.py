@@ -88,7 +88,7 @@ class AbsentFiles(NamedTuple):
 
 
 class Wrapping(Protocol):
-    """Bytes around the elements of a chunk; they depend on the elements' checksum."""
+    """Bytes around the elements of a chunk; those after them depend on the elements' checksum."""
 
     @property
     def start_bytes(self) -> int: ...
@@ -96,7 +96,11 @@ class Wrapping(Protocol):
     @property
     def length_bytes(self) -> int: ...
 
-    def head(self, crc: int) -> bytes: ...
+    @property
+    def head(self) -> bytes: ...
+
+    def tails(self, crcs: NDArray[np.uint32]) -> NDArray[np.uint8]:
+        """What follows the elements, in a row for each CRC-32 that they may have."""
 
     def tail(self, crc: int) -> bytes: ...
 

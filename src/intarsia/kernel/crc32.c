@@ -7,19 +7,44 @@
 
 #include <string.h>
 
+#define POLYNOMIAL 0xEDB88320u
+
 static uint32_t table[8][256];
+static uint32_t powers[64]; /* what 2**k bytes of zeros multiply a remainder with */
+
+/* The product of two remainders, modulo the polynomial; the highest bit is that of x**0. */
+static uint32_t times(uint32_t a, uint32_t b)
+{
+    uint32_t product = 0;
+    for (; a; a <<= 1) {
+        product ^= a >> 31 ? b : 0;
+        b = b >> 1 ^ (b & 1 ? POLYNOMIAL : 0);
+    }
+    return product;
+}
 
 __attribute__((constructor)) static void make_table(void)
 {
     for (uint32_t byte = 0; byte < 256; byte++) {
         uint32_t crc = byte;
         for (int bit = 0; bit < 8; bit++)
-            crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
+            crc = crc >> 1 ^ (crc & 1 ? POLYNOMIAL : 0);
         table[0][byte] = crc;
     }
     for (int k = 1; k < 8; k++)
         for (int byte = 0; byte < 256; byte++)
             table[k][byte] = table[k - 1][byte] >> 8 ^ table[0][table[k - 1][byte] & 255];
+    powers[0] = 1u << 23;
+    for (int k = 1; k < 64; k++)
+        powers[k] = times(powers[k - 1], powers[k - 1]);
+}
+
+uint32_t crc_shift(uint32_t crc, uint64_t zeros)
+{
+    for (int k = 0; crc && zeros; k++, zeros >>= 1)
+        if (zeros & 1)
+            crc = times(crc, powers[k]);
+    return crc;
 }
 
 static uint32_t by_table(uint32_t crc, const uint8_t *data, size_t length)

@@ -20,6 +20,9 @@ enum { DONE = 0, ENDED = 1 };
 /* The linear part of the CRC-32 of bytes that follow others with the remainder `before`. */
 uint32_t crc_remainder(uint32_t before, const uint8_t *data, size_t length);
 
+/* A remainder, after so many more bytes that are zero. */
+uint32_t crc_shift(uint32_t crc, uint64_t zeros);
+
 /* Both sums of bytes of a tensor, the first being its byte `start`, added to those of the bytes before. */
 struct sum {
     uint64_t pages;

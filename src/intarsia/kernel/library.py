@@ -18,7 +18,7 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 FILE = os.path.join(_FOLDER, f"kernel-{os.uname().machine}.so")
 """The library for machines of this kind: a source tree may be shared by several."""
 
-_CALLS = "equal_runs", "move", "read_runs", "sum_file", "survey", "write"
+_CALLS = "equal_runs", "move", "read_runs", "sum_file", "survey", "write", "write_pieces"
 """Those that say how they went: 0, a number of the system's below zero, or that a file ended."""
 
 _ENDED = 1

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from intarsia.kernel.library import LIBRARY, address, error_of
 from intarsia.kernel.room import Room
@@ -15,80 +14,82 @@ from intarsia.kernel.room import Room
 BLOCK_BYTES = 256 << 10
 """What is read, summed and written while it lies in a core's cache."""
 
+Strips = NDArray[Any]
+STRIP = np.dtype(
+    [(x, "u8") for x in ("rows", "row_bytes", "start", "after", "sum", "sources", "targets")]
+)
+"""Bytes that are rows, the first being byte `start` of a tensor, which has `after` bytes more after them.
 
-class Side(NamedTuple):
-    """What a file holds of the rows of a strip: `width` bytes of each from `offset` on, row after row from byte `at` on."""
+They count towards the sums of the number `sum`.  The strip has so many `sources` and `targets` among the sides; together
+each of both is each row.
+"""
 
-    file: str
-    at: int
-    offset: int
-    width: int
+Sides = NDArray[Any]
+SIDE = np.dtype([(x, "u8") for x in ("file", "at", "offset", "width", "box")])
+"""What a file holds of the rows of a strip: `width` bytes of each from `offset` on, row after row from byte `at` on.
 
-
-class Strip(NamedTuple):
-    """Bytes that are rows, the first being byte `start` of a tensor, and the files that they come from and go to.
-
-    The sides of `sources` together are each row, and so are those of `targets`.
-    """
-
-    rows: int
-    row_bytes: int
-    start: int
-    sources: Sequence[Side]
-    targets: Sequence[Side]
+Those of each strip follow each other, its sources first.  What a target is given belongs to a `box`, in the order of the strips.
+"""
 
 
 class Moved(NamedTuple):
-    """Both sums of a strip, as those of a run, and the remainder of the CRC-32 of what each target was given."""
+    """Both sums of each number in its tensor; of each box the remainder of its CRC-32, and its bytes."""
 
-    pages: int
-    crc: int
-    target_crcs: Sequence[int]
+    pages: NDArray[np.uint64]
+    crcs: NDArray[np.uint32]
+    box_crcs: NDArray[np.uint32]
+    box_bytes: NDArray[np.uint64]
 
 
 class MoveError(Exception):
-    """A system call that failed, and the side it was for, counted over all strips, the sources of each first."""
+    """A system call that failed, and the number of the side, or of the piece, that it was for."""
 
-    def __init__(self, side: int, error: OSError | EOFError) -> None:
-        super().__init__(side, error)
-        self.side = side
+    def __init__(self, number: int, error: OSError | EOFError) -> None:
+        super().__init__(number, error)
+        self.number = number
         self.error = error
 
 
 _room = Room(2 * BLOCK_BYTES)
 
 
-def move(
-    strips: Sequence[Strip], read: Mapping[str, int], written: Mapping[str, int]
-) -> list[Moved]:
-    """Move strips, one after another; raise `MoveError` at the first call that fails.
+def move(strips: Strips, sides: Sides, sums: int, boxes: int) -> Moved:
+    """Move strips between open files, one after another, for so many `sums` and `boxes`.
 
-    `read` and `written` are the descriptors of their files.
+    Raise `MoveError` at the first call that fails.
     """
     assert LIBRARY is not None
-    asked = np.array([[*x[:3], len(x.sources), len(x.targets)] for x in strips], np.uint64)
-    given = np.array(
-        [
-            (files[side.file], *side[1:])
-            for x in strips
-            for files, sides in ((read, x.sources), (written, x.targets))
-            for side in sides
-        ],
-        np.uint64,
-    )
-    of_each = np.repeat(asked[:, 1], (asked[:, 3] + asked[:, 4]).astype(np.int64))
-    if not (given[:, 2:].sum(1) <= of_each).all() or not (of_each <= BLOCK_BYTES).all():
+    assert (strips.dtype, sides.dtype) == (STRIP, SIDE)
+    assert all(x.flags.c_contiguous for x in (strips, sides))
+    of_each = (strips["sources"] + strips["targets"]).astype(np.int64)
+    rows = np.repeat(strips["row_bytes"], of_each)
+    within = (sides["offset"] <= rows) & (sides["width"] <= rows - sides["offset"])
+    known = (strips["sum"] < sums).all() and (sides["box"] < boxes).all()
+    within &= (rows > 0) & (rows <= BLOCK_BYTES)
+    if of_each.sum() != len(sides) or not known or not within.all():
         raise ValueError("a side is no part of the rows of its strip, or those are too long")
-    pages, crcs = np.empty(len(strips), np.uint64), np.empty(len(strips), np.uint32)
-    side_crcs, stopped = np.zeros(len(given), np.uint32), np.zeros(1, np.uint64)
-    count, block_bytes = ctypes.c_uint64(len(strips)), ctypes.c_uint64(BLOCK_BYTES)
-    outs = address(pages), address(crcs), address(side_crcs), address(_room.bytes)
-    given_at = address(asked), address(given)
-    went = LIBRARY.intarsia_move(count, *given_at, *outs, block_bytes, address(stopped))
-    if went:
+    found = Moved(
+        np.zeros(sums, np.uint64),
+        np.zeros(sums, np.uint32),
+        np.zeros(boxes, np.uint32),
+        np.zeros(boxes, np.uint64),
+    )
+    stopped = np.zeros(1, np.uint64)
+    places = map(address, (strips, sides, *found, _room.bytes))
+    block_bytes = ctypes.c_uint64(BLOCK_BYTES)
+    count = ctypes.c_uint64(len(strips))
+    if went := LIBRARY.intarsia_move(count, *places, block_bytes, address(stopped)):
         raise MoveError(int(stopped[0]), error_of(went))
-    of_sides = iter(side_crcs.tolist())
-    return [
-        Moved(*both, list(islice(of_sides, len(x.sources) + len(x.targets)))[len(x.sources) :])
-        for x, both in zip(strips, zip(pages.tolist(), crcs.tolist(), strict=True), strict=True)
-    ]
+    return found
+
+
+def write_pieces(pieces: NDArray[np.uint64]) -> None:
+    """Write pieces of memory, whose rows are open files, bytes of these, addresses and lengths.
+
+    Those that follow each other are written together.  Raise `MoveError` at the first call that fails.
+    """
+    assert LIBRARY is not None
+    assert (pieces.dtype, len(pieces), pieces.flags.c_contiguous) == (np.dtype("u8"), 4, True)
+    stopped, count = np.zeros(1, np.uint64), ctypes.c_uint64(pieces.shape[1])
+    if went := LIBRARY.intarsia_write_pieces(count, *map(address, pieces), address(stopped)):
+        raise MoveError(int(stopped[0]), error_of(went))

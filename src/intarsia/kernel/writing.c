@@ -45,3 +45,21 @@ EXPORT int64_t intarsia_write(int file, uint64_t at, uint64_t count, const uint6
     }
     return DONE;
 }
+
+/* Write pieces to files: piece k is `lengths[k]` bytes at `data[k]`, for byte `at[k]` of `files[k]`.  Those that follow
+ * each other are written by one call.  Where that fails, `stopped` is the first of them. */
+EXPORT int64_t intarsia_write_pieces(uint64_t count, const uint64_t *files, const uint64_t *at, const uint64_t *data,
+                                     const uint64_t *lengths, uint64_t *stopped)
+{
+    for (uint64_t first = 0, k; first < count; first = k) {
+        uint64_t end = at[first] + lengths[first];
+        for (k = first + 1; k < count && files[k] == files[first] && at[k] == end; k++)
+            end += lengths[k];
+        int64_t went = intarsia_write((int)files[first], at[first], k - first, data + first, lengths + first);
+        if (went != DONE) {
+            *stopped = first;
+            return went;
+        }
+    }
+    return DONE;
+}

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from intarsia.errors import CoverageError
-from intarsia.format.base import Arrangement, Slot
+from intarsia.format.base import Arrangement, Slot, Wrapping
 from intarsia.kernel.library import has_kernel
 from intarsia.mesh import Box
 from intarsia.planning.copy import layout_of_box
@@ -24,21 +26,19 @@ from intarsia.planning.manifest import Target
 from intarsia.planning.proof import Proven
 from intarsia.planning.together import Group, partners, windows_together
 from intarsia.planning.window import windows_beside
-from intarsia.run import strips
-from intarsia.run.budget import MANY, Budget
-from intarsia.run.filled import Filled, Rows, cut_boxes
+from intarsia.run.budget import Budget
+from intarsia.run.filled import Filled, cut_boxes
 from intarsia.run.gather import Fill, Straight, gather
+from intarsia.run.moves import Movable, movable_windows, move_windows
 from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sharing import in_steps, share_out
-from intarsia.run.slots import BoxInWindow, Slots
+from intarsia.run.slots import Slots
 from intarsia.run.source import Source
-from intarsia.run.strips import InStrips, in_strips
+from intarsia.run.strips import StripPlans
 from intarsia.run.sums.checksum import join
 from intarsia.run.sums.hashing import add_to, merged
-from intarsia.run.sums.neighbours import Neighbours, Run
 from intarsia.run.sums.tally import Sums, Tallied, Tally
 from intarsia.run.written import Part, Written, unfinished
-from intarsia.store.moving import move
 from intarsia.store.writing.staging import Staging
 from intarsia.value import Window
 from intarsia.value.bits import bits_dtype
@@ -123,30 +123,26 @@ class Execution:
             for each in self._slots.pattern(proven.target.name).cut(window).boxes
         }
 
+    @cached_property
+    def _plans(self) -> StripPlans:
+        return StripPlans(self._slots, self.tally.sizes)
+
     def step(self, step: Step) -> list[Part]:
         """Fill the windows of one step and write them; the parts whose slots await other steps."""
-        source = replace(self.source, losses=Counter())
-        apart, others = self._in_strips(step, source)
-        moved = self._move(apart, source)
-        filled, tallied = self._fill(others, source)
-        blocks: Blocks = defaultdict(list)
-        for x, one in zip(apart, moved, strict=True):
-            self._put_around(x, one, blocks)
-        self._put(zip(filled, tallied, strict=True), blocks)
-        for file, each in blocks.items():
-            for at, buffers in adjoin(each):
-                self.staging.write(file, at, buffers)
-        sums = merged(one.sums for one in (*moved, *tallied))
-        windows = [(x.target, x.window) for x in apart]
-        windows += [(target, x.window) for x in filled for target in x.targets]
-        crcs = chain(
-            (tuple(crc for (crc,) in one.crcs) for one in moved),
-            *(
-                zip(*one.crcs, strict=True) if one.crcs else [()] * len(x.targets)
-                for x, one in zip(filled, tallied, strict=True)
-            ),
+        source, movable = replace(self.source, losses=Counter()), list[Movable]()
+        if has_kernel() and self.staging.can_move:
+            movable, step = movable_windows(step, self._plans, source, self._slots)
+        moved = move_windows(source, self.staging, movable)
+        filled = self._fill(step, source)
+        tallied = [self.tally.of(x) for x in filled]
+        self._put(filled, tallied)
+        sums = merged([moved.sums, *(one.sums for one in tallied)])
+        written = Written(
+            (*moved.windows, *((x.target, x.window) for x in filled)),
+            (*moved.crcs, *(one.crcs for one in tallied)),
+            source.losses,
+            sums,
         )
-        written = Written(tuple(windows), tuple(crcs), source.losses, sums)
         self.record(written)
         with self._counting:
             self.source.losses.update(source.losses)
@@ -154,112 +150,46 @@ class Execution:
             self.progress(written.nbytes)
         return unfinished(written, self._slots)
 
-    def _in_strips(self, step: Step, source: Source) -> tuple[list[InStrips], Step]:
-        """The windows of a step that are moved from file to file; and the others."""
-        if not has_kernel() or not self.staging.can_move:
-            return [], step
-        many = self.budget.workers >= MANY
-        least_bytes = strips.LEAST_BYTES_OF_MANY if many else strips.LEAST_BYTES
-        found, others = list[InStrips](), list[tuple[Proven, Box]]()
-        for proven, window in step:
-            name, one = proven.target.name, None
-            if window.size * proven.target.dtype.itemsize >= least_bytes:
-                cut = self._slots.pattern(name).cut(window)
-                one = in_strips(source, proven, window, cut, self._slots[name])
-            if one is None:
-                others.append((proven, window))
-            else:
-                found.append(one)
-        return found, tuple(others)
-
-    def _move(self, windows: Sequence[InStrips], source: Source) -> list[Tallied]:
-        """Move windows from file to file; their sums."""
-        if not windows:
-            return []
-        every = [strip for x in windows for strip in x.strips]
-        moved = iter(move(source.folder, self.staging, every))
-        return [x.tallied(islice(moved, len(x.strips)), self.tally.sizes) for x in windows]
-
-    def _fill(self, step: Step, source: Source) -> tuple[list[Filled], list[Tallied]]:
-        """The windows of a step in this thread's memory, cut into the boxes of slots, and their sums."""
-        small, alone = self._alike(step)
-        together = Neighbours([run for alike in small for _, _, run in alike])
-        at = together.nbytes
-        memory, room = self._room.take(at + nbytes_of(alone)), self._boxes.take(nbytes_of(step))
-        views = iter(together.views(memory[:at]))
+    def _fill(self, step: Step, source: Source) -> list[Filled]:
+        """The windows of a step in this thread's memory, cut into the boxes of slots."""
+        lengths = [nbytes_of([each]) for each in step]
+        wholes = in_parts(self._room.take(sum(lengths)), lengths)
+        rooms = in_parts(self._boxes.take(sum(lengths)), lengths)
         fills: list[Fill | Straight] = []
-        for proven, window, _ in chain(*small):
-            fills += source.fill_box(proven, window, next(views))
-        wholes = in_parts(memory[at:], [nbytes_of([each]) for each in alone])
-        for (proven, window), whole in zip(alone, wholes, strict=True):
+        for (proven, window), whole in zip(step, wholes, strict=True):
             fills += source.fill_box(proven, window, whole)
         gather(source.folder, fills)
-        filled, first = list[Filled](), 0
-        for alike in small:
-            rows = together.rows(memory[:at], first, len(alike))
-            proofs, (window, *_), runs = zip(*alike, strict=True)
-            filled.append(self._cut(proofs, window, rows, room, runs))
-            room, first = room[rows.size :], first + len(alike)
-        for (proven, window), whole in zip(alone, wholes, strict=True):
-            cut = self._cut([proven], window, whole.reshape(1, -1), room)
-            if proven.target.value.parts:
-                cut = replace(cut, parts=_parts(source, proven.target, window))
-            filled.append(cut)
-            room = room[len(whole) :]
-        return filled, self.tally.of_each(filled, together, memory[:at])
-
-    def _alike(self, step: Step) -> tuple[Collection[Sequence[tuple[Proven, Box, Run]]], Step]:
-        """The windows of a step that are summed together, in groups that are cut alike; and the others."""
-        small: dict[Hashable, list[tuple[Proven, Box, Run]]] = {}
-        alone: list[tuple[Proven, Box]] = []
-        for proven, window in step:
+        filled = list[Filled]()
+        for (proven, window), whole, room in zip(step, wholes, rooms, strict=True):
             target = proven.target
-            run = self.tally.run_of(target, window)
-            if run is None:
-                alone.append((proven, window))
-            else:
-                key = self._slots.pattern(target.name), window, target.dtype, run.start_bytes & 7
-                small.setdefault(key, []).append((proven, window, run))
-        return small.values(), tuple(alone)
+            cut = self._slots.pattern(target.name).cut(window)
+            boxes = cut_boxes(target.dtype, window, cut, whole, room)
+            parts = _parts(source, target, window) if target.value.parts else {}
+            filled.append(Filled(target, window, cut, whole, boxes, parts))
+        return filled
 
-    def _cut(
-        self,
-        proofs: Sequence[Proven],
-        window: Box,
-        rows: Rows,
-        room: Bytes,
-        runs: Sequence[Run] | None = None,
-    ) -> Filled:
-        targets = [proven.target for proven in proofs]
-        cut = self._slots.pattern(targets[0].name).cut(window)
-        return cut_boxes(targets, window, cut, rows, runs, room)
-
-    def _put(self, filled: Iterable[tuple[Filled, Tallied]], blocks: Blocks) -> None:
-        """Boxes of slots, to be written; one that is all of its slot goes with its wrapping."""
-        for windows, tallied in filled:
-            slots = [self._slots[target.name] for target in windows.targets]
-            itemsize = windows.targets[0].dtype.itemsize
-            for each, rows, crcs in zip(
-                windows.cut.boxes, windows.boxes, tallied.crcs, strict=True
-            ):
-                first, number = each.first * itemsize, each.number
-                for of_target, row, crc in zip(slots, rows, crcs, strict=True):
-                    slot = of_target[number]
-                    before, after, lead_bytes = _around(slot, each, crc)
-                    at = slot.start_bytes + first - lead_bytes
-                    blocks[slot.file].append((at, [*before, row, *after]))
-
-    def _put_around(self, window: InStrips, tallied: Tallied, blocks: Blocks) -> None:
-        """What goes around the boxes of a window that was moved, to be written."""
-        slots, itemsize = self._slots[window.target.name], window.target.dtype.itemsize
-        for each, (crc,) in zip(window.cut.boxes, tallied.crcs, strict=True):
-            slot = slots[each.number]
-            before, after, lead_bytes = _around(slot, each, crc)
-            at = slot.start_bytes + each.first * itemsize
-            if before:
-                blocks[slot.file].append((at - lead_bytes, before))
-            if after:
-                blocks[slot.file].append((at + each.box.size * itemsize, after))
+    def _put(self, filled: Iterable[Filled], tallied: Iterable[Tallied]) -> None:
+        """Write boxes of slots; one that is all of its slot goes with its wrapping."""
+        boxes = [
+            (self._slots[x.target.name][each.number], each, x.target.dtype.itemsize, box, crc)
+            for x, found in zip(filled, tallied, strict=True)
+            for each, box, crc in zip(x.cut.boxes, x.boxes, found.crcs, strict=True)
+        ]
+        tails = _tails((slot.wrapping, crc) for slot, each, _, _, crc in boxes if each.whole)
+        blocks: Blocks = defaultdict(list)
+        for slot, each, itemsize, box, crc in boxes:
+            at, wrapping = slot.start_bytes + each.first * itemsize, slot.wrapping
+            buffers: list[Any] = [box]
+            if wrapping is not None and each.whole:
+                buffers = [wrapping.head, box, tails[id(wrapping), crc]]
+                at -= wrapping.start_bytes
+            if slot.gap_bytes and (not each.first if wrapping is None else each.whole):
+                buffers = [bytes(slot.gap_bytes), *buffers]
+                at -= slot.gap_bytes
+            blocks[slot.file].append((at, buffers))
+        for file, some in blocks.items():
+            for at, buffers in adjoin(some):
+                self.staging.write(file, at, buffers)
 
     def finish(self, parts: Sequence[Part], targets: Mapping[str, Target]) -> None:
         """Write what needs every part: the wrapping of slots that were written in stretches."""
@@ -278,7 +208,7 @@ class Execution:
     def _wrap(self, slot: Slot, crc: int, length_bytes: int) -> None:
         assert slot.wrapping is not None
         self.staging.write(
-            slot.file, slot.start_bytes - slot.wrapping.start_bytes, [slot.wrapping.head(crc)]
+            slot.file, slot.start_bytes - slot.wrapping.start_bytes, [slot.wrapping.head]
         )
         self.staging.write(slot.file, slot.start_bytes + length_bytes, [slot.wrapping.tail(crc)])
 
@@ -303,15 +233,17 @@ def _joined(parts: Sequence[Part], whole_bytes: int, name: str) -> int:
     return crc
 
 
-def _around(slot: Slot, each: BoxInWindow, crc: int) -> tuple[list[Any], list[Any], int]:
-    """What is written before and after a box of a slot, and how many bytes are before it."""
-    wrapping, gap_bytes = slot.wrapping, slot.gap_bytes
-    if wrapping is None:
-        return ([bytes(gap_bytes)], [], gap_bytes) if gap_bytes and not each.first else ([], [], 0)
-    if not each.whole:
-        return [], [], 0
-    before = [bytes(gap_bytes), wrapping.head(crc)] if gap_bytes else [wrapping.head(crc)]
-    return before, [wrapping.tail(crc)], gap_bytes + wrapping.start_bytes
+def _tails(wanted: Iterable[tuple[Wrapping | None, int]]) -> dict[tuple[int, int], Bytes]:
+    """What follows data with these CRC-32, by the wrapping and the CRC-32."""
+    alike: dict[int, tuple[Wrapping, dict[int, None]]] = {}
+    for wrapping, crc in wanted:
+        if wrapping is not None:
+            alike.setdefault(id(wrapping), (wrapping, {}))[1][crc] = None
+    return {
+        (key, crc): tail
+        for key, (wrapping, crcs) in alike.items()
+        for crc, tail in zip(crcs, wrapping.tails(np.array([*crcs], np.uint32)), strict=True)
+    }
 
 
 def adjoin(blocks: list[tuple[int, list[Any]]]) -> Iterator[tuple[int, list[Any]]]:

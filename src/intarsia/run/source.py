@@ -13,6 +13,7 @@ import numpy as np
 
 from intarsia.errors import CoverageError
 from intarsia.format.base import Format, Located
+from intarsia.kernel.comparing import NO_FILE
 from intarsia.layout import Layout, meet
 from intarsia.mesh import Box
 from intarsia.planning.copy import Copy, copies_into
@@ -22,6 +23,7 @@ from intarsia.run.gather import Fill, Front, Part, Straight, gather, read_fronts
 from intarsia.run.located import locate_chunk
 from intarsia.run.losses import Losses, Watch
 from intarsia.run.room import Bytes
+from intarsia.store.reading.comparing import Addresses, Runs, equal_runs
 from intarsia.store.reading.folder import Folder
 from intarsia.value import Change
 
@@ -224,16 +226,37 @@ class Source:
                 self._fronts[alike] = found.start_bytes - chunk.start_bytes, found.front
         return found
 
-    def starts(self, copies: Sequence[Copy]) -> list[int] | None:
-        """Where the elements of each copy's chunk begin in its file; None where they are in another order."""
-        near: dict[str, list[tuple[Stored, Chunk]]] = {}
-        for x in copies:
-            if (x.chunk.file, x.chunk.start_bytes) not in self._located:
-                near.setdefault(x.chunk.file, []).append((x.stored, x.chunk))
-        for file, wanted in near.items():
-            self.locate_near(file, wanted)
-        found = [self.locate(copy.stored, copy.chunk) for copy in copies]
-        return None if any(x.piece is not None for x in found) else [x.start_bytes for x in found]
+    def begins_near(self, wanted: Sequence[tuple[Stored, Chunk]]) -> list[int | None]:
+        """Where the elements of each chunk begin in its file, what all begin with being looked at by one call.
+
+        None where they are in another order, or cannot be moved from there.
+        """
+        can_move = {file: self.folder.can_move(file) for file in {x.file for _, x in wanted}}
+        found, runs, held = list[int | None](), Runs(), Addresses()
+        for _, group in groupby(wanted, lambda each: id(each[0])):
+            each = list(group)
+            begins = self.begins(each[0][0], [chunk for _, chunk in each])
+            if begins is None:
+                found += map(self._start, each)
+                continue
+            found += begins.starts
+            lengths = [len(front) for _, _, front in begins.fronts]
+            runs.left.files += [runs.left.names[begins.files[k]] for k, _, _ in begins.fronts]
+            runs.left.at += [at for _, at, _ in begins.fronts]
+            runs.right.at += [held[front] for _, _, front in begins.fronts]
+            runs.right.files += [NO_FILE] * len(lengths)
+            for lists in (runs.left.steps, runs.right.steps, runs.row_bytes):
+                lists += lengths
+            runs.rows += [1] * len(lengths)
+        if len(runs) and equal_runs(self.folder, self.folder, runs) < len(runs):
+            found = [*map(self._start, wanted)]
+        each_of = zip(found, wanted, strict=True)
+        return [start if can_move[chunk.file] else None for start, (_, chunk) in each_of]
+
+    def _start(self, each: tuple[Stored, Chunk]) -> int | None:
+        """Where the elements of a chunk begin in its file; None where they are in another order."""
+        found = self.locate(*each)
+        return found.start_bytes if found.piece is None else None
 
     def locate_near(self, file: str, wanted: Iterable[tuple[Stored, Chunk]]) -> None:
         """Look at what chunks of a file begin with by one call, and know those that begin as others did."""

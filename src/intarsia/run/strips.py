@@ -2,55 +2,52 @@
 
 A window's bytes are consecutive bytes of a target.  A file holds a stretch of them, or the same part of each of
 several rows; where that is so on both sides the window is cut into strips, which the kernel reads, sums and writes
-a block at a time.  Every other window goes through memory.
+a block at a time.  How is worked out once for all windows that differ by the places of their bytes alone, and what
+one call moves is put together of many windows by arithmetic on arrays.  Every other window goes through memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-from intarsia.errors import CoverageError
-from intarsia.format.base import Slot
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.format.base import Wrapping
 from intarsia.frozen import frozen
-from intarsia.kernel.moving import BLOCK_BYTES, Moved, Side, Strip
-from intarsia.layout import Piece
+from intarsia.kernel.moving import BLOCK_BYTES, SIDE, STRIP, Sides, Strips
+from intarsia.layout import Layout, Piece
 from intarsia.mesh import Box
-from intarsia.planning.copy import Copy, box_copy, layout_of_box
-from intarsia.planning.manifest import Target
+from intarsia.planning.copy import box_copy, layout_of_box
 from intarsia.planning.proof import Proven
-from intarsia.run.slots import Cut
-from intarsia.run.source import Source
-from intarsia.run.sums.checksum import full, shift
-from intarsia.run.sums.hashing import Sum, merged
-from intarsia.run.sums.neighbours import Run
-from intarsia.run.sums.tally import Tallied
+from intarsia.run.slots import Cut, Pattern, Slots
+from intarsia.run.sums.checksum import full
 from intarsia.value import Change
 
-LEAST_BYTES = 128 << 10
-"""Smaller windows are read and written together with others."""
+LEAST_BYTES = 8 << 10
+"""Smaller windows are read, and written with what is around them, together with others."""
 
-LEAST_BYTES_OF_MANY = 2 << 20
-"""… where many threads wait for the interpreter: it has more work with a window of strips than with one of many
-that are cut alike."""
+MOST_STRIPS = 256
+"""A window of more is moved through memory: to write each by itself takes longer."""
 
-LEAST_STRIP_BYTES = 32 << 10
-"""What strips have on average, at least: many short ones are better moved through memory."""
+MOST_KEPT = 1 << 12
+"""Plans that are kept; those of more kinds of windows are worked out again."""
 
 
 class Place(NamedTuple):
     """What a file holds of a window: `width` bytes from `start` on, and as many from each of `rows` places that are
-    `stride` apart.  In the file they follow each other from byte `at` on; `number` is that of a box of the cut."""
+    `stride` apart.  In the file they follow each other from byte `at` on, counted from where the chunk or the slot
+    with this `number` begins."""
 
-    file: str
+    number: int
     at: int
     start: int
     rows: int
     stride: int
     width: int
-    number: int
 
     @property
     def first(self) -> int:
@@ -62,112 +59,142 @@ class Place(NamedTuple):
         """The byte of the window at which its last row ends."""
         return self.first + (self.width if self.rows == 1 else self.rows * self.stride)
 
-    def side(self, start: int, row_bytes: int) -> Side:
-        """What it holds of the rows of a strip that begins at byte `start` of the window."""
+    def side(self, start: int, row_bytes: int) -> tuple[int, int, int, int]:
+        """Its number, and what it holds of the rows of a strip that begins at byte `start` of the window."""
         if self.rows == 1:
-            return Side(self.file, self.at + start - self.start, 0, row_bytes)
+            return self.number, self.at + start - self.start, 0, row_bytes
         row = (start - self.first) // self.stride
-        return Side(self.file, self.at + row * self.width, self.start % self.stride, self.width)
+        return self.number, self.at + row * self.width, self.start % self.stride, self.width
 
 
 @frozen
-class InStrips:
-    """A window of a target that is moved in strips; of each the logical tensor, and the boxes that it goes to."""
+class StripPlan:
+    """The strips of all windows that are alike.
 
-    target: Target
-    window: Box
+    `file` of a side is the number of one of the `chunks` (a source, and which of its chunks) or, after those, of a box
+    of the cut, from whose first byte `at` counts.  `tensors` are numbers of the layout's tensors, each with its bytes
+    in the window; `summed` says whether sums are asked for.  `box_bytes` and `unlike` are the lengths of the boxes, and in
+    what a CRC-32 of so many bytes differs from its remainder.  Something is written `around` boxes of these numbers: zeros
+    in the gap before them, and what is wrapped around them.
+    """
+
+    chunks: Sequence[tuple[int, int]]
     cut: Cut
-    strips: Sequence[Strip]
-    tensors: Sequence[str]
-    boxes: Sequence[Sequence[int]]
-
-    def tallied(self, moved: Iterable[Moved], sizes: Mapping[str, int]) -> Tallied:
-        """The sums of the window and the CRC-32 of each box, when its strips were moved.
-
-        `sizes` are the elements of the logical tensors; those that are not in it are not summed.
-        """
-        itemsize = self.target.dtype.itemsize
-        crcs, lengths = [0] * len(self.cut.boxes), [0] * len(self.cut.boxes)
-        sums: list[dict[tuple[str, str], Sum]] = []
-        summed = sizes.keys() >= set(self.tensors)
-        for strip, tensor, boxes, found in zip(
-            self.strips, self.tensors, self.boxes, moved, strict=True
-        ):
-            for number, side, crc in zip(boxes, strip.targets, found.target_crcs, strict=True):
-                more = strip.rows * side.width
-                crcs[number] = shift(crcs[number], more) ^ crc
-                lengths[number] += more
-            if summed:
-                run = Run(strip.start, strip.rows * strip.row_bytes, sizes[tensor] * itemsize)
-                sums.append({(self.target.name, tensor): run.sum(found.pages, found.crc)})
-        if lengths != [each.box.size * itemsize for each in self.cut.boxes]:
-            raise CoverageError(f"{sum(lengths):,} bytes of `{self.target.name}` were moved")
-        return Tallied(merged(sums), [[full(*each)] for each in zip(crcs, lengths, strict=True)])
+    strips: Strips
+    sides: Sides
+    tensors: Sequence[tuple[int, int]]
+    box_bytes: NDArray[np.uint64]
+    unlike: NDArray[np.uint32]
+    around: Sequence[tuple[Wrapping | None, Sequence[int]]]
+    summed: bool
 
 
-def in_strips(
-    source: Source, proven: Proven, window: Box, cut: Cut, slots: Sequence[Slot]
-) -> InStrips | None:
-    """How a window is moved from file to file; None where it is not."""
-    target, size = proven.target, proven.target.dtype.itemsize
-    if not window.size or not target.value.is_plain:
-        return None
+class StripPlans:
+    """The plans of windows, by what those have in common; `sizes` are the elements of the logical tensors."""
+
+    def __init__(self, slots: Slots, sizes: Mapping[str, int]) -> None:
+        self._slots = slots
+        self._sizes = sizes
+        self._kept: dict[Hashable, StripPlan | None] = {}
+
+    def of(self, proven: Proven, window: Box) -> StripPlan | None:
+        """How a window is moved from file to file; None where it is not."""
+        target = proven.target
+        if window.size * target.dtype.itemsize < LEAST_BYTES or not target.value.is_plain:
+            return None
+        for stored in proven.sources:
+            if not Change(stored.dtype, target.dtype, stored.value, target.value).is_none:
+                return None
+        layout, pattern = target.layout, self._slots.pattern(target.name)
+        sizes = (*map(self._sizes.get, layout.tensors),)
+        key = pattern, window, target.dtype, proven.template, _places(layout), sizes
+        if key in self._kept:
+            return self._kept[key]
+        found = _plan(proven, window, pattern, sizes)
+        if len(self._kept) < MOST_KEPT:
+            self._kept[key] = found
+        return found
+
+
+def _places(layout: Layout) -> Hashable:
+    """What layouts have in common that differ by the names of their tensors alone."""
+    if len(layout.pieces) == 1:
+        (piece,) = layout.pieces
+        return piece.at, piece.to, piece.loops
+    order = {name: k for k, name in enumerate(layout.tensors)}
+    return (*((order[p.tensor], p.at, p.to, p.loops) for p in layout.pieces),)
+
+
+def _plan(
+    proven: Proven, window: Box, pattern: Pattern, sizes: Sequence[int | None]
+) -> StripPlan | None:
+    """How windows that are alike are moved, by one of them."""
+    target, size, cut = proven.target, proven.target.dtype.itemsize, pattern.cut(window)
     pieces = sorted(layout_of_box(target.layout, window).pieces, key=attrgetter("at"))
     ends = [0, *(piece.at + piece.run for piece in pieces)]
     if [*(piece.at for piece in pieces), window.size] != ends:
         return None
-    sources, targets = _sources(source, proven, window), _targets(window, cut, slots, size)
-    if sources is None or targets is None:
-        return None
-    return _cut(target, window, cut, pieces, sources, targets)
-
-
-def _sources(source: Source, proven: Proven, window: Box) -> list[Place] | None:
-    """Where the bytes of a window are; None where they are not all in files, as they are."""
-    target, copies = proven.target, proven.copies(window)
-    if proven.src is not source.manifest or sum(x.piece.size for x in copies) != window.size:
+    recipe = proven.template.recipe(target.layout, window, proven.sources)
+    if sum(piece.size for _, _, piece in recipe) != window.size:
         return None  # padding, or what `fill_box` refuses
-    if not all(
-        _is_same(copy, target) and source.folder.can_move(copy.chunk.file) for copy in copies
-    ):
+    sources = [_place(piece, number, 0, size) for number, (_, _, piece) in enumerate(recipe)]
+    targets = [
+        _place(_within(window, each.box), number, each.first, size)
+        for number, each in enumerate(cut.boxes, len(recipe))
+    ]
+    found = _cut(pieces, size, _all(sources), _all(targets))
+    if found is None:
         return None
-    starts = source.starts(copies)
-    if starts is None:
-        return None
-    found: list[Place] = []
-    for copy, start in zip(copies, starts, strict=True):
-        place = _place(copy.piece, copy.chunk.file, start, target.dtype.itemsize)
-        if place is None:
-            return None
-        found.append(place)
-    return found
+    numbers = {name: k for k, name in enumerate(target.layout.tensors)}
+    named = dict.fromkeys(tensor for tensor, *_ in found)
+    order = {name: k for k, name in enumerate(named)}
+    lengths = dict.fromkeys(named, 0)
+    strips, sides = list[tuple[int, ...]](), list[tuple[int, ...]]()
+    for tensor, start, rows, row_bytes, froms, tos in found:
+        length, whole = rows * row_bytes, sizes[numbers[tensor]]
+        lengths[tensor] += length
+        after = 0 if whole is None else whole * size - start - length
+        strips.append((rows, row_bytes, start, after, order[tensor], len(froms), len(tos)))
+        sides += [(*x, 0) for x in froms]
+        sides += [(*x, x[0] - len(recipe)) for x in tos]
+    box_bytes = [each.box.size * size for each in cut.boxes]
+    return StripPlan(
+        [(k, n) for k, n, _ in recipe],
+        cut,
+        np.array(strips, STRIP),
+        np.array(sides, SIDE),
+        [(numbers[name], length) for name, length in lengths.items()],
+        np.array(box_bytes, np.uint64),
+        np.array([full(0, n) for n in box_bytes], np.uint32),
+        _around(cut, pattern.wrappings),
+        summed=all(sizes[numbers[name]] is not None for name in named),
+    )
 
 
-def _is_same(copy: Copy, target: Target) -> bool:
-    """Whether the elements of a copy stay as they are."""
-    stored = copy.stored
-    return Change(stored.dtype, target.dtype, stored.value, target.value).is_none
-
-
-def _targets(window: Box, cut: Cut, slots: Sequence[Slot], size: int) -> list[Place] | None:
-    """Where the bytes of a window go; None where a box is not the same part of each of several rows."""
-    found: list[Place] = []
+def _around(
+    cut: Cut, wrappings: Sequence[Wrapping | None]
+) -> list[tuple[Wrapping | None, list[int]]]:
+    """The numbers of boxes around which something is written, by what is wrapped around their slots."""
+    found: dict[int, tuple[Wrapping | None, list[int]]] = {}
     for number, each in enumerate(cut.boxes):
-        slot, piece = slots[each.number], box_copy(window, each.box)
-        start = slot.start_bytes + each.first * size
-        assert piece is not None, "a box of a cut is in its window"
-        place = _place(piece.flip(), slot.file, start, size, number)
-        if place is None:
-            return None
-        found.append(place)
-    return found
+        wrapping = wrappings[each.number]
+        if each.first == 0 if wrapping is None else each.whole:
+            found.setdefault(id(wrapping), (wrapping, []))[1].append(number)
+    return [*found.values()]
 
 
-def _place(piece: Piece, file: str, start_bytes: int, size: int, number: int = 0) -> Place | None:
-    """What a piece takes from a file, whose elements begin at `start_bytes`, to a window."""
-    at, to = start_bytes + piece.at * size, piece.to * size
+def _within(window: Box, box: Box) -> Piece:
+    """Which elements of a box are which of its window."""
+    piece = box_copy(window, box)
+    assert piece is not None, "a box of a cut is in its window"
+    return piece.flip()
+
+
+def _place(piece: Piece, number: int, first: int, size: int) -> Place | None:
+    """What a piece takes from a chunk or a slot, from its element `first` on, to a window."""
+    at, to = (first + piece.at) * size, piece.to * size
     if count := piece.run:
-        return Place(file, at, to, 1, count * size, count * size, number)
+        return Place(number, at, to, 1, count * size, count * size)
     if len(piece.loops) != 2:
         return None
     rows, inner = piece.loops
@@ -175,28 +202,33 @@ def _place(piece: Piece, file: str, start_bytes: int, size: int, number: int = 0
     in_rows = inner.at == inner.to == 1 and rows.at == inner.n
     if not in_rows or not to % stride + width <= stride <= BLOCK_BYTES:
         return None
-    return Place(file, at, to, rows.n, stride, width, number)
+    return Place(number, at, to, rows.n, stride, width)
+
+
+def _all(places: Sequence[Place | None]) -> list[Place]:
+    """Places, or none at all where there is not one for each."""
+    found = [place for place in places if place is not None]
+    return found if len(found) == len(places) else []
+
+
+_Side = tuple[int, int, int, int]
+_Strip = tuple[str, int, int, int, list[_Side], list[_Side]]
+"""A tensor, its first byte, rows and their length, sources and targets."""
 
 
 def _cut(
-    target: Target,
-    window: Box,
-    cut: Cut,
-    pieces: Sequence[Piece],
-    sources: list[Place],
-    targets: list[Place],
-) -> InStrips | None:
-    """A window, cut into strips wherever a place or a piece of its layout begins or ends."""
-    size = target.dtype.itemsize
+    pieces: Sequence[Piece], size: int, sources: Sequence[Place], targets: Sequence[Place]
+) -> list[_Strip] | None:
+    """The strips of a window, which is cut wherever a place or a piece of its layout begins or ends."""
     edges = {place.first for place in (*sources, *targets)}
     edges |= {place.end for place in (*sources, *targets)} | {piece.at * size for piece in pieces}
-    if window.size * size < LEAST_STRIP_BYTES * (len(edges) - 1):
+    if not sources or not targets or len(edges) - 1 > MOST_STRIPS:
         return None
-    strips, boxes, tensors = list[Strip](), list[list[int]](), list[str]()
+    strips = list[_Strip]()
     near_sources, near_targets, near_pieces = _Near(sources), _Near(targets), iter(pieces)
     piece = next(near_pieces)
     for start, end in pairwise(sorted(edges)):
-        if piece.at * size + piece.run * size <= start:
+        if (piece.at + piece.run) * size <= start:
             piece = next(near_pieces)
         here, there = near_sources.at(start), near_targets.at(start)
         strides = {place.stride for place in (*here, *there) if place.rows > 1}
@@ -207,16 +239,14 @@ def _cut(
         if not _is_whole(froms, row_bytes) or not _is_whole(tos, row_bytes):
             return None
         first = (piece.to - piece.at) * size + start
-        strips.append(Strip((end - start) // row_bytes, row_bytes, first, froms, tos))
-        tensors.append(piece.tensor)
-        boxes.append([x.number for x in there])
-    return InStrips(target, window, cut, strips, tensors, boxes)
+        strips.append((piece.tensor, first, (end - start) // row_bytes, row_bytes, froms, tos))
+    return strips
 
 
-def _is_whole(sides: Sequence[Side], row_bytes: int) -> bool:
+def _is_whole(sides: Sequence[_Side], row_bytes: int) -> bool:
     """Whether sides are all of each row, each byte once."""
     end = 0
-    for _, _, offset, width in sorted(sides, key=attrgetter("offset")):
+    for _, _, offset, width in sorted(sides, key=itemgetter(2)):
         if offset != end:
             return False
         end += width

@@ -2,70 +2,86 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from itertools import chain
-from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
 
 from intarsia.kernel import moving
-from intarsia.kernel.moving import Moved, MoveError, Strip
+from intarsia.kernel.moving import Moved, MoveError, Sides, Strips
 from intarsia.store.reading.folder import Folder
 from intarsia.store.system_errors import errors_naming
 from intarsia.store.writing.staging import Staging
 
+NEAR_BYTES = 64 << 10
+"""Stretches of a file that were written are taken for one where less lies between them."""
 
-def move(folder: Folder, staging: Staging, strips: Sequence[Strip]) -> list[Moved]:
-    """Move strips from files of a folder to files of a destination, and sum them; both stores can move."""
-    read_bytes = Counter[str]()
-    for strip in strips:
-        for side in strip.sources:
-            read_bytes[side.file] += strip.rows * side.width
+Names = Sequence[str]
+Numbers = NDArray[np.uint64]
+
+
+def move(
+    folder: Folder,
+    staging: Staging,
+    files: tuple[Names, Names],
+    strips: Strips,
+    sides: Sides,
+    sums: int,
+    boxes: int,
+    around: Callable[[Moved], Numbers],
+) -> None:
+    """Move strips from files of a folder to files of a destination, sum them, and write what goes around them.
+
+    Both stores can move.  `file` of a side is the number of one of the `files`, those that are read before those that
+    are written.  `around` says what is written when all were moved: pieces of memory, whose rows are numbers of the
+    files that are written, bytes of these, addresses and lengths.
+    """
+    read, written = files
+    numbers, first = sides["file"].astype(np.int64), len(read)
+    rows = np.repeat(strips["rows"], (strips["sources"] + strips["targets"]).astype(np.int64))
+    lengths = sides["width"] * rows
+    of_each = np.bincount(numbers, lengths, first).tolist()
     with ExitStack() as held:
-        read = {f: held.enter_context(folder.moving(f, n)) for f, n in read_bytes.items()}
-        files = dict.fromkeys(side.file for strip in strips for side in strip.targets)
-        written = {f: held.enter_context(staging.moving(f)) for f in files}
+        outs = np.array([held.enter_context(staging.moving(file)) for file in written], np.uint64)
+        with ExitStack() as ins:
+            opened = [
+                ins.enter_context(folder.moving(file, int(n)))
+                for file, n in zip(read, of_each, strict=False)
+            ]
+            asked = sides.copy()
+            asked["file"] = np.concatenate([np.array(opened, np.uint64), outs])[numbers]
+            try:
+                found = moving.move(strips, asked, sums, boxes)
+            except MoveError as stopped:
+                number, start = numbers[stopped.number], int(sides["at"][stopped.number])
+                if number < first:
+                    end = start + int(lengths[stopped.number])
+                    raise folder.unread(read[number], start, end, stopped.error) from stopped.error
+                with errors_naming(staging.folder, written[number - first]):
+                    raise stopped.error from None
+        pieces = around(found)
+        pieces = np.ascontiguousarray(pieces[:, np.lexsort((pieces[1], pieces[0]))])
+        of_pieces = pieces[0].astype(np.int64)
+        pieces[0] = outs[of_pieces]
         try:
-            found = moving.move(strips, read, written)
+            moving.write_pieces(pieces)
         except MoveError as stopped:
-            _refuse(folder, staging, strips, stopped)
-    for file, start, end in _written(strips):
-        staging.moved(file, start, end - start)
-    return found
+            with errors_naming(staging.folder, written[of_pieces[stopped.number]]):
+                raise stopped.error from None
+    to = numbers >= first
+    _note(staging, written, numbers[to] - first, sides["at"][to], lengths[to])
 
 
-def _refuse(
-    folder: Folder, staging: Staging, strips: Sequence[Strip], stopped: MoveError
-) -> NoReturn:
-    """Raise what a call that failed means for the file that it was for."""
-    number = stopped.side
-    for strip in strips:
-        if number < len(strip.sources):
-            side = strip.sources[number]
-            end = side.at + strip.rows * side.width
-            raise folder.unread(side.file, side.at, end, stopped.error) from stopped.error
-        number -= len(strip.sources)
-        if number < len(strip.targets):
-            with errors_naming(staging.folder / strip.targets[number].file):
-                raise stopped.error
-        number -= len(strip.targets)
-    raise stopped
-
-
-def _written(strips: Sequence[Strip]) -> Iterator[tuple[str, int, int]]:
-    """The stretches of files that were written, those that touch put together."""
-    ranges = sorted(
-        chain.from_iterable(
-            ((side.file, side.at, side.at + x.rows * side.width) for side in x.targets)
-            for x in strips
-        )
-    )
-    file, start, end = "", 0, 0
-    for here, at, stop in ranges:
-        if (here, at) != (file, end):
-            if end:
-                yield file, start, end
-            file, start = here, at
-        end = stop
-    if end:
-        yield file, start, end
+def _note(
+    staging: Staging, files: Names, numbers: NDArray[np.int64], at: Numbers, lengths: Numbers
+) -> None:
+    """Have the destination take note of what was moved to its files, near stretches as one."""
+    order = np.lexsort((at, numbers))
+    numbers, at, end = numbers[order], at[order], (at + lengths)[order]
+    apart = (numbers[1:] != numbers[:-1]) | (at[1:] > end[:-1] + np.uint64(NEAR_BYTES))
+    starts = np.flatnonzero(np.concatenate([[True], apart]))
+    stops = np.append(starts[1:], len(at)) - 1
+    each = zip(numbers[starts].tolist(), at[starts].tolist(), end[stops].tolist(), strict=True)
+    for number, start, stop in each:
+        staging.moved(files[number], start, stop - start)

@@ -17,12 +17,18 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 class errors_naming:
     """A guard that turns a failing system call into an error that names the file and the reason.
 
-    `lasting`: what fails inside is to make bytes last, so they may be lost whatever is shown of them.
+    `file` is one below the path.  `lasting`: what fails inside is to make bytes last, so they may be lost whatever is
+    shown of them.
     """
 
-    def __init__(self, path: PurePath, *, lasting: bool = False) -> None:
-        self.path = path
+    def __init__(self, path: PurePath, file: str = "", *, lasting: bool = False) -> None:
+        self.folder = path
+        self.file = file
         self.lasting = lasting
+
+    @property
+    def path(self) -> PurePath:
+        return self.folder / self.file if self.file else self.folder
 
     def __enter__(self) -> None:
         pass

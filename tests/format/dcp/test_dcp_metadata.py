@@ -126,7 +126,7 @@ def test_torch_reads_what_is_written_here(tmp_path: Path) -> None:
         for row in range(2):
             raw = want[name][row].view(torch.uint8).numpy().tobytes()
             made = frame(dtype, (1, 2))
-            blobs += made.head() + raw + made.tail(0)
+            blobs += made.head + raw + made.tail(0)
             chunks.append(Chunk(Box((row, 0), (1, 2)), "all.distcp", at, made.length_bytes))
             at = len(blobs)
         tensors[name] = TensorRecord(name, dtype, (2, 2), tuple(chunks))

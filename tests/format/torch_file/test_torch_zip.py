@@ -71,10 +71,10 @@ def elements(blob: bytes) -> bytes:
 def test_the_frame_is_what_torch_writes_to_the_byte(dtype: DType, shape: tuple[int, ...]) -> None:
     tensor, raw = some_tensor(dtype, shape)
     made = frame(dtype, shape)
-    blob = made.head(zlib.crc32(raw)) + raw + made.tail(zlib.crc32(raw))
+    blob = made.head + raw + made.tail(zlib.crc32(raw))
     assert blob == saved(tensor)
     assert len(blob) == made.length_bytes
-    assert len(made.head()) == made.start_bytes
+    assert len(made.head) == made.start_bytes
     assert made.start_bytes % 64 == 0
     back = torch.load(io.BytesIO(blob), weights_only=True)
     assert back.dtype == tensor.dtype
@@ -149,7 +149,7 @@ def test_beyond_four_gib_the_frame_is_zip64(tmp_path: Path) -> None:
     made = frame(BY_TORCH["uint8"], (size,))
     path = tmp_path / "large.pt"
     with path.open("wb") as file:
-        file.write(made.head())
+        file.write(made.head)
         file.seek(made.start_bytes + size)
         file.write(made.tail(0x6B87B1EC))
         assert file.tell() == made.length_bytes
@@ -170,7 +170,7 @@ def test_beyond_four_gib_the_frame_is_zip64(tmp_path: Path) -> None:
 
 def test_a_tensor_that_ends_beyond_its_blob_gives_both_numbers() -> None:
     made = frame(F32, (1000,))
-    lying = made.head() + bytes(40) + made.tail(0)
+    lying = made.head + bytes(40) + made.tail(0)
     with pytest.raises(FormatError, match=r"4000 bytes .* blob of 1[0-9]{3} - at here"):
         payload_of(lying)
 

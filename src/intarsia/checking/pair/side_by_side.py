@@ -12,8 +12,6 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-import numpy as np
-
 from intarsia.checking.pair.pairs import Pair
 from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import DType
@@ -26,7 +24,7 @@ from intarsia.planning.proof import Proven
 from intarsia.planning.proof.template import Recipe, Template
 from intarsia.planning.ranges import Ranges
 from intarsia.run.source import Begins
-from intarsia.store.reading.comparing import Places, Runs, equal_runs
+from intarsia.store.reading.comparing import Addresses, Places, Runs, equal_runs
 from intarsia.value import PLAIN
 
 MOST_KEPT = 1 << 14
@@ -131,19 +129,11 @@ class SideBySide:
         return found
 
 
-class _Addresses(dict[bytes, int]):
-    """Where bytes are in memory, and stay as long as this does."""
-
-    def __missing__(self, data: bytes) -> int:
-        address = self[data] = np.frombuffer(data, np.uint8).ctypes.data
-        return address
-
-
 class _Fronts:
     """What chunks have to begin with, in memory."""
 
     def __init__(self) -> None:
-        self._addresses = _Addresses()
+        self._addresses = Addresses()
 
     def add(
         self, runs: Runs, begins: Begins, files: Sequence[int], here: Places, there: Places

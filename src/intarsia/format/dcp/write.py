@@ -132,7 +132,16 @@ def alignment_bytes(wrap: Frame) -> int:
     return PAGE_BYTES if wrap.length_bytes >= 16 * PAGE_BYTES else LINE_BYTES
 
 
-@lru_cache(maxsize=1 << 14)
 def holders(mesh: Mesh, shape: Shape, rule: Rule) -> Mapping[Box, list[int]]:
-    """The ranks that hold each box of a tensor, computed once for every template."""
+    """The ranks that hold each box of a tensor, worked out for the first layer and expert that the same ranks hold."""
+    stage, expert = mesh.stage(rule), rule.expert
+    if expert is not None:
+        per_rank = -(-expert[1] // mesh.ep)
+        expert = expert[0] // per_rank * per_rank, expert[1]
+    layer = None if stage is None else (stage, mesh.pp)
+    return _holders(mesh, shape, Rule(rule.tp, rule.ep, expert, layer, rule.grid))
+
+
+@lru_cache(maxsize=1 << 14)
+def _holders(mesh: Mesh, shape: Shape, rule: Rule) -> Mapping[Box, list[int]]:
     return mesh.holders(shape, rule)

@@ -6,11 +6,15 @@ Every byte but the checksums is known before the data are: `frame` gives what li
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from enum import Enum
-from functools import lru_cache, reduce
+from functools import cache, lru_cache, reduce
 from math import prod
 from typing import Any
 from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
 
 from intarsia.dtypes import DType
 from intarsia.errors import UsageError
@@ -25,47 +29,77 @@ class _Hole(Enum):
 
 
 _Parts = list[bytes | _Hole]
+_HOLE_BYTES = {_Hole.DATA: 0, _Hole.CRC: 4, _Hole.IDENTITY: 40, _Hole.IDENTITY_CRC: 4}
 
 
 @frozen
 class Frame:
-    """The blob around the bytes of one contiguous tensor."""
+    """The blob around the bytes of one contiguous tensor; no checksum of these is part of the `head`."""
 
     length_bytes: int
     start_bytes: int
-    _head: bytes
+    head: bytes
     _tail: bytes
+    _holes: tuple[tuple[_Hole, int], ...]
     _mixed: int
     _empty: bool
-
-    def head(self, crc: int = 0) -> bytes:
-        """Everything before the data; no checksum of the data is part of it."""
-        return self._head
 
     def tail(self, crc: int) -> bytes:
         """Everything after the data, whose CRC-32 is `crc`."""
         mixed = self._mixed if self._empty else _mix(self._mixed, crc)
-        return _filled(self._tail, _NAMES[1], _mix(mixed, _VERSION_CRC), crc)
+        identity = b"%s%020d" % (_NAMES[1], _mix(mixed, _VERSION_CRC))
+        filled = {
+            _Hole.CRC: crc.to_bytes(4, "little"),
+            _Hole.IDENTITY: identity,
+            _Hole.IDENTITY_CRC: crc32(identity).to_bytes(4, "little"),
+        }
+        tail = bytearray(self._tail)
+        for hole, at in self._holes:
+            tail[at : at + _HOLE_BYTES[hole]] = filled[hole]
+        return bytes(tail)
+
+    def tails(self, crcs: NDArray[np.uint32]) -> NDArray[np.uint8]:
+        """The tail for each CRC-32, in rows: that of thousands of archives is worked out at once."""
+        mixed = np.full(len(crcs), self._mixed, np.uint64)
+        for more in [_VERSION_CRC] if self._empty else [crcs, _VERSION_CRC]:
+            moved = (mixed << np.uint64(6)) + (mixed >> np.uint64(2))
+            mixed ^= moved + np.asarray(more, np.uint64) + np.uint64(_GOLDEN)
+        digits = mixed[:, None] // _TENS % np.uint64(10)
+        identities = np.tile(np.frombuffer(_NAMES[1] + b"0" * 20, np.uint8), (len(crcs), 1))
+        identities[:, 20:] += digits.astype(np.uint8)
+        first, of_digits = _identity_crcs()
+        found = np.bitwise_xor.reduce(of_digits[np.arange(20), digits.astype(np.int64)], axis=1)
+        filled = {
+            _Hole.CRC: crcs.astype("<u4")[:, None].view(np.uint8),
+            _Hole.IDENTITY: identities,
+            _Hole.IDENTITY_CRC: (found ^ first).astype("<u4")[:, None].view(np.uint8),
+        }
+        rows = np.tile(np.frombuffer(self._tail, np.uint8), (len(crcs), 1))
+        for hole, at in self._holes:
+            rows[:, at : at + _HOLE_BYTES[hole]] = filled[hole]
+        return rows
+
+
+@cache
+def _identity_crcs() -> tuple[np.uint32, NDArray[np.uint32]]:
+    """The CRC-32 of an identity with the digits of zero, and what each digit at each place adds to it."""
+    plain = _NAMES[1] + b"0" * 20
+    first = crc32(plain)
+    changed = [
+        [crc32(plain[: 20 + k] + b"%d" % digit + plain[21 + k :]) ^ first for digit in range(10)]
+        for k in range(20)
+    ]
+    return np.uint32(first), np.array(changed, np.uint32)
 
 
 def _mix(seed: int, crc: int) -> int:
-    return seed ^ ((crc + 0x9E3779B9 + (seed << 6) + (seed >> 2)) & 0xFFFFFFFFFFFFFFFF)
+    return seed ^ ((crc + _GOLDEN + (seed << 6) + (seed >> 2)) & 0xFFFFFFFFFFFFFFFF)
 
 
-def _filled(template: bytes, names: bytes, mixed: int, crc: int = 0) -> bytes:
-    identity = b"%s%020d" % (names, mixed)
-    return template % {
-        b"CRC": crc.to_bytes(4, "little"),
-        b"IDENTITY": identity,
-        b"IDENTITY_CRC": crc32(identity).to_bytes(4, "little"),
-    }
-
-
-def _template(parts: _Parts) -> bytes:
-    """Parts as what `%` fills: thousands of archives differ in their checksums alone."""
+def _joined(parts: _Parts, held: Mapping[_Hole, bytes]) -> bytes:
+    """Parts, their holes filled, or zero."""
     return b"".join(
-        p.replace(b"%", b"%%") if isinstance(p, bytes) else b"%%(%s)b" % p.name.encode()
-        for p in parts
+        p if isinstance(p, bytes) else held.get(p, bytes(_HOLE_BYTES[p])) for p in parts
     )
 
 
@@ -98,7 +132,7 @@ def _archive(members: list[tuple[str, bytes | _Hole]], data_bytes: int = 0) -> t
         parts += [local + path + extra, content, *described]
         directory += [entry[:16], stamp, entry[20:] + path + wide]
         at += len(local) + len(path) + len(extra) + size + (8 + len(sizes) if size else 0)
-    length = sum(4 if isinstance(p, _Hole) else len(p) for p in directory)
+    length = len(_joined(directory, {}))
     count = len(members)
     end = END64.pack(b"PK\6\6", 44, 0x31E, 45, 0, 0, count, count, length, at)
     end += LOCATOR.pack(b"PK\6\7", 0, at + length, 1)
@@ -110,6 +144,8 @@ def _archive(members: list[tuple[str, bytes | _Hole]], data_bytes: int = 0) -> t
 # and one of their checksums.
 _NAMES = (b"02908468677762923104", b"15728199511854643026")
 _VERSION_CRC = crc32(b"3\n")
+_GOLDEN = 0x9E3779B9
+_TENS = np.array([10**k for k in range(19, -1, -1)], np.uint64)
 _FRONT: list[tuple[str, bytes | _Hole]] = [
     (".format_version", b"1"), (".storage_alignment", b"64"), ("byteorder", b"little"),
 ]  # fmt: skip
@@ -127,9 +163,10 @@ def frame(dtype: DType, shape: tuple[int, ...]) -> Frame:
     members = [("data.pkl", data_pkl), *_FRONT, ("data/0", _Hole.DATA), *_BACK]
     parts, length = _archive(members, size)
     split = parts.index(_Hole.DATA)
-    head = b"".join(p for p in parts[:split] if isinstance(p, bytes))
+    head, after = _joined(parts[:split], {}), parts[split + 1 :]
+    holes = [(p, len(_joined(after[:k], {}))) for k, p in enumerate(after) if isinstance(p, _Hole)]
     mixed = reduce(_mix, [crc32(c) for c in (data_pkl, b"1", b"64", b"little")], 0)
-    return Frame(length, len(head), head, _template(parts[split + 1 :]), mixed, size == 0)
+    return Frame(length, len(head), head, _joined(after, {}), tuple(holes), mixed, _empty=size == 0)
 
 
 def _data_pkl(dtype: DType, shape: tuple[int, ...], numel: int) -> bytes:
@@ -178,7 +215,9 @@ def write_object(obj: Any) -> bytes:
         raise UsageError("the object is nested too deeply to be written") from None
     parts, _ = _archive([("data.pkl", data_pkl), *_FRONT, *_BACK])
     contents = (data_pkl, b"1", b"64", b"little", b"3\n")
-    return _filled(_template(parts), _NAMES[0], reduce(_mix, map(crc32, contents), 0))
+    identity = b"%s%020d" % (_NAMES[0], reduce(_mix, map(crc32, contents), 0))
+    stamp = crc32(identity).to_bytes(4, "little")
+    return _joined(parts, {_Hole.IDENTITY: identity, _Hole.IDENTITY_CRC: stamp})
 
 
 def _check_plain(obj: Any) -> None:

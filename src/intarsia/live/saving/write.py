@@ -165,7 +165,7 @@ class _Writer:
 def _write_slot(staging: Staging, slot: Slot, data: Any, crc: int) -> None:
     assert slot.wrapping is not None
     at = slot.start_bytes - slot.wrapping.start_bytes
-    staging.write(slot.file, at, [slot.wrapping.head(crc), data, slot.wrapping.tail(crc)])
+    staging.write(slot.file, at, [slot.wrapping.head, data, slot.wrapping.tail(crc)])
 
 
 def _close(staging: Staging, arrangement: Arrangement, config: Mapping[str, Any] | None) -> None:

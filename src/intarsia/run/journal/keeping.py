@@ -243,7 +243,7 @@ def _holds(part: Part, slot: Slot, folder: Folder) -> bool:
         return False
     if slot.wrapping is None or not part.whole:
         return True
-    head, tail = slot.wrapping.head(part.crc), slot.wrapping.tail(part.crc)
+    head, tail = slot.wrapping.head, slot.wrapping.tail(part.crc)
     before = slot.start_bytes - slot.wrapping.start_bytes
     after = slot.start_bytes + part.length_bytes
     return (

@@ -22,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.frozen import frozen
+from intarsia.kernel.library import has_kernel
+from intarsia.kernel.summing import sum_memory
 from intarsia.layout import Layout, Piece
 from intarsia.planning.coalesce import Ints, Runs, runs_of
 from intarsia.run.sums.checksum import crc32, fold, full, remainder, shift
@@ -91,24 +93,25 @@ def sum_layout(
     >>> one + two == sum_run(whole, 0, 12)
     True
     """
-    read = _reader(buffer) if isinstance(buffer, np.ndarray) else buffer
     return merged(
-        {p.tensor: _sum_piece(p, read, itemsize, sizes[p.tensor], stretch_bytes)}
+        {p.tensor: _sum_piece(p, buffer, itemsize, sizes[p.tensor], stretch_bytes)}
         for p in layout.pieces
     )
 
 
-def _sum_piece(piece: Piece, read: Reader, itemsize: int, size: int, stretch_bytes: int) -> Sum:
+def _sum_piece(
+    piece: Piece, buffer: Bytes | Reader, itemsize: int, size: int, stretch_bytes: int
+) -> Sum:
     """The sum of the elements that one piece takes from a buffer, of a tensor of `size` elements."""
     moving = tuple(loop for loop in piece.loops if loop.to)  # of repeated elements one counts
     total = Sum()
     for part in _parts(Piece(piece.tensor, piece.at, piece.to, moving).canonical(), itemsize):
         start, length = part.at * itemsize, (part.span + 1) * itemsize
         if part.run:
-            found = _scan(_after(read, start), length, part.to * itemsize, stretch_bytes)
+            found = _scan(_after(buffer, start), length, part.to * itemsize, stretch_bytes)
             total += found.within(size * itemsize)
         else:
-            held = read(start, start + length)
+            held = _reader(buffer)(start, start + length)
             total += _sum_strided(replace(part, at=0), held, itemsize, size * itemsize)
     return total
 
@@ -125,9 +128,8 @@ def sum_buffer(
     ends = [0, *(piece.at + piece.run for piece in pieces)]
     if [piece.at for piece in pieces] + [layout.size] != ends:
         return sum_layout(layout, buffer, itemsize, sizes, stretch_bytes), crc32(buffer)
-    read = _reader(buffer)
     runs = [
-        _scan(_after(read, p.at * itemsize), p.run * itemsize, p.to * itemsize, stretch_bytes)
+        _scan(_after(buffer, p.at * itemsize), p.run * itemsize, p.to * itemsize, stretch_bytes)
         for p in pieces
     ]
     crc = 0
@@ -144,22 +146,25 @@ def sum_run(
     data: Bytes, start_bytes: int, whole_bytes: int, stretch_bytes: int = STRETCH_BYTES
 ) -> Sum:
     """The sum of consecutive bytes of a tensor of `whole_bytes`, the first being `start_bytes`."""
-    return sum_read(_reader(data), len(data), start_bytes, whole_bytes, stretch_bytes)
+    return sum_read(data, len(data), start_bytes, whole_bytes, stretch_bytes)
 
 
 def sum_read(
-    read: Reader, length_bytes: int, start_bytes: int, whole_bytes: int, stretch_bytes: int
+    read: Bytes | Reader, length_bytes: int, start_bytes: int, whole_bytes: int, stretch_bytes: int
 ) -> Sum:
     """The sum of consecutive bytes of a tensor that are read a stretch at a time."""
     return _scan(read, length_bytes, start_bytes, stretch_bytes).within(whole_bytes)
 
 
-def _reader(buffer: Bytes) -> Reader:
-    return lambda lo, hi: buffer[lo:hi]
+def _reader(buffer: Bytes | Reader) -> Reader:
+    return (lambda lo, hi: buffer[lo:hi]) if isinstance(buffer, np.ndarray) else buffer
 
 
-def _after(read: Reader, start_bytes: int) -> Reader:
-    return lambda lo, hi: read(start_bytes + lo, start_bytes + hi)
+def _after(buffer: Bytes | Reader, start_bytes: int) -> Bytes | Reader:
+    """What follows the first bytes."""
+    if isinstance(buffer, np.ndarray):
+        return buffer[start_bytes:]
+    return lambda lo, hi: buffer(start_bytes + lo, start_bytes + hi)
 
 
 @frozen
@@ -176,9 +181,13 @@ class _Scan:
         return Sum(self.pages, shift(self.crc, whole_bytes - self.end_bytes), self.length_bytes)
 
 
-def _scan(read: Reader, length_bytes: int, start_bytes: int, stretch_bytes: int) -> _Scan:
+def _scan(buffer: Bytes | Reader, length_bytes: int, start_bytes: int, stretch_bytes: int) -> _Scan:
     """Both sums of bytes that are read a stretch at a time, the first being the tensor's `start_bytes`."""
     end_bytes = start_bytes + length_bytes
+    if isinstance(buffer, np.ndarray) and has_kernel():
+        found = sum_memory([buffer[:length_bytes]], [start_bytes])
+        return _Scan(found.pages[0], found.crcs[0], end_bytes, length_bytes)
+    read = _reader(buffer)
     first = start_bytes // PAGE_BYTES
     sums = np.zeros(-(-end_bytes // PAGE_BYTES) - first, np.uint64)
     lead = min(-start_bytes % PAGE_BYTES, length_bytes)

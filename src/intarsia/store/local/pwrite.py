@@ -22,8 +22,6 @@ WRITE_BYTES = 2 << 20
 COMPILED_BYTES = 128 << 10
 """From how many bytes of each buffer on the compiled library writes them, in smaller calls than pay here; to find
 the places of many buffers keeps the interpreter from other threads."""
-MANY, TOGETHER, SMALL_BYTES = 64, 256, 16 << 10
-"""From so many buffers on those of so few bytes are copied together: to find the place of one takes longer."""
 _WRITE = 2
 _NOT_TAKEN = (errno.EINTR, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESPIPE)
 """What a kernel says that did not begin; the final sync does it all then."""
@@ -31,8 +29,6 @@ _NOT_TAKEN = (errno.EINTR, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.E
 
 def write_all(fd: int, start_bytes: int, buffers: Sequence[Buffer]) -> int:
     """Write buffers one after another at a position of a file; how many bytes that were."""
-    if has_kernel() and len(buffers) >= MANY and _are_small(buffers):
-        return _write_joined(fd, start_bytes, buffers)
     at = start_bytes
     for views, length_bytes in _batches(buffers):
         end = at + length_bytes
@@ -44,21 +40,6 @@ def write_all(fd: int, start_bytes: int, buffers: Sequence[Buffer]) -> int:
             at += count
             if at < end:
                 drop_first(views, count)
-    return at - start_bytes
-
-
-def _are_small(buffers: Sequence[Buffer]) -> bool:
-    total = sum([memoryview(buffer).nbytes for buffer in buffers])
-    return total <= SMALL_BYTES * len(buffers)
-
-
-def _write_joined(fd: int, start_bytes: int, buffers: Sequence[Buffer]) -> int:
-    """Write many small buffers, some of them together."""
-    at = start_bytes
-    for k in range(0, len(buffers), TOGETHER):
-        data = b"".join(buffers[k : k + TOGETHER])
-        write_buffers(fd, at, [data])
-        at += len(data)
     return at - start_bytes
 
 

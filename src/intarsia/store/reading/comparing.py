@@ -20,6 +20,14 @@ class _Numbers(dict[str, int]):
         return number
 
 
+class Addresses(dict[bytes, int]):
+    """Where bytes are in memory, and stay as long as this does."""
+
+    def __missing__(self, data: bytes) -> int:
+        address = self[data] = np.frombuffer(data, np.uint8).ctypes.data
+        return address
+
+
 @dataclass
 class Places:
     """Where one side has its runs: rows of run k begin `steps[k]` bytes apart, the first at byte `at[k]` of the

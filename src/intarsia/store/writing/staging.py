@@ -177,7 +177,7 @@ class Staging:
 
     def write(self, file: str, start_bytes: int, buffers: Sequence[Buffer]) -> None:
         """Write buffers one after another at a position of a file, from any thread."""
-        with errors_naming(self.folder / file):
+        with errors_naming(self.folder, file):
             self.transaction.write(file, start_bytes, buffers)
 
     @property
@@ -189,13 +189,13 @@ class Staging:
     def moving(self, file: str) -> Iterator[int]:
         """The descriptor of a file, to which bytes are moved inside."""
         with ExitStack() as held:
-            with errors_naming(self.folder / file):
+            with errors_naming(self.folder, file):
                 fd = held.enter_context(self.transaction.opened(file))
             yield fd
 
     def moved(self, file: str, start_bytes: int, length_bytes: int) -> None:
         """Take note of bytes that were moved to a file."""
-        with errors_naming(self.folder / file):
+        with errors_naming(self.folder, file):
             self.transaction.moved(file, start_bytes, length_bytes)
 
     def write_small(self, file: str, data: bytes) -> None:

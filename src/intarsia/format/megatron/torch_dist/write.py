@@ -55,7 +55,7 @@ from intarsia.format.megatron.optimizer.groups_to_write import (
 from intarsia.format.megatron.torch_dist.stacks import alike_layers, part_of
 from intarsia.format.optimizer_state.learning_rates import note_on_rates, set_rates
 from intarsia.format.torch_file.plain import plain
-from intarsia.mesh import Mesh, Rule, Shape
+from intarsia.mesh import Mesh, Shape
 from intarsia.planning.manifest import Chunk, Target
 from intarsia.state.names import is_state
 
@@ -139,7 +139,7 @@ def _place(
                 f" {target.dtype} {list(part.shape)}",
                 hint="choose one element type with --dtype",
             )
-        boxes = holders(mesh, target.shape, _first_alike(mesh, target.rule))
+        boxes = holders(mesh, target.shape, target.rule)
         placed = [
             files.place(target.dtype, box, holding, part.stored(box))
             for box, holding in boxes.items()
@@ -149,15 +149,6 @@ def _place(
         leading[part.name] = part.leading
     tensors = {n: TensorRecord(n, *kind, tuple(chunks[n])) for n, kind in kinds.items()}
     return slots, tensors, leading
-
-
-def _first_alike(mesh: Mesh, rule: Rule) -> Rule:
-    """The rule of the first layer and expert that the same ranks hold, so that few are worked out."""
-    stage, expert = mesh.stage(rule), rule.expert
-    if expert is not None:
-        per_rank = -(-expert[1] // mesh.ep)
-        expert = (expert[0] // per_rank * per_rank, expert[1])
-    return Rule(rule.tp, rule.ep, expert, None if stage is None else (stage, mesh.pp))
 
 
 def _common(

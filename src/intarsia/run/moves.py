@@ -1,0 +1,219 @@
+"""Windows of a step that are moved from file to file, all of them by one call, and what is written around them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.errors import CoverageError
+from intarsia.format.base import Slot, Wrapping
+from intarsia.kernel.moving import Moved
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Target
+from intarsia.planning.proof import Proven
+from intarsia.run.slots import Slots
+from intarsia.run.source import Source
+from intarsia.run.strips import StripPlan, StripPlans
+from intarsia.run.sums.hashing import Sum, add_to
+from intarsia.run.sums.tally import Sums
+from intarsia.run.written import Written
+from intarsia.store.moving import move
+from intarsia.store.writing.staging import Staging
+
+Numbers = NDArray[np.uint64]
+
+
+class Movable(NamedTuple):
+    """A window that is moved from file to file: where its chunks begin, and the slots of its boxes."""
+
+    target: Target
+    window: Box
+    plan: StripPlan
+    files: Sequence[str]
+    starts: Sequence[int]
+    slots: Sequence[Slot]
+
+
+def movable_windows(
+    step: Iterable[tuple[Proven, Box]], plans: StripPlans, source: Source, slots: Slots
+) -> tuple[list[Movable], tuple[tuple[Proven, Box], ...]]:
+    """The windows of a step that are moved from file to file; and the others."""
+    near, others = list[tuple[Proven, Box, StripPlan]](), list[tuple[Proven, Box]]()
+    for proven, window in step:
+        plan = plans.of(proven, window) if proven.src is source.manifest else None
+        if plan is None:
+            others.append((proven, window))
+        else:
+            near.append((proven, window, plan))
+    wanted = [
+        (proven.sources[k], proven.sources[k].chunks[n])
+        for proven, _, plan in near
+        for k, n in plan.chunks
+    ]
+    begins = iter(source.begins_near(wanted))
+    chunks, found = iter(wanted), list[Movable]()
+    for proven, window, plan in near:
+        files = [next(chunks)[1].file for _ in plan.chunks]
+        starts = [start for _ in plan.chunks if (start := next(begins)) is not None]
+        of_target = slots[proven.target.name]
+        boxes = [of_target[each.number] for each in plan.cut.boxes]
+        if len(starts) < len(files):
+            others.append((proven, window))
+        else:
+            found.append(Movable(proven.target, window, plan, files, starts, boxes))
+    return found, tuple(others)
+
+
+class _Numbered(dict[str, int]):
+    """Names, numbered in the order in which they are asked for."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = number = len(self)
+        return number
+
+
+class _Group(NamedTuple):
+    """Windows of one plan; in the rows of the arrays what belongs to each of them.
+
+    `sources` and `targets` are numbers of files and bytes of these at which chunks and slots begin, `gaps` the zeros
+    before slots.
+    """
+
+    windows: Sequence[Movable]
+    sources: tuple[Numbers, Numbers]
+    targets: tuple[Numbers, Numbers]
+    gaps: Numbers
+
+
+def move_windows(source: Source, staging: Staging, windows: Sequence[Movable]) -> Written:
+    """Move windows from file to file, and write what goes around them."""
+    if not windows:
+        return Written((), (), Counter())
+    read, written = _Numbered(), _Numbered()
+    by_plan: dict[int, list[Movable]] = {}
+    for window in windows:
+        by_plan.setdefault(id(window.plan), []).append(window)
+    groups = [_group(alike, read, written) for alike in by_plan.values()]
+    strips, sides = list[NDArray[np.void]](), list[NDArray[np.void]]()
+    sums = boxes = 0
+    for group in groups:
+        plan, count = group.windows[0].plan, len(group.windows)
+        (read_files, read_starts), (files, starts) = group.sources, group.targets
+        files = np.concatenate([read_files, files + np.uint64(len(read))], 1)
+        starts = np.concatenate([read_starts, starts], 1)
+        some, of_some = (np.tile(x, (count, 1)) for x in (plan.strips, plan.sides))
+        number = np.arange(count, dtype=np.uint64)[:, None]
+        some["sum"] += sums + number * len(plan.tensors)
+        of_some["box"] += boxes + number * len(plan.box_bytes)
+        of_some["at"] += starts[:, plan.sides["file"]]
+        of_some["file"] = files[:, plan.sides["file"]]
+        strips.append(some.reshape(-1))
+        sides.append(of_some.reshape(-1))
+        sums, boxes = sums + count * len(plan.tensors), boxes + count * len(plan.box_bytes)
+    both, found = (np.concatenate(strips), np.concatenate(sides)), list[Written]()
+    held = list[NDArray[np.uint8]]()
+
+    def around(moved: Moved) -> Numbers:
+        found.append(_written(groups, moved))
+        return _pieces_around(groups, found[0].crcs, held)
+
+    move(source.folder, staging, ([*read], [*written]), *both, sums, boxes, around)
+    return found[0]
+
+
+def _group(windows: Sequence[Movable], read: _Numbered, written: _Numbered) -> _Group:
+    def numbers(rows: Iterable[Sequence[int]]) -> Numbers:
+        return np.array([*rows], np.uint64)
+
+    return _Group(
+        windows,
+        (
+            numbers([read[file] for file in x.files] for x in windows),
+            numbers(x.starts for x in windows),
+        ),
+        (
+            numbers([written[slot.file] for slot in x.slots] for x in windows),
+            numbers([slot.start_bytes for slot in x.slots] for x in windows),
+        ),
+        numbers([slot.gap_bytes for slot in x.slots] for x in windows),
+    )
+
+
+def _written(groups: Sequence[_Group], moved: Moved) -> Written:
+    """What became of windows that were moved."""
+    done, crcs, sums = list[tuple[Target, Box]](), list[tuple[int, ...]](), Sums()
+    tensor = box = 0
+    for group in groups:
+        plan, count = group.windows[0].plan, len(group.windows)
+        boxes = slice(box, box := box + count * len(plan.box_bytes))
+        tensors = slice(tensor, tensor := tensor + count * len(plan.tensors))
+        lengths = moved.box_bytes[boxes].reshape(count, -1)
+        if (lengths != plan.box_bytes).any():
+            names = ", ".join(x.target.name for x in group.windows)
+            raise CoverageError(f"{lengths.sum():,} bytes of `{names}` were moved")
+        done += [(x.target, x.window) for x in group.windows]
+        crcs += map(tuple, (moved.box_crcs[boxes].reshape(count, -1) ^ plan.unlike).tolist())
+        if plan.summed:
+            of_each = product(group.windows, plan.tensors)
+            both = zip(moved.pages[tensors].tolist(), moved.crcs[tensors].tolist(), strict=True)
+            for (x, (k, nbytes)), one in zip(of_each, both, strict=True):
+                name = x.target.name, x.target.layout.tensors[k]
+                add_to(sums, {name: Sum(*one, nbytes)})
+    return Written(tuple(done), tuple(crcs), Counter(), sums)
+
+
+def _pieces_around(
+    groups: Sequence[_Group], crcs: Sequence[Sequence[int]], held: list[NDArray[np.uint8]]
+) -> Numbers:
+    """What is written around windows with these CRC-32, as `_around` says."""
+    wrapped: dict[int, tuple[Wrapping | None, list[Numbers]]] = {}
+    each = iter(crcs)
+    for group in groups:
+        plan, shape = group.windows[0].plan, group.gaps.shape
+        found = np.array([next(each) for _ in group.windows], np.uint64)
+        every = np.array(
+            [*group.targets, group.gaps, np.broadcast_to(plan.box_bytes, shape), found]
+        )
+        for wrapping, numbers in plan.around:
+            _, more = wrapped.setdefault(id(wrapping), (wrapping, []))
+            more.append(every[:, :, numbers].reshape(len(every), -1))
+    pieces = [
+        piece
+        for wrapping, some in wrapped.values()
+        for piece in _around(wrapping, np.concatenate(some, 1), held)
+    ]
+    return np.concatenate([np.empty((4, 0), np.uint64), *pieces], 1)
+
+
+def _around(
+    wrapping: Wrapping | None, boxes: Numbers, held: list[NDArray[np.uint8]]
+) -> Iterator[Numbers]:
+    """What is written around boxes that are wrapped alike: files, bytes of these, addresses and lengths.
+
+    `boxes` are the files of their slots, where those begin, the gaps before them, lengths and CRC-32; what lies at
+    the addresses is kept in `held`.
+    """
+    files, starts, gaps, lengths, crcs = boxes
+    if wrapping is not None:
+        head, tails = np.frombuffer(wrapping.head, np.uint8), wrapping.tails(crcs.astype(np.uint32))
+        held += [head, tails]
+        count, width = tails.shape
+        at = tails.ctypes.data + np.arange(count, dtype=np.uint64) * np.uint64(width)
+        yield _pieces(files, starts + lengths, at, width)
+        starts = starts - np.uint64(wrapping.start_bytes)
+        yield _pieces(files, starts, head.ctypes.data, len(head))
+    if gaps.any():
+        held.append(zeros := np.zeros(int(gaps.max()), np.uint8))
+        yield _pieces(files, starts - gaps, zeros.ctypes.data, gaps)
+
+
+def _pieces(files: Numbers, *columns: Numbers | int) -> Numbers:
+    found = np.empty((4, len(files)), np.uint64)
+    for row, column in zip(found, (files, *columns), strict=True):
+        row[...] = column
+    return found
