@@ -22,8 +22,6 @@ from intarsia.store.writing.hidden_names import JOURNAL, PARTIAL, beside
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from intarsia.kernel.summing import Runs, Sums
-    from intarsia.kernel.surveying import Asked, Surveyed
     from intarsia.store.writing.old_contents import Contents
 
 Range = tuple[int, memoryview]
@@ -66,17 +64,6 @@ class Reader(ABC):
     @abstractmethod
     def read(self, file: str, ranges: Sequence[Range]) -> Stamp:
         """Fill each buffer; the stamp, taken when all are full, of the file that was read."""
-
-    def sums(self, file: str, runs: Runs) -> tuple[Sums, Stamp] | None:
-        """Both sums of runs of a file that nobody keeps, and the file's stamp, taken after them.
-
-        None where the store does not sum: then their bytes are read.
-        """
-        return None
-
-    def survey(self, file: str, asked: Asked) -> tuple[Surveyed, Stamp] | None:
-        """What matrices of a file show, and the file's stamp, taken after them; None where the store does not look."""
-        return None
 
     def opened(self, file: str) -> AbstractContextManager[tuple[int, Callable[[], Stamp]]]:
         """The descriptor of a file, where the store `has_descriptors`, and what its stamp is then."""

@@ -13,8 +13,6 @@ from pathlib import PurePath
 from intarsia.errors import ChangedError, FormatError
 from intarsia.kernel.library import has_kernel
 from intarsia.kernel.reading import read_runs
-from intarsia.kernel.summing import Runs, Sums, sum_file
-from intarsia.kernel.surveying import Asked, Surveyed, survey_file
 from intarsia.store.base import NEAR_BYTES, Opened, Range, Reader
 from intarsia.store.local.descriptors import Descriptors
 from intarsia.store.local.vectors import VECTORS, drop_first
@@ -63,18 +61,6 @@ class LocalReader(Reader):
                 for start_bytes, views in calls:
                     _fill(fd, start_bytes, views)
             return Stamp.from_stat(os.fstat(fd))
-
-    def sums(self, file: str, runs: Runs) -> tuple[Sums, Stamp] | None:
-        if not has_kernel():
-            return None
-        with self._files.use(file) as fd:
-            return sum_file(fd, runs), Stamp.from_stat(os.fstat(fd))
-
-    def survey(self, file: str, asked: Asked) -> tuple[Surveyed, Stamp] | None:
-        if not has_kernel():
-            return None
-        with self._files.use(file) as fd:
-            return survey_file(fd, asked), Stamp.from_stat(os.fstat(fd))
 
     @contextmanager
     def opened(self, file: str) -> Iterator[tuple[int, Callable[[], Stamp]]]:

@@ -9,8 +9,9 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from intarsia.errors import ChangedError, FormatError, IntarsiaError, UsageError
-from intarsia.kernel.summing import Runs, Sums
-from intarsia.kernel.surveying import Asked, Surveyed
+from intarsia.kernel.library import has_kernel
+from intarsia.kernel.summing import Runs, Sums, sum_file
+from intarsia.kernel.surveying import Asked, Surveyed, survey_file
 from intarsia.quantity import human
 from intarsia.store.address import named
 from intarsia.store.base import Range
@@ -125,30 +126,27 @@ class Folder:
 
     def sums(self, file: str, runs: Runs) -> Sums | None:
         """Both sums of runs of a file that nobody keeps; None where they are to be read to be summed."""
-        if file in self._in_memory:
-            return None
-        ends = ((at, at + length) for at, length in zip(runs.at, runs.lengths, strict=True))
-        with self._one_file(file, ends) as then:
-            if (found := self._reader.sums(file, runs)) is None:
-                return None
-            sums, now = found
-            if now != then:
-                raise changed(self.root / file, then, now)
-        self._read_bytes += sum(runs.lengths)
-        return sums
+        with self._for_kernel(file, zip(runs.at, runs.lengths, strict=True)) as fd:
+            return None if fd is None else sum_file(fd, runs)
 
     def survey(self, file: str, asked: Asked) -> Surveyed | None:
         """What matrices of a file show that nobody keeps; None where they are to be read to be looked at."""
-        if file in self._in_memory:
-            return None
-        with self._one_file(file, ((x.at, x.at + x.nbytes) for x in asked.matrices)) as then:
-            if (found := self._reader.survey(file, asked)) is None:
-                return None
-            surveyed, now = found
-            if now != then:
+        with self._for_kernel(file, [(x.at, x.nbytes) for x in asked.matrices]) as fd:
+            return None if fd is None else survey_file(fd, asked)
+
+    @contextmanager
+    def _for_kernel(self, file: str, runs: Iterable[tuple[int, int]]) -> Iterator[int | None]:
+        """The descriptor of a file, of which the kernel reads runs of so many bytes; None where it cannot."""
+        if not has_kernel() or not self.can_move(file):
+            yield None
+            return
+        runs = list(runs)
+        wanted = ((at, at + length) for at, length in runs)
+        with self._one_file(file, wanted) as then, self._reader.opened(file) as (fd, stamp):
+            yield fd
+            if (now := stamp()) != then:
                 raise changed(self.root / file, then, now)
-        self._read_bytes += sum([x.nbytes for x in asked.matrices])
-        return surveyed
+        self._read_bytes += sum([length for _, length in runs])
 
     def can_move(self, file: str) -> bool:
         """Whether bytes of a file can be moved without being read here."""
