@@ -165,13 +165,8 @@ class ItemSurvey:
         summing.start(chunk)
         if self._look_in_file(stretch, part, matrix_sums, place, summing):
             return
-        for block in blocks_of(
-            stretch,
-            chunk.box,
-            self.item.stored.shape,
-            self.item.stored.dtype.itemsize,
-            context.block_bytes,
-        ):
+        shape, itemsize = self.item.stored.shape, self.item.stored.dtype.itemsize
+        for block in blocks_of(stretch, chunk.box, shape, itemsize, context.block_bytes):
             held = self._read(chunk, place.located, block)
             summed = summing.add(held, block.at)
             if place.together and place.crc is not None:
@@ -201,20 +196,18 @@ class ItemSurvey:
             return False
         (tensor, first), itemsize = run, self.item.stored.dtype.itemsize
         sealed = place.together and place.crc is not None
-        wanted, start_bytes = (
-            PAGES if tensor else CRC if sealed else 0,
-            (first + block.at) * itemsize,
-        )
-        asked = survey.asked(place.located.start_bytes + block.at * itemsize, wanted, start_bytes)
+        wanted = PAGES if tensor else CRC if sealed else 0
+        at = place.located.start_bytes + block.at * itemsize
+        asked = survey.asked(at, wanted, (first + block.at) * itemsize)
         found = context.folder.survey(chunk.file, asked)
         if found is None or not survey.is_ordinary(found):
             return False
         survey.add(asked.matrices, found)
-        for at, seen in zip(asked.matrices, found.seen, strict=True):
+        for matrix, seen in zip(asked.matrices, found.seen, strict=True):
             if sealed:
-                part.checksums.append((full(seen.crc, at.nbytes), at.nbytes))
+                part.checksums.append((full(seen.crc, matrix.nbytes), matrix.nbytes))
             if tensor:
-                of = Run(at.start, at.nbytes, context.wanted[tensor].nbytes)
+                of = Run(matrix.start, matrix.nbytes, context.wanted[tensor].nbytes)
                 add_to(part.stats.sums, {tensor: of.sum(seen.pages, seen.crc)})
         return True
 
@@ -263,7 +256,6 @@ class ItemSurvey:
     def _finish(self) -> None:
         """Put together what the stretches showed, in their order."""
         item, stats = self.item, self.stats
-        stored = item.stored
         for number in dict.fromkeys(stretch.number for stretch in self.stretches):
             of_chunk = [s for s in self.stretches if s.number == number]
             parts = [self._parts[stretch] for stretch in of_chunk]
@@ -273,7 +265,7 @@ class ItemSurvey:
         self._parts.clear()
         whole = sum(unit.rows * unit.columns for unit in item.units)
         if not stats.unread and whole == sum(chunk.box.size for chunk in item.chunks):
-            stats.matrices = (*self._matrix_sums.facts(_padded(stored, self._matrix_sums)),)
+            stats.matrices = (*self._matrix_sums.facts(_padded(item.stored, self._matrix_sums)),)
         self.__dict__.pop("_matrix_sums", None)
 
     def _faults(self, number: int, parts: list[_Part]) -> Iterator[Fault]:
