@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 import intarsia
+from intarsia.checking.alone.headers import read_headers
+from intarsia.checking.survey.blockwise import survey
+from intarsia.run.budget import Budget
 from tests.checkpoints import python
 
 MEMORY_MIB = 32
@@ -98,3 +101,18 @@ def test_faults_of_a_long_axis_are_found_under_little_memory(tmp_path: Path) -> 
     (fault,) = intarsia.verify(folder, memory="16MiB", workers=8).faults
     assert fault.kind == "shards-repeated"
     assert fault.where == "columns [1000000:2000000)"
+
+
+def test_zeros_of_either_sign_are_alike_under_little_memory(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", (4, 2_000_000), "model.w.weight")
+    path = folder / "model.safetensors"
+    data = np.memmap(path, "<u2", "r+", offset=path.stat().st_size - 16_000_000)
+    data[:] = 0
+    data[3_000_000:5_000_000] = 0x8000
+    for last, alike in ((0, True), (1, False)):
+        data[-1] = last
+        data.flush()
+        manifest = read_headers(folder, None).manifest
+        assert manifest is not None
+        ((matrix,),) = [stats.matrices for stats in survey(manifest, Budget.of("16MiB", 8))]
+        assert (matrix.constant, matrix.zero) == (alike, alike)
