@@ -171,6 +171,7 @@ def test_diff_puts_what_moved_most_first(root: Path) -> None:
     assert answer.status == 0
     assert answer.out.index(GATE) < answer.out.index("model.norm.weight")
     assert "more" in intarsia("diff", root / "hf", root / "changed", "--most", "2").out
+    assert intarsia("diff", root / "hf", root / "changed", "--most", "-1").status == 2
     document = intarsia("diff", root / "hf", root / "changed", "--json").json
     assert document["tensors"][0]["tensor"] == GATE
     assert {"max_abs", "rms", "relative", "cosine"} <= document["tensors"][0].keys()

@@ -18,7 +18,9 @@ def run(
     section: options.Section = None,
     memory: options.Memory = None,
     workers: options.Workers = None,
-    most: Annotated[int, typer.Option("--most", help="How many tensors to show; 0 for all.")] = 40,
+    most: Annotated[
+        int, typer.Option("--most", min=0, help="How many tensors to show; 0 for all.")
+    ] = 40,
 ) -> None:
     """Say how far each tensor moved from A to B, the furthest first.
 
