@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from intarsia.checking.pair.pairs import match
 from intarsia.checking.pair.quantised_differently import (
     QuantisedDifferently,
     quantised_differently,
 )
+from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import BY_NAME
 from intarsia.layout import Layout
 from intarsia.mesh import Shape
@@ -54,3 +56,16 @@ def test_a_quantised_weight_and_its_scale_have_no_partner_among_plain_weights() 
     assert "B is not quantised" in note
     turned = quantised_differently(b, a, None)
     assert (turned.a, turned.b) == (found.b, found.a)
+
+
+def test_other_spellings_are_not_looked_for_among_weights_that_are_quantised_differently() -> None:
+    sizes = {
+        "model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": 4, "head_dim": 8,
+    }  # fmt: skip
+    name = "model.layers.0.mlp.up_proj.weight"
+    a = manifest({name: ("F8_E4M3", (8, 8)), f"{name}_scale_inv": ("F32", (2, 2))}, sizes | FP8)
+    b = manifest({name: ("BF16", (8, 8))}, sizes)
+    found = match(Checkpoint(a), Checkpoint(b))
+    assert not found.pairs
+    assert (found.only_in_a, found.only_in_b) == ((name, f"{name}_scale_inv"), (name,))

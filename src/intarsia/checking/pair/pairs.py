@@ -93,7 +93,12 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
             pair = Pair(x, twin, tied=True)
             pairs.append(pair if side == 0 else pair.flipped)
             notes.append(f"`{name}` is tied and not stored in {other}; compared with `{twin.name}`")
-    spelled = spelled_differently(a.manifest, b.manifest, *only)
+    spelled = spelled_differently(
+        a.manifest,
+        b.manifest,
+        [n for n in only[0] if n not in apart.a],
+        [n for n in only[1] if n not in apart.b],
+    )
     pairs += [Pair(left[name], right[other]) for name, other in spelled.items()]
     only = [
         [n for n in only[0] if n not in spelled],
