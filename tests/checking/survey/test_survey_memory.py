@@ -107,12 +107,22 @@ def test_zeros_of_either_sign_are_alike_under_little_memory(tmp_path: Path) -> N
     folder = write(tmp_path / "a", (4, 2_000_000), "model.w.weight")
     path = folder / "model.safetensors"
     data = np.memmap(path, "<u2", "r+", offset=path.stat().st_size - 16_000_000)
-    data[:] = 0
-    data[3_000_000:5_000_000] = 0x8000
-    for last, alike in ((0, True), (1, False)):
-        data[-1] = last
-        data.flush()
-        manifest = read_headers(folder, None).manifest
-        assert manifest is not None
-        ((matrix,),) = [stats.matrices for stats in survey(manifest, Budget.of("16MiB", 8))]
-        assert (matrix.constant, matrix.zero) == (alike, alike)
+    for bits, one, alike, zero in ((0, 0, True, True), (0, 1, False, False), (7, 7, True, False)):
+        data[:] = bits
+        if not bits:
+            data[3_000_000:5_000_000] = 0x8000
+        for at in (0, -1):
+            data[at] = one
+            assert facts_of(folder, data) == (alike, zero)
+            data[at] = bits
+    data[0] = 3
+    assert facts_of(folder, data) == (False, False)
+
+
+def facts_of(folder: Path, data: np.memmap) -> tuple[bool, bool]:
+    """Whether all elements are alike, and zero."""
+    data.flush()
+    manifest = read_headers(folder, None).manifest
+    assert manifest is not None
+    ((matrix,),) = [stats.matrices for stats in survey(manifest, Budget.of("16MiB", 8))]
+    return matrix.constant, matrix.zero
