@@ -171,3 +171,19 @@ def test_pieces_are_written_to_their_files_and_a_failure_names_the_first_of_its_
     )
     for fd in (a, b, full):
         os.close(fd)
+
+
+def test_what_lies_in_memory_is_forgotten_when_something_else_takes_its_place(
+    tmp_path: Path,
+) -> None:
+    data = random.Random(2).randbytes(400)
+    (tmp_path / "a").write_bytes(data)
+    with (tmp_path / "a").open("rb") as a, (tmp_path / "x").open("w+b") as x:
+        run = [(a.fileno(), 0, 0, 1, 0), (x.fileno(), 0, 0, 1, 0)]
+        halves = [(a.fileno(), 200 + 10 * k, 2 * k, 2, 0) for k in range(2)]
+        strips = [(100, 1, 0, 0, 0, 1, 1), (5, 4, 0, 0, 1, 2, 1), (100, 1, 0, 0, 2, 1, 1)]
+        sides = [*run, *halves, (x.fileno(), 100, 0, 4, 1), *run]
+        sides[-1] = (x.fileno(), 200, 0, 1, 2)
+        found = move(np.array(strips, STRIP), np.array(sides, SIDE), 3, 3)
+    assert found.box_crcs[0] == found.box_crcs[2] == remainder(data[:100])
+    assert (tmp_path / "x").read_bytes()[200:] == data[:100]

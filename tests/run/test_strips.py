@@ -14,7 +14,7 @@ import torch
 
 import intarsia
 from intarsia.dtypes import BY_NAME
-from intarsia.errors import ChangedError, FormatError, IntarsiaError, StoreError
+from intarsia.errors import ChangedError, CoverageError, FormatError, IntarsiaError, StoreError
 from intarsia.format.base import Arrangement, Slot
 from intarsia.format.registry import format_named, read_manifest
 from intarsia.frozen import frozen
@@ -28,8 +28,9 @@ from intarsia.planning.proof import Proven, prover_of
 from intarsia.run import execute, strips
 from intarsia.run.budget import Budget
 from intarsia.run.execute import Execution
+from intarsia.run.slots import Slots
 from intarsia.run.source import Source
-from intarsia.run.strips import Place, StripPlan
+from intarsia.run.strips import Place, StripPlan, StripPlans
 from intarsia.run.sums.hashing import Sum, sum_run
 from intarsia.run.sums.tally import Tally
 from intarsia.store.local.written_files import WrittenFiles
@@ -366,3 +367,36 @@ def test_a_disk_that_fails_under_a_move_is_named_and_the_run_is_resumed(
     assert before < len(seen)
     assert files_of(out) == files_of(tmp_path / "whole")
     assert not leftovers(tmp_path)
+
+
+def test_bytes_that_the_kernel_did_not_move_are_missed(tmp_path: Path, monkeypatch, seen) -> None:
+    src = write_hf(tmp_path / "src", {"w": torch.randn(8, 8)})
+    honest = moving.move
+
+    def short(*asked: Any) -> Moved:
+        found = honest(*asked)
+        found.box_bytes[0] -= 1
+        return found
+
+    monkeypatch.setattr(moving, "move", short)
+    with pytest.raises(CoverageError, match="255 bytes of `w` were moved"):
+        intarsia.convert(src, tmp_path / "out", to="hf")
+    assert not (tmp_path / "out").exists()
+
+
+def test_windows_that_are_cut_alike_of_tensors_of_other_sizes_have_plans_of_their_own(
+    tmp_path: Path, seen
+) -> None:
+    state = {"x": torch.arange(6, dtype=torch.int16), "y": torch.arange(9, dtype=torch.int16)}
+    src, whole = write_hf(tmp_path / "src", state), Box.whole((4,))
+    manifest = read_manifest(src)
+    slots = Slots({name: (Slot(whole, "f", 8 * k),) for k, name in enumerate(state)})
+    plans = StripPlans(slots, {"x": 6, "y": 9})
+    after = []
+    for name, x in state.items():
+        layout = Layout.of(name, x.shape).narrow(0, 0, 4)
+        proven = prover_of(manifest).prove(Target(name, BY_NAME["I16"], layout, (whole,)))
+        plan = plans.of(proven, whole)
+        assert plan is not None
+        after += plan.strips["after"].tolist()
+    assert after == [4, 10]
