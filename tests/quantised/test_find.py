@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -151,3 +152,23 @@ def test_two_declarations_that_differ_declare_nothing() -> None:
     scheme = scheme_of(config)
     assert scheme is not None
     assert scheme.several
+
+
+@pytest.mark.parametrize("names", permutations(["a.weight", "a.weight_packed", "a.weight_scale"]))
+def test_a_packed_weight_goes_before_codes_under_the_plain_name(names: tuple[str, ...]) -> None:
+    made = {
+        "a.weight": torch.ones(4, 4, dtype=torch.int8),
+        "a.weight_packed": torch.ones(4, 4, dtype=torch.int32),
+        "a.weight_scale": torch.ones(4, 1),
+    }
+    (weight,) = find_quantised(headers({name: made[name] for name in names}), None).weights
+    assert (weight.main.name, weight.form) == ("a.weight_packed", "packed")
+
+
+def test_parts_come_in_the_order_in_which_they_are_stored() -> None:
+    words = ["_zero_point", "_packed", "_shape", "_scale"]
+    for order in permutations(words):
+        names = [f"{x}.weight{word}" for x, some in (("a", words), ("b", order)) for word in some]
+        stored = {name: torch.ones(4, 4, dtype=torch.int32) for name in names}
+        _, weight = find_quantised(headers(stored), None).weights
+        assert [part.word for part in weight.others] == [x for x in order if x != "_packed"]

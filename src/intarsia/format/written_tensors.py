@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from intarsia.dtypes import DType, is_lossless
@@ -24,20 +24,23 @@ def left_out(src: Manifest, tied: Mapping[str, str], optimizer: str) -> Iterator
             yield name, "optimizer state, dropped as asked"
 
 
-def written_type(name: str, of: Iterable[str], src: Manifest, asked: DType | None) -> DType:
+def written_type(name: str, of: Sequence[str], src: Manifest, asked: DType | None) -> DType:
     """The element type of a tensor that is made of the logical tensors `of`; what is absent has the source's."""
     held = src.logical
+    if asked is None and len(of) == 1 and of[0] in held:
+        return held[of[0]].dtype
     if asked is None:
-        found = {held[n].dtype for n in of if n in held}
+        types = [held[n].dtype for n in of if n in held]
     else:
         each = ((held[n].dtype, (parameter_of(n),)) for n in of if n in held)
-        found = {cast_to(dtype, asked, names, src.config) for dtype, names in each}
+        types = [cast_to(dtype, asked, names, src.config) for dtype, names in each]
+    found = {dtype.name for dtype in types}
     if len(found) > 1:
         raise UsageError(
-            f"`{name}` would hold {', '.join(sorted(dtype.name for dtype in found))}",
+            f"`{name}` would hold {', '.join(sorted(found))}",
             hint="choose one element type with --dtype",
         )
-    return found.pop() if found else cast_to(src.absent[0].dtype, asked, of, src.config)
+    return types[0] if types else cast_to(src.absent[0].dtype, asked, of, src.config)
 
 
 def cast_to(

@@ -69,8 +69,8 @@ class Costs:
 def _kind(proven: Proven, base: int) -> Hashable:
     """What the cost of a target depends on: not where in a chunk it reads, if all read there together."""
     template, target = proven.template, proven.target
-    types = [s.dtype for s in proven.sources]
-    return template.kind, template.start - base, id(target.boxes), target.dtype, *types
+    types = [s.dtype.name for s in proven.sources]
+    return template.kind, template.start - base, id(target.boxes), target.dtype.name, *types
 
 
 def read_cost(found: Sequence[Copy]) -> tuple[int, int]:

@@ -62,16 +62,21 @@ def windows_together(group: Group, limit_bytes: int) -> Iterator[Windows]:
 
 def in_turn(proofs: Iterable[Proven]) -> Iterator[_Filled]:
     """Copies whose elements lie in turn in one chunk, each filling a stretch of its target."""
-    alike: dict[tuple[int, tuple[Loop, ...]], _Filled] = {}
+    alike: dict[tuple[int, int], _Filled] = {}
+    numbers: dict[tuple[Loop, ...], int] = {}
+    number_of: dict[int, int] = {}  # by identity: templates keep their pieces, and few have others
     for proven in proofs:
         template, sources = proven.template, proven.sources
         if template.in_turn is None:
             template.in_turn = _in_turn(proven)
         for k, n, piece in template.in_turn:
-            chunk = sources[k].chunks[n]
-            alike.setdefault((id(chunk), piece.loops), []).append((proven, piece))
-    for (_, loops), filled in alike.items():
-        yield from _neighbours(filled, min(loop.at for loop in loops))
+            number = number_of.get(id(piece.loops))
+            if number is None:
+                number = numbers.setdefault(piece.loops, len(numbers))
+                number_of[id(piece.loops)] = number
+            alike.setdefault((id(sources[k].chunks[n]), number), []).append((proven, piece))
+    for filled in alike.values():
+        yield from _neighbours(filled, min([loop.at for loop in filled[0][1].loops]))
 
 
 def _in_turn(proven: Proven) -> Recipe:

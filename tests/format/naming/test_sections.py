@@ -268,3 +268,9 @@ def test_words_of_wrappers_are_taken_out_anywhere_and_module_only_where_that_lea
     assert unwrapped("module.w", {"v"}) is None
     with pytest.raises(FamilyError, match=r"is `a.module.w` or `a.w`"):
         unwrapped("a.module.module.w", {"a.module.w", "a.w"})
+
+
+def test_a_wrappers_word_goes_from_names_that_no_table_has() -> None:
+    noise = {"extra._orig_mod.shift": Tensor((3,), 3), "_orig_mod.gain": Tensor((3,), 3)}
+    found = divide(tensors("") | noise, KNOWN, "x")
+    assert {*found.names.values()} == KNOWN | {"extra.shift", "gain"}

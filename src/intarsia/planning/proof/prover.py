@@ -192,7 +192,7 @@ class Prover:
     def _is_plain(self, target: Target, sources: tuple[Stored, ...]) -> bool:
         """Whether a target is one whole stored tensor that is a whole logical one, as most are."""
         layout, boxes = target.layout, target.boxes
-        if len(sources) != 1 or len(layout.pieces) != 1:
+        if len(sources) != 1 or not len(layout.pieces) == len(sources[0].layout.pieces) == 1:
             return False
         if sources[0].layout is not layout and sources[0].layout != layout:
             return False

@@ -44,14 +44,15 @@ class Template:
 
     def copies(self, layout: Layout, box: Box, sources: tuple[Stored, ...]) -> list[Copy]:
         """Every copy from `sources` into the row-major buffer of `box` of a tensor with `layout`."""
-        recipe = self._recipes.get(box) or self.recipe(layout, box, sources)
+        recipe = self._recipes.get((box.offsets, box.shape)) or self.recipe(layout, box, sources)
         return [Copy(sources[k], sources[k].chunks[n], piece) for k, n, piece in recipe]
 
     def recipe(self, layout: Layout, box: Box, sources: tuple[Stored, ...]) -> Recipe:
         """As `copies`, by the numbers of sources and chunks, which tensors of one template share."""
-        recipe = self._recipes.get(box)
+        key = box.offsets, box.shape
+        recipe = self._recipes.get(key)
         if recipe is None:
-            recipe = self._keep(box, _recipe(layout, box, sources, self._held_of))
+            recipe = self._keep(key, _recipe(layout, box, sources, self._held_of))
         return recipe
 
     def stretch(
@@ -109,7 +110,8 @@ class Templates:
     def of(self, layout: Layout, sources: tuple[Stored, ...]) -> Template:
         """The template of a tensor with `layout`, the same object for all that differ by name alone."""
         if len(sources) == 1 and sources[0].layout is layout and len(sources[0].chunks) == 1:
-            key: Hashable = layout.shape, sources[0].chunks[0].box
+            box = sources[0].chunks[0].box
+            key: Hashable = layout.shape, box.offsets, box.shape
         else:
             cuts = (id(self.boxes_of(s)) for s in sources)
             held = [None if s.layout == layout else self.held_of(s, layout) for s in sources]
