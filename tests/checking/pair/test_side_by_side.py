@@ -101,7 +101,8 @@ def test_as_many_bytes_are_counted_as_when_they_are_read(
             counts.append((left.read_bytes, right.read_bytes))
     (left, right), (left_read, right_read) = counts
     assert left == left_read
-    assert 0.99 * right_read < right <= right_read  # what lies between is not asked for
+    # what lies between is not asked for, and threads that come together look at a front each
+    assert 0.99 * right_read < right < 1.01 * right_read
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -6,6 +6,7 @@ import io
 import random
 import zipfile
 import zlib
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -125,7 +126,8 @@ def test_nothing_is_known_by_an_archive_with_bytes_between_its_members() -> None
     assert ending(earlier) is None
     locator = blob.rfind(b"PK\6\7")
     elsewhere = blob[: locator + 8] + bytes(8) + blob[locator + 16 :]
-    assert ending(elsewhere) is None
+    with suppress(FormatError):  # newer versions of Python refuse it themselves
+        assert ending(elsewhere) is None
     assert ending(blob[:-22] + b"PK\5\6" + blob[-18:-2] + b"\2\0no") is None
 
 

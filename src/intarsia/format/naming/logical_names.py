@@ -77,7 +77,7 @@ class Named:
 
 
 def name_tensors(
-    tensors: Mapping[str, Found],
+    tensors: Mapping[str, Found] | Iterable[Found],
     config: Mapping[str, Any] | None,
     where: str,
     complain: Complain = refuse,
@@ -92,6 +92,8 @@ def name_tensors(
     `sections` says which those are, where the caller divided them; `numbers` are the parameters of
     numbered states.
     """
+    if not isinstance(tensors, Mapping):
+        tensors = unique(((s.name, s) for s in tensors), where, complain)
     listed = [*tensors.values()]
     table = table_for(config)
     if sections is None:
