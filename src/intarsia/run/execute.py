@@ -29,7 +29,7 @@ from intarsia.planning.window import windows_beside
 from intarsia.run.budget import Budget
 from intarsia.run.filled import Filled, cut_boxes
 from intarsia.run.gather import Fill, Straight, gather
-from intarsia.run.moves import Movable, movable_windows, move_windows
+from intarsia.run.moves import Movable, files_of, movable_windows, move_windows
 from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sharing import in_steps, share_out
 from intarsia.run.slots import Slots
@@ -39,6 +39,7 @@ from intarsia.run.sums.checksum import join
 from intarsia.run.sums.hashing import add_to, merged
 from intarsia.run.sums.tally import Sums, Tallied, Tally
 from intarsia.run.written import Part, Written, unfinished
+from intarsia.store.moving import FilesInHand
 from intarsia.store.writing.staging import Staging
 from intarsia.value import Window
 from intarsia.value.bits import bits_dtype
@@ -103,6 +104,7 @@ class Execution:
     tally: Tally = field(default_factory=Tally)
     sums: Sums = field(default_factory=dict)
     _counting: threading.Lock = field(default_factory=threading.Lock)
+    _in_hand: FilesInHand = field(default_factory=FilesInHand)
     _room: Room = field(default_factory=Room)
     _boxes: Room = field(default_factory=Room)
 
@@ -129,10 +131,12 @@ class Execution:
 
     def step(self, step: Step) -> list[Part]:
         """Fill the windows of one step and write them; the parts whose slots await other steps."""
-        source, movable = replace(self.source, losses=Counter()), list[Movable]()
+        source, movable, others = replace(self.source, losses=Counter()), list[Movable](), step
         if has_kernel() and self.staging.can_move:
-            movable, step = movable_windows(step, self._plans, source, self._slots)
-        moved = move_windows(source, self.staging, movable)
+            movable, others = movable_windows(step, self._plans, source, self._slots)
+        with self._in_hand.hold(files_of(movable)) as few:
+            moved = move_windows(source, self.staging, movable if few else [])
+        step = others if few else step
         filled = self._fill(step, source)
         tallied = [self.tally.of(x) for x in filled]
         self._put(filled, tallied)

@@ -39,6 +39,12 @@ class Movable(NamedTuple):
     slots: Sequence[Slot]
 
 
+def files_of(windows: Iterable[Movable]) -> set[str]:
+    """The files that moving windows takes: those that are read, and those that are written."""
+    read = {f"from {file}" for x in windows for file in x.files}
+    return read | {f"to {slot.file}" for x in windows for slot in x.slots}
+
+
 def movable_windows(
     step: Iterable[tuple[Proven, Box]], plans: StripPlans, source: Source, slots: Slots
 ) -> tuple[list[Movable], tuple[tuple[Proven, Box], ...]]:

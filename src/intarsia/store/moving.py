@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.kernel import moving
 from intarsia.kernel.moving import Moved, MoveError, Sides, Strips
+from intarsia.store.local.descriptors import affordable
 from intarsia.store.reading.folder import Folder
 from intarsia.store.system_errors import errors_naming
 from intarsia.store.writing.staging import Staging
@@ -19,6 +22,30 @@ NEAR_BYTES = 64 << 10
 
 Names = Sequence[str]
 Numbers = NDArray[np.uint64]
+
+
+class FilesInHand:
+    """The files that threads hold open while they move bytes: the process can afford only so many at once."""
+
+    def __init__(self) -> None:
+        self._most = 2 * affordable()
+        self._users: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def hold(self, files: Collection[str]) -> Iterator[bool]:
+        """Whether files can be held open inside, beside those that other threads hold."""
+        with self._lock:
+            if few := len(self._users.keys() | files) <= self._most:
+                self._users.update(files)
+        try:
+            yield few
+        finally:
+            with self._lock:
+                for file in files if few else ():
+                    self._users[file] -= 1
+                    if not self._users[file]:
+                        del self._users[file]
 
 
 def move(
