@@ -93,6 +93,8 @@ def test_main_weights_are_held_against_fp32_weights_of_a_side_that_has_none() ->
     assert "weights of B" in found.notes[0]
     turned = matched(manifest({"v": "F32", "w": "F32"}), twice)
     assert names(turned.pairs)[2:] == [("v", master_of("v")), ("w", master_of("w"))]
+    called = ["v", "w", master_of("v"), master_of("w")]
+    assert [p.name for p in found.pairs] == [p.name for p in turned.pairs] == called
 
 
 @pytest.mark.parametrize(

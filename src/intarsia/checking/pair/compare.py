@@ -159,7 +159,7 @@ def _padding(x: Checkpoint, side: str, budget: Budget) -> Iterator[str]:
 
 def _difference(x: Unequal, found: Finding) -> Difference:
     text = f"{x.text}; {found.text}" if x.text and not x.kind else found.text
-    return Difference(x.pair.a.name, x.elements, x.first, x.max_abs, text, found.kind, found.where)
+    return Difference(x.pair.name, x.elements, x.first, x.max_abs, text, found.kind, found.where)
 
 
 @dataclass

@@ -37,6 +37,12 @@ class Pair:
     tied: bool = False
 
     @property
+    def name(self) -> str:
+        """What it is called: by its name in A, or as the main weight that a weight of A stands for."""
+        is_main = kind_of(self.b.name) == MASTER and parameter_of(self.b.name) == self.a.name
+        return self.b.name if is_main else self.a.name
+
+    @property
     def flipped(self) -> Pair:
         return replace(self, a=self.b, b=self.a)
 
