@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -171,12 +171,17 @@ def same_together_and_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> list
     return both[0]
 
 
+def change_chunks(path: Path, name: str, change: Callable[[list[Any]], object]) -> None:
+    """Change the list of a tensor's chunks in the metadata of a checkpoint."""
+    described = dcp.FileSystemReader(path).read_metadata()
+    change(described.state_dict_metadata[name].chunks)
+    (path / ".metadata").write_bytes(pickle.dumps(described))
+
+
 def test_tensors_of_one_shape_whose_chunks_are_listed_in_another_order_are_not_put_together(
     sharded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    described = dcp.FileSystemReader(sharded).read_metadata()
-    described.state_dict_metadata["layers.2.up.weight"].chunks.reverse()
-    (sharded / ".metadata").write_bytes(pickle.dumps(described))
+    change_chunks(sharded, "layers.2.up.weight", list.reverse)
     shown = same_together_and_alone(sharded, monkeypatch)
     up = [x.item for x in shown if ".up." in x.item.stored.name]
     run = Run(0, up[0].nbytes, up[0].nbytes)
@@ -189,9 +194,7 @@ def test_tensors_of_one_shape_whose_chunks_are_listed_in_another_order_are_not_p
 def test_a_tensor_that_lacks_a_chunk_is_looked_at_alone(
     sharded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    described = dcp.FileSystemReader(sharded).read_metadata()
-    described.state_dict_metadata["layers.2.table.weight"].chunks.pop()
-    (sharded / ".metadata").write_bytes(pickle.dumps(described))
+    change_chunks(sharded, "layers.2.table.weight", list.pop)
     shown = same_together_and_alone(sharded, monkeypatch)
     assert [x.item.stored.name for x in shown if not x.matrices] == ["layers.2.table.weight"]
 

@@ -32,9 +32,7 @@ class SaveDigests:
         tensors: Iterable[tuple[str, DType, Shape]], config: Mapping[str, Any] | None
     ) -> SaveDigests | None:
         """None where the configuration contradicts the tensors, or a reader would leave some out."""
-        stored = {
-            n: Stored(n, dtype, Layout.of(n, shape), (), key=n) for n, dtype, shape in tensors
-        }
+        stored = [Stored(n, dtype, Layout.of(n, shape), (), key=n) for n, dtype, shape in tensors]
         try:
             named = name_tensors(stored, config, "the model")
         except (FamilyError, SectionError):
@@ -42,7 +40,7 @@ class SaveDigests:
         layouts: dict[str, tuple[Layout, ...]] = {}
         for s in named.stored.values():
             layouts[s.key] = (*layouts.get(s.key, ()), s.layout)
-        if stored.keys() - layouts:
+        if any(s.key not in layouts for s in stored):
             return None
         return SaveDigests(layouts, named.logical)
 
