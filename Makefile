@@ -51,11 +51,11 @@ lint: $(VENV)/.test $(VENV)/.kernel
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal --durations=10 -rs --hypothesis-profile=same
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal --durations=10 -rfEs --disable-warnings --hypothesis-profile=same
 
 test-all: lint test-megatron
-	$(BIN)/python -m pytest --durations=20 -rs --hypothesis-profile=new
-	INTARSIA_KERNEL=off $(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal --hypothesis-profile=same
+	$(BIN)/python -m pytest --durations=20 -rfEs --disable-warnings --hypothesis-profile=new
+	INTARSIA_KERNEL=off $(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal -rfEs --disable-warnings --hypothesis-profile=same
 
 # A second Megatron-core in a folder of its own, without what it depends on: the venv has that for the first one.
 # It asks for Python 3.12; its core runs on 3.11.
@@ -66,7 +66,7 @@ $(VENV)/.megatron_core_0_19: $(VENV)/.test Makefile
 
 test-megatron: $(VENV)/.megatron_core_0_19
 	PYTHONPATH=$(CURDIR)/$(VENV)/megatron_core_0_19 MEGATRON_CORE=$(NEWER_MEGATRON) \
-		$(BIN)/python -m pytest -m megatron --durations=10 -rs --hypothesis-profile=same
+		$(BIN)/python -m pytest -m megatron --durations=10 -rfEs --disable-warnings --hypothesis-profile=same
 
 # The peers' wheels lie in a folder of their own, without what they depend on: they ask for torch in versions of theirs.
 $(VENV)/.bench: $(VENV)/.test
