@@ -56,6 +56,14 @@ ARROWS = {
 """What each part of the house may import, itself aside; a part that is not here may import all
 but `cli`."""
 
+ARROWS_OF_RUN = {
+    "sums": set(),
+    "windows": {"losses", "room", "source", "sums"},
+    "journal": {"execute", "losses", "sharing", "sums", "windows"},
+    "ranks": {"execute", "stopping"},
+}
+"""What each room of `run` may import of the rest of `run`."""
+
 PURE = ("errors", "layout", "mesh", "state", "value", "family", "quantised", "planning")
 """Parts that compute and touch neither torch nor a file."""
 
@@ -133,6 +141,15 @@ def test_a_part_imports_what_its_arrows_allow(part: str) -> None:
     for path in held:
         wrong = sorted(name for name in ours(path) if not allowed(part, name))
         assert not wrong, f"{path.relative_to(SOURCE)} imports {wrong}"
+
+
+@pytest.mark.parametrize("room", ARROWS_OF_RUN)
+def test_a_room_of_run_imports_what_its_arrows_allow(room: str) -> None:
+    held = [path for path in files() if path.parent == SOURCE / "run" / room]
+    assert held, f"run/{room} is gone"
+    for path in held:
+        found = {name.split(".")[1] for name in ours(path) if name.startswith("run.")}
+        assert found <= ARROWS_OF_RUN[room] | {room}, path
 
 
 def test_only_the_command_line_imports_the_command_line() -> None:

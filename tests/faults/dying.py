@@ -85,7 +85,7 @@ def main() -> None:
     for name in CHANGING:
         setattr(os, name, mortal(getattr(os, name)))
     from intarsia.cli.main import main
-    from intarsia.run import strips
+    from intarsia.run.windows import strips
 
     strips.LEAST_BYTES = 1 << 40  # what is counted here goes through memory
     main(sys.argv[4:])

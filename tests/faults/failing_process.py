@@ -21,9 +21,9 @@ Command = Callable[[list[str]], object]
 def prepare(window_bytes: int, *, eager: bool, moving: bool = False) -> None:
     """Have a small job take many steps; an eager one syncs and writes back all the time, and where it is
     `moving` small windows go from file to file, too."""
-    from intarsia.run import strips
     from intarsia.run.budget import Budget
     from intarsia.run.journal import keeping as journal
+    from intarsia.run.windows import strips
     from intarsia.store.local import written_files
 
     Budget.window_bytes = property(lambda _: window_bytes)  # type: ignore[assignment,method-assign]

@@ -24,7 +24,7 @@ from intarsia.run.budget import Budget
 from intarsia.run.execute import Execution, adjoin
 from intarsia.run.gather import gather
 from intarsia.run.source import Source
-from intarsia.run.sums.tally import Tally
+from intarsia.run.windows.tally import Tally
 from intarsia.store.reading.folder import Folder
 from intarsia.store.writing.staging import Staging
 from tests.checkpoints import (

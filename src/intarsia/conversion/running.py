@@ -34,7 +34,7 @@ from intarsia.run.ranks.crew import Crew, agree
 from intarsia.run.ranks.shares import share_of
 from intarsia.run.source import Source
 from intarsia.run.sums.hashing import merged
-from intarsia.run.sums.tally import Sums, Tally
+from intarsia.run.windows.tally import Sums, Tally
 from intarsia.store.address import named
 from intarsia.store.reading.folder import read_file
 from intarsia.store.reading.lookup import given, real

@@ -27,18 +27,18 @@ from intarsia.planning.proof import Proven
 from intarsia.planning.together import Group, partners, windows_together
 from intarsia.planning.window import windows_beside
 from intarsia.run.budget import Budget
-from intarsia.run.filled import Filled, cut_boxes
 from intarsia.run.gather import Fill, Straight, gather
-from intarsia.run.moves import Movable, files_of, movable_windows, move_windows
 from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sharing import in_steps, share_out
-from intarsia.run.slots import Slots
 from intarsia.run.source import Source
-from intarsia.run.strips import StripPlans
 from intarsia.run.sums.checksum import join
 from intarsia.run.sums.hashing import add_to, merged
-from intarsia.run.sums.tally import Sums, Tallied, Tally
-from intarsia.run.written import Part, Written, unfinished
+from intarsia.run.windows.filled import Filled, cut_boxes
+from intarsia.run.windows.moves import Movable, files_of, movable_windows, move_windows
+from intarsia.run.windows.slots import Slots
+from intarsia.run.windows.strips import StripPlans
+from intarsia.run.windows.tally import Sums, Tallied, Tally
+from intarsia.run.windows.written import Part, Written, unfinished
 from intarsia.store.moving import FilesInHand
 from intarsia.store.writing.staging import Staging
 from intarsia.value import Window

@@ -24,7 +24,7 @@ from intarsia.run.journal.keeping import Journal
 from intarsia.run.journal.records import read_lines, to_line
 from intarsia.run.losses import Effect
 from intarsia.run.sums.checksum import crc32
-from intarsia.run.written import Written
+from intarsia.run.windows.written import Written
 from intarsia.store.writing.staging import Staging
 
 U8 = BY_NAME["U8"]

@@ -29,7 +29,7 @@ from intarsia.planning.manifest import Manifest, Target
 from intarsia.run.budget import Budget
 from intarsia.run.ranks.crew import Crew
 from intarsia.run.sums.hashing import Sum, merged
-from intarsia.run.sums.tally import Sums
+from intarsia.run.windows.tally import Sums
 
 _NONE = Sum()
 

@@ -11,10 +11,10 @@ from intarsia.mesh import Box
 from intarsia.planning.window import flat_start
 from intarsia.run.execute import Ranges
 from intarsia.run.losses import Losses
-from intarsia.run.slots import Slots
 from intarsia.run.sums.hashing import merged
-from intarsia.run.sums.tally import Sums
-from intarsia.run.written import Part, Written, unfinished
+from intarsia.run.windows.slots import Slots
+from intarsia.run.windows.tally import Sums
+from intarsia.run.windows.written import Part, Written, unfinished
 
 
 @frozen_open

@@ -29,9 +29,9 @@ from intarsia.planning.manifest import Target
 from intarsia.run.journal.done import NOTHING, Done
 from intarsia.run.journal.records import line_of, read_lines, to_line, written_in
 from intarsia.run.sharing import share_out
-from intarsia.run.slots import Slots
 from intarsia.run.sums.checksum import crc32
-from intarsia.run.written import Part, Written, has_crcs, parts_of
+from intarsia.run.windows.slots import Slots
+from intarsia.run.windows.written import Part, Written, has_crcs, parts_of
 from intarsia.store.log import Log, log_of
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import exists, listed

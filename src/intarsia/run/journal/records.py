@@ -18,7 +18,7 @@ from intarsia.planning.window import is_stretch
 from intarsia.run.losses import Effect
 from intarsia.run.sums.checksum import crc32
 from intarsia.run.sums.hashing import Sum
-from intarsia.run.written import Written
+from intarsia.run.windows.written import Written
 from intarsia.store.reading.folder import read_file
 from intarsia.store.reading.lookup import is_file
 

@@ -12,7 +12,7 @@ from intarsia.dtypes import BY_NAME
 from intarsia.format.base import Slot
 from intarsia.format.torch_file.torch_frame import Frame, frame
 from intarsia.mesh import Box
-from intarsia.run.slots import Slots
+from intarsia.run.windows.slots import Slots
 
 
 def boxes(random: Random, rank: int) -> list[Box]:

@@ -9,7 +9,7 @@ from intarsia.frozen import frozen
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
 from intarsia.run.room import Bytes
-from intarsia.run.slots import Cut
+from intarsia.run.windows.slots import Cut
 from intarsia.value import Window
 from intarsia.value.bits import bits_dtype
 

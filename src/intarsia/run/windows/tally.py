@@ -11,10 +11,10 @@ from intarsia.dtypes import DType
 from intarsia.frozen import frozen
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Target
-from intarsia.run.filled import Filled
 from intarsia.run.room import Bytes
 from intarsia.run.sums.checksum import crc32
 from intarsia.run.sums.hashing import STRETCH_BYTES, Sum, sum_layout
+from intarsia.run.windows.filled import Filled
 from intarsia.value import Window
 from intarsia.value.bits import bits_dtype
 

@@ -23,8 +23,8 @@ from intarsia.layout import Layout, Piece
 from intarsia.mesh import Box
 from intarsia.planning.copy import box_copy, layout_of_box
 from intarsia.planning.proof import Proven
-from intarsia.run.slots import Cut, Pattern, Slots
 from intarsia.run.sums.checksum import full
+from intarsia.run.windows.slots import Cut, Pattern, Slots
 from intarsia.value import Change
 
 LEAST_BYTES = 8 << 10

@@ -25,14 +25,15 @@ from intarsia.layout import Layout, Loop, Piece
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
 from intarsia.planning.proof import Proven, prover_of
-from intarsia.run import execute, strips
+from intarsia.run import execute
 from intarsia.run.budget import Budget
 from intarsia.run.execute import Execution
-from intarsia.run.slots import Slots
 from intarsia.run.source import Source
-from intarsia.run.strips import Place, StripPlan, StripPlans
 from intarsia.run.sums.hashing import Sum, sum_run
-from intarsia.run.sums.tally import Tally
+from intarsia.run.windows import strips
+from intarsia.run.windows.slots import Slots
+from intarsia.run.windows.strips import Place, StripPlan, StripPlans
+from intarsia.run.windows.tally import Tally
 from intarsia.store.local.written_files import WrittenFiles
 from intarsia.store.reading.folder import Folder
 from intarsia.store.writing.staging import Staging

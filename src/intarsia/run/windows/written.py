@@ -9,8 +9,8 @@ from intarsia.frozen import frozen
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
 from intarsia.run.losses import Losses
-from intarsia.run.slots import Slots
 from intarsia.run.sums.hashing import Sum
+from intarsia.run.windows.slots import Slots
 
 
 @frozen

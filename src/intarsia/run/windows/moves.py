@@ -16,12 +16,12 @@ from intarsia.kernel.moving import Moved
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
 from intarsia.planning.proof import Proven
-from intarsia.run.slots import Slots
 from intarsia.run.source import Source
-from intarsia.run.strips import StripPlan, StripPlans
 from intarsia.run.sums.hashing import Sum, add_to
-from intarsia.run.sums.tally import Sums
-from intarsia.run.written import Written
+from intarsia.run.windows.slots import Slots
+from intarsia.run.windows.strips import StripPlan, StripPlans
+from intarsia.run.windows.tally import Sums
+from intarsia.run.windows.written import Written
 from intarsia.store.moving import move
 from intarsia.store.writing.staging import Staging
 
