@@ -208,6 +208,11 @@ class Mesh:
         return self.lanes * self.pp
 
     @cached_property
+    def _known_boxes(self) -> dict[tuple[Shape, int | None, int | None, bool], tuple[Box, ...]]:
+        """What `boxes` gave, found without the hash of all axes."""
+        return {}
+
+    @cached_property
     def expert_fsdp(self) -> int:
         """How many FSDP shards an expert has once EP has placed it."""
         left = self.lanes // (self.etp * self.ep)
@@ -267,7 +272,10 @@ class Mesh:
     def boxes(self, shape: Shape, rule: Rule) -> tuple[Box, ...]:
         """The boxes into which the mesh cuts a tensor, each once, in order of their offsets."""
         if rule.grid is None:
-            return _boxes(self, shape, rule.tp, rule.ep, rule.is_expert)
+            cut = shape, rule.tp, rule.ep, rule.is_expert
+            return self._known_boxes.get(cut) or self._known_boxes.setdefault(
+                cut, _boxes(self, *cut)
+            )
         return _boxes_in_step(self, shape, rule.grid, rule.tp, rule.ep, rule.is_expert)
 
     def holders(self, shape: Shape, rule: Rule) -> dict[Box, list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import replace
 
 from intarsia.errors import FamilyError, UsageError, few
@@ -13,7 +13,7 @@ from intarsia.format.registry import format_named, names_of
 from intarsia.format.request import Request
 from intarsia.layout import Layout
 from intarsia.planning.manifest import Manifest, Stored
-from intarsia.state.names import MASTER, STEP, StateName, is_state, of_kind, step_of
+from intarsia.state.names import MASTER, STEP, StateName, is_state, of_kind, state_among, step_of
 from intarsia.value import PLAIN
 
 
@@ -115,10 +115,10 @@ def model_rows(
             yield row
 
 
-def state_rows(model: Sequence[Param], logical: Iterable[str]) -> Iterator[Param]:
+def state_rows(model: Sequence[Param], logical: Collection[str]) -> Iterator[Param]:
     """The optimizer state of the model's rows that a source holds, kind by kind."""
     kinds: dict[str, set[str]] = {}
-    for name in filter(is_state, logical):
+    for name in state_among(logical):
         if state := StateName.of(name):
             kinds.setdefault(state.kind, set()).add(state.parameter)
     for kind, held in sorted(kinds.items()):

@@ -25,7 +25,7 @@ from intarsia.mesh import Box, Mesh, Shape
 from intarsia.opened.masters import has_own_master
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.quantised.refusing import refuse_faults, refuse_numbers
-from intarsia.state.names import STEP, is_state, kind_of, like, parameter_of
+from intarsia.state.names import STEP, is_state, kind_of, like, parameter_of, state_among
 
 
 def targets_for(src: Manifest, request: Request) -> Wanted:
@@ -75,11 +75,11 @@ def targets_for(src: Manifest, request: Request) -> Wanted:
 
 
 def _target(row: Param, src: Manifest, request: Request, writer: Format) -> Target:
-    shape, names = row.layout.shape, row.layout.tensors or (row.name,)
-    asked = None if is_state(row.name) else request.dtype
-    boxes = request.mesh.boxes(shape, row.rule) if writer.sharded else _whole(shape)
-    dtype = written_type(row.name, names, src, asked)
-    return Target(writer.spell(row.name), dtype, row.layout, boxes, row.rule, row.value)
+    name, layout, rule = row.name, row.layout, row.rule
+    asked = None if request.dtype is None or is_state(name) else request.dtype
+    boxes = request.mesh.boxes(layout.shape, rule) if writer.sharded else _whole(layout.shape)
+    dtype = written_type(name, layout.tensors or (name,), src, asked)
+    return Target(writer.spell(name), dtype, layout, boxes, rule, row.value)
 
 
 def _parts_from_masters(src: Manifest, request: Request) -> bool:
@@ -101,7 +101,7 @@ def _dropped(src: Manifest, request: Request, writer: Format) -> dict[str, str]:
     dialect = dialect_for(src, request, writer)
     table = table_for(src.config)
     tied = table.tied if table and dialect not in ("same", "hf-module") else {}
-    found = {name: why for name in src.logical if (why := writer.left_out(name))}
+    found = {n: why for n in state_among(src.logical) if (why := writer.left_out(n))}
     return found | dict(left_out(src, tied, request.optimizer))
 
 

@@ -333,7 +333,7 @@ class Format(ABC):
         return None
 
     def left_out(self, name: str) -> str:
-        """Why a logical tensor has no tensor of its own; "" where it has one."""
+        """Why a logical tensor of optimizer state has no tensor of its own; "" where it has one."""
         return ""
 
     def counted(self, src: Manifest) -> tuple[str, ...]:

@@ -62,16 +62,15 @@ class Layout:
 
     def rename(self, names: Mapping[str, str] | Callable[[str], str]) -> Layout:
         """The same places filled from other tensors: `names` gives the new name of each."""
-        if isinstance(names, Mapping):
+        if callable(names):
+            name_of = names
+        else:
             unknown = [name for name in self.tensors if name not in names]
             if unknown:
                 raise LayoutError(f"rename has no new name for {unknown[0]!r}, it has {[*names]}")
             name_of = names.__getitem__
-        else:
-            name_of = names
-        return Layout(
-            self.shape, tuple([Piece(name_of(p.tensor), p.at, p.to, p.loops) for p in self.pieces])
-        )
+        pieces = [Piece(name_of(p.tensor), p.at, p.to, p.loops) for p in self.pieces]
+        return Layout(self.shape, tuple(pieces))
 
     def reshape(self, *shape: int) -> Layout:
         """NumPy's `x.reshape(shape)`; one size may be -1."""

@@ -83,8 +83,7 @@ def copies_into(
 
 def sources_of(layout: Layout, manifest: Manifest) -> tuple[Stored, ...]:
     """The stored tensors of a checkpoint that hold elements of a layout's tensors, each once."""
-    names = layout.tensors
-    if len(names) == 1:
-        return manifest.sources.get(names[0], ())
-    found = {id(s): s for name in names for s in manifest.sources.get(name, ())}
+    if len(layout.pieces) == 1:
+        return manifest.sources.get(layout.pieces[0].tensor, ())
+    found = {id(s): s for name in layout.tensors for s in manifest.sources.get(name, ())}
     return tuple(found.values())

@@ -9,14 +9,19 @@ Value = TypeVar("Value")
 
 
 class MadeWhenAsked(Mapping[str, Value]):
-    """What `make` makes of what is held under each name; each value is made once."""
+    """What `make` makes of what is held under each name; each value is made once, unless it is `made`."""
 
     __slots__ = ("_all", "_made", "_make", "held")
 
-    def __init__(self, held: Mapping[str, Any], make: Callable[[Any], Value]) -> None:
+    def __init__(
+        self,
+        held: Mapping[str, Any],
+        make: Callable[[Any], Value],
+        made: dict[str, Value] | None = None,
+    ) -> None:
         self.held = held
         self._make = make
-        self._made: dict[str, Value] = {}
+        self._made: dict[str, Value] = made or {}
         self._all: dict[str, Value] | None = None
 
     def __getitem__(self, name: str) -> Value:

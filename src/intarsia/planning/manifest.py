@@ -196,4 +196,4 @@ class Target:
 
     @property
     def nbytes(self) -> int:
-        return self.layout.size * self.dtype.itemsize
+        return prod(self.layout.shape) * self.dtype.itemsize

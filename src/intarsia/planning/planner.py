@@ -45,7 +45,7 @@ class Costs:
     def of(self, group: Group) -> Cost:
         """What filling targets takes that move together."""
         base = group[0].template.start
-        key = tuple([_kind(proven, base) for proven in group])
+        key = tuple([_kind(x, base) for x in group]) if group[1:] else _kind(group[0], base)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._count(group)
@@ -156,7 +156,7 @@ def _left_out(
         pieces, size = used.get(name, ()), logical.size
         if len(pieces) == 1 and pieces[0].to == 0 and pieces[0].run == size:
             continue
-        key = (size, *((p.to, p.loops) for p in pieces))
+        key = (size, *[(p.to, id(p.loops)) for p in pieces])  # `used` keeps them
         unused = counts.get(key)
         if unused is None:
             held = Layout((size,), tuple(pieces))

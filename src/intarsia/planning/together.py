@@ -23,16 +23,16 @@ _Filled = list[tuple[Proven, Piece]]
 def partners(proofs: Iterable[Proven]) -> list[Group]:
     """The targets, in groups that need the same bytes; nearly every target is alone."""
     listed = list(proofs)
-    group_of = {id(proven): [proven] for proven in listed}
+    group_of: dict[int, list[Proven]] = {}
     for filled in in_turn(listed):
-        first = group_of[id(filled[0][0])]
+        first = group_of.setdefault(id(filled[0][0]), [filled[0][0]])
         for proven, _ in filled[1:]:
-            other = group_of[id(proven)]
+            other = group_of.setdefault(id(proven), [proven])
             if other is not first:
                 first += other
                 for each in other:
                     group_of[id(each)] = first
-    groups = {id(group): group for group in group_of.values()}
+    groups = {id(group): group for group in (group_of.get(id(x)) or [x] for x in listed)}
     return [tuple(group) for group in groups.values()]
 
 
@@ -81,14 +81,16 @@ def in_turn(proofs: Iterable[Proven]) -> Iterator[_Filled]:
 
 def _in_turn(proven: Proven) -> Recipe:
     """The copies into a target between whose elements others lie in the source, each filling a stretch."""
-    layout, sources = proven.target.layout, proven.sources
-    if not layout.size or any(s.layout is layout or s.layout == layout for s in sources):
-        return ()
-    return tuple(
-        (k, n, piece)
-        for k, n, piece in proven.template.recipe(layout, Box.whole(layout.shape), sources)
-        if piece.loops and min(x.at for x in piece.loops) > 1 and _is_stretch(piece)
-    )
+    template = proven.template
+    if template.kind.in_turn is None:
+        layout, sources, found = proven.target.layout, proven.sources, Recipe()
+        if layout.size and not any(s.layout is layout or s.layout == layout for s in sources):
+            found = template.recipe(layout, Box.whole(layout.shape), sources)
+        stretches = tuple(copy for copy in found if _is_in_turn(copy[2]))
+        template.kind.in_turn = template.start, stretches
+    first, stretches = template.kind.in_turn
+    by = template.start - first
+    return tuple((k, n, Piece("", p.at + by, p.to, p.loops)) for k, n, p in stretches)
 
 
 def _neighbours(filled: _Filled, step: int) -> Iterator[_Filled]:
@@ -104,8 +106,10 @@ def _neighbours(filled: _Filled, step: int) -> Iterator[_Filled]:
         yield group
 
 
-def _is_stretch(piece: Piece) -> bool:
-    """Whether a copy fills consecutive elements of its destination, in whatever order."""
+def _is_in_turn(piece: Piece) -> bool:
+    """Whether a copy takes no two neighbours, and fills consecutive elements of its destination in whatever order."""
+    if not piece.loops or min(loop.at for loop in piece.loops) <= 1:
+        return False
     reach = 1
     for loop in sorted(piece.loops, key=lambda loop: loop.to):
         if loop.to != reach:

@@ -6,7 +6,7 @@ optimizer.state.<parameter>.<kind>    as torch flattens an optimizer's state dic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 ROOT = "optimizer."
@@ -75,9 +75,9 @@ def is_state(name: str) -> bool:
     return name.startswith(ROOT)
 
 
-def any_state(names: Iterable[str]) -> bool:
-    """Whether `is_state` may say so of any name, asked of all of them at once."""
-    return f"\n{ROOT}" in "\n".join(("", *names))
+def state_among(names: Collection[str]) -> list[str]:
+    """The names that are the optimizer's; whether there are any is asked of all names at once."""
+    return [*filter(is_state, names)] if f"\n{ROOT}" in "\n".join(("", *names)) else []
 
 
 def parameter_of(name: str) -> str:

@@ -48,11 +48,11 @@ from intarsia.state.names import (
     MASTER,
     STEP,
     StateName,
-    any_state,
     is_state,
     kind_of,
     of_kind,
     parameter_of,
+    state_among,
     step_of,
 )
 from intarsia.value import PLAIN
@@ -100,7 +100,7 @@ def name_tensors(
         sections = divided(tensors, config, where, section)
     spelled = _Names(sections, table, numbers or {}).spelled(listed)
     weights = tensors if spelled is listed else {s.name: s for s in spelled}
-    states = [s for s in spelled if is_state(s.name)] if any_state(weights) else []
+    states = [s for s in spelled if is_state(s.name)] if state_among(weights) else []
     _mistakable(states, sections, table, where, complain)
     if states:
         weights = {name: s for name, s in weights.items() if not is_state(name)}

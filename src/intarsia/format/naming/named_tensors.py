@@ -72,8 +72,9 @@ def logical_of(
 ) -> MadeWhenAsked[Logical]:
     """The logical tensors that stored ones hold; `shapes` are those of a family."""
     if {*map(type, stored.held.values())} == {WholeTensor}:
-        return MadeWhenAsked(stored.held, _logical)
+        return MadeWhenAsked(stored.held, WholeTensor.logical)
     found: dict[str, WholeTensor | Logical] = {}
+    made: dict[str, Logical] = {}
     for own, s in stored.held.items():
         if isinstance(s, WholeTensor):
             found.setdefault(own, s)
@@ -84,9 +85,5 @@ def logical_of(
                 shape = layout.shape
                 if name != own:
                     shape = shapes.get(parameter_of(name), shape)
-                found[name] = Logical(name, shape, s.dtype)
-    return MadeWhenAsked(found, _logical)
-
-
-def _logical(found: WholeTensor | Logical) -> Logical:
-    return found if isinstance(found, Logical) else found.logical()
+                found[name] = made[name] = Logical(name, shape, s.dtype)
+    return MadeWhenAsked(found, WholeTensor.logical, made)

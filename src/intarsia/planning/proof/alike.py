@@ -18,6 +18,7 @@ from collections.abc import Hashable, Mapping
 from operator import attrgetter
 from typing import Any
 
+from intarsia.layout import Loop
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.planning.proof.links import Links
@@ -41,13 +42,15 @@ class Alike:
         self._templates = templates
         self._kinds: dict[Hashable, list[tuple[_Kind, list[Any]]]] = {}
         self._numbers: dict[int, tuple[Stored, _Kind | None, Mapping[str, int]]] = {}
+        self._loops: dict[int, tuple[tuple[Loop, ...], int]] = {}
+        self._equal_loops: dict[tuple[Loop, ...], int] = {}
         self._proven: dict[Hashable, tuple[tuple[Box, ...], Template]] = {}
 
     def key(self, target: Target, sources: tuple[Stored, ...]) -> Hashable:
         """The same for all targets that differ by name alone; None where a target is proven by itself."""
         if len(sources) != 1 or target.value.parts:
             return None
-        (stored,), layout, boxes = sources, target.layout, id(target.boxes)
+        stored, layout, boxes = sources[0], target.layout, id(target.boxes)
         if len(stored.layout.pieces) < 2:  # to look for its like takes longer than to prove it
             return None
         found = self._numbers.get(id(stored))
@@ -59,11 +62,21 @@ class Alike:
             return None
         if layout is stored.layout:
             return kind, boxes
-        try:
-            pieces = [(numbers[p.tensor], p.at, p.to, p.loops) for p in layout.pieces]
-        except KeyError:  # of a tensor that nothing holds
-            return None
-        return kind, boxes, layout.shape, *pieces
+        key: list[Hashable] = [kind, boxes, layout.shape]
+        for p in layout.pieces:
+            number = numbers.get(p.tensor)
+            if number is None:  # of a tensor that nothing holds
+                return None
+            key += number, p.at, p.to, self._number_of(p.loops)
+        return tuple(key)
+
+    def _number_of(self, loops: tuple[Loop, ...]) -> int:
+        """The same for equal loops; layers share theirs, which are found without being looked at."""
+        found = self._loops.get(id(loops))
+        if found is None:
+            number = self._equal_loops.setdefault(loops, len(self._equal_loops))
+            found = self._loops[id(loops)] = loops, number
+        return found[1]
 
     def proven(self, key: Hashable) -> Template | None:
         """The template of the targets of a key, where one of them is proven."""

@@ -23,17 +23,28 @@ Recipe = tuple[tuple[int, int, Piece], ...]
 """For each copy the number of its source, that of the source's chunk, and the piece."""
 
 
+class Kind:
+    """What templates share that differ by the first place of the source that they read alone.
+
+    So do the experts of a layer that are one tensor.  `in_turn` are the copies into the whole that may move
+    together with others, and the first place that they read, once they were looked for.
+    """
+
+    __slots__ = ("in_turn",)
+
+    def __init__(self) -> None:
+        self.in_turn: tuple[int, Recipe] | None = None
+
+
 class Template:
     """The copies into each box of the tensors of one template; `held_of` is as in `copies_into`.
 
-    `in_turn` are those into the whole that may move together with others, once they were looked for.
-    Templates of one `kind` differ by the first place of the source that they read, `start`, alone: so
-    do the experts of a layer that are one tensor.
+    `start` is the first place of the source that they read, `in_turn` those of the kind, from there on.
     """
 
     __slots__ = ("_held_of", "_in_order", "_kept", "_recipes", "in_turn", "kind", "start")
 
-    def __init__(self, kept: list[Hashable], held_of: HeldOf, kind: int, start: int) -> None:
+    def __init__(self, kept: list[Hashable], held_of: HeldOf, kind: Kind, start: int) -> None:
         self.kind = kind
         self.start = start
         self._recipes: dict[Hashable, Recipe] = {}
@@ -101,7 +112,7 @@ class Templates:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Template] = {}
-        self._kinds: dict[Hashable, int] = {}
+        self._kinds: dict[Hashable, Kind] = {}
         self._boxes: dict[tuple[Box, ...], tuple[Box, ...]] = {}
         self._by_id: dict[tuple[int, ...], tuple[tuple[Box, ...], tuple[Box, ...]]] = {}
         self._held: dict[int, tuple[Stored, Mapping[str, Sequence[Piece]]]] = {}
@@ -119,7 +130,7 @@ class Templates:
         found = self._known.get(key)
         if found is None:
             common, start = self._kind(key, layout, sources)
-            kind = self._kinds.setdefault(common, len(self._kinds))
+            kind = self._kinds.setdefault(common, Kind())
             found = self._known[key] = Template(self._kept, self.held_of, kind, start)
         return found
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from intarsia.errors import CoverageError, few
 from intarsia.planning.manifest import Manifest
-from intarsia.state.names import MASTER, STEP, StateName
+from intarsia.state.names import MASTER, STEP, StateName, state_among
 
 
 def check_whole(src: Manifest) -> None:
     """Raise where some of the parameters that were trained lack the main weight or step that others have."""
     held: dict[str, set[str]] = {}
-    for name in src.logical:
+    for name in state_among(src.logical):
         if state := StateName.of(name):
             known = state.kind if state.kind in (MASTER, STEP) else ""
             held.setdefault(known, set()).add(state.parameter)

@@ -65,7 +65,7 @@ from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Chunk, Entry, Logical, Manifest, Stored, Target
 from intarsia.planning.problem import Problem
-from intarsia.state.names import STEP, kind_of
+from intarsia.state.names import STEP, kind_of, state_among
 from intarsia.store.reading.folder import Folder
 
 
@@ -174,7 +174,7 @@ class TorchDist(MegatronFormat):
     def counted(self, src: Manifest) -> tuple[str, ...]:
         if has_megatron_groups(src.entries):
             return ()
-        return tuple(name for name in src.logical if kind_of(name) == STEP)
+        return tuple(name for name in state_among(src.logical) if kind_of(name) == STEP)
 
     def groups(self, src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
         if stored_by_torch := super().groups(src, entries):
