@@ -126,6 +126,7 @@ def digest_with(
 ) -> Digests:
     """The digests of a checkpoint, by ranks that read the same one."""
     from intarsia.checking.digests.digest import digests_of, objects_of
+    from intarsia.checking.digests.digest_notes import notes_on
 
     with team.together():
         checkpoint = open(path, config, section)
@@ -133,7 +134,8 @@ def digest_with(
         facts = {f"source file {f}": str(Stamp(*s)) for f, s in checkpoint.manifest.stamps.items()}
         agree(team, facts | {"--secure": str(secure), "--memory, --workers": str(budget)})
         found = digests_of(checkpoint, budget, progress, secure=secure, team=team)
-        return replace(found, objects=objects_of(checkpoint.manifest, budget))
+        objects = objects_of(checkpoint.manifest, budget)
+        return replace(found, objects=objects, notes=tuple(notes_on(checkpoint.manifest, found)))
 
 
 @seldom()

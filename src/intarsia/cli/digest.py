@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from intarsia.cli import options
-from intarsia.cli.output import OUTPUT, answer, progress
+from intarsia.cli.output import OUTPUT, answer, complain, progress
 from intarsia.report.safe import visible
 
 
@@ -27,8 +27,9 @@ def run(
 ) -> None:
     """Print a digest of each logical tensor and the root over all of them.
 
-    They are equal for every format, mesh and file split of the same weights. Under torchrun the
-    work is split over the processes, unless one is to do it --alone.
+    They are equal for every format, mesh and file split of the same weights; notes say where the
+    root of equal weights may differ. Under torchrun the work is split over the processes, unless
+    one is to do it --alone.
     """
     from intarsia import api
     from intarsia.run.budget import Budget
@@ -47,7 +48,14 @@ def run(
             print(f"{digest}  {visible(name)}")
         for name, digest in sorted(found.objects.items()):
             print(f"{digest}  object {visible(name)}")
-        beside = f"; {len(found.objects):,} objects are not in it" if found.objects else ""
-        print(f"{found.root}  root of {len(found.tensors):,} tensors{beside}")
+        for note in found.notes:
+            complain(f"note: {visible(note)}")
+        beside = {
+            "main weights that are the weights themselves": len(found.weights_again),
+            "objects": len(found.objects),
+        }
+        apart = " and ".join(f"{count:,} {what}" for what, count in beside.items() if count)
+        count = len(found.tensors) - len(found.weights_again)
+        print(f"{found.root}  root of {count:,} tensors{apart and f'; {apart} are not in it'}")
 
     answer(found.as_json(), text)

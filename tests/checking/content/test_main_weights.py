@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 import intarsia
@@ -53,12 +55,36 @@ def test_weights_without_state_are_held_against_main_weights(source: Path, tmp_p
 
 
 def test_weights_that_are_their_own_main_weights_have_no_partner_to_miss(tmp_path: Path) -> None:
-    source = hf_with_optimizer(tmp_path / "hf", model(CONFIG), CONFIG)
+    source = hf_with_optimizer(tmp_path / "hf", model(CONFIG, torch.float32), CONFIG)
     file = source / "optimizer" / "model.safetensors"
     save_file({n: x for n, x in load_file(file).items() if ".master." not in n}, file)
     to_fsdp(source, tmp_path / "fsdp")
     assert intarsia.verify(source, tmp_path / "fsdp")
     assert intarsia.verify(tmp_path / "fsdp", source)
+    weights, in_place = intarsia.digest(source), intarsia.digest(tmp_path / "fsdp")
+    assert (weights.root, weights.weights_again) == (in_place.root, frozenset())
+    assert len(in_place.weights_again) == len(model(CONFIG))
+    assert stored_root(tmp_path / "fsdp") == in_place.root_of_all != in_place.root
+
+
+def stored_root(path: Path) -> str:
+    """The root in the file of digests, which is over every line of it."""
+    (file,) = path.rglob("intarsia-digests.json")
+    return str(json.loads(file.read_text())["root"])
+
+
+def test_a_main_weight_that_is_not_its_weight_belongs_to_the_root(tmp_path: Path) -> None:
+    source = hf_with_optimizer(tmp_path / "a", model(CONFIG, torch.float32), CONFIG)
+    file = source / "optimizer" / "model.safetensors"
+    weights = {f"optimizer.master.{n}": x for n, x in model(CONFIG, torch.float32).items()}
+    held = load_file(file) | weights
+    save_file(held, file)
+    same = intarsia.digest(source)
+    held[f"optimizer.master.{NAME}"][5] += 1
+    save_file(held, file)
+    other = intarsia.digest(source)
+    assert same.weights_again - other.weights_again == {f"optimizer.master.{NAME}"}
+    assert same.root != other.root
 
 
 def test_wider_weights_without_main_weights_are_another_type(tmp_path: Path) -> None:
@@ -85,7 +111,12 @@ def test_equal_means_equal_digests_unless_weights_are_main_weights_rounded(
     assert found
     assert found.rounded == found.as_json()["rounded"] == len(model(CONFIG))
     assert "their digests differ" in found.how
-    assert intarsia.digest(source).root != intarsia.digest(tmp_path / "fsdp").root
+    rounded, in_place = intarsia.digest(source), intarsia.digest(tmp_path / "fsdp")
+    assert rounded.root != in_place.root
+    assert not rounded.notes
+    assert ["`optimizer.master.*` are the same" in note for note in in_place.notes] == [True]
+    main = {n: x for n, x in in_place.tensors.items() if ".master." in n}
+    assert main == {n: x for n, x in rounded.tensors.items() if ".master." in n}
     for to, mesh in (("dcp", "fsdp=2"), ("hf", "")):
         made = tmp_path / f"made-{to}"
         intarsia.convert(source, made, to=to, mesh=mesh)

@@ -300,6 +300,21 @@ def test_the_command_prints_the_root_and_every_tensor(src: Path) -> None:
     assert f"{intarsia.digest(src, secure=True).root}  root of {len(found.tensors)} tensors" in text
 
 
+def test_the_command_says_what_the_root_is_over_and_what_is_not_read(tmp_path: Path) -> None:
+    x = torch.ones(3)
+    names = "model.w", "optimizer.master.model.w", "optimizer.exp_avg.model.w"
+    held = {name: x.clone() for name in names}
+    said = command("digest", write_hf(tmp_path / "a", held))
+    assert "without --config no table has, such as `model.w`" in said.err
+    last = said.out.splitlines()[-1]
+    assert last.endswith(
+        "of 2 tensors; 1 main weights that are the weights themselves are not in it"
+    )
+    dcp.save({"model": {"w": x}, "ema": {"w": x + 1}}, checkpoint_id=tmp_path / "b")
+    said = command("digest", tmp_path / "b", "--json").json
+    assert any("ema" in note for note in said["notes"])
+
+
 def test_ranks_share_the_work_and_agree(src: Path) -> None:
     done = python(
         "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2,

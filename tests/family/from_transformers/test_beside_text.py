@@ -74,6 +74,10 @@ def test_a_tower_under_other_names_is_compared_and_its_state_with_it(tmp_path: P
         assert report.equal
         assert (report.only_in_a, report.only_in_b) == ((), ())
         assert any("other names in B" in note for note in report.notes)
+        assert any("the roots of their digests differ" in note for note in report.notes)
+    hub = intarsia.digest(tmp_path / "hub")
+    assert hub.root != intarsia.digest(module).root
+    assert ["its root is another" in note for note in hub.notes] == [True]
     tensors = read_hf(tmp_path / "hub")
     edited = next(
         name for name in tensors if "vision_tower" in name and name.endswith("q_proj.bias")

@@ -93,7 +93,7 @@ def attest(written: Manifest, work: Work, src: Manifest, budget: Budget) -> Atte
         return Attested(digests)
     rounded = {name for target, name in work.sums if target in work.rounded}
     _check(promised, found, written, src, rounded)
-    return Attested(digests, promised.digests.root)
+    return Attested(digests, promised.digests.root_of_all)
 
 
 def _check(

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from intarsia.checking.digests.digest_steps import hash_of, steps_over
@@ -34,6 +34,7 @@ from intarsia.run.progress import Progress
 from intarsia.run.ranks.crew import Crew, agree
 from intarsia.run.sharing import share_out
 from intarsia.run.sums.hashing import Sum, merged
+from intarsia.state.names import MASTER, kind_of, parameter_of
 from intarsia.store.address import named
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import exists
@@ -50,20 +51,39 @@ class Digests:
     tensors: Mapping[str, str]
     objects: Mapping[str, str] = field(default_factory=dict, compare=False)
     """The SHA-256 of each object beside the tensors, which every format spells in its own way."""
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """What a reader must know who compares the root with that of another checkpoint."""
 
     @property
     def root(self) -> str:
-        """One digest for all names, element types, shapes and elements."""
-        lines = [f"{name}\0{digest}\n" for name, digest in sorted(self.tensors.items())]
+        """One digest for all names, element types, shapes and elements; a main weight counts where it is not the weight itself."""
+        return self._over({n: x for n, x in self.tensors.items() if n not in self.weights_again})
+
+    @property
+    def root_of_all(self) -> str:
+        """The digest of every line, as the file in a checkpoint has it."""
+        return self._over(self.tensors)
+
+    @cached_property
+    def weights_again(self) -> frozenset[str]:
+        """The main weights that are their weights, bit by bit: some formats and frameworks keep but one of the two."""
+        found = {n: x for n, x in self.tensors.items() if kind_of(n) == MASTER}
+        return frozenset(n for n, x in found.items() if self.tensors.get(parameter_of(n)) == x)
+
+    def _over(self, tensors: Mapping[str, str]) -> str:
+        lines = [f"{name}\0{digest}\n" for name, digest in sorted(tensors.items())]
         return f"{self.kind}:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
 
-    def as_json(self) -> dict[str, Any]:
+    def listed(self) -> dict[str, Any]:
+        """What the file in a checkpoint lists, too."""
         return {
-            "root": self.root,
             "kind": self.kind,
             "tensors": dict(sorted(self.tensors.items())),
             "objects": dict(sorted(self.objects.items())),
         }
+
+    def as_json(self) -> dict[str, Any]:
+        return {"root": self.root, **self.listed(), "notes": list(self.notes)}
 
 
 def objects_of(manifest: Manifest, budget: Budget) -> dict[str, str]:
@@ -187,9 +207,9 @@ class Attested:
     files: Mapping[str, str] = field(default_factory=dict)
 
     def as_bytes(self) -> bytes:
-        document: dict[str, Any] = {"root": self.digests.root, "from": self.source}
+        document: dict[str, Any] = {"root": self.digests.root_of_all, "from": self.source}
         document |= {"files": dict(self.files)} if self.files else {}
-        document |= self.digests.as_json()
+        document |= self.digests.listed()
         return (json.dumps(document, indent=1) + "\n").encode()
 
 
@@ -227,10 +247,10 @@ def stored_digests(manifest: Manifest) -> Attested | None:
         )
     if not tensors and manifest.logical:
         raise FormatError(f"{path} holds no digest, though tensors are stored", hint=_REMOVE)
-    if found.digests.root != root:
+    if found.digests.root_of_all != root:
         raise FormatError(
             f"{path} contradicts itself: the stored root is {root}, its tensors give"
-            f" {found.digests.root}",
+            f" {found.digests.root_of_all}",
             hint=_REMOVE,
         )
     return found

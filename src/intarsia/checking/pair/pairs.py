@@ -114,7 +114,7 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
         first, other = next(iter(spelled.items()))
         notes.append(
             f"{len(spelled)} tensors have other names in B, which by Transformers' rules are the"
-            f" same: `{first}` is `{other}` there"
+            f" same: `{first}` is `{other}` there; the roots of their digests differ"
         )
     notes += [
         f"{count} main weights of {'AB'.replace(other, '')} are compared with the weights of"
