@@ -34,12 +34,11 @@ from intarsia.run.source import Source
 from intarsia.run.sums.checksum import join
 from intarsia.run.sums.hashing import add_to, merged
 from intarsia.run.windows.filled import Filled, cut_boxes
-from intarsia.run.windows.moves import Movable, files_of, movable_windows, move_windows
+from intarsia.run.windows.moves import Movable, movable_windows, move_windows
 from intarsia.run.windows.slots import Slots
 from intarsia.run.windows.strips import StripPlans
 from intarsia.run.windows.tally import Sums, Tallied, Tally
-from intarsia.run.windows.written import Part, Written, unfinished
-from intarsia.store.moving import FilesInHand
+from intarsia.run.windows.written import NOTHING, Part, Written, unfinished
 from intarsia.store.writing.staging import Staging
 from intarsia.value import Window
 from intarsia.value.bits import bits_dtype
@@ -104,7 +103,6 @@ class Execution:
     tally: Tally = field(default_factory=Tally)
     sums: Sums = field(default_factory=dict)
     _counting: threading.Lock = field(default_factory=threading.Lock)
-    _in_hand: FilesInHand = field(default_factory=FilesInHand)
     _room: Room = field(default_factory=Room)
     _boxes: Room = field(default_factory=Room)
 
@@ -134,10 +132,10 @@ class Execution:
         source, movable, others = replace(self.source, losses=Counter()), list[Movable](), step
         if has_kernel() and self.staging.can_move:
             movable, others = movable_windows(step, self._plans, source, self._slots)
-        with self._in_hand.hold(files_of(movable)) as few:
-            moved = move_windows(source, self.staging, movable if few else [])
-        step = others if few else step
-        filled = self._fill(step, source)
+        moved = move_windows(source, self.staging, movable)
+        if moved is None:
+            moved, others = NOTHING, step
+        filled = self._fill(others, source)
         tallied = [self.tally.of(x) for x in filled]
         self._put(filled, tallied)
         sums = merged([moved.sums, *(one.sums for one in tallied)])

@@ -45,10 +45,10 @@ class Entry(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """Files that are open: their descriptors, and what tells their stamps now."""
+    """Files that are open: their descriptors, and what tells the stamp that one has now."""
 
     descriptors: Sequence[int]
-    stamps: Callable[[], Sequence[Stamp]]
+    stamp: Callable[[int], Stamp]
 
 
 class Reader(ABC):
@@ -65,12 +65,11 @@ class Reader(ABC):
     def read(self, file: str, ranges: Sequence[Range]) -> Stamp:
         """Fill each buffer; the stamp, taken when all are full, of the file that was read."""
 
-    def opened(self, file: str) -> AbstractContextManager[tuple[int, Callable[[], Stamp]]]:
-        """The descriptor of a file, where the store `has_descriptors`, and what its stamp is then."""
-        raise OSError(errno.EOPNOTSUPP, "this store has no descriptors")
-
     def opened_together(self, files: Sequence[str]) -> AbstractContextManager[Opened | None]:
-        """Files that stay open inside, for the kernel; None where the store has no open files, or too many."""
+        """Files that stay open inside, for the kernel; None where the store has no open files, or too many.
+
+        The `filename` of an `OSError` is the file that cannot be opened.
+        """
         return nullcontext()
 
     def hold(self) -> None:  # noqa: B027
@@ -164,9 +163,9 @@ class Transaction(ABC):
         """Make a file of a known length, for those who may read `source`."""
         self.create(file, size_bytes)
 
-    def opened(self, file: str) -> AbstractContextManager[int]:
-        """The descriptor of a file, where the store `has_descriptors`; `moved` is told what was written to it."""
-        raise OSError(errno.EOPNOTSUPP, "this store has no descriptors")
+    def opened_together(self, files: Sequence[str]) -> AbstractContextManager[Sequence[int] | None]:
+        """Descriptors of files, as of a `Reader`; `moved` is told what was written to them."""
+        return nullcontext()
 
     def moved(self, file: str, start_bytes: int, length_bytes: int) -> None:  # noqa: B027
         """Take note of bytes that were moved to a file."""

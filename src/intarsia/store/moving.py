@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.kernel import moving
 from intarsia.kernel.moving import Moved, MoveError, Sides, Strips
-from intarsia.store.local.descriptors import affordable
 from intarsia.store.reading.folder import Folder
 from intarsia.store.system_errors import errors_naming
 from intarsia.store.writing.staging import Staging
@@ -24,30 +20,6 @@ Names = Sequence[str]
 Numbers = NDArray[np.uint64]
 
 
-class FilesInHand:
-    """The files that threads hold open while they move bytes: the process can afford only so many at once."""
-
-    def __init__(self) -> None:
-        self._most = 2 * affordable()
-        self._users: Counter[str] = Counter()
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def hold(self, files: Collection[str]) -> Iterator[bool]:
-        """Whether files can be held open inside, beside those that other threads hold."""
-        with self._lock:
-            if few := len(self._users.keys() | files) <= self._most:
-                self._users.update(files)
-        try:
-            yield few
-        finally:
-            with self._lock:
-                for file in files if few else ():
-                    self._users[file] -= 1
-                    if not self._users[file]:
-                        del self._users[file]
-
-
 def move(
     folder: Folder,
     staging: Staging,
@@ -57,47 +29,44 @@ def move(
     sums: int,
     boxes: int,
     around: Callable[[Moved], Numbers],
-) -> None:
+) -> bool:
     """Move strips from files of a folder to files of a destination, sum them, and write what goes around them.
 
-    Both stores can move.  `file` of a side is the number of one of the `files`, those that are read before those that
-    are written.  `around` says what is written when all were moved: pieces of memory, whose rows are numbers of the
-    files that are written, bytes of these, addresses and lengths.
+    Returns whether so many files can be open; if not, nothing is moved.  `file` of a side is the number of one of the
+    `files`, those that are read before those that are written.  `around` says what is written when all were moved:
+    pieces of memory, whose rows are numbers of the files that are written, bytes of these, addresses and lengths.
     """
     read, written = files
     numbers, first = sides["file"].astype(np.int64), len(read)
     rows = np.repeat(strips["rows"], (strips["sources"] + strips["targets"]).astype(np.int64))
     lengths = sides["width"] * rows
-    of_each = np.bincount(numbers, lengths, first).tolist()
-    with ExitStack() as held:
-        outs = np.array([held.enter_context(staging.moving(file)) for file in written], np.uint64)
-        with ExitStack() as ins:
-            opened = [
-                ins.enter_context(folder.moving(file, int(n)))
-                for file, n in zip(read, of_each, strict=False)
-            ]
-            asked = sides.copy()
-            asked["file"] = np.concatenate([np.array(opened, np.uint64), outs])[numbers]
-            try:
-                found = moving.move(strips, asked, sums, boxes)
-            except MoveError as stopped:
-                number, start = numbers[stopped.number], int(sides["at"][stopped.number])
-                if number < first:
-                    end = start + int(lengths[stopped.number])
-                    raise folder.unread(read[number], start, end, stopped.error) from stopped.error
-                with errors_naming(staging.folder, written[number - first]):
-                    raise stopped.error from None
+    to = numbers >= first
+    with staging.opened_together(written) as outs, folder.opened_together(read) as ins:
+        if outs is None or ins is None:
+            return False
+        asked = sides.copy()
+        asked["file"] = np.array([*ins, *outs], np.uint64)[numbers]
+        try:
+            found = moving.move(strips, asked, sums, boxes)
+        except MoveError as stopped:
+            number, start = numbers[stopped.number], int(sides["at"][stopped.number])
+            if number < first:
+                end = start + int(lengths[stopped.number])
+                raise folder.unread(read[number], start, end, stopped.error) from stopped.error
+            with errors_naming(staging.folder, written[number - first]):
+                raise stopped.error from None
         pieces = around(found)
         pieces = np.ascontiguousarray(pieces[:, np.lexsort((pieces[1], pieces[0]))])
         of_pieces = pieces[0].astype(np.int64)
-        pieces[0] = outs[of_pieces]
+        pieces[0] = np.array(outs, np.uint64)[of_pieces]
         try:
             moving.write_pieces(pieces)
         except MoveError as stopped:
             with errors_naming(staging.folder, written[of_pieces[stopped.number]]):
                 raise stopped.error from None
-    to = numbers >= first
+    folder.count(int(lengths[~to].sum()))
     _note(staging, written, numbers[to] - first, sides["at"][to], lengths[to])
+    return True
 
 
 def _note(

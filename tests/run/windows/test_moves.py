@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from intarsia.store import moving
-from intarsia.store.moving import FilesInHand
 from tests.checkpoints import python
 
 CONVERT = """
@@ -33,17 +31,3 @@ def test_a_conversion_of_more_files_than_may_be_open_goes_through_memory(
     words = (tmp_path / "model.safetensors", tmp_path / "dcp", tmp_path / "back")
     ended = python("-c", CONVERT, limit, *words)
     assert ended.returncode == 0, ended.stderr
-
-
-def test_files_that_other_threads_hold_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "affordable", lambda: 2)
-    files = FilesInHand()
-    with files.hold({"a", "b", "c"}) as first, files.hold({"b", "c", "d"}) as second:
-        assert first
-        assert second
-        with files.hold({"e"}) as third:
-            assert not third
-    with files.hold({"e", "f", "g", "h"}) as again:
-        assert again
-    with files.hold({"a", "b", "c", "d", "e"}) as many:
-        assert not many

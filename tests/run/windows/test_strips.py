@@ -253,6 +253,7 @@ def test_parts_of_one_tensor_are_moved_and_summed_as_their_own_bytes(tmp_path: P
             tally=Tally({"x": 15}),
         )
         run.step(tuple((prover_of(manifest).prove(target), whole) for target in targets))
+        assert folder.read_bytes == 30
     held = (staging.folder / "f").read_bytes()
     staging.abandon()
     raw = bits(x)
@@ -268,11 +269,11 @@ def test_parts_of_one_tensor_are_moved_and_summed_as_their_own_bytes(tmp_path: P
 def test_a_file_is_looked_at_again_when_its_bytes_were_moved(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"12345678")
     with Folder(tmp_path) as folder:
-        with folder.moving("file", 8) as fd:
-            assert os.pread(fd, 8, 0) == b"12345678"
-        with pytest.raises(ChangedError), folder.moving("file", 8):
+        with folder.opened_together(["file"]) as fds:
+            assert fds is not None
+            assert os.pread(fds[0], 8, 0) == b"12345678"
+        with pytest.raises(ChangedError), folder.opened_together(["file"]):
             os.utime(tmp_path / "file", ns=(1, 1))
-        assert folder.read_bytes == 8
         with pytest.raises(FormatError, match=r"ends at byte 8; bytes \[4:12\) were expected"):
             raise Folder(tmp_path).unread("file", 4, 12, EOFError())
 
@@ -282,8 +283,9 @@ def test_a_file_that_bytes_are_moved_to_is_synced(tmp_path: Path, monkeypatch) -
     files.create("f", 4, 0o600)
     files.sync()
     monkeypatch.setattr(os, "fsync", synced.append)
-    with files.opened("f") as fd:
-        os.pwrite(fd, b"abcd", 0)
+    with files.opened_together(["f"]) as fds:
+        assert fds is not None
+        os.pwrite(fds[0], b"abcd", 0)
     files.sync()
     assert synced
 

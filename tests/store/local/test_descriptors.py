@@ -115,3 +115,24 @@ def test_a_limit_is_no_fault_of_a_file(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert folder.read("f0", 0, 8) == b"00000000"
+
+
+def test_files_that_are_used_together_are_few_beside_those_that_others_use(tmp_path: Path) -> None:
+    names = files(tmp_path, 8)
+    held = Descriptors(lambda name: os.open(tmp_path / name, os.O_RDONLY), most=4)
+    with held.use_all(names[:3]) as first, held.use_all(names[1:4]) as second:
+        assert first is not None
+        assert second is not None
+        assert first[1:] == second[:2]
+        with held.use_all(names[4:5]) as third:
+            assert third is None
+    with held.use_all(names[4:]) as again:
+        assert again is not None
+        assert [os.pread(fd, 8, 0) for fd in again] == [b"%08d" % k for k in range(4, 8)]
+    with held.use_all(names[:5]) as many:
+        assert many is None
+    with pytest.raises(FileNotFoundError) as gone, held.use_all(["f0", "absent"]):
+        pass
+    assert gone.value.filename == "absent"
+    with held.use_all(names[:4]) as left:
+        assert left is not None, "what was opened before a failure is no longer used"

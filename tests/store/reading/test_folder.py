@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from intarsia.errors import FormatError, StoreError
+from intarsia.errors import ChangedError, FormatError, StoreError
 from intarsia.store.reading.folder import Folder, read_file
 from intarsia.store.system_errors import unreadable
 
@@ -98,3 +99,50 @@ def test_a_file_that_is_told_is_read_from_memory(tmp_path: Path) -> None:
     with Folder(tmp_path, {"told": b"abcdef"}) as folder:
         assert folder.read("told", 2, 3) == b"cde"
         assert folder.read_bytes == 0
+
+
+def remove_one(folder: Folder, path: Path) -> None:
+    (path / "b").unlink()
+
+
+def remove_all(folder: Folder, path: Path) -> None:
+    folder.close()
+    path.rename(path.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize(("remove", "gone"), [(remove_one, "b"), (remove_all, "a")])
+def test_of_files_that_are_opened_together_the_one_that_was_removed_is_named(
+    tmp_path: Path, remove: Callable[[Folder, Path], None], gone: str
+) -> None:
+    path = tmp_path / "model"
+    path.mkdir()
+    for name in ("a", "b"):
+        (path / name).write_bytes(b"1234")
+    with Folder(path) as folder:
+        assert folder.size("a") == folder.size("b") == 4
+        remove(folder, path)
+        removed = f"^{path / gone} was removed after the checkpoint was opened"
+        with pytest.raises(ChangedError, match=removed), folder.opened_together(["a", "b"]):
+            pass
+
+
+def test_of_files_that_are_opened_together_the_one_that_fails_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"1234")
+    honest = os.fstat
+
+    def fstat(fd: int) -> os.stat_result:
+        if failing and fd == failing[0]:
+            raise OSError(5, "Input/output error")
+        return honest(fd)
+
+    failing = list[int]()
+    monkeypatch.setattr(os, "fstat", fstat)
+    named = pytest.raises(StoreError, match=f"^{tmp_path / 'b'}: Input/output error")
+    with Folder(tmp_path) as folder:
+        with named, folder.opened_together(["a", "b"]) as found:
+            failing.extend((found or [])[1:])
+        with pytest.raises(OSError, match="of the caller"), folder.opened_together(["a"]):
+            raise OSError(5, "of the caller")

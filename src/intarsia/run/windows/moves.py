@@ -21,7 +21,7 @@ from intarsia.run.sums.hashing import Sum, add_to
 from intarsia.run.windows.slots import Slots
 from intarsia.run.windows.strips import StripPlan, StripPlans
 from intarsia.run.windows.tally import Sums
-from intarsia.run.windows.written import Written
+from intarsia.run.windows.written import NOTHING, Written
 from intarsia.store.moving import move
 from intarsia.store.writing.staging import Staging
 
@@ -37,12 +37,6 @@ class Movable(NamedTuple):
     files: Sequence[str]
     starts: Sequence[int]
     slots: Sequence[Slot]
-
-
-def files_of(windows: Iterable[Movable]) -> set[str]:
-    """The files that moving windows takes: those that are read, and those that are written."""
-    read = {f"from {file}" for x in windows for file in x.files}
-    return read | {f"to {slot.file}" for x in windows for slot in x.slots}
 
 
 def movable_windows(
@@ -96,10 +90,10 @@ class _Group(NamedTuple):
     gaps: Numbers
 
 
-def move_windows(source: Source, staging: Staging, windows: Sequence[Movable]) -> Written:
-    """Move windows from file to file, and write what goes around them."""
+def move_windows(source: Source, staging: Staging, windows: Sequence[Movable]) -> Written | None:
+    """Move windows from file to file, and write what goes around them; None where too many files would be open."""
     if not windows:
-        return Written((), (), Counter())
+        return NOTHING
     read, written = _Numbered(), _Numbered()
     by_plan: dict[int, list[Movable]] = {}
     for window in windows:
@@ -128,7 +122,8 @@ def move_windows(source: Source, staging: Staging, windows: Sequence[Movable]) -
         found.append(_written(groups, moved))
         return _pieces_around(groups, found[0].crcs, held)
 
-    move(source.folder, staging, ([*read], [*written]), *both, sums, boxes, around)
+    if not move(source.folder, staging, ([*read], [*written]), *both, sums, boxes, around):
+        return None
     return found[0]
 
 

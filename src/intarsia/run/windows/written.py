@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 
@@ -25,6 +26,9 @@ class Written:
     @property
     def nbytes(self) -> int:
         return sum(box.size * target.dtype.itemsize for target, box in self.windows)
+
+
+NOTHING = Written((), (), Counter())
 
 
 @frozen

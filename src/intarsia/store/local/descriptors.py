@@ -82,13 +82,23 @@ class Descriptors:
 
     @contextmanager
     def use_all(self, names: Iterable[str]) -> Iterator[list[int] | None]:
-        """The descriptors of files, which stay open inside; None where too few would be left for others."""
+        """The descriptors of files, which stay open inside; None where too many would be used.
+
+        The `filename` of an `OSError` is the name of the file that cannot be opened.
+        """
         with ExitStack() as stack:
             with self._lock:
                 used = {name for name, held in self._held.items() if held.users}
-                few = len(used.union(names)) <= self.most // 2
-                found = [stack.enter_context(self.use(name)) for name in names] if few else None
+                few = len(used.union(names)) <= self.most
+                found = [self._entered(stack, name) for name in names] if few else None
             yield found
+
+    def _entered(self, stack: ExitStack, name: str) -> int:
+        try:
+            return stack.enter_context(self.use(name))
+        except OSError as error:
+            error.filename = name
+            raise
 
     def leave(self, held: _Held) -> None:
         """Count one user less."""

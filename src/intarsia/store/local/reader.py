@@ -6,7 +6,7 @@ import mmap
 import os
 import stat
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
 
@@ -63,17 +63,12 @@ class LocalReader(Reader):
             return Stamp.from_stat(os.fstat(fd))
 
     @contextmanager
-    def opened(self, file: str) -> Iterator[tuple[int, Callable[[], Stamp]]]:
-        with self._files.use(file) as fd:
-            yield fd, lambda: Stamp.from_stat(os.fstat(fd))
-
-    @contextmanager
     def opened_together(self, files: Sequence[str]) -> Iterator[Opened | None]:
         with self._files.use_all(files) as found:
             if found is None:
                 yield None
             else:
-                yield Opened(found, lambda: [Stamp.from_stat(os.fstat(fd)) for fd in found])
+                yield Opened(found, lambda fd: Stamp.from_stat(os.fstat(fd)))
 
     def prefetch(self, file: str, start_bytes: int, length_bytes: int) -> None:
         """Have the disk bring these bytes, and some that follow."""

@@ -148,8 +148,8 @@ class LocalTransaction(Transaction):
     def write(self, file: str, start_bytes: int, buffers: Sequence[Buffer]) -> None:
         self.files.write(file, start_bytes, buffers)
 
-    def opened(self, file: str) -> AbstractContextManager[int]:
-        return self.files.opened(file)
+    def opened_together(self, files: Sequence[str]) -> AbstractContextManager[Sequence[int] | None]:
+        return self.files.opened_together(files)
 
     def moved(self, file: str, start_bytes: int, length_bytes: int) -> None:
         self.files.moved(file, start_bytes, length_bytes)

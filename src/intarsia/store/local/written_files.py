@@ -64,13 +64,13 @@ class WrittenFiles:
         self.moved(file, start_bytes, count)
 
     @contextmanager
-    def opened(self, file: str) -> Iterator[int]:
-        """The descriptor of a file, inside which it is written; several threads may do that side by side."""
-        with self._files.use(file) as fd:
+    def opened_together(self, files: Sequence[str]) -> Iterator[Sequence[int] | None]:
+        """Descriptors of files that are written inside; several threads may do that side by side."""
+        with self._files.use_all(files) as found:
             try:
-                yield fd
+                yield found
             finally:
-                self._unsynced[file] = None
+                self._unsynced.update(dict.fromkeys(files if found else ()))
 
     def moved(self, file: str, start_bytes: int, length_bytes: int) -> None:
         """Send bytes that were written on their way to the disk."""

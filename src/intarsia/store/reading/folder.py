@@ -142,33 +142,13 @@ class Folder:
             return
         runs = list(runs)
         wanted = ((at, at + length) for at, length in runs)
-        with self._one_file(file, wanted) as then, self._reader.opened(file) as (fd, stamp):
-            yield fd
-            if (now := stamp()) != then:
-                raise changed(self.root / file, then, now)
-        self._read_bytes += sum([length for _, length in runs])
+        with self._one_file(file, wanted), self.opened_together([file]) as fds:
+            yield fds[0] if fds else None
+        self.count(sum([length for _, length in runs]) if fds else 0)
 
     def can_move(self, file: str) -> bool:
         """Whether bytes of a file can be moved without being read here."""
         return self._reader.has_descriptors and file not in self._in_memory
-
-    @contextmanager
-    def moving(self, file: str, length_bytes: int) -> Iterator[int]:
-        """The descriptor of a file, so many bytes of which are moved inside; then the file is what it was."""
-        then = self._stamp(file)
-        with ExitStack() as held:
-            try:
-                fd, stamp = held.enter_context(self._reader.opened(file))
-            except OSError as error:
-                raise self._gone(file, error) from error
-            yield fd
-            try:
-                now = stamp()
-            except OSError as error:
-                raise self._gone(file, error) from error
-            if now != then:
-                raise changed(self.root / file, then, now)
-        self._read_bytes += length_bytes
 
     def unread(self, file: str, start: int, end: int, error: OSError | EOFError) -> IntarsiaError:
         """What it means that bytes of a file could not be moved."""
@@ -185,20 +165,21 @@ class Folder:
         if not self._in_memory.keys().isdisjoint(files):
             yield None
             return
-        then = [self._stamp(file) for file in files]
-        try:
-            with self._reader.opened_together(files) as found:
-                if found is None:
-                    yield None
-                    return
-                yield found.descriptors
-                for file, before, now in zip(files, then, found.stamps(), strict=True):
-                    if now != before:
-                        raise changed(self.root / file, before, now)
-        except OSError as error:
-            if isinstance(error.filename, str):
+        for file in files:
+            self._stamp(file)
+        with ExitStack() as held:
+            try:
+                found = held.enter_context(self._reader.opened_together(files))
+            except OSError as error:
                 raise self._gone(error.filename, error) from error
-            raise unreadable(self.root, error) from error
+            if found is None:
+                yield None
+                return
+            yield found.descriptors
+            for file, fd in zip(files, found.descriptors, strict=True):
+                with self._one_file(file, ()) as then:
+                    if (now := found.stamp(fd)) != then:
+                        raise changed(self.root / file, then, now)
 
     def count(self, read_bytes: int) -> None:
         """Count bytes that were read from files that are `opened_together`."""

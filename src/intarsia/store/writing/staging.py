@@ -186,12 +186,15 @@ class Staging:
         return self.transaction.has_descriptors
 
     @contextmanager
-    def moving(self, file: str) -> Iterator[int]:
-        """The descriptor of a file, to which bytes are moved inside."""
+    def opened_together(self, files: Sequence[str]) -> Iterator[Sequence[int] | None]:
+        """Descriptors of files, to which bytes are moved inside; None where its store has none for them."""
         with ExitStack() as held:
-            with errors_naming(self.folder, file):
-                fd = held.enter_context(self.transaction.opened(file))
-            yield fd
+            try:
+                found = held.enter_context(self.transaction.opened_together(files))
+            except OSError as error:
+                with errors_naming(self.folder, error.filename):
+                    raise
+            yield found
 
     def moved(self, file: str, start_bytes: int, length_bytes: int) -> None:
         """Take note of bytes that were moved to a file."""
