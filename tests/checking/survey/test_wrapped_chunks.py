@@ -21,7 +21,7 @@ from intarsia.checking.survey.small_items import SmallItem
 from intarsia.format.dcp import archives
 from intarsia.format.torch_file.torch_zip import Payload, read_payload
 from intarsia.planning.manifest import Chunk
-from intarsia.run.sums.neighbours import Run
+from intarsia.run.sums.runs import Run
 from tests.checking.survey.test_small_items import many_tensors, stats_of
 from tests.checkpoints import write_dcp, write_hf
 from tests.format.dcp.test_dcp import replace_blob

@@ -8,7 +8,7 @@ from intarsia.checkpoint import Checkpoint
 from intarsia.kernel.summing import Runs
 from intarsia.planning.proof import Proven
 from intarsia.run.sums.hashing import Sum, sum_read
-from intarsia.run.sums.neighbours import Run
+from intarsia.run.sums.runs import Run
 
 Sums = dict[str, Sum]
 

@@ -19,7 +19,7 @@ from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.planning.window import flat_start, slabs_of
 from intarsia.run.room import Bytes
 from intarsia.run.sums.hashing import Reader, Sum, merged, sum_layout, sum_run
-from intarsia.run.sums.neighbours import Run
+from intarsia.run.sums.runs import Run
 
 Whole = tuple[int, int, Proven]
 """Where in its file the only chunk of a tensor begins, the bytes of the tensor, and its proof."""

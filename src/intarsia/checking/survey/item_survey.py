@@ -40,7 +40,7 @@ from intarsia.run.located import locate_chunk
 from intarsia.run.room import Room
 from intarsia.run.sums.checksum import crc32, full, join
 from intarsia.run.sums.hashing import add_to
-from intarsia.run.sums.neighbours import Run
+from intarsia.run.sums.runs import Run
 from intarsia.state.names import MASTER, master_of, parameter_of
 from intarsia.store.reading.folder import Folder
 from intarsia.value import Change

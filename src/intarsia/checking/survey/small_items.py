@@ -14,7 +14,7 @@ from intarsia.checking.survey.items import Item
 from intarsia.checking.survey.wrapped_chunks import GAP_BYTES
 from intarsia.frozen import frozen
 from intarsia.run.sharing import in_steps
-from intarsia.run.sums.neighbours import Run
+from intarsia.run.sums.runs import Run
 from intarsia.state.names import MASTER
 
 

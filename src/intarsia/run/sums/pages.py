@@ -38,15 +38,6 @@ def sum_rows(words: Words, widths: Ints, first: Ints) -> Words:
     return found
 
 
-def sum_pages(words: Words, pages: range) -> Words:
-    """Σ key · words of each row, where every row is the same pages of its tensor."""
-    sums = np.add.reduce(words.reshape(-1, PAGE), axis=1)
-    known = pages.stop <= FIRST_PAGES
-    keys = _first_keys()[pages.start : pages.stop] if known else odd_numbers(np.array(pages))
-    found: Words = sums.reshape(-1, len(pages)) @ keys
-    return found
-
-
 def keys_of(pages: Ints) -> Words:
     """The keys of pages, in any order."""
     if len(pages) and int(pages.max()) < FIRST_PAGES:

@@ -1,0 +1,21 @@
+"""Consecutive bytes of a tensor, and what their sums count in it."""
+
+from __future__ import annotations
+
+from intarsia.frozen import frozen
+from intarsia.run.sums.checksum import shift
+from intarsia.run.sums.hashing import Sum
+
+
+@frozen
+class Run:
+    """Consecutive bytes of a tensor of `whole_bytes`, the first being `start_bytes`."""
+
+    start_bytes: int
+    length_bytes: int
+    whole_bytes: int
+
+    def sum(self, pages: int, crc: int) -> Sum:
+        """Its sum in the tensor, from that of its words in pages and the remainder of its CRC-32."""
+        after = self.whole_bytes - self.start_bytes - self.length_bytes
+        return Sum(pages, shift(crc, after) if after else crc, self.length_bytes)
