@@ -125,6 +125,7 @@ def _run(
 
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # whatever network the machine has
     dist.init_process_group(
         "gloo",
         init_method=f"file://{store}",
