@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,45 @@ def test_nan_is_found_in_complex_numbers_and_in_scales(tmp_path: Path) -> None:
     scales[2, 3] = 255
     held = {"w.scale": scales.view(torch.float8_e8m0fnu)}
     assert alone(tmp_path / "scales", held) == {"not-finite"}
+
+
+def bounds(**values: float) -> dict[str, torch.Tensor]:
+    return {f"tower.layers.0.fc.{name}": torch.tensor(x) for name, x in values.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "held", [bounds(input_min=-inf, input_max=inf), bounds(min=-inf, max=6.0), bounds(min_x=0.0, max_x=inf)]
+)  # fmt: skip
+def test_an_interval_that_is_open_is_no_fault_and_noted(
+    held: dict[str, torch.Tensor], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    path = write_hf(tmp_path / "src", {name: x.to(dtype) for name, x in held.items()})
+    report = intarsia.verify(path)
+    assert report, report.faults
+    opened = [name for name, x in held.items() if x.isinf()]
+    assert [all(f"`{n}`" in note for n in opened) for note in report.notes if "open" in note] == [
+        True
+    ]
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        bounds(input_min=inf, input_max=-inf),
+        bounds(input_min=-inf, input_max=-inf),
+        bounds(input_min=-inf, input_max=nan),
+        bounds(input_min=-inf),
+        bounds(weight=inf, min=0.0, max=1.0),
+        bounds(minimum=-inf, maximum=inf),
+        {"fc.bias_min": torch.tensor([-inf, 0.0]), "fc.bias_max": torch.tensor([inf, inf])},
+        {"optimizer.exp_avg.fc.min": torch.tensor(-inf), "optimizer.exp_avg.fc.max": torch.tensor(inf)},
+    ],
+)  # fmt: skip
+def test_what_is_no_open_interval_stays_a_fault(
+    held: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    assert alone(tmp_path, held) == {"not-finite"}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator, Sequence
+from math import inf
 
 from intarsia.checking.fault import Fault
 from intarsia.checking.survey.item_stats import ItemStats, Odd
@@ -16,10 +18,28 @@ _LEAST_WEIGHT, _MOST_WEIGHT = 0.2, 1e-8
 """Every number of a matrix above the first, or below the second: no weights are like that."""
 
 
-def not_finite(stats: ItemStats) -> Iterator[Fault]:
-    """NaN or infinity; a mask may hold them."""
+_LOWER = re.compile(r"(?:(?<=[._])|^)min(?=_[^.]*$|$)")
+"""The word in the last part of a name that tells a lower bound."""
+
+
+def open_bounds(found: Sequence[ItemStats]) -> list[str]:
+    """Single numbers that are the infinite ends of an interval: both ends are stored, as `…min` and `…max`."""
+    if not any(stats.not_finite.count and stats.item.stored.layout.size == 1 for stats in found):
+        return []
+    single = {stats.item.stored.name: stats.value for stats in found if stats.item.kinds == {""}}
+    ends = [(name, _LOWER.sub("max", name)) for name in single if _LOWER.search(name)]
+    bounds = [
+        (n, m, x, y)
+        for n, m in ends
+        if (x := single[n]) is not None and (y := single.get(m)) is not None and x < y
+    ]
+    return [name for n, m, x, y in bounds for name, end in ((n, x), (m, y)) if abs(end) == inf]
+
+
+def not_finite(stats: ItemStats, bounds: Collection[str]) -> Iterator[Fault]:
+    """NaN or infinity; a mask may hold them, and so may the ends of an interval."""
     name = stats.item.stored.name
-    if stats.not_finite.count and "mask" not in name.rpartition(".")[2]:
+    if stats.not_finite.count and "mask" not in name.rpartition(".")[2] and name not in bounds:
         yield _odd("not-finite", stats, stats.not_finite, "NaN or infinite")
 
 

@@ -8,6 +8,7 @@ from intarsia.checking.content.numbers import (
     dtype_implausible,
     negative_variance,
     not_finite,
+    open_bounds,
     value_implausible,
 )
 from intarsia.checking.content.pruned import Pruned
@@ -17,6 +18,7 @@ from intarsia.checking.content.zeros import zero_block, zero_scalars, zero_tenso
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import tensors_in
 from intarsia.checking.survey.item_stats import ItemStats
+from intarsia.errors import few
 from intarsia.format.base import Format
 
 
@@ -24,12 +26,13 @@ def content_faults(found: Sequence[ItemStats], format: Format, content: Content)
     """The faults of every tensor."""
     zeros = any(p.zero_rows or p.zero_columns for stats in found for p in stats.matrices)
     pruned, parts = Pruned(found if zeros else ()), ZeroParts(found if zeros else ())
+    bounds = {*open_bounds(found)}
     for stats in found:
         yield from stats.faults
         if stats.faults:
             continue  # what a damaged chunk holds says nothing
         if not format.has_gaps(stats.item.stored.name):
-            yield from not_finite(stats)
+            yield from not_finite(stats, bounds)
             yield from negative_variance(stats)
         yield from dtype_implausible(stats)
         yield from value_implausible(stats)
@@ -45,6 +48,8 @@ def notes_of(found: Sequence[ItemStats], faults: Iterable[Fault]) -> Iterator[st
     unsealed = sum(stats.unsealed for stats in found)
     if unsealed:
         yield f"{unsealed:,} chunks were saved without a CRC-32, so their bytes cannot be checked"
+    if bounds := open_bounds(found):
+        yield f"infinite ends of intervals, which are open there: {few([f'`{n}`' for n in bounds], 4)}"
     for stats in found:
         for p in stats.matrices:
             if not p.zero_rows and p.alike_at_end <= 1:
