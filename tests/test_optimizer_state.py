@@ -271,3 +271,39 @@ def test_entries_beyond_the_memory_budget_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "no").exists()
     intarsia.convert(src, tmp_path / "yes", to="dcp", memory="32MiB")
     assert values_in(tmp_path / "yes", ["loader"])["loader"] == blob
+
+
+@pytest.fixture(params=["NAdam", "ASGD"])
+def of_numbers(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A run whose optimizer keeps single numbers of each parameter."""
+    torch.manual_seed(3)
+    model = Llama()
+    optimizer = getattr(torch.optim, request.param)(model.parameters())
+    model(torch.arange(24).reshape(2, 12)).square().mean().backward()
+    optimizer.step()
+    intarsia.save(tmp_path / "src", model, optimizer)
+    return tmp_path / "src"
+
+
+@pytest.mark.parametrize(
+    ("to", "mesh", "dialect"), [("hf", "", "hf"), ("dcp", "tp=2,fsdp=3", "hf-module")]
+)
+def test_single_numbers_of_parameters_stay_single(
+    of_numbers: Path, to: str, mesh: str, dialect: str, tmp_path: Path
+) -> None:
+    config = None if intarsia.open(of_numbers).config else CONFIG
+    intarsia.convert(of_numbers, tmp_path / "out", to=to, mesh=mesh, dialect=dialect, config=config)
+    report = intarsia.verify(of_numbers, tmp_path / "out")
+    assert report, report.different
+    assert intarsia.digest(of_numbers, config=config).root == intarsia.digest(tmp_path / "out").root
+
+
+@pytest.mark.parametrize("to", ["torch_dist", "fsdp_dtensor"])
+def test_single_numbers_have_no_place_in_megatron(
+    of_numbers: Path, to: str, tmp_path: Path
+) -> None:
+    config = None if intarsia.open(of_numbers).config else CONFIG
+    said = r"`optimizer\.(mu_product|eta)\.model\.\S+` is a single number, and {} holds .* \[\d+, \d+\][\s\S]*--optimizer drop"
+    with pytest.raises(CoverageError, match=said.format(to)):
+        intarsia.convert(of_numbers, tmp_path / "out", to=to, config=config)
+    intarsia.convert(of_numbers, tmp_path / "out", to=to, config=config, optimizer="drop")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from intarsia.errors import FamilyError, UsageError, few
 from intarsia.family import Param, Table, table_for
 from intarsia.family.from_transformers.beside_text import respelled
 from intarsia.format.base import Format
+from intarsia.format.optimizer_state.single_numbers import no_place_for, single_number
 from intarsia.format.registry import format_named, names_of
 from intarsia.format.request import Request
 from intarsia.layout import Layout
-from intarsia.planning.manifest import Manifest, Stored
+from intarsia.planning.manifest import Logical, Manifest, Stored
 from intarsia.state.names import MASTER, STEP, StateName, is_state, of_kind, state_among, step_of
 from intarsia.value import PLAIN
 
@@ -50,7 +51,7 @@ def rows_for(src: Manifest, request: Request, writer: Format, dropped: Set[str])
     if table is None:
         return _name_by_name(src, request, writer, dialect)
     model = list(model_rows(src, request, writer, table, dialect))
-    rows = [*model, *state_rows(model, src.logical)]
+    rows = [*model, *state_rows(model, src.logical, writer, dropped)]
     covered = {name for row in rows for name in row.layout.tensors}
     covered |= dropped
     rest = [s for s in src.stored.values() if not covered.issuperset(s.layout.tensors)]
@@ -115,8 +116,13 @@ def model_rows(
             yield row
 
 
-def state_rows(model: Sequence[Param], logical: Collection[str]) -> Iterator[Param]:
-    """The optimizer state of the model's rows that a source holds, kind by kind."""
+def state_rows(
+    model: Sequence[Param], logical: Mapping[str, Logical], writer: Format, dropped: Set[str]
+) -> Iterator[Param]:
+    """The optimizer state of the model's rows that a source holds, kind by kind.
+
+    A single number of a parameter (NAdam's `mu_product`) stays one, where the parameter stays one tensor.
+    """
     kinds: dict[str, set[str]] = {}
     for name in state_among(logical):
         if state := StateName.of(name):
@@ -125,10 +131,18 @@ def state_rows(model: Sequence[Param], logical: Collection[str]) -> Iterator[Par
         if kind == STEP:
             continue
         for row in model:
-            if row.layout.tensors and held.issuperset(row.layout.tensors):
-                layout = row.layout.rename(of_kind(kind))
-                value = row.value if kind == MASTER else PLAIN
+            names = row.layout.tensors
+            if not names or not held.issuperset(names):
+                continue
+            layout = row.layout.rename(of_kind(kind))
+            value = row.value if kind == MASTER else PLAIN
+            number = single_number(layout.tensors, row, logical)
+            if number is None or number in dropped:
                 yield Param(of_kind(kind)(row.name), layout, row.rule, value)
+            elif writer.keeps_names and len(row.layout.pieces) == 1:
+                yield Param(of_kind(kind)(row.name), Layout.of(number, ()))
+            else:
+                raise no_place_for(number, row, writer.name)
 
 
 def with_one_step(

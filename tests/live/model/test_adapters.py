@@ -10,6 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import save_file
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import intarsia
 from intarsia.errors import CoverageError, UsageError
@@ -140,3 +141,35 @@ def test_a_prompt_is_an_adapter_too(tmp_path: Path) -> None:
     report = intarsia.load(tmp_path, into=model, strict=False)
     assert [*report.kept] == ["prompt_encoder.default.embedding.weight"]
     assert_same(dict(model.base_model.state_dict()), dict(truth.state_dict()))
+
+
+def with_experts(seed: int) -> Any:
+    """Two parameters of one module with an adapter each: PEFT wraps the module twice."""
+    torch.manual_seed(seed)
+    model = Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            vocab_size=32, hidden_size=16, intermediate_size=24, moe_intermediate_size=8, num_hidden_layers=1,
+            num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts=4,
+        )
+    )  # fmt: skip
+    both = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    model = get_peft_model(
+        model, LoraConfig(r=2, target_modules=["q_proj"], target_parameters=both)
+    )
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            if "lora_" in name:
+                x.normal_()
+    return model
+
+
+def test_adapters_of_two_parameters_of_one_module_are_told_apart(tmp_path: Path) -> None:
+    model, other = with_experts(1), with_experts(2)
+    intarsia.save(tmp_path / "saved", model)
+    held = set(intarsia.open(tmp_path / "saved"))
+    experts = "model.layers.0.mlp.experts."
+    assert {f"{experts}{way}lora_A.default.weight" for way in ("", "base_layer.")} < held
+    assert not any("base_layer" in name and "lora_" not in name for name in held)
+    report = intarsia.load(tmp_path / "saved", into=other)
+    assert report.complete
+    assert_same(state(other), state(model))

@@ -72,5 +72,5 @@ def note_on_rates(groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield (
             "the source's parameter groups have no max_lr, by which Megatron-core 0.19 and"
             " later identifies them: it will not load this optimizer state (earlier versions"
-            f" do); for those versions, give {_LR}"
+            f" do); for those versions, {_LR}"
         )

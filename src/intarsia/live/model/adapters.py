@@ -32,9 +32,13 @@ def inner_word(module: Any) -> str | None:
     """The word under which a module of PEFT's holds what it wraps; None for any other module."""
     if not is_pefts(type(module)):
         return None
-    # Every tuner and every model of PEFT's has a configuration; its layers have a base layer.
-    words = _WORDS[:2] if hasattr(module, "peft_config") else _WORDS[2:]
+    words = _WORDS[2:] if is_layer(module) else _WORDS[:2]
     return next((word for word in words if word in module._modules), None)
+
+
+def is_layer(module: Any) -> bool:
+    """Whether a module of PEFT's wraps a layer: its tuners and models have a configuration."""
+    return not hasattr(module, "peft_config")
 
 
 def added(model: Any) -> Iterator[tuple[str, Any, bool]]:

@@ -53,11 +53,13 @@ class ModuleState:
             state = module.state_dict(keep_vars=True)
         clean = own_name(module, wrappers=wrappers)
         names = {key: clean(key) for key in state}
-        if len({*names.values()}) < len(names):
-            raise UsageError(
-                "two tensors of the model have one name after wrapper names are removed",
-                hint="rename the submodule whose name is a wrapper's",
-            )
+        first: dict[str, str] = {}
+        for key, name in names.items():
+            if (other := first.setdefault(name, key)) != key:
+                raise UsageError(
+                    f"`{other}` and `{key}` of the model have the name `{name}` after wrapper names are removed",
+                    hint="rename the submodule whose name is a wrapper's",
+                )
         return ModuleState(module, state, names, clean, wrappers)
 
     @cached_property

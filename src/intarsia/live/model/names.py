@@ -17,7 +17,7 @@ from intarsia.format.naming.find_sections import explained
 from intarsia.format.naming.section import TOP, Section
 from intarsia.format.naming.wrappers import MODULE, bare
 from intarsia.format.registry import read_manifest, with_rules_of_transformers
-from intarsia.live.model.adapters import inner_word
+from intarsia.live.model.adapters import inner_word, is_layer
 from intarsia.live.model.own_tensors import joined
 from intarsia.live.model.wrapper_classes import Wrappers, is_data_parallel
 from intarsia.planning.inventory import left_out
@@ -47,18 +47,23 @@ def own_name(
     if not found.data_parallel and not found.peft:
         return bare
     # Some wrappers take their own words out of a state dict's names, and none out of these.
-    wrapped = set[tuple[str, str]]()
+    wrapped, layers = set[tuple[str, str]](), set[str]()
     for path, each in model.named_modules():
         if is_data_parallel(type(each)):
             wrapped.add((bare(path), MODULE))
         elif not with_peft and (word := inner_word(each)) is not None:
             wrapped.add((bare(path), word))
+            layers |= {bare(path)} if is_layer(each) else set()
 
     def clean(name: str) -> str:
-        kept, path = [], ""
+        kept, left, path = list[str](), list[str](), ""
         for word in bare(name).split("."):
-            if (path, word) not in wrapped:
-                kept.append(word)
+            if (path, word) in wrapped:
+                left.append(word)
+            else:
+                # One adapter of PEFT's around another: their tensors differ by these words alone.
+                kept += [*left, word] if path in layers else [word]
+                left = []
             path = joined(path, word)
         return ".".join(kept)
 

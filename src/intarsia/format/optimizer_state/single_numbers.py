@@ -1,0 +1,27 @@
+"""State that is one number for each parameter, such as `mu_product` of NAdam and `eta` of ASGD."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from intarsia.errors import CoverageError
+from intarsia.family import Param
+from intarsia.planning.manifest import Logical
+from intarsia.state.names import kind_of
+
+
+def single_number(states: Iterable[str], row: Param, logical: Mapping[str, Logical]) -> str | None:
+    """The first state of a row's parameters that is one number, though the row is more."""
+    if not row.layout.shape:
+        return None
+    return next((name for name in states if not logical[name].shape), None)
+
+
+def no_place_for(state: str, row: Param, format: str) -> CoverageError:
+    """Why such state cannot be written where state is fused and cut as its parameter is."""
+    return CoverageError(
+        f"`{state}` is a single number, and {format} holds the state `{kind_of(state)}` of `{row.name}` in the shape of"
+        f" that, {list(row.layout.shape)}",
+        hint="use --optimizer drop, or convert to hf or dcp with --dialect same, which keep it as it is",
+        tensors=(state,),
+    )
