@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import field
 from itertools import chain
-from operator import add, attrgetter, itemgetter
+from operator import add, itemgetter
 from typing import Any, Self
 
 from intarsia.collector import paused
 from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import FormatError, UnsafeError, UnsupportedError, few
 from intarsia.format.complaint import Complain, Complaint, refuse
+from intarsia.format.dcp.metadata_chunks import Cuts, Places, chunks_of
 from intarsia.format.torch_file.inert import Inert, brief
 from intarsia.format.torch_file.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
 from intarsia.format.torch_file.unpickle import load_inert
 from intarsia.frozen import frozen
-from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Entry
 from intarsia.store.reading.file_names import check_name
 from intarsia.store.reading.headers_once import made_once
@@ -102,12 +102,6 @@ _KNOWN: dict[tuple[str, str], Any] = {
     **{(BASE + "planner", n): _Ignored for n in _PLANNED},
 }
 _FIELDS = {"state_dict_metadata", "storage_data", "planner_data", "all_local_plans"}
-_Where = tuple[str, int, int]
-Places = dict[tuple[str, Any], _Where]
-_Axes = tuple[int, ...]
-_Cut = tuple[_Axes, tuple[_Axes, ...], tuple[_Axes, ...]]
-Cuts = dict[_Cut, tuple[Box, ...]]
-_STATE, _OFFSETS, _SIZES = attrgetter("state"), itemgetter("offsets"), itemgetter("sizes")
 
 
 def read_metadata(data: bytes, where: str, complain: Complain = refuse) -> Metadata:
@@ -169,7 +163,7 @@ def _places_at_once(stored: dict[Any, Any]) -> Places | None:
     """Where every entry is as it should be, the blobs; each check is one of a whole column."""
     if {*map(type, stored)} != {_Index} or {*map(type, stored.values())} != {_Place}:
         return None
-    indices, held = [*map(_STATE, stored)], [*map(_STATE, stored.values())]
+    indices, held = [index.state for index in stored], [place.state for place in stored.values()]
     names, offsets = [*map(itemgetter("fqn"), indices)], [index.get("offset") for index in indices]
     files, starts, lengths = (
         [*map(itemgetter(f), held)] for f in ("relative_path", "offset", "length")
@@ -207,24 +201,23 @@ def _places_one_by_one(stored: dict[Any, Any]) -> Places:
         check_tensor_name(name)
         if offset is not None and (type(offset) is not tuple or {*map(type, offset)} - {int}):
             raise FormatError(f"{name} is stored at offset {brief(offset)}")
-        key = (name, offset)
         state = place.state
         file, start, length = state["relative_path"], state["offset"], state["length"]
         if state.get("transform_descriptors"):
             raise FormatError(
-                f"{brief(key[0])} is stored through a transform"
+                f"{brief(name)} is stored through a transform"
                 f" ({brief(state['transform_descriptors'])})",
                 hint="save without stream transforms (compression)",
             )
         if type(file) is not str or file not in files:
             files.add(check_name(file, f"the storage of {name}"))
         if type(start) is not int or type(length) is not int or start < 0 or length < 0:
-            raise FormatError(f"{brief(key[0])} is at [{brief(start)}, +{brief(length)}) of {file}")
+            raise FormatError(f"{brief(name)} is at [{brief(start)}, +{brief(length)}) of {file}")
         if start + length > LARGEST:
-            raise FormatError(f"{brief(key[0])} ends at byte {start + length} of {file}")
-        if key in places:
+            raise FormatError(f"{brief(name)} ends at byte {start + length} of {file}")
+        if (name, offset) in places:
             raise FormatError(f"`{name}` is stored twice at offset {offset}", tensors=(name,))
-        places[key] = (file, start, length)
+        places[name, offset] = (file, start, length)
     return places
 
 
@@ -237,10 +230,7 @@ def check_tensor_name(name: Any) -> None:
 
 
 def _matched(
-    described: dict[Any, Any],
-    places: Places,
-    fields: dict[str, Any],
-    size_bytes: int,
+    described: dict[Any, Any], places: Places, fields: dict[str, Any], size_bytes: int
 ) -> tuple[Metadata, list[str]]:
     """What the metadata describes, and what of it was never stored."""
     # Lists that many tensors share are stored once and gone through many times.
@@ -252,10 +242,14 @@ def _matched(
     for name, entry in described.items():
         check_tensor_name(name)
         if isinstance(entry, _Tensor):
-            left -= len(entry.state["chunks"])
+            shape, listed = entry.state["size"], entry.state["chunks"]
+            left -= len(listed)
             if left < 0:
                 raise FormatError(f"more chunks than the metadata has bytes ({size_bytes:,})")
-            tensors[name] = _tensor(name, entry.state, places, missing, cuts)
+            # The state of TensorProperties is a tuple by its own __getstate__, a dict without it.
+            said = entry.state["properties"].state
+            said = said["dtype"] if isinstance(said, dict) else said[0]
+            tensors[name] = tensor_of(name, said, shape, listed, places, missing, cuts)
         elif not isinstance(entry, _Bytes):
             raise FormatError(f"{name} is {brief(entry)}, neither a tensor nor an object")
         elif place := places.get((name, None)):
@@ -266,13 +260,6 @@ def _matched(
     if unclaimed := {name for name, _ in places} - described.keys():
         extra["unclaimed"] = tuple(sorted(unclaimed))
     return Metadata(tensors, objects, paths_of(fields.get("planner_data")), extra), missing
-
-
-def _tensor(name: str, state: Any, places: Places, missing: list[str], cuts: Cuts) -> TensorRecord:
-    properties = state["properties"].state
-    # The state of TensorProperties is a tuple by its own __getstate__, a dict without it.
-    said = properties["dtype"] if isinstance(properties, dict) else properties[0]
-    return tensor_of(name, said, state["size"], state["chunks"], places, missing, cuts)
 
 
 def tensor_of(
@@ -289,7 +276,7 @@ def tensor_of(
     if min(shape, default=0) < 0:
         raise FormatError(f"the shape {shape} of {name} has a negative axis")
     bytes_of(shape, dtype.itemsize, name)
-    return TensorRecord(name, dtype, shape, _chunks(name, shape, listed, places, missing, cuts))
+    return TensorRecord(name, dtype, shape, chunks_of(name, shape, listed, places, missing, cuts))
 
 
 def chunk_of(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Any:
@@ -297,63 +284,6 @@ def chunk_of(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Any:
     chunk = _Chunk()
     chunk.state = {"offsets": offsets, "sizes": sizes}
     return chunk
-
-
-def _chunks(
-    name: str, shape: _Axes, listed: Any, places: Places, missing: list[str], cuts: Cuts
-) -> tuple[Chunk, ...]:
-    """The chunks of a tensor; a cut that many tensors have is checked once."""
-    cut = _cut_of(shape, listed)
-    if cut is not None and cut in cuts:
-        held = [place for offsets in cut[1] if (place := places.get((name, offsets)))]
-        if len(held) == len(cut[1]):
-            return tuple([Chunk(box, *place) for box, place in zip(cuts[cut], held, strict=True)])
-    chunks = _chunks_one_by_one(name, shape, listed, places, missing)
-    if cut is not None and len(chunks) == len(listed):
-        cuts[cut] = tuple([chunk.box for chunk in chunks])
-    return chunks
-
-
-def _cut_of(shape: _Axes, listed: Any) -> _Cut | None:
-    """A shape with the offsets and the sizes of its chunks; None where one of those is no tuple of integers."""
-    try:
-        states = [*map(_STATE, listed)]
-        offsets, sizes = tuple(map(_OFFSETS, states)), tuple(map(_SIZES, states))
-    except (AttributeError, LookupError, TypeError):
-        return None
-    tuples = {*map(type, offsets), *map(type, sizes)} <= {tuple}
-    plain = tuples and {*map(type, chain(*offsets, *sizes))} <= {int}
-    return (shape, offsets, sizes) if plain else None
-
-
-def _chunks_one_by_one(
-    name: str, shape: _Axes, listed: Any, places: Places, missing: list[str]
-) -> tuple[Chunk, ...]:
-    """The same, up to the first that is wrong; those that were never stored go to `missing`."""
-    chunks = []
-    taken = set()
-    for chunk in listed:
-        offsets, sizes = chunk.state["offsets"], chunk.state["sizes"]
-        if type(offsets) is not tuple or type(sizes) is not tuple:
-            raise FormatError(f"a chunk of {name} has no offsets or no sizes")
-        if len(offsets) != len(shape) or len(sizes) != len(shape):
-            raise FormatError(
-                f"a chunk of {name} has {len(offsets)} offsets and {len(sizes)} sizes for "
-                f"{len(shape)} axes"
-            )
-        for at, n, whole in zip(offsets, sizes, shape, strict=True):
-            if type(at) is not int or type(n) is not int or at < 0 or n < 0 or at + n > whole:
-                raise FormatError(f"chunk {offsets} + {sizes} of {name} is not within {shape}")
-        place = places.get((name, offsets))
-        if 0 not in sizes:
-            if offsets in taken:
-                raise FormatError(f"{name} has two chunks at {offsets}")
-            taken.add(offsets)
-        if place is not None:
-            chunks.append(Chunk(Box(offsets, sizes), *place))
-        elif 0 not in sizes:
-            missing.append(f"{name} at {offsets}")
-    return tuple(chunks)
 
 
 def paths_of(planned: Any) -> dict[str, tuple[str | int, ...]]:

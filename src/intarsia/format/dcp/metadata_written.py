@@ -17,7 +17,6 @@ from intarsia.errors import FormatError, UnsafeError
 from intarsia.format.dcp.metadata import (
     LARGEST,
     Metadata,
-    Places,
     TensorRecord,
     check_tensor_name,
     chunk_of,
@@ -210,7 +209,7 @@ class _Reading:
         dtype, size, listed = kind
         chunks = _patterns().chunk.findall(listed)
         boxes = [Box(_size_of(offsets), _size_of(sizes)) for offsets, sizes in chunks]
-        places: Places = {(name, box.offsets): ("", 0, 0) for box in boxes}
+        places = {(name, box.offsets): ("", 0, 0) for box in boxes}
         if len(places) != len(boxes):
             raise _OtherwiseError
         each = [chunk_of(box.offsets, box.shape) for box in boxes]
