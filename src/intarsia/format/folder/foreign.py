@@ -214,7 +214,7 @@ def _of_file(path: PurePath) -> Foreign | None:
         if head.startswith(start):
             return kind
     if head.startswith(b"PK\x03\x04"):
-        return _of_archive(path, head + tail)
+        return _of_archive(head + tail)
     if path.suffix == ".nemo" or (head[257:262] == b"ustar" and b"model_config.yaml" in head):
         return NEMO_1
     if len(head) > 2 and head[0] == 0x80 and head[1] in (2, 3, 4, 5) and tail.endswith(b"."):
@@ -222,7 +222,7 @@ def _of_file(path: PurePath) -> Foreign | None:
     return {".onnx": ONNX, ".msgpack": FLAX}.get(path.suffix)
 
 
-def _of_archive(path: PurePath, seen: bytes) -> Foreign | None:
+def _of_archive(seen: bytes) -> Foreign | None:
     """What a zip archive is by the names in it."""
     if b"/code/__torch__" in seen or b"constants.pkl" in seen:
         return TORCH_SCRIPT

@@ -33,14 +33,9 @@ class BoxInWindow:
 
 @frozen
 class Cut:
-    """A window, cut into the boxes of slots.
-
-    `in_order` says whether they follow each other in the window's own memory, and are all of it; `finishes`
-    whether each is all of its slot.
-    """
+    """A window, cut into the boxes of slots; `finishes` says whether each is all of its slot."""
 
     boxes: tuple[BoxInWindow, ...]
-    in_order: bool
     finishes: bool
 
 
@@ -72,18 +67,15 @@ class Pattern:
             start, stop = window.offsets[0], window.offsets[0] + window.shape[0]
             numbers = sorted(self._order[self._rows.near(start, stop)])
         found: list[BoxInWindow] = []
-        in_order, at = True, 0
         for number in numbers:
             slot = self.boxes[number]
             box = slot.meet(window)
             if box is None:
                 continue
-            index, start = _index(box, window), flat_start(box, window)
-            in_order, at = in_order and index is None and start == at, start + box.size
-            first = flat_start(box, slot)
-            found.append(BoxInWindow(number, box, start, first, index, box.size == slot.size))
-        in_order = in_order and at == window.size
-        return Cut(tuple(found), in_order, all(each.whole for each in found))
+            start, first = flat_start(box, window), flat_start(box, slot)
+            whole = box.size == slot.size
+            found.append(BoxInWindow(number, box, start, first, _index(box, window), whole))
+        return Cut(tuple(found), all(each.whole for each in found))
 
 
 def _index(box: Box, window: Box) -> tuple[slice, ...] | None:

@@ -136,7 +136,7 @@ def _config(args: Mapping[str, Any], metadata: Metadata, notes: list[str]) -> Co
         "num_attention_heads": heads,
         "hidden_act": "silu",
         "rms_norm_eps": facts.get("norm_epsilon", 1e-5),
-        "rope_parameters": _rotation(facts, args),
+        "rope_parameters": _rotation(facts),
         "max_position_embeddings": whole(args, "max_position_embeddings")
         or whole(args, "seq_length")
         or 4096,
@@ -145,7 +145,7 @@ def _config(args: Mapping[str, Any], metadata: Metadata, notes: list[str]) -> Co
         "dtype": next(t.dtype.torch for t in metadata.tensors.values() if t.dtype.floating),
     }
     if family == "deepseek_v3":
-        _latent(config, seen, args)
+        _latent(config, seen)
     else:
         width = whole(args, "kv_channels") or hidden // heads
         normed = seen.shape("q_layernorm.weight")
@@ -165,7 +165,7 @@ def _config(args: Mapping[str, Any], metadata: Metadata, notes: list[str]) -> Co
     return config
 
 
-def _rotation(facts: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
+def _rotation(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The rotation, as Transformers 5 spells it; what it cannot spell is left to the comparison."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": facts.get("rotary_base", 10000)}
     if facts.get("rotary_percent", 1.0) != 1.0:
@@ -199,7 +199,7 @@ def _family(seen: _Seen) -> str | None:
     return "llama"
 
 
-def _latent(config: Config, seen: _Seen, args: Mapping[str, Any]) -> None:
+def _latent(config: Config, seen: _Seen) -> None:
     heads, down = config["num_attention_heads"], seen.shape("linear_kv_down_proj.weight")
     up = seen.shape("linear_kv_up_proj.weight")
     query = seen.shape("linear_q_up_proj.weight") or seen.shape("linear_q_proj.weight")
