@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from intarsia.dtypes import DType
 from intarsia.errors import UsageError
 from intarsia.format.torch_file.inert import brief
-from intarsia.format.torch_file.torch_zip import STORAGE_OF
+from intarsia.format.torch_file.storages import STORAGE_OF
 from intarsia.format.torch_file.zip_directory import CENTRAL, END, END64, LOCAL, LOCATOR, WIDE
 from intarsia.frozen import frozen
 

@@ -12,10 +12,10 @@ from collections.abc import Hashable
 from typing import Any
 from zlib import crc32
 
-from intarsia.dtypes import BY_TORCH, DType
+from intarsia.dtypes import DType
 from intarsia.errors import FormatError
-from intarsia.format.torch_file.inert import Inert, Storage, Tensor, brief
-from intarsia.format.torch_file.tensor_bounds import bytes_of
+from intarsia.format.torch_file.inert import Storage
+from intarsia.format.torch_file.storages import storage_bytes, storage_of, tensor_of
 from intarsia.format.torch_file.unpickle import load_inert
 from intarsia.format.torch_file.zip_directory import (
     DESCRIBED,
@@ -37,14 +37,6 @@ _TAIL_BYTES = 2048
 _DESCRIPTOR_BYTES = 24
 _RECORDS = b"PK\x03\x04", b"PK\x01\x02"
 """What the next member begins with, or the directory."""
-_REPEATED_BYTES = 64 << 10
-_STORAGES = {
-    "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16", "LongStorage": "int64", "IntStorage": "int32",
-    "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8",
-    "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
-}  # fmt: skip
-STORAGE_OF = {torch: name for name, torch in _STORAGES.items()}
 
 
 @frozen
@@ -113,16 +105,16 @@ def find_payload(read: Read, length: int, where: str, head: bytes = b"") -> Payl
         return head[at : at + size] if at + size <= len(head) else read(at, size)
 
     members = _walk(head, where)
-    found = _tensor(_content(near, members, "data.pkl", where), where) if members else None
+    found = tensor_of(_content(near, members, "data.pkl", where), where) if members else None
     if found is None or f"data/{found.storage.key}" not in members:
         members = directory(read, length, where)
-        found = _tensor(_content(read, members, "data.pkl", where), where)
+        found = tensor_of(_content(read, members, "data.pkl", where), where)
     if "byteorder" in members:
         order = _content(near, members, "byteorder", where)
         if order != b"little":
             raise FormatError(f"byte order {order!r}, expected b'little' - at {where}")
     start, stored, _, described = _member(members, f"data/{found.storage.key}", where)
-    size = _storage_bytes(found.storage)
+    size = storage_bytes(found.storage)
     if (stored is not None and stored != size) or start + size > length:
         raise FormatError(
             f"a tensor of {size} bytes from byte {start} on, but {stored or length - start} bytes "
@@ -204,13 +196,13 @@ def read_object(data: bytes, where: str) -> Any:
     contents: dict[str, bytes] = {}
 
     def storage(pid: Any) -> Storage:
-        found = _storage(pid)
+        found = storage_of(pid)
         if found.key not in contents:
             member = f"data/{found.key}"
             # Members may lie on one another, so that little data would become much.
             left = len(data) - sum(map(len, contents.values()))
             contents[found.key] = _content(read, members, member, where, left)
-        size, content = _storage_bytes(found), contents[found.key]
+        size, content = storage_bytes(found), contents[found.key]
         if len(content) != size:
             raise FormatError(f"{len(content)} bytes stored for a storage of {size}")
         return found._replace(data=content)
@@ -260,56 +252,3 @@ def _walk(head: bytes, where: str) -> dict[str, Member]:
             break
         members[name] = Member(start, size, crc)
     return {}
-
-
-def _storage(pid: Any) -> Storage:
-    if not (isinstance(pid, tuple) and len(pid) == 5 and type(pid[2]) is str):
-        raise FormatError("a reference to something that is no storage")
-    _, kind, key, _, numel = pid
-    if type(numel) is not int or numel < 0:
-        raise FormatError(f"a storage of {brief(numel)} elements")
-    name = getattr(kind, "__qualname__", "?")
-    if name == "UntypedStorage":
-        return Storage(key, numel, None)
-    if name not in _STORAGES:
-        raise FormatError(f"a storage of class {brief(kind)}, which has no known element type")
-    return Storage(key, numel, BY_TORCH[_STORAGES[name]])
-
-
-def _storage_bytes(storage: Storage) -> int:
-    return storage.numel * (storage.dtype.itemsize if storage.dtype else 1)
-
-
-_seen: dict[bytes, Tensor] = {}
-
-
-def _tensor(data: bytes, where: str) -> Tensor:
-    """The tensor that data.pkl describes; equal tensors of other blobs have equal pickles."""
-    found = _seen.get(data)
-    if found is None:
-        found = load_inert(data, where, _storage)
-        if not isinstance(found, Tensor):
-            args = found.args if isinstance(found, Inert) else ()
-            kinds = [brief(a) for a in args if isinstance(a, type)]
-            kind = kinds[-1] if kinds else brief(found)
-            raise FormatError(
-                f"a plain tensor is expected, found {kind} - at {where}",
-                hint="save full or sharded plain tensors, dequantized, not a tensor subclass",
-            )
-        shape, stride = found.shape, found.stride
-        size = found.dtype.itemsize
-        reach = sum((n - 1) * s for n, s in zip(shape, stride, strict=False)) + 1
-        reach = (found.storage_offset + reach) * size if 0 not in shape else 0
-        elements = bytes_of(shape, size, where)
-        low = min((*shape, *stride, found.storage_offset), default=0)
-        stored = _storage_bytes(found.storage)
-        # A view that repeats its elements is small, or a blob of a few bytes would fill a disk.
-        elements = 0 if elements <= _REPEATED_BYTES else elements
-        if len(shape) != len(stride) or low < 0 or max(reach, elements) > stored:
-            raise FormatError(
-                f"a view of shape {shape}, stride {stride}, offset {found.storage_offset} ends at "
-                f"byte {max(reach, elements)} of the {stored} stored - at {where}"
-            )
-        if len(_seen) < 4096 and len(data) <= _HEAD_BYTES:
-            _seen[data] = found
-    return found
