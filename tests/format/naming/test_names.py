@@ -37,6 +37,18 @@ def test_a_prefix_of_wrappers_is_stripped(tmp_path: Path, prefix: str) -> None:
     assert intarsia.verify(src, tmp_path / "hf", config=CONFIG)
 
 
+@pytest.mark.parametrize("section", [None, "state.model"])
+def test_tensors_beside_the_model_are_named_with_the_way_to_leave_them_out(
+    section: str | None, tmp_path: Path
+) -> None:
+    held = {f"state.model.{name}": x for name, x in model(CONFIG).items()}
+    src = write_dcp(tmp_path / "dcp", held | {"log_alpha": torch.ones(3)})
+    found = read_manifest(src, CONFIG, section=section)
+    (note,) = (x for x in found.notes if x.startswith("section state.model is read as the model"))
+    assert ("with log_alpha beside it; --section state.model leaves" in note) == (section is None)
+    assert ("log_alpha" in found.logical) == (section is None)
+
+
 def test_without_a_configuration_names_stay_as_they_are(tmp_path: Path) -> None:
     tensors = {"module." + name: x for name, x in model(CONFIG).items()}
     src = write_hf(tmp_path / "hf", tensors)

@@ -13,6 +13,7 @@ CHANGED = (
 )
 ALONE = "`intarsia verify` of each alone may show which of the two is wrong"
 RANK = f"save again, or restore what that rank saved; {ALONE}"
+STALE = f"restore that rank's file from the save that the others are of, or save again; {ALONE}"
 LOST = f"restore the tensors of the side that lost them; {ALONE}"
 MISSING = "take them from the side that has them: restore its files, or convert again from it"
 NARROWER = (
@@ -42,7 +43,7 @@ _OF_TWO = (
     ("split-misplaced", "query, key and value, or gate and up, had been cut out of the fused tensor some rows too early or too late", MOVED),
     ("shifted", "a flat range, or the rows, began too early or too late", MOVED),
     ("rows-permuted", "rows or columns came in an order that has no name", MOVED),
-    ("rank-stale", "one block of an even cut (or a flat range, a file, experts, layers), such as a rank holds, had other values; the ranks of a mesh are named only as the files have them", RANK),
+    ("rank-stale", "one block of an even cut (or a flat range, a file, experts, layers), such as a rank holds, had other values: those of another step, or of another checkpoint whose file lies there; the ranks of a mesh are named only as the files have them", STALE),
     ("rank-zero", "one block such as a rank holds (or a flat range, a file, experts, layers) were zero", RANK),
     ("rank-duplicated", "one block such as a rank holds had another block's values", RANK),
     ("experts-permuted", "expert i held expert j", MOVED),

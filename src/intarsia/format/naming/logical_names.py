@@ -125,7 +125,9 @@ def name_tensors(
         unclear = unnumbered_error("", where)
     notes = named.notes
     if sections.label:
-        notes += (f"section {sections.label} is read as the model",)
+        beside = [key for key in sections.names if not bare(key).startswith(sections.prefixes)]
+        more = f", with {few(beside, 4)} beside it; --section {sections.label} leaves those out"
+        notes += (f"section {sections.label} is read as the model{more if beside else ''}",)
     if sections.unclear is not None:
         notes += (sections.unclear.brief,)
     return replace(named, inventory=sections.inventory, unclear=unclear, notes=notes)
