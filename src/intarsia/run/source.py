@@ -226,6 +226,21 @@ class Source:
                 self._fronts[alike] = found.start_bytes - chunk.start_bytes, found.front
         return found
 
+    def front_of(self, stored: Stored, chunk: Chunk) -> tuple[int, bytes] | None:
+        """Where in chunks like this one the elements begin, row-major, if those begin with the same, and with what.
+
+        None where they are in another order, or nothing that they begin with decides it.
+        """
+        if self.is_plain:
+            return 0, b""
+        kind = self.format.front_kind(stored)
+        if kind is None:
+            return None
+        alike = _alike(kind, stored, chunk)
+        if alike not in self._fronts:
+            self.locate(stored, chunk)
+        return self._fronts.get(alike)
+
     def begins_near(self, wanted: Sequence[tuple[Stored, Chunk]]) -> list[int | None]:
         """Where the elements of each chunk begin in its file, what all begin with being looked at by one call.
 
@@ -248,7 +263,9 @@ class Source:
             for lists in (runs.left.steps, runs.right.steps, runs.row_bytes):
                 lists += lengths
             runs.rows += [1] * len(lengths)
-        if len(runs) and equal_runs(self.folder, self.folder, runs) < len(runs):
+        sides, shape = (runs.left.side(), runs.right.side()), (runs.rows, runs.row_bytes)
+        columns = (np.array(x, np.int64) for x in shape)
+        if len(runs) and equal_runs(self.folder, self.folder, *sides, *columns) < len(runs):
             found = [*map(self._start, wanted)]
         each_of = zip(found, wanted, strict=True)
         return [start if can_move[chunk.file] else None for start, (_, chunk) in each_of]

@@ -15,7 +15,8 @@ import intarsia
 from intarsia.checking.pair import side_by_side
 from intarsia.checking.pair.compare import compare
 from intarsia.checking.pair.pairs import match
-from intarsia.checking.pair.side_by_side import SideBySide
+from intarsia.checking.pair.runs_beside import runs_beside
+from intarsia.checking.pair.side_by_side import InFiles, SideBySide
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import ChangedError, IntarsiaError
 from intarsia.kernel.library import has_kernel
@@ -101,8 +102,8 @@ def test_as_many_bytes_are_counted_as_when_they_are_read(
             counts.append((left.read_bytes, right.read_bytes))
     (left, right), (left_read, right_read) = counts
     assert left == left_read
-    # what lies between is not asked for, and threads that come together look at a front each
-    assert 0.99 * right_read < right < 1.01 * right_read
+    # what lies between is not asked for, and the front of one chunk of each kind is looked at twice
+    assert 0.99 * right_read < right < 1.02 * right_read
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -139,13 +140,33 @@ def test_only_what_is_not_known_to_be_equal_is_read(
     with intarsia.open(a) as left, intarsia.open(b) as right:
         pairs = match(left, right).pairs
         windows = [(pair, Box.whole(pair.a.shape)) for pair in pairs]
-        found = SideBySide(left, right).not_equal(windows)
+        found = InFiles(SideBySide(left, right), windows).not_equal(0, len(windows))
         assert {pairs[k].a.name for k in found} >= set(changed)
         assert found == [*range(min(found), len(pairs))]
         assert len(found) == {"first": 20, "last": 1, "of each window": 20}[at]
     with_kernel, without = answers(a, b, monkeypatch)
     assert with_kernel == without
     assert [x["tensor"] for x in with_kernel["different"]] == changed
+
+
+def test_steps_whose_runs_are_put_together_are_compared_one_by_one(tmp_path: Path) -> None:
+    """Of tensors that differ by name alone and others between them, in steps that come in any order."""
+    shapes = [(64, 64), (33,), (0, 4)]
+    tensors = {f"{k:02}": random_tensor(shapes[k % 3], torch.float32, seed=k) for k in range(21)}
+    a = write_hf(tmp_path / "a", tensors)
+    tensors["09"] = -tensors["09"]
+    b, c = write_hf(tmp_path / "b", tensors), tmp_path / "c"
+    intarsia.convert(b, c, to="dcp", mesh="tp=2,fsdp=2")
+    for other in (b, c):
+        with intarsia.open(a) as left, intarsia.open(other) as right:
+            pairs = match(left, right).pairs
+            in_files = InFiles(
+                SideBySide(left, right), [(x, Box.whole(x.a.shape)) for x in pairs], 3
+            )
+            assert in_files.not_equal(14, 21) == []
+            found = in_files.not_equal(7, 14)
+            assert pairs[found[0]].a.name == "09"
+            assert in_files.not_equal(0, 7) == []
 
 
 def test_a_chunk_that_begins_in_another_way_and_holds_the_same_is_equal(
@@ -225,9 +246,9 @@ def test_elements_in_another_order_are_read() -> None:
     """A transposed matrix has no runs: nothing of it would be compared."""
     rows: Recipe = ((0, 0, Piece("", 0, 0, (Loop(12, 1, 1),))),)
     columns: Recipe = ((0, 0, Piece("", 0, 0, (Loop(3, 1, 4), Loop(4, 3, 1)))),)
-    assert side_by_side._side_by_side(rows, columns, 12, 2) is None
-    assert side_by_side._side_by_side(rows, rows, 13, 2) is None
-    assert side_by_side._side_by_side(rows, rows, 12, 2) is not None
+    assert runs_beside(rows, columns, 12, 2) is None
+    assert runs_beside(rows, rows, 13, 2) is None
+    assert runs_beside(rows, rows, 12, 2) is not None
 
 
 def test_equal_bytes_of_other_numbers_are_not_equal(tmp_path: Path) -> None:

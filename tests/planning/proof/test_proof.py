@@ -13,7 +13,14 @@ from intarsia.layout import Layout, Loop, Piece, concat, padding, run
 from intarsia.mesh import Box
 from intarsia.planning.made_when_asked import MadeWhenAsked
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored, Target
-from intarsia.planning.proof import Proofs, Proven, Tiled, prove_tiling, prover_of
+from intarsia.planning.proof import (
+    AlikeTensors,
+    Proofs,
+    Proven,
+    Tiled,
+    prove_tiling,
+    prover_of,
+)
 from intarsia.planning.whole_tensor import WholeTensor
 
 F32 = BY_NAME["F32"]
@@ -48,6 +55,8 @@ def test_nothing_else_makes_a_proof() -> None:
         Proven(src, target(W), (), object())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="only `Prover`"):
         Proofs(prover_of(src), {}, {}, object())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="only `Prover`"):
+        AlikeTensors(prover_of(src).tensor("w"), [0], [], object())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="only `prove_tiling`"):
         Tiled(SHAPE, (), object())  # type: ignore[arg-type]
     with pytest.raises(TypeError):

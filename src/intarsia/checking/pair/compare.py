@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import isfinite
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +20,9 @@ from intarsia.checking.pair.change import Number
 from intarsia.checking.pair.differing import Differing, unequal_at
 from intarsia.checking.pair.non_tensors import NonTensor, compare_non_tensors
 from intarsia.checking.pair.pairs import Pair, match, widest, windows_of
-from intarsia.checking.pair.side_by_side import SideBySide
+from intarsia.checking.pair.side_by_side import InFiles, SideBySide
 from intarsia.checkpoint import Checkpoint
-from intarsia.mesh import Box
+from intarsia.mesh import Box, Shape
 from intarsia.opened.padding import not_compared, trained_padding
 from intarsia.planning.manifest import Logical
 from intarsia.run.budget import LARGE_BYTES, Budget
@@ -129,7 +129,7 @@ def compare(
     b.prover.all()
     matched = match(a, b)
     pairs = matched.pairs
-    unequal = _Comparing(a, b, budget).unequal(pairs, progress)
+    unequal = _Comparing(a, b, pairs, budget).unequal(progress)
     more = after(progress, sum(p.a.nbytes for p in pairs))
     diagnosis = diagnose(a, b, matched, unequal, budget, more)
     return Comparison(
@@ -170,11 +170,23 @@ class _Found:
     beyond: Differing = field(default_factory=Differing)
 
 
-Step = list[tuple[int, Box]]
+Windows = Sequence[tuple[int, Box]]
 """Windows of pairs, which are given by their numbers."""
 
 STEPS = 8
 """How many steps a thread has at least, where there is so much work."""
+
+TOGETHER = 512
+"""Windows whose runs are put together at once."""
+
+
+class _Step(NamedTuple):
+    """Windows that one thread compares: those from `start` on of many whose files are looked at together."""
+
+    windows: Windows
+    nbytes: int
+    in_files: InFiles | None = None
+    start: int = 0
 
 
 @dataclass
@@ -183,78 +195,88 @@ class _Comparing:
 
     a: Checkpoint
     b: Checkpoint
+    pairs: Sequence[Pair]
     budget: Budget
     rooms: tuple[Room, Room] = field(default_factory=lambda: (Room(), Room()))
 
-    def __post_init__(self) -> None:
-        self.side_by_side = SideBySide(self.a, self.b)
-
-    def unequal(self, pairs: Sequence[Pair], progress: Progress | None) -> list[Unequal]:
+    def unequal(self, progress: Progress | None) -> list[Unequal]:
         """What differs; threads share windows and not tensors, of which some are far larger than others."""
-        apart = {k for k, pair in enumerate(pairs) if pair.a.shape != pair.b.shape or pair.rounded}
-
-        def work(step: Step) -> Mapping[int, _Found | Unequal | None]:
-            if step[0][0] in apart:
-                return {number: self._whole(pairs[number]) for number, _ in step}
-            return self._windows(pairs, step)
-
-        def nbytes(step: Step) -> int:
-            return sum(box.size * pairs[number].a.dtype.itemsize for number, box in step)
-
-        windows = (
-            (k, box)
-            for k, pair in enumerate(pairs)
-            if k not in apart
-            for box in windows_of(pair, self.budget)
-        )
-        steps = [
-            *([(k, Box.whole(pairs[k].a.shape))] for k in sorted(apart)),
-            *in_steps(windows, self._step_bytes(pairs), partial(_held_bytes, pairs)),
-        ]
         found: dict[int, _Found | Unequal | None] = {}
-        for part in share_out(steps, self.budget.workers, work, progress=progress, nbytes=nbytes):
+        for part in share_out(
+            [*self._steps()],
+            self.budget.workers,
+            self._work,
+            progress=progress,
+            nbytes=attrgetter("nbytes"),
+        ):
             for number, more in part.items():
                 before = found.setdefault(number, more)
                 if before is not more and isinstance(before, _Found) and isinstance(more, _Found):
                     before.exact.join(more.exact)
                     before.beyond.join(more.beyond)
         judged = (
-            _judged(pairs[k], x) if isinstance(x, _Found) else x for k, x in sorted(found.items())
+            _judged(self.pairs[k], x) if isinstance(x, _Found) else x
+            for k, x in sorted(found.items())
         )
         return [x for x in judged if x is not None]
 
-    def _step_bytes(self, pairs: Sequence[Pair]) -> int:
+    def _steps(self) -> Iterator[_Step]:
+        """Pairs that are not compared window by window, and then the windows of the others."""
+        windows: list[tuple[int, Box]] = []
+        cut: dict[tuple[Shape, int], list[Box]] = {}
+        for number, pair in enumerate(self.pairs):
+            a, shape = pair.a, pair.a.shape
+            if shape != pair.b.shape or pair.rounded:
+                yield _Step([(number, Box.whole(shape))], a.nbytes)
+                continue
+            key = shape, widest(pair)
+            boxes = cut.get(key) or cut.setdefault(key, [*windows_of(pair, self.budget)])
+            windows += [(number, box) for box in boxes]
+        steps = in_steps(windows, self._step_bytes(), self._held_bytes)
+        sides = SideBySide(self.a, self.b)
+        for some in in_steps(steps, TOGETHER, len):
+            each = [(self.pairs[number], box) for step in some for number, box in step]
+            together, start = InFiles(sides, each, len(some)), 0
+            for step in some:
+                nbytes = sum([box.size * self.pairs[n].a.dtype.itemsize for n, box in step])
+                yield _Step(step, nbytes, together, start)
+                start += len(step)
+
+    def _step_bytes(self) -> int:
         """How much is compared in one call: what is compared in its files needs no memory."""
-        share = sum([pair.a.nbytes for pair in pairs]) // (STEPS * self.budget.workers)
+        share = sum([pair.a.nbytes for pair in self.pairs]) // (STEPS * self.budget.workers)
         return max(self.budget.side_bytes, min(LARGE_BYTES, share))
+
+    def _held_bytes(self, window: tuple[int, Box]) -> int:
+        """The memory that one side of a window takes."""
+        number, box = window
+        return box.size * widest(self.pairs[number])
+
+    def _work(self, step: _Step) -> Mapping[int, _Found | Unequal | None]:
+        windows, _, in_files, start = step
+        if in_files is None:
+            return {number: self._whole(self.pairs[number]) for number, _ in windows}
+        left = [windows[k - start] for k in in_files.not_equal(start, start + len(windows))]
+        found = {number: _Found() for number, _ in left}
+        for some in in_steps(left, self.budget.side_bytes, self._held_bytes):
+            self._read_both(some, found)
+        return found
 
     def _whole(self, pair: Pair) -> Unequal | None:
         if pair.a.shape != pair.b.shape:
             return Unequal(pair, max(pair.a.size, pair.b.size), (), float("nan"))
         return differ_from_main(self.a, self.b, pair, self.budget)
 
-    def _to_read(self, pairs: Sequence[Pair], step: Step) -> Step:
-        """The windows of a step that are not known to be equal by comparing files alone."""
-        windows = [(pairs[number], box) for number, box in step]
-        return [step[k] for k in self.side_by_side.not_equal(windows)]
-
-    def _windows(self, pairs: Sequence[Pair], step: Step) -> dict[int, _Found]:
-        found = {number: _Found() for number, _ in step}
-        left = self._to_read(pairs, step)
-        for some in in_steps(left, self.budget.side_bytes, partial(_held_bytes, pairs)):
-            self._read_both(pairs, some, found)
-        return found
-
-    def _read_both(self, pairs: Sequence[Pair], step: Step, found: Mapping[int, _Found]) -> None:
+    def _read_both(self, step: Windows, found: Mapping[int, _Found]) -> None:
         """Read both sides of windows, and add what differs."""
-        wanted = [(pairs[number], box) for number, box in step]
+        wanted = [(self.pairs[number], box) for number, box in step]
         lefts = _read(self.a, [(pair.a, box) for pair, box in wanted], self.rooms[0])
         rights = _read(self.b, [(pair.b, box) for pair, box in wanted], self.rooms[1])
         all_alike = all(pair.a.dtype == pair.b.dtype for pair, _ in wanted)
         if all_alike and _are_same(lefts.memory, rights.memory):
             return
         for (number, box), left, right in zip(step, lefts.each, rights.each, strict=True):
-            pair, tally = pairs[number], found[number]
+            pair, tally = self.pairs[number], found[number]
             alike = pair.a.dtype == pair.b.dtype
             if alike and _are_same(left, right):
                 continue
@@ -263,12 +285,6 @@ class _Comparing:
             if not alike:
                 unequal = ~same(x, y, pair.a.dtype, pair.b.dtype)
                 tally.beyond.add(unequal, x, y, box, pair)
-
-
-def _held_bytes(pairs: Sequence[Pair], window: tuple[int, Box]) -> int:
-    """The memory that one side of a window takes."""
-    number, box = window
-    return box.size * widest(pairs[number])
 
 
 class _Side(NamedTuple):

@@ -1,252 +1,255 @@
 """Windows of pairs compared in the files of both sides, where those hold the same elements as runs of bytes.
 
-A block of each side stays in a core's cache while it is compared, and what runs there are is worked out
-once for all tensors that differ by name alone.
+A block of each side stays in a core's cache while it is compared.  What runs there are is worked out once for
+all tensors that differ by name alone, and where they lie by arithmetic on columns of many windows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import product
-from math import prod
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from intarsia.checking.pair.pairs import Pair
+from intarsia.checking.pair.runs_beside import Beside, Half, runs_beside
 from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import DType
 from intarsia.errors import IntarsiaError, StoreError
-from intarsia.kernel.comparing import NO_FILE
+from intarsia.kernel.comparing import NO_FILE, Numbers
 from intarsia.kernel.library import has_kernel
-from intarsia.layout import Loop, Piece, meet
 from intarsia.mesh import Box
-from intarsia.planning.proof import Proven
-from intarsia.planning.proof.template import Recipe, Template
-from intarsia.planning.ranges import Ranges
-from intarsia.run.source import Begins
-from intarsia.store.reading.comparing import Addresses, Places, Runs, equal_runs
+from intarsia.planning.proof import AlikeTensors, Proven
+from intarsia.planning.proof.template import Template
+from intarsia.store.reading.comparing import Addresses, FileNumbers, Side, equal_runs
 from intarsia.value import PLAIN
 
 MOST_KEPT = 1 << 14
 """Windows whose runs are kept for others that differ by name alone."""
 
-MOST_RUNS = 1 << 12
-"""A window of more runs than that is read instead."""
+Window = tuple[Pair, Box]
 
 
-_Chunk = tuple[int, int]
-"""A chunk by the number of its source and its own."""
+class _Alike(NamedTuple):
+    """Windows that differ by name alone, by their numbers: the proofs of their tensors, and which of those they are."""
+
+    a: AlikeTensors
+    b: AlikeTensors
+    windows: list[int]
+    left: list[int]
+    right: list[int]
 
 
-class _Half(NamedTuple):
-    """One side of the runs of a window: the chunks that hold it; and for each run the number of its chunk
-    among those, the byte of the chunk's elements at which it begins, and the bytes from row to row."""
+class _Block(NamedTuple):
+    """Windows by their numbers, and columns of their runs, of which each has as many."""
 
-    chunks: Sequence[_Chunk]
-    numbers: Sequence[int]
-    starts: Sequence[int]
-    steps: Sequence[int]
+    windows: list[int]
+    columns: Numbers
 
 
-class _Beside(NamedTuple):
-    """The runs of a window, for all tensors that differ by name alone."""
+class _Columns(NamedTuple):
+    """The runs of windows in columns: those of window k end before `ends[k]`.
 
-    left: _Half
-    right: _Half
-    rows: Sequence[int]
-    row_bytes: Sequence[int]
+    Windows that are not `in_files` have none, and are to be read.  `fronts` is what runs in memory are of.
+    """
+
+    in_files: NDArray[np.bool_]
+    ends: Numbers
+    left: Side
+    right: Side
+    rows: Numbers
+    row_bytes: Numbers
+    fronts: Addresses
 
 
-@dataclass
+class _Lying(NamedTuple):
+    """Where chunks lie on one side, a row for each window: their files by number, their first bytes and those of
+    their elements; and for all rows what the chunks begin with."""
+
+    files: Numbers
+    starts: Numbers
+    elements: Numbers
+    front: Sequence[bytes]
+
+    @property
+    def fronts(self) -> int:
+        """How many chunks of a window have to begin with something."""
+        return len(self.front)
+
+
 class SideBySide:
     """Two checkpoints whose files are compared with each other."""
 
-    a: Checkpoint
-    b: Checkpoint
-    _kept: dict[tuple[Template, Template, Box, int], _Beside | None] = field(default_factory=dict)
+    def __init__(self, a: Checkpoint, b: Checkpoint) -> None:
+        self.a, self.b = a, b
+        self._kept: dict[tuple[Template, Template, Box, int], Beside | None] = {}
 
-    def not_equal(self, windows: Sequence[tuple[Pair, Box]]) -> list[int]:
-        """The numbers of the windows that are not known to be equal: they are to be read.
-
-        What is wrong with a checkpoint is left to reading, which meets it again and says what it is; a disk
-        that fails may not do so twice.
-        """
-        if has_kernel():
+    def columns(self, windows: Sequence[Window]) -> _Columns:
+        """The runs of windows, and those of what their chunks have to begin with."""
+        names, fronts, blocks = (FileNumbers(), FileNumbers()), Addresses(), list[_Block]()
+        for alike in self._alike(windows):
             try:
-                return self._compared(windows)
+                blocks += self._blocks(alike, *windows[alike.windows[0]], names, fronts)
             except StoreError:
                 raise
             except IntarsiaError:
-                pass
-        return [*range(len(windows))]
+                # Reading meets it again and says what it is; a disk that fails may not do so twice.
+                continue
+        in_files, counts = np.zeros(len(windows), np.bool_), np.zeros(len(windows), np.int64)
+        for numbers, held in blocks:
+            in_files[numbers], counts[numbers] = True, held.shape[2]
+        ends = counts.cumsum()
+        starts = ends - counts
+        columns = np.empty((8, int(counts.sum())), np.int64)
+        for numbers, held in blocks:
+            columns[:, starts[numbers][:, None] + np.arange(held.shape[2])] = held
+        left, right = Side([*names[0]], *columns[:3]), Side([*names[1]], *columns[3:6])
+        return _Columns(in_files, ends, left, right, columns[6], columns[7], fronts)
 
-    def _compared(self, windows: Sequence[tuple[Pair, Box]]) -> list[int]:
-        runs, fronts = Runs(), _Fronts()
-        found: list[int] = []
-        ends: list[tuple[int, int]] = []
+    def _alike(self, windows: Sequence[Window]) -> Iterable[_Alike]:
+        """Windows in groups that differ by name alone."""
+        count = len(windows)
+        ours = _each(self.a, self.a.prover.alike([pair.a.name for pair, _ in windows]), count)
+        theirs = _each(self.b, self.b.prover.alike([pair.b.name for pair, _ in windows]), count)
+        found: dict[Hashable, _Alike] = {}
         for number, (pair, box) in enumerate(windows):
-            if self._add(pair, box, runs, fronts):
-                ends.append((number, len(runs)))
-            else:
-                found.append(number)
-        equal = equal_runs(self.a.source.folder, self.b.source.folder, runs)
-        return sorted([*found, *(number for number, end in ends if end > equal)])
+            a, left, ends = ours[number]
+            b, right, others = theirs[number]
+            key = id(a), id(b), ends, others, id(pair.a.dtype), id(pair.b.dtype), id(box)
+            if (alike := found.get(key)) is None:
+                alike = found[key] = _Alike(a, b, [], [], [])
+            alike.windows.append(number)
+            alike.left.append(left)
+            alike.right.append(right)
+        return found.values()
 
-    def _add(self, pair: Pair, box: Box, runs: Runs, fronts: _Fronts) -> bool:
-        """Add the runs of a window, and those of what its chunks have to begin with; whether it consists of runs."""
-        dtype = pair.a.dtype
-        if dtype is not pair.b.dtype and dtype != pair.b.dtype:
-            return False
+    def _blocks(
+        self,
+        alike: _Alike,
+        pair: Pair,
+        box: Box,
+        names: tuple[FileNumbers, FileNumbers],
+        fronts: Addresses,
+    ) -> Iterator[_Block]:
+        """The runs of windows that differ by name alone; none where they do not consist of runs."""
+        a, b, dtype, count = alike.a.first, alike.b.first, pair.a.dtype, len(alike.windows)
+        if dtype != pair.b.dtype:
+            return
         if not box.size:
-            return True
-        a, b = self.a.prover.tensor(pair.a.name), self.b.prover.tensor(pair.b.name)
+            yield _Block(alike.windows, np.empty((8, count, 0), np.int64))
+            return
         if not (_is_plain(a, dtype) and _is_plain(b, dtype)):
-            return False
+            return
         beside = self._beside(a, b, box, dtype.itemsize)
         if beside is None:
-            return False
-        left, right = _begins(self.a, a, beside.left), _begins(self.b, b, beside.right)
+            return
+        left = _lying(self.a, alike.a, alike.left, beside.left, names[0])
+        right = _lying(self.b, alike.b, alike.right, beside.right, names[1])
         if left is None or right is None:
-            return False
-        here, there = runs.left, runs.right
-        ours, theirs = ([x.names[f] for f in y.files] for x, y in ((here, left), (there, right)))
-        fronts.add(runs, left, ours, here, there)
-        fronts.add(runs, right, theirs, there, here)
-        _place(beside.left, left, ours, here)
-        _place(beside.right, right, theirs, there)
-        runs.rows += beside.rows
-        runs.row_bytes += beside.row_bytes
-        return True
+            return
+        columns = np.empty((8, count, left.fronts + right.fronts + len(beside.rows)), np.int64)
+        _put_fronts(columns[:, :, : left.fronts], left, fronts, (0, 3))
+        _put_fronts(columns[:, :, left.fronts : -len(beside.rows)], right, fronts, (3, 0))
+        runs = columns[:, :, -len(beside.rows) :]
+        for first, half, lying in ((0, beside.left, left), (3, beside.right, right)):
+            runs[first] = lying.files[:, half.numbers]
+            runs[first + 1] = lying.elements[:, half.numbers] + half.starts
+            runs[first + 2] = half.steps
+        runs[6], runs[7] = beside.rows, beside.row_bytes
+        yield _Block(alike.windows, columns)
 
-    def _beside(self, a: Proven, b: Proven, box: Box, itemsize: int) -> _Beside | None:
+    def _beside(self, a: Proven, b: Proven, box: Box, itemsize: int) -> Beside | None:
         key = a.template, b.template, box, itemsize
         if key in self._kept:
             return self._kept[key]
         left, right = (p.template.recipe(p.target.layout, box, p.sources) for p in (a, b))
-        found = _side_by_side(left, right, box.size, itemsize)
+        found = runs_beside(left, right, box.size, itemsize)
         if len(self._kept) < MOST_KEPT:
             self._kept[key] = found
         return found
 
 
-class _Fronts:
-    """What chunks have to begin with, in memory."""
+class InFiles:
+    """Windows of several steps: the first thread that comes to one of those puts the runs of all together."""
 
-    def __init__(self) -> None:
-        self._addresses = Addresses()
+    def __init__(self, sides: SideBySide, windows: Sequence[Window], steps: int = 1) -> None:
+        self._sides = sides
+        self._windows = windows
+        self._steps = steps
+        self._lock = Lock()
+        self._columns: _Columns | None = None
 
-    def add(
-        self, runs: Runs, begins: Begins, files: Sequence[int], here: Places, there: Places
-    ) -> None:
-        """Add a run for each chunk on one side that has to begin with something: it is in memory on the other."""
-        fronts = begins.fronts
-        if not fronts:
-            return
-        sizes = [len(front) for _, _, front in fronts]
-        here.files += [files[number] for number, _, _ in fronts]
-        here.at += [at for _, at, _ in fronts]
-        there.files += [NO_FILE] * len(fronts)
-        there.at += [self._addresses[front] for _, _, front in fronts]
-        here.steps += sizes
-        there.steps += sizes
-        runs.rows += [1] * len(fronts)
-        runs.row_bytes += sizes
+    def not_equal(self, start: int, stop: int) -> list[int]:
+        """The numbers of the windows of a step that are not known to be equal: they are to be read."""
+        if not has_kernel():
+            return [*range(start, stop)]
+        with self._lock:
+            held = self._columns or self._sides.columns(self._windows)
+            self._steps -= 1
+            # What nobody will ask for any more is not held.
+            self._columns = held if self._steps else None
+        first = int(held.ends[start - 1]) if start else 0
+        equal = first + self._equal(held, first, int(held.ends[stop - 1]))
+        known = held.in_files[start:stop] & (held.ends[start:stop] <= equal)
+        return (start + np.flatnonzero(~known)).tolist()
+
+    def _equal(self, held: _Columns, first: int, last: int) -> int:
+        """How many runs, from the first on, are known to be equal."""
+        if first == last:
+            return 0
+        folders = self._sides.a.source.folder, self._sides.b.source.folder
+        sides = held.left.part(first, last), held.right.part(first, last)
+        return equal_runs(*folders, *sides, held.rows[first:last], held.row_bytes[first:last])
+
+
+def _each(
+    x: Checkpoint, groups: Iterable[AlikeTensors], count: int
+) -> list[tuple[AlikeTensors, int, Hashable]]:
+    """For each of so many tensors those alike, which of them it is, and what decides where its elements are."""
+    found: list[Any] = [None] * count
+    plain, kind = x.source.is_plain, x.source.format.front_kind
+    for group in groups:
+        for member, number in enumerate(group.numbers):
+            alike: Hashable = None
+            if not plain:
+                sources = group.sources(member)
+                lengths = [chunk.length_bytes for s in sources for chunk in s.chunks]
+                alike = *map(kind, sources), *lengths
+            found[number] = group, member, alike
+    return found
+
+
+def _lying(
+    x: Checkpoint, alike: AlikeTensors, members: Sequence[int], half: Half, names: FileNumbers
+) -> _Lying | None:
+    """Where the chunks of windows lie; None where their elements are in another order."""
+    sources = alike.sources(members[0])
+    fronts = [x.source.front_of(sources[k], sources[k].chunks[n]) for k, n in half.chunks]
+    known = [front for front in fronts if front is not None]
+    if len(known) != len(fronts):
+        return None
+    chunks, shape = alike.chunks(members, half.chunks), (len(members), len(fronts))
+    files = np.array([names[chunk.file] for chunk in chunks], np.int64).reshape(shape)
+    starts = np.array([chunk.start_bytes for chunk in chunks], np.int64).reshape(shape)
+    front = [] if x.source.is_plain else [front for _, front in known]
+    return _Lying(
+        files, starts, starts + np.array([within for within, _ in known], np.int64), front
+    )
+
+
+def _put_fronts(columns: Numbers, lying: _Lying, held: Addresses, at: tuple[int, int]) -> None:
+    """Fill in the runs of what chunks begin with: in their files on one side, in memory on the other."""
+    if not lying.front:
+        return
+    here, there = at
+    columns[here], columns[here + 1] = lying.files, lying.starts
+    columns[there], columns[there + 1] = NO_FILE, [held[front] for front in lying.front]
+    columns[here + 2] = columns[there + 2] = columns[7] = [len(front) for front in lying.front]
+    columns[6] = 1
 
 
 def _is_plain(proven: Proven, dtype: DType) -> bool:
     """Whether what is stored of a tensor is the bits of its elements."""
-    for stored in proven.sources:
-        if stored.value is not PLAIN or (stored.dtype is not dtype and stored.dtype != dtype):
-            return False
-    return True
-
-
-def _begins(x: Checkpoint, proven: Proven, half: _Half) -> Begins | None:
-    """Where the elements of chunks begin; None where they are not in row-major order."""
-    sources = proven.sources
-    if len(sources) == 1:
-        chunks = sources[0].chunks
-        return x.source.begins(sources[0], [chunks[n] for _, n in half.chunks])
-    files, starts, fronts = list[str](), list[int](), list[tuple[int, int, bytes]]()
-    for number, (k, n) in enumerate(half.chunks):
-        begins = x.source.begins(sources[k], [sources[k].chunks[n]])
-        if begins is None:
-            return None
-        files += begins.files
-        starts += begins.starts
-        fronts += [(number, at, front) for _, at, front in begins.fronts]
-    return Begins(files, starts, fronts)
-
-
-def _place(half: _Half, begins: Begins, files: Sequence[int], places: Places) -> None:
-    """Add where one side of the runs of a window lies."""
-    numbers, starts = half.numbers, begins.starts
-    places.files += [files[n] for n in numbers]
-    places.at += [starts[n] + start for n, start in zip(numbers, half.starts, strict=True)]
-    places.steps += half.steps
-
-
-def _side_by_side(left: Recipe, right: Recipe, size: int, itemsize: int) -> _Beside | None:
-    """The runs of a window of so many elements; None where it does not consist of few of them."""
-    met = list(_met(left, right))
-    runs = [(a, b, run) for a, b, piece in met for run in _runs_of(piece, itemsize)]
-    if len(runs) > MOST_RUNS or sum([r.rows * r.row_bytes for *_, r in runs]) != size * itemsize:
-        return None
-    ours, theirs = (
-        list(dict.fromkeys(each)) for each in ([a for a, *_ in met], [b for _, b, _ in met])
-    )
-    return _Beside(
-        _Half(
-            ours,
-            [ours.index(a) for a, *_ in runs],
-            [r.at for *_, r in runs],
-            [r.at_step for *_, r in runs],
-        ),
-        _Half(
-            theirs,
-            [theirs.index(b) for _, b, _ in runs],
-            [r.to for *_, r in runs],
-            [r.to_step for *_, r in runs],
-        ),
-        [r.rows for *_, r in runs],
-        [r.row_bytes for *_, r in runs],
-    )
-
-
-class _Run(NamedTuple):
-    """Rows that are consecutive bytes on both sides, from `at` and `to` on."""
-
-    at: int
-    to: int
-    at_step: int
-    to_step: int
-    rows: int
-    row_bytes: int
-
-
-def _runs_of(piece: Piece, itemsize: int) -> Iterator[_Run]:
-    """A piece as rows of bytes; none of it where it has none, or too many blocks of rows."""
-    loops = piece.loops or (Loop(1, 1, 1),)
-    *outer, cols = loops
-    if cols.at != 1 or cols.to != 1:
-        return
-    rows = outer.pop() if outer else Loop(1, cols.n, cols.n)
-    if min(rows.at, rows.to) < cols.n or prod([loop.n for loop in outer]) > MOST_RUNS:
-        return
-    steps = rows.at * itemsize, rows.to * itemsize
-    for index in product(*[range(loop.n) for loop in outer]):
-        at = piece.at + sum([x * loop.at for x, loop in zip(index, outer, strict=True)])
-        to = piece.to + sum([x * loop.to for x, loop in zip(index, outer, strict=True)])
-        yield _Run(at * itemsize, to * itemsize, *steps, rows.n, cols.n * itemsize)
-
-
-def _met(left: Recipe, right: Recipe) -> Iterator[tuple[_Chunk, _Chunk, Piece]]:
-    """Where copies of both sides fill the same elements of a window: from a chunk of one to a chunk of the other."""
-    ours = sorted(((k, n, p.flip()) for k, n, p in left), key=lambda copy: copy[2].at)
-    theirs = sorted(((k, n, p.flip()) for k, n, p in right), key=lambda copy: copy[2].at)
-    starts = [p.at for *_, p in theirs]
-    near = Ranges(starts, [p.at + p.span + 1 for *_, p in theirs])
-    for k, n, p in ours:
-        for i, j, q in theirs[near.near(p.at, p.at + p.span + 1)]:
-            for piece in meet(p, q):
-                yield (k, n), (i, j), piece.canonical()
+    return all(x.value is PLAIN and x.dtype == dtype for x in proven.sources)

@@ -1,6 +1,23 @@
 """The proof that each element of what is wanted has exactly one source, for every path that reads."""
 
 from intarsia.planning.proof.links import Gap
-from intarsia.planning.proof.prover import Proofs, Proven, Prover, Tiled, prove_tiling, prover_of
+from intarsia.planning.proof.prover import (
+    AlikeTensors,
+    Proofs,
+    Proven,
+    Prover,
+    Tiled,
+    prove_tiling,
+    prover_of,
+)
 
-__all__ = ["Gap", "Proofs", "Proven", "Prover", "Tiled", "prove_tiling", "prover_of"]
+__all__ = [
+    "AlikeTensors",
+    "Gap",
+    "Proofs",
+    "Proven",
+    "Prover",
+    "Tiled",
+    "prove_tiling",
+    "prover_of",
+]

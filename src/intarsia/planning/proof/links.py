@@ -116,7 +116,7 @@ class Links:
                 return ()
             sources = self.src.sources.get(name, ())
             faults = [fault for s in sources if (fault := self.stored_fault(s)) is not None]
-            if not _is_whole(self.src.logical[name].shape, sources):
+            if not is_whole(self.src.logical[name].shape, sources):
                 faults += self.held_faults(name)
             found = self._tensors[name] = tuple(faults)
         return found
@@ -144,7 +144,7 @@ class Links:
     def held_faults(self, name: str) -> Iterator[Gap]:
         """Elements of a logical tensor that its sources hold not at all, or more than once."""
         sources = self.src.sources.get(name, ())
-        if _is_whole(self.src.logical[name].shape, sources):
+        if is_whole(self.src.logical[name].shape, sources):
             return
         yield from (fault for s in sources for fault in self._place_faults(s.key, s.layout))
         logical = self.src.logical[name]
@@ -246,7 +246,7 @@ class Links:
         return found
 
 
-def _is_whole(shape: Shape, sources: tuple[Stored, ...]) -> bool:
+def is_whole(shape: Shape, sources: tuple[Stored, ...]) -> bool:
     """Whether one stored tensor is a logical one as it is."""
     if len(sources) != 1 or len(sources[0].layout.pieces) != 1:
         return False

@@ -15,9 +15,9 @@ from intarsia.layout import Layout
 from intarsia.mesh import Box, Shape
 from intarsia.planning.copy import Copy, sources_of
 from intarsia.planning.made_when_asked import MadeWhenAsked
-from intarsia.planning.manifest import Manifest, Stored, Target
+from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.planning.proof.alike import Alike
-from intarsia.planning.proof.links import Gap, Links
+from intarsia.planning.proof.links import Gap, Links, is_whole
 from intarsia.planning.proof.template import Template, Templates
 from intarsia.planning.proof.tiling import tiling_fault
 from intarsia.planning.whole_tensor import WholeTensor
@@ -29,6 +29,10 @@ _NEXT = {
     "chunks-overlap": "save the checkpoint again: nothing says which of the two is right",
     "chunk-mismatch": "restore the file and the metadata that belong to one save",
 }
+
+
+Held = WholeTensor | tuple[Stored, ...]
+"""The stored tensors that hold a logical one."""
 
 
 @final
@@ -112,6 +116,41 @@ class Proofs(Mapping[str, Proven]):
 
     def __len__(self) -> int:
         return len(self.whole) + len(self._made)
+
+
+@final
+class AlikeTensors:
+    """Logical tensors that differ by name alone, each of them proven; only `Prover` makes them.
+
+    `first` is the proof of one, and `numbers` are theirs among those that were asked for.
+    """
+
+    __slots__ = ("_held", "first", "numbers")
+
+    def __init__(self, first: Proven, numbers: list[int], held: Sequence[Held], key: _Key) -> None:
+        if key is not _KEY:
+            raise TypeError("only `Prover` makes a proof")
+        self.first: Final = first
+        self.numbers: Final = numbers
+        self._held = held
+
+    def sources(self, member: int) -> tuple[Stored, ...]:
+        """The stored tensors that hold one of them."""
+        held = self._held[member]
+        return (self.first.src.stored[held.name],) if isinstance(held, WholeTensor) else held
+
+    def chunks(
+        self, members: Iterable[int], wanted: Sequence[tuple[int, int]]
+    ) -> list[Chunk | WholeTensor]:
+        """Of one member after another, chunks by the numbers of their sources and their own."""
+        found: list[Chunk | WholeTensor] = []
+        for member in members:
+            held = self._held[member]
+            if isinstance(held, WholeTensor):
+                found += [held] * len(wanted)
+            else:
+                found += [held[k].chunks[n] for k, n in wanted]
+        return found
 
 
 @final
@@ -228,6 +267,36 @@ class Prover:
             self.refuse(faults)
         made = {name: proven or self.tensor(name) for name, proven in seen.items()}
         return Proofs(self, whole, made, _KEY)
+
+    def alike(self, names: Sequence[str]) -> list[AlikeTensors]:
+        """The proofs of logical tensors, together for those that differ by name alone."""
+        kinds: dict[Hashable, tuple[list[int], list[Held]]] = {}
+        kind: Hashable
+        held: Held
+        known = self._whole.get
+        for number, name in enumerate(names):
+            if (whole := known(name)) is None:
+                kind, held = self._kind_of(name)
+            else:
+                kind, held = (whole.shape, whole.dtype.name), whole
+            numbers, each = kinds.get(kind) or kinds.setdefault(kind, ([], []))
+            numbers.append(number)
+            each.append(held)
+        return [
+            AlikeTensors(self.tensor(names[numbers[0]]), numbers, each, _KEY)
+            for numbers, each in kinds.values()
+        ]
+
+    def _kind_of(self, name: str) -> tuple[Hashable, tuple[Stored, ...]]:
+        """What a logical tensor has in common with those that differ by name alone; and the stored ones that hold it."""
+        sources, links = self.src.sources.get(name, ()), self.links
+        if is_whole(self.src.logical[name].shape, sources) and not links.tensor_faults(name):
+            (stored,) = sources
+            boxes = id(self.templates.boxes_of(stored))
+            return (stored.layout.shape, boxes, stored.dtype.name, id(stored.value)), sources
+        proven = self.tensor(name)
+        each = [(stored.dtype.name, id(stored.value)) for stored in proven.sources]
+        return (proven.template, *each), proven.sources
 
     @cached_property
     def _whole(self) -> Mapping[str, WholeTensor]:

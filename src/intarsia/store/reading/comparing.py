@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from intarsia.kernel.comparing import NO_FILE, Numbers
 from intarsia.store.reading.folder import Folder
 
 
-class _Numbers(dict[str, int]):
+class FileNumbers(dict[str, int]):
     """Files by their numbers, of which each has the next when it is first asked for."""
 
     def __missing__(self, file: str) -> int:
@@ -28,20 +29,40 @@ class Addresses(dict[bytes, int]):
         return address
 
 
+class Side(NamedTuple):
+    """One side of runs, in columns: rows of run k begin `steps[k]` bytes apart, the first at byte `at[k]` of the file
+    with the number `files[k]` among `names`, or at that address in memory where that is `NO_FILE`."""
+
+    names: Sequence[str]
+    files: Numbers
+    at: Numbers
+    steps: Numbers
+
+    def part(self, start: int, stop: int) -> Side:
+        """The same of some of the runs, with their files alone."""
+        # `NO_FILE` sorts before the numbers of files, and is -1 again.
+        used, files = np.unique(self.files[start:stop], return_inverse=True)
+        names = [self.names[number] for number in used.tolist() if number != NO_FILE]
+        return Side(
+            names,
+            files - (len(used) - len(names)),
+            self.at[start:stop],
+            self.steps[start:stop],
+        )
+
+
 @dataclass
 class Places:
-    """Where one side has its runs: rows of run k begin `steps[k]` bytes apart, the first at byte `at[k]` of the
-    file with the number `files[k]`, or at that address in memory where that is `NO_FILE`."""
+    """One side of runs while they are put together: as the columns of a `Side`."""
 
-    names: _Numbers = field(default_factory=lambda: _Numbers())
+    names: FileNumbers = field(default_factory=lambda: FileNumbers())
     files: list[int] = field(default_factory=list)
     at: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
 
-    def side(self, descriptors: Sequence[int]) -> comparing.Side:
-        """The same with the descriptors of the files."""
-        files = np.array([*descriptors, NO_FILE], np.int64)[self.files]
-        return comparing.Side(files, np.array(self.at, np.int64), np.array(self.steps, np.int64))
+    def side(self) -> Side:
+        columns = (np.array(x, np.int64) for x in (self.files, self.at, self.steps))
+        return Side([*self.names], *columns)
 
 
 @dataclass
@@ -57,26 +78,33 @@ class Runs:
         return len(self.rows)
 
 
-def equal_runs(left: Folder, right: Folder, runs: Runs) -> int:
-    """How many runs, from the first on, are known to be equal: all, or none from the first on that differs or
-    ends early; raise where a disk fails."""
-    ours, theirs = [*runs.left.names], [*runs.right.names]
-    with left.opened_together(ours) as here, right.opened_together(theirs) as there:
+def equal_runs(
+    left: Folder, right: Folder, a: Side, b: Side, rows: Numbers, row_bytes: Numbers
+) -> int:
+    """How many runs of `rows[k]` rows of `row_bytes[k]` bytes, from the first on, are known to be equal: all, or none
+    from the first on that differs or ends early; raise where a disk fails."""
+    with left.opened_together(a.names) as here, right.opened_together(b.names) as there:
         if here is None or there is None:
             return 0
-        rows, row_bytes = np.array(runs.rows, np.int64), np.array(runs.row_bytes, np.int64)
-        a, b = runs.left.side(here), runs.right.side(there)
-        equal, failed = comparing.equal_runs(a, b, rows, row_bytes)
+        ours, theirs = _opened(a, here), _opened(b, there)
+        equal, failed = comparing.equal_runs(ours, theirs, rows, row_bytes)
         for folder, files, fds, stopped in zip(
-            (left, right), (ours, theirs), (here, there), failed, strict=True
+            (left, right), (a.names, b.names), (here, there), failed, strict=True
         ):
             if stopped is not None:
                 error, fd = stopped
                 raise folder.unread(files[fds.index(fd)], 0, 0, error) from error
     read = (rows * row_bytes)[: equal + 1]
-    left.count(_in_files(a, read))
-    right.count(_in_files(b, read))
+    left.count(_in_files(ours, read))
+    right.count(_in_files(theirs, read))
     return equal
+
+
+def _opened(side: Side, descriptors: Sequence[int]) -> comparing.Side:
+    """A side with the descriptors of its files."""
+    return comparing.Side(
+        np.array([*descriptors, NO_FILE], np.int64)[side.files], side.at, side.steps
+    )
 
 
 def _in_files(side: comparing.Side, count_bytes: Numbers) -> int:
