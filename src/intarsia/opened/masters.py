@@ -56,14 +56,15 @@ def check_rounded(src: Manifest, layouts: Iterable[Layout], budget: Budget, *, h
 
     `layouts` are of weights, whole or what a rank holds of them.
     """
-    recentred = recentred_norms(src.config)
+    todo = [*layouts]
+    recentred = recentred_norms(src.config) if todo else {}
     with Checkpoint(src) as checkpoint:
 
         def look(layout: Layout) -> Stale | None:
             norm = recentred.get(layout.tensors[0], PLAIN) if layout.tensors else PLAIN
             return _stale(checkpoint, layout, budget.window_bytes, norm)
 
-        found = [x for x in share_out(list(layouts), budget.workers, look) if x is not None]
+        found = [x for x in share_out(todo, budget.workers, look) if x is not None]
     if found:
         raise _contradiction(found, src, hint)
 
