@@ -32,7 +32,7 @@ ARROWS = {
     "entry_point": {"errors"},
     "store": {"errors", "frozen", "quantity", "entry_point", "kernel"},
     "format": {
-        "errors", "entry_point", "dtypes", "frozen", "quantity", "collector", "layout", "mesh", "family", "planning.inventory", "planning.made_when_asked",
+        "errors", "entry_point", "dtypes", "frozen", "quantity", "collector", "layout", "mesh", "family", "planning.chunks", "planning.inventory", "planning.made_when_asked",
         "planning.manifest", "planning.problem", "planning.whole_tensor",
         "quantised", "state", "store", "value",
     },

@@ -1,8 +1,9 @@
-"""A mapping whose values are made when they are asked for: one by one, or all of them in one go."""
+"""Mappings and sequences whose values are made when they are asked for: one by one, or all of them in one go."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from abc import abstractmethod
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import Any, TypeVar
 
 Value = TypeVar("Value")
@@ -57,3 +58,37 @@ class MadeWhenAsked(Mapping[str, Value]):
                 for name, held in self.held.items()
             }
         return self._all
+
+
+class MadeTogether(Sequence[Value]):
+    """As good as the tuple of its values, all of which are made when the first is asked for."""
+
+    __slots__ = ("_made",)
+
+    def __init__(self) -> None:
+        self._made: list[tuple[Value, ...]] = []
+
+    @abstractmethod
+    def _make(self) -> tuple[Value, ...]: ...
+
+    @property
+    def _values(self) -> tuple[Value, ...]:
+        if not self._made:
+            # Of two threads that make them, both take those that are kept first.
+            self._made.append(self._make())
+        return self._made[0]
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._values[at]
+
+    def __iter__(self) -> Iterator[Value]:
+        return iter(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        return self._values == (other._values if isinstance(other, MadeTogether) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self._values)

@@ -7,7 +7,7 @@ or permutes.  A manifest is read from headers alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from math import prod
@@ -45,7 +45,7 @@ class Stored:
     name: str
     dtype: DType
     layout: Layout
-    chunks: tuple[Chunk, ...]
+    chunks: Sequence[Chunk]
     rule: Rule = Rule()
     key: str = ""
     value: Value = PLAIN

@@ -120,7 +120,7 @@ OTHERS = {
     "two empty chunks at one place": twice(Box((0, 0), (0, 300))),
     "a chunk beyond the tensor": Metadata({"a": BEYOND}, {}),
     "a file outside": Metadata({"a": replace(RECORD, chunks=(replace(RECORD.chunks[0], file="../f"),))}, {}),
-    "a place beyond every file": Metadata({"a": replace(RECORD, chunks=(replace(RECORD.chunks[0], start_bytes=1 << 63),))}, {}),
+    "a place beyond every file": Metadata({"a": replace(RECORD, chunks=(replace(RECORD.chunks[0], start_bytes=(1 << 63) - 1),))}, {}),
     "a name that is half a character": Metadata({"\ud800": RECORD}, {}),
 }  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +25,7 @@ class Item:
 
     names: tuple[Stored, ...]
     units: tuple[Unit, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: Sequence[Chunk]
 
     @property
     def stored(self) -> Stored:

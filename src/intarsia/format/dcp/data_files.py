@@ -13,7 +13,7 @@ from intarsia.errors import FormatError, few
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.dcp.metadata import MAX_METADATA_BYTES, METADATA, Metadata, read_metadata
 from intarsia.mesh import Shape
-from intarsia.planning.manifest import Chunk, Entry
+from intarsia.planning.chunks import places_of
 from intarsia.quantity import human
 from intarsia.store.reading.folder import Folder
 
@@ -106,18 +106,14 @@ class _Claims(NamedTuple):
 
 def _claims(metadata: Metadata) -> dict[str, _Claims]:
     """What is held by each file."""
-    held: list[Chunk | Entry] = [c for t in metadata.tensors.values() for c in t.chunks]
-    held += metadata.objects.values()
-    starts = np.array([x.start_bytes for x in held], np.int64)
-    ends = starts + np.array([x.length_bytes for x in held], np.int64)
-    numbers = {file: number for number, file in enumerate(dict.fromkeys(x.file for x in held))}
-    files = np.array([numbers[x.file] for x in held], np.int64)
+    held = places_of([*(t.chunks for t in metadata.tensors.values()), [*metadata.objects.values()]])
+    files, starts, ends = held.files, held.starts, held.starts + held.lengths
     order = np.lexsort((ends, starts, files))
     files, starts, ends = files[order], starts[order], ends[order]
-    cuts = np.searchsorted(files, np.arange(len(numbers) + 1))
+    cuts = np.searchsorted(files, np.arange(len(held.names) + 1))
     return {
         file: _Claims(starts[cuts[k] : cuts[k + 1]], ends[cuts[k] : cuts[k + 1]])
-        for file, k in numbers.items()
+        for k, file in enumerate(held.names)
     }
 
 

@@ -6,7 +6,7 @@ and nothing runs; `metadata_write` writes one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
 from itertools import chain
@@ -39,7 +39,7 @@ class TensorRecord:
     name: str
     dtype: DType
     shape: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: Sequence[Chunk]
 
     @property
     def files(self) -> tuple[str, ...]:

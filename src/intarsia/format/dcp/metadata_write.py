@@ -6,19 +6,21 @@ once, and nothing that differs between two runs or two machines.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from intarsia.format.dcp.metadata import BASE, Metadata
-from intarsia.mesh import Shape
-from intarsia.planning.manifest import Chunk, Entry
+from intarsia.mesh import Box
+from intarsia.planning.chunks import Chunks, Numbers, boxes_of, places_of
 
 FRAME = b"\x80\x04\x95"
 
 
 def write_metadata(meta: Metadata) -> bytes:
     """A `.metadata` file that torch reads; `extra` is not part of it."""
-    return Emitter().metadata(meta)
+    return b"".join(Emitter().pieces(meta))
 
 
 _GLOBALS = {
@@ -121,51 +123,104 @@ class Emitter:
             self._sizes[values] = self.size_class + _tuple(map(_int, values)) + b"\x85R"
         return self._sizes[values]
 
-    def metadata(self, meta: Metadata) -> bytes:
+    def pieces(self, meta: Metadata) -> list[bytes]:
+        """The opcodes of metadata, one after another."""
         op, out, size = self.opcodes, self._out, self._size
+        tensors = meta.tensors.values()
+        places = places_of([record.chunks for record in tensors])
         names = {n: self._keep(f"={n}", text_of(n)) for n in (*meta.tensors, *meta.objects)}
-        files = {c.file for t in meta.tensors.values() for c in t.chunks}
-        files |= {o.file for o in meta.objects.values()}
+        files = {*places.names, *(o.file for o in meta.objects.values())}
         file_of = {f: self._keep(f"@{f}", text_of(f)) for f in sorted(files)}
-        types = sorted({t.dtype.torch for t in meta.tensors.values()})
+        types = sorted({t.dtype.torch for t in tensors})
         type_of = {t: self._keep(f":{t}", b"ctorch\n%s\n" % t.encode()) for t in types}
-        stored: list[bytes] = []
-        place_in = {f: END + op.place + fetched + op.start for f, fetched in file_of.items()}
-        lengths: dict[int, bytes] = {}
-        chunks: dict[tuple[Shape, Shape], tuple[bytes, bytes]] = {}
-        hints: list[bytes] = []
-
-        def store(index: bytes, at: Chunk | Entry) -> None:
-            if (length := lengths.get(at.length_bytes)) is None:
-                length = lengths[at.length_bytes] = op.length + _int(at.length_bytes) + END
-            stored.append(index + place_in[at.file] + _int(at.start_bytes) + length)
-
+        place_in = {f: END + op.place + get + op.start for f, get in file_of.items()}
+        described: dict[Hashable, tuple[bytes, Sequence[bytes], Sequence[Box]]] = {}
+        groups: dict[Hashable, _Alike] = {}
+        cuts: dict[tuple[Box, ...], tuple[Box, ...]] = {}
+        columns = np.stack([places.files, places.lengths, _widths(places.starts)], 1)
         out.append(op.described)
-        for name, record in meta.tensors.items():
-            out.append(names[name] + op.tensor + type_of[record.dtype.torch] + op.size)
-            out.append(size(record.shape) + op.chunks)
-            hints += [_int(i) + op.start for i in range(len(hints), len(record.chunks))]
-            indexed = op.key + names[name] + op.hint
-            for hint, chunk in zip(hints, record.chunks, strict=False):
-                box = chunk.box
-                if (said := chunks.get((box.offsets, box.shape))) is None:
-                    offsets = size(box.offsets)
-                    whole = op.chunk + offsets + op.sizes + size(box.shape) + END
-                    said = chunks[box.offsets, box.shape] = whole, offsets
-                out.append(said[0])
-                store(indexed + hint + said[1], chunk)
-            out.append(op.listed)
+        end = 0
+        for number, (name, record) in enumerate(meta.tensors.items()):
+            boxes, fetched = boxes_of(record.chunks), names[name]
+            boxes = (
+                cuts.setdefault(boxes, boxes) if not isinstance(record.chunks, Chunks) else boxes
+            )
+            first, end = end, end + len(boxes)
+            # Tensors that are cut alike share their boxes, which are kept so that no others come to have that identity.
+            kind = id(boxes), record.dtype.torch, record.shape
+            if (said := described.get(kind)) is None:
+                listed = [(size(box.offsets), size(box.shape)) for box in boxes]
+                whole = [op.chunk + at + op.sizes + shape + END for at, shape in listed]
+                what = op.tensor + type_of[record.dtype.torch] + op.size + size(record.shape)
+                what += op.chunks + b"".join(whole) + op.listed
+                indices = [op.hint + _int(k) + op.start + at for k, (at, _) in enumerate(listed)]
+                said = described[kind] = what, indices, boxes
+            out.append(fetched + said[0])
+            key = id(boxes), len(fetched), columns[first:end].tobytes()
+            if (alike := groups.get(key)) is None:
+                each = zip(said[1], *places.lists(first, end), strict=True)
+                alike = groups[key] = _Alike(
+                    [(x + place_in[f], at, op.length + _int(n) + END) for x, f, at, n in each]
+                )
+            alike.add(number, fetched, first)
+        stored = [b""] * len(tensors)
+        for alike in groups.values():
+            alike.fill(stored, op.key, places.starts)
         for name, object_ in meta.objects.items():
             out.append(names[name] + op.object)
-            store(op.key + names[name] + op.hint + b"N", object_)
+            place = place_in[object_.file] + _int(object_.start_bytes)
+            length = op.length + _int(object_.length_bytes) + END
+            stored.append(op.key + names[name] + op.hint + b"N" + place + length)
         out.append(op.planned)
         for name, path in meta.paths.items():
             steps = _tuple(text_of(p) if isinstance(p, str) else _int(p) for p in path)
             out.append(names.get(name, text_of(name)) + steps)
         out += [op.stored, *stored, op.last]
-        body = b"".join(out)
         # One frame: a reader then takes in all of it at once, not opcode by opcode.
-        return FRAME + len(body).to_bytes(8, "little") + body
+        out[:0] = FRAME, sum(map(len, out)).to_bytes(8, "little")
+        return out
+
+
+class _Alike:
+    """Tensors whose chunks are stored alike: what is said of them differs by their name and by where chunks begin."""
+
+    def __init__(self, chunks: Sequence[tuple[bytes, int, bytes]]) -> None:
+        self._chunks = chunks
+        self._numbers: list[int] = []
+        self._names: list[bytes] = []
+        self._firsts: list[int] = []
+
+    def add(self, number: int, name: bytes, first: int) -> None:
+        """Count a tensor in, whose first chunk has number `first` among all."""
+        self._numbers.append(number)
+        self._names.append(name)
+        self._firsts.append(first)
+
+    def fill(self, stored: list[bytes], key: bytes, starts: Numbers) -> None:
+        """Put what is said of where the chunks of each tensor are at the number of the tensor."""
+        row, width, holes = b"", len(self._names[0]), list[tuple[int, int]]()
+        for before, at, after in self._chunks:
+            row += key
+            holes.append((len(row), len(row) + width + len(before)))
+            row += self._names[0] + before + _int(at) + after
+        rows = np.tile(np.frombuffer(row, np.uint8), (len(self._names), 1))
+        names = np.frombuffer(b"".join(self._names), np.uint8).reshape(-1, width)
+        for k, (name, number) in enumerate(holes):
+            rows[:, name : name + width] = names
+            held = starts[np.array(self._firsts) + k].astype("<i8")[:, None].view(np.uint8)
+            first, length = _NUMBERS[row[number : number + 1]]
+            rows[:, number + first : number + first + length] = held[:, :length]
+        for number, each in zip(self._numbers, rows, strict=True):
+            stored[number] = each.tobytes()
+
+
+_NUMBERS = {b"K": (1, 1), b"J": (1, 4), b"\x8a": (2, 8)}
+"""Where in an opcode the bytes of its number begin, and how many may be others than zero."""
+
+
+def _widths(values: Numbers) -> Numbers:
+    """How long the opcodes are that push numbers."""
+    return np.where(values < 256, 2, np.where(values < 1 << 31, 5, 11))
 
 
 def memo_of(slot: int) -> tuple[bytes, bytes]:

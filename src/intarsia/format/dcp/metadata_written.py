@@ -1,16 +1,18 @@
 """Metadata just as `write_metadata` writes it, read as columns: what recurs is looked at once.
 
-Every byte is checked to be what is written there, so that a pickle's own machine would find the same.
-Whatever is otherwise, or wrong, is left to `load_inert`.
+What was found is written again, and has to be every byte of the file, so that a pickle's own machine would find the
+same.  Whatever is otherwise, or wrong, is left to `load_inert`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from intarsia.dtypes import BY_TORCH
 from intarsia.errors import FormatError, UnsafeError
@@ -26,7 +28,8 @@ from intarsia.format.dcp.metadata import (
 )
 from intarsia.format.dcp.metadata_write import END, FRAME, Emitter, memo_of, text_of, write_metadata
 from intarsia.mesh import Box
-from intarsia.planning.manifest import Chunk, Entry
+from intarsia.planning.chunks import Chunks, Numbers, Places
+from intarsia.planning.manifest import Entry
 from intarsia.store.reading.file_names import check_name
 
 _GET, _INT = rb"(?:h.|j....)", rb"(?:K.|J....|\x8a\t.{9})"
@@ -50,22 +53,9 @@ _Kind = tuple[bytes, bytes, bytes]
 """The opcodes of a tensor's element type, of its size and of its chunks."""
 
 
-class _Template(NamedTuple):
-    """What tensors have in common that the same opcodes describe."""
-
-    record: TensorRecord
-    offsets: Sequence[bytes]
-    boxes: Sequence[Box]
-
-
-class _Stored(NamedTuple):
-    """What is stored, in columns: opcodes of names and offsets, files, bytes of those."""
-
-    names: Sequence[bytes]
-    offsets: Sequence[bytes]
-    files: Sequence[str]
-    starts: Sequence[int]
-    lengths: Sequence[int]
+_GETS = {b"h"[0]: (1, "u1", 2), b"j"[0]: (1, "<u4", 5)}
+_INTS = {b"K"[0]: (1, "u1", 2), b"J"[0]: (1, "<i4", 5), 0x8A: (2, "<i8", 11)}
+"""Where in an opcode its number begins, of which type it is, and how long the opcode is."""
 
 
 class _Reading:
@@ -86,7 +76,13 @@ class _Reading:
         self._expect(_OP.planned)
         paths = self._paths()
         self._expect(_OP.stored)
-        return self._matched(described, self._stored(), paths)
+        found = self._matched(described, self._stored(), paths)
+        self.at = 0
+        for opcodes in Emitter().pieces(found):
+            self._expect(opcodes)
+        if self.at != len(self.data):
+            raise _OtherwiseError
+        return found
 
     def _expect(self, opcodes: bytes) -> None:
         if not self.data.startswith(opcodes, self.at):
@@ -154,68 +150,74 @@ class _Reading:
         self.at = found.end()
         return _int_of(found[0])
 
-    def _stored(self) -> _Stored:
-        data, end = self.data, len(self.data) - len(_OP.last)
-        found = _patterns().stored.findall(data, self.at, end) if data.endswith(_OP.last) else []
-        # Matches that together are as long as all there is leave nothing out between them.
-        if not found or sum([len(each[0]) for each in found]) != end - self.at:
+    def _stored(self) -> Places:
+        """Where everything is stored, in its turn."""
+        found = _patterns().place.finditer(self.data, self.at)
+        at = np.fromiter((each.end() for each in found), np.int64)
+        slots, at = self._numbers(at, _GETS)
+        starts, at = self._numbers(at + len(_OP.start), _INTS)
+        lengths, _ = self._numbers(at + len(_OP.length), _INTS)
+        if not len(at) or min(starts.min(), lengths.min()) < 0:
             raise _OtherwiseError
-        _, names, offsets, files, starts, lengths = zip(*found, strict=True)
-        held = {op: check_name(self.texts[op], "the storage") for op in {*files}}
-        ints = {op: _int_of(op) for op in {*starts, *lengths}}
-        if min(ints.values()) < 0 or 2 * max(ints.values()) > LARGEST:
+        if 2 * max(int(starts.max()), int(lengths.max())) > LARGEST:
             raise _OtherwiseError
-        first, long = [ints[op] for op in starts], [ints[op] for op in lengths]
-        return _Stored(names, offsets, [held[op] for op in files], first, long)
+        used, files = np.unique(slots, return_inverse=True)
+        texts = [self.texts[memo_of(slot)[1]] for slot in used.tolist()]
+        return Places([check_name(x, "the storage") for x in texts], files, starts, lengths)
+
+    def _numbers(
+        self, at: Numbers, forms: Mapping[int, tuple[int, str, int]]
+    ) -> tuple[Numbers, Numbers]:
+        """The numbers that opcodes at these places hold, and the places after those opcodes."""
+        held = np.frombuffer(self.data, np.uint8)
+        ops, values, ends = held.take(at, mode="clip"), np.full(len(at), -1), at.copy()
+        for op, (first, kind, length) in forms.items():
+            mine, bytes_of = np.flatnonzero(ops == op), np.arange(np.dtype(kind).itemsize)
+            near = held.take(at[mine, None] + first + bytes_of, mode="clip")
+            values[mine], ends[mine] = near.view(kind)[:, 0], at[mine] + length
+        return values, ends
 
     def _matched(
         self,
         described: Mapping[bytes, _Kind | None],
-        stored: _Stored,
+        places: Places,
         paths: dict[str, tuple[str | int, ...]],
     ) -> Metadata:
         """What is described, where each chunk of it is stored in its turn, and then each object."""
         tensors: dict[str, TensorRecord] = {}
         objects: dict[str, Entry] = {}
-        templates: dict[_Kind, _Template] = {}
-        names: list[bytes] = []
-        offsets: list[bytes] = []
-        *_, files, starts, lengths = stored
+        templates: dict[_Kind, tuple[TensorRecord, tuple[Box, ...]]] = {}
         at = 0
         for op, kind in described.items():
-            name, end = self.texts[op], at + 1
+            name = self.texts[op]
             check_tensor_name(name)
             if kind is None:
-                objects[name] = Entry(name, files[at], starts[at], lengths[at])
-                offsets.append(b"")
-            else:
-                alike = templates.get(kind)
-                if alike is None:
-                    alike = templates[kind] = self._template(name, kind)
-                record, said, boxes = alike
-                end = at + len(boxes)
-                places = zip(boxes, files[at:end], starts[at:end], lengths[at:end], strict=True)
-                chunks = tuple([Chunk(*place) for place in places])
-                tensors[name] = TensorRecord(name, record.dtype, record.shape, chunks)
-                offsets += said
-            names += [op] * (end - at)
-            at = end
-        if [*stored.names] != names or [*stored.offsets] != offsets:
+                ((file,), (start,), (length,)) = places.lists(at, at + 1)
+                objects[name] = Entry(name, file, start, length)
+                at += 1
+                continue
+            alike = templates.get(kind)
+            if alike is None:
+                alike = templates[kind] = self._template(name, kind)
+            record, boxes = alike
+            chunks = Chunks(boxes, places, at)
+            tensors[name] = TensorRecord(name, record.dtype, record.shape, chunks)
+            at += len(boxes)
+        if at != len(places.starts):
             raise _OtherwiseError
         return Metadata(tensors, objects, paths, dict(_extra()))
 
-    def _template(self, name: str, kind: _Kind) -> _Template:
-        """What all tensors of these opcodes are, checked for the first of them."""
+    def _template(self, name: str, kind: _Kind) -> tuple[TensorRecord, tuple[Box, ...]]:
+        """What all tensors of these opcodes are, checked for the first of them, and their boxes."""
         dtype, size, listed = kind
         chunks = _patterns().chunk.findall(listed)
-        boxes = [Box(_size_of(offsets), _size_of(sizes)) for offsets, sizes in chunks]
+        boxes = tuple([Box(_size_of(offsets), _size_of(sizes)) for offsets, sizes in chunks])
         places = {(name, box.offsets): ("", 0, 0) for box in boxes}
         if len(places) != len(boxes):
             raise _OtherwiseError
         each = [chunk_of(box.offsets, box.shape) for box in boxes]
         said = BY_TORCH[self.types[dtype]]
-        record = tensor_of(name, said, _size_of(size), each, places, [], {})
-        return _Template(record, [offsets for offsets, _ in chunks], boxes)
+        return tensor_of(name, said, _size_of(size), each, places, [], {}), boxes
 
 
 def _size_of(opcodes: bytes) -> tuple[int, ...]:
@@ -230,11 +232,11 @@ def _int_of(op: bytes) -> int:
 
 
 class _Patterns(NamedTuple):
-    """What is described, one chunk of it, and what is stored, as they follow each other."""
+    """What is described, one chunk of it, and what stands before each place, as they follow each other."""
 
     described: re.Pattern[bytes]
     chunk: re.Pattern[bytes]
-    stored: re.Pattern[bytes]
+    place: re.Pattern[bytes]
 
 
 @cache
@@ -246,11 +248,7 @@ def _patterns() -> _Patterns:
     tensor = op.tensor + b"(%b)" % _GET + op.size + b"(%b)" % size + op.chunks
     tensor += b"((?:%b)*+)" % listed + op.listed
     described = b"(%b)(?:%b|%b)" % (_GET, tensor, op.object)
-    stored = op.key + b"(%b)" % _GET + op.hint + b"(?:%b%b(%b)|N)" % (_INT, op.start, size)
-    stored += END + op.place + b"(%b)" % _GET + op.start + b"(%b)" % _INT
-    stored += op.length + b"(%b)" % _INT + END
-    each = (re.compile(x, re.DOTALL) for x in (described, chunk, b"(%b)" % stored))
-    return _Patterns(*each)
+    return _Patterns(*(re.compile(x, re.DOTALL) for x in (described, chunk, op.place)))
 
 
 @cache

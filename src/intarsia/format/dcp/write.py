@@ -10,6 +10,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
 
 from intarsia.dtypes import DType
 from intarsia.format.base import PAGE_BYTES, Arrangement, Held, Slot, WriteOptions
@@ -18,6 +21,7 @@ from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.dcp.optimizer_key import optimizer_key, with_optimizer_at
 from intarsia.format.torch_file.torch_frame import Frame, frame
 from intarsia.mesh import Box, Mesh, Rule, Shape
+from intarsia.planning.chunks import Chunks, Places
 from intarsia.planning.manifest import Chunk, Entry, Target
 from intarsia.state.names import ROOT
 
@@ -33,12 +37,12 @@ class Files:
     folder: str = ""
     fixed: list[tuple[str, int, bytes]] = field(default_factory=list)
     _ends: list[int] = field(init=False)
-    _names: list[str] = field(init=False)
+    names: list[str] = field(init=False)
     _frames: dict[tuple[str, Shape], tuple[Frame, int]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._ends = [0] * self.ranks
-        self._names = [*map(file_of, range(self.ranks))]
+        self.names = [*map(file_of, range(self.ranks))]
 
     def place(
         self, dtype: DType, box: Box, holding: Sequence[int], stored: Box | None = None
@@ -48,17 +52,27 @@ class Files:
         `stored` is the box in the tensor on disk, where that is another than the target.
         """
         stored = stored or box
-        rank = min(holding, key=lambda r: (self._ends[r], r)) if holding[1:] else holding[0]
-        known = self._frames.get((dtype.torch, stored.shape))
+        wrap, to = self.frame_of(dtype, stored.shape)
+        rank, at, gap = self.take(holding, wrap, to)
+        slot = Slot(box, self.folder + self.names[rank], at + wrap.start_bytes, wrap, gap)
+        return slot, Chunk(stored, self.names[rank], at, wrap.length_bytes)
+
+    def frame_of(self, dtype: DType, shape: Shape) -> tuple[Frame, int]:
+        """What is wrapped around a box, and what its elements are aligned to."""
+        known = self._frames.get((dtype.torch, shape))
         if known is None:
-            wrap = frame(dtype, stored.shape)
-            known = self._frames[dtype.torch, stored.shape] = wrap, alignment_bytes(wrap)
-        wrap, to = known
-        file, end = self._names[rank], self._ends[rank]
-        at = end + -(end + wrap.start_bytes) % to
-        self._ends[rank] = at + wrap.length_bytes
-        slot = Slot(box, self.folder + file, at + wrap.start_bytes, wrap, at - end)
-        return slot, Chunk(stored, file, at, wrap.length_bytes)
+            wrap = frame(dtype, shape)
+            known = self._frames[dtype.torch, shape] = wrap, alignment_bytes(wrap)
+        return known
+
+    def take(self, holding: Sequence[int], wrap: Frame, to: int) -> tuple[int, int, int]:
+        """The rank that writes a box, where what is wrapped around it begins, and the gap before that."""
+        ends = self._ends
+        rank = min(holding, key=lambda r: (ends[r], r)) if holding[1:] else holding[0]
+        end = ends[rank]
+        gap = -(end + wrap.start_bytes) % to
+        ends[rank] = end + gap + wrap.length_bytes
+        return rank, end + gap, gap
 
     def append(self, name: str, data: bytes) -> Entry:
         """Put an object behind all that the first rank writes."""
@@ -101,12 +115,34 @@ def place_all(
 ) -> tuple[dict[str, tuple[Slot, ...]], dict[str, TensorRecord]]:
     """A place for every box of every tensor, and what the metadata say of it."""
     slots: dict[str, tuple[Slot, ...]] = {}
-    tensors: dict[str, TensorRecord] = {}
+    tensors: list[tuple[str, DType, Shape, tuple[Box, ...], int]] = []
+    placed: list[tuple[int, int, int]] = []
+    known: dict[tuple[int, str], _Cut] = {}
+    names = [files.folder + name for name in files.names]
     for name, dtype, shape, boxes in held:
-        placed = [files.place(dtype, box, holding) for box, holding in boxes.items()]
-        slots[name] = tuple(slot for slot, _ in placed)
-        tensors[name] = TensorRecord(name, dtype, shape, tuple(record for _, record in placed))
-    return slots, tensors
+        if (cut := known.get((id(boxes), dtype.torch))) is None:
+            wraps = [files.frame_of(dtype, box.shape) for box in boxes]
+            cut = known[id(boxes), dtype.torch] = _Cut(boxes, tuple(boxes), wraps)
+        tensors.append((name, dtype, shape, cut.boxes, len(placed)))
+        found = []
+        for (box, holding), (wrap, to) in zip(boxes.items(), cut.wraps, strict=True):
+            rank, at, gap = files.take(holding, wrap, to)
+            placed.append((rank, at, wrap.length_bytes))
+            found.append(Slot(box, names[rank], at + wrap.start_bytes, wrap, gap))
+        slots[name] = tuple(found)
+    places = Places(files.names, *np.array(placed, np.int64).reshape(-1, 3).T.copy())
+    return slots, {
+        name: TensorRecord(name, dtype, shape, Chunks(boxes, places, first))
+        for name, dtype, shape, boxes, first in tensors
+    }
+
+
+class _Cut(NamedTuple):
+    """What tensors have in common that the same ranks hold: `held` is kept so that nothing else comes to have its identity."""
+
+    held: Mapping[Box, Sequence[int]]
+    boxes: tuple[Box, ...]
+    wraps: Sequence[tuple[Frame, int]]
 
 
 def file_of(rank: int) -> str:

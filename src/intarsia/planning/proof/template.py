@@ -10,6 +10,7 @@ from operator import attrgetter
 
 from intarsia.layout import Layout, Piece, by_tensor, clip
 from intarsia.mesh import Box
+from intarsia.planning.chunks import boxes_of
 from intarsia.planning.copy import Copy, copies_into
 from intarsia.planning.manifest import Stored
 from intarsia.planning.ranges import Ranges
@@ -159,7 +160,7 @@ class Templates:
 
     def boxes_of(self, stored: Stored) -> tuple[Box, ...]:
         """The boxes of a tensor's chunks, the same object for all that are cut alike."""
-        boxes = tuple([chunk.box for chunk in stored.chunks])
+        boxes = boxes_of(stored.chunks)
         ids = tuple(map(id, boxes))
         known = self._by_id.get(ids)
         if known is None:

@@ -1,0 +1,91 @@
+"""The chunks of many tensors in columns, of which values are made when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from intarsia.mesh import Box
+from intarsia.planning.made_when_asked import MadeTogether
+from intarsia.planning.manifest import Chunk, Entry
+
+Numbers = NDArray[np.int64]
+
+
+class Places(NamedTuple):
+    """Stretches of files: numbers of their `names`, first bytes and lengths."""
+
+    names: Sequence[str]
+    files: Numbers
+    starts: Numbers
+    lengths: Numbers
+
+    def lists(self, first: int, stop: int) -> tuple[list[str], list[int], list[int]]:
+        """Files, first bytes and lengths of some of them."""
+        some = slice(first, stop)
+        files = [self.names[k] for k in self.files[some].tolist()]
+        return files, self.starts[some].tolist(), self.lengths[some].tolist()
+
+
+class Chunks(MadeTogether[Chunk]):
+    """The chunks of a tensor, which lie at the `places` from number `first` on; `boxes` is one object for tensors
+    that are cut alike."""
+
+    __slots__ = ("boxes", "first", "places")
+
+    def __init__(self, boxes: tuple[Box, ...], places: Places, first: int) -> None:
+        super().__init__()
+        self.boxes = boxes
+        self.places = places
+        self.first = first
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    @property
+    def columns(self) -> tuple[list[str], list[int], list[int]]:
+        """Files, first bytes and lengths."""
+        return self.places.lists(self.first, self.first + len(self.boxes))
+
+    def _make(self) -> tuple[Chunk, ...]:
+        return tuple([Chunk(*each) for each in zip(self.boxes, *self.columns, strict=True)])
+
+
+def boxes_of(chunks: Sequence[Chunk]) -> tuple[Box, ...]:
+    """The boxes of a tensor's chunks."""
+    return chunks.boxes if isinstance(chunks, Chunks) else tuple([chunk.box for chunk in chunks])
+
+
+def columns_of(chunks: Sequence[Chunk | Entry]) -> tuple[list[str], list[int], list[int]]:
+    """The files, first bytes and lengths of chunks, or of entries."""
+    if isinstance(chunks, Chunks):
+        return chunks.columns
+    files, starts = [x.file for x in chunks], [x.start_bytes for x in chunks]
+    return files, starts, [x.length_bytes for x in chunks]
+
+
+def places_of(held: Sequence[Sequence[Chunk | Entry]]) -> Places:
+    """The places of all chunks of tensors, and of entries."""
+    known, count, end = Places([], *np.zeros((3, 0), np.int64)), 0, 0
+    # Those that are in columns already, one after another, stay there.
+    for chunks in held:
+        if not isinstance(chunks, Chunks) or chunks.first != end:
+            break
+        if count and chunks.places is not known:
+            break
+        known, count, end = chunks.places, count + 1, end + len(chunks)
+    files, starts, lengths = list[str](), list[int](), list[int]()
+    for more in map(columns_of, held[count:]):
+        files += more[0]
+        starts += more[1]
+        lengths += more[2]
+    names = {file: k for k, file in enumerate(dict.fromkeys([*known.names, *files]))}
+    columns = [names[file] for file in files], starts, lengths
+    each = zip(known[1:], columns, strict=True)
+    whole = [np.concatenate([a[:end], np.array(b, np.int64)]) for a, b in each]
+    used, whole[0] = np.unique(whole[0], return_inverse=True)
+    every = [*names]
+    return Places([every[k] for k in used.tolist()], *whole)
