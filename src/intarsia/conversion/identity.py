@@ -11,6 +11,7 @@ from typing import Any
 from intarsia.conversion.job import Job
 from intarsia.format.base import Arrangement
 from intarsia.format.registry import root_of
+from intarsia.planning.chunks import Chunks
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.store.address import named
 
@@ -45,11 +46,24 @@ def _relative(path: str, root: PurePath) -> str:
     return str(named(path).relative_to(root)) if named(path).is_relative_to(root) else path
 
 
-def _tensors(src: Manifest) -> Iterable[str]:
+def _tensors(src: Manifest) -> Iterable[str | bytes]:
+    said: dict[int, tuple[object, int]] = {}
     for s in src.stored.values():
         yield f"{s.key} {s.name} {s.dtype} {s.shape} {s.value}"
-        for c in s.chunks:
-            yield f"{c.file} {c.start_bytes} {c.length_bytes} {c.box.offsets} {c.box.shape}"
+        chunks = s.chunks
+        if not isinstance(chunks, Chunks):
+            for c in chunks:
+                yield f"{c.file} {c.start_bytes} {c.length_bytes} {c.box.offsets} {c.box.shape}"
+            continue
+        boxes, (names, *columns) = chunks.boxes, chunks.places
+        for each in (boxes, names):
+            # Said once, and kept, so that nothing else comes to have its identity.
+            if id(each) not in said:
+                said[id(each)] = each, len(said)
+                yield repr(each)
+        yield f"{said[id(boxes)][1]} {said[id(names)][1]}"
+        for column in columns:
+            yield column[chunks.first : chunks.first + len(boxes)].tobytes()
 
 
 def _layouts(targets: Iterable[Target]) -> Iterable[str]:

@@ -54,6 +54,16 @@ class Chunks(MadeTogether[Chunk]):
         return tuple([Chunk(*each) for each in zip(self.boxes, *self.columns, strict=True)])
 
 
+def first_place(chunks: Sequence[Chunk]) -> tuple[str, int] | None:
+    """The file and the byte at which the first chunk of a tensor begins; None where it has none."""
+    if not len(chunks):
+        return None
+    if isinstance(chunks, Chunks):
+        (file,), (start,), _ = chunks.places.lists(chunks.first, chunks.first + 1)
+        return file, start
+    return chunks[0].file, chunks[0].start_bytes
+
+
 def boxes_of(chunks: Sequence[Chunk]) -> tuple[Box, ...]:
     """The boxes of a tensor's chunks."""
     return chunks.boxes if isinstance(chunks, Chunks) else tuple([chunk.box for chunk in chunks])

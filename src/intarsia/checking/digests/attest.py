@@ -25,6 +25,7 @@ from intarsia.format.base import Arrangement
 from intarsia.format.folder.side_files import DIGESTS
 from intarsia.frozen import frozen_open
 from intarsia.layout import Layout, Piece
+from intarsia.planning.chunks import first_place
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.run.budget import Budget
 from intarsia.run.ranks.crew import Crew
@@ -55,8 +56,8 @@ class Work:
         at = {self._place(t.name): t for t in self.targets if self.arrangement.slots.get(t.name)}
         found: list[dict[str, Sum]] = []
         for stored in written.stored.values():
-            chunk = stored.chunks[0] if stored.chunks else None
-            target = at.get((chunk.file, chunk.start_bytes)) if chunk else None
+            place = first_place(stored.chunks)
+            target = None if place is None else at.get(place)
             if target is not None:
                 names = _names(stored.layout, target.layout)
                 found.append({n: self.sums.get((target.name, m), Sum()) for n, m in names.items()})
