@@ -20,6 +20,7 @@ from intarsia.frozen import frozen
 from intarsia.layout import Layout
 from intarsia.planning.coalesce import grid
 from intarsia.planning.manifest import Logical, Manifest, Stored
+from intarsia.planning.whole_tensor import not_whole
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.value import PLAIN
@@ -45,7 +46,7 @@ def trained_padding(
     """The padding of a checkpoint that is not zero; with `names`, in what holds these logical tensors."""
     padded = [
         s
-        for s in src.stored.values()
+        for s in not_whole(src.stored)
         if not s.layout.is_run
         and 0 < s.layout.mapped < s.layout.size
         and not format_named(src.format).has_gaps(s.name)

@@ -6,12 +6,14 @@ asked for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 from intarsia.dtypes import DType
 from intarsia.layout import whole
 from intarsia.mesh import Box, Rule, Shape
+from intarsia.planning.made_when_asked import MadeWhenAsked
 from intarsia.planning.manifest import Chunk, Logical, Stored
 
 
@@ -46,3 +48,10 @@ class WholeTensor(NamedTuple):
 
 _whole = lru_cache(maxsize=4096)(Box.whole)
 """One box for all tensors of a shape."""
+
+
+def not_whole(stored: Mapping[str, Stored]) -> list[Stored]:
+    """The stored tensors but those that are whole, of which no value is made."""
+    if not isinstance(stored, MadeWhenAsked):
+        return [*stored.values()]
+    return [stored[name] for name, x in stored.held.items() if not isinstance(x, WholeTensor)]

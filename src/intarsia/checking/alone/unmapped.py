@@ -32,7 +32,8 @@ def unmapped_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
             chunks, entries = format.everything(folder)
         except FormatError:
             return  # reported by whoever read the headers
-        held = [chunk for s in manifest.stored.values() for chunk in s.chunks]
+        some = manifest.stored.values() if chunks or entries else ()
+        held = [chunk for s in some for chunk in s.chunks]
         known = {*map(id, held)}
         chunks = [each for each in chunks if id(each[1]) not in known]
         if chunks or entries:
