@@ -236,10 +236,9 @@ class Prover:
         if sources[0].layout is not layout and sources[0].layout != layout:
             return False
         name = layout.pieces[0].tensor
-        if name not in self.src.logical:
-            return False
-        if self.links.tensor_faults(name):
-            return False
+        if name not in self._whole:
+            if name not in self.src.logical or self.links.tensor_faults(name):
+                return False
         return self.links.tiling(layout.shape, boxes) is None
 
     def tensor(self, name: str) -> Proven:
