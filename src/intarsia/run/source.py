@@ -90,7 +90,7 @@ class Source:
                 f"`{target.name}` is proven of {proven.src.path}, for {box.size:,} {target.dtype} elements;"
                 f" {len(buffer):,} bytes are to be read from {self.manifest.path}"
             )
-        held = sum([copy.piece.size for copy in copies])
+        held = sum([copy.piece.run or copy.piece.size for copy in copies])
         if held < box.size:
             if held != (wanted := within().mapped):
                 raise CoverageError(f"{held:,} of {wanted:,} elements of `{target.name}` are read")
@@ -107,7 +107,7 @@ class Source:
     ) -> list[Fill | Straight]:
         watch = Watch(target, box, self.losses)
         found: list[Fill | Straight] = []
-        for _, group in groupby(copies, lambda copy: id(copy.stored)):
+        for _, group in groupby(copies, _value_of if self.is_plain else _id_of):
             of_one = list(group)
             stored = of_one[0].stored
             change = Change(stored.dtype, target.dtype, stored.value, target.value)
@@ -292,6 +292,16 @@ class Source:
             if front not in unlike:
                 start = front.start_bytes
                 self._located[file, start] = Located(start + within, front=front.data)
+
+
+def _id_of(copy: Copy) -> Hashable:
+    return id(copy.stored)
+
+
+def _value_of(copy: Copy) -> Hashable:
+    """What stored tensors have in common that are read alike, where nothing lies before their elements."""
+    stored = copy.stored
+    return stored.dtype.name, id(stored.value)
 
 
 def _alike(kind: Hashable, stored: Stored, chunk: Chunk) -> Hashable:

@@ -235,7 +235,7 @@ def _rule_of(parts: PartRules, known: Known | None) -> Callable[[WholeTensor], R
     """Gives a tensor that is the logical one of its name the rule of a weight's part, or the table's."""
 
     def rule_of(s: WholeTensor) -> Rule:
-        rule = parts.get(s.name)
+        rule = parts.get(s.name) if parts.quantised else None
         if rule is None and known is not None:
             rule = known.whole_rule(s.name, s.shape)
         return rule_of_rows(s.shape) if rule is None else rule

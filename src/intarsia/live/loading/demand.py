@@ -117,9 +117,10 @@ class Demand:
         for name, to in self._tied.items():
             if name in used or to in used:
                 used |= {name, to}
+        logical = self.manifest.logical
+        left = {n for n in logical if n not in used and not is_state(n)}
         # A tensor without elements has nothing that could be left out.
-        held = {n for n, x in self.manifest.logical.items() if x.size}
-        left = {n for n in held if not is_state(n)} - used
+        left = {n for n in left if logical[n].size}
         left -= self.contents.extra_state.keys()
         copies = bool(self.contents.copies)
         return Doubts(

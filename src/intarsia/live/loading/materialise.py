@@ -28,7 +28,10 @@ def materialise(model: nn.Module, device: Any = None) -> list[str]:
     def memory(x: torch.Tensor) -> torch.Tensor:
         if not x.is_meta or id(x) in passing:
             return x
-        return torch.empty_like(x, device=device or _mesh_device(x) or "cpu")
+        where = device or _mesh_device(x) or "cpu"
+        if type(x) in (torch.Tensor, nn.Parameter) and x.is_contiguous():
+            return torch.empty(x.shape, dtype=x.dtype, device=where)  # `empty_like` is Python here
+        return torch.empty_like(x, device=where)
 
     with torch.no_grad():
         model._apply(memory)  # type: ignore[no-untyped-call]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from intarsia.errors import UsageError
@@ -21,7 +22,7 @@ from intarsia.live.model.adapters import inner_word, is_layer
 from intarsia.live.model.own_tensors import joined
 from intarsia.live.model.wrapper_classes import Wrappers, is_data_parallel
 from intarsia.planning.inventory import left_out
-from intarsia.planning.manifest import Manifest
+from intarsia.planning.manifest import Manifest, Stored
 from intarsia.store.address import named
 from intarsia.store.reading.lookup import real
 from intarsia.store.stamp import when
@@ -189,7 +190,10 @@ class _Lookup(Container[str]):
         self._module = table.dialects["hf-module"] if table else {}
         self._known = table.known if table else {}
         self._stored = manifest.stored
-        self._keys = {s.key: s for s in manifest.stored.values() if s.key}
+
+    @cached_property
+    def _keys(self) -> dict[str, Stored]:
+        return {s.key: s for s in self._stored.values() if s.key}
 
     def __getitem__(self, name: str) -> Param:
         for rows in (self._module, self._known):
@@ -199,4 +203,5 @@ class _Lookup(Container[str]):
         return Param(name, stored.layout, stored.rule, stored.value)
 
     def __contains__(self, name: object) -> bool:
-        return any(name in rows for rows in (self._module, self._known, self._stored, self._keys))
+        named = any(name in rows for rows in (self._module, self._known, self._stored))
+        return named or name in self._keys

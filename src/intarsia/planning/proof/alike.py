@@ -18,7 +18,6 @@ from collections.abc import Hashable, Mapping
 from operator import attrgetter
 from typing import Any
 
-from intarsia.layout import Loop
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.planning.proof.links import Links
@@ -42,8 +41,6 @@ class Alike:
         self._templates = templates
         self._kinds: dict[Hashable, list[tuple[_Kind, list[Any]]]] = {}
         self._numbers: dict[int, tuple[Stored, _Kind | None, Mapping[str, int]]] = {}
-        self._loops: dict[int, tuple[tuple[Loop, ...], int]] = {}
-        self._equal_loops: dict[tuple[Loop, ...], int] = {}
         self._proven: dict[Hashable, tuple[tuple[Box, ...], Template]] = {}
 
     def key(self, target: Target, sources: tuple[Stored, ...]) -> Hashable:
@@ -67,16 +64,8 @@ class Alike:
             number = numbers.get(p.tensor)
             if number is None:  # of a tensor that nothing holds
                 return None
-            key += number, p.at, p.to, self._number_of(p.loops)
+            key += number, p.at, p.to, self._templates.number_of(p.loops)
         return tuple(key)
-
-    def _number_of(self, loops: tuple[Loop, ...]) -> int:
-        """The same for equal loops; layers share theirs, which are found without being looked at."""
-        found = self._loops.get(id(loops))
-        if found is None:
-            number = self._equal_loops.setdefault(loops, len(self._equal_loops))
-            found = self._loops[id(loops)] = loops, number
-        return found[1]
 
     def proven(self, key: Hashable) -> Template | None:
         """The template of the targets of a key, where one of them is proven."""

@@ -18,9 +18,11 @@ from intarsia.errors import few
 from intarsia.frozen import frozen
 from intarsia.layout import Layout, Piece, cover, tally, unravel
 from intarsia.mesh import Box, Shape
+from intarsia.planning.made_when_asked import MadeWhenAsked
 from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.planning.proof.template import Templates
 from intarsia.planning.proof.tiling import TilingFault, tiling_fault
+from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.value import Value
 
 
@@ -49,6 +51,28 @@ class Links:
         self._tensors: dict[str, tuple[Gap, ...]] = {}
         self._places: dict[int, tuple[Layout, int]] = {}
         self._counts: dict[Any, tuple[int, int]] = {}
+
+    @cached_property
+    def whole(self) -> Mapping[str, WholeTensor]:
+        """The logical tensors that are runs of files as they are, and that nothing else holds elements of."""
+        stored, logical = self.src.stored, self.src.logical
+        if not isinstance(stored, MadeWhenAsked) or not isinstance(logical, MadeWhenAsked):
+            return {}
+        found, others, one = dict[str, WholeTensor](), set[str](), logical.held.get
+        held: Stored | WholeTensor
+        for name, held in stored.held.items():
+            if not isinstance(held, WholeTensor):
+                others.update(held.layout.tensors)
+                continue
+            _, dtype, shape, _, length_bytes, _ = held
+            size_bytes = prod(shape) * dtype.itemsize
+            if held.name == name and one(name) is held and length_bytes == size_bytes > 0:
+                found[name] = held
+            else:
+                others.add(held.name)
+        for name in others & found.keys():
+            del found[name]
+        return found
 
     def stored_fault(self, stored: Stored) -> Gap | None:
         """What is wrong with the chunks of a stored tensor."""
@@ -112,7 +136,7 @@ class Links:
         """What is wrong with a logical tensor: with the stored ones that hold it, or between them."""
         found = self._tensors.get(name)
         if found is None:
-            if self.whole_source(name) is not None:
+            if name in self.whole or self.whole_source(name) is not None:
                 return ()
             sources = self.src.sources.get(name, ())
             faults = [fault for s in sources if (fault := self.stored_fault(s)) is not None]
@@ -189,7 +213,8 @@ class Links:
             if piece.to + piece.run <= size and piece.at + piece.run <= layout.size:
                 return
         yield from self._place_faults(target.name, layout)
-        if not known or any(p.to + p.flip().span >= logical[p.tensor].size for p in layout.pieces):
+        ends = ((p.tensor, p.to + (p.run or p.flip().span + 1)) for p in layout.pieces)
+        if not known or any(end > logical[name].size for name, end in ends):
             yield from self._absent(target, sources)
 
     def _absent(self, target: Target, sources: tuple[Stored, ...]) -> Iterator[Gap]:

@@ -6,15 +6,12 @@ Whoever moves bytes asks for a `Proven`, and only `Prover` makes one.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
-from math import prod
 from typing import Final, NoReturn, final
 
 from intarsia.errors import CoverageError, UnsupportedError
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Shape
 from intarsia.planning.copy import Copy, sources_of
-from intarsia.planning.made_when_asked import MadeWhenAsked
 from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
 from intarsia.planning.proof.alike import Alike
 from intarsia.planning.proof.links import Gap, Links, is_whole
@@ -236,9 +233,9 @@ class Prover:
         if sources[0].layout is not layout and sources[0].layout != layout:
             return False
         name = layout.pieces[0].tensor
-        if name not in self._whole:
-            if name not in self.src.logical or self.links.tensor_faults(name):
-                return False
+        known = name in self.links.whole or name in self.src.logical
+        if not known or self.links.tensor_faults(name):
+            return False
         return self.links.tiling(layout.shape, boxes) is None
 
     def tensor(self, name: str) -> Proven:
@@ -253,7 +250,7 @@ class Prover:
 
     def tensors(self, names: Iterable[str]) -> Proofs:
         """The proofs of logical tensors; raise what is wrong with any of them, in their order."""
-        known, whole, rest = self._whole, dict[str, WholeTensor](), list[str]()
+        known, whole, rest = self.links.whole, dict[str, WholeTensor](), list[str]()
         for name in names:
             if name in known:
                 whole[name] = known[name]
@@ -272,7 +269,7 @@ class Prover:
         kinds: dict[Hashable, tuple[list[int], list[Held]]] = {}
         kind: Hashable
         held: Held
-        known = self._whole.get
+        known = self.links.whole.get
         for number, name in enumerate(names):
             if (whole := known(name)) is None:
                 kind, held = self._kind_of(name)
@@ -297,34 +294,12 @@ class Prover:
         each = [(stored.dtype.name, id(stored.value)) for stored in proven.sources]
         return (proven.template, *each), proven.sources
 
-    @cached_property
-    def _whole(self) -> Mapping[str, WholeTensor]:
-        """The logical tensors that are runs of files as they are, and that nothing else holds elements of."""
-        stored, logical = self.src.stored, self.src.logical
-        if not isinstance(stored, MadeWhenAsked) or not isinstance(logical, MadeWhenAsked):
-            return {}
-        found, others, one = dict[str, WholeTensor](), set[str](), logical.held.get
-        held: Stored | WholeTensor
-        for name, held in stored.held.items():
-            if not isinstance(held, WholeTensor):
-                others.update(held.layout.tensors)
-                continue
-            _, dtype, shape, _, length_bytes, _ = held
-            size_bytes = prod(shape) * dtype.itemsize
-            if held.name == name and one(name) is held and length_bytes == size_bytes > 0:
-                found[name] = held
-            else:
-                others.add(held.name)
-        for name in others & found.keys():
-            del found[name]
-        return found
-
     def _at_a_glance(self, name: str) -> Proven | None:
         """The proof of a logical tensor that was proven before, or that one chunk holds as it is."""
         found = self._proven.get(name)
         if found is not None:
             return found
-        known = name in self._whole
+        known = name in self.links.whole
         stored = self.src.stored[name] if known else self.links.whole_source(name)
         if stored is not None:
             x = self.src.logical[name]
@@ -342,7 +317,7 @@ class Prover:
 
     def all(self) -> None:
         """Raise unless every stored and every logical tensor is proven."""
-        stored, whole, links = self.src.stored, self._whole, self.links
+        stored, whole, links = self.src.stored, self.links.whole, self.links
         rest = [stored[name] for name in stored if name not in whole]
         found = [fault for s in rest if (fault := links.stored_fault(s)) is not None]
         unseen = (name for name in self.src.logical if name not in whole)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
-from intarsia.layout import Layout, Piece, by_tensor, clip
+from intarsia.layout import Layout, Loop, Piece, by_tensor, clip
 from intarsia.mesh import Box
 from intarsia.planning.chunks import boxes_of
 from intarsia.planning.copy import Copy, copies_into
@@ -118,6 +118,8 @@ class Templates:
         self._by_id: dict[tuple[int, ...], tuple[tuple[Box, ...], tuple[Box, ...]]] = {}
         self._held: dict[int, tuple[Stored, Mapping[str, Sequence[Piece]]]] = {}
         self._kept: list[Hashable] = []
+        self._loops: dict[int, tuple[tuple[Loop, ...], tuple[Loop, ...]]] = {}
+        self._equal_loops: dict[tuple[Loop, ...], tuple[Loop, ...]] = {}
 
     def of(self, layout: Layout, sources: tuple[Stored, ...]) -> Template:
         """The template of a tensor with `layout`, the same object for all that differ by name alone."""
@@ -127,7 +129,7 @@ class Templates:
         else:
             cuts = (id(self.boxes_of(s)) for s in sources)
             held = [None if s.layout == layout else self.held_of(s, layout) for s in sources]
-            key = (pattern(layout, held), *cuts)
+            key = (self._pattern(layout, held), *cuts)
         found = self._known.get(key)
         if found is None:
             common, start = self._kind(key, layout, sources)
@@ -145,7 +147,7 @@ class Templates:
         start = min([p.at for p in held.pieces], default=0)
         pieces = [Piece(p.tensor, p.at - start, p.to, p.loops) for p in held.pieces]
         moved = Layout(held.shape, tuple(pieces))
-        return (pattern(layout, [moved]), sources[0].chunks[0].box), start
+        return (self._pattern(layout, [moved]), sources[0].chunks[0].box), start
 
     def held_of(self, stored: Stored, layout: Layout) -> Layout:
         """What a stored tensor holds of the tensors that a layout names: of 256 fused ones, say, two."""
@@ -168,27 +170,34 @@ class Templates:
             known = self._by_id[ids] = boxes, self._boxes.setdefault(boxes, boxes)
         return known[1]
 
+    def number_of(self, loops: tuple[Loop, ...]) -> int:
+        """The same for equal loops; layers share theirs, which are found without being looked at."""
+        found = self._loops.get(id(loops))
+        if found is None:
+            # Both are kept, so that no others come to have their identities; threads agree on the first of equals.
+            found = self._loops[id(loops)] = loops, self._equal_loops.setdefault(loops, loops)
+        return id(found[1])
+
+    def _pattern(self, layout: Layout, held: Sequence[Layout | None]) -> Hashable:
+        """What two tensors of one template have in common, but for names, with what their sources hold of them.
+
+        None stands for a source with the very layout, which is copied box by box.
+        """
+        if len(held) == 1 and held[0] is None:
+            return layout.shape
+        order: dict[str, int] = {}
+
+        def numbered(x: Layout) -> Hashable:
+            found: list[Hashable] = [x.shape]
+            for p in x.pieces:
+                found += order.setdefault(p.tensor, len(order)), p.at, p.to, self.number_of(p.loops)
+            return tuple(found)
+
+        return numbered(layout), *[x and numbered(x) for x in held]
+
 
 def _recipe(layout: Layout, box: Box, sources: tuple[Stored, ...], held_of: HeldOf) -> Recipe:
     source = {id(stored): k for k, stored in enumerate(sources)}
     chunks = [{id(chunk): n for n, chunk in enumerate(stored.chunks)} for stored in sources]
     found = [(source[id(c.stored)], c) for c in copies_into(layout, box, sources, held_of)]
     return tuple((k, chunks[k][id(c.chunk)], c.piece) for k, c in found)
-
-
-def pattern(layout: Layout, held: Sequence[Layout | None]) -> Hashable:
-    """What two tensors of one template have in common, but for names, with what their sources hold of them.
-
-    None stands for a source with the very layout, which is copied box by box.
-    """
-    if len(held) == 1 and held[0] is None:
-        return layout.shape
-    order: dict[str, int] = {}
-
-    def numbered(x: Layout) -> Hashable:
-        pieces = x.pieces
-        return x.shape, *[
-            (order.setdefault(p.tensor, len(order)), p.at, p.to, p.loops) for p in pieces
-        ]
-
-    return numbered(layout), *[x and numbered(x) for x in held]
