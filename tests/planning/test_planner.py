@@ -114,6 +114,15 @@ def test_source_elements_that_nothing_takes_are_named() -> None:
     assert "24 elements of `v` are not used" in found.problems
 
 
+def test_what_is_left_of_a_tensor_is_counted_by_how_it_is_taken_not_by_where() -> None:
+    v = Layout.of("v", SHAPE)
+    found = plan(
+        manifest(stored("w", W), stored("v", v)),
+        [target("w", W.permute(1, 0)), target("v", v.narrow(1, 0, 2))],
+    )
+    assert [gap.elements for gap in found.gaps] == [12]
+
+
 def test_what_is_dropped_on_purpose_is_listed_with_its_reason() -> None:
     src = manifest(stored("w", W), stored("v", Layout.of("v", SHAPE)))
     found = plan(src, [target("w", W)], drop={"v": "as asked"})

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 import intarsia
+from intarsia.dtypes import BY_NAME
 from intarsia.errors import FormatError
 from intarsia.format.base import Located
-from intarsia.layout import Loop, Piece
+from intarsia.layout import Layout, Loop, Piece, concat
+from intarsia.mesh import Box
+from intarsia.planning.manifest import Target
+from intarsia.planning.proof import prover_of
+from intarsia.run.gather import gather
+from intarsia.run.source import Source
+from intarsia.value import shifted
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 NAMES = [f"layer.{k}.weight" for k in range(24)]
@@ -130,3 +139,24 @@ def held_at(folder: Path, start_bytes: int) -> str:
     """The tensor whose chunk begins at a byte."""
     stored = intarsia.open(folder).manifest.stored.values()
     return next(s.name for s in stored if s.chunks[0].start_bytes == start_bytes)
+
+
+def test_each_tensor_of_a_target_is_read_by_its_own_type_and_value(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tensors = {name: torch.randn(4, 4) for name in "abcd"}
+    save_file(tensors | {"b": tensors["b"].bfloat16()}, tmp_path / "model.safetensors")
+    with intarsia.open(tmp_path) as checkpoint:
+        held = checkpoint.manifest
+        changed = {"c": replace(held.stored["c"], value=shifted(1.0))}
+        manifest = replace(held, stored={**held.stored, **changed})
+        source = Source(manifest, checkpoint.source.format, checkpoint.source.folder)
+
+        def read(layout: Layout) -> bytes:
+            target = Target("fused", BY_NAME["F32"], layout, (Box.whole(layout.shape),))
+            buffer = np.empty(4 * layout.size, np.uint8)
+            proven = prover_of(manifest).prove(target)
+            gather(source.folder, source.fill_box(proven, target.boxes[0], buffer))
+            return buffer.tobytes()
+
+        each = [Layout.of(name, (4, 4)) for name in tensors]
+        assert read(concat(each)) == b"".join(map(read, each))
