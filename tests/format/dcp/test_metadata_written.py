@@ -38,6 +38,8 @@ META = Metadata(
     {"a": ("a",), "ü": ("m", 300, "ü"), "o": ("o",), "elsewhere": ("x",)},
 )
 MANY = Metadata({f"layers.{k}.w": tensor(f"layers.{k}.w", 3000 * k) for k in range(300)}, {}, {})
+EDGES = [n for k in (8, 16, 24, 31, 40) for n in ((1 << k) - 1, 1 << k, (1 << k) + 77)]
+FAR = Metadata({f"{n}": tensor(f"{n}", n) for n in EDGES}, {}, {})
 
 
 def is_the_same(data: bytes) -> bool:
@@ -53,7 +55,7 @@ def is_the_same(data: bytes) -> bool:
 
 
 @pytest.mark.parametrize(
-    "meta", [META, MANY, replace(META, tensors={**META.tensors, "none": NONE}), replace(META, tensors={})]
+    "meta", [META, MANY, FAR, replace(META, tensors={**META.tensors, "none": NONE}), replace(META, tensors={})]
 )  # fmt: skip
 def test_what_we_wrote_is_read_as_columns(meta: Metadata) -> None:
     data = write_metadata(meta)
