@@ -135,13 +135,9 @@ class Layout:
                 f"a box in {self.shape} needs {len(self.shape)} offsets and sizes, "
                 f"found {len(offsets)} and {len(shape)}"
             )
-        for axis, (lo, n, whole) in enumerate(zip(offsets, shape, self.shape, strict=True)):
-            if not 0 <= lo <= lo + n <= whole:
-                raise LayoutError(
-                    f"box [{lo}:{lo + n}) leaves axis {axis} of {self.shape}, size {whole}"
-                )
         if self._is_one_run() and 0 not in shape:
             return self._box_of_run(offsets, shape)
+        _check_box(self.shape, offsets, shape)
         out = self
         for axis, (lo, n) in enumerate(zip(offsets, shape, strict=True)):
             out = out.narrow(axis, lo, lo + n)
@@ -215,18 +211,35 @@ class Layout:
     def _box_of_run(self, offsets: Sequence[int], shape: tuple[int, ...]) -> Layout:
         """`box` in closed form, for a layout that one run fills and a box that is not empty."""
         (whole,) = self.pieces
-        to, at_stride, to_stride = whole.to, 1, 1
-        loops: list[Loop] = []  # innermost first
-        for lo, n, full in zip(offsets[::-1], shape[::-1], self.shape[::-1], strict=True):
-            to += lo * to_stride
-            if n > 1:
-                if loops and loops[-1].to * loops[-1].n == to_stride:
-                    loops[-1] = Loop(loops[-1].n * n, loops[-1].at, loops[-1].to)
-                else:
-                    loops.append(Loop(n, at_stride, to_stride))
-            at_stride *= n
-            to_stride *= full
-        return Layout(shape, (Piece(whole.tensor, 0, to, tuple(reversed(loops))),))
+        first, loops = _loops_of_box(self.shape, tuple(offsets), shape)
+        return Layout(shape, (Piece(whole.tensor, 0, whole.to + first, loops),))
+
+
+def _check_box(whole: Sequence[int], offsets: Sequence[int], shape: Sequence[int]) -> None:
+    """Raise where a box is not inside an array of shape `whole`."""
+    for axis, (lo, n, size) in enumerate(zip(offsets, shape, whole, strict=True)):
+        if not 0 <= lo <= lo + n <= size:
+            raise LayoutError(f"box [{lo}:{lo + n}) leaves axis {axis} of {whole}, size {size}")
+
+
+@lru_cache(maxsize=1 << 12)  # thousands of tensors have one shape and are cut alike
+def _loops_of_box(
+    whole: tuple[int, ...], offsets: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[int, tuple[Loop, ...]]:
+    """The first element of a box that is not empty in a row-major array, and the loops over the box."""
+    _check_box(whole, offsets, shape)
+    first, at_stride, to_stride = 0, 1, 1
+    loops: list[Loop] = []  # innermost first
+    for lo, n, full in zip(offsets[::-1], shape[::-1], whole[::-1], strict=True):
+        first += lo * to_stride
+        if n > 1:
+            if loops and loops[-1].to * loops[-1].n == to_stride:
+                loops[-1] = Loop(loops[-1].n * n, loops[-1].at, loops[-1].to)
+            else:
+                loops.append(Loop(n, at_stride, to_stride))
+        at_stride *= n
+        to_stride *= full
+    return first, tuple(reversed(loops))
 
 
 def renaming(old: Layout, new: Layout) -> Mapping[str, str] | None:

@@ -71,9 +71,12 @@ class InPlace:
     @property
     def layout(self) -> Layout:
         """What this holds of the tensors that are asked for."""
-        flat = layout_of_box(self.stored.layout, self.chunk.box).reshape(-1)
-        layout = flat if self.hi - self.lo == flat.size else flat.narrow(0, self.lo, self.hi)
-        return Layout(layout.shape, tuple(p for p in layout.pieces if p.tensor in self.names))
+        held = layout_of_box(self.stored.layout, self.chunk.box)
+        if self.hi - self.lo < held.size:
+            held = held.reshape(-1).narrow(0, self.lo, self.hi)
+        if self.names.issuperset(held.tensors):
+            return held
+        return Layout(held.shape, tuple(p for p in held.pieces if p.tensor in self.names))
 
     def _start(self, checkpoint: Checkpoint) -> int | None:
         """The byte of the file where this begins; None where that has not its elements in row-major order."""
