@@ -12,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import intarsia
 from intarsia.errors import CoverageError, UsageError
@@ -207,7 +208,7 @@ def test_steps_that_differ_are_no_step_of_megatrons(tmp_path: Path) -> None:
     state = state_of("one", 3, flat=True)
     state["optimizer"]["state.model.norm.weight.step"] += 1
     src = write_dcp(tmp_path / "src", state)
-    with pytest.raises(CoverageError, match="one counter would have to stand for both"):
+    with pytest.raises(CoverageError, match="one number would have to stand for both"):
         intarsia.convert(src, tmp_path / "dist", to="torch_dist", config=CONFIG)
 
 
@@ -245,7 +246,7 @@ def test_a_fused_parameter_whose_parts_are_at_different_steps_is_refused(tmp_pat
     expert = next(n for n in state if n.startswith("optimizer.step.") and "experts.1." in n)
     state[expert] += 1
     save_file(state, tmp_path / "hf" / "optimizer" / "model.safetensors")
-    with pytest.raises(CoverageError, match="one counter would have to stand for both"):
+    with pytest.raises(CoverageError, match="one number would have to stand for both"):
         intarsia.convert(tmp_path / "hf", tmp_path / "fused", to="dcp", dialect="hf-module")
     assert not (tmp_path / "fused").exists()
 
@@ -307,3 +308,57 @@ def test_single_numbers_have_no_place_in_megatron(
     with pytest.raises(CoverageError, match=said.format(to)):
         intarsia.convert(of_numbers, tmp_path / "out", to=to, config=config)
     intarsia.convert(of_numbers, tmp_path / "out", to=to, config=config, optimizer="drop")
+
+
+def with_fused_experts(name: str, seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            vocab_size=32, hidden_size=16, intermediate_size=24, moe_intermediate_size=8,
+            num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+            num_experts=3, num_experts_per_tok=2, mlp_only_layers=[],
+        )
+    )  # fmt: skip
+    return model, getattr(torch.optim, name)(model.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("name", ["NAdam", "ASGD"])
+def test_a_single_number_of_fused_experts_is_there_for_each_of_them(
+    name: str, tmp_path: Path
+) -> None:
+    model, optimizer = with_fused_experts(name, 3)
+    for _ in range(2):
+        model(torch.arange(24).reshape(2, 12)).logits.square().mean().backward()
+        optimizer.step()
+    intarsia.save(tmp_path / "saved", model, optimizer)
+    for there, src, to, dialect in [
+        ("hf", "saved", "hf", "hf"), ("back", "hf", "dcp", "hf-module"), ("same", "saved", "dcp", "same"),
+    ]:  # fmt: skip
+        intarsia.convert(tmp_path / src, tmp_path / there, to=to, dialect=dialect)
+    keys = {*dcp.FileSystemReader(tmp_path / "saved").read_metadata().state_dict_metadata}
+    for there in ("back", "same"):
+        found = dcp.FileSystemReader(tmp_path / there).read_metadata().state_dict_metadata
+        assert keys == {*found}
+    for there in ("saved", "hf", "back", "same"):
+        other, again = with_fused_experts(name, 4)
+        intarsia.load(tmp_path / there, into=other, optimizer=again)
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            assert torch.equal(p, q)
+            for kind, value in optimizer.state[p].items():
+                assert torch.equal(value, again.state[q][kind]), (there, kind)
+
+
+def test_single_numbers_of_experts_that_differ_are_not_fused(tmp_path: Path) -> None:
+    model, optimizer = with_fused_experts("NAdam", 3)
+    model(torch.arange(24).reshape(2, 12)).logits.square().mean().backward()
+    optimizer.step()
+    intarsia.save(tmp_path / "saved", model, optimizer)
+    intarsia.convert(tmp_path / "saved", tmp_path / "hf", to="hf", dialect="hf")
+    file = tmp_path / "hf" / "optimizer" / "model.safetensors"
+    held = load_file(file)
+    held["optimizer.mu_product.model.layers.1.mlp.experts.2.up_proj.weight"] *= 2
+    save_file(held, file)
+    with pytest.raises(CoverageError, match=r"mu_product.* differ, and one number would have to"):
+        intarsia.convert(tmp_path / "hf", tmp_path / "out", to="dcp", dialect="hf-module")
+    with pytest.raises(intarsia.IntarsiaError, match=r"mu_product.* and one parameter holds them"):
+        intarsia.load(tmp_path / "hf", into=model, optimizer=optimizer)

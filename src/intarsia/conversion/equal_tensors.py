@@ -10,7 +10,7 @@ from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError
 from intarsia.format.registry import names_of
 from intarsia.planning.window import windows
-from intarsia.state.names import STEP, kind_of
+from intarsia.state.names import is_state
 
 
 def check_equal(checkpoint: Checkpoint, groups: Iterable[Sequence[str]], window_bytes: int) -> None:
@@ -18,7 +18,8 @@ def check_equal(checkpoint: Checkpoint, groups: Iterable[Sequence[str]], window_
     for first, *others in groups:
         for name in others:
             if not equal(checkpoint, first, name, window_bytes):
-                raise _counters(first, name) if kind_of(name) == STEP else _tied(first, name)
+                numbers = is_state(name) and not checkpoint.manifest.logical[name].shape
+                raise _numbers(first, name) if numbers else _tied(first, name)
 
 
 def equal(checkpoint: Checkpoint, a: str, b: str, window_bytes: int) -> bool:
@@ -47,8 +48,8 @@ def _tied(first: str, name: str) -> CoverageError:
     )
 
 
-def _counters(first: str, name: str) -> CoverageError:
+def _numbers(first: str, name: str) -> CoverageError:
     return CoverageError(
-        f"`{first}` and `{name}` differ, and one counter would have to stand for both",
+        f"`{first}` and `{name}` differ, and one number would have to stand for both",
         hint="the parameters were not trained together; leave the state out with --optimizer drop",
     )

@@ -14,7 +14,7 @@ from intarsia.format.registry import format_named, names_of
 from intarsia.format.request import Request
 from intarsia.layout import Layout
 from intarsia.planning.manifest import Logical, Manifest, Stored
-from intarsia.state.names import MASTER, STEP, StateName, is_state, of_kind, state_among, step_of
+from intarsia.state.names import MASTER, STEP, StateName, is_state, of_kind, state_among
 from intarsia.value import PLAIN
 
 
@@ -121,7 +121,7 @@ def state_rows(
 ) -> Iterator[Param]:
     """The optimizer state of the model's rows that a source holds, kind by kind.
 
-    A single number of a parameter (NAdam's `mu_product`) stays one, where the parameter stays one tensor.
+    A single number of a parameter (NAdam's `mu_product`) stays one where names are kept; `with_one_number` has those of fused ones.
     """
     kinds: dict[str, set[str]] = {}
     for name in state_among(logical):
@@ -139,29 +139,32 @@ def state_rows(
             number = single_number(layout.tensors, row, logical)
             if number is None or number in dropped:
                 yield Param(of_kind(kind)(row.name), layout, row.rule, value)
-            elif writer.keeps_names and len(row.layout.pieces) == 1:
+            elif writer.keeps_names and len(layout.tensors) == 1:
                 yield Param(of_kind(kind)(row.name), Layout.of(number, ()))
-            else:
+            elif not writer.keeps_names or any(logical[name].shape for name in layout.tensors):
                 raise no_place_for(number, row, writer.name)
 
 
-def with_one_step(
+def with_one_number(
     rows: Sequence[Param], src: Manifest, dropped: Set[str]
 ) -> tuple[list[Param], list[tuple[str, ...]]]:
-    """The rows, with one step for each fused parameter; and the steps that each of these stands for."""
+    """The rows, with state that is one number once for each fused parameter; and what each of these stands for."""
+    states = ((StateName.of(name), name) for name in state_among(src.logical))
+    kinds = {state.kind for state, name in states if state and not src.logical[name].shape}
     groups: dict[str, tuple[str, ...]] = {}
     for row in rows:
         if len(row.layout.pieces) < 2:
             continue
-        names = tuple(map(step_of, row.layout.tensors))
-        if len(names) > 1 and all(n in src.logical and n not in dropped for n in names):
-            groups[step_of(row.name)] = names
+        for of in map(of_kind, sorted(kinds | {STEP})):
+            names = tuple(map(of, row.layout.tensors))
+            if len(names) > 1 and all(n in src.logical and n not in dropped for n in names):
+                groups[of(row.name)] = names
     if not groups:
         return [*rows], []
     fused = {name for names in groups.values() for name in names}
-    steps = (
+    numbers = (
         Param(name, Layout.of(names[0], src.logical[names[0]].shape))
         for name, names in groups.items()
     )
     kept = (row for row in rows if fused.isdisjoint(row.layout.tensors))
-    return [*kept, *steps], list(groups.values())
+    return [*kept, *numbers], list(groups.values())

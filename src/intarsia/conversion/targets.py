@@ -11,7 +11,7 @@ from intarsia.conversion.target_rows import (
     dialect_for,
     model_rows,
     rows_for,
-    with_one_step,
+    with_one_number,
     without_a_table,
 )
 from intarsia.errors import UsageError, few
@@ -48,9 +48,9 @@ def targets_for(src: Manifest, request: Request) -> Wanted:
             rounded=tuple(n for n in own.rounded if has_own_master(src, n)),
         )
     drop = _dropped(src, request, writer)
-    rows, equal = with_one_step(rows_for(src, request, writer, drop.keys()), src, drop.keys())
+    rows, equal = with_one_number(rows_for(src, request, writer, drop.keys()), src, drop.keys())
     for names in equal:
-        why = f"equal to `{names[0]}`: a fused parameter has one counter"
+        why = f"equal to `{names[0]}`: a fused parameter has one number of it"
         drop |= dict.fromkeys(names[1:], why)
     targets = tuple(
         _target(row, src, request, writer)

@@ -46,14 +46,10 @@ from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.quantised import Quantised, find_quantised
 from intarsia.state.names import (
     MASTER,
-    STEP,
     StateName,
     is_state,
-    kind_of,
     of_kind,
-    parameter_of,
     state_among,
-    step_of,
 )
 from intarsia.value import PLAIN
 
@@ -336,13 +332,13 @@ def shape_fault(name: str, have: Shape, want: Shape) -> str:
 
 
 def _by_member(name: str, s: Found, known: Mapping[str, Any]) -> Iterator[tuple[str, Found]]:
-    """A tensor under its name; the one counter of a fused parameter once for each tensor that it counts for."""
-    is_step = is_state(name) and kind_of(name) == STEP and not s.shape
-    fused = known.get(parameter_of(name)) if is_step else None
-    if fused is None:
+    """A tensor under its name; a single number of a fused parameter's state once for each tensor in it."""
+    state = StateName.of(name) if not s.shape and is_state(name) else None
+    fused = known.get(state.parameter) if state else None
+    if state is None or fused is None:
         yield name, s
         return
-    for member in map(step_of, fused.layout.tensors):
+    for member in map(of_kind(state.kind), fused.layout.tensors):
         yield member, replace(as_stored(s), name=member, layout=Layout.of(member, ()))
 
 

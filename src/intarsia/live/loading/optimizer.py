@@ -102,7 +102,7 @@ def _set_counters(
         if any(not _same(x, first) for x in others):
             values = sorted({x.item() for x in (first, *others)})
             raise CoverageError(
-                f"{names[0]} and {len(others)} other tensors are at steps {values}, and one"
+                f"{names[0]} and {len(others)} other tensors are {values}, and one"
                 " parameter holds them all",
                 hint="the parts of the checkpoint were saved at different steps",
             )
