@@ -362,3 +362,23 @@ def test_single_numbers_of_experts_that_differ_are_not_fused(tmp_path: Path) -> 
         intarsia.convert(tmp_path / "hf", tmp_path / "out", to="dcp", dialect="hf-module")
     with pytest.raises(intarsia.IntarsiaError, match=r"mu_product.* and one parameter holds them"):
         intarsia.load(tmp_path / "hf", into=model, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("lost", ["one", "all"])
+@pytest.mark.parametrize("name", ["gate_proj", "q_proj"])
+def test_a_moment_that_lost_its_shape_is_no_single_number(
+    lost: str, name: str, tmp_path: Path
+) -> None:
+    model, optimizer = with_fused_experts("NAdam", 3)
+    model(torch.arange(24).reshape(2, 12)).logits.square().mean().backward()
+    optimizer.step()
+    intarsia.save(tmp_path / "saved", model, optimizer)
+    intarsia.convert(tmp_path / "saved", tmp_path / "hf", to="hf", dialect="hf")
+    file = tmp_path / "hf" / "optimizer" / "model.safetensors"
+    held = load_file(file)
+    moments = [n for n in held if n.startswith("optimizer.exp_avg.") and name in n]
+    held |= {n: torch.tensor(0.5) for n in (moments if lost == "all" else moments[:1])}
+    save_file(held, file)
+    for dialect in ("hf", "hf-module"):
+        with pytest.raises(intarsia.IntarsiaError, match=r"exp_avg"):
+            intarsia.convert(tmp_path / "hf", tmp_path / "out", to="dcp", dialect=dialect)

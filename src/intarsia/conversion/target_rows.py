@@ -9,7 +9,11 @@ from intarsia.errors import FamilyError, UsageError, few
 from intarsia.family import Param, Table, table_for
 from intarsia.family.from_transformers.beside_text import respelled
 from intarsia.format.base import Format
-from intarsia.format.optimizer_state.single_numbers import no_place_for, single_number
+from intarsia.format.optimizer_state.single_numbers import (
+    kinds_of_numbers,
+    no_place_for,
+    single_number,
+)
 from intarsia.format.registry import format_named, names_of
 from intarsia.format.request import Request
 from intarsia.layout import Layout
@@ -124,6 +128,7 @@ def state_rows(
     A single number of a parameter (NAdam's `mu_product`) stays one where names are kept; `with_one_number` has those of fused ones.
     """
     kinds: dict[str, set[str]] = {}
+    numbers = kinds_of_numbers((name, logical[name].shape) for name in state_among(logical))
     for name in state_among(logical):
         if state := StateName.of(name):
             kinds.setdefault(state.kind, set()).add(state.parameter)
@@ -137,11 +142,11 @@ def state_rows(
             layout = row.layout.rename(of_kind(kind))
             value = row.value if kind == MASTER else PLAIN
             number = single_number(layout.tensors, row, logical)
-            if number is None or number in dropped:
+            if number is None or number in dropped or kind not in numbers:
                 yield Param(of_kind(kind)(row.name), layout, row.rule, value)
             elif writer.keeps_names and len(layout.tensors) == 1:
                 yield Param(of_kind(kind)(row.name), Layout.of(number, ()))
-            elif not writer.keeps_names or any(logical[name].shape for name in layout.tensors):
+            elif not writer.keeps_names:
                 raise no_place_for(number, row, writer.name)
 
 
@@ -149,8 +154,7 @@ def with_one_number(
     rows: Sequence[Param], src: Manifest, dropped: Set[str]
 ) -> tuple[list[Param], list[tuple[str, ...]]]:
     """The rows, with state that is one number once for each fused parameter; and what each of these stands for."""
-    states = ((StateName.of(name), name) for name in state_among(src.logical))
-    kinds = {state.kind for state, name in states if state and not src.logical[name].shape}
+    kinds = kinds_of_numbers((n, src.logical[n].shape) for n in state_among(src.logical))
     groups: dict[str, tuple[str, ...]] = {}
     for row in rows:
         if len(row.layout.pieces) < 2:

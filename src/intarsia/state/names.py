@@ -13,6 +13,9 @@ ROOT = "optimizer."
 MASTER, STEP = "master", "step"
 """The kinds that are no moments: the fp32 main weight, and the counter of steps."""
 
+SHAPED = ("exp_avg", "exp_avg_sq", MASTER, "max_exp_avg_sq", "momentum_buffer", "exp_inf")
+"""Kinds that have the shape of their parameter."""
+
 SETTING = "setting"
 
 TORCH_STATE = f"{ROOT}state."

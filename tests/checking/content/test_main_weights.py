@@ -87,6 +87,18 @@ def test_a_main_weight_that_is_not_its_weight_belongs_to_the_root(tmp_path: Path
     assert same.root != other.root
 
 
+def test_a_checkpoint_that_lost_some_main_weights_has_a_root_of_its_own(tmp_path: Path) -> None:
+    source = hf_with_optimizer(tmp_path / "a", model(CONFIG, torch.float32), CONFIG)
+    file = source / "optimizer" / "model.safetensors"
+    rest = {n: x for n, x in load_file(file).items() if ".master." not in n}
+    weights = {f"optimizer.master.{n}": x for n, x in model(CONFIG, torch.float32).items()}
+    roots = []
+    for kept in ({}, weights, {n: x for n, x in weights.items() if NAME not in n}):
+        save_file(rest | kept, file)
+        roots.append(intarsia.digest(source).root)
+    assert roots[0] == roots[1] != roots[2]
+
+
 def test_wider_weights_without_main_weights_are_another_type(tmp_path: Path) -> None:
     source = write_hf(tmp_path / "hf", model(CONFIG), CONFIG)
     to_fsdp(source, tmp_path / "fsdp", dtype="fp32")

@@ -8,13 +8,12 @@ from intarsia.checking.fault import Fault
 from intarsia.checking.naming import place_of
 from intarsia.errors import few
 from intarsia.planning.manifest import Manifest
-from intarsia.state.names import MASTER, STEP, StateName, of_kind, parameter_of
+from intarsia.state.names import MASTER, SHAPED, STEP, StateName, of_kind, parameter_of
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _ADAMAX = ("exp_avg", "exp_inf")
 _LION = ("exp_avg",)
-_SHAPED = (*_MOMENTS, MASTER, "max_exp_avg_sq", "momentum_buffer", "exp_inf")
-_OF_ADAM = (*_SHAPED, STEP)
+_OF_ADAM = (*SHAPED, STEP)
 """Kinds of Adam, of its kin, and of what steps matrices beside it; any other kind is another optimizer's."""
 
 _FEW = 10
@@ -116,7 +115,7 @@ def misshapen_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator
     for name, logical in manifest.logical.items():
         state = StateName.of(name)
         weight = manifest.logical.get(state.parameter) if state else None
-        if state is None or weight is None or state.kind not in _SHAPED:
+        if state is None or weight is None or state.kind not in SHAPED:
             continue
         if name in known or weight.name in known:
             continue

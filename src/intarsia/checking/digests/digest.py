@@ -66,9 +66,20 @@ class Digests:
 
     @cached_property
     def weights_again(self) -> frozenset[str]:
-        """The main weights that are their weights, bit by bit: some formats and frameworks keep but one of the two."""
-        found = {n: x for n, x in self.tensors.items() if kind_of(n) == MASTER}
-        return frozenset(n for n, x in found.items() if self.tensors.get(parameter_of(n)) == x)
+        """The main weights that are their weights, bit by bit: some formats and frameworks keep but one of the two.
+
+        None where some are missing: a checkpoint that lost them is not one that never had any.
+        """
+        kinds: dict[str, set[str]] = {}
+        for name in self.tensors:
+            kinds.setdefault(kind_of(name), set()).add(name)
+        mains = {parameter_of(n): n for n in kinds.pop(MASTER, ())}
+        weights = kinds.pop("", set())
+        stepped = {parameter_of(n) for n in set[str]().union(*kinds.values())} & weights or weights
+        if not stepped <= mains.keys():
+            return frozenset()
+        found = (n for of, n in mains.items() if self.tensors.get(of) == self.tensors[n])
+        return frozenset(found)
 
     def _over(self, tensors: Mapping[str, str]) -> str:
         lines = [f"{name}\0{digest}\n" for name, digest in sorted(tensors.items())]

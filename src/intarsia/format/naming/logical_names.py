@@ -7,7 +7,7 @@ of its family.  What the table does not know is carried name by name, and said.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from intarsia.format.optimizer_state.optimizer_names import (
     state_in,
     unnumbered_error,
 )
+from intarsia.format.optimizer_state.single_numbers import kinds_of_numbers
 from intarsia.frozen import frozen_open
 from intarsia.layout import Layout
 from intarsia.mesh import Rule, Shape
@@ -263,7 +264,8 @@ def _with_table(
             for s in listed
         )
         if len(weights) < len(listed):
-            named = (part for name, s in named for part in _by_member(name, s, known))
+            numbers = kinds_of_numbers((s.name, s.shape) for s in listed if is_state(s.name))
+            named = (part for name, s in named for part in _by_member(name, s, known, numbers))
         weights = unique(named, where, complain)
     stored = stored_of(weights, _rule_of(rules, known))
     for error, name in misfits(quantised, known, table.family, where):
@@ -331,10 +333,12 @@ def shape_fault(name: str, have: Shape, want: Shape) -> str:
     return "vocabulary-padded" if taller and name.endswith(_VOCABULARY) else "shape-wrong"
 
 
-def _by_member(name: str, s: Found, known: Mapping[str, Any]) -> Iterator[tuple[str, Found]]:
+def _by_member(
+    name: str, s: Found, known: Mapping[str, Any], numbers: Set[str]
+) -> Iterator[tuple[str, Found]]:
     """A tensor under its name; a single number of a fused parameter's state once for each tensor in it."""
     state = StateName.of(name) if not s.shape and is_state(name) else None
-    fused = known.get(state.parameter) if state else None
+    fused = known.get(state.parameter) if state and state.kind in numbers else None
     if state is None or fused is None:
         yield name, s
         return

@@ -6,8 +6,18 @@ from collections.abc import Iterable, Mapping
 
 from intarsia.errors import CoverageError
 from intarsia.family import Param
+from intarsia.mesh import Shape
 from intarsia.planning.manifest import Logical
-from intarsia.state.names import kind_of
+from intarsia.state.names import SHAPED, StateName, kind_of
+
+
+def kinds_of_numbers(states: Iterable[tuple[str, Shape]]) -> frozenset[str]:
+    """The kinds of state that are one number for every parameter: a moment that lost its shape is none of them."""
+    numbers, others = set[str](), {*SHAPED}
+    for name, shape in states:
+        if state := StateName.of(name):
+            (others if shape else numbers).add(state.kind)
+    return frozenset(numbers - others)
 
 
 def single_number(states: Iterable[str], row: Param, logical: Mapping[str, Logical]) -> str | None:
