@@ -173,3 +173,12 @@ def test_adapters_of_two_parameters_of_one_module_are_told_apart(tmp_path: Path)
     report = intarsia.load(tmp_path / "saved", into=other)
     assert report.complete
     assert_same(state(other), state(model))
+
+
+def test_a_wrapper_around_a_layer_with_an_adapter_leaves_its_name(tmp_path: Path) -> None:
+    model = adapted(1)
+    intarsia.save(tmp_path / "plain", model)
+    inner = model.base_model.model
+    inner.head = torch.nn.DataParallel(inner.head)
+    intarsia.save(tmp_path / "wrapped", model)
+    assert set(intarsia.open(tmp_path / "wrapped")) == set(intarsia.open(tmp_path / "plain"))

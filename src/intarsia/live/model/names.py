@@ -60,7 +60,7 @@ def own_name(
         kept, left, path = list[str](), list[str](), ""
         for word in bare(name).split("."):
             if (path, word) in wrapped:
-                left.append(word)
+                left += [word] if word != MODULE else []
             else:
                 # One adapter of PEFT's around another: their tensors differ by these words alone.
                 kept += [*left, word] if path in layers else [word]
