@@ -123,7 +123,7 @@ def bounds(**values: float) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "held", [bounds(input_min=-inf, input_max=inf), bounds(min=-inf, max=6.0), bounds(min_x=0.0, max_x=inf)]
+    "held", [bounds(input_min=-inf, input_max=inf), bounds(min=-inf, max=inf), bounds(min_x=-inf, max_x=inf)]
 )  # fmt: skip
 def test_an_interval_that_is_open_is_no_fault_and_noted(
     held: dict[str, torch.Tensor], dtype: torch.dtype, tmp_path: Path
@@ -144,6 +144,8 @@ def test_an_interval_that_is_open_is_no_fault_and_noted(
         bounds(input_min=-inf, input_max=-inf),
         bounds(input_min=-inf, input_max=nan),
         bounds(input_min=-inf),
+        bounds(min=-inf, max=6.0),
+        bounds(min=0.5, max=inf),
         bounds(weight=inf, min=0.0, max=1.0),
         bounds(minimum=-inf, maximum=inf),
         {"fc.bias_min": torch.tensor([-inf, 0.0]), "fc.bias_max": torch.tensor([inf, inf])},

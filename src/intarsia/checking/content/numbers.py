@@ -23,17 +23,12 @@ _LOWER = re.compile(r"(?:(?<=[._])|^)min(?=_[^.]*$|$)")
 
 
 def open_bounds(found: Sequence[ItemStats]) -> list[str]:
-    """Single numbers that are the infinite ends of an interval: both ends are stored, as `…min` and `…max`."""
+    """Single numbers that are the ends of an interval without bounds, `…min` and `…max`; of one end, it may have diverged."""
     if not any(stats.not_finite.count and stats.item.stored.layout.size == 1 for stats in found):
         return []
     single = {stats.item.stored.name: stats.value for stats in found if stats.item.kinds == {""}}
     ends = [(name, _LOWER.sub("max", name)) for name in single if _LOWER.search(name)]
-    bounds = [
-        (n, m, x, y)
-        for n, m in ends
-        if (x := single[n]) is not None and (y := single.get(m)) is not None and x < y
-    ]
-    return [name for n, m, x, y in bounds for name, end in ((n, x), (m, y)) if abs(end) == inf]
+    return [x for n, m in ends if single[n] == -inf and single.get(m) == inf for x in (n, m)]
 
 
 def not_finite(stats: ItemStats, bounds: Collection[str]) -> Iterator[Fault]:

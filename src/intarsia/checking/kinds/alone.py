@@ -136,7 +136,7 @@ ALONE = (
         FaultKind("not-finite",
             "NaN or infinity among the weights or their optimizer state",
             "continue from a checkpoint before the run diverged, or convert again if its source is sound",
-            row="NaN or infinity, in anything but masks and the ends of open intervals (single numbers `…min` and `…max`, which a note names)"),
+            row="NaN or infinity, in anything but masks and the ends of intervals that are open at both (single numbers `…min` and `…max`, which a note names)"),
         FaultKind("value-implausible",
             "numbers larger than any weight: memory that was never written, or the bits of another type", SAVED_WRONG,
             row="numbers beyond 1e8, in anything but masks and scales: memory that was never written, or the bits of another element type"),
