@@ -12,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Qwen3MoeForCausalLM
 
 import intarsia
 from intarsia.errors import CoverageError, UsageError
@@ -20,6 +20,7 @@ from intarsia.format.registry import read_manifest
 from intarsia.opened.entries import read_entries
 from tests.checkpoints import assert_same, read_dcp, read_hf, write_dcp
 from tests.distributed.trainer import CONFIG, Llama
+from tests.journeys.parallelized_training import CONFIG as EXPERTS
 from tests.live.megatron_fsdp_cases import fixture
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -312,13 +313,7 @@ def test_single_numbers_have_no_place_in_megatron(
 
 def with_fused_experts(name: str, seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
-    model = Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            vocab_size=32, hidden_size=16, intermediate_size=24, moe_intermediate_size=8,
-            num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
-            num_experts=3, num_experts_per_tok=2, mlp_only_layers=[],
-        )
-    )  # fmt: skip
+    model = Qwen3MoeForCausalLM(EXPERTS)
     return model, getattr(torch.optim, name)(model.parameters(), lr=0.01)
 
 
@@ -348,18 +343,27 @@ def test_a_single_number_of_fused_experts_is_there_for_each_of_them(
                 assert torch.equal(value, again.state[q][kind]), (there, kind)
 
 
-def test_single_numbers_of_experts_that_differ_are_not_fused(tmp_path: Path) -> None:
+@pytest.fixture
+def of_each_expert(tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """The file of NAdam's state in a checkpoint that has each expert by itself, and what it holds."""
     model, optimizer = with_fused_experts("NAdam", 3)
     model(torch.arange(24).reshape(2, 12)).logits.square().mean().backward()
     optimizer.step()
     intarsia.save(tmp_path / "saved", model, optimizer)
     intarsia.convert(tmp_path / "saved", tmp_path / "hf", to="hf", dialect="hf")
     file = tmp_path / "hf" / "optimizer" / "model.safetensors"
-    held = load_file(file)
+    return file, load_file(file)
+
+
+def test_single_numbers_of_experts_that_differ_are_not_fused(
+    of_each_expert: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
+) -> None:
+    file, held = of_each_expert
     held["optimizer.mu_product.model.layers.1.mlp.experts.2.up_proj.weight"] *= 2
     save_file(held, file)
     with pytest.raises(CoverageError, match=r"mu_product.* differ, and one number would have to"):
         intarsia.convert(tmp_path / "hf", tmp_path / "out", to="dcp", dialect="hf-module")
+    model, optimizer = with_fused_experts("NAdam", 4)
     with pytest.raises(intarsia.IntarsiaError, match=r"mu_product.* and one parameter holds them"):
         intarsia.load(tmp_path / "hf", into=model, optimizer=optimizer)
 
@@ -367,15 +371,9 @@ def test_single_numbers_of_experts_that_differ_are_not_fused(tmp_path: Path) -> 
 @pytest.mark.parametrize("lost", ["one", "all"])
 @pytest.mark.parametrize("name", ["gate_proj", "q_proj"])
 def test_a_moment_that_lost_its_shape_is_no_single_number(
-    lost: str, name: str, tmp_path: Path
+    lost: str, name: str, of_each_expert: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
 ) -> None:
-    model, optimizer = with_fused_experts("NAdam", 3)
-    model(torch.arange(24).reshape(2, 12)).logits.square().mean().backward()
-    optimizer.step()
-    intarsia.save(tmp_path / "saved", model, optimizer)
-    intarsia.convert(tmp_path / "saved", tmp_path / "hf", to="hf", dialect="hf")
-    file = tmp_path / "hf" / "optimizer" / "model.safetensors"
-    held = load_file(file)
+    file, held = of_each_expert
     moments = [n for n in held if n.startswith("optimizer.exp_avg.") and name in n]
     held |= {n: torch.tensor(0.5) for n in (moments if lost == "all" else moments[:1])}
     save_file(held, file)

@@ -128,8 +128,9 @@ def state_rows(
     A single number of a parameter (NAdam's `mu_product`) stays one where names are kept; `with_one_number` has those of fused ones.
     """
     kinds: dict[str, set[str]] = {}
-    numbers = kinds_of_numbers((name, logical[name].shape) for name in state_among(logical))
-    for name in state_among(logical):
+    states = state_among(logical)
+    numbers = kinds_of_numbers((name, logical[name].shape) for name in states)
+    for name in states:
         if state := StateName.of(name):
             kinds.setdefault(state.kind, set()).add(state.parameter)
     for kind, held in sorted(kinds.items()):
@@ -154,12 +155,14 @@ def with_one_number(
     rows: Sequence[Param], src: Manifest, dropped: Set[str]
 ) -> tuple[list[Param], list[tuple[str, ...]]]:
     """The rows, with state that is one number once for each fused parameter; and what each of these stands for."""
-    kinds = kinds_of_numbers((n, src.logical[n].shape) for n in state_among(src.logical))
+    states = state_among(src.logical)
+    kinds = kinds_of_numbers((n, src.logical[n].shape) for n in states) | {STEP}
+    named = [*map(of_kind, sorted(kinds))]
     groups: dict[str, tuple[str, ...]] = {}
-    for row in rows:
+    for row in rows if states else ():
         if len(row.layout.pieces) < 2:
             continue
-        for of in map(of_kind, sorted(kinds | {STEP})):
+        for of in named:
             names = tuple(map(of, row.layout.tensors))
             if len(names) > 1 and all(n in src.logical and n not in dropped for n in names):
                 groups[of(row.name)] = names

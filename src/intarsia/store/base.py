@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """Files that are open: their descriptors, and what tells the stamp that one has now."""
+    """Files that are open: their descriptors, and what gives the stamp that one has now."""
 
     descriptors: Sequence[int]
     stamp: Callable[[int], Stamp]
@@ -164,7 +164,7 @@ class Transaction(ABC):
         self.create(file, size_bytes)
 
     def opened_together(self, files: Sequence[str]) -> AbstractContextManager[Sequence[int] | None]:
-        """Descriptors of files, as of a `Reader`; `moved` is told what was written to them."""
+        """Descriptors of files, as of a `Reader`; `moved` receives what was written to them."""
         return nullcontext()
 
     def moved(self, file: str, start_bytes: int, length_bytes: int) -> None:  # noqa: B027

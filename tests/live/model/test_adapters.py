@@ -10,12 +10,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import save_file
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Qwen3MoeForCausalLM
 
 import intarsia
 from intarsia.errors import CoverageError, UsageError
 from tests.checkpoints import assert_same, read_dcp
 from tests.distributed.small_model import Small, optimizer_of, step
+from tests.journeys.parallelized_training import CONFIG as EXPERTS
 from tests.journeys.training import small
 
 
@@ -146,15 +147,10 @@ def test_a_prompt_is_an_adapter_too(tmp_path: Path) -> None:
 def with_experts(seed: int) -> Any:
     """Two parameters of one module with an adapter each: PEFT wraps the module twice."""
     torch.manual_seed(seed)
-    model = Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            vocab_size=32, hidden_size=16, intermediate_size=24, moe_intermediate_size=8, num_hidden_layers=1,
-            num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts=4,
-        )
-    )  # fmt: skip
     both = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
     model = get_peft_model(
-        model, LoraConfig(r=2, target_modules=["q_proj"], target_parameters=both)
+        Qwen3MoeForCausalLM(EXPERTS),
+        LoraConfig(r=2, target_modules=["q_proj"], target_parameters=both),
     )
     with torch.no_grad():
         for name, x in model.named_parameters():

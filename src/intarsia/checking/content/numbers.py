@@ -19,7 +19,7 @@ _LEAST_WEIGHT, _MOST_WEIGHT = 0.2, 1e-8
 
 
 _LOWER = re.compile(r"(?:(?<=[._])|^)min(?=_[^.]*$|$)")
-"""The word in the last part of a name that tells a lower bound."""
+"""The word in the last part of a name that names a lower bound."""
 
 
 def open_bounds(found: Sequence[ItemStats]) -> list[str]:

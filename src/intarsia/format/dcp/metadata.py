@@ -17,7 +17,7 @@ from intarsia.collector import paused
 from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import FormatError, UnsafeError, UnsupportedError, few
 from intarsia.format.complaint import Complain, Complaint, refuse
-from intarsia.format.dcp.metadata_chunks import Cuts, Places, chunks_of
+from intarsia.format.dcp.metadata_chunks import Cuts, PlaceOf, chunks_of
 from intarsia.format.torch_file.inert import Inert, brief
 from intarsia.format.torch_file.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
 from intarsia.format.torch_file.unpickle import load_inert
@@ -151,7 +151,7 @@ def read_pickled(data: bytes, where: str) -> tuple[Metadata, list[str]]:
         ) from error
 
 
-def _places(stored: dict[Any, Any]) -> Places:
+def _places(stored: dict[Any, Any]) -> PlaceOf:
     """The blob of each (name, offset); an index also carries a hint that is not part of it."""
     places = None
     with suppress(AttributeError, FormatError, LookupError, TypeError, UnsafeError, ValueError):
@@ -159,7 +159,7 @@ def _places(stored: dict[Any, Any]) -> Places:
     return _places_one_by_one(stored) if places is None else places
 
 
-def _places_at_once(stored: dict[Any, Any]) -> Places | None:
+def _places_at_once(stored: dict[Any, Any]) -> PlaceOf | None:
     """Where every entry is as it should be, the blobs; each check is one of a whole column."""
     if {*map(type, stored)} != {_Index} or {*map(type, stored.values())} != {_Place}:
         return None
@@ -190,9 +190,9 @@ def _places_at_once(stored: dict[Any, Any]) -> Places | None:
     return places if len(places) == len(stored) else None
 
 
-def _places_one_by_one(stored: dict[Any, Any]) -> Places:
+def _places_one_by_one(stored: dict[Any, Any]) -> PlaceOf:
     """The same, up to the first entry that is wrong."""
-    places: Places = {}
+    places: PlaceOf = {}
     files: set[str] = set()
     for index, place in stored.items():
         if not isinstance(index, _Index) or not isinstance(place, _Place):
@@ -230,7 +230,7 @@ def check_tensor_name(name: Any) -> None:
 
 
 def _matched(
-    described: dict[Any, Any], places: Places, fields: dict[str, Any], size_bytes: int
+    described: dict[Any, Any], places: PlaceOf, fields: dict[str, Any], size_bytes: int
 ) -> tuple[Metadata, list[str]]:
     """What the metadata describes, and what of it was never stored."""
     # Lists that many tensors share are stored once and gone through many times.
@@ -263,7 +263,7 @@ def _matched(
 
 
 def tensor_of(
-    name: str, said: Any, shape: Any, listed: Any, places: Places, missing: list[str], cuts: Cuts
+    name: str, said: Any, shape: Any, listed: Any, places: PlaceOf, missing: list[str], cuts: Cuts
 ) -> TensorRecord:
     """A tensor of the element type, the shape and the chunks that the metadata gives it."""
     dtype = BY_TORCH.get(said.torch) if isinstance(said, DType) else None

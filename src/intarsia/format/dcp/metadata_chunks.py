@@ -10,7 +10,7 @@ from intarsia.errors import FormatError
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk
 
-Places = dict[tuple[str, Any], tuple[str, int, int]]
+PlaceOf = dict[tuple[str, Any], tuple[str, int, int]]
 """The file of each (name, offset), the byte at which it begins, and its length."""
 _Axes = tuple[int, ...]
 _Cut = tuple[_Axes, tuple[_Axes, ...], tuple[_Axes, ...]]
@@ -19,7 +19,7 @@ _STATE, _OFFSETS, _SIZES = attrgetter("state"), itemgetter("offsets"), itemgette
 
 
 def chunks_of(
-    name: str, shape: _Axes, listed: Any, places: Places, missing: list[str], cuts: Cuts
+    name: str, shape: _Axes, listed: Any, places: PlaceOf, missing: list[str], cuts: Cuts
 ) -> tuple[Chunk, ...]:
     """The chunks of a tensor; a cut that many tensors have is checked once."""
     cut = _cut_of(shape, listed)
@@ -46,7 +46,7 @@ def _cut_of(shape: _Axes, listed: Any) -> _Cut | None:
 
 
 def _chunks_one_by_one(
-    name: str, shape: _Axes, listed: Any, places: Places, missing: list[str]
+    name: str, shape: _Axes, listed: Any, places: PlaceOf, missing: list[str]
 ) -> tuple[Chunk, ...]:
     """The same, up to the first that is wrong; those that were never stored go to `missing`."""
     chunks = []

@@ -264,7 +264,7 @@ def _with_table(
             for s in listed
         )
         if len(weights) < len(listed):
-            numbers = kinds_of_numbers((s.name, s.shape) for s in listed if is_state(s.name))
+            numbers = kinds_of_numbers((s.name, s.shape) for s in listed)
             named = (part for name, s in named for part in _by_member(name, s, known, numbers))
         weights = unique(named, where, complain)
     stored = stored_of(weights, _rule_of(rules, known))
@@ -337,7 +337,7 @@ def _by_member(
     name: str, s: Found, known: Mapping[str, Any], numbers: Set[str]
 ) -> Iterator[tuple[str, Found]]:
     """A tensor under its name; a single number of a fused parameter's state once for each tensor in it."""
-    state = StateName.of(name) if not s.shape and is_state(name) else None
+    state = None if s.shape else StateName.of(name)
     fused = known.get(state.parameter) if state and state.kind in numbers else None
     if state is None or fused is None:
         yield name, s
