@@ -12,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
-from transformers import Qwen3MoeForCausalLM
+from transformers import GraniteMoeConfig, GraniteMoeForCausalLM, Qwen3MoeForCausalLM
 
 import intarsia
 from intarsia.errors import CoverageError, UsageError
@@ -380,3 +380,30 @@ def test_a_moment_that_lost_its_shape_is_no_single_number(
     for dialect in ("hf", "hf-module"):
         with pytest.raises(intarsia.IntarsiaError, match=r"exp_avg"):
             intarsia.convert(tmp_path / "hf", tmp_path / "out", to="dcp", dialect=dialect)
+
+
+def test_state_goes_by_the_names_of_the_hub_where_transformers_alone_knows_these(
+    tmp_path: Path,
+) -> None:
+    def new(seed: int) -> tuple[GraniteMoeForCausalLM, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        sizes: dict[str, Any] = {
+            "vocab_size": 32, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 3,
+        }  # fmt: skip
+        model = GraniteMoeForCausalLM(GraniteMoeConfig(**sizes))
+        return model, torch.optim.Adamax(model.parameters())
+
+    model, optimizer = new(3)
+    model(torch.arange(24).reshape(2, 12)).logits.square().mean().backward()
+    optimizer.step()
+    intarsia.save(tmp_path / "saved", model, optimizer)
+    intarsia.convert(tmp_path / "saved", tmp_path / "hf", to="hf", dialect="hf")
+    read = GraniteMoeForCausalLM.from_pretrained(tmp_path / "hf")
+    assert_same(read.state_dict(), model.state_dict())
+    other, again = new(4)
+    intarsia.load(tmp_path / "hf", into=other, optimizer=again)
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+        for kind, value in optimizer.state[p].items():
+            assert torch.equal(value, again.state[q][kind])

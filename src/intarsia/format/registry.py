@@ -26,6 +26,7 @@ from intarsia.format.folder.stored_config import with_config_used
 from intarsia.format.megatron.frame import METADATA, TRACKER, tracked_folder
 from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest
+from intarsia.state.names import is_state
 from intarsia.store.address import named
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.headers_once import reading_headers
@@ -245,5 +246,6 @@ def with_rules_of_transformers(manifest: Manifest) -> Manifest:
     """The manifest, its tensors named by the rules of the installed Transformers, if it has them."""
     if manifest.config is None or "model_type" not in manifest.config:
         return manifest
-    adopt(manifest.config, {s.name: s.shape for s in manifest.stored.values()})
+    stored = manifest.stored.values()
+    adopt(manifest.config, {s.name: s.shape for s in stored if not is_state(s.name)})
     return read_manifest(manifest.given or manifest.path, manifest.config, section=manifest.section)
