@@ -37,7 +37,7 @@ def sharing(bucket: Path) -> None:
     """Be a rank that shares conversions with the others, with work for each, and knows the store."""
     os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
     os.environ["MASTER_ADDR"] = "localhost"
-    Budget.window_bytes = property(lambda _: 2048)  # type: ignore[assignment,method-assign]
+    Budget.window_bytes = Budget.step_bytes = property(lambda _: 2048)  # type: ignore[assignment,method-assign]
     register("bucket", BucketStore(bucket))
 
 

@@ -31,7 +31,7 @@ if os.environ.get("RANK"):
     os.environ["LOCAL_WORLD_SIZE"] = os.environ.get("RANKS_HERE", os.environ["LOCAL_WORLD_SIZE"])
     from intarsia.run.budget import Budget
 
-    Budget.window_bytes = property(lambda self: 2048)
+    Budget.window_bytes = Budget.step_bytes = property(lambda self: 2048)
 if os.environ.get("RANK") == os.environ.get("BROKEN_RANK", "none"):
     honest, count = os.pwritev, [0]
 

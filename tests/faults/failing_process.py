@@ -26,7 +26,7 @@ def prepare(window_bytes: int, *, eager: bool, moving: bool = False) -> None:
     from intarsia.run.windows import strips
     from intarsia.store.local import written_files
 
-    Budget.window_bytes = property(lambda _: window_bytes)  # type: ignore[assignment,method-assign]
+    Budget.window_bytes = Budget.step_bytes = property(lambda _: window_bytes)  # type: ignore[assignment,method-assign]
     if moving:
         strips.LEAST_BYTES = 1
     if eager:

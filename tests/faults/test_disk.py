@@ -15,9 +15,9 @@ import torch
 import intarsia
 import intarsia.converting
 from intarsia.errors import FormatError, StoreError
-from intarsia.run.budget import Budget
 from intarsia.store.reading.folder import Folder
 from intarsia.store.writing.staging import Staging
+from tests.budgets import in_steps_of
 from tests.checkpoints import (
     assert_same,
     files_of,
@@ -36,7 +36,7 @@ KEPT = [".out.intarsia-journal", ".out.intarsia-partial"]
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: 2048))
+    in_steps_of(monkeypatch, 2048)
 
 
 @pytest.fixture

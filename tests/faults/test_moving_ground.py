@@ -14,9 +14,9 @@ from intarsia.checking.fault import Fault
 from intarsia.errors import ChangedError, IntarsiaError
 from intarsia.format.folder import side_files
 from intarsia.format.hf import files as hf_files
-from intarsia.run.budget import Budget
 from intarsia.run.journal import keeping as journal
 from intarsia.store.writing.staging import Staging
+from tests.budgets import in_steps_of
 from tests.checkpoints import leftovers, llama_config, model, python, write_hf
 
 CONFIG = llama_config(num_hidden_layers=1)
@@ -74,7 +74,7 @@ def test_a_folder_that_somebody_removes_ends_the_run_with_its_name(
         honest(self, *arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(Budget, "window_bytes", property(lambda _: 2048))
+        in_steps_of(patch, 2048)
         patch.setattr(Staging, "write", write)
         patch.setattr(journal, "LEAST_SECONDS", 0.0)
         patch.setattr(journal, "REST", 0)

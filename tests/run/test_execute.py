@@ -21,12 +21,14 @@ from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
 from intarsia.planning.proof import prover_of
 from intarsia.run.budget import Budget
-from intarsia.run.execute import Execution, adjoin
+from intarsia.run.execute import Execution, adjoin, nbytes_of
 from intarsia.run.gather import gather
+from intarsia.run.room import Room
 from intarsia.run.source import Source
 from intarsia.run.windows.tally import Tally
 from intarsia.store.reading.folder import Folder
 from intarsia.store.writing.staging import Staging
+from tests.budgets import in_steps_of
 from tests.checkpoints import (
     assert_same,
     bits,
@@ -60,7 +62,7 @@ def sharded(source: Path) -> Path:
 def test_every_window_and_every_number_of_threads_gives_the_same_bytes(
     source: Path, sharded: Path, tmp_path: Path, monkeypatch, window: int, workers: int
 ) -> None:
-    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: window))
+    in_steps_of(monkeypatch, window)
     intarsia.convert(source, tmp_path / "dcp", to="dcp", mesh=MESH, workers=workers)
     assert files_of(tmp_path / "dcp") == files_of(sharded)
     intarsia.convert(tmp_path / "dcp", tmp_path / "hf", to="hf", workers=workers)
@@ -99,11 +101,27 @@ def test_windows_cut_casts_and_transposed_chunks_alike(tmp_path: Path, monkeypat
     state = {"w": torch.randn(70, 30).t(), "v": torch.randn(11, 3, 5).permute(2, 0, 1)}
     src = write_dcp(tmp_path / "src", state)
     for window in (64, 999, 1 << 20):
-        monkeypatch.setattr(Budget, "window_bytes", property(lambda _, w=window: w))
+        in_steps_of(monkeypatch, window)
         intarsia.convert(src, tmp_path / f"hf{window}", to="hf", dtype="bf16")
         wanted = {name: x.to(torch.bfloat16) for name, x in state.items()}
         assert_same(read_hf(tmp_path / f"hf{window}"), wanted)
     assert len({str(files_of(tmp_path / f"hf{w}")) for w in (64, 999, 1 << 20)}) == 1
+
+
+def test_what_of_a_step_goes_through_memory_fills_one_window_at_a_time(
+    source: Path, sharded: Path, tmp_path: Path, monkeypatch
+) -> None:
+    taken, steps, honest = list[int](), list[int](), (Room.take, Execution.step)
+    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: 512))
+    monkeypatch.setattr(Budget, "step_bytes", property(lambda _: 1 << 20))
+    monkeypatch.setattr(Room, "take", lambda self, n: taken.append(n) or honest[0](self, n))
+    monkeypatch.setattr(Staging, "can_move", False)
+    monkeypatch.setattr(
+        Execution, "step", lambda self, step: steps.append(nbytes_of(step)) or honest[1](self, step)
+    )
+    intarsia.convert(source, tmp_path / "dcp", to="dcp", mesh=MESH, workers=1)
+    assert files_of(tmp_path / "dcp") == files_of(sharded)
+    assert max(taken) <= 512 < max(steps)
 
 
 @pytest.mark.parametrize("workers", [1, 4])
@@ -113,7 +131,7 @@ def test_windows_cut_casts_and_transposed_chunks_alike(tmp_path: Path, monkeypat
 def test_one_failing_call_fails_the_whole_and_commits_nothing(
     source: Path, tmp_path: Path, monkeypatch, owner, method: str, workers: int
 ) -> None:
-    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: 512))
+    in_steps_of(monkeypatch, 512)
     lock, calls = threading.Lock(), [0]
     honest = getattr(owner, method)
 
@@ -133,7 +151,7 @@ def test_one_failing_call_fails_the_whole_and_commits_nothing(
 
 
 def test_a_failure_stops_the_other_threads_soon(source: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: 64))
+    in_steps_of(monkeypatch, 64)
     lock, calls = threading.Lock(), [0]
     honest = Staging.write
 

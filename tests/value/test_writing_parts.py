@@ -39,6 +39,7 @@ from intarsia.value import Window
 from intarsia.value.bits import Bits, as_float64, bits_dtype
 from intarsia.value.cast import cast
 from intarsia.value.measured import Measured
+from tests.budgets import in_steps_of
 from tests.checkpoints import files_of, leftovers, read_dcp, read_hf, write_hf
 
 F32, F64, BF16, I8 = (BY_NAME[name] for name in ("F32", "F64", "BF16", "I8"))
@@ -136,7 +137,7 @@ def read_again(out: Path, job: Job) -> Manifest:
 def test_numbers_that_it_can_hold_arrive_and_are_verified(
     to, rows, columns, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: 2048))
+    in_steps_of(monkeypatch, 2048)
     tensors = exact_numbers(rows, columns)
     src = write_hf(tmp_path / "src", tensors)
     job = job_of(src, to, rows=rows, columns=columns)

@@ -200,7 +200,7 @@ def _move(
         tally = Tally(sizes if job.digests else {}, job.budget.stretch_bytes)
         staging = journal.staging
         run = Execution(source, arrangement, staging, job.budget, advance, journal.record, tally)
-        steps = cut_steps(proofs, arrangement, job.budget.window_bytes, kept.ranges)
+        steps = cut_steps(proofs, arrangement, job.budget, kept.ranges)
         with team.together() as shared, journal:
             parts = run.run(share_of(steps, arrangement, team.rank, team.size))
             if team.rank != 0:

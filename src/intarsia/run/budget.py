@@ -22,7 +22,9 @@ LARGE_BYTES = 2 * WINDOW_BYTES
 """The largest window of many workers: they share one interpreter, which has work with each window."""
 ALONE_BYTES = 512 << 10
 """Bytes that a thread works on in the time that a thing keeps the interpreter for itself."""
-SHARES, SHARES_OF_MANY = 64, 32
+STEP_BYTES = 64 << 20
+"""The most that a worker moves from file to file at once, which takes no buffer."""
+SHARES, SHARES_OF_MANY = 64, 8
 """A kill loses what all workers have in hand; that is at most one of so many shares of the work."""
 
 
@@ -67,6 +69,11 @@ class Budget:
         """The largest destination buffer: each worker holds one, and as much again to read into."""
         most = WINDOW_BYTES if self.workers < MANY else LARGE_BYTES
         return min(most, self.share_bytes, self.memory_bytes // (3 * self.workers))
+
+    @property
+    def step_bytes(self) -> int:
+        """How much a worker takes in hand at once: a buffer's fill, or more where bytes go from file to file."""
+        return max(self.window_bytes, min(STEP_BYTES, self.share_bytes))
 
     @property
     def side_bytes(self) -> int:

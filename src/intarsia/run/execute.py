@@ -56,11 +56,10 @@ Ranges = Mapping[str, Sequence[tuple[int, int]]]
 def cut_steps(
     proofs: Sequence[Proven],
     arrangement: Arrangement,
-    window_bytes: int,
+    budget: Budget,
     done: Ranges | None = None,
 ) -> list[Step]:
-    """Windows of what is not done of the targets, in the order of their bytes and in steps of at
-    most `window_bytes`."""
+    """Windows of what is not done of the targets, in the order of their bytes and in steps."""
     done = done or {}
     order = {file: k for k, file in enumerate(arrangement.files)}
 
@@ -70,8 +69,8 @@ def cut_steps(
 
     by_file = all(len(arrangement.slots[p.target.name]) == 1 for p in proofs)
     groups = partners(sorted(proofs, key=place) if by_file else proofs)
-    windows = (some for group in groups for some in _windows(group, window_bytes, done))
-    return [tuple(chain(*step)) for step in in_steps(windows, window_bytes, nbytes_of)]
+    windows = (some for group in groups for some in _windows(group, budget.window_bytes, done))
+    return [tuple(chain(*step)) for step in in_steps(windows, budget.step_bytes, nbytes_of)]
 
 
 def nbytes_of(step: Iterable[tuple[Proven, Box]]) -> int:
@@ -135,24 +134,34 @@ class Execution:
         moved = move_windows(source, self.staging, movable)
         if moved is None:
             moved, others = NOTHING, step
-        filled = self._fill(others, source)
-        tallied = [self.tally.of(x) for x in filled]
-        self._put(filled, tallied)
-        sums = merged([moved.sums, *(one.sums for one in tallied)])
+        some = in_steps(others, self.budget.window_bytes, lambda each: nbytes_of([each]))
+        parts = [moved, *(self._through_memory(each, source) for each in some)]
         written = Written(
-            (*moved.windows, *((x.target, x.window) for x in filled)),
-            (*moved.crcs, *(one.crcs for one in tallied)),
+            tuple(chain(*(part.windows for part in parts))),
+            tuple(chain(*(part.crcs for part in parts))),
             source.losses,
-            sums,
+            merged([part.sums for part in parts]),
         )
         self.record(written)
         with self._counting:
             self.source.losses.update(source.losses)
-            add_to(self.sums, sums)
+            add_to(self.sums, written.sums)
             self.progress(written.nbytes)
         return unfinished(written, self._slots)
 
-    def _fill(self, step: Step, source: Source) -> list[Filled]:
+    def _through_memory(self, windows: Sequence[tuple[Proven, Box]], source: Source) -> Written:
+        """Fill windows in this thread's memory, and write them."""
+        filled = self._fill(windows, source)
+        tallied = [self.tally.of(x) for x in filled]
+        self._put(filled, tallied)
+        return Written(
+            tuple((x.target, x.window) for x in filled),
+            tuple(one.crcs for one in tallied),
+            source.losses,
+            merged([one.sums for one in tallied]),
+        )
+
+    def _fill(self, step: Sequence[tuple[Proven, Box]], source: Source) -> list[Filled]:
         """The windows of a step in this thread's memory, cut into the boxes of slots."""
         lengths = [nbytes_of([each]) for each in step]
         wholes = in_parts(self._room.take(sum(lengths)), lengths)

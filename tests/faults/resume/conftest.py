@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 import intarsia
-from intarsia.run.budget import Budget
+from tests.budgets import in_steps_of
 from tests.checkpoints import files_of, model, write_hf
 from tests.faults.resume.interrupted import CONFIG, OPTIONS
 
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: 2048))
+    in_steps_of(monkeypatch, 2048)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 
 import intarsia
 from intarsia.errors import FormatError, StoreError, UsageError
-from intarsia.run.budget import Budget
 from intarsia.store.writing.staging import Staging
+from tests.budgets import in_steps_of
 from tests.checkpoints import (
     assert_same,
     files_of,
@@ -70,7 +70,7 @@ def test_a_resumed_run_writes_the_rest_and_the_bytes_are_the_same(
 def test_memory_and_threads_may_differ(src, tmp_path, whole, monkeypatch, window: int) -> None:
     out = tmp_path / "out"
     die_half_way(src, out)
-    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: window))
+    in_steps_of(monkeypatch, window)
     intarsia.convert(src, out, resume=True, **(OPTIONS | {"workers": 3}))
     assert files_of(out) == whole
 

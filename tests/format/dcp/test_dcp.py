@@ -20,6 +20,7 @@ from intarsia.format.dcp.metadata import TensorRecord
 from intarsia.format.registry import read_manifest
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk
+from tests.budgets import in_steps_of
 from tests.checkpoints import (
     assert_same,
     bits,
@@ -162,9 +163,8 @@ def blobs(folder: Path) -> list[bytes]:
 def test_every_archive_that_we_write_has_the_right_checksum(
     tmp_path: Path, monkeypatch, window: int
 ) -> None:
-    from intarsia.run.budget import Budget
 
-    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: window))
+    in_steps_of(monkeypatch, window)
     src = write_hf(tmp_path / "hf", matrix() | model(CONFIG))
     intarsia.convert(src, tmp_path / "dcp", to="dcp", mesh="tp=2,fsdp=3")
     found = blobs(tmp_path / "dcp")

@@ -18,6 +18,7 @@ from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored, Target
 from intarsia.planning.proof import prover_of
+from intarsia.run.budget import Budget
 from intarsia.run.execute import cut_steps
 from intarsia.run.journal import keeping as subject
 from intarsia.run.journal.keeping import Journal
@@ -92,7 +93,9 @@ def test_what_is_left_to_do_is_what_was_not_noted(journal: Journal) -> None:
     }
     logical = {x.name: Logical(x.name, x.shape, x.dtype) for x in TARGETS}
     prover = prover_of(Manifest("hf", "here", stored, logical, {}))
-    steps = cut_steps([prover.prove(x) for x in TARGETS], WHOLE, 8, done.ranges)
+    steps = cut_steps(
+        [prover.prove(x) for x in TARGETS], WHOLE, Budget(1 << 20, 1, share_bytes=8), done.ranges
+    )
     left = [(proven.target.name, str(box)) for step in steps for proven, box in step]
     assert left == [("a", "[1:2, 0:8]"), ("a", "[3:4, 0:8]"), ("empty", "[0:0, 0:3]")]
 

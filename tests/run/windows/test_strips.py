@@ -37,6 +37,7 @@ from intarsia.run.windows.tally import Tally
 from intarsia.store.local.written_files import WrittenFiles
 from intarsia.store.reading.folder import Folder
 from intarsia.store.writing.staging import Staging
+from tests.budgets import in_steps_of
 from tests.checkpoints import (
     assert_same,
     bits,
@@ -122,7 +123,7 @@ def test_the_same_bytes_are_written_with_and_without_whatever_the_windows(
     without(monkeypatch, lambda: intarsia.convert(src, tmp_path / "through", to=to, **more))
     assert not seen
     for window in (1000, 1 << 20):
-        monkeypatch.setattr(Budget, "window_bytes", property(lambda _, window=window: window))
+        in_steps_of(monkeypatch, window)
         for workers in (1, 3):
             out = tmp_path / f"out{window}{workers}"
             intarsia.convert(src, out, to=to, workers=workers, **more)
@@ -351,7 +352,7 @@ def test_a_disk_that_fails_under_a_move_is_named_and_the_run_is_resumed(
 ) -> None:
     src, out, options = sources / "hf", tmp_path / "out", {"to": "dcp", "mesh": "fsdp=2"}
     intarsia.convert(src, tmp_path / "whole", **options)
-    monkeypatch.setattr(Budget, "window_bytes", property(lambda _: 2048))
+    in_steps_of(monkeypatch, 2048)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with monkeypatch.context() as patch:
         failing(patch, 12, 1, full)
