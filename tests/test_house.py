@@ -37,7 +37,7 @@ ARROWS = {
         "quantised", "state", "store", "value",
     },
     "run": {
-        "errors", "dtypes", "frozen", "quantity", "layout", "mesh", "planning", "store", "format.base", "value", "kernel",
+        "errors", "dtypes", "frozen", "quantity", "layout", "mesh", "planning", "store", "format.base", "format.arrangement", "value", "kernel",
     },
     "checking": {
         "errors", "kernel", "dtypes", "frozen", "quantity", "layout", "mesh", "family", "quantised", "planning", "store", "format", "run",

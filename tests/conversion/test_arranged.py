@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import intarsia
+from intarsia.conversion.arranged import check_arrangement
+from intarsia.dtypes import BY_NAME
 from intarsia.errors import CoverageError
 from intarsia.format import added
-from intarsia.format.base import Arrangement, Located
+from intarsia.format.base import Arrangement, Located, Slot
+from intarsia.layout import Layout
 from intarsia.mesh import Box
+from intarsia.planning.manifest import Target
 from tests.checkpoints import leftovers, llama_config, model, write_hf
 from tests.docs.test_add_a_format_page import followed
 
 CONFIG = llama_config()
 Npy: Any = followed()["Npy"]
 NAME, OTHER = "model.embed_tokens.weight", "lm_head.weight"
+U8 = BY_NAME["U8"]
 Mistake = Callable[[Arrangement], Arrangement]
 
 
@@ -70,6 +79,20 @@ def gap_over_another(arranged: Arrangement) -> Arrangement:
     return moved(arranged, gap_bytes=slot.start_bytes + 1)
 
 
+def gap_behind_the_start(arranged: Arrangement) -> Arrangement:
+    return moved(arranged, gap_bytes=-8)
+
+
+def between_bytes(arranged: Arrangement) -> Arrangement:
+    return moved(arranged, start_bytes=arranged.slots[NAME][0].start_bytes + 0.5)
+
+
+def beyond_any_file(arranged: Arrangement) -> Arrangement:
+    return replace(
+        moved(arranged, start_bytes=(1 << 63) - 4), files=dict.fromkeys(arranged.files, 1 << 70)
+    )
+
+
 def under_a_closing_file(arranged: Arrangement) -> Arrangement:
     return replace(arranged, closing={"rank_0.npy": b"", **arranged.closing})
 
@@ -100,6 +123,9 @@ def src(tmp_path: Path) -> Path:
         (beyond_the_end, "of rank_0.npy, which has 1,000"),
         (before_the_start, r"bytes \[-4:"),
         (under_a_fixed_part, f"of rank_0.npy are those of {NAME} and of a fixed part"),
+        (gap_behind_the_start, f"`{NAME}`: bytes .* lie outside of what is wrapped around them"),
+        (between_bytes, r"places in files are whole numbers of bytes: \(0, \d+.5, 0\)"),
+        (beyond_any_file, f"{NAME} lies where no file reaches"),
         (under_a_closing_file, "rank_0.npy is written last, but it also holds tensors"),
     ],
 )
@@ -111,9 +137,57 @@ def test_places_that_are_wrong_are_refused(
 
     with registered(arrange=arrange), pytest.raises(CoverageError, match=said) as caught:
         intarsia.convert(src, tmp_path / "out", to="npy", mesh="tp=2,fsdp=3")
-    assert caught.value.hint == "fix `arrange` of the format npy; nothing was written"
+    assert (caught.value.hint or "").startswith("fix `arrange` of the format")
     assert not (tmp_path / "out").exists()
     assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("in_columns", [False, True])
+def test_a_byte_for_two_things_is_found_wherever_it_is(in_columns: bool) -> None:
+    random = Random(0)
+    found = Counter[bool]()
+    for _ in range(400):
+        slots = {name: _places(random) for name in "abc"}
+        fixed = [("f", random.randrange(60), bytes(random.randrange(3)))]
+        taken = Counter(
+            (slot.file, k)
+            for slot in chain(*slots.values())
+            for before, length in [_around(slot)]
+            for k in range(
+                slot.start_bytes - before - slot.gap_bytes, slot.start_bytes - before + length
+            )
+        )
+        taken.update((file, k) for file, at, data in fixed for k in range(at, at + len(data)))
+        right = max(taken.values()) == 1 and all(0 <= k < 60 for _, k in taken)
+        found[right] += 1
+        arranged = Arrangement({"f": 60, "g": 60}, slots, fixed)
+        if in_columns:
+            arranged = replace(arranged, slots={**arranged.columns, "a": slots["a"]})
+        targets = [Target(name, U8, Layout.of(name, (6,)), ()) for name in slots]
+        with nullcontext() if right else pytest.raises(CoverageError, match="lays out its files"):
+            check_arrangement("f", targets, arranged)
+    assert min(found.values()) > 20
+
+
+def _around(slot: Slot) -> tuple[int, int]:
+    """How many bytes are wrapped before elements, and how many there are with them."""
+    wrapping = slot.wrapping
+    return (wrapping.start_bytes, wrapping.length_bytes) if wrapping else (0, slot.box.size)
+
+
+def _places(random: Random) -> tuple[Slot, ...]:
+    """Places for six bytes in two files, at most of them with something around or before."""
+    cut = random.choice([1, 2, 3])
+    return tuple(
+        Slot(
+            Box((k,), (6 // cut,)),
+            random.choice("fg"),
+            random.randrange(2, 54),
+            random.choice([None, SimpleNamespace(start_bytes=2, length_bytes=3 + 6 // cut)]),
+            random.choice([0, 0, 1]),
+        )
+        for k in range(0, 6, 6 // cut)
+    )
 
 
 @pytest.mark.parametrize("by", [64, -64])

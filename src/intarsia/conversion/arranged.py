@@ -6,19 +6,21 @@ may be wrong about it.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
+import numpy as np
+
 from intarsia.errors import CoverageError
-from intarsia.format.base import Arrangement
+from intarsia.format.arrangement import SlotColumns, Wrapped, in_columns, joined, whole_numbers
+from intarsia.format.base import Arrangement, Slot
 from intarsia.mesh import Box, Shape
+from intarsia.planning.chunks import Numbers
 from intarsia.planning.manifest import Target
 from intarsia.planning.proof.tiling import tiling_fault
 
-_Span = tuple[int, int, str]
-"""The first byte, the one after the last, and what lies there."""
+_NO_FILE = 1 << 60
+"""No file is as long, and sums of a few such numbers have less than 64 bits."""
 
 
 def check_arrangement(name: str, targets: Sequence[Target], arranged: Arrangement) -> None:
@@ -32,48 +34,66 @@ def check_arrangement(name: str, targets: Sequence[Target], arranged: Arrangemen
 
 
 def _faults(targets: Sequence[Target], arranged: Arrangement) -> Iterator[str]:
-    spans = defaultdict[str, list[_Span]](list)
-    tiled = set[tuple[Shape, tuple[Box, ...]]]()
-    before: dict[Shape, tuple[Box, ...]] = {}
-    for target in targets:
-        if target.name not in arranged.slots:
-            yield f"`{target.name}` has no place"
-            continue
-        slots = arranged.slots[target.name]
-        shape, boxes = target.shape, tuple([slot.box for slot in slots])
-        # Neighbours are cut alike as a rule: comparing boxes that are the same is quicker than hashing them.
-        if before.get(shape) != boxes:
-            before[shape] = boxes
-            if (shape, boxes) not in tiled:
-                if fault := tiling_fault(shape, boxes):
-                    yield f"`{target.name}`: {fault}"
-                tiled.add((shape, boxes))
-        for slot in slots:
-            # The bytes of its elements, those wrapped around them, and the gap before.
-            start = first = slot.start_bytes
-            end = last = start + prod(slot.box.shape) * target.dtype.itemsize
-            if slot.wrapping is not None:
-                first -= slot.wrapping.start_bytes
-                last = first + slot.wrapping.length_bytes
-            if not first <= start <= end <= last:
-                yield f"`{target.name}` {slot.box} lies outside of what is wrapped around it"
-            elif first - slot.gap_bytes != last:
-                spans[slot.file].append((first - slot.gap_bytes, last, target.name))
-    for file, start, data in arranged.fixed:
-        spans[file].append((start, start + len(data), "a fixed part"))
-    for file, held in spans.items():
-        yield from _in_file(file, held, arranged.files.get(file))
+    names = [target.name for target in targets]
+    if unplaced := [name for name in names if name not in arranged.slots]:
+        yield f"`{unplaced[0]}` has no place"
+        return
+    fixed = [Slot(Box.whole((len(data),)), file, at) for file, at, data in arranged.fixed]
+    *columns, last_column = in_columns([*(arranged.slots[name] for name in names), fixed])
+    known: dict[tuple[int, Shape, int], Numbers] = {}
+    around = list[Numbers]()
+    for target, slots in zip(targets, columns, strict=True):
+        key = id(slots.wrapped), target.shape, target.dtype.itemsize
+        if key not in known:
+            if fault := tiling_fault(target.shape, slots.wrapped.boxes):
+                yield f"`{target.name}`: {fault}"
+            known[key] = _around(slots.wrapped, target.dtype.itemsize)
+        around.append(known[key])
+    yield from _wrong_places(
+        [*columns, last_column],
+        np.concatenate([*around, _around(last_column.wrapped, 1)], 1),
+        [*names, "a fixed part"],
+        arranged.files,
+    )
     for file in arranged.closing.keys() & arranged.files.keys():
         yield f"{file} is written last, but it also holds tensors or fixed parts"
 
 
-def _in_file(file: str, spans: list[_Span], size_bytes: int | None) -> Iterator[str]:
-    spans.sort()
-    if size_bytes is None:
-        yield f"{file} holds `{spans[0][2]}`, and has no length"
-    elif spans[0][0] < 0 or max(span[1] for span in spans) > size_bytes:
-        first, last, what = min(spans) if spans[0][0] < 0 else max(spans, key=lambda s: s[1])
-        yield f"bytes [{first:,}:{last:,}) of {file}, which has {size_bytes:,}: {what}"
-    for (_, last, one), (start, end, other) in pairwise(spans):
-        if start < last:
-            yield f"bytes [{start:,}:{min(last, end):,}) of {file} are those of {one} and of {other}"
+def _around(wrapped: Wrapped, itemsize: int) -> Numbers:
+    """How many bytes are wrapped before the elements of each box, how many they are with these, and without."""
+    rows = list[tuple[int, int, int]]()
+    for box, wrapping in zip(*wrapped, strict=True):
+        nbytes = prod(box.shape) * itemsize
+        both = (0, nbytes) if wrapping is None else (wrapping.start_bytes, wrapping.length_bytes)
+        rows.append((*both, nbytes))
+    return whole_numbers(rows)
+
+
+def _wrong_places(
+    columns: Sequence[SlotColumns], around: Numbers, names: Sequence[str], files: Mapping[str, int]
+) -> Iterator[str]:
+    """Slots that overlap or leave their file, of which `names` are the owners' and `around` says how long they are."""
+    places = joined(columns)
+    whose = np.repeat(np.arange(len(names)), [len(slots) for slots in columns])
+    every = np.stack([places.starts, places.gaps, *around])
+    for k in np.flatnonzero(((every >= _NO_FILE) | (every <= -_NO_FILE)).any(0)).tolist():
+        yield f"{names[whose[k]]} lies where no file reaches"
+        return
+    # The bytes of elements, those wrapped around them, and the gap before.
+    starts, gaps, before, lengths, nbytes = every
+    begins, ends = starts - before - gaps, starts - before + lengths
+    for k in np.flatnonzero((gaps < 0) | (before < 0) | (before + nbytes > lengths)).tolist():
+        bytes_of = f"bytes [{starts[k]:,}:{starts[k] + nbytes[k]:,})"
+        yield f"`{names[whose[k]]}`: {bytes_of} lie outside of what is wrapped around them"
+    order = np.lexsort((ends, begins, places.files))
+    order = order[begins[order] != ends[order]]
+    sizes = np.array([min(files.get(name, -1), _NO_FILE) for name in places.names], np.int64)
+    of, begins, ends, whose = places.files[order], begins[order], ends[order], whose[order]
+    for k in np.flatnonzero(sizes[of] < 0).tolist():
+        yield f"{places.names[of[k]]} holds `{names[whose[k]]}`, and has no length"
+    for k in np.flatnonzero((begins < 0) | (ends > sizes[of])).tolist():
+        file = f"{places.names[of[k]]}, which has {sizes[of[k]]:,}"
+        yield f"bytes [{begins[k]:,}:{ends[k]:,}) of {file}: {names[whose[k]]}"
+    for k in np.flatnonzero((of[1:] == of[:-1]) & (begins[1:] < ends[:-1])).tolist():
+        both = f"[{begins[k + 1]:,}:{min(ends[k], ends[k + 1]):,}) of {places.names[of[k]]}"
+        yield f"bytes {both} are those of {names[whose[k]]} and of {names[whose[k + 1]]}"

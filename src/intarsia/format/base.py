@@ -20,12 +20,15 @@ from numpy.typing import NDArray
 from intarsia.dtypes import DType
 from intarsia.errors import UsageError
 from intarsia.family import Param, Table
+from intarsia.format.arrangement import Arrangement as Arrangement
+from intarsia.format.arrangement import Slot as Slot
+from intarsia.format.arrangement import Wrapping as Wrapping
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.entries import entries_in_place
 from intarsia.format.optimizer_state.learning_rates import Rates
 from intarsia.format.optimizer_state.parameter_groups import Groups
 from intarsia.format.request import EntriesToWrite, Request, Source, Wanted
-from intarsia.frozen import frozen, frozen_open
+from intarsia.frozen import frozen
 from intarsia.layout import Piece
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Stored, Target
@@ -85,59 +88,6 @@ class AbsentFiles(NamedTuple):
     all: int
     there: int
     names: list[str]
-
-
-class Wrapping(Protocol):
-    """Bytes around the elements of a chunk; those after them depend on the elements' checksum."""
-
-    @property
-    def start_bytes(self) -> int: ...
-
-    @property
-    def length_bytes(self) -> int: ...
-
-    @property
-    def head(self) -> bytes: ...
-
-    def tails(self, crcs: NDArray[np.uint32]) -> NDArray[np.uint8]:
-        """What follows the elements, in a row for each CRC-32 that they may have."""
-
-    def tail(self, crc: int) -> bytes: ...
-
-
-@frozen
-class Slot:
-    """Where the elements of one box of a target go.
-
-    `gap_bytes` before them and what is wrapped around them are zeros, and nothing else lies there.
-    """
-
-    box: Box
-    file: str
-    start_bytes: int
-    wrapping: Wrapping | None = None
-    gap_bytes: int = 0
-
-
-@frozen_open
-class Arrangement:
-    """The files of a checkpoint before their bytes: sizes, slots, fixed parts, closing files.
-
-    `home` is the folder, below the destination, that a reader takes for the checkpoint.
-    """
-
-    files: Mapping[str, int]
-    slots: Mapping[str, tuple[Slot, ...]]
-    fixed: Sequence[tuple[str, int, bytes]] = ()
-    closing: Mapping[str, bytes] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    home: str = ""
-
-    @property
-    def held_bytes(self) -> int:
-        """What the fixed parts and the closing files take in memory, equal ones counted once."""
-        held = {id(data): len(data) for _, _, data in self.fixed}
-        return sum(held.values()) + sum(map(len, self.closing.values()))
 
 
 @frozen

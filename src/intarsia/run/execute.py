@@ -107,7 +107,7 @@ class Execution:
 
     @cached_property
     def _slots(self) -> Slots:
-        return Slots(self.arrangement.slots)
+        return Slots(self.arrangement.columns)
 
     def run(self, steps: Sequence[Step]) -> list[Part]:
         """Carry out steps on the budget's threads; the first failure stops all of them."""
@@ -116,11 +116,8 @@ class Execution:
 
     def _files(self, step: Step) -> set[str]:
         """The files that a step writes: the kernel lets one thread at a time write a file."""
-        return {
-            self._slots[proven.target.name][each.number].file
-            for proven, window in step
-            for each in self._slots.pattern(proven.target.name).cut(window).boxes
-        }
+        files = (self._slots.files(proven.target.name, window) for proven, window in step)
+        return set(chain.from_iterable(files))
 
     @cached_property
     def _plans(self) -> StripPlans:
@@ -212,9 +209,9 @@ class Execution:
             whole_bytes = slot.box.size * targets[name].dtype.itemsize
             held.sort(key=lambda part: part.start_bytes)
             self._wrap(slot, _joined(held, whole_bytes, name), whole_bytes)
-        for slot in chain(*self.arrangement.slots.values()):
-            if 0 in slot.box.shape and slot.wrapping is not None:
-                self._wrap(slot, 0, 0)
+        for name, slots in self.arrangement.columns.items():
+            for k in self._slots.pattern(name).empty:
+                self._wrap(slots[k], 0, 0)
 
     def _wrap(self, slot: Slot, crc: int, length_bytes: int) -> None:
         assert slot.wrapping is not None

@@ -65,9 +65,12 @@ class Work:
 
     def _place(self, target: str) -> tuple[str, int]:
         """Where a reader finds the first chunk of a target."""
-        slot = self.arrangement.slots[target][0]
-        file = slot.file.removeprefix(self.arrangement.home)
-        return file, slot.start_bytes - (slot.wrapping.start_bytes if slot.wrapping else 0)
+        slots = self.arrangement.columns[target]
+        names, files, starts, _ = slots.places
+        wrapping = slots.wrapped.wrappings[0]
+        before = 0 if wrapping is None else wrapping.start_bytes
+        file = names[files[slots.first]].removeprefix(self.arrangement.home)
+        return file, int(starts[slots.first]) - before
 
 
 def attest(written: Manifest, work: Work, src: Manifest, budget: Budget) -> Attested:

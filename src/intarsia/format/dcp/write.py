@@ -13,20 +13,35 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from intarsia.dtypes import DType
-from intarsia.format.base import PAGE_BYTES, Arrangement, Held, Slot, WriteOptions
+from intarsia.format.arrangement import SlotColumns, SlotPlaces, Wrapped
+from intarsia.format.base import PAGE_BYTES, Arrangement, Held, WriteOptions
 from intarsia.format.dcp.metadata import METADATA, Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.dcp.optimizer_key import optimizer_key, with_optimizer_at
 from intarsia.format.torch_file.torch_frame import Frame, frame
 from intarsia.mesh import Box, Mesh, Rule, Shape
 from intarsia.planning.chunks import Chunks, Places
-from intarsia.planning.manifest import Chunk, Entry, Target
+from intarsia.planning.manifest import Entry, Target
 from intarsia.state.names import ROOT
 
 LINE_BYTES = 64
 _OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
+
+
+class Cut(NamedTuple):
+    """What targets of one element type have in common that the same ranks hold: `takers` are, for each box, the ranks,
+    and of its archive where elements begin, its length, and what elements are aligned to; `columns` are these numbers.
+
+    `held` is kept so that nothing else comes to have its identity.
+    """
+
+    held: Mapping[Box, Sequence[int]]
+    wrapped: Wrapped
+    takers: Sequence[tuple[Sequence[int], int, int, int]]
+    columns: NDArray[np.int64]
 
 
 @dataclass
@@ -37,42 +52,49 @@ class Files:
     folder: str = ""
     fixed: list[tuple[str, int, bytes]] = field(default_factory=list)
     _ends: list[int] = field(init=False)
-    names: list[str] = field(init=False)
-    _frames: dict[tuple[str, Shape], tuple[Frame, int]] = field(default_factory=dict, init=False)
+    _cuts: dict[tuple[int, str, int], Cut] = field(default_factory=dict, init=False)
+    _taken: list[Cut] = field(default_factory=list, init=False)
+    _files: list[int] = field(default_factory=list, init=False)
+    _before: list[int] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._ends = [0] * self.ranks
-        self.names = [*map(file_of, range(self.ranks))]
 
-    def place(
-        self, dtype: DType, box: Box, holding: Sequence[int], stored: Box | None = None
-    ) -> tuple[Slot, Chunk]:
-        """Give a box to the rank that has the least to write of those that hold it.
+    def cut(self, dtype: DType, held: Mapping[Box, Sequence[int]], leading: int = 0) -> Cut:
+        """The boxes of a target; each has so many `leading` axes of length one more on disk."""
+        key = id(held), dtype.torch, leading
+        if (found := self._cuts.get(key)) is None:
+            shapes = {box.shape for box in held}
+            wraps = {shape: frame(dtype, (1,) * leading + shape) for shape in shapes}
+            around = tuple([wraps[box.shape] for box in held])
+            rows = [(x.start_bytes, x.length_bytes, alignment_bytes(x)) for x in around]
+            takers = [(sorted(held[box]), *row) for box, row in zip(held, rows, strict=True)]
+            columns = np.array(rows, np.int64).reshape(-1, 3).T
+            found = self._cuts[key] = Cut(held, Wrapped(tuple(held), around), takers, columns)
+        return found
 
-        `stored` is the box in the tensor on disk, where that is another than the target.
-        """
-        stored = stored or box
-        wrap, to = self.frame_of(dtype, stored.shape)
-        rank, at, gap = self.take(holding, wrap, to)
-        slot = Slot(box, self.folder + self.names[rank], at + wrap.start_bytes, wrap, gap)
-        return slot, Chunk(stored, self.names[rank], at, wrap.length_bytes)
+    def take(self, cut: Cut) -> int:
+        """Give each box to the rank that has the least to write of those that hold it; the number of the first."""
+        ends, files, before, first = self._ends, self._files, self._before, len(self._files)
+        for holding, start, length, to in cut.takers:
+            rank = holding[0] if len(holding) == 1 else min(holding, key=ends.__getitem__)
+            end = ends[rank]
+            files.append(rank)
+            before.append(end)
+            ends[rank] = end + -(end + start) % to + length
+        self._taken.append(cut)
+        return first
 
-    def frame_of(self, dtype: DType, shape: Shape) -> tuple[Frame, int]:
-        """What is wrapped around a box, and what its elements are aligned to."""
-        known = self._frames.get((dtype.torch, shape))
-        if known is None:
-            wrap = frame(dtype, shape)
-            known = self._frames[dtype.torch, shape] = wrap, alignment_bytes(wrap)
-        return known
-
-    def take(self, holding: Sequence[int], wrap: Frame, to: int) -> tuple[int, int, int]:
-        """The rank that writes a box, where what is wrapped around it begins, and the gap before that."""
-        ends = self._ends
-        rank = min(holding, key=lambda r: (ends[r], r)) if holding[1:] else holding[0]
-        end = ends[rank]
-        gap = -(end + wrap.start_bytes) % to
-        ends[rank] = end + gap + wrap.length_bytes
-        return rank, end + gap, gap
+    def places(self) -> tuple[SlotPlaces, Places]:
+        """Where the elements of all boxes are that were taken; and the archives around them."""
+        names = [*map(file_of, range(self.ranks))]
+        columns = [np.empty((3, 0), np.int64), *(cut.columns for cut in self._taken)]
+        starts, lengths, to = np.concatenate(columns, 1)
+        files, before = np.array(self._files, np.int64), np.array(self._before, np.int64)
+        gaps = -(before + starts) % to
+        at = before + gaps
+        slots = SlotPlaces([self.folder + name for name in names], files, at + starts, gaps)
+        return slots, Places(names, files, at, lengths)
 
     def append(self, name: str, data: bytes) -> Entry:
         """Put an object behind all that the first rank writes."""
@@ -112,37 +134,17 @@ def lay_out(
 
 def place_all(
     files: Files, held: Iterable[Held]
-) -> tuple[dict[str, tuple[Slot, ...]], dict[str, TensorRecord]]:
+) -> tuple[dict[str, SlotColumns], dict[str, TensorRecord]]:
     """A place for every box of every tensor, and what the metadata say of it."""
-    slots: dict[str, tuple[Slot, ...]] = {}
-    tensors: list[tuple[str, DType, Shape, tuple[Box, ...], int]] = []
-    placed: list[tuple[int, int, int]] = []
-    known: dict[tuple[int, str], _Cut] = {}
-    names = [files.folder + name for name in files.names]
-    for name, dtype, shape, boxes in held:
-        if (cut := known.get((id(boxes), dtype.torch))) is None:
-            wraps = [files.frame_of(dtype, box.shape) for box in boxes]
-            cut = known[id(boxes), dtype.torch] = _Cut(boxes, tuple(boxes), wraps)
-        tensors.append((name, dtype, shape, cut.boxes, len(placed)))
-        found = []
-        for (box, holding), (wrap, to) in zip(boxes.items(), cut.wraps, strict=True):
-            rank, at, gap = files.take(holding, wrap, to)
-            placed.append((rank, at, wrap.length_bytes))
-            found.append(Slot(box, names[rank], at + wrap.start_bytes, wrap, gap))
-        slots[name] = tuple(found)
-    places = Places(files.names, *np.array(placed, np.int64).reshape(-1, 3).T.copy())
-    return slots, {
-        name: TensorRecord(name, dtype, shape, Chunks(boxes, places, first))
-        for name, dtype, shape, boxes, first in tensors
+    taken = [
+        (name, dtype, shape, (cut := files.cut(dtype, boxes)).wrapped, files.take(cut))
+        for name, dtype, shape, boxes in held
+    ]
+    of_slots, places = files.places()
+    return {name: SlotColumns(cut, of_slots, first) for name, _, _, cut, first in taken}, {
+        name: TensorRecord(name, dtype, shape, Chunks(cut.boxes, places, first))
+        for name, dtype, shape, cut, first in taken
     }
-
-
-class _Cut(NamedTuple):
-    """What tensors have in common that the same ranks hold: `held` is kept so that nothing else comes to have its identity."""
-
-    held: Mapping[Box, Sequence[int]]
-    boxes: tuple[Box, ...]
-    wraps: Sequence[tuple[Frame, int]]
 
 
 def file_of(rank: int) -> str:

@@ -48,7 +48,7 @@ class Done:
 
     def unfinished(self, arrangement: Arrangement) -> list[Part]:
         """Parts of slots whose wrapping needs the checksums of all of them."""
-        slots = Slots(arrangement.slots)
+        slots = Slots(arrangement.columns)
         return [part for record in self.records for part in unfinished(record, slots)]
 
 

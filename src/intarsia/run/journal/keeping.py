@@ -137,7 +137,7 @@ class Journal:
         """The records whose bytes read back as they say: what is synced may have been damaged since."""
         records = [record for done in self.read(found) for record in done.records]
         with Folder(self.staging.folder) as folder:
-            files, slots = arrangement.files, Slots(arrangement.slots)
+            files, slots = arrangement.files, Slots(arrangement.columns)
             there = {x for x in files if folder.has(x) and folder.size(x) == files[x]}
 
             def holds(record: Written) -> bool:

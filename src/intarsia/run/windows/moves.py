@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.errors import CoverageError
-from intarsia.format.base import Slot, Wrapping
+from intarsia.format.arrangement import SlotColumns, Wrapping, joined
 from intarsia.kernel.moving import Moved
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
@@ -29,14 +29,14 @@ Numbers = NDArray[np.uint64]
 
 
 class Movable(NamedTuple):
-    """A window that is moved from file to file: where its chunks begin, and the slots of its boxes."""
+    """A window that is moved from file to file: where its chunks begin, and the slots of its target."""
 
     target: Target
     window: Box
     plan: StripPlan
     files: Sequence[str]
     starts: Sequence[int]
-    slots: Sequence[Slot]
+    slots: SlotColumns
 
 
 def movable_windows(
@@ -60,12 +60,11 @@ def movable_windows(
     for proven, window, plan in near:
         files = [next(chunks)[1].file for _ in plan.chunks]
         starts = [start for _ in plan.chunks if (start := next(begins)) is not None]
-        of_target = slots[proven.target.name]
-        boxes = [of_target[each.number] for each in plan.cut.boxes]
         if len(starts) < len(files):
             others.append((proven, window))
         else:
-            found.append(Movable(proven.target, window, plan, files, starts, boxes))
+            of_target = slots[proven.target.name]
+            found.append(Movable(proven.target, window, plan, files, starts, of_target))
     return found, tuple(others)
 
 
@@ -131,17 +130,19 @@ def _group(windows: Sequence[Movable], read: _Numbered, written: _Numbered) -> _
     def numbers(rows: Iterable[Sequence[int]]) -> Numbers:
         return np.array([*rows], np.uint64)
 
+    places = joined([x.slots for x in windows])
+    boxes = [each.number for each in windows[0].plan.cut.boxes]
+    files, starts, gaps = (x.reshape(len(windows), -1)[:, boxes] for x in places[1:])
+    used, which = np.unique(files, return_inverse=True)
+    of_used = np.array([written[places.names[k]] for k in used.tolist()], np.uint64)
     return _Group(
         windows,
         (
             numbers([read[file] for file in x.files] for x in windows),
             numbers(x.starts for x in windows),
         ),
-        (
-            numbers([written[slot.file] for slot in x.slots] for x in windows),
-            numbers([slot.start_bytes for slot in x.slots] for x in windows),
-        ),
-        numbers([slot.gap_bytes for slot in x.slots] for x in windows),
+        (of_used[which.reshape(files.shape)], starts.astype(np.uint64)),
+        gaps.astype(np.uint64),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from operator import add
 
-from intarsia.format.base import Slot, Wrapping
+from intarsia.format.arrangement import Slot, SlotColumns, Wrapped, in_columns
 from intarsia.frozen import frozen
 from intarsia.mesh import Box
 from intarsia.planning.ranges import Ranges
@@ -42,9 +42,12 @@ class Cut:
 class Pattern:
     """What targets have in common that are cut alike: the boxes of their slots, and what is wrapped around them."""
 
-    def __init__(self, boxes: Sequence[Box], wrappings: Sequence[Wrapping | None]) -> None:
-        self.boxes = boxes
-        self.wrappings = wrappings
+    def __init__(self, wrapped: Wrapped) -> None:
+        self.boxes, self.wrappings = self.wrapped = wrapped
+        boxes = self.boxes
+        # What is wrapped around no elements is written all the same.
+        around = enumerate(zip(*wrapped, strict=True))
+        self.empty = [k for k, (box, x) in around if x is not None and 0 in box.shape]
         # In the order of their first rows: a target of 4,096 ranks has as many.
         self._order = sorted(range(len(boxes)), key=lambda k: boxes[k].offsets[:1])
         ordered = [boxes[k] for k in self._order]
@@ -91,25 +94,33 @@ class Slots:
     """The slots of targets by their names, and the pattern that each target has."""
 
     def __init__(self, slots: Mapping[str, Sequence[Slot]]) -> None:
-        self._slots = slots
-        self._patterns: dict[str, Pattern] = {}
-        self._known: dict[tuple[int, Box | None], list[Pattern]] = {}
+        self._slots = dict(zip(slots, in_columns([*slots.values()]), strict=True))
+        self._patterns: dict[int, Pattern] = {}
+        self._known: dict[tuple[int | Box, ...], list[Pattern]] = {}
 
-    def __getitem__(self, name: str) -> Sequence[Slot]:
+    def __getitem__(self, name: str) -> SlotColumns:
         return self._slots[name]
+
+    def files(self, name: str, window: Box) -> list[str]:
+        """The files of the slots that hold some of a window."""
+        slots, boxes = self._slots[name], self.pattern(name).cut(window).boxes
+        names, numbers = slots.places.names, slots.places.files
+        if len(boxes) == len(slots):
+            return [names[k] for k in numbers[slots.first : slots.first + len(slots)].tolist()]
+        return [names[numbers[slots.first + each.number]] for each in boxes]
 
     def pattern(self, name: str) -> Pattern:
         """The pattern of a target: the same object for targets that are cut alike."""
-        found = self._patterns.get(name)
+        wrapped = self._slots[name].wrapped
+        found = self._patterns.get(id(wrapped))
         if found is None:
-            found = self._patterns[name] = self._pattern(self._slots[name])
+            found = self._patterns[id(wrapped)] = self._pattern(wrapped)
         return found
 
-    def _pattern(self, slots: Sequence[Slot]) -> Pattern:
-        boxes, wrappings = [slot.box for slot in slots], [slot.wrapping for slot in slots]
-        near = self._known.setdefault((len(boxes), boxes[-1] if boxes else None), [])
+    def _pattern(self, wrapped: Wrapped) -> Pattern:
+        near = self._known.setdefault((len(wrapped.boxes), *wrapped.boxes[-1:]), [])
         for known in near:
-            if known.boxes == boxes and known.wrappings == wrappings:
+            if known.wrapped == wrapped:
                 return known
-        near.append(Pattern(boxes, wrappings))
+        near.append(Pattern(wrapped))
         return near[-1]

@@ -17,7 +17,8 @@ from typing import Any
 from intarsia.dtypes import DType
 from intarsia.errors import UsageError, few
 from intarsia.family import table_for
-from intarsia.format.base import Arrangement, Slot, WriteOptions
+from intarsia.format.arrangement import SlotColumns, Wrapped
+from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.format.dcp.metadata import METADATA, Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.dcp.write import Files, holders
@@ -52,10 +53,11 @@ from intarsia.format.megatron.optimizer.groups_to_write import (
     chained_as,
     check_distinguishable,
 )
-from intarsia.format.megatron.torch_dist.stacks import alike_layers, part_of
+from intarsia.format.megatron.torch_dist.stacks import Part, alike_layers, part_of
 from intarsia.format.optimizer_state.learning_rates import note_on_rates, set_rates
 from intarsia.format.torch_file.plain import plain
 from intarsia.mesh import Mesh, Shape
+from intarsia.planning.chunks import Chunks
 from intarsia.planning.manifest import Chunk, Target
 from intarsia.state.names import is_state
 
@@ -123,9 +125,9 @@ def _remarks(
 
 def _place(
     files: Files, targets: Sequence[Target], mesh: Mesh
-) -> tuple[dict[str, tuple[Slot, ...]], dict[str, TensorRecord], dict[str, int]]:
+) -> tuple[dict[str, SlotColumns], dict[str, TensorRecord], dict[str, int]]:
     """A place for every box; the tensors that targets are stacked into, and their leading axes."""
-    slots: dict[str, tuple[Slot, ...]] = {}
+    taken: list[tuple[str, Part, Wrapped, int]] = []
     kinds: dict[str, tuple[DType, Shape]] = {}
     chunks: dict[str, list[Chunk]] = {}
     leading: dict[str, int] = {}
@@ -139,14 +141,14 @@ def _place(
                 f" {target.dtype} {list(part.shape)}",
                 hint="choose one element type with --dtype",
             )
-        boxes = holders(mesh, target.shape, target.rule)
-        placed = [
-            files.place(target.dtype, box, holding, part.stored(box))
-            for box, holding in boxes.items()
-        ]
-        slots[target.name] = tuple(slot for slot, _ in placed)
-        chunks.setdefault(part.name, []).extend(record for _, record in placed)
+        cut = files.cut(target.dtype, holders(mesh, target.shape, target.rule), part.leading)
+        taken.append((target.name, part, cut.wrapped, files.take(cut)))
         leading[part.name] = part.leading
+    of_slots, places = files.places()
+    slots = {name: SlotColumns(wrapped, of_slots, k) for name, _, wrapped, k in taken}
+    for _, part, wrapped, first in taken:
+        stored = tuple(map(part.stored, wrapped.boxes))
+        chunks.setdefault(part.name, []).extend(Chunks(stored, places, first))
     tensors = {n: TensorRecord(n, *kind, tuple(chunks[n])) for n, kind in kinds.items()}
     return slots, tensors, leading
 
