@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
@@ -17,13 +18,15 @@ from intarsia.live.model.names import config_of
 from intarsia.live.optimizer.classes import Opened, opened
 from intarsia.live.optimizer.groups import settings_in
 from intarsia.live.report import Counts
+from intarsia.live.saving.packs import Pack, packs_of
 from intarsia.live.saving.snapshot import Snapshot, snapshot
 from intarsia.live.saving.unchanged import Look, Watch
 
 if TYPE_CHECKING:
     import torch
 
-Memory = dict[str, "torch.Tensor"]
+Memory = Mapping[str, "torch.Tensor"]
+_DEVICE = attrgetter("device")
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,11 @@ class Known:
 
 @dataclass
 class Kept:
-    """The memory of the last copy, by the names of its tensors, and what is known of the model."""
+    """The memory of the last copy, by the names of its tensors, the packs that some of it is in, and what is known of
+    the model."""
 
     memory: Memory = field(default_factory=dict)
+    packs: list[Pack] = field(default_factory=list)
     model: ReferenceType[Any] | None = None
     known: Known | None = None
 
@@ -73,7 +78,8 @@ def copy_of(
     look = Look.at(model, own)
     known = _kept.known
     if look is not None and known is not None and known.holds(look):
-        _copy([*known.what.memory.values()], [look.memory[k] for k in known.places])
+        now = (look.memory[k] for k in known.places)
+        _copy(known.what.memory, dict(zip(known.what.memory, now, strict=True)))
         return _with_new_values(known.what, model, own, extra, config)
     what = snapshot(model, optimizer, extra, config)
     what = replace(what, memory=_copied(what.memory))
@@ -97,19 +103,29 @@ def _forget(model: ReferenceType[Any]) -> None:
         release()
 
 
-def _copied(memory: Mapping[str, torch.Tensor]) -> Memory:
+def _copied(memory: Memory) -> Memory:
     """The same numbers in the memory of the last copy, as far as that fits; the rest of it is given back."""
     import torch
 
     _kept.known = None
     held, _kept.memory = _kept.memory, {}
-    held = {name: held[name] for name, x in memory.items() if name in held and _fits(held[name], x)}
-    for name, x in memory.items():
-        if name not in held:
-            pinned = x.device.type == "cuda"
-            held[name] = torch.empty(x.shape, dtype=x.dtype, pin_memory=pinned)
-    copies = {name: held[name] for name in memory}
-    _copy([*copies.values()], [*memory.values()])
+    before = {name for pack in _kept.packs for name in pack.names}
+    _kept.packs = packs_of(memory, _kept.packs)
+    packed = {name: part for pack in _kept.packs for name, part in pack.parts(memory)}
+    alone = {name: x for name, x in memory.items() if name not in packed}
+    held = {
+        name: held[name]
+        for name, x in alone.items()
+        if name in held and name not in before and _fits(held[name], x)
+    }
+    made = {
+        name: torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+        for name, x in alone.items()
+        if name not in held
+    }
+    every = {**packed, **held, **made}
+    copies = {name: every[name] for name in memory}
+    _copy(copies, memory)
     _kept.memory = copies
     return copies
 
@@ -118,14 +134,19 @@ def _fits(held: torch.Tensor, x: torch.Tensor) -> bool:
     return held.shape == x.shape and held.dtype == x.dtype
 
 
-def _copy(to: list[torch.Tensor], at: list[torch.Tensor]) -> None:
+def _copy(to: Memory, at: Memory) -> None:
+    """Copy each tensor, and wait once for all of them: to wait for each is what makes many small ones slow."""
     import torch
 
-    gpus = {x.device for x in at if x.is_cuda}
-    if to:
-        # To wait for a GPU once for all tensors, and not for each, is what makes many small ones quick.
-        with torch.no_grad():
-            torch._foreach_copy_(to, at, non_blocking=bool(gpus))
+    left = dict(at)
+    with torch.no_grad():
+        for pack in _kept.packs:
+            if pack.take([at[name] for name in pack.names]):
+                left = {name: x for name, x in left.items() if name not in pack.members}
+        gpus = {x for x in map(_DEVICE, at.values()) if x.type == "cuda"}
+        if left:
+            rest = [to[name] for name in left]
+            torch._foreach_copy_(rest, [*left.values()], non_blocking=bool(gpus))
     for gpu in gpus:
         torch.cuda.current_stream(gpu).synchronize()
 
