@@ -449,6 +449,43 @@ def test_a_factor_of_a_whole_parameter_is_not_given_to_its_shards(
             intarsia.load(tmp_path / kind, into=other, optimizer=again)
 
 
+SHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda p: torch.randn(p.shape[::-1]),
+    "flat": lambda p: torch.randn(p.numel()),
+    "rows": lambda p: torch.randn(p.shape[0], 1),
+    "one": lambda p: torch.randn(1),
+    "longer": lambda p: torch.randn(p.numel() + 2),
+}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("to", ["", "hf", "dcp"])
+def test_state_of_another_shape_that_torch_saved_keeps_it(
+    to: str, kind: str, strict: bool, group: None, tmp_path: Path
+) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.fsdp import fully_shard
+
+    model, at = Tiny(), tmp_path / "saved"
+    kept = {name: {kind: SHAPES[kind](p)} for name, p in model.named_parameters() if p.dim() == 2}
+    groups = [{"params": [name for name, _ in model.named_parameters()], "lr": 0.01}]
+    state = {"state": kept, "param_groups": groups}
+    dcp.save({"model": model.state_dict(), "optim": state}, checkpoint_id=at)
+    if to:
+        intarsia.convert(at, tmp_path / to, to=to)
+        at = tmp_path / to
+    other = Tiny(1)
+    again = odd(other)
+    intarsia.load(at, into=other, optimizer=again, strict=strict)
+    for name in ("up.weight", "down.weight"):
+        found = again.state[other.get_parameter(name)][kind]
+        assert found.shape == kept[name][kind].shape and torch.equal(found, kept[name][kind])
+    fully_shard(other.up)
+    with pytest.raises(UsageError, match=f"`{kind}` of `up.weight` was stored whole"):
+        intarsia.load(at, into=other, optimizer=odd(other), strict=strict)
+
+
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "fsdp1"])
 @pytest.mark.filterwarnings("ignore")
 def test_an_optimizer_of_another_model_is_refused(

@@ -6,7 +6,7 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,7 @@ from intarsia.family import Param
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.optimizer_names import unnumbered_error
 from intarsia.format.optimizer_state.parameter_groups import Groups
+from intarsia.layout import Layout
 from intarsia.live.model.holding import Holding, cut, is_dtensor, is_present, memory_of
 from intarsia.live.model.names import modules_in
 from intarsia.live.optimizer.classes import check_kinds
@@ -143,11 +144,7 @@ def state_to_fill(
         for kind in sorted(in_entries):
             state[kind] = value_in(entries, str(spelled), kind, each.param.device)
             if is_dtensor(each.param) and has_axes(state[kind]):
-                raise UsageError(
-                    f"`{kind}` of `{each.name}` was stored whole and does not have the shape of"
-                    " its parameter, which is now sharded over ranks",
-                    hint="load it into plain parameters, or load only the model (optimizer=None)",
-                )
+                raise _other_shape(kind, each.name, "sharded over ranks")
         old = optimizer.held.state.get(each.param, {})
         for kind in sorted(mine - in_entries):
             assert row is not None
@@ -159,6 +156,11 @@ def state_to_fill(
                 continue
             layout = row.layout.rename(of_kind(kind))
             stored = getattr(torch, manifest.logical[logical[0]].dtype.torch)
+            if not _has_its_shapes(names, logical, row, manifest):
+                state[kind] = _whole(kind, logical[0], each, row, manifest)
+                layout = Layout.of(logical[0], tuple(state[kind].shape))
+                out.holdings.append(Holding(f"{each.name}.{kind}", layout, state[kind]))
+                continue
             state[kind] = _like(each.param, old.get(kind), stored)
             if is_present(each.param):
                 out.holdings.append(
@@ -176,6 +178,41 @@ def state_to_fill(
             hint="load with strict=False to let them start without state",
         )
     return StateToFill(out.holdings, out.counters, out.fresh, tuple(never), tuple(lost))
+
+
+def _has_its_shapes(
+    names: Sequence[str], logical: Sequence[str], row: Param, manifest: Manifest
+) -> bool:
+    """Whether a kind of state is stored in the shapes of the tensors that its parameter is made of."""
+    stored = [manifest.logical[n].shape for n in logical]
+    if all(n in manifest.logical for n in names):
+        return stored == [manifest.logical[n].shape for n in names]
+    return len(names) != 1 or stored == [row.layout.shape] or not _is_whole(row)
+
+
+def _is_whole(row: Param) -> bool:
+    """Whether a parameter is one logical tensor as it is."""
+    first, *others = row.layout.tensors or (row.name,)
+    return not others and row.layout == Layout.of(first, row.layout.shape)
+
+
+def _whole(kind: str, name: str, each: Stepped, row: Param, manifest: Manifest) -> torch.Tensor:
+    """Memory for state of another shape than its parameter's (Adafactor's factors), as it is stored."""
+    if is_dtensor(each.param):
+        raise _other_shape(kind, each.name, "sharded over ranks")
+    if not _is_whole(row):
+        raise _other_shape(kind, each.name, "put together from other tensors, or from a part")
+    found = manifest.logical[name]
+    dtype = getattr(torch, found.dtype.torch)
+    return torch.empty(found.shape, dtype=dtype, device=each.param.device)
+
+
+def _other_shape(kind: str, name: str, now: str) -> UsageError:
+    return UsageError(
+        f"`{kind}` of `{name}` was stored whole and does not have the shape of its parameter,"
+        f" which is now {now}",
+        hint="load it into plain parameters, or load only the model (optimizer=None)",
+    )
 
 
 def _check_one_order(
