@@ -311,6 +311,28 @@ def test_single_numbers_have_no_place_in_megatron(
     intarsia.convert(of_numbers, tmp_path / "out", to=to, config=config, optimizer="drop")
 
 
+@pytest.mark.parametrize("kind", ["exp_avg", "own"])
+@pytest.mark.parametrize("shape", ["transposed", "factor"])
+def test_state_of_another_shape_is_kept_or_refused(shape: str, kind: str, tmp_path: Path) -> None:
+    """Without a check, transposed state would be cut and fused as if it had its parameter's shape."""
+    torch.manual_seed(3)
+    model = {name: p.detach() for name, p in Llama().named_parameters()}
+    sizes = {
+        name: p.shape[::-1] if shape == "transposed" else p.shape[:1] for name, p in model.items()
+    }
+    state = {name: {kind: torch.randn(size)} for name, size in sizes.items()}
+    groups = [{"params": [*model], "lr": 0.01}]
+    src = tmp_path / "src"
+    dcp.save({"model": model, "optim": {"state": state, "param_groups": groups}}, checkpoint_id=src)
+    intarsia.convert(src, tmp_path / "hf", to="hf", dialect="hf", config=CONFIG)
+    held = load_file(tmp_path / "hf" / "optimizer" / "model.safetensors")
+    for name, kinds in state.items():
+        assert_same({"": held[f"optimizer.{kind}.{name}"]}, {"": kinds[kind]})
+    for to in ("torch_dist", "fsdp_dtensor"):
+        with pytest.raises(CoverageError, match=rf"`optimizer\.{kind}\..*` has shape \[.*{to}"):
+            intarsia.convert(src, tmp_path / to, to=to, mesh="tp=2", config=CONFIG)
+
+
 def with_fused_experts(name: str, seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     model = Qwen3MoeForCausalLM(EXPERTS)

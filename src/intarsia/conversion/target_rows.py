@@ -12,7 +12,7 @@ from intarsia.format.base import Format
 from intarsia.format.optimizer_state.single_numbers import (
     kinds_of_numbers,
     no_place_for,
-    single_number,
+    other_shape,
 )
 from intarsia.format.registry import format_named, names_of
 from intarsia.format.request import Request
@@ -125,7 +125,8 @@ def state_rows(
 ) -> Iterator[Param]:
     """The optimizer state of the model's rows that a source holds, kind by kind.
 
-    A single number of a parameter (NAdam's `mu_product`) stays one where names are kept; `with_one_number` has those of fused ones.
+    State of another shape than its parameter's (NAdam's `mu_product`, Adafactor's factors) stays as it is where
+    names are kept; `with_one_number` has the single numbers of fused ones.
     """
     kinds: dict[str, set[str]] = {}
     states = state_among(logical)
@@ -142,13 +143,14 @@ def state_rows(
                 continue
             layout = row.layout.rename(of_kind(kind))
             value = row.value if kind == MASTER else PLAIN
-            number = single_number(layout.tensors, row, logical)
-            if number is None or number in dropped or kind not in numbers:
+            odd = other_shape(layout.tensors, row, logical)
+            shape = logical[odd].shape if odd else ()
+            if odd is None or odd in dropped or (not shape and kind not in numbers):
                 yield Param(of_kind(kind)(row.name), layout, row.rule, value)
             elif writer.keeps_names and len(layout.tensors) == 1:
-                yield Param(of_kind(kind)(row.name), Layout.of(number, ()))
-            elif not writer.keeps_names:
-                raise no_place_for(number, row, writer.name)
+                yield Param(of_kind(kind)(row.name), Layout.of(odd, shape))
+            elif shape or not writer.keeps_names:
+                raise no_place_for(odd, shape, row, writer.name)
 
 
 def with_one_number(

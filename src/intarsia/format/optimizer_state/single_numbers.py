@@ -1,4 +1,4 @@
-"""State that is one number for each parameter, such as `mu_product` of NAdam and `eta` of ASGD."""
+"""State of another shape than its parameter's: one number (`mu_product` of NAdam, `eta` of ASGD), or factors."""
 
 from __future__ import annotations
 
@@ -20,17 +20,21 @@ def kinds_of_numbers(states: Iterable[tuple[str, Shape]]) -> frozenset[str]:
     return frozenset(numbers - others)
 
 
-def single_number(states: Iterable[str], row: Param, logical: Mapping[str, Logical]) -> str | None:
-    """The first state of a row's parameters that is one number, though the row is more."""
-    if not row.layout.shape:
-        return None
-    return next((name for name in states if not logical[name].shape), None)
+def other_shape(states: Iterable[str], row: Param, logical: Mapping[str, Logical]) -> str | None:
+    """The first state of a row's parameters that has not its parameter's shape (Adafactor's factors, a single number)."""
+    for name in states:
+        state, shape = StateName.of(name), logical[name].shape
+        param = logical.get(state.parameter) if state else None
+        if shape != param.shape if param else not shape and row.layout.shape:
+            return name
+    return None
 
 
-def no_place_for(state: str, row: Param, format: str) -> CoverageError:
+def no_place_for(state: str, shape: Shape, row: Param, format: str) -> CoverageError:
     """Why such state cannot be written where state is fused and cut as its parameter is."""
+    has = f"has shape {list(shape)}" if shape else "is a single number"
     return CoverageError(
-        f"`{state}` is a single number, and {format} holds the state `{kind_of(state)}` of `{row.name}` in the shape of"
+        f"`{state}` {has}, and {format} holds the state `{kind_of(state)}` of `{row.name}` in the shape of"
         f" that, {list(row.layout.shape)}",
         hint="use --optimizer drop, or convert to hf or dcp with --dialect same, which keep it as it is",
         tensors=(state,),

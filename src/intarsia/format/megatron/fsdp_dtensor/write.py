@@ -29,7 +29,7 @@ from intarsia.format.megatron.keys import VOCABULARY, padded, parts_of, rows_of
 from intarsia.format.megatron.optimizer.state_tensors import state_row
 from intarsia.format.optimizer_state.groups_in_entries import has_megatron_groups
 from intarsia.format.optimizer_state.parameter_groups import has_torch_groups
-from intarsia.format.optimizer_state.single_numbers import no_place_for, single_number
+from intarsia.format.optimizer_state.single_numbers import no_place_for, other_shape
 from intarsia.format.request import Request, Wanted
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.format.written_tensors import left_out, written_type
@@ -167,8 +167,8 @@ class _Writer:
     def state(self, row: Param, kind: str) -> None:
         twin = state_row(row, kind)
         if twin.layout.tensors and self.held.issuperset(twin.layout.tensors):
-            if number := single_number(twin.layout.tensors, row, self.src.logical):
-                raise no_place_for(number, row, "fsdp_dtensor")
+            if odd := other_shape(twin.layout.tensors, row, self.src.logical):
+                raise no_place_for(odd, self.src.logical[odd].shape, row, "fsdp_dtensor")
             self._add(spell(twin.name), twin, None)
 
     def step(self, row: Param) -> None:
