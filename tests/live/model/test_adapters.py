@@ -10,6 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from transformers import Qwen3MoeForCausalLM
 
 import intarsia
@@ -100,6 +101,36 @@ def test_a_state_dict_of_pefts_own_is_loaded(tmp_path: Path, how: str) -> None:
     again = adapted(2)
     assert intarsia.load(tmp_path, into=again).complete
     assert_same(state(again), state(model))
+
+
+def tuned(seed: int) -> tuple[Any, torch.optim.Optimizer]:
+    """A model of Transformers' inside of PEFT: its configuration lends the checkpoint a table."""
+    torch.manual_seed(seed)
+    settings = {"r": 2, "target_modules": ["q_proj", "down_proj"], "modules_to_save": ["lm_head"]}
+    model = get_peft_model(small(seed), LoraConfig(**settings))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return model, torch.optim.AdamW(trained, lr=0.1 * seed)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("flat", [False, True], ids=["nested", "flat"])
+def test_what_torch_saved_of_a_transformers_model_inside_of_peft_is_loaded(
+    tmp_path: Path, flat: bool
+) -> None:
+    model, optimizer = tuned(1)
+    for _ in range(2):
+        model(torch.arange(12)[None]).logits.square().mean().backward()
+        optimizer.step()
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    weights, moments = get_state_dict(model, optimizer, options=options)
+    dcp.save({"model": weights, "optim": moments}, checkpoint_id=tmp_path, no_dist=True)
+    other, again = tuned(2)
+    assert intarsia.load(tmp_path, into=other, optimizer=again).complete
+    assert_same(state(other), state(model))
+    want, found = optimizer.state_dict(), again.state_dict()
+    assert found["param_groups"] == want["param_groups"]
+    for number, kinds in want["state"].items():
+        assert_same(found["state"][number], kinds)
 
 
 def test_an_adapter_of_which_a_part_is_missing_is_not_left_as_it_was(tmp_path: Path) -> None:

@@ -7,8 +7,18 @@ of its family.  What the table does not know is carried name by name, and said.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+)
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from intarsia.dtypes import BY_NAME
@@ -189,7 +199,7 @@ class _Names:
 
     def spelled(self, listed: list[Found]) -> list[Found]:
         """Each stored tensor that is read, under its name; state with the kind before the parameter."""
-        known = self.table.known if self.table else frozenset(self.sections.names.values())
+        known = self.table.known if self.table else self._held
         names, state = self.sections.names, self.sections.state
         if not state and [s.name for s in listed] == [*names] == [*names.values()]:
             return listed
@@ -220,12 +230,24 @@ class _Names:
         if self.sections.foreign and plain.startswith(self.sections.foreign):
             return None
         if self.table is not None:
-            found = explained(plain, known)
+            found = explained(plain, known) or self._beside(plain)
             return found[1] if found else plain
         for prefix in ("", *self.sections.prefixes):
             if plain.startswith(prefix) and (hit := unwrapped(plain[len(prefix) :], known)):
                 return hit
         return plain
+
+    def _beside(self, plain: str) -> tuple[str, str] | None:
+        """A weight that no table knows, such as an adapter's: without what stands before the section's names."""
+        if not (found := explained(plain, self._held)):
+            return None
+        return (
+            found if any(f".{p}".endswith(f".{found[0]}") for p in self.sections.prefixes) else None
+        )
+
+    @cached_property
+    def _held(self) -> frozenset[str]:
+        return frozenset(self.sections.names.values())
 
 
 def _rule_of(parts: PartRules, known: Known | None) -> Callable[[WholeTensor], Rule]:
@@ -346,11 +368,19 @@ def _by_member(
         yield member, replace(as_stored(s), name=member, layout=Layout.of(member, ()))
 
 
-def members_of(name: str, table: Table | None) -> tuple[str, ...]:
-    """The logical tensors that a parameter holds, whatever wrappers put before its name."""
+def members_of(
+    name: str, table: Table | None, held: Container[str] = frozenset()
+) -> tuple[str, ...]:
+    """The logical tensors that a parameter holds, whatever wrappers put before its name.
+
+    Of what no table knows, such as adapters, they are those that a checkpoint has `held`.
+    """
     plain = bare(name)
-    hit = explained(plain, table.known) if table else None
-    return table.known[hit[1]].layout.tensors if table and hit else (plain,)
+    if table is None:
+        return (plain,)
+    if hit := explained(plain, table.known):
+        return table.known[hit[1]].layout.tensors
+    return ((explained(plain, held) or ("", plain))[1],)
 
 
 def common_dtype(listed: Sequence[Found]) -> Any:

@@ -38,7 +38,7 @@ def groups_from_torch(src: Manifest, entries: Mapping[str, bytes]) -> Groups | N
 def torch_groups_of(src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
     """The groups among entries in one of torch's spellings."""
     table = table_for(src.config)
-    return groups_of_torch(entries, lambda name: members_of(name, table))
+    return groups_of_torch(entries, lambda name: members_of(name, table, src.logical))
 
 
 def groups_as_torch_entries(

@@ -197,8 +197,12 @@ def _rows(
 ) -> tuple[Rows, Manifest]:
     """The rows of the model's own names, or of all names as PEFT's state dict has them."""
     found, named = find_rows(tensors, manifest)
-    spelled = contents.names_of_peft if found.missing else {}
-    if spelled.keys() >= tensors.keys():
+    spelled = contents.names_of_peft
+    # A table has rows of the model's own names, stored or not.
+    sought = (n for row in found.rows.values() for n in row.layout.tensors) if spelled else ()
+    if spelled.keys() >= tensors.keys() and (
+        found.missing or not named.logical.keys() >= {*sought}
+    ):
         other, again = find_rows({spelled[n]: x for n, x in tensors.items()}, manifest)
         if not other.missing:
             return Rows({n: other.rows[spelled[n]] for n in tensors}, ()), again
