@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,55 +12,11 @@ from intarsia.live.loading import to_device
 from intarsia.live.loading.to_device import AHEAD, ToDevice
 from intarsia.mesh import Box
 from intarsia.run.sharing import share_out
+from tests.live.loading.gpu_stand_in import StreamStandIn, gpu_stand_in  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("gpu_stand_in")
 
 PARTS, LENGTH = 64, 100
-
-
-class EventStandIn:
-    """An event of a GPU that has done a thing when it is asked the second time."""
-
-    def __init__(self) -> None:
-        self._asked = 0
-
-    def query(self) -> bool:
-        self._asked += 1
-        return self._asked > 1
-
-    def synchronize(self) -> None:
-        pass
-
-
-class StreamStandIn:
-    """A stream of a GPU that does at once what it is asked for."""
-
-    def __init__(self, device: Any = None) -> None:
-        self.waited_for: list[EventStandIn] = []
-
-    def record_event(self) -> EventStandIn:
-        return EventStandIn()
-
-    def wait_event(self, event: EventStandIn) -> None:
-        self.waited_for.append(event)
-
-    def synchronize(self) -> None:
-        pass
-
-
-@pytest.fixture(autouse=True)
-def gpu_stand_in(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """The threads that sent something to the GPU."""
-    used_by: set[int] = set()
-
-    @contextmanager
-    def stream(at: StreamStandIn) -> Iterator[None]:
-        used_by.add(threading.get_ident())
-        yield
-
-    monkeypatch.setattr(torch.cuda, "Stream", StreamStandIn)
-    monkeypatch.setattr(torch.cuda, "current_stream", StreamStandIn)
-    monkeypatch.setattr(torch.cuda, "stream", stream)
-    monkeypatch.setattr(to_device, "pinned", lambda n: torch.empty(n, dtype=torch.uint8))
-    return used_by
 
 
 def carry_out(sent: ToDevice, tensor: torch.Tensor, part: int) -> None:
@@ -76,7 +30,9 @@ def carry_out(sent: ToDevice, tensor: torch.Tensor, part: int) -> None:
 @pytest.mark.parametrize("workers", [1, 3, 16])
 @pytest.mark.parametrize("strided", [False, True])
 def test_every_window_arrives_and_one_thread_sends_them(
-    workers: int, strided: bool, gpu_stand_in: set[int]
+    workers: int,
+    strided: bool,
+    gpu_stand_in: set[int],  # noqa: F811
 ) -> None:
     tensor = torch.zeros(PARTS, LENGTH + 4)[:, :LENGTH] if strided else torch.zeros(PARTS, LENGTH)
     sent = ToDevice(64, workers, [tensor])

@@ -170,6 +170,40 @@ def test_a_tensor_that_is_a_run_of_a_file_is_proven_without_being_made() -> None
     assert proofs["w"].is_one_chunk
 
 
+@pytest.mark.parametrize(
+    ("layout", "tensors"),
+    [
+        (W, "w"),
+        (W.narrow(0, 2, 5), "w"),
+        (concat([V, W.narrow(0, 1, 2), V]), "vwv"),
+        (TWICE, "ww"),
+        (W.permute(1, 0), ""),
+        (concat([W, padding(1, 4)]), ""),
+        (concat([padding(1, 4), W]), ""),
+        (Layout((2,), ()), ""),
+    ],
+)
+def test_a_target_of_runs_that_fill_it_in_order_is_proven_with_them(
+    layout: Layout, tensors: str
+) -> None:
+    both = {"w": RUN, "v": RUN._replace(name="v", file="b")}
+    proven = prover_of(held_as(both, both)).prove(target(layout))
+    assert "".join(x.name for x in proven.runs) == tensors
+    copies = sum(copy.piece.size for copy in proven.copies(Box.whole(layout.shape)))
+    assert copies == layout.mapped
+
+
+@pytest.mark.parametrize("layout", [PLACE, BEYOND, OUTSIDE, LATER])
+def test_a_target_of_runs_that_overlap_or_lie_outside_is_refused(layout: Layout) -> None:
+    with pytest.raises(CoverageError):
+        prover_of(held_as({"w": RUN}, {"w": RUN})).prove(target(layout))
+
+
+def test_a_target_of_runs_that_is_written_in_part_is_refused() -> None:
+    with pytest.raises(CoverageError, match=r"first missing \[2, 0\]"):
+        prover_of(held_as({"w": RUN}, {"w": RUN})).prove(target(W, rows(0, 2), rows(3, 6)))
+
+
 UNLIKE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "shorter": ({"w": (short := RUN._replace(length_bytes=92))}, {"w": short}),
     "another type": ({"w": RUN}, {"w": Logical("w", SHAPE, BY_NAME["BF16"])}),

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from intarsia.live.loading.runs import RunStep, run_steps
 from intarsia.live.loading.to_device import ALIGNED_BYTES, ToDevice
 from intarsia.live.model.holding import Holding
 from intarsia.mesh import Box
@@ -27,6 +29,7 @@ from intarsia.run.losses import Losses
 from intarsia.run.room import Bytes
 from intarsia.run.sharing import in_steps, share_out
 from intarsia.run.source import Source
+from intarsia.value import PLAIN, Change
 
 if TYPE_CHECKING:
     import torch
@@ -72,10 +75,19 @@ def fill(
 ) -> Losses:
     """Read every holding's elements, and count what casts do to them; the first failure stops all threads."""
     on_gpus = [each.holding.tensor for each in fillings if each.holding.tensor.is_cuda]
-    steps = list(in_steps(windows_of(fillings, budget.window_bytes), budget.window_bytes, _nbytes))
-    to_device = ToDevice(budget.window_bytes, budget.workers, on_gpus) if on_gpus else None
+    step_bytes = budget.window_bytes
+    of_runs = [each for each in fillings if _is_of_runs(source, each)]
+    memories = [_Memory(each.holding) for each in of_runs]
+    known = {*map(id, of_runs)}
+    others = windows_of([each for each in fillings if id(each) not in known], step_bytes)
+    steps: list[RunStep | Step] = [*run_steps([each.proven for each in of_runs], step_bytes)]
+    steps += in_steps(others, step_bytes, _nbytes)
+    to_device = ToDevice(step_bytes, budget.workers, on_gpus) if on_gpus else None
 
-    def work(step: Step) -> Losses:
+    def work(step: RunStep | Step) -> Losses:
+        if isinstance(step, RunStep):
+            progress(_read_runs(source, step, memories, to_device))
+            return Counter()
         # Threads do not count in one counter.
         mine = replace(source, losses=Counter())
         progress(_carry_out(mine, step, to_device))
@@ -86,6 +98,49 @@ def fill(
     finally:
         if to_device is not None:
             to_device.settle()
+
+
+def _is_of_runs(source: Source, filling: Filling) -> bool:
+    """Whether bytes go from files to a holding's memory as they are, and follow each other there."""
+    held, runs = filling.holding, filling.proven.runs
+    if not runs or not source.is_plain or filling.proven.src is not source.manifest:
+        return False
+    types = {x.dtype.name: x.dtype for x in runs}.values()
+    same = all(Change(dtype, held.dtype, PLAIN, held.value).is_none for dtype in types)
+    return same and held.tensor.device.type in ("cpu", "cuda") and held.tensor.is_contiguous()
+
+
+class _Memory:
+    """The memory of a holding that is filled in order: bytes here, or elements of a GPU."""
+
+    def __init__(self, holding: Holding) -> None:
+        self.tensor = holding.tensor
+        self.itemsize = holding.dtype.itemsize
+        self.bytes = None if holding.tensor.is_cuda else as_bytes(holding.tensor).data
+
+
+def _read_runs(
+    source: Source, step: RunStep, memories: Sequence[_Memory], to_device: ToDevice | None
+) -> int:
+    """Carry out a step of runs; how many bytes it fills."""
+    views, room = list[memoryview](), memoryview(b"")
+    sent: list[tuple[torch.Tensor, torch.Tensor]] = []
+    if to_device is not None and any(memories[x.target].bytes is None for x in step.stretches):
+        room = to_device.room(step.room_bytes).data
+    for target, to, length, at in step.stretches:
+        memory = memories[target]
+        if memory.bytes is not None:
+            views.append(memory.bytes[to : to + length])
+        elif to_device is not None:
+            size = memory.itemsize
+            views.append(room[at : at + length])
+            sent.append(to_device.copy_run(memory.tensor, to // size, length // size, at))
+    for file, reads in groupby(step.reads, itemgetter(0)):
+        ranges = [(start, views[k][at : at + length]) for _, start, length, k, at in reads]
+        source.folder.read_each(file, ranges)
+    if sent and to_device is not None:
+        to_device.send(sent)
+    return step.nbytes
 
 
 def windows_of(fillings: Iterable[Filling], window_bytes: int) -> list[Window]:

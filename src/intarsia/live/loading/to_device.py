@@ -105,13 +105,22 @@ class ToDevice:
         self, tensor: torch.Tensor, box: Box, start: int, at_bytes: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """A box of a tensor, whose elements follow each other from `start` on, and its place in the room."""
-        at = at_bytes // tensor.dtype.itemsize
-        read = self._mine.window.view(tensor.dtype)[at : at + box.size]
-        flat = self._flat.get(id(tensor))
-        if flat is not None:
-            return flat[start : start + box.size], read
+        if id(tensor) in self._flat:
+            return self.copy_run(tensor, start, box.size, at_bytes)
         index = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.shape, strict=True))
-        return tensor[index], read.view(box.shape)
+        return tensor[index], self._read(tensor.dtype, box.size, at_bytes).view(box.shape)
+
+    def copy_run(
+        self, tensor: torch.Tensor, start: int, count: int, at_bytes: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Elements of a contiguous tensor that follow each other, and their place in the room."""
+        read = self._read(tensor.dtype, count, at_bytes)
+        return self._flat[id(tensor)][start : start + count], read
+
+    def _read(self, dtype: torch.dtype, count: int, at_bytes: int) -> torch.Tensor:
+        at, window = at_bytes // dtype.itemsize, self._mine.window
+        found: torch.Tensor = window.view(dtype)[at : at + count]
+        return found
 
     def send(self, copies: Copies) -> None:
         """Have GPUs take what was read into the room; nothing waits for them."""

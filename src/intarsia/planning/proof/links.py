@@ -74,6 +74,22 @@ class Links:
             del found[name]
         return found
 
+    def runs_of(self, layout: Layout) -> tuple[WholeTensor, ...]:
+        """For each piece of a layout the whole tensor that it is a run of; none unless all are, and fill it in their order.
+
+        Then each place is for one element, which exists, and which one byte range of one file holds.
+        """
+        whole, found, end = self.whole, list[WholeTensor](), 0
+        for p in layout.pieces:
+            held, count = whole.get(p.tensor), p.run
+            if held is None or not count or p.at != end or p.to < 0:
+                return ()
+            if (p.to + count) * held.dtype.itemsize > held.length_bytes:
+                return ()
+            end += count
+            found.append(held)
+        return tuple(found) if end == layout.size else ()
+
     def stored_fault(self, stored: Stored) -> Gap | None:
         """What is wrong with the chunks of a stored tensor."""
         chunks = stored.chunks

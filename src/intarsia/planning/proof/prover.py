@@ -46,27 +46,39 @@ class Proven:
 
     Only `Prover` makes one; whatever moves bytes takes nothing else.
     `is_one_chunk` says that the target is a logical tensor and a stored one, which lies in one chunk.
+    `runs` are, where the target is put together from runs of whole tensors, those tensors, one for each piece
+    of its layout; then the pieces fill it one after another.
     """
 
-    __slots__ = ("_template", "is_one_chunk", "sources", "src", "target")
+    __slots__ = ("_sources", "_template", "is_one_chunk", "runs", "src", "target")
 
     def __init__(
         self,
         src: Manifest,
         target: Target,
-        sources: tuple[Stored, ...],
+        sources: tuple[Stored, ...] | None,
         key: _Key,
         *,
         is_one_chunk: bool = False,
         template: Template | None = None,
+        runs: tuple[WholeTensor, ...] = (),
     ) -> None:
         if key is not _KEY:
             raise TypeError("only `Prover` makes a proof")
         self.src: Final = src
         self.target: Final = target
-        self.sources: Final = sources
+        self._sources = sources
         self.is_one_chunk: Final = is_one_chunk
         self._template = template
+        self.runs: Final = runs
+
+    @property
+    def sources(self) -> tuple[Stored, ...]:
+        """The stored tensors that hold its elements."""
+        if self._sources is None:
+            stored = self.src.stored  # where whole tensors have the names of the logical ones
+            self._sources = tuple([stored[name] for name in self.target.layout.tensors])
+        return self._sources
 
     @property
     def template(self) -> Template:
@@ -200,12 +212,16 @@ class Prover:
 
     def attempt(self, target: Target) -> Proven | list[Gap]:
         """The proof of a target, or the faults that forbid it."""
-        sources, parts = sources_of(target.layout, self.src), target.value.parts
+        parts = target.value.parts
         if parts and not isinstance(target.value, Measured):
             raise UnsupportedError(
                 f"`{target.name}` would be {target.value}, which can be read but not yet written",
                 hint="write plain numbers: give an element type with --dtype",
             )
+        runs = () if parts else self.links.runs_of(target.layout)
+        if runs and self.links.tiling(target.shape, target.boxes) is None:
+            return Proven(self.src, target, None, _KEY, runs=runs)
+        sources = sources_of(target.layout, self.src)
         if not parts and self._is_plain(target, sources):
             return Proven(self.src, target, sources, _KEY)
         key = self._alike.key(target, sources)
