@@ -6,7 +6,7 @@ Buffers that no checkpoint holds are computed by the model's own initialisation,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,12 +21,16 @@ def materialise(model: nn.Module, device: Any = None) -> list[str]:
     """Memory for every meta tensor that a checkpoint fills; the names of buffers left on `meta`."""
     if not any(x.is_meta for x in _tensors(model)):
         return []
-    shared, attributes_of = _shared(model), _attributes(model)
-    passing = {id(m._buffers[k]) for _, m, k in passing_buffers(model)}
-    passing -= {id(x) for module in model.modules() for _, x in own_tensors(module)}
+    modules = [*model.modules()]
+    shared, attributes_of = _shared(modules), _attributes(modules)
+    lasting = {id(x) for module in modules for _, x in own_tensors(module)}
+    passing = [(m, k) for _, m, k in passing_buffers(model) if id(m._buffers[k]) not in lasting]
+    # Now, while the parameters have no memory that it would have to be hidden.
+    compute_buffers(model, passing, device or _device_of(model))
+    left = {id(m._buffers[k]) for m, k in passing}
 
     def memory(x: torch.Tensor) -> torch.Tensor:
-        if not x.is_meta or id(x) in passing:
+        if not x.is_meta or id(x) in left:
             return x
         where = device or _mesh_device(x) or "cpu"
         if type(x) in (torch.Tensor, nn.Parameter) and x.is_contiguous():
@@ -34,14 +38,31 @@ def materialise(model: nn.Module, device: Any = None) -> list[str]:
         return torch.empty_like(x, device=where)
 
     with torch.no_grad():
-        model._apply(memory)  # type: ignore[no-untyped-call]
+        if not _give(modules, memory):
+            model._apply(memory)  # type: ignore[no-untyped-call]
         for (owner, key), *others in shared:
             for held, name in others:
                 held[name] = owner[key]
         for module, name, attributes in attributes_of:
             vars(module._parameters[name]).update(attributes)
-        compute_buffers(model, device or _device_of(model))
     return [name for name, m, k in passing_buffers(model) if m._buffers[k].is_meta]  # type: ignore[union-attr]
+
+
+def _give(modules: Sequence[nn.Module], memory: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    """Do what `_apply` does where it is torch's own and parameters are plain, in a third of its time; whether they are."""
+    params = [p for module in modules for p in module._parameters.values() if p is not None]
+    if {type(module)._apply for module in modules} != {nn.Module._apply}:
+        return False
+    if any(type(p) is not nn.Parameter or p.grad is not None for p in params):
+        return False
+    for module in modules:
+        for key, p in module._parameters.items():
+            if p is not None and p.is_meta:
+                module._parameters[key] = nn.Parameter(memory(p), p.requires_grad)
+        for key, x in module._buffers.items():
+            if x is not None:
+                module._buffers[key] = memory(x)
+    return True
 
 
 def _mesh_device(x: torch.Tensor) -> str | None:
@@ -61,22 +82,22 @@ def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
                 yield x
 
 
-def _shared(model: nn.Module) -> list[list[tuple[dict[str, Any], str]]]:
+def _shared(modules: Sequence[nn.Module]) -> list[list[tuple[dict[str, Any], str]]]:
     """The places of every tensor that has more than one, those among parameters first."""
     places: dict[int, list[tuple[dict[str, Any], str]]] = {}
-    tables: list[dict[str, Any]] = [module._parameters for module in model.modules()]
-    for held in (*tables, *(module._buffers for module in model.modules())):
+    tables: list[dict[str, Any]] = [module._parameters for module in modules]
+    for held in (*tables, *(module._buffers for module in modules)):
         for key, x in held.items():
             if x is not None and x.is_meta:
                 places.setdefault(id(x), []).append((held, key))
     return [found for found in places.values() if len(found) > 1]
 
 
-def _attributes(model: nn.Module) -> list[tuple[nn.Module, str, dict[str, Any]]]:
+def _attributes(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, str, dict[str, Any]]]:
     """What frameworks hang on plain parameters (how Megatron cuts them, say), by their places."""
     return [
         (module, key, dict(vars(param)))
-        for module in model.modules()
+        for module in modules
         for key, param in module._parameters.items()
         if param is not None and param.is_meta and not is_dtensor(param) and vars(param)
     ]

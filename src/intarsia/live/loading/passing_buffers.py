@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -53,15 +53,15 @@ def _last_two(name: str) -> tuple[str, ...]:
     return tuple(name.split(".")[-2:])
 
 
-def compute_buffers(model: nn.Module, device: Any) -> None:
-    """Have a Transformers model compute its passing buffers that are on `meta`."""
-    todo = [(m, k) for _, m, k in passing_buffers(model) if m._buffers[k].is_meta]  # type: ignore[union-attr]
-    owners = _owners(model)
+def compute_buffers(model: nn.Module, passing: Iterable[Place], device: Any) -> None:
+    """Have a Transformers model compute those of its passing buffers that are on `meta`."""
+    todo = [place for place in passing if _buffer(place).is_meta]
+    owners = _owners(model) if todo else {}
     direct = [m for m in dict.fromkeys(m for m, _ in todo) if m in owners]
     if not direct:
         return
     _compute(model, todo, direct, owners, device)
-    left = [(m, k) for m, k in todo if m._buffers[k].is_meta]  # type: ignore[union-attr]
+    left = [place for place in todo if _buffer(place).is_meta]
     if left:  # a module around them may set them
         _compute(model, left, _around(model, {m for m, _ in left}, owners), owners, device)
 
@@ -115,21 +115,25 @@ def _around(model: nn.Module, inner: set[nn.Module], owners: Any) -> list[nn.Mod
 
 @contextmanager
 def _hidden(model: nn.Module, shown: list[Place]) -> Iterator[None]:
-    """Every parameter and every buffer but those `shown` behind tensors on `meta`."""
+    """Every parameter and every buffer but those `shown` behind tensors on `meta`, unless it is there itself."""
     visible = {(id(module), key) for module, key in shown}
-    with ExitStack() as stack:
+    before: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    try:
         for module in model.modules():
             both: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
             for held in both:
-                stack.callback(held.update, dict(held))
+                before.append((held, dict(held)))
                 for key, x in held.items():
-                    if x is not None and (id(module), key) not in visible:
+                    if x is not None and not x.is_meta and (id(module), key) not in visible:
                         veil = torch.empty(x.shape, dtype=x.dtype, device="meta")
                         if held is module._parameters:
                             veil = torch.nn.Parameter(veil, requires_grad=False)
                         veil._is_hf_initialized = True  # type: ignore[attr-defined]
                         held[key] = veil
         yield
+    finally:
+        for held, own in before:
+            held.update(own)
 
 
 def _buffer(place: Place) -> torch.Tensor:
