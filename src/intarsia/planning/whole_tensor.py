@@ -6,7 +6,7 @@ asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -55,3 +55,11 @@ def not_whole(stored: Mapping[str, Stored]) -> list[Stored]:
     if not isinstance(stored, MadeWhenAsked):
         return [*stored.values()]
     return [stored[name] for name, x in stored.held.items() if not isinstance(x, WholeTensor)]
+
+
+def types_of(logical: Mapping[str, Logical], names: Iterable[str]) -> set[DType]:
+    """The element types of those of the tensors that there are; no value is made of one that is whole."""
+    held: Mapping[str, Logical | WholeTensor]
+    held = logical.held if isinstance(logical, MadeWhenAsked) else logical
+    found = {id(x.dtype): x.dtype for x in map(held.get, names) if x is not None}
+    return {*found.values()}

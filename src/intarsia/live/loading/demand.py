@@ -30,6 +30,7 @@ from intarsia.live.model.holding import (
 from intarsia.live.model.names import Rows, find_rows
 from intarsia.mesh import Box, Mesh
 from intarsia.planning.manifest import Manifest
+from intarsia.planning.whole_tensor import types_of
 from intarsia.state.names import MASTER, is_state, kind_of, master_of, parameter_of
 
 Place = tuple[Mesh, int]
@@ -118,9 +119,8 @@ class Demand:
             if name in used or to in used:
                 used |= {name, to}
         logical = self.manifest.logical
-        left = {n for n in logical if n not in used and not is_state(n)}
         # A tensor without elements has nothing that could be left out.
-        left = {n for n in left if logical[n].size}
+        left = {n for n in logical.keys() - used if not is_state(n) and logical[n].size}
         left -= self.contents.extra_state.keys()
         copies = bool(self.contents.copies)
         return Doubts(
@@ -152,6 +152,11 @@ class Demand:
         return table.tied if table else {}
 
     @cached_property
+    def _twins(self) -> Mapping[str, str]:
+        """The tied tensors that the checkpoint does not have."""
+        return {n: to for n, to in self._tied.items() if n not in self.manifest.logical}
+
+    @cached_property
     def _prediction_layers(self) -> set[str]:
         """Tensors that a checkpoint may have and the Transformers module leaves out."""
         table = table_for(self.manifest.config)
@@ -162,15 +167,15 @@ class Demand:
 
     def _layout(self, row: Param) -> Layout:
         """A row's layout; what is absent because it is tied is taken from the tensor that it is tied to."""
-        held, tied = self.manifest.logical, self._tied
-        twins = {n: tied[n] for n in row.layout.tensors if n not in held and n in tied}
+        twins = {n: to for n, to in self._twins.items() if n in row.layout.tensors}
         return row.layout.rename(twins) if twins else row.layout
 
     def _precise(self, layout: Layout, wanted: str) -> Layout:
         """The main weights, where the model keeps fp32 and the checkpoint's weights are shorter."""
         held = self.manifest.logical
-        masters = [*map(master_of, layout.tensors)]
-        if wanted != "F32" or not masters or not all(m in held for m in masters):
+        if wanted != "F32" or not layout.tensors:
+            return layout
+        if not all(master_of(n) in held for n in layout.tensors):
             return layout
         if all(n in held and held[n].dtype.name == "F32" for n in layout.tensors):
             return layout
@@ -269,7 +274,7 @@ def cast_names(holdings: Iterable[Holding], manifest: Manifest, *, allowed: bool
     """The tensors whose floating-point type is not the checkpoint's; raise where that may not be."""
     found = []
     for each in holdings:
-        stored = {manifest.logical[n].dtype for n in each.layout.tensors if n in manifest.logical}
+        stored = types_of(manifest.logical, each.layout.tensors)
         for dtype in stored - {each.dtype}:
             floating = dtype.floating and each.dtype.floating
             if not (floating and allowed):

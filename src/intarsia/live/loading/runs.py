@@ -97,24 +97,19 @@ class _Runs(NamedTuple):
 def _runs(proofs: Sequence[Proven], files: Sequence[str]) -> _Runs:
     """The runs of targets, which are not cut into steps yet."""
     numbers = {file: number for number, file in enumerate(files)}
-    file, start, at, to, ends = (list[int]() for _ in range(5))
-    for proven in proofs:
-        pieces, runs = proven.target.layout.pieces, proven.runs
-        file += [numbers[x.file] for x in runs]
-        start += [x.start_bytes for x in runs]
-        at += [p.to for p in pieces]
-        to += [p.at for p in pieces]
-        # The pieces fill the target one after another.
-        ends += [p.at for p in pieces[1:]]
-        ends.append(proven.target.layout.size)
+    held = [x for proven in proofs for x in proven.runs]
+    number = np.array([numbers[x.file] for x in held])
+    pieces = [p for proven in proofs for p in proven.target.layout.pieces]
     counts = [len(proven.runs) for proven in proofs]
     sizes = np.repeat([proven.target.dtype.itemsize for proven in proofs], counts)
+    start = np.array([x.start_bytes for x in held]) + np.array([p.to for p in pieces]) * sizes
+    to = np.array([p.at for p in pieces])
+    # The pieces of a target fill it one after another.
+    end = np.append(to[1:], 0)
+    end[np.cumsum(counts) - 1] = [proven.target.layout.size for proven in proofs]
+    order = np.lexsort((start, number))
     target = np.repeat(np.arange(len(proofs)), counts)
-    begin, end = np.array(to, np.int64), np.array(ends, np.int64)
-    starts = np.array(start, np.int64) + np.array(at, np.int64) * sizes
-    number = np.array(file, np.int64)
-    order = np.lexsort((starts, number))
-    columns = number, starts, target, begin * sizes, (end - begin) * sizes, np.zeros_like(order)
+    columns = number, start, target, to * sizes, (end - to) * sizes, np.zeros_like(order)
     return _Runs(*[x[order] for x in columns])
 
 
