@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -368,3 +370,53 @@ def test_names_of_torchtitan_are_another_dialect(tmp_path: Path) -> None:
     assert "convert_to_hf.py" in str(raised.value.hint)
     intarsia.convert(src, tmp_path / "yes", to="hf")
     assert_same(read_hf(tmp_path / "yes"), renamed)
+
+
+class Two(nn.Module):
+    """One model whose parts have the words that people call several models by."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        super().__init__()
+        for word in words:
+            self.add_module(word, nn.Linear(3, 4))
+
+
+@pytest.mark.parametrize("shard", [10**9, 40], ids=["one file", "shards"])
+@pytest.mark.parametrize(
+    "words", [("actor", "critic"), ("model", "ema"), ("student", "teacher"), ("net", "target")]
+)
+def test_parts_that_are_called_like_several_models_stay_one_in_safetensors(
+    words: tuple[str, str], shard: int, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = Two(words)
+    optimizer = torch.optim.AdamW(model.parameters())
+    sum(each(torch.ones(3)).square().sum() for each in model.children()).backward()
+    optimizer.step()
+    want = {name: x.clone() for name, x in model.state_dict().items()}
+    intarsia.save(tmp_path / "saved", model, optimizer)
+    made = [("saved", "hf", "hf"), ("hf", "dcp", "dcp"), ("dcp", "again", "hf")]
+    for src, out, to in made:
+        intarsia.convert(tmp_path / src, tmp_path / out, to=to, max_shard_size=shard)
+        assert intarsia.verify(tmp_path / "saved", tmp_path / out)
+        assert intarsia.verify(tmp_path / out)
+        assert intarsia.digest(tmp_path / out).root == intarsia.digest(tmp_path / "saved").root
+        torch.manual_seed(1)
+        other = Two(words)
+        again = torch.optim.AdamW(other.parameters())
+        assert intarsia.load(tmp_path / out, into=other, optimizer=again).complete
+        assert_same(dict(other.state_dict()), want)
+        for number, kinds in optimizer.state_dict()["state"].items():
+            assert_same(again.state_dict()["state"][number], kinds)
+    files = (tmp_path / "again").glob("*.safetensors")
+    assert_same({name: x for file in files for name, x in load_file(file).items()}, want)
+
+
+def test_a_file_whose_sections_are_all_asked_for_is_converted(tmp_path: Path) -> None:
+    held = {name: x.clone() for name, x in Two(("actor", "critic")).state_dict().items()}
+    save_file(held, tmp_path / "both.safetensors")
+    intarsia.convert(tmp_path / "both.safetensors", tmp_path / "out", to="hf", section=".")
+    assert_same(load_file(tmp_path / "out" / "model.safetensors"), held)
+    assert set(intarsia.open(tmp_path / "out")) == set(held)
+    with pytest.raises(SectionError, match="2 sections may be the model"):
+        intarsia.convert(tmp_path / "both.safetensors", tmp_path / "other", to="hf")

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from intarsia.errors import FormatError, UsageError
+from intarsia.errors import FormatError, SectionError, UsageError
 from intarsia.format.base import AbsentFiles, Arrangement, Format, Slot, WriteOptions
 from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.folder.adapters import CONFIG as ADAPTER_CONFIG
@@ -21,10 +21,12 @@ from intarsia.format.hf.absent_files import absent_of_sets
 from intarsia.format.hf.adapter import check_adapter, stem_for
 from intarsia.format.hf.files import OPTIMIZER, WeightFiles, extra_files, files_of, read_files
 from intarsia.format.hf.safetensors_header import make_header
-from intarsia.format.hf.safetensors_metadata import HeaderMetadata
+from intarsia.format.hf.safetensors_metadata import ONE_MODEL, HeaderMetadata
 from intarsia.format.hf.weight_sets import ADAPTER, INDEX, MODEL, index_of, set_size, stem_of_file
 from intarsia.format.naming.logical_names import name_tensors
 from intarsia.format.naming.quantised_names import MODELOPT, modelopt_of
+from intarsia.format.naming.section import TOP
+from intarsia.format.naming.sections import divide
 from intarsia.format.strict_json import parse_json
 from intarsia.mesh import Box
 from intarsia.planning.inventory import Fate, Item, Role
@@ -85,7 +87,8 @@ class Hf(Format):
                     config = choose_config(config, root)
                 with going_on(complain, MODELOPT):
                     modelopt = modelopt_of(root)
-        named = name_tensors(found, config, str(path), complain, modelopt, section=section)
+        asked = (TOP,) if headers.one_model and config is None and not section else section
+        named = name_tensors(found, config, str(path), complain, modelopt, section=asked)
         return Manifest(
             format=self.name,
             path=str(path),
@@ -143,12 +146,15 @@ class Hf(Format):
         slots: dict[str, tuple[Slot, ...]] = {}
         fixed: list[tuple[str, int, bytes]] = []
         closing: dict[str, bytes] = {}
-        for prefix, stem, part in (
-            ("", stem_for(options.source), model),
-            (f"{OPTIMIZER}/", MODEL, state),
+        metadata = {**options.metadata}
+        if options.config is None and not _reads_as_one(model):
+            metadata[ONE_MODEL] = "true"
+        for prefix, stem, part, said in (
+            ("", stem_for(options.source), model, metadata),
+            (f"{OPTIMIZER}/", MODEL, state, {}),
         ):
             if part or not prefix:
-                _arrange_files(part, prefix, stem, options, files, slots, fixed, closing)
+                _arrange_files(part, prefix, stem, options, said, files, slots, fixed, closing)
         if options.entries:
             text = {k: base64.b64encode(v).decode() for k, v in sorted(options.entries.items())}
             closing[f"{OPTIMIZER}/{ENTRIES}"] = json.dumps(text, indent=1).encode()
@@ -184,11 +190,21 @@ def read_entries(folder: Folder) -> dict[str, bytes]:
         raise FormatError(f"{where} is not an object of base64 texts ({error})") from error
 
 
+def _reads_as_one(model: Sequence[Target]) -> bool:
+    """Whether tensors without a configuration are read back as they are: no first word looks like another model's."""
+    try:
+        names = divide({t.name: t for t in model}, None, "").names
+    except SectionError:
+        return False
+    return len(names) == len(model) and all(key == name for key, name in names.items())
+
+
 def _arrange_files(
     targets: Sequence[Target],
     prefix: str,
     stem: str,
     options: WriteOptions,
+    metadata: Mapping[str, str],
     files: dict[str, int],
     slots: dict[str, tuple[Slot, ...]],
     fixed: list[tuple[str, int, bytes]],
@@ -201,7 +217,6 @@ def _arrange_files(
     for k, shard in enumerate(shards, 1):
         number = f"-{k:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
         name = f"{stem}{number}.safetensors"
-        metadata = options.metadata if not prefix else {}
         header = make_header(
             [(t.name, t.dtype, t.shape) for t in shard], {"format": "pt", **metadata}
         )

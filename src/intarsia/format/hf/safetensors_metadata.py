@@ -13,7 +13,10 @@ from intarsia.format.strict_json import parse_json
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import is_file
 
-_OURS = ("format",)
+ONE_MODEL = "intarsia.one_model"
+"""A key that says: names that look like those of several models are one model's."""
+
+_OURS = ("format", ONE_MODEL)
 """Keys that every writer sets itself."""
 
 
@@ -23,8 +26,10 @@ class HeaderMetadata:
 
     texts: dict[str, str] = field(default_factory=dict)
     disputed: set[str] = field(default_factory=set)
+    one_model: bool = False
 
     def add(self, metadata: Mapping[str, str]) -> None:
+        self.one_model |= ONE_MODEL in metadata
         for key, text in metadata.items():
             if key not in _OURS and self.texts.setdefault(key, text) != text:
                 self.disputed.add(key)
