@@ -38,6 +38,9 @@ def computed_by(model: nn.Module, names: Iterable[str]) -> set[str]:
     that a buffer belongs to and its own name tell.  Of others the classes of Transformers say that
     they are left over; a weight never is.
     """
+    names = list(names)
+    if not names:
+        return set()
     passing = {_last_two(name) for name, _, _ in passing_buffers(model)}
     lists = (getattr(m, "_keys_to_ignore_on_load_unexpected", None) for m in model.modules())
     left_over = [re.compile(x) for each in lists for x in each or () if isinstance(x, str)]
@@ -75,7 +78,7 @@ def _compute(
 ) -> None:
     before = {place: _buffer(place) for place in places}
     made: list[dict[Place, torch.Tensor]] = []
-    with _hidden(model, places), torch.random.fork_rng(devices=[]), torch.no_grad():
+    with _hidden(model, places), _same_draws(), torch.no_grad():
         for byte in _RUNS:
             torch.default_generator.manual_seed(0)  # and no other device's
             for (module, key), buffer in before.items():
@@ -134,6 +137,16 @@ def _hidden(model: nn.Module, shown: list[Place]) -> Iterator[None]:
     finally:
         for held, own in before:
             held.update(own)
+
+
+@contextmanager
+def _same_draws() -> Iterator[None]:
+    """What the processor draws afterwards is what it would have drawn; torch's own looks for other devices."""
+    state = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)
 
 
 def _buffer(place: Place) -> torch.Tensor:

@@ -163,9 +163,10 @@ def _spelled(
             _without_head({n: p for n, p in names.items() if n not in found}, lookup, table)
         )
     first: dict[Any, str] = {}
-    for name, spelled in found.items():
+    before = {name: hits.get(name, ("",))[0] for name in found}
+    for name, spelled in found.items() if len({*before.values()}) > 1 else ():
         other = first.setdefault(lookup[spelled].layout, name)
-        if other != name and hits.get(other, ("",))[0] != hits.get(name, ("",))[0]:
+        if before[other] != before[name]:
             raise UsageError(
                 f"`{other}` and `{name}` both ask for `{spelled}` of {manifest.path}",
                 hint="load each section of the state dict by itself",
