@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -23,3 +25,43 @@ def test_memory_has_the_order_and_the_class_of_what_is_on_meta() -> None:
     assert model.bias.requires_grad
     assert type(model.scale) is Marked
     assert {x.device.type for x in model.state_dict().values()} == {"cpu"}
+
+
+class Watched(nn.Linear):
+    """A module that does something of its own when its tensors are replaced."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        found = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.seen = self.weight.device.type
+        return found
+
+
+def test_a_module_with_an_apply_of_its_own_is_asked_for_it() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(2, 3), Watched(3, 4))
+    materialise(model)
+    assert model[1].seen == "cpu"
+    assert {x.device.type for x in model.parameters()} == {"cpu"}
+
+
+def test_what_has_memory_stays_and_what_is_tied_stays_tied() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3, device="meta"), nn.Linear(3, 3))
+    model[2].weight = model[1].weight
+    kept, numbers = model[0].weight, model[0].weight.detach().clone()
+    model[1].weight.note = "mine"
+    model[1].bias.requires_grad_(False)
+    materialise(model)
+    assert model[0].weight is kept
+    assert torch.equal(kept, numbers)
+    assert model[1].weight is model[2].weight
+    assert not model[1].weight.is_meta
+    assert model[1].weight.note == "mine"
+    assert [x.requires_grad for x in model[1].parameters()] == [True, False]
+
+
+def test_a_gradient_is_given_memory_with_its_parameter() -> None:
+    model = nn.Linear(3, 3, device="meta")
+    model.weight.grad = torch.empty(3, 3, device="meta")
+    materialise(model)
+    assert model.weight.grad is not None
+    assert model.weight.grad.device.type == "cpu"
