@@ -13,6 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.parallel import DistributedDataParallel
 
 import intarsia
+from intarsia.errors import CoverageError
 from tests.checkpoints import assert_same, read_dcp, read_hf, write_dcp, write_hf
 from tests.journeys.training import adam, goes_on, small, trained, uninterrupted
 
@@ -73,6 +74,44 @@ def test_a_model_inside_ddp_is_saved_as_itself(tmp_path: Path, group: None) -> N
     intarsia.load(tmp_path / "ddp", into=into, optimizer=again)
     assert_same(into.module.state_dict(), clean)
     assert len(again.state) == len(clean)
+
+
+@pytest.mark.parametrize("key", ["model", "state_dict", "net", None, "safetensors"])
+def test_a_state_dict_of_ddps_own_is_loaded_where_no_table_knows_the_model(
+    tmp_path: Path, key: str | None, group: None
+) -> None:
+    def new(seed: int) -> torch.nn.Sequential:
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+
+    model = new(1)
+    wrapped = DistributedDataParallel(model)
+    optimizer = adam(wrapped.parameters())
+    wrapped(torch.ones(2, 3)).square().mean().backward()
+    optimizer.step()
+    held = wrapped.state_dict()
+    assert all(name.startswith("module.") for name in held)
+    if key == "safetensors":
+        src = write_hf(tmp_path / "src", held)
+    elif key == "model":
+        src = write_dcp(tmp_path / "src", {key: held, "optimizer": optimizer.state_dict()})
+    else:
+        src = write_dcp(tmp_path / "src", {key: held} if key else held)
+    for inside in (False, True):
+        into = new(2)
+        outer = DistributedDataParallel(into) if inside else into
+        again = adam(outer.parameters(), lr=0.5) if key == "model" else None
+        assert intarsia.load(src, into=outer, optimizer=again).complete
+        assert_same(into.state_dict(), model.state_dict())
+        for number, kinds in optimizer.state_dict()["state"].items() if again else ():
+            assert_same(again.state_dict()["state"][number], kinds)
+
+
+def test_a_name_that_two_tensors_have_without_a_wrappers_word_is_no_ones(tmp_path: Path) -> None:
+    held = {"module.0.weight": torch.ones(2, 2), "0.module.weight": torch.zeros(2, 2)}
+    src = write_hf(tmp_path / "src", held)
+    with pytest.raises(CoverageError, match=r"1 of 1 tensors of the model have no source"):
+        intarsia.load(src, into={"0.weight": torch.empty(2, 2)}, strict=False)
 
 
 def test_layers_that_are_compiled_or_checkpointed_are_saved_under_their_own_names(

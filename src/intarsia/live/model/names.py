@@ -16,7 +16,7 @@ from intarsia.errors import UsageError
 from intarsia.family import Param, Table, table_for
 from intarsia.format.naming.find_sections import explained
 from intarsia.format.naming.section import TOP, Section
-from intarsia.format.naming.wrappers import MODULE, bare
+from intarsia.format.naming.wrappers import MODULE, bare, unwrapped
 from intarsia.format.registry import read_manifest, with_rules_of_transformers
 from intarsia.live.model.adapters import inner_word, is_layer
 from intarsia.live.model.own_tensors import joined
@@ -162,6 +162,7 @@ def _spelled(
         found |= dict(
             _without_head({n: p for n, p in names.items() if n not in found}, lookup, table)
         )
+    found |= dict(_wrapped({p: n for n, p in names.items() if n not in found}, manifest))
     first: dict[Any, str] = {}
     before = {name: hits.get(name, ("",))[0] for name in found}
     for name, spelled in found.items() if len({*before.values()}) > 1 else ():
@@ -182,6 +183,15 @@ def _without_head(
         ways = [w + plain for w in (table.module, table.hf, "model.") if w + plain in lookup]
         if ways and all(lookup[way].layout == lookup[ways[0]].layout for way in ways):
             yield name, ways[0]
+
+
+def _wrapped(names: Mapping[str, str], manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """The live names that a checkpoint without a table has with a wrapper's word in them, as DDP's state dict does."""
+    keys: dict[str, list[str]] = {}
+    for key in manifest.stored if names else ():
+        if MODULE in key and (plain := unwrapped(key, names)):
+            keys.setdefault(plain, []).append(key)
+    yield from ((names[plain], each[0]) for plain, each in keys.items() if len(each) == 1)
 
 
 class _Lookup(Container[str]):
