@@ -197,12 +197,12 @@ class _Walk:
             raise FormatError(f"tuples nested to {weight} values, at most {MAX_WEIGHT}")
         self.stack[start:] = [weight]
 
-    def _set(self, start: int, step: int = 2) -> None:
-        """Take keys off the stack, with their values where `step` is two."""
+    def _set(self, start: int, step: int = 2, *pushed: int) -> None:
+        """Take keys off the stack, with their values where `step` is two, and push what they are put into."""
         self.keys += sum(weight > 1 for weight in self.stack[start::step])
         if self.keys > MAX_KEYS:
             raise FormatError(f"more than {MAX_KEYS} keys are tuples or very large integers")
-        del self.stack[start:]
+        self.stack[start:] = pushed
 
     def _step(self, at: int) -> int:
         """Walk one opcode that is part of no phrase; where the next one begins."""
@@ -257,56 +257,20 @@ class _Walk:
 
     # Opcodes without an argument.
 
-    def _push_atom(self) -> None:
-        self.stack.append(1)
-
-    def _mark(self) -> None:
-        self.marks.append(len(self.stack))
-
-    def _pop(self) -> None:
-        self.stack.pop()
-
     def _pop_or_mark(self) -> None:
         if self.marks and self.marks[-1] == len(self.stack):
             self.marks.pop()
         else:
             self.stack.pop()
 
-    def _pop_to_mark(self) -> None:
-        del self.stack[self.marks.pop() :]
-
-    def _repeat(self) -> None:
-        self._push(self.stack[-1])
-
-    def _gather(self) -> None:
-        self.stack[self.marks.pop() :] = [1]
-
-    def _tuple_to_mark(self) -> None:
-        self._tuple(self.marks.pop())
-
-    def _tuple_of(self, count: int) -> None:
+    def _top(self, count: int) -> int:
+        """Where the last `count` values begin."""
         if len(self.stack) < count:
             raise IndexError(count)
-        self._tuple(len(self.stack) - count)
+        return len(self.stack) - count
 
-    def _set_one(self) -> None:
-        if len(self.stack) < 2:
-            raise IndexError(2)
-        self._set(len(self.stack) - 2)
-
-    def _set_to_mark(self) -> None:
-        self._set(self.marks.pop())
-
-    def _dict_to_mark(self) -> None:
-        self._set(self.marks.pop())
-        self.stack.append(1)
-
-    def _add_to_mark(self) -> None:
-        self._set(self.marks.pop(), 1)
-
-    def _frozenset_to_mark(self) -> None:
-        self._set(self.marks.pop(), 1)
-        self.stack.append(1)
+    def _replace(self, start: int, *pushed: int) -> None:
+        self.stack[start:] = pushed
 
     def _call(self) -> None:
         # No call gives back a nested tuple, but a complex number may collide as well.
@@ -317,30 +281,27 @@ class _Walk:
         del self.stack[len(self.stack) - count :]
         self.stack[-1] = 1
 
-    def _leave(self) -> None:
-        pass
 
-
-_ALONE: dict[int, Callable[[_Walk], None]] = {
-    **dict.fromkeys(b"]}\x8f\x97", _Walk._push_atom),
-    **dict.fromkeys(b"ab", _Walk._pop),
-    **dict.fromkeys(b"e1", _Walk._pop_to_mark),
-    **dict.fromkeys(b"lo", _Walk._gather),
+_ALONE: dict[int, Callable[[_Walk], object]] = {
+    **dict.fromkeys(b"]}\x8f\x97", lambda walk: walk.stack.append(1)),
+    **dict.fromkeys(b"ab", lambda walk: walk.stack.pop()),
+    **dict.fromkeys(b"e1", lambda walk: walk._replace(walk.marks.pop())),
+    **dict.fromkeys(b"lo", lambda walk: walk._replace(walk.marks.pop(), 1)),
     **dict.fromkeys(b"\x81\x93", _Walk._make),
-    ord("("): _Walk._mark,
+    ord("("): lambda walk: walk.marks.append(len(walk.stack)),
     ord("0"): _Walk._pop_or_mark,
-    ord("2"): _Walk._repeat,
-    ord("t"): _Walk._tuple_to_mark,
-    0x85: lambda walk: walk._tuple_of(1),
-    0x86: lambda walk: walk._tuple_of(2),
-    0x87: lambda walk: walk._tuple_of(3),
-    ord("s"): _Walk._set_one,
-    ord("u"): _Walk._set_to_mark,
-    ord("d"): _Walk._dict_to_mark,
-    0x90: _Walk._add_to_mark,
-    0x91: _Walk._frozenset_to_mark,
+    ord("2"): lambda walk: walk._push(walk.stack[-1]),
+    ord("t"): lambda walk: walk._tuple(walk.marks.pop()),
+    0x85: lambda walk: walk._tuple(walk._top(1)),
+    0x86: lambda walk: walk._tuple(walk._top(2)),
+    0x87: lambda walk: walk._tuple(walk._top(3)),
+    ord("s"): lambda walk: walk._set(walk._top(2)),
+    ord("u"): lambda walk: walk._set(walk.marks.pop()),
+    ord("d"): lambda walk: walk._set(walk.marks.pop(), 2, 1),
+    0x90: lambda walk: walk._set(walk.marks.pop(), 1),
+    0x91: lambda walk: walk._set(walk.marks.pop(), 1, 1),
     ord("R"): _Walk._call,
     0x92: lambda walk: walk._make(2),
     ord("Q"): lambda walk: walk._make(0),
-    0x98: _Walk._leave,
+    0x98: lambda walk: None,
 }
