@@ -113,11 +113,11 @@ def has_frame(folder: PurePath) -> bool:
 
 def check_backend(folder: Folder) -> None:
     """Raise where `metadata.json`, by which Megatron knows its checkpoints, does not name this one."""
-    if _backend(folder.root) == "torch_dist":
+    name = _backend(folder.root)
+    if name == "torch_dist":
         return
-    said = "is absent" if not folder.has(BACKEND) else "names no backend"
-    if (name := _backend(folder.root)) is not None:
-        said = f"names the backend {name!r}"
+    named = "names no backend" if name is None else f"names the backend {name!r}"
+    said = named if folder.has(BACKEND) else "is absent"
     raise FormatError(
         f"{folder.root / BACKEND} {said}, and the folder holds Megatron's common state:"
         " it is a torch_dist checkpoint that Megatron cannot load",
@@ -147,8 +147,7 @@ def read_common(folder: Folder, metadata: Metadata) -> dict[str, Any]:
     else:
         raise FormatError(
             f"{folder.root} lacks {COMMON_FILE}, and its metadata holds no `{COMMON_OBJECT}`:"
-            " arguments,"
-            " iteration and parameter groups are lost",
+            " arguments, iteration and parameter groups are lost",
             hint=f"restore {COMMON_FILE} from the save",
             kind="common-missing",
         )

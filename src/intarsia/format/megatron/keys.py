@@ -119,9 +119,7 @@ class MegatronRows:
     def find(self, key: Key, shape: Shape) -> Param | None:
         """What a stored tensor of this name and shape holds; None where no row has the name."""
         row = self.row(key)
-        if row is None:
-            return None
-        return self.shaped(row, str(key), shape)
+        return None if row is None else self.shaped(row, str(key), shape)
 
     def shaped(self, row: Param, name: str, shape: Shape) -> Param:
         """A row with the shape of the tensor that is stored, its vocabulary padded where that is."""
@@ -149,8 +147,7 @@ class MegatronRows:
             found = self._experts[together]
             return found[key.expert] if key.expert < len(found) else None
         if not key.stacked:
-            name = str(key)
-            return self.rows.get(name)
+            return self.rows.get(str(key))
         found_ = [self.row(replace(key, layer=n)) for n in range(self.layers.get(key.head, 0))]
         rows = [row for row in found_ if row is not None]
         return _stacked(str(key), rows) if rows and len(rows) == len(found_) else None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from intarsia.errors import FamilyError, UsageError
+from intarsia.errors import CoverageError, FamilyError, UsageError, few
 from intarsia.family import Table, decoder, table_for
 from intarsia.format.base import ReadEntries
 from intarsia.format.complaint import Complaint
@@ -17,18 +17,13 @@ from intarsia.format.megatron.configuration.config_to_arguments import arguments
 from intarsia.format.megatron.frame import COMMON_FILE, FRAME, TRACKER
 from intarsia.format.megatron.fsdp_dtensor.entries import arguments_in, common_in
 from intarsia.format.megatron.iteration import untracked
-from intarsia.format.megatron.optimizer.whole_state import check_whole
 from intarsia.format.request import Request
 from intarsia.format.torch_file.plain import plain
 from intarsia.planning.manifest import Manifest
+from intarsia.state.names import MASTER, STEP, StateName, state_among
 
 ARGS = "args"
-_COUNTERS = (
-    "iteration",
-    "consumed_train_samples",
-    "consumed_valid_samples",
-    "skipped_train_samples",
-)
+_SAMPLES = ("consumed_train_samples", "consumed_valid_samples", "skipped_train_samples")
 _COUNTED = (COMMON_OBJECT, "iteration", TRAIN_STATE)
 
 
@@ -66,7 +61,24 @@ class MegatronFormat(Archives):
             )
 
     def check_state(self, src: Manifest) -> None:
-        check_whole(src)
+        """Raise where some of the parameters that were trained lack the main weight or step that others have."""
+        held: dict[str, set[str]] = {}
+        for name in state_among(src.logical):
+            if state := StateName.of(name):
+                known = state.kind if state.kind in (MASTER, STEP) else ""
+                held.setdefault(known, set()).add(state.parameter)
+        trained, masters, steps = (held.get(kind, set()) for kind in ("", MASTER, STEP))
+        narrow = {n for n in trained if n in src.logical and src.logical[n].dtype.itemsize < 4}
+        lacking = {"fp32 main weight": (narrow, masters), "step": (trained, steps)}
+        for what, (needing, having) in lacking.items():
+            lost = sorted(needing - having)
+            # Megatron's steps are its groups', and those are carried as they are.
+            if having and lost and not (what == "step" and src.format == "torch_dist"):
+                raise CoverageError(
+                    f"{len(lost)} of {len(trained)} parameters with optimizer state have no {what}, the"
+                    f" other {len(having)} have one: {few(lost, 4)} - at {src.path}",
+                    hint="use a checkpoint that has all of them, or only the weights with --optimizer drop",
+                )
 
     def remarks(self, src: Manifest, request: Request) -> Iterator[str]:
         """What Megatron's arguments and counters cannot say of a source."""
@@ -96,4 +108,4 @@ def arguments_alone(src: Manifest, read: ReadEntries) -> Mapping[str, Any]:
     held = [name for name in (COMMON_OBJECT, ARGS) if name in src.entries]
     found = read(held) if held else {}
     args = arguments_in(found[ARGS]) if ARGS in found else arguments_of(common_in(found))
-    return {k: v for k, v in plain(args).items() if k not in _COUNTERS}
+    return {k: v for k, v in plain(args).items() if k not in ("iteration", *_SAMPLES)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from intarsia.format.megatron.configuration.argument_table import LATENT_YARN, ROWS, YARN, Arguments
@@ -29,15 +29,16 @@ def facts_of(args: Arguments) -> dict[str, Any]:
     if facts.get("moe_router_score_function") == "sigmoid":
         facts.pop("moe_router_pre_softmax", None)
     latent = args.get("multi_latent_attention") is True
-    for name in ("q_lora_rank",) if latent and "q_lora_rank" in args else ():
-        facts.setdefault(name, None)
+    if latent and "q_lora_rank" in args:
+        facts.setdefault("q_lora_rank", None)
     if latent:
         facts.pop("kv_channels", None)
         facts.pop("num_query_groups", None)
     facts.pop("vocab_size", None)  # a configuration may count padding rows too
     if "softmax_scale" in args and "kv_channels" in facts:
         facts["softmax_scale"] = args["softmax_scale"] or facts["kv_channels"] ** -0.5
-    facts |= dict(_said_scaling(args, latent))
+    if (scaling := _said_scaling(args, latent)) is not None:
+        facts["rope_scaling"] = scaling
     if "window_size" in args:
         facts["window"] = _said_window(args)
     if "no_rope_freq" in args:
@@ -47,31 +48,23 @@ def facts_of(args: Arguments) -> dict[str, Any]:
     return facts
 
 
-def _said_scaling(args: Arguments, latent: bool) -> Iterator[tuple[str, Any]]:
+def _said_scaling(args: Arguments, latent: bool) -> tuple[Any, ...] | None:
     if latent:
         factor = args.get("rotary_scaling_factor")
         if args.get("rope_type") == "rope" or factor in (1, 1.0):
-            yield "rope_scaling", ("default",)
-        elif factor is not None:
-            yield (
-                "rope_scaling",
-                ("yarn", factor, *(args.get(k, v) for k, v in LATENT_YARN.items())),
-            )
-        return
-    kind = args.get("position_embedding_type")
-    linear = args.get("rotary_seq_len_interpolation_factor") or args.get(
-        "seq_len_interpolation_factor"
-    )
+            return ("default",)
+        yarn = [args.get(k, v) for k, v in LATENT_YARN.items()]
+        return None if factor is None else ("yarn", factor, *yarn)
+    kind, stretched = args.get("position_embedding_type"), "seq_len_interpolation_factor"
     if kind == "yarn":
-        yield "rope_scaling", ("yarn", *(args.get(f"yarn_{name}") for name, _ in YARN.values()))
-    elif args.get("use_rope_scaling") or args.get("rope_scaling") is True:
-        yield "rope_scaling", ("llama3", args.get("rope_scaling_factor"))
-    elif linear:
-        yield "rope_scaling", ("linear", linear)
-    elif kind in ("rope", "mrope"):
-        yield "rope_scaling", ("default",)
-    elif kind is not None:
-        yield "rope_scaling", (kind,)
+        return ("yarn", *(args.get(f"yarn_{name}") for name, _ in YARN.values()))
+    if args.get("use_rope_scaling") or args.get("rope_scaling") is True:
+        return ("llama3", args.get("rope_scaling_factor"))
+    if linear := args.get(f"rotary_{stretched}") or args.get(stretched):
+        return ("linear", linear)
+    if kind in ("rope", "mrope"):
+        return ("default",)
+    return None if kind is None else (kind,)
 
 
 def _listed(args: Arguments, name: str, of_layer: Callable[[int, int], bool]) -> tuple[bool, ...]:

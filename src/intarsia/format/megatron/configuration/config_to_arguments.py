@@ -131,9 +131,8 @@ def _rotation(said: Said, text: Mapping[str, Any], family: str) -> None:
         said.unsaid["rope_parameters.sliding_attention"] = rope.get("sliding_attention")
         rope = rope["full_attention"]
     _take(args, "rotary_base", rope, "rope_theta")
-    args["rotary_percent"] = (
-        rope.get("partial_rotary_factor", 1.0) if family in _PARTLY_ROTATED else 1.0
-    )
+    partly = rope if family in _PARTLY_ROTATED else {}
+    args["rotary_percent"] = partly.get("partial_rotary_factor", 1.0)
     args["rotary_interleaved"] = family == "ernie4_5"
     if family in _LATENT and text.get("rope_interleave", True) is False:
         said.unsaid["rope_interleave"] = False
@@ -218,12 +217,8 @@ def _activation(said: Said, text: Mapping[str, Any], family: str) -> None:
     args, kind = said.args, text.get("hidden_act")
     args |= {"normalization": "RMSNorm", "swiglu": kind == "silu" and family != "gpt_oss"}
     if family == "gpt_oss":
-        limit = text.get("swiglu_limit")
-        args |= {
-            "quick_geglu": True,
-            "glu_linear_offset": 1.0,
-            "activation_func_clamp_value": limit,
-        }
+        args |= {"quick_geglu": True, "glu_linear_offset": 1.0}
+        args["activation_func_clamp_value"] = text.get("swiglu_limit")
     elif kind != "silu":
         said.unsaid[ACTIVATION] = kind
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import isclose
 from typing import Any
 
@@ -103,19 +103,16 @@ def check_arguments(
     doubt = disproved(args, shapes) if found else None
     firm = [c for c in found if doubt is None or c.first != ROWS[c.field].default]
     if firm:
-        listed = "; ".join(_described(c) for c in firm)
         raise FamilyError(
-            f"the configuration contradicts the arguments that the model was trained with: {listed}"
-            f" - at {where}",
+            "the configuration contradicts the arguments that the model was trained with:"
+            f" {_described(firm)} - at {where}",
             hint="correct config.json: it is another model's, or was changed since",
             kind="config-contradicts",
         )
     notes = list(_padding(args, config, shapes))
     if found:
-        listed = "; ".join(_described(c) for c in found)
-        notes.append(
-            f"stored arguments are defaults that the model does not use ({doubt}): {listed}"
-        )
+        what = f"stored arguments are defaults that the model does not use ({doubt})"
+        notes.append(f"{what}: {_described(found)}")
     return notes
 
 
@@ -132,6 +129,8 @@ def _padding(
         )
 
 
-def _described(c: Contradiction) -> str:
-    fields = " and ".join(ROWS[c.field].fields)
-    return f"{c.field} is {c.first!r}, {fields} in the configuration gives {c.second!r}"
+def _described(found: Iterable[Contradiction]) -> str:
+    return "; ".join(
+        f"{c.field} is {c.first!r}, {' and '.join(ROWS[c.field].fields)} in the configuration gives {c.second!r}"
+        for c in found
+    )

@@ -19,19 +19,15 @@ def arguments_for(
     args = arguments_of_config(config).args | arguments_of_words_lacking(config)
     ends = {name.rpartition("layers.")[2] for name in shapes}
     ahead = {Key.parse(name).layer for name in shapes if "mtp.layers." in name}
-    return (
-        args
-        | {
-            "add_qkv_bias": any(end.endswith("linear_qkv.bias") for end in ends),
-            "add_bias_linear": any(end.endswith("linear_fc2.bias") for end in ends),
-            "qk_layernorm": any("q_layernorm" in end for end in ends)
-            or args.get("multi_latent_attention", False),
-            "mtp_num_layers": len(ahead) or None,
-            "use_dist_ckpt": True,
-        }
-        | arguments_of_tensors(shapes, centered)
-        | arguments_of_mesh(mesh)
-    )
+    normed = any("q_layernorm" in end for end in ends)
+    args |= {
+        "add_qkv_bias": any(end.endswith("linear_qkv.bias") for end in ends),
+        "add_bias_linear": any(end.endswith("linear_fc2.bias") for end in ends),
+        "qk_layernorm": normed or args.get("multi_latent_attention", False),
+        "mtp_num_layers": len(ahead) or None,
+        "use_dist_ckpt": True,
+    }
+    return args | arguments_of_tensors(shapes, centered) | arguments_of_mesh(mesh)
 
 
 def arguments_of_words_lacking(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.dcp import archives
 from intarsia.format.dcp.data_files import open_metadata
 from intarsia.format.dcp.metadata import MAX_METADATA_BYTES, METADATA, Metadata
-from intarsia.format.megatron.common import archive, candidates, looks_like_megatron, the_one
+from intarsia.format.megatron.common import archive, candidates, looks_like_megatron, the_one, whole
 from intarsia.format.megatron.configuration.settled_config import settle_config
 from intarsia.format.megatron.fsdp_dtensor.entries import (
     arguments,
@@ -194,18 +194,14 @@ def zero_centered(src: Manifest) -> bool | None:
 
 def tensor_parallel(args: Mapping[str, Any]) -> TensorParallel:
     """How many tensor-parallel ranks saved a checkpoint, by its arguments."""
-    dense, expert = (
-        value if type(value) is int and value > 0 else None
-        for value in map(args.get, ("tensor_model_parallel_size", "expert_tensor_parallel_size"))
-    )
+    dense = whole(args, "tensor_model_parallel_size")
+    expert = whole(args, "expert_tensor_parallel_size")
     return TensorParallel(dense, dense if expert is None else expert)
 
 
 def _absent_entries(metadata: Metadata) -> list[str]:
-    lost = [n for n in ("args", "iteration") if n not in metadata.objects]
-    if not lost:
-        return []
-    return [f"holds no {' and no '.join(lost)}, as in converted checkpoints: none is assumed"]
+    lost = " and no ".join(n for n in ("args", "iteration") if n not in metadata.objects)
+    return [f"holds no {lost}, as in converted checkpoints: none is assumed"] if lost else []
 
 
 def _disagreements(folder: Folder, repeated: Sequence[tuple[Stored, Stored]]) -> Iterator[Problem]:
@@ -222,6 +218,4 @@ def _disagreements(folder: Folder, repeated: Sequence[tuple[Stored, Stored]]) ->
 def _content(folder: Folder, stored: Stored) -> bytes:
     found = [(archives.locate(folder, stored, chunk), chunk) for chunk in stored.chunks]
     size = stored.dtype.itemsize
-    return b"".join(
-        folder.read(chunk.file, at.start_bytes, chunk.box.size * size) for at, chunk in found
-    )
+    return b"".join(folder.read(c.file, at.start_bytes, c.box.size * size) for at, c in found)

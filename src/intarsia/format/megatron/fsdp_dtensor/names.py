@@ -105,12 +105,9 @@ class _Reader:
             self._add(record, state_row(row, MASTER))
 
     def state(self, record: TensorRecord, section: Section) -> None:
-        if is_numbered(section):
-            name = str(StateName(section.kind, section.name))
-            self._add(record, Param(name, Layout.of(name, record.shape), Rule()))
-            return
-        row = self.params.get(section.name)
-        if row is None:
+        numbered = is_numbered(section)
+        row = None if numbered else self.params.get(section.name)
+        if row is None and not numbered:
             error = FormatError(
                 f"`{record.name}` is the state of a parameter that is not in the model section",
                 hint="the checkpoint is incomplete: use one that is whole",
@@ -118,6 +115,7 @@ class _Reader:
                 tensors=(record.name,),
             )
             self._complain(error, record, (section.name,))
+        if row is None:
             name = str(StateName(section.kind, section.name))
             self._add(record, Param(name, Layout.of(name, record.shape), Rule()))
             return

@@ -61,10 +61,8 @@ def read_buckets(
     if not fits:
         raise faults[0]
     if len(fits) > 1:
-        meshes = ", ".join(sorted(fits))
-        raise FormatError(
-            f"{where}: the optimizer's buffers fit several meshes: {meshes}", hint=_HINT
-        )
+        text = f"{where}: the optimizer's buffers fit several meshes: {', '.join(sorted(fits))}"
+        raise FormatError(text, hint=_HINT)
     ((found, twins),) = fits.values()
     if copies is not None:
         copies += twins
@@ -159,7 +157,9 @@ def _read(
     for spec in SPECS:
         placed = _fit_all(buffers, parameters_of(rows, spec), grid)
         if placed is not None:
-            order = tuple((e.name, e.bucket, e.start) for _, _, entries in placed for e in entries)
+            order = tuple(
+                (e.row.name, e.bucket, e.start) for _, _, entries in placed for e in entries
+            )
             fits[order] = placed
     if len(fits) != 1:
         raise FormatError(
@@ -174,7 +174,6 @@ def _read(
 class Entry(NamedTuple):
     """A parameter in a bucket; `copied` where another rank's copy is the one that is read."""
 
-    name: str
     row: Param
     copied: bool
     bucket: int
@@ -249,7 +248,7 @@ def _fit(params: list[tuple[Param, bool]], buckets: list[Bucket]) -> list[Entry]
             return None
         if not {start, start + size} <= buckets[bucket].cuts:
             return None
-        entries.append(Entry(row.name, row, copied, bucket, start, size))
+        entries.append(Entry(row, copied, bucket, start, size))
         at = start + size
     filled = bucket == len(buckets) - 1 and _aligned(at) >= buckets[bucket].size
     return entries if filled or not (params or buckets) else None
@@ -275,7 +274,7 @@ def _local(p: Parameter, grid: Grid, t: int, e: int) -> tuple[Param, bool] | Non
 def _stored(
     buckets: list[Bucket], rank: str, entries: list[Entry]
 ) -> Iterator[tuple[bool, Stored]]:
-    for _, row, copied, bucket, start, size in entries:
+    for row, copied, bucket, start, size in entries:
         flat = Param(row.name, row.layout.reshape(-1), Rule(layer=row.rule.layer), row.value)
         for kind, record in buckets[bucket].records.items():
             state = state_row(flat, kind)
@@ -284,10 +283,5 @@ def _stored(
                 for c in record.chunks
                 if start <= c.box.offsets[0] < start + size
             )
-            name = f"{state.name}@{rank}"
-            yield (
-                copied,
-                Stored(
-                    name, record.dtype, state.layout, chunks, state.rule, record.name, state.value
-                ),
-            )
+            rest = state.rule, record.name, state.value
+            yield copied, Stored(f"{state.name}@{rank}", record.dtype, state.layout, chunks, *rest)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from intarsia.dtypes import BY_NAME
@@ -81,15 +81,11 @@ def optimizer_of(common: Mapping[str, Any], entries: Mapping[str, bytes]) -> dic
 
 def groups_in(optimizer: Any) -> list[dict[str, Any]]:
     """The parameter groups of an optimizer's state, those of every one in a chain."""
-    return list(_each_group(optimizer))
-
-
-def _each_group(state: Any) -> Iterator[dict[str, Any]]:
-    for key, value in state.items() if isinstance(state, dict) else ():
-        if key == "param_groups" and isinstance(value, list):
-            yield from (group for group in value if isinstance(group, dict))
-        else:
-            yield from _each_group(value)
+    found: list[dict[str, Any]] = []
+    for key, value in optimizer.items() if isinstance(optimizer, dict) else ():
+        listed = key == "param_groups" and isinstance(value, list)
+        found += [g for g in value if isinstance(g, dict)] if listed else groups_in(value)
+    return found
 
 
 def group_for(
