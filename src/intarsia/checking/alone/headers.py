@@ -74,12 +74,8 @@ class Headers:
 
     def notes(self) -> Iterator[str]:
         """What could not be judged."""
-        misfits = {
-            name
-            for complaint in self.complaints
-            if isinstance(complaint.error, FamilyError)
-            for name in self._tensors(complaint)
-        }
+        strange = [c for c in self.complaints if isinstance(c.error, FamilyError)]
+        misfits = {name for complaint in strange for name in self._tensors(complaint)}
         if unread := self.lost - misfits:
             yield (
                 f"{len(unread):,} tensors are in files that are absent or damaged: their content"
@@ -126,11 +122,8 @@ class Headers:
         """Whether it finds that a file is absent or short of which another complaint says so."""
         if complaint.error.kind not in _LOST or complaint.names or len(complaint.files) != 1:
             return False
-        first = next(
-            c
-            for c in self.complaints
-            if c.error.kind in _LOST and set(complaint.files) <= set(c.files)
-        )
+        (file,) = complaint.files
+        first = next(c for c in self.complaints if c.error.kind in _LOST and file in c.files)
         return first is not complaint
 
     def _is_opaque(self, complaint: Complaint) -> bool:
@@ -149,9 +142,7 @@ def is_there(manifest: Manifest, chunk: Chunk) -> bool:
 
 
 def read_headers(
-    where: PurePath,
-    config: Mapping[str, Any] | None,
-    section: str | Sequence[str] | None = None,
+    where: PurePath, config: Mapping[str, Any] | None, section: str | Sequence[str] | None = None
 ) -> Headers:
     """The headers of a checkpoint; name by name where the family fails."""
     kept: list[Complaint] = []

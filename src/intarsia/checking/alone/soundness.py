@@ -164,15 +164,8 @@ def _examined(
         *notes_on_steps(found),
         *meant,
     )
-    return Soundness(
-        manifest.path,
-        compared,
-        elements,
-        gathered(faults),
-        notes,
-        manifest.format,
-        manifest.family,
-    )
+    named = manifest.format, manifest.family
+    return Soundness(manifest.path, compared, elements, gathered(faults), notes, *named)
 
 
 def _expected(manifest: Manifest) -> tuple[Mapping[str, str], list[Fault]]:

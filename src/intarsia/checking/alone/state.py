@@ -30,8 +30,7 @@ def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[F
     """
     held: Held = {}
     for name in manifest.logical:
-        state = StateName.of(name)
-        if state:
+        if state := StateName.of(name):
             held.setdefault(state.parameter, set()).add(state.kind)
     moving = {of: kinds for of, kinds in held.items() if not kinds.isdisjoint(_MOMENTS)}
     if not moving:

@@ -40,20 +40,15 @@ def missing_files(manifest: Manifest, known: Collection[str] = ()) -> Iterator[F
     for found in format_named(manifest.format).absent_files(manifest.files):
         names = [name for name in found.names if name not in known]
         if names:
-            text = (
-                f"the files' names count {found.all}, {found.there} are there; absent: {few(names)}"
-            )
+            counts = f"the files' names count {found.all}, {found.there} are there"
+            text = f"{counts}; absent: {few(names)}"
             yield Fault("file-missing", (), few(names), text)
 
 
 def missing_tensors(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:
     """Tensors of the configuration that are not stored: whole layers, experts, others."""
-    empty = {
-        name
-        for s in manifest.stored.values()
-        if not s.chunks and s.layout.size
-        for name in s.layout.tensors
-    }
+    without = [s for s in manifest.stored.values() if not s.chunks and s.layout.size]
+    empty = {name for s in without for name in s.layout.tensors}
     weights = [name for name in manifest.logical if not place_of(name).kind]
     held = {name for name in weights if name not in empty}
     absent = [x.name for x in manifest.absent] + [name for name in weights if name in empty]
@@ -159,9 +154,8 @@ def mixed_dtypes(manifest: Manifest) -> Iterator[Fault]:
         if by_type.keys() == _SIXTEEN_BITS:
             few_, many = sorted(by_type, key=lambda t: len(by_type[t]))
             names = by_type[few_]
-            text = (
-                f"{few(names)} in {few_}, the other {len(by_type[many])} of `{template}` in {many}"
-            )
+            rest = f"the other {len(by_type[many])} of `{template}` in {many}"
+            text = f"{few(names)} in {few_}, {rest}"
             yield Fault("dtype-mixed", tuple(names), "", text)
 
 

@@ -17,13 +17,11 @@ from intarsia.checking.diagnosis.hypotheses.compound import also_changed
 from intarsia.checking.diagnosis.hypotheses.faults_of_moves import MOVED, text_of_move
 from intarsia.checking.diagnosis.hypotheses.groups import RelatedTensors
 from intarsia.checking.diagnosis.hypotheses.moves import find_moves
-from intarsia.checking.diagnosis.hypotheses.shapes import find_reshaped
 from intarsia.checking.diagnosis.search import explain, unexplained, with_place
-from intarsia.checking.diagnosis.steps import find_steps
 from intarsia.checking.diagnosis.summary import missing, summarise
-from intarsia.checking.diagnosis.tied import find_untied
 from intarsia.checking.diagnosis.where.chunks import whereabouts_of
 from intarsia.checking.diagnosis.where.pages import damaged_pages
+from intarsia.checking.diagnosis.without_search import find_reshaped, find_steps, find_untied
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import pattern
 from intarsia.checking.pair.pairs import Matched, Pair

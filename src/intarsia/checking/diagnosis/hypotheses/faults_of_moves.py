@@ -180,12 +180,8 @@ def _layers(group: list[Move], names: list[str], equal: Collection[str]) -> tupl
             text = f"layers shifted by {k} from layer {first} on: layer {first} of {side}"
             return "layers-shifted", f"{text} is layer {found[first]} of the other"
     around = {(to - source) % len(layers) for to, source in found.items()}
-    if (
-        whole
-        and len(around) == 1
-        and {*found} == layers == {*range(len(layers))}
-        and len(layers) > 2
-    ):
+    every = {*found} == layers == {*range(len(layers))}
+    if whole and every and len(around) == 1 and len(layers) > 2:
         (k,) = around
         k = k - len(layers) if k > len(layers) // 2 else k
         return "layers-shifted", f"layers of {side} shifted by {k} around the end"

@@ -120,10 +120,7 @@ def _guess(evidence: Sequence[Evidence], loose: bool) -> list[str | None]:
 
 
 def _learn(
-    side: Checkpoint,
-    tensors: Iterable[Logical],
-    known: dict[Fingerprint, list[str]],
-    loose: bool,
+    side: Checkpoint, tensors: Iterable[Logical], known: dict[Fingerprint, list[str]], loose: bool
 ) -> None:
     for x in tensors:
         fingerprint = _fingerprint(side, x, loose)

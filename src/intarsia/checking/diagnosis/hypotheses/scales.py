@@ -38,9 +38,7 @@ class Factors:
 
 def scale_hypotheses(e: Evidence, step: float) -> Iterator[Hypothesis]:
     """A factor for every row, every column, every block; `step` is how far rounding reaches."""
-    if len(e.shape) != 2 or min(e.shape) < LEAST:
-        return
-    if not _one_sign(e):
+    if len(e.shape) != 2 or min(e.shape) < LEAST or not _one_sign(e):
         return
     rows, columns = e.shape
     left = _fitted(e.window(Box((0, 0), (rows, STRIP))), 1, step)

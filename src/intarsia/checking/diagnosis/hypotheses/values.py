@@ -58,12 +58,8 @@ def value_hypotheses(e: Evidence) -> Iterator[Hypothesis]:
             narrow = BY_NAME[name]
             if name != a.name and narrow.itemsize <= a.itemsize:
                 for text, flip in ((f"{right} is {left}", False), (f"{left} is {right}", True)):
-                    yield Hypothesis(
-                        "rounded",
-                        f"{text} rounded to {name}",
-                        partial(_rounded, narrow, flip),
-                        text,
-                    )
+                    rounds = partial(_rounded, narrow, flip)
+                    yield Hypothesis("rounded", f"{text} rounded to {name}", rounds, text)
     yield from _constant(e)
     yield Hypothesis("signs-flipped", "signs flipped", lambda w: w.v == -w.u)
     yield from _flipped(a == b)

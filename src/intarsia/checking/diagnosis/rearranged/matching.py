@@ -18,6 +18,7 @@ from intarsia.checking.diagnosis.rearranged.keys import (
     mended,
     sign_keys_of,
 )
+from intarsia.checking.diagnosis.rearranged.misplaced import shift_hypotheses
 from intarsia.checking.diagnosis.rearranged.order import (
     ANY_ORDER,
     MOST_RUNS,
@@ -26,7 +27,6 @@ from intarsia.checking.diagnosis.rearranged.order import (
     of_runs,
     rows,
 )
-from intarsia.checking.diagnosis.rearranged.shifts import shift_hypotheses
 from intarsia.layout import Layout
 
 MOST_BLOCKS = 512
@@ -88,9 +88,8 @@ def _named(e: Evidence, related: RelatedTensors, axis: int, order: Ints) -> Iter
         text = f"heads permuted: {what} come in the order {_listed(blocks)} of {e.left}"
         yield Hypothesis("heads-permuted", text, layout, key)
     elif cut:
-        text = (
-            f"{what} strided, as where a shard of fsdp={cut[0]} over tp={cut[1]} is read as plain"
-        )
+        mesh = f"fsdp={cut[0]} over tp={cut[1]}"
+        text = f"{what} strided, as where a shard of {mesh} is read as plain"
         yield Hypothesis("strided-shard", text, layout, key)
     else:
         text = f"shards in the wrong order: {what} come in the order {_listed(blocks)} of {e.left}"
@@ -104,9 +103,8 @@ def _any_order(e: Evidence, axis: int, order: Ints, noun: str) -> Hypothesis:
     if len(e.shape) == 3 and axis == 0 and "experts" in e.name:
         whole = len({*order.tolist()}) == len(order)
         kind = "experts-permuted" if whole else "experts-duplicated"
-        return Hypothesis(
-            kind, f"experts come in the order {_listed(order)} of {e.left}", moved, (kind,)
-        )
+        text = f"experts come in the order {_listed(order)} of {e.left}"
+        return Hypothesis(kind, text, moved, (kind,))
     how = f"in another order: {_listed(order)} of {e.left}"
     if np.array_equal(order, np.arange(len(order))[::-1]):
         how = "in reverse order"

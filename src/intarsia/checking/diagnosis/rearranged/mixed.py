@@ -59,9 +59,8 @@ def order_of(e: Evidence, group: Group, named: Iterable[Order]) -> Order | None:
     if not crossed or len(np.unique(found)) < len(found):
         return None
     # A row that is none of A's stands where the one that is left over would: what it holds is not explained.
-    runs = of_runs(
-        np.where(seen, found, np.setdiff1d(np.arange(len(found)), found).max(initial=-1))
-    )
+    left_over = np.setdiff1d(np.arange(len(found)), found).max(initial=-1)
+    runs = of_runs(np.where(seen, found, left_over))
     if len(runs.pieces) > MOST_RUNS:
         return None
     text = f"rows of {group.name} are in each other's place, in {len(runs.pieces)} runs"
@@ -107,9 +106,5 @@ def _put_down(e: Evidence, group: Group) -> Iterator[Order]:
             kind = KINDS.get(group.name, COMPONENTS)[way == plain]
             order = concat([shards[k] for k in way], 1).reshape(-1)
             yield Order(kind, text, order, (n, way))
-            yield Order(
-                kind,
-                f"{text} in {e.left}, and one after the other in {e.right}",
-                inverse(order),
-                (n, way),
-            )
+            back = f"{text} in {e.left}, and one after the other in {e.right}"
+            yield Order(kind, back, inverse(order), (n, way))

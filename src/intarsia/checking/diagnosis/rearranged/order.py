@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.layout import Layout, Loop, Piece, meet
+from intarsia.planning.coalesce import grid
 
 ROWS = "rows"
 ANY_ORDER = "rows-permuted"
@@ -61,12 +62,7 @@ def numbers(order: Layout) -> NDArray[np.int64]:
     """An order as an array of row numbers, -1 where it is empty."""
     out = np.full(order.size, -1, np.int64)
     for p in order.pieces:
-        at, to = np.array([p.at]), np.array([p.to])
-        for loop in p.loops:
-            steps = np.arange(loop.n)
-            at = (at[:, None] + steps * loop.at).reshape(-1)
-            to = (to[:, None] + steps * loop.to).reshape(-1)
-        out[at] = to
+        out[p.at + grid(p.loops, "at", 1)] = p.to + grid(p.loops, "to", 1)
     return out
 
 
@@ -86,14 +82,9 @@ def along(x: Layout, axis: int, order: Layout) -> Layout:
     axes = [axis, *[k for k in range(len(x.shape)) if k != axis]]
     front = x.permute(*axes) if axis else x
     width = front.size // max(front.shape[0], 1)
-    wide = [
-        Piece(
-            p.tensor,
-            p.at * width,
-            p.to * width,
-            (*[Loop(r.n, r.at * width, r.to * width) for r in p.loops], Loop(width, 1, 1)),
-        ).canonical()
-        for p in order.pieces
-    ]
+    wide = []
+    for p in order.pieces:
+        loops = (*[Loop(r.n, r.at * width, r.to * width) for r in p.loops], Loop(width, 1, 1))
+        wide.append(Piece(p.tensor, p.at * width, p.to * width, loops).canonical())
     moved = compose(Layout((order.size, *front.shape[1:]), tuple(wide)), front)
     return moved.permute(*[axes.index(k) for k in range(len(axes))]) if axis else moved

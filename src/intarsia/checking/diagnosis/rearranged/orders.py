@@ -8,9 +8,9 @@ from functools import partial
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypotheses.groups import Group, RelatedTensors
 from intarsia.checking.diagnosis.hypothesis import Hypothesis
+from intarsia.checking.diagnosis.rearranged.misplaced import split_hypotheses
 from intarsia.checking.diagnosis.rearranged.mixed import COMPONENTS, KINDS, order_of
 from intarsia.checking.diagnosis.rearranged.order import Order, along, compose, inverse, rows
-from intarsia.checking.diagnosis.rearranged.splits import split_hypotheses
 from intarsia.family.verbs import by_group
 from intarsia.layout import chunk, concat, split
 
@@ -28,9 +28,7 @@ def order_hypotheses(e: Evidence, related: RelatedTensors) -> Iterator[Hypothesi
         yield from _transposed(e)
     for group in related.groups(e.name):
         mine = group.within(e.name, e.shape)
-        if mine is None:
-            continue
-        if not group.fused.size:
+        if mine is None or not group.fused.size:
             continue
         one_by_one = f"{{}} in {e.left}, and one after the other in {e.right}"
         named = (*_group_orders(group, related), *_both_ways(_interleaved(group), one_by_one))
@@ -66,15 +64,10 @@ def _group_orders(group: Group, related: RelatedTensors) -> Iterator[Order]:
         if any(n % groups for n in group.sizes):
             return
         fused = by_group(groups)(*parts)
-        parts_of_groups = f"query, key and value of {groups} groups"
-        key = ("group", groups)
-        yield Order(
-            "qkv-permuted",
-            f"{parts_of_groups} are stored group by group and read one by one",
-            fused,
-            key,
-        )
-        text = f"{parts_of_groups} are stored one by one and read group by group"
+        stored, key = f"query, key and value of {groups} groups are stored", ("group", groups)
+        text = f"{stored} group by group and read one by one"
+        yield Order("qkv-permuted", text, fused, key)
+        text = f"{stored} one by one and read group by group"
         yield Order("qkv-permuted", text, inverse(fused), key)
 
 
@@ -86,9 +79,8 @@ def _interleaved(group: Group) -> Iterator[Order]:
         if all(size >= n and (size % n == 0 or n in UNEVEN) for size in group.sizes):
             shards = [chunk(part, n) for part in parts]
             order = concat([shard[t] for t in range(n) for shard in shards])
-            whose = (
-                "row by row" if n == group.sizes[0] else f"in {n} shards, as by the ranks of tp={n}"
-            )
+            ranks = f"in {n} shards, as by the ranks of tp={n}"
+            whose = "row by row" if n == group.sizes[0] else ranks
             title = group.name if group.name != "components" else ", ".join(group.labels)
             yield Order(kind, f"{title} interleaved {whose}", order, (n,))
 
@@ -128,17 +120,9 @@ def _gate_up(e: Evidence) -> Iterator[Hypothesis]:
         crossed = concat([turns.narrow(1, 1, 2), turns.narrow(1, 0, 1)], 1).reshape(n)
         in_turn = halves.permute(1, 0).reshape(n)
         for kind, text, order in (
-            ("gate-up-swapped", "gate and up swapped, as halves", swapped),
-            ("gate-up-swapped", "gate and up swapped, interleaved", crossed),
-            (
-                "gate-up-interleaved",
-                f"gate and up are halves in {a} and interleaved in {b}",
-                in_turn,
-            ),
-            (
-                "gate-up-interleaved",
-                f"gate and up are interleaved in {a} and halves in {b}",
-                inverse(in_turn),
-            ),
-        ):
-            yield Hypothesis(kind, text, along(e.whole, axis, order), (text,))
+            ("swapped", "gate and up swapped, as halves", swapped),
+            ("swapped", "gate and up swapped, interleaved", crossed),
+            ("interleaved", f"gate and up are halves in {a} and interleaved in {b}", in_turn),
+            ("interleaved", f"gate and up are interleaved in {a} and halves in {b}", inverse(in_turn)),
+        ):  # fmt: skip
+            yield Hypothesis(f"gate-up-{kind}", text, along(e.whole, axis, order), (text,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from intarsia.checking.diagnosis.where.elements import NAMED, Cut, DifferingElements, Span
+from intarsia.checking.diagnosis.where.elements import NAMED, Cut, DifferingElements
 from intarsia.checking.diagnosis.where.runs import PAGE_BYTES
 from intarsia.mesh import Box
 
@@ -76,11 +76,8 @@ class DifferingChunks:
     unseen: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "chunks": [s.as_json() for s in self.chunks],
-            "more": self.more,
-            "unseen": self.unseen,
-        }
+        chunks = [chunk.as_json() for chunk in self.chunks]
+        return {"chunks": chunks, "more": self.more, "unseen": self.unseen}
 
     def __str__(self) -> str:
         if self.unseen:
@@ -123,11 +120,6 @@ class Whereabouts:
         return self.differing.count
 
     @property
-    def axes(self) -> tuple[Span, ...]:
-        """The indices of each axis with a difference."""
-        return self.differing.axes
-
-    @property
     def turned(self) -> Whereabouts:
         """The same with A and B in each other's place."""
         return replace(self, a=self.b, b=self.a)
@@ -137,7 +129,7 @@ class Whereabouts:
             "first": list(self.first),
             "last": list(self.last),
             "elements": self.elements,
-            "axes": [s.as_json() for s in self.axes],
+            "axes": [s.as_json() for s in self.differing.axes],
             "a": self.a.as_json(),
             "b": self.b.as_json(),
         }

@@ -1,18 +1,21 @@
-"""Tensors whose shapes differ: transposed, reshaped, or padded."""
+"""Pairs that are explained without a search: of unlike shapes, tied to another tensor, counters of steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
 from intarsia.checking.diagnosis.hypothesis import same
-from intarsia.checking.pair.pairs import Pair, read
+from intarsia.checking.pair.pairs import Pair, read, read_windows
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
-from intarsia.value.bits import bits_dtype
+from intarsia.state.names import STEP, kind_of
+from intarsia.value.bits import as_float64, bits_dtype
 
 
 def find_reshaped(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Finding:
@@ -52,3 +55,32 @@ def _agrees(
         if not same(left, right, x, y).all():
             return False
     return True
+
+
+def find_untied(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Finding | None:
+    """What is wrong where a side stores both tensors, and they differ; None where they are equal."""
+    if not pair.tied:
+        return None
+    side, held, own, twin = b, "B", pair.b, pair.a
+    if pair.b.name in a.manifest.logical:
+        side, held, own, twin = a, "A", pair.a, pair.b
+    both = Pair(own, side.manifest.logical[twin.name])
+    if both.a.shape == both.b.shape and both.a.dtype == both.b.dtype:
+        windows = read_windows(side, side, both, budget)
+        if all(np.array_equal(x, y) for _, x, y in windows):
+            return None
+    other = "A" if held == "B" else "B"
+    text = f"{held} stores `{own.name}` unlike `{twin.name}`, to which {other} ties it"
+    return Finding(pair.a.name, "tied-differ", text, text, own.name, own.size, own.size)
+
+
+def find_steps(a: Checkpoint, b: Checkpoint, pair: Pair) -> Finding | None:
+    """The steps of both sides, where the pair is a counter."""
+    if kind_of(pair.a.name) != STEP or pair.a.size != 1:
+        return None
+    counts = [
+        float(as_float64(read(side, x, Box.whole(x.shape)).view(bits_dtype(x.dtype)), x.dtype)[0])
+        for side, x in ((a, pair.a), (b, pair.b))
+    ]
+    text = f"step {counts[0]:.12g} in A, {counts[1]:.12g} in B"
+    return Finding(pair.a.name, "steps-differ", text, text, text, 1, 1)
