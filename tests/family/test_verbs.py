@@ -56,10 +56,8 @@ def test_of_every_group() -> None:
     np.testing.assert_array_equal(made(verbs.of_every_group(3, 1, 4), "q"), wanted)
 
 
-def test_rows_and_padded() -> None:
+def test_rows() -> None:
     np.testing.assert_array_equal(made(verbs.rows(2, 5), "q"), Q[2:5])
-    padded = verbs.padded(7)(Layout.of("gate", (4, 3)))
-    assert (padded.shape, padded.mapped) == ((7, 3), 12)
 
 
 def test_stacked_and_then() -> None:

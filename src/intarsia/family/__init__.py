@@ -72,11 +72,9 @@ def table_for(config: Config | None, *, zero_centered: bool | None = None) -> Ta
     if config is None:
         return None
     model_type, text = config.get("model_type"), _text(config)
-    if not isinstance(model_type, str):
-        return _ADOPTED.get(text)
-    if model_type not in _FILES and model_type not in _REGISTERED:
-        return _ADOPTED.get(text)
-    return _table(text, zero_centered)
+    if isinstance(model_type, str) and (model_type in _FILES or model_type in _REGISTERED):
+        return _table(text, zero_centered)
+    return _ADOPTED.get(text)
 
 
 def adopt(config: Config, stored: Mapping[str, Shape]) -> Table:
@@ -117,17 +115,6 @@ def _table(config: str, zero_centered: bool | None) -> Table:
 
 
 __all__ = [
-    "MAX_LAYERS",
-    "Config",
-    "Fill",
-    "Known",
-    "Layer",
-    "Param",
-    "Rows",
-    "Table",
-    "adopt",
-    "model_types",
-    "register",
-    "table_for",
-    "unregister",
-]
+    "MAX_LAYERS", "Config", "Fill", "Known", "Layer", "Param", "Rows", "Table", "adopt",
+    "model_types", "register", "table_for", "unregister",
+]  # fmt: skip

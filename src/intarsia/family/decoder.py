@@ -28,15 +28,9 @@ def embeddings(t: Table, *, tied: bool = False, head: str = "lm_head.weight") ->
     """
     vocab, hidden = t.number("vocab_size"), t.number("hidden_size")
     first, last = t.top(last=False), t.top(last=True)
-    table = f"{t.hf}embed_tokens.weight"
-    first.tensor(
-        table,
-        vocab,
-        hidden,
-        tp=0,
-        module=f"{t.module}embed_tokens.weight",
-        megatron="embedding.word_embeddings.weight",
-    )
+    table, words = f"{t.hf}embed_tokens.weight", "embedding.word_embeddings.weight"
+    module = f"{t.module}embed_tokens.weight"
+    first.tensor(table, vocab, hidden, tp=0, module=module, megatron=words)
     last.tensor(
         f"{t.hf}norm.weight",
         hidden,
@@ -93,12 +87,7 @@ def attention(
 
 
 def mlp(
-    at: Layer,
-    inner: int,
-    *,
-    hf: str = "mlp.",
-    megatron: str = "mlp.",
-    bias: bool = False,
+    at: Layer, inner: int, *, hf: str = "mlp.", megatron: str = "mlp.", bias: bool = False
 ) -> None:
     """A gate, an up and a down projection; Megatron joins the first two."""
     hidden = at.table.number("hidden_size")
@@ -123,22 +112,12 @@ def norms(at: Layer, *, experts: bool = False, mixer: str = "self_attention.line
 
 def router(at: Layer, count: int, *, hf: str = "mlp.gate", module: str | None = None) -> None:
     """The projection that chooses experts."""
-    at.tensor(
-        f"{hf}.weight",
-        count,
-        at.table.number("hidden_size"),
-        module=module and f"{module}.weight",
-        megatron="mlp.router.weight",
-    )
+    hidden, module = at.table.number("hidden_size"), module and f"{module}.weight"
+    at.tensor(f"{hf}.weight", count, hidden, module=module, megatron="mlp.router.weight")
 
 
 def experts(
-    at: Layer,
-    count: int,
-    inner: int,
-    *,
-    hf: str = "mlp.experts",
-    parts: Sequence[str] = GATED,
+    at: Layer, count: int, inner: int, *, hf: str = "mlp.experts", parts: Sequence[str] = GATED
 ) -> None:
     """Gated experts: one tensor each on the hub, one stack per layer elsewhere."""
     t, hidden = at.table, at.table.number("hidden_size")

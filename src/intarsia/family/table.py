@@ -101,13 +101,9 @@ class Table(Fields):
         if count < 1:
             raise FamilyError(f"config.json: {LAYERS} is {count}")
         for i in range(count):
-            yield Layer(
-                self,
-                f"{self.hf}layers.{i}.",
-                f"{self.module}layers.{i}.",
-                f"{self.megatron}decoder.layers.{i}.",
-                (i, count),
-            )
+            hf, module = f"{self.hf}layers.{i}.", f"{self.module}layers.{i}."
+            megatron = f"{self.megatron}decoder.layers.{i}."
+            yield Layer(self, hf, module, megatron, (i, count))
 
     def top(self, *, last: bool) -> Layer:
         """What stands before (or after) the layers, on the first (or last) pipeline stage."""
@@ -231,8 +227,6 @@ class Layer:
     ) -> None:
         """Say what Megatron stores under `name`, or under `local` with its local specs."""
         rule = Rule(tp=tp, ep=ep, layer=self.stage)
-        spelled = zip(MEGATRON, (name, local or name), strict=True)
-        for dialect, each in spelled:
-            self.table.store(
-                (dialect,), self.megatron + each, verb, *operands, rule=rule, value=value
-            )
+        for dialect, each in zip(MEGATRON, (name, local or name), strict=True):
+            full = self.megatron + each
+            self.table.store((dialect,), full, verb, *operands, rule=rule, value=value)

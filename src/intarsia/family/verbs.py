@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from intarsia.layout import Layout, concat, padding, stack
+from intarsia.layout import Layout, concat, stack
 
 Verb = Callable[..., Layout]
 
@@ -74,11 +74,6 @@ def of_every_group(groups: int, lo: int, hi: int) -> Verb:
 def rows(lo: int, hi: int) -> Verb:
     """Rows `[lo, hi)`."""
     return lambda x: x.narrow(0, lo, hi)
-
-
-def padded(count: int) -> Verb:
-    """The rows, then padding up to `count` rows."""
-    return lambda x: concat([x, padding(count - x.shape[0], *x.shape[1:])])
 
 
 def stacked(each: Verb | None = None, per: int = 1) -> Verb:

@@ -113,22 +113,17 @@ def rope_of(text: Config) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part in (old, new):
         found |= part if isinstance(part, Mapping) else {}
-    if any(isinstance(found.get(kind), Mapping) for kind in _BY_LAYER):
-        return {
-            kind: _spelled(found[kind])
-            for kind in _BY_LAYER
-            if isinstance(found.get(kind), Mapping)
-        }
+    parts = {kind: found[kind] for kind in _BY_LAYER if isinstance(found.get(kind), Mapping)}
+    if parts:
+        return {kind: _spelled(part) for kind, part in parts.items()}
     for name in ("rope_theta", "partial_rotary_factor"):
         if text.get(name) is not None:
             found.setdefault(name, text[name])
     found = _spelled(found)
     local = text.get("rope_local_base_freq")
     if local is not None:
-        return {
-            "full_attention": found,
-            "sliding_attention": {"rope_type": "default", "rope_theta": local},
-        }
+        sliding = {"rope_type": "default", "rope_theta": local}
+        return {"full_attention": found, "sliding_attention": sliding}
     return found
 
 

@@ -24,9 +24,5 @@ def sparse_mlp(at: Layer) -> None:
     decoder.router(at, count)
     decoder.experts(at, count, t.number("moe_intermediate_size"))
     decoder.shared_expert(at, t.number("shared_expert_intermediate_size"), hf="mlp.shared_expert.")
-    at.tensor(
-        "mlp.shared_expert_gate.weight",
-        1,
-        t.number("hidden_size"),
-        megatron="mlp.shared_experts.gate_weight",
-    )
+    hidden, gate = t.number("hidden_size"), "mlp.shared_experts.gate_weight"
+    at.tensor("mlp.shared_expert_gate.weight", 1, hidden, megatron=gate)

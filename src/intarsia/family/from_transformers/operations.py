@@ -140,8 +140,7 @@ def _fuse_two_towers(op: Any, task: Task) -> Parts:
         if not held or len(held) % len(out):
             raise FamilyError(
                 f"`{task.name}` is made of {len(held)} tensors `{pattern}`, expected as many for"
-                " each of"
-                f" {', '.join(out)}",
+                f" each of {', '.join(out)}",
                 tensors=(task.name,),
             )
         each = len(held) // len(out)

@@ -68,16 +68,13 @@ class Skeleton:
                 f" {model_type!r} from this configuration: {type(error).__name__}: {error}"
             ) from error
         unmissed = [*map(re.compile, getattr(model, "_keys_to_ignore_on_load_missing", None) or ())]
+        names = [name for name, _ in model.named_parameters()]
         return Skeleton(
             whole,
             kind.__name__,
             model.base_model_prefix,
             {name: tuple(x.shape) for name, x in model.state_dict().items()},
-            frozenset(
-                name
-                for name, _ in model.named_parameters()
-                if not any(pattern.search(name) for pattern in unmissed)
-            ),
+            frozenset(n for n in names if not any(pattern.search(n) for pattern in unmissed)),
             dict(getattr(model, "all_tied_weights_keys", None) or {}),
             conversion_mapping.get_model_conversion_mapping(model),
             conversion_mapping.get_model_conversion_mapping(model, add_legacy=False),
