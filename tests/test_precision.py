@@ -13,7 +13,7 @@ import intarsia
 from intarsia import PrecisionError
 from intarsia.dtypes import BY_NAME
 from intarsia.format import registry as formats
-from intarsia.format.folder.config_dtype import with_dtype
+from intarsia.format.folder.side_files import with_dtype
 from intarsia.format.megatron.common import arguments_of
 from intarsia.format.megatron.fsdp_dtensor.entries import arguments_in, common_in
 from intarsia.opened.entries import read_entries

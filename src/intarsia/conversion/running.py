@@ -18,8 +18,7 @@ from intarsia.conversion.replacing import check_replaceable, marks_beside
 from intarsia.conversion.resuming import begin, keep_what_is_proven
 from intarsia.errors import Interrupted
 from intarsia.format.base import Arrangement
-from intarsia.format.folder.config_dtype import with_dtype
-from intarsia.format.folder.side_files import check_sides
+from intarsia.format.folder.side_files import check_sides, with_dtype
 from intarsia.format.registry import folder_of, format_named, root_of
 from intarsia.layout import Layout
 from intarsia.opened.masters import check_rounded

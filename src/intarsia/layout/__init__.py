@@ -7,29 +7,7 @@ from intarsia.layout.parts import chunk, concat, padding, shard, split, stack
 from intarsia.layout.piece import Loop, Piece, align, clip, meet, run
 
 __all__ = [
-    "Cover",
-    "Layout",
-    "Loop",
-    "Piece",
-    "align",
-    "by_tensor",
-    "chunk",
-    "clip",
-    "concat",
-    "copies",
-    "copies_to",
-    "cover",
-    "describe_piece",
-    "draw",
-    "holes",
-    "meet",
-    "padding",
-    "renaming",
-    "run",
-    "shard",
-    "split",
-    "stack",
-    "tally",
-    "unravel",
-    "whole",
-]
+    "Cover", "Layout", "Loop", "Piece", "align", "by_tensor", "chunk", "clip", "concat", "copies",
+    "copies_to", "cover", "describe_piece", "draw", "holes", "meet", "padding", "renaming", "run",
+    "shard", "split", "stack", "tally", "unravel", "whole",
+]  # fmt: skip

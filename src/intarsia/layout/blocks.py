@@ -32,13 +32,9 @@ def one_per_block(name: str, shape: tuple[int, ...], block: tuple[int, ...]) -> 
             way.append((whole * at_stride, whole * b * to_stride, (Loop(rest, 0, to_stride),)))
         ways.append(way)
         at_stride, to_stride = at_stride * g, to_stride * n
-    pieces = [
-        Piece(
-            name,
-            sum(at for at, _, _ in way),
-            sum(to for _, to, _ in way),
-            tuple(loop for _, _, loops in way for loop in loops if loop.n > 1),
-        )
-        for way in product(*reversed(ways))
-    ]
+    pieces = []
+    for each in product(*reversed(ways)):
+        at, to = sum(at for at, _, _ in each), sum(to for _, to, _ in each)
+        steps = tuple(loop for _, _, loops in each for loop in loops if loop.n > 1)
+        pieces.append(Piece(name, at, to, steps))
     return Layout(grid, tuple(pieces))

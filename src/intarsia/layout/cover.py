@@ -58,12 +58,8 @@ def cover(dst: Layout, sources: Iterable[Layout], shown: int = SHOWN) -> Cover:
     sources, held = list(sources), by_tensor(dst)
     covered, doubled = tally([c.flip() for src in sources for c in copies_to(src, held)])
     wanted = dst.mapped
-    missing: tuple[tuple[str, int, int], ...] = ()
-    twice: tuple[str, int] | None = None
-    if covered < wanted:
-        missing = tuple(_missing(dst, sources, shown))
-    if doubled:
-        twice = _first_doubled(dst, sources)
+    missing = tuple(_missing(dst, sources, shown)) if covered < wanted else ()
+    twice = _first_doubled(dst, sources) if doubled else None
     return Cover(wanted, covered, doubled, missing, twice)
 
 

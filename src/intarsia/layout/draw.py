@@ -54,12 +54,9 @@ def draw(
     inner = min(width - 4, max(len(title) + 2, *[len(line) for line in body]))
     box = [f"┌ {title} {'─' * (inner - len(title))}┐"]
     for line in body:
-        text = (
-            line
-            if len(line) <= inner
-            else line[: left + 2] + _fit(line[left + 2 :], inner - left - 2)
-        )
-        box.append(f"│ {text:<{inner}} │")
+        if len(line) > inner:
+            line = line[: left + 2] + _fit(line[left + 2 :], inner - left - 2)
+        box.append(f"│ {line:<{inner}} │")
     box.append(f"└{'─' * (inner + 2)}┘")
     return "\n".join(box)
 

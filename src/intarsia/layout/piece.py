@@ -69,12 +69,8 @@ class Piece:
         kept = [x for x in extra if x.n > 1]
         if not extra and n > 1:
             kept = [loop if n == loop.n else Loop(n, loop.at, loop.to)]
-        return Piece(
-            self.tensor,
-            self.at + first * loop.at,
-            self.to + first * loop.to,
-            (*self.loops[:i], *kept, *self.loops[i + 1 :]),
-        )
+        at, to = self.at + first * loop.at, self.to + first * loop.to
+        return Piece(self.tensor, at, to, (*self.loops[:i], *kept, *self.loops[i + 1 :]))
 
     def canonical(self) -> Piece:
         """The same pairs, loops by falling `at` stride, merged where both sides are contiguous."""
@@ -248,7 +244,10 @@ def meet(p: Piece, q: Piece) -> list[Piece]:
     return out
 
 
-def _block(p: Piece, s: int) -> tuple[int, int, int, int, int, int] | None:
+_Block = tuple[int, int, int, int, int, int]
+
+
+def _block(p: Piece, s: int) -> _Block | None:
     """`p` as `(row, rows, to per row, column, columns, to per column)` in rows of `s` indices.
 
     None where `p` is no such rectangle, or starts or ends in mid-row.
@@ -273,12 +272,7 @@ def _block(p: Piece, s: int) -> tuple[int, int, int, int, int, int] | None:
     return None
 
 
-def _meet_blocks(
-    p: Piece,
-    q: Piece,
-    a: tuple[int, int, int, int, int, int],
-    b: tuple[int, int, int, int, int, int],
-) -> list[Piece]:
+def _meet_blocks(p: Piece, q: Piece, a: _Block, b: _Block) -> list[Piece]:
     """`meet` of two rectangles in the same rows: the rectangle that both hold."""
     (x, xs, x_to, u, us, u_to), (y, ys, y_to, v, vs, v_to) = a, b
     row, column = max(x, y), max(u, v)

@@ -167,9 +167,7 @@ def recognise(path: PurePath) -> tuple[PurePath, Foreign] | None:
     for below in listed(path):
         if is_folder(below) and (found := _of_names(below, [p.name for p in listed(below)])):
             return below, found
-    if "config.json" in names:
-        return path, NO_WEIGHTS
-    return None
+    return (path, NO_WEIGHTS) if "config.json" in names else None
 
 
 def is_megatron_rank(folder: PurePath) -> bool:

@@ -161,20 +161,15 @@ def _item(path: PurePath, present: Collection[str], read: Collection[str], *, tr
     name = path.name
     if is_folder(path):
         kind = next((k for k in _FOLDERS if k.pattern.fullmatch(name)), None)
-        role, why = (
-            (kind.role, kind.why) if kind else (Role.UNKNOWN, "a subfolder, not looked into")
-        )
-        return Item("folder", name, role, Fate.LEFT_OUT, why)
+        kind = kind or _kind("", Role.UNKNOWN, "a subfolder, not looked into")
+        return Item("folder", name, kind.role, Fate.LEFT_OUT, kind.why)
     nbytes = _size(path)
     if not is_file(path):
-        return Item(
-            "file", name, Role.UNKNOWN, Fate.LEFT_OUT, "a link to nothing, or no file on disk"
-        )
+        why = "a link to nothing, or no file on disk"
+        return Item("file", name, Role.UNKNOWN, Fate.LEFT_OUT, why)
     if kind := next((k for k in TRAINING if k.pattern.fullmatch(name)), None):
-        fate = Fate.COPIED if trains else Fate.LEFT_OUT
-        return Item(
-            "file", name, kind.role, fate, CARRIED_WHERE_EQUAL if trains else NOT_CARRIED, nbytes
-        )
+        fate, why = (Fate.COPIED, CARRIED_WHERE_EQUAL) if trains else (Fate.LEFT_OUT, NOT_CARRIED)
+        return Item("file", name, kind.role, fate, why, nbytes)
     if why := _of_other_weights(name, present, read):
         return Item("file", name, Role.OTHER_MODEL, Fate.LEFT_OUT, why, nbytes)
     kind = next((k for k in _FILES if k.pattern.fullmatch(name)), None)
@@ -191,11 +186,9 @@ def _of_other_weights(name: str, present: Collection[str], read: Collection[str]
     files = sorted(file for file in read if file.endswith(".safetensors") and "/" not in file)
     stem = stem_of_file(files[0]) if files else ""
     shown = f"{stem}.safetensors" if len(files) < 2 else f"{stem}-*.safetensors"
-    beside = (
-        f"not of the weights that were read ({shown})" if files else "weights that were not read"
-    )
     if name.endswith(".safetensors") or stem_of_index(name) is not None:
-        return beside
+        read_ones = f"not of the weights that were read ({shown})"
+        return read_ones if files else "weights that were not read"
     if name == "adapter_config.json" and stem != ADAPTER and _has(present, ADAPTER):
         return f"describes {ADAPTER}.safetensors, which is left out"
     if name == "params.json" and stem != "consolidated" and _has(present, "consolidated"):
@@ -218,6 +211,5 @@ def is_training(item: Item) -> bool:
 
 def _sides(root: PurePath, items: Iterable[Item]) -> tuple[Side, ...]:
     """The files that are copied as they are."""
-    return tuple(
-        Side(item.name, str(root / item.name)) for item in items if item.fate is Fate.COPIED
-    )
+    copied = (item.name for item in items if item.fate is Fate.COPIED)
+    return tuple(Side(name, str(root / name)) for name in copied)

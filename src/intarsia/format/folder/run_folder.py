@@ -70,14 +70,10 @@ def is_checkpoint(path: PurePath) -> bool:
 
 def _untracked(run: PurePath, taken: PurePath) -> Iterable[str]:
     """What is said of Megatron's iterations where there are several, of which the tracker names one."""
-    if len(listed(run, "iter_*")) < 2:
+    iterations, number = listed(run, "iter_*"), _by_number(taken)
+    if len(iterations) < 2:
         return
-    number = _NUMBERED.match(taken.name)
-    later = [
-        p.name
-        for p in listed(run, "iter_*")
-        if number and (m := _NUMBERED.match(p.name)) and int(m["number"]) > int(number["number"])
-    ]
+    later = [p.name for p in iterations if number >= 0 and _by_number(p) > number]
     newer = f"; {', '.join(later)} is newer and not named there" if later else ""
     yield f"{run} is the folder of a run: {taken.name} is read, which {TRACKER} names{newer}"
 
@@ -92,10 +88,10 @@ def _itself(path: PurePath) -> Found:
                 hint=f"give {named} for that one, or remove {path / LATEST} to use the"
                 " checkpoint in the folder itself",
             )
-    others = [p.name for p in listed(path) if _is_numbered(p) and is_checkpoint(p)]
-    if not others:
+    beside = [p for p in listed(path) if _is_numbered(p) and is_checkpoint(p)]
+    if not beside:
         return Found(path)
-    others.sort(key=_number)
+    others = [p.name for p in sorted(beside, key=_by_number)]
     note = (
         f"{path} itself holds a model, which is read; {few(others, _SHOWN)} beside it"
         f" {'are other checkpoints' if len(others) > 1 else 'is another checkpoint'}:"
@@ -111,9 +107,8 @@ def _latest(run: PurePath) -> Found:
             f"{run / LATEST} names {name!r}, which is not in {run}",
             hint="give the folder of the checkpoint itself",
         )
-    return Found(
-        run / name, (f"{run} is the folder of a run: {name} is read, which {LATEST} names",)
-    )
+    note = f"{run} is the folder of a run: {name} is read, which {LATEST} names"
+    return Found(run / name, (note,))
 
 
 def named_latest(run: PurePath) -> str:
@@ -197,10 +192,6 @@ def _stem(name: str) -> str:
     return found["stem"] if found else name
 
 
-def _number(name: str) -> int:
-    found = _NUMBERED.match(name)
-    return int(found["number"]) if found else -1
-
-
 def _by_number(path: PurePath) -> int:
-    return _number(path.name)
+    found = _NUMBERED.match(path.name)
+    return int(found["number"]) if found else -1

@@ -22,11 +22,8 @@ _RUN = ("iteration", SCHEDULER, "num_floating_point_operations_so_far")
 
 def run_objects(names: Collection[str]) -> set[str]:
     """The objects of these names that are the frame of a run."""
-    return {n for n in names if n == COMMON_OBJECT or (ARGUMENTS in names and _is_frame(n))}
-
-
-def _is_frame(name: str) -> bool:
-    return name in (ARGUMENTS, *COUNTERS) or name.startswith(f"{SCHEDULER}.")
+    frame = {n for n in names if n in (ARGUMENTS, *COUNTERS) or n.startswith(f"{SCHEDULER}.")}
+    return (frame if ARGUMENTS in names else set()) | {COMMON_OBJECT}.intersection(names)
 
 
 def is_settings(name: str) -> bool:
@@ -37,13 +34,8 @@ def is_settings(name: str) -> bool:
 def is_of_the_run(key: Any, x: Any, y: Any) -> bool:
     """Whether a setting counts what a run did, in one of two objects at least."""
     counted = key in _RUN or str(key).startswith("consumed_")
-    return counted and not _at_the_start(key, x, y)
-
-
-def _at_the_start(key: Any, x: Any, y: Any) -> bool:
-    """Whether two counters both say that no step was taken; Megatron's first iteration is 1."""
-    start = (None, 0, 1) if key == "iteration" else (None, 0)
-    return x in start and y in start
+    start = (None, 0, 1) if key == "iteration" else (None, 0)  # Megatron's first iteration is 1
+    return counted and not (x in start and y in start)
 
 
 def plain_object(name: str, data: bytes) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import FormatError, UnsafeError, UsageError
 from intarsia.format.strict_json import parse_json
 from intarsia.planning.manifest import Side
@@ -73,3 +75,21 @@ def read_config(path: PurePath) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         raise FormatError(f"{path} is not a JSON object, so it is no model configuration")
     return config
+
+
+_NAMED = re.compile(r'("(?:torch_)?dtype"\s*:\s*")(?:torch\.)?(?P<name>\w+)(")')
+
+
+def with_dtype(text: str, dtype: DType) -> str:
+    """The text of a configuration with another type, every other character as it was.
+
+    >>> from intarsia.dtypes import BY_NAME
+    >>> with_dtype('{"torch_dtype":  "float32", "vocab_size": 7}', BY_NAME["BF16"])
+    '{"torch_dtype":  "bfloat16", "vocab_size": 7}'
+    """
+
+    def renamed(found: re.Match[str]) -> str:
+        known = BY_TORCH.get(found["name"])
+        return f"{found[1]}{dtype.torch}{found[3]}" if known and known.floating else found[0]
+
+    return _NAMED.sub(renamed, text)

@@ -73,35 +73,23 @@ def _faults(
             factors.setdefault(key, {})[found["which"]] = name
     if not factors:
         yield "LoRA is configured, but no tensor is a LoRA factor", ()
-    ranks = {config.get("r"), *_values(config, "rank_pattern")}
+    patterns = config.get("rank_pattern")
+    ranks = {config.get("r"), *(patterns.values() if isinstance(patterns, dict) else ())}
     for (module, _), pair in factors.items():
         if len(pair) < 2:
             name = next(iter(pair.values()))
             lost = "B" if "A" in pair else "A"
             yield f"`{name}` has no matching factor {lost}", (name,)
             continue
-        inner = shapes[pair["A"]][0], shapes[pair["B"]][1]
-        if inner[0] != inner[1]:
-            yield (
-                f"the factors of `{module}` have ranks {inner[0]} and {inner[1]}",
-                tuple(pair.values()),
-            )
-        elif not config.get("target_parameters") and inner[0] not in ranks:
-            yield (
-                f"`{pair['A']}` has rank {inner[0]}, the configuration says {config.get('r')}",
-                (pair["A"],),
-            )
+        a, b = shapes[pair["A"]][0], shapes[pair["B"]][1]
+        if a != b:
+            yield f"the factors of `{module}` have ranks {a} and {b}", tuple(pair.values())
+        elif not config.get("target_parameters") and a not in ranks:
+            text = f"`{pair['A']}` has rank {a}, the configuration says {config.get('r')}"
+            yield text, (pair["A"],)
     targets = config.get("target_modules")
     if isinstance(targets, list) and targets:
-        ends = tuple(f".{target}" for target in targets)
+        ends, listed = tuple(f".{target}" for target in targets), ", ".join(sorted(targets))
         for module, _ in factors:
             if not f".{module}".endswith(ends) and not config.get("target_parameters"):
-                yield (
-                    f"`{module}` is no target of the configuration ({', '.join(sorted(targets))})",
-                    (),
-                )
-
-
-def _values(config: Mapping[str, Any], name: str) -> Iterable[Any]:
-    found = config.get(name)
-    return found.values() if isinstance(found, dict) else ()
+                yield f"`{module}` is no target of the configuration ({listed})", ()

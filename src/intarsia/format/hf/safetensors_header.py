@@ -170,15 +170,12 @@ def _check_tiling(rows: Sequence[WholeTensor], base_bytes: int, size: int, where
     at = base_bytes
     for row in rows:
         if row.start_bytes != at:
-            what = (
-                "overlaps the tensor before it"
-                if row.start_bytes < at
-                else "leaves a hole before it"
-            )
+            overlaps = row.start_bytes < at
+            what = "overlaps the tensor before it" if overlaps else "leaves a hole before it"
             raise FormatError(
                 f"{where}: {row.name!r} starts at byte {row.start_bytes:,}, expected {at:,}: it {what}",
                 hint=_DAMAGED,
-                kind="bytes-overlap" if row.start_bytes < at else None,
+                kind="bytes-overlap" if overlaps else None,
             )
         at += row.length_bytes
     if at != size:

@@ -111,9 +111,8 @@ def ending_of(read: Read, length: int, payload: Payload, where: str) -> Ending |
         at += CENTRAL.size + sum(CENTRAL.unpack_from(end, at)[10:13])
     if len(walked) != len(later) + 1 or not _ends(end, first, at):
         return None
-    found = Ending(
-        np.frombuffer(end, np.uint8), np.zeros(len(end), np.bool_), walked[own], identity
-    )
+    varies = np.zeros(len(end), np.bool_)
+    found = Ending(np.frombuffer(end, np.uint8), varies, walked[own], identity)
     for x in (found.tensor, found.identity):
         for place in x.places if x is not None else ():
             found.varies[place] = True

@@ -223,10 +223,8 @@ def _content(
     if (size or 0) > most_bytes:
         raise FormatError(f"{name} has {size} bytes, at most {most_bytes} are read - at {where}")
     content = exactly(read, start, size or 0, where)
-    if crc and crc32(content) != crc:
-        raise FormatError(
-            f"{name} has CRC-32 {crc32(content):08x}, recorded {crc:08x} - at {where}"
-        )
+    if crc and (found := crc32(content)) != crc:
+        raise FormatError(f"{name} has CRC-32 {found:08x}, recorded {crc:08x} - at {where}")
     return content
 
 

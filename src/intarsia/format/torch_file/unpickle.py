@@ -178,10 +178,8 @@ class _Unpickler(pickle.Unpickler):
         return self.beside(pid)
 
     def _gather(self, kind: Any, items: Any = (), encoding: str = "latin1") -> Any:
-        if type(items) not in (list, tuple, dict, str, bytes) or encoding not in (
-            "latin1",
-            "latin-1",
-        ):
+        known = type(items) in (list, tuple, dict, str, bytes)
+        if not known or encoding not in ("latin1", "latin-1"):
             raise FormatError(f"a {kind.__name__} made of a {type(items).__name__}")
         self.left -= len(items)
         if self.left < 0:

@@ -123,9 +123,8 @@ def listing_of(read: Read, length: int, where: str) -> Listing:
         with ZipFile(cast(IO[bytes], _File(read, length))) as archive:
             return Listing(archive.infolist(), archive.start_dir)
     except BROKEN_ZIP as error:
-        raise FormatError(
-            f"no zip archive in these {length} bytes ({error}) - at {where}"
-        ) from error
+        text = f"no zip archive in these {length} bytes ({error}) - at {where}"
+        raise FormatError(text) from error
 
 
 def directory(read: Read, length: int, where: str) -> dict[str, Member]:
