@@ -199,10 +199,8 @@ def _finish_before_the_end() -> None:
     # Later than this no pool takes work any more; `atexit` would be too late.
     threading._register_atexit(_finish)  # type: ignore[attr-defined]
     atexit.register(_fail_if_unnoticed)
-    if (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    ):
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _end_after_saving)
 
 
@@ -225,11 +223,8 @@ def _fail_if_unnoticed() -> None:
 def _end_after_saving(number: int, frame: Any) -> None:
     """Let a save come to its end within the grace that a scheduler gives, then end as asked."""
     if _last is not None and not _last.done:
-        print(
-            f"intarsia: finishing the save of {_last.path} before the process ends",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"intarsia: finishing the save of {_last.path} before the process ends"
+        print(text, file=sys.stderr, flush=True)
         _last._join()
     _print_failure()
     signal.signal(number, signal.SIG_DFL)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 from intarsia.format.entries import too_much
 from intarsia.format.optimizer_state.parameter_groups import Groups
@@ -26,14 +27,10 @@ def entries_to_write(
     """What goes along to the destination that a request asks for."""
     writer = format_named(request.to)
     if not wanted.entries:
-        return EntriesToWrite(
-            writer.entries_for_weights(src, lambda names: _named_entries(src, names))
-        )
+        return EntriesToWrite(writer.entries_for_weights(src, partial(_named_entries, src)))
     entries = read_entries(src, budget.memory_bytes // 2)
-    return writer.entries_to_write(
-        Source(src, entries, lambda: groups_of(src, entries), lambda name: _number(src, name)),
-        wanted,
-    )
+    groups, number = partial(groups_of, src, entries), partial(_number, src)
+    return writer.entries_to_write(Source(src, entries, groups, number), wanted)
 
 
 def _named_entries(src: Manifest, names: Iterable[str]) -> dict[str, bytes]:

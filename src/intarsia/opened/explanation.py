@@ -165,11 +165,8 @@ def _held(manifest: Manifest, tensor: str) -> tuple[Stored, ...]:
     if held:
         return held
     near = get_close_matches(tensor, [*manifest.logical, *manifest.stored], 3, 0.4)
-    hint = (
-        f"did you mean {', '.join(dict.fromkeys(near))}?"
-        if near
-        else "intarsia inspect --tensors lists them"
-    )
+    listed = f"did you mean {', '.join(dict.fromkeys(near))}?"
+    hint = listed if near else "intarsia inspect --tensors lists them"
     raise UsageError(f"{tensor!r} is not in {manifest.path}", hint=hint)
 
 

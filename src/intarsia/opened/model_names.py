@@ -119,12 +119,8 @@ def _step(model: ModelNames, src: Manifest) -> str:
     found = model.sections([bare(_on_disk(s)) for s in _weights(whole)])
     if len(found) == 1:
         (name,) = found
-        return (
-            f"the names below {name!r} are the model's: convert with --section {name} (section= in"
-            " Python)"
-        )
+        text = f"the names below {name!r} are the model's: convert with --section {name}"
+        return f"{text} (section= in Python)"
     listed = [f"{name} ({count} tensors)" for name, count in found.items()]
-    how = (
-        "names of the model are below several words: choose one with --section (section= in Python)"
-    )
-    return f"{how}: {few(listed, 8)}" if found else ""
+    how = "names of the model are below several words: choose one with --section"
+    return f"{how} (section= in Python): {few(listed, 8)}" if found else ""

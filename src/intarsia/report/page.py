@@ -171,18 +171,17 @@ def _findings(story: PageContent, numbers: Mapping[str, int]) -> str:
 
 
 def _rest(count: int, most: int = LISTED) -> str:
-    if count <= most:
-        return ""
-    return f"<p>… and {count - most:,} more, which <code>--json</code> lists.</p>"
+    more = f"<p>… and {count - most:,} more, which <code>--json</code> lists.</p>"
+    return more if count > most else ""
 
 
 def _fault(k: int, fault: Fault, numbers: Mapping[str, int]) -> str:
-    lines = [f'<article class="fault" id="fault-{k}" tabindex="-1"><h3>{html(fault.kind)}</h3>']
-    lines.append(f'<p class="means">{html(fault.means)}</p>')
-    lines.append(f"<p>{html(fault.text)}</p>")
-    if fault.where:
-        lines.append(f"<p>Where: {html(fault.where)}</p>")
-    lines.append(f"<p>Next: {html(fault.next)}</p>")
+    lines = [
+        f'<article class="fault" id="fault-{k}" tabindex="-1"><h3>{html(fault.kind)}</h3>',
+        f'<p class="means">{html(fault.means)}</p><p>{html(fault.text)}</p>',
+        f"<p>Where: {html(fault.where)}</p>" if fault.where else "",
+        f"<p>Next: {html(fault.next)}</p>",
+    ]
     if fault.tensors:
         items = "".join(f"<li>{_tensor(name, numbers)}</li>" for name in fault.tensors[:NAMED])
         named = f'<ul class="names">{items}</ul>{_rest(len(fault.tensors), NAMED)}'

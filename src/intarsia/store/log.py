@@ -14,15 +14,12 @@ class Log(Protocol):
 
     def append(self, line: bytes) -> None:
         """Add a line."""
-        ...
 
     def sync(self) -> None:
         """Make what was added outlive the machine, too."""
-        ...
 
     def close(self) -> None:
         """Add no more."""
-        ...
 
 
 class NumberedLog:

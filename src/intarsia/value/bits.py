@@ -12,12 +12,7 @@ from intarsia.value.codes import numbers_of_codes
 
 Bits = NDArray[Any]
 Numbers = NDArray[Any]
-_UNSIGNED: dict[int, np.dtype[Any]] = {
-    1: np.dtype("u1"),
-    2: np.dtype("<u2"),
-    4: np.dtype("<u4"),
-    8: np.dtype("<u8"),
-}
+_UNSIGNED: dict[int, np.dtype[Any]] = {n: np.dtype(f"<u{n}") for n in (1, 2, 4, 8)}
 
 
 def bits_dtype(dtype: DType) -> np.dtype[Any]:

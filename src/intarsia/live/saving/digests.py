@@ -46,15 +46,10 @@ class SaveDigests:
 
     def sums(self, name: str, box: Box, data: Bytes, dtype: DType) -> tuple[Sums, int]:
         """The sums of a box of a tensor, by the logical tensors in it, and its CRC-32."""
-        found = [
-            sum_buffer(
-                layout_of_box(layout, box),
-                data,
-                dtype.itemsize,
-                {n: self.logical[n].size for n in layout.tensors},
-            )
-            for layout in self.layouts[name]
-        ]
+        found = []
+        for layout in self.layouts[name]:
+            sizes = {n: self.logical[n].size for n in layout.tensors}
+            found.append(sum_buffer(layout_of_box(layout, box), data, dtype.itemsize, sizes))
         return merged(sums for sums, _ in found), found[0][1]
 
     def attested(self, sums: Iterable[Sums]) -> Attested:

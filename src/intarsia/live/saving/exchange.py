@@ -128,11 +128,6 @@ def tasks_of(
     tasks = []
     for each, file, nbytes in zip(held, files, file_bytes, strict=True):
         mine = [by_box[b.name][b.box] for b in each.boxes]
-        tasks.append(
-            Task(
-                [slot if slot.file == file else None for slot in mine],
-                [b.box in doubted[b.name] for b in each.boxes],
-                nbytes,
-            )
-        )
+        written = [slot if slot.file == file else None for slot in mine]
+        tasks.append(Task(written, [b.box in doubted[b.name] for b in each.boxes], nbytes))
     return tasks

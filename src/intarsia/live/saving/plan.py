@@ -45,9 +45,6 @@ class SavePlan:
         files = [live_format().file_of(rank) for rank in range(len(held))]
         sizes = [arrangement.files.get(file, 0) for file in files]
         config = next((each.config for each in held if each.config is not None), None)
-        total = sum(arrangement.files.values())
-        return SavePlan(
-            arrangement,
-            Outline([row[:3] for row in rows], config, total),
-            tasks_of(held, holders, arrangement.slots, sizes, files),
-        )
+        outline = Outline([row[:3] for row in rows], config, sum(arrangement.files.values()))
+        tasks = tasks_of(held, holders, arrangement.slots, sizes, files)
+        return SavePlan(arrangement, outline, tasks)

@@ -57,14 +57,12 @@ def snapshot(
     if is_megatron(model):
         refuse_optimizer(optimizer)
         parts = {f"{p.name}{p.box}": p for p in megatron_rows.parts_of(model, config)}
+        memory_here = {key: p.memory for key, p in parts.items()}
         return Snapshot(
-            {key: p.memory for key, p in parts.items()},
+            memory_here,
             lambda memory: (replace(p, memory=memory[key]) for key, p in parts.items()),
-            {},
-            given,
-            hub_config(config),
-            Counts(len(parts)),
-        )
+            {}, given, hub_config(config), Counts(len(parts)),
+        )  # fmt: skip
     contents = Contents.of(model)
     tensors = dict(contents.tensors)
     if not tensors:
@@ -86,10 +84,8 @@ def snapshot(
     if optimizer is not None:
         own = NamedOptimizer.of(model, optimizer, state=True)
         entries = values(own)
-        entries |= {
-            CLASS: pack(classes_of(own.held), CLASS),
-            WITHOUT: pack(never_stepped(own), WITHOUT),
-        }
+        entries[CLASS] = pack(classes_of(own.held), CLASS)
+        entries[WITHOUT] = pack(never_stepped(own), WITHOUT)
         tensors.update(states(own))
         for name, value in settings_of(own):
             if hasattr(value, "dtype"):

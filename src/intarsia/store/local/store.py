@@ -8,11 +8,11 @@ from pathlib import Path, PurePath
 from typing import ClassVar
 
 from intarsia.store.base import Entry, Store
-from intarsia.store.local.log import LocalLog
 from intarsia.store.local.paths import entry_at
 from intarsia.store.local.reader import LocalReader
 from intarsia.store.local.swap import remove, sync_path
 from intarsia.store.local.transaction import LocalTransaction
+from intarsia.store.reading.lookup import listed
 
 
 class LocalStore(Store):
@@ -56,3 +56,27 @@ class LocalStore(Store):
 
     def log(self, path: PurePath) -> LocalLog:
         return LocalLog(Path(path))
+
+
+_OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class LocalLog:
+    """Lines that the kernel has as soon as they are added; a kill leaves at most a torn last one."""
+
+    def __init__(self, path: Path) -> None:
+        self._folder = path.parent
+        self._fd = os.open(path, _OPEN, 0o644)
+
+    def append(self, line: bytes) -> None:
+        while line:
+            line = line[os.write(self._fd, line) :]
+
+    def sync(self) -> None:
+        """Make it last, and what lies beside it."""
+        for path in listed(self._folder):
+            sync_path(path)
+        sync_path(self._folder)
+
+    def close(self) -> None:
+        os.close(self._fd)
