@@ -105,11 +105,7 @@ class Grid:
                 o, n = box.offsets[axis], box.shape[axis]
                 offsets[axis] = -(-o // per)
                 sizes[axis] = -(-(o + n) // per) - offsets[axis]
-        return (
-            Box(tuple(offsets), tuple(sizes))
-            if box.size
-            else Box(tuple(offsets), (0,) * len(sizes))
-        )
+        return Box(tuple(offsets), tuple(sizes) if box.size else (0,) * len(sizes))
 
 
 @frozen
@@ -222,28 +218,6 @@ class Mesh:
         """Where `rank` stands on every axis."""
         return _place(self, rank)
 
-    def _place(self, rank: int) -> Place:
-        if not 0 <= rank < self.size:
-            raise UsageError(f"rank {rank} is outside a mesh of {self.size} ranks ({self})")
-        pp, lane = divmod(rank, self.lanes)
-        rest, tp = divmod(lane, self.tp)
-        rest, cp = divmod(rest, self.cp)
-        rest, fsdp = divmod(rest, self.fsdp)
-        left, etp = divmod(lane, self.etp)
-        left, ep = divmod(left, self.ep)
-        return Place(
-            self,
-            rank,
-            tp=tp,
-            etp=etp,
-            ep=ep,
-            pp=pp,
-            cp=cp,
-            fsdp=fsdp,
-            replicate=rest,
-            expert_fsdp=left % self.expert_fsdp,
-        )
-
     def stage(self, rule: Rule) -> int | None:
         """The pipeline stage that holds a tensor; None where every stage does."""
         if rule.layer is None:
@@ -273,29 +247,23 @@ class Mesh:
         """The boxes into which the mesh cuts a tensor, each once, in order of their offsets."""
         if rule.grid is None:
             cut = shape, rule.tp, rule.ep, rule.is_expert
-            return self._known_boxes.get(cut) or self._known_boxes.setdefault(
-                cut, _boxes(self, *cut)
-            )
+            known = self._known_boxes
+            return known.get(cut) or known.setdefault(cut, _boxes(self, *cut))
         return _boxes_in_step(self, shape, rule.grid, rule.tp, rule.ep, rule.is_expert)
 
     def holders(self, shape: Shape, rule: Rule) -> dict[Box, list[int]]:
         """The ranks that hold each box: its replicas."""
         held: dict[Box, list[int]] = {}
+        empty = not prod(shape)
         for rank in range(self.size):
             box = self.box(shape, rule, rank)
-            if box is None:
-                continue
-            if not prod(shape):
-                box = Box.whole(shape)
-            if box.size or not prod(shape):
-                held.setdefault(box, []).append(rank)
+            if box is not None and (box.size or empty):
+                held.setdefault(Box.whole(shape) if empty else box, []).append(rank)
         return held
 
     def __str__(self) -> str:
-        parts = [
-            f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) > 1
-        ]
-        return ",".join(parts) or "1 rank"
+        sizes = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return ",".join(f"{name}={n}" for name, n in sizes if n > 1) or "1 rank"
 
 
 @frozen
@@ -345,7 +313,15 @@ def _cut(
 
 @lru_cache(maxsize=4096)
 def _place(mesh: Mesh, rank: int) -> Place:
-    return mesh._place(rank)
+    if not 0 <= rank < mesh.size:
+        raise UsageError(f"rank {rank} is outside a mesh of {mesh.size} ranks ({mesh})")
+    pp, lane = divmod(rank, mesh.lanes)
+    rest, tp = divmod(lane, mesh.tp)
+    rest, cp = divmod(rest, mesh.cp)
+    replicate, fsdp = divmod(rest, mesh.fsdp)
+    left, etp = divmod(lane, mesh.etp)
+    left, ep = divmod(left, mesh.ep)
+    return Place(mesh, rank, tp, etp, ep, pp, cp, fsdp, replicate, left % mesh.expert_fsdp)
 
 
 @lru_cache(maxsize=4096)
@@ -359,10 +335,7 @@ def _boxes(
         for t in range(tps if tp is not None else 1)
         for f in range(fsdps)
     }
-    if prod(shape):
-        found = {box for box in found if box.size}
-    else:
-        found = {Box.whole(shape)}
+    found = {box for box in found if box.size} if prod(shape) else {Box.whole(shape)}
     return tuple(sorted(found, key=lambda box: box.offsets))
 
 
