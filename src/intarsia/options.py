@@ -27,6 +27,10 @@ def _says(text: str, *words: str) -> dict[str, Any]:
     return {"help": text, "words": words}
 
 
+def _option(default: Any, text: str, *words: str) -> Any:
+    return field(default=default, metadata=_says(text, *words))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What a conversion should write, and what it may use."""
@@ -34,74 +38,49 @@ class Options:
     to: str = field(
         metadata=_says(f"The format to write: {', '.join(NAMES[:-1])} or {NAMES[-1]}.", *NAMES)
     )
-    mesh: MeshLike = field(
-        default=None,
-        metadata=_says(
-            "The ranks to write for, such as tp=2,fsdp=3. Axes: tp, etp, ep, pp, cp, fsdp, replicate."
-        ),
+    mesh: MeshLike = _option(
+        None,
+        "The ranks to write for, such as tp=2,fsdp=3. Axes: tp, etp, ep, pp, cp, fsdp, replicate.",
     )
-    dialect: str | None = field(
-        default=None,
-        metadata=_says(
-            f"Names and fusions to write: {', '.join(DIALECTS.values())}."
-            " [default: same between hf and dcp, otherwise the format's own]",
-            *DIALECTS,
-        ),
+    dialect: str | None = _option(
+        None,
+        f"Names and fusions to write: {', '.join(DIALECTS.values())}."
+        " [default: same between hf and dcp, otherwise the format's own]",
+        *DIALECTS,
     )
-    megatron_spec: str = field(
-        default="te",
-        metadata=_says(
-            "Megatron's layer specification to name tensors by: te or local.", "te", "local"
-        ),
+    megatron_spec: str = _option(
+        "te", "Megatron's layer specification to name tensors by: te or local.", "te", "local"
     )
-    megatron_lr: str | float | None = field(
-        default=None,
-        metadata=_says(
-            "LR,MIN_LR of the run that will resume, for optimizer state of Megatron-core 0.19"
-            " and later."
-        ),
+    megatron_lr: str | float | None = _option(
+        None, "LR,MIN_LR of the run that will resume, for optimizer state of Megatron-core 0.19 and later."
+    )  # fmt: skip
+    dtype: str | None = _option(
+        None, "Cast floating-point weights, to bf16 for example.", "bf16", "fp16", "fp32"
     )
-    dtype: str | None = field(
-        default=None,
-        metadata=_says("Cast floating-point weights, to bf16 for example.", "bf16", "fp16", "fp32"),
+    memory: str | int | None = _option(
+        None, "The most memory for buffers. [default: 2GiB or a quarter of the machine]"
     )
-    memory: str | int | None = field(
-        default=None,
-        metadata=_says("The most memory for buffers. [default: 2GiB or a quarter of the machine]"),
+    workers: int | None = _option(None, "Threads that move bytes.")
+    max_shard_size: str | int = _option("5GB", "Largest safetensors file to write.")
+    optimizer: str = _option(
+        "keep", "keep or drop optimizer state and other training state.", "keep", "drop"
     )
-    workers: int | None = field(default=None, metadata=_says("Threads that move bytes."))
-    max_shard_size: str | int = field(
-        default="5GB", metadata=_says("Largest safetensors file to write.")
+    config: ConfigLike = _option(None, "The model's config.json, where the checkpoint holds none.")
+    section: SectionLike = _option(
+        None,
+        "The section that is the model, where a checkpoint holds several; after a comma,"
+        " that of its optimizer. `.` is what lies in no section; where nothing does, the whole"
+        " state dict, under its own names.",
     )
-    optimizer: str = field(
-        default="keep",
-        metadata=_says("keep or drop optimizer state and other training state.", "keep", "drop"),
-    )
-    config: ConfigLike = field(
-        default=None,
-        metadata=_says("The model's config.json, where the checkpoint holds none."),
-    )
-    section: SectionLike = field(
-        default=None,
-        metadata=_says(
-            "The section that is the model, where a checkpoint holds several; after a comma,"
-            " that of its optimizer. `.` is what lies in no section; where nothing does, the whole"
-            " state dict, under its own names."
-        ),
-    )
-    digests: bool = field(
-        default=True,
-        metadata=_says("Compute digests during the conversion, and store them in the result."),
+    digests: bool = _option(
+        True, "Compute digests during the conversion, and store them in the result."
     )
 
 
 def explained(call: Call) -> Call:
     """A function with what each of the options means added to its docstring."""
     meanings = [f"{f.name}: {f.metadata['help']}" for f in fields(Options)]
-    lines = [
-        line
-        for text in meanings
-        for line in wrap(text, 90, subsequent_indent="    ", break_on_hyphens=False)
-    ]
+    wrapped = [wrap(m, 90, subsequent_indent="    ", break_on_hyphens=False) for m in meanings]
+    lines = [line for each in wrapped for line in each]
     call.__doc__ = f"{call.__doc__}\n    Options:\n{indent(chr(10).join(lines), ' ' * 8)}\n    "
     return call
