@@ -67,11 +67,7 @@ def unreadable(path: PurePath, error: OSError) -> StoreError | FormatError:
         return absent(path)
     if error.errno in _LIMITS:
         return limited(path, error)
-    return StoreError(
-        f"{path}: {error.strerror or error}",
-        path=path,
-        lost=error.errno in _LOST,
-    )
+    return StoreError(f"{path}: {error.strerror or error}", path=path, lost=error.errno in _LOST)
 
 
 def absent(path: PurePath) -> FormatError:

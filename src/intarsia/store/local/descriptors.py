@@ -100,15 +100,6 @@ class Descriptors:
             error.filename = name
             raise
 
-    def leave(self, held: _Held) -> None:
-        """Count one user less."""
-        held.users.pop()
-
-    def names(self) -> list[str]:
-        """The files that are open."""
-        with self._lock:
-            return list(self._held)
-
     def close(self) -> None:
         """Close every file; the first failure is raised when all are closed."""
         failure: Exception | None = None
@@ -169,7 +160,7 @@ class Use:
         return self._held.fd
 
     def __exit__(self, *_: object) -> None:
-        self._files.leave(self._held)
+        self._held.users.pop()
 
 
 def _close_all(held: dict[str, _Held]) -> None:

@@ -12,11 +12,7 @@ from intarsia.store.base import Entry, Kind
 from intarsia.store.stamp import Stamp
 from intarsia.store.system_errors import unreadable
 
-_KINDS: dict[int, Kind] = {
-    stat.S_IFREG: "file",
-    stat.S_IFDIR: "folder",
-    stat.S_IFLNK: "link",
-}
+_KINDS: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 
 
 def entry_at(path: PurePath, *, follow: bool = True) -> Entry | None:
@@ -29,11 +25,8 @@ def entry_at(path: PurePath, *, follow: bool = True) -> Entry | None:
         if error.errno == errno.ELOOP:
             return None
         raise
-    return Entry(
-        _KINDS.get(stat.S_IFMT(found.st_mode), "other"),
-        Stamp.from_stat(found),
-        (found.st_dev, found.st_ino),
-    )
+    kind = _KINDS.get(stat.S_IFMT(found.st_mode), "other")
+    return Entry(kind, Stamp.from_stat(found), (found.st_dev, found.st_ino))
 
 
 def expanded(path: PurePath) -> Path:
