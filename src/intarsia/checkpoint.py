@@ -112,10 +112,8 @@ class Checkpoint(Mapping[str, Tensor]):
     def read_boxes(self, wanted: Iterable[tuple[Proven, Box, Bytes]]) -> None:
         """Fill each buffer with the bytes of a box of what is proven; neighbours are read together."""
         fill = self._source.fill_box
-        gather(
-            self._folder,
-            [x for proven, box, to in wanted if box.size for x in fill(proven, box, to)],
-        )
+        filled = (fill(proven, box, to) for proven, box, to in wanted if box.size)
+        gather(self._folder, [x for each in filled for x in each])
 
     def start_of(self, stored: Stored, chunk: Chunk) -> int | None:
         """The byte at which a chunk's elements begin; None where they are not in row-major order."""

@@ -77,11 +77,8 @@ def _route(root: Path, seed: int) -> None:
     def text() -> None:
         columns = ("to", "mesh", "copies", "bytes", "seconds", "proven", "equal")
         shown = [[human(int(str(r[c]))) if c == "bytes" else r[c] for c in columns] for r in rows]
-        table(
-            "A small mixture of experts, from format to format, each compared with the first",
-            columns,
-            shown,
-        )
+        title = "A small mixture of experts, from format to format, each compared with the first"
+        table(title, columns, shown)
         print("every element arrived" if equal else "SOMETHING WAS LOST")
 
     answer({"equal": equal, "steps": rows}, text)

@@ -194,24 +194,14 @@ def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
     if OUTPUT.quiet or OUTPUT.json or not OUTPUT.prints or not sys.stderr.isatty():
         yield None
         return
+    from rich import progress as bars
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
 
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+        bars.TextColumn("{task.description}"), bars.BarColumn(), bars.DownloadColumn(binary_units=True),
+        bars.TransferSpeedColumn(), bars.TimeRemainingColumn(),
+    )  # fmt: skip
+    with bars.Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(what, total=None)
         last = 0.0
 

@@ -31,13 +31,9 @@ def embeddings(t: Table, *, tied: bool = False, head: str = "lm_head.weight") ->
     table, words = f"{t.hf}embed_tokens.weight", "embedding.word_embeddings.weight"
     module = f"{t.module}embed_tokens.weight"
     first.tensor(table, vocab, hidden, tp=0, module=module, megatron=words)
-    last.tensor(
-        f"{t.hf}norm.weight",
-        hidden,
-        module=f"{t.module}norm.weight",
-        megatron="decoder.final_layernorm.weight",
-        value=t.norm_value(),
-    )
+    norm, module = f"{t.hf}norm.weight", f"{t.module}norm.weight"
+    to, value = "decoder.final_layernorm.weight", t.norm_value()
+    last.tensor(norm, hidden, module=module, megatron=to, value=value)
     last.tensor(head, vocab, hidden, tp=0, module="lm_head.weight", megatron="output_layer.weight")
     t.head = head
     if t.bare or any(kind.endswith(CLASSIFIERS) for kind in t.architectures):

@@ -207,12 +207,8 @@ def read_manifest(
         format = format_of(found.path)
         manifest = read.get(found.path) or format.read(found.path, config, complain, chosen)
         manifest = with_config_used(with_files(manifest, given(path), format))
-    return replace(
-        manifest,
-        given=str(path),
-        notes=(*manifest.notes, *found.notes),
-        stamps=_stamps_of(manifest, seen),
-    )
+    notes, stamps = (*manifest.notes, *found.notes), _stamps_of(manifest, seen)
+    return replace(manifest, given=str(path), notes=notes, stamps=stamps)
 
 
 def sections_in(section: str | Sequence[str] | None) -> tuple[str, ...]:

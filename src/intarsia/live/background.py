@@ -121,12 +121,8 @@ def save(
     with aside.together():
         take = copying.copy_of if background else snapshot
         what = take(model, optimizer, extra, config)
-        options: dict[str, Any] = {
-            "overwrite": overwrite,
-            "latest": latest,
-            "workers": Budget.of(None, workers).workers,
-            "progress": progress,
-        }
+        options = dict[str, Any](overwrite=overwrite, latest=latest, progress=progress)
+        options["workers"] = Budget.of(None, workers).workers
     if not background:
         return write(path, what, team, **options)
     _finish_before_the_end()

@@ -86,13 +86,9 @@ def _contradiction(found: Sequence[Stale], src: Manifest, hint: str) -> Precisio
 def recentred_norms(config: Mapping[str, Any] | None) -> dict[str, Value]:
     """Norms that Megatron may centre on another value than the hub, and what it stores for them."""
     tables = (table_for(config, zero_centered=centered) for centered in (True, False))
-    return {
-        row.layout.tensors[0]: row.value
-        for table in tables
-        if table is not None
-        for row in table.dialects["megatron"].values()
-        if not row.value.is_plain
-    }
+    known = (table.dialects["megatron"] for table in tables if table is not None)
+    changed = (row for rows in known for row in rows.values() if not row.value.is_plain)
+    return {row.layout.tensors[0]: row.value for row in changed}
 
 
 def _stale(

@@ -81,12 +81,8 @@ def compared_with_model(src: Manifest, *, on_disk: bool = False) -> Manifest:
                 f"not stored, so that Transformers makes new ones for {model.model.kind}:"
                 f" {few(others, 4)}"
             )
-    return replace(
-        src,
-        absent=(*src.absent, *absent),
-        problems=(*src.problems, *absences(absent)),
-        notes=(*src.notes, *notes),
-    )
+    problems, said = (*src.problems, *absences(absent)), (*src.notes, *notes)
+    return replace(src, absent=(*src.absent, *absent), problems=problems, notes=said)
 
 
 def check_hub_names(names: Iterable[str], src: Manifest, step: str) -> None:

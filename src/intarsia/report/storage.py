@@ -64,21 +64,13 @@ def storage_of(manifest: Manifest, numbers: Mapping[str, int]) -> dict[str, Any]
         if not tensors or s.layout != Layout.of(tensors[0], shapes.get(tensors[0], ())):
             left -= 1
             drawing = texts.add(draw(s.layout, shapes, names=shown, width=92)) if left >= 0 else ""
-        stored.append(
-            [
-                0 if own else texts.add(_on_disk(s)),
-                str(s.dtype),
-                list(s.shape),
-                [_chunk(s, c, files, numbers) for c in s.chunks[:most]],
-                len(s.chunks),
-                [numbers[name] for name in tensors],
-                drawing,
-            ]
-        )
-    sizes = [manifest.files.get(name, 0) for name in files]
+        name = 0 if own else texts.add(_on_disk(s))
+        chunks = [_chunk(s, c, files, numbers) for c in s.chunks[:most]]
+        held = [numbers[tensor] for tensor in tensors]
+        stored.append([name, str(s.dtype), list(s.shape), chunks, len(s.chunks), held, drawing])
     return {
         "path": visible(manifest.path),
-        "files": [[visible(name), size] for name, size in zip(files, sizes, strict=True)],
+        "files": [[visible(file), manifest.files.get(file, 0)] for file in files],
         "stored": stored,
         "texts": list(texts.words),
     }

@@ -174,12 +174,8 @@ def beyond_configuration(manifest: Manifest) -> Iterator[Fault]:
         place = place_of(stored.name)
         if not place.kind and table.logical.keys().isdisjoint(stored.layout.tensors):
             extra.setdefault(place.layer_of_stack, []).append((place, stored))
-    beyond = [
-        stored
-        for held in extra.values()
-        if all(_together(place) in templates for place, _ in held)
-        for _, stored in held
-    ]
+    alike = [x for x in extra.values() if all(_together(place) in templates for place, _ in x)]
+    beyond = [stored for held in alike for _, stored in held]
     if beyond:
         names = [name for stored in beyond for name in stored.layout.tensors]
         at = few_numbers(place_of(s.name).layer or 0 for s in beyond)

@@ -17,13 +17,8 @@ _FP16_LACKS, _BF16_LACKS = 0x1FFF, 0xFFFF
 
 def _steps(found: Sequence[ItemStats]) -> dict[str, float]:
     """The counters of parameters' steps."""
-    return {
-        stored.name: stats.value
-        for stats in found
-        if stats.value is not None
-        for stored in stats.item.names
-        if place_of(stored.name).kind == STEP
-    }
+    values = ((stored.name, stats.value) for stats in found for stored in stats.item.names)
+    return {n: v for n, v in values if v is not None and place_of(n).kind == STEP}
 
 
 def steps_that_disagree(found: Sequence[ItemStats]) -> Iterator[Fault]:
@@ -72,13 +67,8 @@ def rounded_masters(found: Sequence[ItemStats]) -> Iterator[Fault]:
     """
     if any(0 <= v <= 1 for v in _steps(found).values()):
         return
-    moved = {
-        parameter_of(name)
-        for stats in found
-        if "exp_avg_sq" in stats.item.kinds and stats.most
-        for stored in stats.item.names
-        for name in stored.layout.tensors
-    }
+    squares = [stats.item for stats in found if "exp_avg_sq" in stats.item.kinds and stats.most]
+    moved = {parameter_of(n) for item in squares for s in item.names for n in s.layout.tensors}
     names: list[str] = []
     elements = masters = wrong = used = 0
     for stats in found:

@@ -61,12 +61,8 @@ def masters_that_differ(
     if not rounded:
         return
     weights = merged(stats.sums for stats in found)
-    unread = {
-        parameter_of(name)
-        for stats in found
-        if stats.unread
-        for name in stats.item.stored.layout.tensors
-    }
+    lost = (stats.item.stored.layout.tensors for stats in found if stats.unread)
+    unread = {parameter_of(name) for names in lost for name in names}
     suspects = [
         name
         for name, total in rounded.items()

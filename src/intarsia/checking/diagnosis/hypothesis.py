@@ -148,8 +148,5 @@ class Score:
 
 def score(unequal: Mask, predicted: Mask) -> Score:
     """What a prediction does in one window."""
-    return Score(
-        int(np.count_nonzero(unequal)),
-        int(np.count_nonzero(unequal & predicted)),
-        int(np.count_nonzero(~unequal & ~predicted)),
-    )
+    counted = unequal, unequal & predicted, ~unequal & ~predicted
+    return Score(*(int(np.count_nonzero(mask)) for mask in counted))

@@ -67,10 +67,8 @@ class BlockSurvey:
         width, itemsize = self._block.width, self.elements.dtype.itemsize
         matrices, sums_at = [], 0
         for lo, hi in self.runs:
-            shape, inside = (
-                (hi - lo, width, itemsize, self.elements.sign_bit),
-                lo * width * itemsize,
-            )
+            inside = lo * width * itemsize
+            shape = hi - lo, width, itemsize, self.elements.sign_bit
             matrices.append(Matrix(at + inside, *shape, sums_at, wanted, start + inside))
             sums_at += hi - lo + width
         return Asked(matrices, sums_at)

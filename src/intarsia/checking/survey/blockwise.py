@@ -77,13 +77,8 @@ def survey(
             step.survey.look(step.stretch)
             return ()
 
-        done = share_out(
-            steps,
-            budget.workers_for(len(steps), sum([step.nbytes for step in steps])),
-            look,
-            progress=progress,
-            nbytes=lambda step: step.nbytes,
-        )
+        workers = budget.workers_for(len(steps), sum([step.nbytes for step in steps]))
+        done = share_out(steps, workers, look, progress=progress, nbytes=lambda step: step.nbytes)
     found.update(pair for pairs in done for pair in pairs)
     return [found[number] for number in sorted(found)]
 

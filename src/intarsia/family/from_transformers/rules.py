@@ -122,13 +122,8 @@ def _renaming_to_save(
             lambda name: str(loading.apply_renamings(name, renamings)),
         )
     if "reverse" in signature(loading.rename_source_key).parameters:
-        rename = partial(
-            loading.rename_source_key,
-            weight_renamings=renamings,
-            weight_converters=converters,
-            reverse=True,
-        )
-        return rename, str
+        rules = {"weight_renamings": renamings, "weight_converters": converters}
+        return partial(loading.rename_source_key, **rules, reverse=True), str
     raise FamilyError(
         "the installed Transformers loads by rules but does not provide the rules for saving",
         hint="install transformers 5.17 or later, or start from a checkpoint in the hub's dialect",

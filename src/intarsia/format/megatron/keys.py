@@ -179,15 +179,14 @@ def experts_of(row: Param) -> list[Param]:
         held[piece.at // size].append(Piece(piece.tensor, piece.at % size, piece.to, piece.loops))
         assert piece.at % size + piece.span < size, "a piece that is aligned stays in its expert"
     tp = None if tp is None else tp - 1
-    return [
-        Param(
-            row.name,
+    found = []
+    for e, pieces in enumerate(held):
+        layout, rule = (
             Layout(tuple(rest), tuple(pieces)),
             Rule(tp, None, (e, count), row.rule.layer),
-            row.value,
         )
-        for e, pieces in enumerate(held)
-    ]
+        found.append(Param(row.name, layout, rule, row.value))
+    return found
 
 
 def padded(row: Param, shape: Shape) -> Param:

@@ -199,13 +199,8 @@ def _items(
     for label, keys in left.items():
         if keys:
             role = Role.OTHER_MODEL if label in models else Role.UNKNOWN
-            why = (
-                f"not the chosen section, {asked[0]}"
-                if asked
-                else (
-                    f"another model; {model.label or TOP} is read (--section {label} reads this one)"
-                )
-            )
+            why = f"another model; {model.label or TOP} is read (--section {label} reads this one)"
+            why = f"not the chosen section, {asked[0]}" if asked else why
             yield Item("section", label or TOP, role, Fate.LEFT_OUT, why, size(keys))
     for root in roots:
         keys = [key for key, of in state.items() if of == root]

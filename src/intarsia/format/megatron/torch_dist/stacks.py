@@ -23,10 +23,8 @@ class Part:
     def stored(self, box: Box) -> Box:
         """A box of the target, as one of the stored tensor."""
         offsets = zip(self.offsets[self.leading :], box.offsets, strict=True)
-        return Box(
-            (*self.offsets[: self.leading], *(a + b for a, b in offsets)),
-            (1,) * self.leading + box.shape,
-        )
+        at = (*self.offsets[: self.leading], *(a + b for a, b in offsets))
+        return Box(at, (1,) * self.leading + box.shape)
 
 
 def alike_layers(targets: Sequence[Target]) -> dict[str, int]:
@@ -71,9 +69,6 @@ def part_of(target: Target, stacks: Mapping[str, int]) -> Part:
     shape, offsets = list(target.shape), [0] * len(target.shape)
     if key.half is not None:
         offsets[0], shape[0] = shape[0] * key.half, shape[0] * 2
-    return Part(
-        str(Key(key.rest, key.head, layer)),
-        (*(n for _, n in leading), *shape),
-        (*(i for i, _ in leading), *offsets),
-        len(leading),
-    )
+    places, sizes = [i for i, _ in leading], [n for _, n in leading]
+    name = str(Key(key.rest, key.head, layer))
+    return Part(name, (*sizes, *shape), (*places, *offsets), len(leading))
