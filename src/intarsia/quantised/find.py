@@ -287,9 +287,8 @@ def _notes(alike: Iterable[Alike], lone: list[Part], scheme: Scheme | None) -> I
     plain = [part for part in lone if part.dtype.name.startswith("F8")]
     if plain:
         yield (
-            f"{len(plain):,} tensors are {plain[0].dtype} without scales, and no configuration"
-            " says that they"
-            f" are quantised: they are read as numbers of that type, `{plain[0].name}` among them"
+            f"{len(plain):,} tensors are {plain[0].dtype} without scales, and no configuration says that"
+            f" they are quantised: they are read as numbers of that type, `{plain[0].name}` among them"
         )
     if scheme is not None and not counts:
         yield f"the configuration says {scheme}, and no tensor is quantised"

@@ -102,20 +102,13 @@ def _compressed(said: Config) -> Scheme:
     formats = {str(g.get("format") or format) for g in groups if isinstance(g, Mapping)}
     if len(formats) == 1:
         format = next(iter(formats))
-    ways = [
-        Scheme(
-            "compressed-tensors",
-            format,
-            str(w.get("strategy") or ""),
-            _block(w.get("block_structure")),
-            max(_whole(w.get("group_size")), 0),
-            _whole(w.get("num_bits")),
-            bool(w.get("symmetric", True)),
-            loose,
-        )
-        for w in weights
-        if isinstance(w, Mapping)
-    ]
+    ways = []
+    for w in weights:
+        if isinstance(w, Mapping):
+            per, block = str(w.get("strategy") or ""), _block(w.get("block_structure"))
+            group, bits = max(_whole(w.get("group_size")), 0), _whole(w.get("num_bits"))
+            numbers = per, block, group, bits, bool(w.get("symmetric", True))
+            ways.append(Scheme("compressed-tensors", format, *numbers, loose))
     alike = len(set(ways)) == 1 and len(formats) == 1
     return ways[0] if alike else Scheme("compressed-tensors", format, loose=loose)
 

@@ -20,19 +20,18 @@ def misshaped(w: QuantisedWeight) -> Iterator[ScaleFault]:
     """The parts of a weight whose shape is none that its scheme allows."""
     for part in w.others:
         allowed = _allowed(w, part)
-        if allowed and part.shape not in allowed:
+        if allowed is not None and (not allowed or part.shape in allowed):
+            continue
+        text, of = (
+            f"`{part.name}` has shape {list(part.shape)}",
+            f"`{w.main.name}` {list(w.main.shape)}",
+        )
+        if allowed is None:
+            text += f", which cuts {of} into no blocks"
+        else:
             want = " or ".join(str(list(shape)) for shape in allowed[:3])
-            text = (
-                f"`{part.name}` has shape {list(part.shape)}; {w.label} of `{w.main.name}`"
-                f" {list(w.main.shape)} needs {want}"
-            )
-            yield ScaleFault("scale-misshaped", (part.name, w.main.name), text)
-        elif allowed is None:
-            text = (
-                f"`{part.name}` has shape {list(part.shape)}, which cuts `{w.main.name}`"
-                f" {list(w.main.shape)} into no blocks"
-            )
-            yield ScaleFault("scale-misshaped", (part.name, w.main.name), text)
+            text += f"; {w.label} of {of} needs {want}"
+        yield ScaleFault("scale-misshaped", (part.name, w.main.name), text)
 
 
 def fits(w: QuantisedWeight, shape: Shape) -> bool:
@@ -151,9 +150,8 @@ def _of_scaled(w: QuantisedWeight, part: Part) -> list[Shape] | None:
     if len(part.shape) == len(w.main.shape):
         return [] if all(map(_is_grid, part.shape, w.main.shape)) else None
     cut = [n for n in part.shape if n > 1]
-    return (
-        [] if len(cut) <= len(w.main.shape) and max(cut, default=1) <= max(w.main.shape) else None
-    )
+    fits_in = len(cut) <= len(w.main.shape) and max(cut, default=1) <= max(w.main.shape)
+    return [] if fits_in else None
 
 
 def _is_grid(blocks: int, n: int) -> bool:

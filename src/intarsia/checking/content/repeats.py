@@ -27,14 +27,9 @@ def repeat_faults(
     """What is equal and should not be; and what should be and is not."""
     matrices = [(stats.item.stored, p) for stats in found for p in stats.matrices]
     matrices = content.confirmed(matrices)
-    parts = [
-        [(stored, p) for stored, p in matrices if is_part(p.unit.place)]
-        for is_part in (
-            lambda place: not place.kind,
-            lambda place: place.kind == MASTER,
-            lambda place: place.is_moment,
-        )
-    ]
+    weights = [m for m in matrices if not m[1].unit.place.kind]
+    masters = [m for m in matrices if m[1].unit.place.kind == MASTER]
+    parts = (weights, masters, [m for m in matrices if m[1].unit.place.is_moment])
     for repeated in (repeated_experts, repeated_layers):
         # What was copied with its state is reported once, for the weights.
         equal = (part for part in parts if _has_copies(part))
@@ -114,20 +109,15 @@ def repeated_experts(matrices: Sequence[Matrix]) -> Iterator[Fault]:
 def _pattern(held: Experts) -> tuple[str, str]:
     """The kind of fault that equal experts of a layer are, and which are equal, in words."""
     if block := _block_of(held):
-        return (
-            "expert-blocks-repeated",
-            f"experts repeat every {block}, as where one rank's {block} were saved for all",
-        )
+        text = f"experts repeat every {block}, as where one rank's {block} were saved for all"
+        return "expert-blocks-repeated", text
     same = [experts for experts in _classes(held).values() if len(experts) > 1]
     pairs = sorted((b, a) for first, *rest in same for b in rest for a in (first,))
     (lo, first), (hi, last) = pairs[0], pairs[-1]
     stretch = all(pair == (lo + k, first + k) for k, pair in enumerate(pairs))
     if len(pairs) > 1 and stretch and last < lo:
-        return (
-            "expert-blocks-repeated",
-            f"experts [{lo}:{hi + 1}) equal experts [{first}:{last + 1}), as where one rank's were"
-            " saved for another",
-        )
+        text = f"experts [{lo}:{hi + 1}) equal experts [{first}:{last + 1})"
+        return "expert-blocks-repeated", f"{text}, as where one rank's were saved for another"
     listed = few([" = ".join(map(str, experts)) for experts in same], 4)
     return "experts-repeated", f"experts {listed} of a layer are equal"
 

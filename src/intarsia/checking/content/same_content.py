@@ -93,9 +93,8 @@ class Content:
         Those of rotary embeddings hold every angle twice, in the two halves of a head.
         """
         try:
-            rows = [
-                *self._windows(stored, Box((unit.first_row, 0), (min(3, unit.rows), unit.columns)))
-            ]
+            three = Box((unit.first_row, 0), (min(3, unit.rows), unit.columns))
+            rows = [*self._windows(stored, three)]
         except (FormatError, CoverageError):
             return False
         numbers = as_float64(np.concatenate(rows), stored.dtype).real.reshape(-1, unit.columns)
@@ -118,8 +117,7 @@ class Content:
         self.close()
 
     def _are_equal(self, a: Matrix, b: Matrix) -> bool:
-        boxes = (_box(p.unit, 0, (0, p.unit.rows)) for _, p in (a, b))
-        left, right = boxes
+        left, right = (_box(p.unit, 0, (0, p.unit.rows)) for _, p in (a, b))
         return a[0].dtype == b[0].dtype and self._same(a[0], left, b[0], right)
 
     def _same(self, a: Stored, left: Box, b: Stored, right: Box) -> bool:

@@ -46,9 +46,8 @@ def scale_faults(found: Sequence[ItemStats], quantised: Quantised) -> Iterator[F
         is_zero = stats.most == 0 or any(p.zero for p in stats.matrices)
         if count:
             what = f"{count:,} of {stored.layout.size:,} elements" if not exponents else "elements"
-            text = (
-                f"{what} of `{stored.name}` are NaN or infinite: so is every weight that they scale"
-            )
+            text = f"{what} of `{stored.name}` are NaN or infinite"
+            text += ": so is every weight that they scale"
             yield Fault("scale-nan", (stored.name,), stats.item.files, text, count)
         elif (held.dtype.floating or exponents) and not stats.lost and is_zero:
             text = f"`{stored.name}` is all zero: so is every weight that it scales"

@@ -106,12 +106,8 @@ def is_share(lo: int, hi: int, length: int) -> bool:
     """
     for parts in range(2, min(64, length) + 1):
         step = -(-length // parts)
-        if (
-            step >= _FEWEST_ROWS
-            and lo % step == 0
-            and (hi % step == 0 or hi == length)
-            and hi - lo < length
-        ):
+        even = lo % step == 0 and (hi % step == 0 or hi == length)
+        if step >= _FEWEST_ROWS and even and hi - lo < length:
             return True
     return False
 
@@ -158,9 +154,8 @@ def zero_tensors(found: Sequence[ItemStats], content: Content) -> Iterator[Fault
             matrix = min(p.unit.rows, p.unit.columns) > 1
             norm = "norm" in place.template and not place.template.endswith(_STARTS_EMPTY)
             is_judged = matrix and not place.is_rare if place.is_moment else matrix or norm
-            vector = (
-                not matrix and not place.kind and p.unit.columns > 1 and place.layer is not None
-            )
+            in_layer = not place.kind and place.layer is not None
+            vector = in_layer and not matrix and p.unit.columns > 1
             if _STARTS_AT_ZERO.search(place.template):
                 continue
             if stats.item.stored.dtype.floating and (is_judged or vector):
