@@ -130,10 +130,7 @@ def cutting_order(
 
 
 def boxes(
-    shape: Sequence[int],
-    mesh: Sequence[int],
-    placements: Sequence[Placement],
-    place: Sequence[int],
+    shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Placement], place: Sequence[int]
 ) -> list[tuple[Box, Box]]:
     """The boxes that the rank at `place` holds: where each lies in its shard, and in the whole.
 

@@ -63,8 +63,7 @@ Workers = _option(_FIELDS["workers"])
 Config = _option(_FIELDS["config"])
 Section = _option(_FIELDS["section"])
 Alone = Annotated[
-    bool,
-    typer.Option("--alone", help="Do not wait for other ranks, even under torchrun."),
+    bool, typer.Option("--alone", help="Do not wait for other ranks, even under torchrun.")
 ]
 Html = Annotated[
     str | None,

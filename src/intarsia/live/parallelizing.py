@@ -71,11 +71,7 @@ def parallelize(
 
 
 def _shard(
-    model: nn.Module,
-    experts: list[Experts],
-    roles: Roles,
-    further: bool,
-    options: dict[str, Any],
+    model: nn.Module, experts: list[Experts], roles: Roles, further: bool, options: dict[str, Any]
 ) -> None:
     """FSDP2, from the inside out: experts on their own mesh, blocks, embeddings, the rest."""
     own: set[nn.Parameter] = set()

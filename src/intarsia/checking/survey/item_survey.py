@@ -19,13 +19,7 @@ from intarsia.checking.survey.elements import is_plain
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.checking.survey.items import Item
 from intarsia.checking.survey.matrix_sums import MatrixSums
-from intarsia.checking.survey.stretches import (
-    Block,
-    Stretch,
-    blocks_of,
-    cut_stretches,
-    whole_block,
-)
+from intarsia.checking.survey.stretches import Block, Stretch, blocks_of, cut_stretches, whole_block
 from intarsia.checking.survey.wrapped_chunks import KnownChunks
 from intarsia.errors import IntarsiaError
 from intarsia.format.base import Format, Located

@@ -31,16 +31,7 @@ from intarsia.checking.survey.small_items import SmallItem, SmallItems
 from intarsia.checking.survey.wrapped_chunks import Alike, bring, slices_of
 from intarsia.errors import IntarsiaError, StoreError
 from intarsia.frozen import frozen
-from intarsia.kernel.surveying import (
-    CRC,
-    FACTS,
-    PAGES,
-    REPEATS,
-    Asked,
-    Matrix,
-    Seen,
-    Surveyed,
-)
+from intarsia.kernel.surveying import CRC, FACTS, PAGES, REPEATS, Asked, Matrix, Seen, Surveyed
 from intarsia.planning.manifest import Chunk
 from intarsia.run.room import Bytes, in_parts
 from intarsia.run.sums.checksum import full

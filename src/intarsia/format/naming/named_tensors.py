@@ -51,8 +51,7 @@ def unique(named: Iterable[tuple[str, Found]], where: str, complain: Complain) -
     for name, s in named:
         if name in found:
             error = FamilyError(
-                f"{found[name].key!r} and {s.key!r} are both `{name}` - at {where}",
-                tensors=(name,),
+                f"{found[name].key!r} and {s.key!r} are both `{name}` - at {where}", tensors=(name,)
             )
             complain(Complaint(error, files_of(s)))
             continue

@@ -143,7 +143,4 @@ def check_shape(name: str, expected: Shape, tensor: Any, where: str) -> None:
         a < b for a, b in zip(tensor.shape, expected, strict=True)
     ):
         hint = "a plain tensor counts as the whole tensor: make it a DTensor, or give `mesh=` and `rank=`"
-    raise LayoutError(
-        f"`{name}` is {placed(tensor)}, {where} has {list(expected)}",
-        hint=hint,
-    )
+    raise LayoutError(f"`{name}` is {placed(tensor)}, {where} has {list(expected)}", hint=hint)

@@ -211,8 +211,7 @@ def _reduce_over(owners: list[nn.Module], mesh: DeviceMesh, asked: str) -> None:
     gemms = [owner for owner in owners if is_gemm(owner)]
     if not gemms:
         warnings.warn(
-            f"weight_mesh has no effect on {asked}: it has no quantised weights",
-            stacklevel=3,
+            f"weight_mesh has no effect on {asked}: it has no quantised weights", stacklevel=3
         )
     for owner in gemms:
         vars(owner)["weight_mesh"] = mesh

@@ -64,8 +64,7 @@ def refuse_existing(
             f" shows that; or choose another destination, or replace it with {option}",
         )
     raise UsageError(
-        f"{destination} exists",
-        hint=f"choose another destination, or replace it with {option}",
+        f"{destination} exists", hint=f"choose another destination, or replace it with {option}"
     )
 
 

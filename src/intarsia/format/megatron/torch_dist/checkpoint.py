@@ -14,13 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 from intarsia.family import Param, Table
-from intarsia.format.base import (
-    Arrangement,
-    Located,
-    ReadEntries,
-    WriteOptions,
-    refuse_section,
-)
+from intarsia.format.base import Arrangement, Located, ReadEntries, WriteOptions, refuse_section
 from intarsia.format.complaint import Complain, Complaint, going_on, refuse
 from intarsia.format.dcp import archives
 from intarsia.format.dcp.data_files import open_metadata
