@@ -124,7 +124,7 @@ def where_is_untrue(
     ends = tuple(int(k) for k in at[0]), tuple(int(k) for k in at[-1])
     if (where.first, where.last, where.elements) != (*ends, len(at)):
         yield f"{name}: place {where.first} to {where.last}, found {ends}"
-    for axis, span in enumerate(where.axes):
+    for axis, span in enumerate(where.differing.axes):
         held = np.unique(at[:, axis])
         if (span.first, span.end - 1, span.count) != (held[0], held[-1], len(held)):
             yield f"{name}: axis {axis} {span}"

@@ -39,9 +39,8 @@ def model_of(found: Sequence[Section], where: str, paths: Paths) -> tuple[Sectio
     named = [s for s in found if s.label]
     own = [s for s in named if s.own]
     # Where tensors have no section, that name is theirs.
-    carried = (
-        f", or carry all under their full names with --section {TOP}" if named == [*found] else ""
-    )
+    whole = f", or carry all under their full names with --section {TOP}"
+    carried = whole if named == [*found] else ""
     if len(own) == 1:
         (model,) = own
         shared = [s for s in found if s is not model and s.overlaps(model)]
@@ -89,9 +88,8 @@ def chosen_model(
         for section in by_label.values():
             section.names = {k: v for k, v in section.names.items() if k not in model.names}
     if not model.names:
-        there = sorted({s.label or TOP for s in by_label.values()}) or sorted(
-            {bare(key).partition(".")[0] for key in tensors}
-        )
+        labels = {s.label or TOP for s in by_label.values()}
+        there = sorted(labels or {bare(key).partition(".")[0] for key in tensors})
         raise SectionError(
             f"{where} has no section {wanted[0]!r}", hint=f"its sections: {few(there, 8)}"
         )

@@ -71,8 +71,6 @@ def _dialect(names: Sequence[str], table: Table | None) -> tuple[str, str]:
         if any(re.search(pattern, name) for name in names):
             return f"; these are {whose}", step
     if table is not None and any(table.hf + name in table.known for name in names):
-        return (
-            f"; these are the names of a base model, which begin with {table.hf!r} in the whole model",
-            "save the model with its head (AutoModelForCausalLM)",
-        )
+        whose = f"the names of a base model, which begin with {table.hf!r} in the whole model"
+        return f"; these are {whose}", "save the model with its head (AutoModelForCausalLM)"
     return "", ""

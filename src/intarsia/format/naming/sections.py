@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from intarsia.errors import FamilyError, IntarsiaError
@@ -120,14 +121,13 @@ def divide(
         else:
             names[name] = plain
     optimizer, unclear = _optimizer_of(roots, model, others, chosen, where)
-    items = _items(
-        tensors, model, others, left, names, state, roots, optimizer, objects, unclear, wanted
-    )
-    order = names
     if [*names] != [*rest]:
-        order = {name: names[name] for name in rest if name in names}
-    return Sections(
-        order, state, roots, optimizer, model.label, prefixes, foreign, tuple(items), unclear
+        names = {name: names[name] for name in rest if name in names}
+    divided = Sections(
+        names, state, roots, optimizer, model.label, prefixes, foreign, unclear=unclear
+    )
+    return replace(
+        divided, inventory=tuple(_items(divided, tensors, others, left, objects, wanted))
     )
 
 
@@ -153,11 +153,9 @@ def _optimizer_of(
     which = "is" if len(mine) == 1 else "are"
     return None, FamilyError(
         f"nothing says which optimizer belongs to section {model.label or TOP!r}: there {which}"
-        f" {listed}"
-        f" - at {where}",
+        f" {listed} - at {where}",
         hint=f"name it too (--section {model.label or TOP},{mine[0].removesuffix('.')}), or"
-        " leave optimizer"
-        " state out (--optimizer drop)",
+        " leave optimizer state out (--optimizer drop)",
     )
 
 
@@ -175,40 +173,35 @@ def _belongs(root: str, section: Section) -> bool:
 
 
 def _items(
+    divided: Sections,
     tensors: Mapping[str, Tensor],
-    model: Section,
     others: Sequence[Section],
     left: Mapping[str, Sequence[str]],
-    names: Mapping[str, str],
-    state: Mapping[str, str],
-    roots: Sequence[str],
-    optimizer: str | None,
     objects: Sequence[str],
-    unclear: IntarsiaError | None,
     asked: Sequence[str],
 ) -> Iterable[Item]:
     """One item a section; none where all there is is a model without a name."""
-    if not (model.label or left or state or objects):
+    model, state = divided.label, divided.state
+    if not (model or left or state or objects):
         return
 
     def size(keys: Iterable[str]) -> int:
         return sum(tensors[key].nbytes for key in keys)
 
-    yield Item("section", model.label or TOP, Role.MODEL, Fate.READ, nbytes=size(names))
+    yield Item("section", model or TOP, Role.MODEL, Fate.READ, nbytes=size(divided.names))
     models = {s.label for s in others}
     for label, keys in left.items():
         if keys:
             role = Role.OTHER_MODEL if label in models else Role.UNKNOWN
-            why = f"another model; {model.label or TOP} is read (--section {label} reads this one)"
+            why = f"another model; {model or TOP} is read (--section {label} reads this one)"
             why = f"not the chosen section, {asked[0]}" if asked else why
             yield Item("section", label or TOP, role, Fate.LEFT_OUT, why, size(keys))
-    for root in roots:
+    for root in divided.roots:
         keys = [key for key, of in state.items() if of == root]
-        kept = root == optimizer or unclear is not None
+        kept = root == divided.optimizer or divided.unclear is not None
         fate, why = (Fate.READ, "") if kept else (Fate.LEFT_OUT, "the optimizer of another section")
         yield Item("section", root.removesuffix(".") or TOP, Role.OPTIMIZER, fate, why, size(keys))
-    of = owner(roots)
-    rest = dict.fromkeys(n.partition(".")[0] for n in objects if of(n) is None)
+    rest = dict.fromkeys(n.partition(".")[0] for n in objects if divided._owner(n) is None)
     for word in rest:
-        if word not in models and word != model.label.partition(".")[0]:
+        if word not in models and word != model.partition(".")[0]:
             yield Item("section", word, Role.TRAINING, Fate.READ)
