@@ -51,10 +51,8 @@ def run(
     if html is not None and OUTPUT.prints:
         from intarsia.report.write import write_page
 
-        page = (
-            _page_alone(alone, config, section) if b is None else _page_pair(pair, config, section)
-        )
-        write_page(html, page)
+        whose = config, section
+        write_page(html, _page_alone(alone, *whose) if b is None else _page_pair(pair, *whose))
     if b is None:
         answer(alone.as_json(), lambda: _print_alone(alone))
         raise typer.Exit(0 if alone.sound else 1)

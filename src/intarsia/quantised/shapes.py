@@ -22,10 +22,8 @@ def misshaped(w: QuantisedWeight) -> Iterator[ScaleFault]:
         allowed = _allowed(w, part)
         if allowed is not None and (not allowed or part.shape in allowed):
             continue
-        text, of = (
-            f"`{part.name}` has shape {list(part.shape)}",
-            f"`{w.main.name}` {list(w.main.shape)}",
-        )
+        text = f"`{part.name}` has shape {list(part.shape)}"
+        of = f"`{w.main.name}` {list(w.main.shape)}"
         if allowed is None:
             text += f", which cuts {of} into no blocks"
         else:

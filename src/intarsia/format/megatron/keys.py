@@ -181,10 +181,8 @@ def experts_of(row: Param) -> list[Param]:
     tp = None if tp is None else tp - 1
     found = []
     for e, pieces in enumerate(held):
-        layout, rule = (
-            Layout(tuple(rest), tuple(pieces)),
-            Rule(tp, None, (e, count), row.rule.layer),
-        )
+        layout = Layout(tuple(rest), tuple(pieces))
+        rule = Rule(tp, None, (e, count), row.rule.layer)
         found.append(Param(row.name, layout, rule, row.value))
     return found
 

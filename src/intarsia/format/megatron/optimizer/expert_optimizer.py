@@ -28,11 +28,9 @@ def saved_later(args: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) ->
 def note_on_experts(mesh: Mesh, *, apart: bool) -> Iterator[str]:
     """A note where the versions of Megatron differ about a mesh, and what was written."""
     if mesh.ep == 1 and mesh.etp != mesh.tp:
-        later, before = (
-            "from 0.19 on, and not by earlier ones",
-            "before 0.19, and not by later ones",
-        )
-        which = later if apart else before
+        which = "before 0.19, and not by later ones"
+        if apart:
+            which = "from 0.19 on, and not by earlier ones"
         yield (
             f"experts are cut by etp={mesh.etp}, the rest by tp={mesh.tp}, and only"
             " Megatron-core 0.19 and later trains such experts with an optimizer of their own:"
