@@ -74,11 +74,6 @@ class Key:
         """Whether the next axis counts experts."""
         return _EXPERTS in f".{self.rest}" and self.expert is None
 
-    @property
-    def whole(self) -> Key:
-        """The tensor of all layers, experts and halves."""
-        return Key(self.rest, self.head)
-
     def __str__(self) -> str:
         rest = self.rest
         if self.expert is not None:
