@@ -204,6 +204,48 @@ def test_tensors_among_the_settings_stay_tensors(tmp_path: Path) -> None:
         intarsia.load(tmp_path / "saved", into=other, optimizer=joined)
 
 
+class Scheduled(torch.optim.Optimizer):
+    """Counts and sums in its groups, as optimizers without a schedule do; its constructor takes none of them."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr, "k": 0, "weight_sum": 0.0, "train_mode": False})
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["k"] += 1
+            group["weight_sum"] += 0.5 * group["k"]
+            group["train_mode"] = True
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.state[p].setdefault("z", p.detach().clone()).sub_(
+                        p.grad, alpha=group["lr"]
+                    )
+                    p.data.lerp_(self.state[p]["z"], 1 / group["k"])
+
+
+@pytest.mark.parametrize("by", ["intarsia", "torch"])
+def test_settings_that_change_as_an_optimizer_steps_come_back(by: str, tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    model = Tiny()
+    optimizer = Scheduled(model.parameters(), lr=0.3)
+    for number in range(3):
+        step(model, optimizer, number)
+    if by == "torch":
+        weights, moments = get_state_dict(model, optimizer)
+        held = {"model": weights, "optimizer": moments}
+        dcp.save(held, checkpoint_id=tmp_path / "saved", no_dist=True)
+    else:
+        intarsia.save(tmp_path / "saved", model, optimizer)
+    other = Tiny(1)
+    again = Scheduled(other.parameters())
+    intarsia.load(tmp_path / "saved", into=other, optimizer=again)
+    assert again.param_groups[0]["k"] == 3
+    assert again.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+    assert all_of(other, again) == all_of(model, optimizer)
+
+
 def test_a_setting_that_no_checkpoint_holds_is_refused(tmp_path: Path) -> None:
     model = Tiny()
     for value in (print, [torch.tensor(1.0)], {"a": {1, 2}}):

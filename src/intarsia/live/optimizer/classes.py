@@ -112,6 +112,10 @@ def classes_of(optimizer: Any) -> str | list[str]:
     return found[0] if len({*found}) == 1 else found
 
 
+_DECIDED = ("decoupled_weight_decay",)
+"""What tells torch's AdamW from its Adam."""
+
+
 def check_class(stored: str | None, optimizer: Any, where: str) -> None:
     """Raise where a checkpoint names another class than the optimizer's."""
     if stored is not None and stored != class_of(optimizer):
@@ -138,9 +142,12 @@ def check_kinds(name: str, stored: Collection[str], optimizer: Any, where: str) 
 
 
 def fixed_settings(optimizer: Any) -> dict[str, Any]:
-    """The settings that an optimizer's class itself decides: defaults that its constructor does not take."""
+    """The settings that an optimizer's class itself decides.
+
+    Others that its constructor does not take may change as it steps: counters, sums, modes.
+    """
     taken = signature(type(optimizer).__init__).parameters
     if any(p.kind is p.VAR_KEYWORD for p in taken.values()):
         return {}
     defaults = getattr(optimizer, "defaults", None) or {}
-    return {key: value for key, value in defaults.items() if key not in taken}
+    return {key: defaults[key] for key in _DECIDED if key in defaults and key not in taken}
