@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 
 import intarsia
 from attacks import sound
-from intarsia.errors import FormatError, IntarsiaError, UnsafeError
+from intarsia.errors import FormatError, IntarsiaError, UnsafeError, UnsupportedError
 from intarsia.format.dcp.metadata import TensorRecord
 from intarsia.format.registry import read_manifest
 from intarsia.mesh import Box
@@ -320,6 +320,19 @@ def test_metadata_with_a_wrong_element_type_is_refused(sharded: Path) -> None:
     with pytest.raises(FormatError, match=r"the metadata says F16 .*the archive holds BF16"):
         intarsia.convert(sharded, sharded.parent / "out", to="hf")
     assert not (sharded.parent / "out").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.complex32])
+def test_an_element_type_that_no_file_of_ours_has_is_no_damage(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    src = write_dcp(tmp_path, {"w": torch.zeros(2, dtype=dtype)})
+    with pytest.raises(
+        UnsupportedError, match=rf"{dtype} of w is not supported[^\n]*\n.*another one"
+    ):
+        intarsia.open(src)
+    with pytest.raises(UnsupportedError):
+        intarsia.verify(src)
 
 
 @pytest.mark.parametrize("shape", [(1 << 60,), (1 << 30, 1 << 30)])

@@ -418,6 +418,18 @@ def test_settings_of_groups_without_parameters_come_back(tmp_path: Path) -> None
     assert [g["lr"] for g in other.param_groups] == [0.25, 0.125]
 
 
+def test_groups_of_numbers_without_state_are_said_to_name_no_parameters(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    model = Tiny()
+    groups = [{"params": [*part.parameters()]} for part in (model.down, model.up)]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    held = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    dcp.save(held, checkpoint_id=tmp_path, no_dist=True)
+    with pytest.raises(CoverageError, match=r"no optimizer state.*groups name no parameters"):
+        intarsia.load(tmp_path, into=model, optimizer=optimizer)
+
+
 def test_groups_without_any_setting_are_no_reason_to_refuse(tmp_path: Path) -> None:
     class Bare(torch.optim.Optimizer):
         def __init__(self, params: Any) -> None:

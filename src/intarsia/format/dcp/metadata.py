@@ -141,7 +141,7 @@ def read_pickled(data: bytes, where: str) -> tuple[Metadata, list[str]]:
         raise UnsafeError(f"{error} - at {where}") from None
     except FormatError as error:
         hint = error.hint or "the metadata is damaged: restore it, or save the checkpoint again"
-        raise FormatError(
+        raise type(error)(
             f"{error.brief} - at {where}", hint=hint, kind=error.kind, tensors=error.tensors
         ) from None
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -268,9 +268,12 @@ def tensor_of(
     """A tensor of the element type, the shape and the chunks that the metadata gives it."""
     dtype = BY_TORCH.get(said.torch) if isinstance(said, DType) else None
     if dtype is None:
-        torchs = isinstance(said, type) and said.__module__ == "torch"
-        error = UnsupportedError if torchs else FormatError
-        raise error(f"element type {brief(said)} of {name} is not supported")
+        text = f"element type {brief(said)} of {name} is not supported"
+        if not isinstance(said, type) or said.__module__ != "torch":
+            raise FormatError(text)
+        raise UnsupportedError(
+            text, hint="safetensors has no such type either: save the tensor in another one"
+        )
     if type(shape) is not tuple or len(shape) > MAX_AXES or {*map(type, shape)} - {int}:
         raise FormatError(f"the shape {brief(shape)} of {name} is no shape")
     if min(shape, default=0) < 0:

@@ -112,9 +112,11 @@ def state_to_fill(
     kinds, values = kinds_of(manifest), kinds_of_values(entries)
     listed = {member for group in (groups.each if groups else ()) for member in group.members}
     if not listed and not values and not any(found - {MASTER} for found in kinds.values()):
+        named = "; its parameter groups name no parameters" if groups and groups.each else ""
         raise CoverageError(
-            f"{manifest.path} holds no optimizer state",
-            hint="load only the model (optimizer=None), or give a checkpoint saved with its optimizer",
+            f"{manifest.path} holds no optimizer state of this model{named}",
+            hint="load only the model (optimizer=None), or give a checkpoint saved with the state of its"
+            " optimizer under the names of parameters (torch's get_optimizer_state_dict)",
         )
     check_shared([key for key in entries if key.startswith(SHARED_STATE)], optimizer.held)
     _check_one_order(optimizer, rows, groups, manifest.path)
