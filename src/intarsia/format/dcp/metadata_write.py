@@ -6,14 +6,14 @@ once, and nothing that differs between two runs or two machines.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from intarsia.format.dcp.metadata import BASE, Metadata
+from intarsia.format.dcp.metadata import BASE, Metadata, TensorRecord
 from intarsia.mesh import Box
-from intarsia.planning.chunks import Chunks, Numbers, boxes_of, places_of
+from intarsia.planning.chunks import Chunks, Numbers, Places, boxes_of, places_of
 
 FRAME = b"\x80\x04\x95"
 
@@ -70,6 +70,7 @@ class Emitter:
         self._out: list[bytes] = []
         self._memo: dict[str, bytes] = {}
         self._sizes: dict[tuple[int, ...], bytes] = {}
+        self.slots = 0
         for name, module in _GLOBALS.items():
             self._keep(name, b"c%s\n%s\n" % ((BASE + module).encode(), name.encode()))
         self._keep("Size", b"ctorch\nSize\n")
@@ -79,7 +80,6 @@ class Emitter:
         for word in _WORDS:
             self._keep(f".{word}", text_of(word))
         self.head = b"".join(self._out)
-        self.slots = len(self._memo)
         self.size_class = self._memo["Size"]
         self.opcodes = self._opcodes()
 
@@ -108,12 +108,19 @@ class Emitter:
             last=b"".join(last),
         )
 
-    def _keep(self, name: str, opcodes: bytes) -> bytes:
-        """The opcodes that fetch what `opcodes` push, which runs once, here."""
-        put, get = memo_of(len(self._memo))
-        self._out.append(opcodes + put)
-        self._memo[name] = get
-        return get
+    def _keep(self, name: str, opcodes: bytes) -> None:
+        """Run what `opcodes` push once, here, and name the opcodes that fetch it."""
+        (self._memo[name],) = self._keep_each([opcodes])
+
+    def _keep_each(self, pushed: Iterable[bytes]) -> list[bytes]:
+        """The opcodes that fetch what each of these push, which run once, here."""
+        fetched: list[bytes] = []
+        for slot, opcodes in enumerate(pushed, self.slots):
+            put, get = memo_of(slot)
+            self._out.append(opcodes + put)
+            fetched.append(get)
+        self.slots += len(fetched)
+        return fetched
 
     def _made(self, name: str) -> bytes:
         return self._memo[name] + b")\x81}("
@@ -125,47 +132,35 @@ class Emitter:
 
     def pieces(self, meta: Metadata) -> list[bytes]:
         """The opcodes of metadata, one after another."""
-        op, out, size = self.opcodes, self._out, self._size
+        op, out = self.opcodes, self._out
         tensors = meta.tensors.values()
         places = places_of([record.chunks for record in tensors])
-        names = {n: self._keep(f"={n}", text_of(n)) for n in (*meta.tensors, *meta.objects)}
-        files = {*places.names, *(o.file for o in meta.objects.values())}
-        file_of = {f: self._keep(f"@{f}", text_of(f)) for f in sorted(files)}
+        texts = {name: text_of(name) for name in (*meta.tensors, *meta.objects)}
+        names = dict(zip(texts, self._keep_each(texts.values()), strict=True))
+        files = sorted({*places.names, *(o.file for o in meta.objects.values())})
+        file_of = dict(zip(files, self._keep_each(map(text_of, files)), strict=True))
         types = sorted({t.dtype.torch for t in tensors})
-        type_of = {t: self._keep(f":{t}", b"ctorch\n%s\n" % t.encode()) for t in types}
+        pushed = [b"ctorch\n%s\n" % t.encode() for t in types]
+        type_of = dict(zip(types, self._keep_each(pushed), strict=True))
         place_in = {f: END + op.place + get + op.start for f, get in file_of.items()}
-        described: dict[Hashable, tuple[bytes, Sequence[bytes], Sequence[Box]]] = {}
         groups: dict[Hashable, _Alike] = {}
         cuts: dict[tuple[Box, ...], tuple[Box, ...]] = {}
-        columns = np.stack([places.files, places.lengths, _widths(places.starts)], 1)
         out.append(op.described)
         end = 0
-        for number, (name, record) in enumerate(meta.tensors.items()):
-            boxes, fetched = boxes_of(record.chunks), names[name]
-            boxes = (
-                cuts.setdefault(boxes, boxes) if not isinstance(record.chunks, Chunks) else boxes
-            )
-            first, end = end, end + len(boxes)
+        for number, (record, fetched) in enumerate(zip(tensors, names.values(), strict=False)):
+            boxes = boxes_of(record.chunks)
+            if not isinstance(record.chunks, Chunks):
+                boxes = cuts.setdefault(boxes, boxes)
             # Tensors that are cut alike share their boxes, which are kept so that no others come to have that identity.
-            kind = id(boxes), record.dtype.torch, record.shape
-            if (said := described.get(kind)) is None:
-                listed = [(size(box.offsets), size(box.shape)) for box in boxes]
-                whole = [op.chunk + at + op.sizes + shape + END for at, shape in listed]
-                what = op.tensor + type_of[record.dtype.torch] + op.size + size(record.shape)
-                what += op.chunks + b"".join(whole) + op.listed
-                indices = [op.hint + _int(k) + op.start + at for k, (at, _) in enumerate(listed)]
-                said = described[kind] = what, indices, boxes
-            out.append(fetched + said[0])
-            key = id(boxes), len(fetched), columns[first:end].tobytes()
-            if (alike := groups.get(key)) is None:
-                each = zip(said[1], *places.lists(first, end), strict=True)
-                alike = groups[key] = _Alike(
-                    [(x + place_in[f], at, op.length + _int(n) + END) for x, f, at, n in each]
-                )
-            alike.add(number, fetched, first)
+            kind = id(boxes), record.dtype.torch, record.shape, len(fetched)
+            if (alike := groups.get(kind)) is None:
+                alike = groups[kind] = self._alike(record, boxes, type_of[record.dtype.torch])
+            out += fetched, alike.described
+            alike.add(number, fetched, end)
+            end += len(boxes)
         stored = [b""] * len(tensors)
         for alike in groups.values():
-            alike.fill(stored, op.key, places.starts)
+            alike.fill(stored, op, places, place_in)
         for name, object_ in meta.objects.items():
             out.append(names[name] + op.object)
             place = place_in[object_.file] + _int(object_.start_bytes)
@@ -173,19 +168,31 @@ class Emitter:
             stored.append(op.key + names[name] + op.hint + b"N" + place + length)
         out.append(op.planned)
         for name, path in meta.paths.items():
-            steps = _tuple(text_of(p) if isinstance(p, str) else _int(p) for p in path)
-            out.append(names.get(name, text_of(name)) + steps)
+            steps = [(texts.get(p) or text_of(p)) if isinstance(p, str) else _int(p) for p in path]
+            out += names.get(name) or text_of(name), _tuple(steps)
         out += [op.stored, *stored, op.last]
         # One frame: a reader then takes in all of it at once, not opcode by opcode.
         out[:0] = FRAME, sum(map(len, out)).to_bytes(8, "little")
         return out
 
+    def _alike(self, record: TensorRecord, boxes: tuple[Box, ...], dtype: bytes) -> _Alike:
+        """What tensors that are cut like this one are described by, without any of them."""
+        op, size = self.opcodes, self._size
+        listed = [(size(box.offsets), size(box.shape)) for box in boxes]
+        whole = [op.chunk + at + op.sizes + shape + END for at, shape in listed]
+        described = op.tensor + dtype + op.size + size(record.shape)
+        described += op.chunks + b"".join(whole) + op.listed
+        indices = [op.hint + _int(k) + op.start + at for k, (at, _) in enumerate(listed)]
+        return _Alike(described, indices, boxes)
+
 
 class _Alike:
-    """Tensors whose chunks are stored alike: what is said of them differs by their name and by where chunks begin."""
+    """Tensors that are cut alike: their names, and the numbers of the places at which their chunks begin."""
 
-    def __init__(self, chunks: Sequence[tuple[bytes, int, bytes]]) -> None:
-        self._chunks = chunks
+    def __init__(self, described: bytes, indices: list[bytes], boxes: tuple[Box, ...]) -> None:
+        self.described = described
+        self._indices = indices
+        self._boxes = boxes
         self._numbers: list[int] = []
         self._names: list[bytes] = []
         self._firsts: list[int] = []
@@ -196,22 +203,40 @@ class _Alike:
         self._names.append(name)
         self._firsts.append(first)
 
-    def fill(self, stored: list[bytes], key: bytes, starts: Numbers) -> None:
+    def fill(
+        self, stored: list[bytes], op: Opcodes, places: Places, place_in: Mapping[str, bytes]
+    ) -> None:
         """Put what is said of where the chunks of each tensor are at the number of the tensor."""
-        row, width, holes = b"", len(self._names[0]), list[tuple[int, int]]()
-        for before, at, after in self._chunks:
-            row += key
-            holes.append((len(row), len(row) + width + len(before)))
-            row += self._names[0] + before + _int(at) + after
-        rows = np.tile(np.frombuffer(row, np.uint8), (len(self._names), 1))
+        if not self._boxes:
+            return
+        at = np.array(self._firsts)[:, None] + np.arange(len(self._boxes))
+        starts = places.starts[at]
+        common = np.concatenate([places.files[at], places.lengths[at], _widths(starts)], 1)
+        # What is said of those with the same files, lengths and widths differs by names and starts alone.
+        same: dict[bytes, list[int]] = {}
+        for member, key in enumerate(common.view(f"V{common[0].nbytes}")[:, 0].tolist()):
+            same.setdefault(key, []).append(member)
+        width = len(self._names[0])
         names = np.frombuffer(b"".join(self._names), np.uint8).reshape(-1, width)
-        for k, (name, number) in enumerate(holes):
-            rows[:, name : name + width] = names
-            held = starts[np.array(self._firsts) + k].astype("<i8")[:, None].view(np.uint8)
-            first, length = _NUMBERS[row[number : number + 1]]
-            rows[:, number + first : number + first + length] = held[:, :length]
-        for number, each in zip(self._numbers, rows, strict=True):
-            stored[number] = each.tobytes()
+        for members in same.values():
+            some, row, holes = np.array(members), b"", list[tuple[int, int]]()
+            first = self._firsts[members[0]]
+            each = zip(*places.lists(first, first + len(self._boxes)), strict=True)
+            for index, (file, start, length) in zip(self._indices, each, strict=True):
+                before = index + place_in[file]
+                row += op.key
+                holes.append((len(row), len(row) + width + len(before)))
+                row += self._names[members[0]] + before + _int(start)
+                row += op.length + _int(length) + END
+            rows = np.tile(np.frombuffer(row, np.uint8), (len(members), 1))
+            held = starts[some].astype("<i8")
+            for k, (name, number) in enumerate(holes):
+                rows[:, name : name + width] = names[some]
+                skipped, size = _NUMBERS[row[number : number + 1]]
+                number += skipped
+                rows[:, number : number + size] = held[:, k : k + 1].view(np.uint8)[:, :size]
+            for member, said in zip(members, rows, strict=True):
+                stored[self._numbers[member]] = said.tobytes()
 
 
 _NUMBERS = {b"K": (1, 1), b"J": (1, 4), b"\x8a": (2, 8)}
@@ -227,7 +252,8 @@ def memo_of(slot: int) -> tuple[bytes, bytes]:
     """The opcodes that put what was pushed into a place of the memo, and pop it; and those that fetch it."""
     if slot < 256:
         return b"q%c0" % slot, b"h%c" % slot
-    return b"r" + slot.to_bytes(4, "little") + b"0", b"j" + slot.to_bytes(4, "little")
+    number = slot.to_bytes(4, "little")
+    return b"r" + number + b"0", b"j" + number
 
 
 def text_of(text: str) -> bytes:

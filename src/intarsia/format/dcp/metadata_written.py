@@ -7,14 +7,14 @@ same.  Whatever is otherwise, or wrong, is left to `load_inert`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from intarsia.dtypes import BY_TORCH
+from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import FormatError, UnsafeError
 from intarsia.format.dcp.metadata import (
     LARGEST,
@@ -34,6 +34,7 @@ from intarsia.store.reading.file_names import check_name
 
 _GET, _INT = rb"(?:h.|j....)", rb"(?:K.|J....|\x8a\t.{9})"
 _EACH_INT = re.compile(_INT, re.DOTALL)
+_TEXT = b"X"[0]
 _EMITTER = Emitter()
 _OP = _EMITTER.opcodes
 
@@ -49,8 +50,12 @@ def read_written(data: bytes) -> Metadata | None:
     return None
 
 
-_Kind = tuple[bytes, bytes, bytes]
-"""The opcodes of a tensor's element type, of its size and of its chunks."""
+class _Template(NamedTuple):
+    """What tensors of the same opcodes have in common."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
 
 
 _GETS = {b"h"[0]: (1, "u1", 2), b"j"[0]: (1, "<u4", 5)}
@@ -59,28 +64,26 @@ _INTS = {b"K"[0]: (1, "u1", 2), b"J"[0]: (1, "<i4", 5), 0x8A: (2, "<i8", 11)}
 
 
 class _Reading:
-    """A file while it is read; `texts` and `types` are what opcodes fetch from the memo."""
+    """A file while it is read; `texts` are what the memo holds from `_EMITTER.slots` on, and `types` what opcodes fetch."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.at = 0
-        self.texts: dict[bytes, str] = {}
+        self.texts: list[str] = []
         self.types: dict[bytes, str] = {}
 
     def metadata(self) -> Metadata:
+        """What is found at the places at which we write it: whether all else is there, too, is seen at the end."""
         body_bytes = len(self.data) - len(FRAME) - 8
         self._expect(FRAME + max(0, body_bytes).to_bytes(8, "little") + _EMITTER.head)
         self._fill_memo(_EMITTER.slots)
         self._expect(_OP.described)
         described = self._described()
         self._expect(_OP.planned)
-        paths = self._paths()
+        paths = self._paths(len(described))
         self._expect(_OP.stored)
         found = self._matched(described, self._stored(), paths)
-        self.at = 0
-        for opcodes in Emitter().pieces(found):
-            self._expect(opcodes)
-        if self.at != len(self.data):
+        if write_metadata(found) != self.data:
             raise _OtherwiseError
         return found
 
@@ -91,16 +94,19 @@ class _Reading:
 
     def _fill_memo(self, slot: int) -> None:
         """Names and element types, each put into the next place of the memo."""
-        data = self.data
-        while (op := data[self.at : self.at + 1]) in (b"X", b"c"):
+        data, at, texts = self.data, self.at, self.texts
+        while data[at] == _TEXT:
+            first = at + 5
+            at = first + int.from_bytes(data[at + 1 : first], "little")
+            texts.append(str(data[first:at], "utf-8", "surrogatepass"))
+            at += 3 if slot < 256 else 6
+            slot += 1
+        self.at = at
+        while data.startswith(b"ctorch\n", self.at):
+            end = data.index(b"\n", first := self.at + 7)
             put, get = memo_of(slot)
-            if op == b"X":
-                self.texts[get] = self._text()
-            else:
-                self._expect(b"ctorch\n")
-                end = data.index(b"\n", self.at)
-                self.types[get], self.at = data[self.at : end].decode("ascii"), end + 1
-            self._expect(put)
+            self.types[get] = data[first:end].decode("ascii")
+            self.at = end + 1 + len(put)
             slot += 1
 
     def _text(self) -> str:
@@ -108,31 +114,47 @@ class _Reading:
         self.at = at + int.from_bytes(self.data[at - 4 : at], "little")
         return str(self.data[at : self.at], "utf-8", "surrogatepass")
 
-    def _described(self) -> dict[bytes, _Kind | None]:
-        """By the opcodes of its name, those of each tensor; None for each object."""
-        found: dict[bytes, _Kind | None] = {}
-        match, data, count = _patterns().described.match, self.data, 0
-        while (each := match(data, self.at)) is not None:
-            name, dtype, size, chunks = each.groups()
-            found[name] = None if dtype is None else (dtype, size, chunks)
-            self.at = each.end()
-            count += 1
-        if len({self.texts[name] for name in found}) != count:
-            raise _OtherwiseError
+    def _described(self) -> list[_Template | None]:
+        """What each tensor is, in the order of their names; None for each object."""
+        found: list[_Template | None] = []
+        alike: dict[bytes, dict[bytes, _Template]] = {}
+        match, data, at = _patterns().tensor.match, self.data, self.at
+        for slot in range(_EMITTER.slots, _EMITTER.slots + len(self.texts)):
+            if data[at] not in b"hj":
+                break
+            at += 2 if slot < 256 else 5
+            if (each := match(data, at)) is None:
+                found.append(None)
+                at += len(_OP.object)
+                continue
+            known, first = alike.setdefault(each[0], {}), each.end()
+            opcodes = next((x for x in known if data.startswith(x, first)), None)
+            if opcodes is None:
+                if (listed := _patterns().chunks.match(data, first)) is None:
+                    raise _OtherwiseError
+                opcodes = listed[0]
+                known[opcodes] = self._template(each[1], each[2], listed[1])
+            found.append(known[opcodes])
+            at = first + len(opcodes)
+        self.at = at
         return found
 
-    def _paths(self) -> dict[str, tuple[str | int, ...]]:
-        data, found = self.data, dict[str, tuple[str | int, ...]]()
+    def _paths(self, names: int) -> dict[str, tuple[str | int, ...]]:
+        """The paths of as many names, which most often are the names themselves, in their order."""
+        own, data = self.texts[:names], self.data
+        gets = (memo_of(slot)[1] for slot in range(_EMITTER.slots, _EMITTER.slots + names))
+        each = [get + b"(" + text_of(name) + b"t" for get, name in zip(gets, own, strict=True)]
+        if data.startswith((whole := b"".join(each)) + b"u", self.at):
+            self.at += len(whole)
+            return {name: (name,) for name in own}
+        found: dict[str, tuple[str | int, ...]] = {}
         while (op := data[self.at : self.at + 1]) in (b"h", b"j", b"X"):
             if op == b"X":
                 name = self._text()
             else:
-                get = data[self.at : self.at + (2 if op == b"h" else 5)]
-                name, self.at = self.texts[get], self.at + len(get)
-            if data.startswith(itself := b"(" + text_of(name) + b"t", self.at):
-                found[name], self.at = (name,), self.at + len(itself)
-            else:
-                found[name] = self._path()
+                get, self.at = self.at + 1, self.at + (2 if op == b"h" else 5)
+                name = own[int.from_bytes(data[get : self.at], "little") - _EMITTER.slots]
+            found[name] = self._path()
         return paths_of(found)
 
     def _path(self) -> tuple[str | int, ...]:
@@ -152,8 +174,8 @@ class _Reading:
 
     def _stored(self) -> Places:
         """Where everything is stored, in its turn."""
-        found = _patterns().place.finditer(self.data, self.at)
-        at = np.fromiter((each.end() for each in found), np.int64)
+        before = self.data[self.at :].split(_OP.place)[:-1]
+        at = self.at + np.cumsum(np.fromiter(map(len, before), np.int64) + len(_OP.place))
         slots, at = self._numbers(at, _GETS)
         starts, at = self._numbers(at + len(_OP.start), _INTS)
         lengths, _ = self._numbers(at + len(_OP.length), _INTS)
@@ -162,7 +184,7 @@ class _Reading:
         if 2 * max(int(starts.max()), int(lengths.max())) > LARGEST:
             raise _OtherwiseError
         used, files = np.unique(slots, return_inverse=True)
-        texts = [self.texts[memo_of(slot)[1]] for slot in used.tolist()]
+        texts = [self.texts[slot] for slot in (used - _EMITTER.slots).tolist()]
         return Places([check_name(x, "the storage") for x in texts], files, starts, lengths)
 
     def _numbers(
@@ -179,45 +201,39 @@ class _Reading:
 
     def _matched(
         self,
-        described: Mapping[bytes, _Kind | None],
+        described: Sequence[_Template | None],
         places: Places,
         paths: dict[str, tuple[str | int, ...]],
     ) -> Metadata:
         """What is described, where each chunk of it is stored in its turn, and then each object."""
         tensors: dict[str, TensorRecord] = {}
         objects: dict[str, Entry] = {}
-        templates: dict[_Kind, tuple[TensorRecord, tuple[Box, ...]]] = {}
         at = 0
-        for op, kind in described.items():
-            name = self.texts[op]
+        for name, template in zip(self.texts, described, strict=False):
             check_tensor_name(name)
-            if kind is None:
+            if template is None:
                 ((file,), (start,), (length,)) = places.lists(at, at + 1)
                 objects[name] = Entry(name, file, start, length)
                 at += 1
                 continue
-            alike = templates.get(kind)
-            if alike is None:
-                alike = templates[kind] = self._template(name, kind)
-            record, boxes = alike
-            chunks = Chunks(boxes, places, at)
-            tensors[name] = TensorRecord(name, record.dtype, record.shape, chunks)
+            dtype, shape, boxes = template
+            tensors[name] = TensorRecord(name, dtype, shape, Chunks(boxes, places, at))
             at += len(boxes)
         if at != len(places.starts):
             raise _OtherwiseError
         return Metadata(tensors, objects, paths, dict(_extra()))
 
-    def _template(self, name: str, kind: _Kind) -> tuple[TensorRecord, tuple[Box, ...]]:
-        """What all tensors of these opcodes are, checked for the first of them, and their boxes."""
-        dtype, size, listed = kind
+    def _template(self, dtype: bytes, size: bytes, listed: bytes) -> _Template:
+        """What tensors of these opcodes are, and that nothing is wrong with them but what their names may be."""
         chunks = _patterns().chunk.findall(listed)
         boxes = tuple([Box(_size_of(offsets), _size_of(sizes)) for offsets, sizes in chunks])
-        places = {(name, box.offsets): ("", 0, 0) for box in boxes}
+        places = {("", box.offsets): ("", 0, 0) for box in boxes}
         if len(places) != len(boxes):
             raise _OtherwiseError
         each = [chunk_of(box.offsets, box.shape) for box in boxes]
         said = BY_TORCH[self.types[dtype]]
-        return tensor_of(name, said, _size_of(size), each, places, [], {}), boxes
+        found = tensor_of("", said, _size_of(size), each, places, [], {})
+        return _Template(found.dtype, found.shape, boxes)
 
 
 def _size_of(opcodes: bytes) -> tuple[int, ...]:
@@ -232,23 +248,22 @@ def _int_of(op: bytes) -> int:
 
 
 class _Patterns(NamedTuple):
-    """What is described, one chunk of it, and what stands before each place, as they follow each other."""
+    """What is said of a tensor before its chunks, all of these to the end, and one of them."""
 
-    described: re.Pattern[bytes]
+    tensor: re.Pattern[bytes]
+    chunks: re.Pattern[bytes]
     chunk: re.Pattern[bytes]
-    place: re.Pattern[bytes]
 
 
 @cache
 def _patterns() -> _Patterns:
     op = type(_OP)(*map(re.escape, _OP))
     size = rb"%b\(%b*+t\x85R" % (re.escape(_EMITTER.size_class), _INT)
-    chunk = op.chunk + b"(%b)" % size + op.sizes + b"(%b)" % size + END
-    listed = op.chunk + size + op.sizes + size + END
     tensor = op.tensor + b"(%b)" % _GET + op.size + b"(%b)" % size + op.chunks
-    tensor += b"((?:%b)*+)" % listed + op.listed
-    described = b"(%b)(?:%b|%b)" % (_GET, tensor, op.object)
-    return _Patterns(*(re.compile(x, re.DOTALL) for x in (described, chunk, op.place)))
+    listed = op.chunk + size + op.sizes + size + END
+    chunk = op.chunk + b"(%b)" % size + op.sizes + b"(%b)" % size + END
+    chunks = b"((?:%b)*+)" % listed + op.listed
+    return _Patterns(*(re.compile(x, re.DOTALL) for x in (tensor, chunks, chunk)))
 
 
 @cache
