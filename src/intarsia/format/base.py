@@ -218,9 +218,9 @@ class Format(ABC):
         """What was summed when a chunk was saved; None where a format sums nothing."""
         return None
 
-    def everything(self, folder: Folder) -> tuple[Sequence[tuple[str, Chunk]], Sequence[Entry]]:
-        """All chunks, each with the name of its tensor, and all entries that checksums can be checked of."""
-        return (), ()
+    def everything(self, folder: Folder) -> tuple[Mapping[str, Sequence[Chunk]], Sequence[Entry]]:
+        """All chunks by the names of their tensors, and all entries that checksums can be checked of."""
+        return {}, ()
 
     def contradictions(self, src: Manifest, folder: Folder) -> Iterator[Complaint]:
         """Where what lies beside the tensors contradicts itself or the folder."""

@@ -11,8 +11,12 @@ from numpy.typing import NDArray
 from intarsia.mesh import Box
 from intarsia.planning.made_when_asked import MadeTogether
 from intarsia.planning.manifest import Chunk, Entry
+from intarsia.planning.whole_tensor import WholeTensor
 
 Numbers = NDArray[np.int64]
+
+Lying = Chunk | Entry | WholeTensor
+"""What lies in one stretch of a file."""
 
 
 class Places(NamedTuple):
@@ -69,15 +73,15 @@ def boxes_of(chunks: Sequence[Chunk]) -> tuple[Box, ...]:
     return chunks.boxes if isinstance(chunks, Chunks) else tuple([chunk.box for chunk in chunks])
 
 
-def columns_of(chunks: Sequence[Chunk | Entry]) -> tuple[list[str], list[int], list[int]]:
-    """The files, first bytes and lengths of chunks, or of entries."""
+def columns_of(chunks: Sequence[Lying]) -> tuple[list[str], list[int], list[int]]:
+    """The files, first bytes and lengths of what lies in files."""
     if isinstance(chunks, Chunks):
         return chunks.columns
     files, starts = [x.file for x in chunks], [x.start_bytes for x in chunks]
     return files, starts, [x.length_bytes for x in chunks]
 
 
-def places_of(held: Sequence[Sequence[Chunk | Entry]]) -> Places:
+def places_of(held: Sequence[Sequence[Lying]]) -> Places:
     """The places of all chunks of tensors, and of entries."""
     known, count, end = Places([], *np.zeros((3, 0), np.int64)), 0, 0
     # Those that are in columns already, one after another, stay there.

@@ -139,8 +139,8 @@ def test_only_what_is_not_known_to_be_equal_is_read(
     b = write_hf(tmp_path / "b", tensors)
     with intarsia.open(a) as left, intarsia.open(b) as right:
         pairs = match(left, right).pairs
-        windows = [(pair, Box.whole(pair.a.shape)) for pair in pairs]
-        found = InFiles(SideBySide(left, right), windows).not_equal(0, len(windows))
+        windows = [(number, Box.whole(pair.a.shape)) for number, pair in enumerate(pairs)]
+        found = InFiles(SideBySide(left, right, pairs), windows).not_equal(0, len(windows))
         assert {pairs[k].a.name for k in found} >= set(changed)
         assert found == [*range(min(found), len(pairs))]
         assert len(found) == {"first": 20, "last": 1, "of each window": 20}[at]
@@ -160,9 +160,8 @@ def test_steps_whose_runs_are_put_together_are_compared_one_by_one(tmp_path: Pat
     for other in (b, c):
         with intarsia.open(a) as left, intarsia.open(other) as right:
             pairs = match(left, right).pairs
-            in_files = InFiles(
-                SideBySide(left, right), [(x, Box.whole(x.a.shape)) for x in pairs], 3
-            )
+            windows = [(number, Box.whole(x.a.shape)) for number, x in enumerate(pairs)]
+            in_files = InFiles(SideBySide(left, right, pairs), windows, 3)
             assert in_files.not_equal(14, 21) == []
             found = in_files.not_equal(7, 14)
             assert pairs[found[0]].a.name == "09"

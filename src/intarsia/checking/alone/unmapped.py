@@ -29,19 +29,19 @@ def unmapped_faults(manifest: Manifest, budget: Budget) -> Iterator[Fault]:
     format = format_named(manifest.format)
     with folder_of(manifest) as folder:
         try:
-            chunks, entries = format.everything(folder)
+            tensors, entries = format.everything(folder)
         except FormatError:
             return  # reported by whoever read the headers
-        some = manifest.stored.values() if chunks or entries else ()
-        held = [chunk for s in some for chunk in s.chunks]
-        known = {*map(id, held)}
-        chunks = [each for each in chunks if id(each[1]) not in known]
-        if chunks or entries:
-            mapped = {(c.file, c.start_bytes) for c in held}
+        some = manifest.stored.values() if tensors or entries else ()
+        known = {id(s.chunks) for s in some}
+        tensors = {name: chunks for name, chunks in tensors.items() if id(chunks) not in known}
+        if tensors or entries:
+            mapped = {(c.file, c.start_bytes) for s in some for c in s.chunks}
             mapped |= {(e.file, e.start_bytes) for e in manifest.entries.values()}
-        for name, chunk in chunks:
-            if (chunk.file, chunk.start_bytes) not in mapped and is_there(manifest, chunk):
-                yield from _wrong_chunk(format, folder, name, chunk, budget)
+        for name, chunks in tensors.items():
+            for chunk in chunks:
+                if (chunk.file, chunk.start_bytes) not in mapped and is_there(manifest, chunk):
+                    yield from _wrong_chunk(format, folder, name, chunk, budget)
         for entry in entries:
             if (entry.file, entry.start_bytes) not in mapped:
                 yield from damaged_entry(folder, entry)

@@ -170,8 +170,16 @@ class _Found:
     beyond: Differing = field(default_factory=Differing)
 
 
-Windows = Sequence[tuple[int, Box]]
-"""Windows of pairs, which are given by their numbers."""
+class _Window(NamedTuple):
+    """A window of the pair of a number: its bytes in A, and the memory that one side of it takes."""
+
+    number: int
+    box: Box
+    nbytes: int
+    held_bytes: int
+
+
+_HELD_BYTES = attrgetter("held_bytes")
 
 STEPS = 8
 """How many steps a thread has at least, where there is so much work."""
@@ -183,7 +191,7 @@ TOGETHER = 512
 class _Step(NamedTuple):
     """Windows that one thread compares: those from `start` on of many whose files are looked at together."""
 
-    windows: Windows
+    windows: Sequence[_Window]
     nbytes: int
     in_files: InFiles | None = None
     start: int = 0
@@ -222,24 +230,26 @@ class _Comparing:
 
     def _steps(self) -> Iterator[_Step]:
         """Pairs that are not compared window by window, and then the windows of the others."""
-        windows: list[tuple[int, Box]] = []
-        cut: dict[tuple[Shape, int], list[Box]] = {}
+        windows: list[_Window] = []
+        cut: dict[tuple[Shape, int, int], list[tuple[Box, int, int]]] = {}
         for number, pair in enumerate(self.pairs):
             a, shape = pair.a, pair.a.shape
             if shape != pair.b.shape or pair.rounded:
-                yield _Step([(number, Box.whole(shape))], a.nbytes)
+                yield _Step([_Window(number, Box.whole(shape), a.nbytes, 0)], a.nbytes)
                 continue
-            key = shape, widest(pair)
-            boxes = cut.get(key) or cut.setdefault(key, [*windows_of(pair, self.budget)])
-            windows += [(number, box) for box in boxes]
-        steps = in_steps(windows, self._step_bytes(), self._held_bytes)
-        sides = SideBySide(self.a, self.b)
+            size, most = a.dtype.itemsize, widest(pair)
+            if (each := cut.get((shape, size, most))) is None:
+                boxes = windows_of(pair, self.budget)
+                each = [(box, box.size * size, box.size * most) for box in boxes]
+                cut[shape, size, most] = each
+            windows += [_Window(number, *x) for x in each]
+        sides = SideBySide(self.a, self.b, self.pairs)
+        steps = in_steps(windows, self._step_bytes(), _HELD_BYTES)
         for some in in_steps(steps, TOGETHER, len):
-            each = [(self.pairs[number], box) for step in some for number, box in step]
-            together, start = InFiles(sides, each, len(some)), 0
+            lying = [(number, box) for step in some for number, box, _, _ in step]
+            together, start = InFiles(sides, lying, len(some)), 0
             for step in some:
-                nbytes = sum([box.size * self.pairs[n].a.dtype.itemsize for n, box in step])
-                yield _Step(step, nbytes, together, start)
+                yield _Step(step, sum([window.nbytes for window in step]), together, start)
                 start += len(step)
 
     def _step_bytes(self) -> int:
@@ -247,18 +257,13 @@ class _Comparing:
         share = sum([pair.a.nbytes for pair in self.pairs]) // (STEPS * self.budget.workers)
         return max(self.budget.side_bytes, min(LARGE_BYTES, share))
 
-    def _held_bytes(self, window: tuple[int, Box]) -> int:
-        """The memory that one side of a window takes."""
-        number, box = window
-        return box.size * widest(self.pairs[number])
-
     def _work(self, step: _Step) -> Mapping[int, _Found | Unequal | None]:
         windows, _, in_files, start = step
         if in_files is None:
-            return {number: self._whole(self.pairs[number]) for number, _ in windows}
+            return {x.number: self._whole(self.pairs[x.number]) for x in windows}
         left = [windows[k - start] for k in in_files.not_equal(start, start + len(windows))]
-        found = {number: _Found() for number, _ in left}
-        for some in in_steps(left, self.budget.side_bytes, self._held_bytes):
+        found = {window.number: _Found() for window in left}
+        for some in in_steps(left, self.budget.side_bytes, _HELD_BYTES):
             self._read_both(some, found)
         return found
 
@@ -267,15 +272,16 @@ class _Comparing:
             return Unequal(pair, max(pair.a.size, pair.b.size), (), float("nan"))
         return differ_from_main(self.a, self.b, pair, self.budget)
 
-    def _read_both(self, step: Windows, found: Mapping[int, _Found]) -> None:
+    def _read_both(self, step: Sequence[_Window], found: Mapping[int, _Found]) -> None:
         """Read both sides of windows, and add what differs."""
-        wanted = [(self.pairs[number], box) for number, box in step]
+        wanted = [(self.pairs[number], box) for number, box, _, _ in step]
         lefts = _read(self.a, [(pair.a, box) for pair, box in wanted], self.rooms[0])
         rights = _read(self.b, [(pair.b, box) for pair, box in wanted], self.rooms[1])
         all_alike = all(pair.a.dtype == pair.b.dtype for pair, _ in wanted)
         if all_alike and _are_same(lefts.memory, rights.memory):
             return
-        for (number, box), left, right in zip(step, lefts.each, rights.each, strict=True):
+        for window, left, right in zip(step, lefts.each, rights.each, strict=True):
+            number, box, _, _ = window
             pair, tally = self.pairs[number], found[number]
             alike = pair.a.dtype == pair.b.dtype
             if alike and _are_same(left, right):

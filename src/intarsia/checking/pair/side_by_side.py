@@ -6,7 +6,8 @@ all tensors that differ by name alone, and where they lie by arithmetic on colum
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
+from functools import cached_property
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -29,17 +30,24 @@ from intarsia.value import PLAIN
 MOST_KEPT = 1 << 14
 """Windows whose runs are kept for others that differ by name alone."""
 
-Window = tuple[Pair, Box]
+Window = tuple[int, Box]
+"""A window of the pair of a number."""
 
 
-class _Alike(NamedTuple):
-    """Windows that differ by name alone, by their numbers: the proofs of their tensors, and which of those they are."""
+class _Kind(NamedTuple):
+    """Pairs that differ by name alone: the proofs of their tensors, and one of the pairs."""
 
     a: AlikeTensors
     b: AlikeTensors
-    windows: list[int]
-    left: list[int]
-    right: list[int]
+    first: Pair
+
+
+class _Kinds(NamedTuple):
+    """The kinds of pairs, the number of each pair's own, and of which of the kind's proofs it is, on both sides."""
+
+    kinds: Sequence[_Kind]
+    numbers: Sequence[int]
+    members: Numbers
 
 
 class _Block(NamedTuple):
@@ -82,21 +90,31 @@ class _Lying(NamedTuple):
 class SideBySide:
     """Two checkpoints whose files are compared with each other."""
 
-    def __init__(self, a: Checkpoint, b: Checkpoint) -> None:
+    def __init__(self, a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> None:
         self.a, self.b = a, b
+        self._pairs = pairs
+        self._lock = Lock()
         self._kept: dict[tuple[Template, Template, Box, int], Beside | None] = {}
 
     def columns(self, windows: Sequence[Window]) -> _Columns:
         """The runs of windows, and those of what their chunks have to begin with."""
         names, fronts, blocks = (FileNumbers(), FileNumbers()), Addresses(), list[_Block]()
-        for alike in self._alike(windows):
+        with self._lock:
+            kinds, numbers, members = self._kinds
+        alike: dict[tuple[int, int], list[int]] = {}
+        for window, (pair, box) in enumerate(windows):
+            alike.setdefault((numbers[pair], id(box)), []).append(window)
+        for (kind, _), some in alike.items():
+            box, of_pairs = windows[some[0]][1], [windows[window][0] for window in some]
             try:
-                blocks += self._blocks(alike, *windows[alike.windows[0]], names, fronts)
+                held = self._block(kinds[kind], members[:, of_pairs], box, names, fronts)
             except StoreError:
                 raise
             except IntarsiaError:
                 # Reading meets it again and says what it is; a disk that fails may not do so twice.
                 continue
+            if held is not None:
+                blocks.append(_Block(some, held))
         in_files, counts = np.zeros(len(windows), np.bool_), np.zeros(len(windows), np.int64)
         for numbers, held in blocks:
             in_files[numbers], counts[numbers] = True, held.shape[2]
@@ -108,47 +126,44 @@ class SideBySide:
         left, right = Side([*names[0]], *columns[:3]), Side([*names[1]], *columns[3:6])
         return _Columns(in_files, ends, left, right, columns[6], columns[7], fronts)
 
-    def _alike(self, windows: Sequence[Window]) -> Iterable[_Alike]:
-        """Windows in groups that differ by name alone."""
-        count = len(windows)
-        ours = _each(self.a, self.a.prover.alike([pair.a.name for pair, _ in windows]), count)
-        theirs = _each(self.b, self.b.prover.alike([pair.b.name for pair, _ in windows]), count)
-        found: dict[Hashable, _Alike] = {}
-        for number, (pair, box) in enumerate(windows):
-            a, left, ends = ours[number]
-            b, right, others = theirs[number]
-            key = id(a), id(b), ends, others, id(pair.a.dtype), id(pair.b.dtype), id(box)
-            if (alike := found.get(key)) is None:
-                alike = found[key] = _Alike(a, b, [], [], [])
-            alike.windows.append(number)
-            alike.left.append(left)
-            alike.right.append(right)
-        return found.values()
+    @cached_property
+    def _kinds(self) -> _Kinds:
+        """The pairs, in kinds that differ by name alone."""
+        ours = _each(self.a, [pair.a.name for pair in self._pairs])
+        theirs = _each(self.b, [pair.b.name for pair in self._pairs])
+        kinds: dict[Hashable, tuple[int, _Kind]] = {}
+        numbers: list[int] = []
+        for pair, (a, _, ends), (b, _, others) in zip(self._pairs, ours, theirs, strict=True):
+            key = id(a), id(b), ends, others, id(pair.a.dtype), id(pair.b.dtype)
+            if (known := kinds.get(key)) is None:
+                known = kinds[key] = len(kinds), _Kind(a, b, pair)
+            numbers.append(known[0])
+        members = np.array([[member for _, member, _ in side] for side in (ours, theirs)], np.int64)
+        return _Kinds([kind for _, kind in kinds.values()], numbers, members)
 
-    def _blocks(
+    def _block(
         self,
-        alike: _Alike,
-        pair: Pair,
+        kind: _Kind,
+        members: Numbers,
         box: Box,
         names: tuple[FileNumbers, FileNumbers],
         fronts: Addresses,
-    ) -> Iterator[_Block]:
-        """The runs of windows that differ by name alone; none where they do not consist of runs."""
-        a, b, dtype, count = alike.a.first, alike.b.first, pair.a.dtype, len(alike.windows)
-        if dtype != pair.b.dtype:
-            return
+    ) -> Numbers | None:
+        """Columns of the runs of windows that differ by name alone; None where they do not consist of runs."""
+        a, b, dtype, count = kind.a.first, kind.b.first, kind.first.a.dtype, members.shape[1]
+        if dtype != kind.first.b.dtype:
+            return None
         if not box.size:
-            yield _Block(alike.windows, np.empty((8, count, 0), np.int64))
-            return
+            return np.empty((8, count, 0), np.int64)
         if not (_is_plain(a, dtype) and _is_plain(b, dtype)):
-            return
+            return None
         beside = self._beside(a, b, box, dtype.itemsize)
         if beside is None:
-            return
-        left = _lying(self.a, alike.a, alike.left, beside.left, names[0])
-        right = _lying(self.b, alike.b, alike.right, beside.right, names[1])
+            return None
+        left = _lying(self.a, kind.a, members[0], beside.left, names[0])
+        right = _lying(self.b, kind.b, members[1], beside.right, names[1])
         if left is None or right is None:
-            return
+            return None
         columns = np.empty((8, count, left.fronts + right.fronts + len(beside.rows)), np.int64)
         _put_fronts(columns[:, :, : left.fronts], left, fronts, (0, 3))
         _put_fronts(columns[:, :, left.fronts : -len(beside.rows)], right, fronts, (3, 0))
@@ -158,7 +173,7 @@ class SideBySide:
             runs[first + 1] = lying.elements[:, half.numbers] + half.starts
             runs[first + 2] = half.steps
         runs[6], runs[7] = beside.rows, beside.row_bytes
-        yield _Block(alike.windows, columns)
+        return columns
 
     def _beside(self, a: Proven, b: Proven, box: Box, itemsize: int) -> Beside | None:
         key = a.template, b.template, box, itemsize
@@ -204,39 +219,38 @@ class InFiles:
         return equal_runs(*folders, *sides, held.rows[first:last], held.row_bytes[first:last])
 
 
-def _each(
-    x: Checkpoint, groups: Iterable[AlikeTensors], count: int
-) -> list[tuple[AlikeTensors, int, Hashable]]:
-    """For each of so many tensors those alike, which of them it is, and what decides where its elements are."""
-    found: list[Any] = [None] * count
+def _each(x: Checkpoint, names: Sequence[str]) -> list[tuple[AlikeTensors, int, Hashable]]:
+    """For each tensor those alike, which of them it is, and what decides where its elements are."""
+    found: list[Any] = [None] * len(names)
     plain, kind = x.source.is_plain, x.source.format.front_kind
-    for group in groups:
+    for group in x.prover.alike(names):
+        alike: Sequence[Hashable] = [None] * len(group.numbers)
+        if not plain:
+            each = [*map(group.sources, range(len(group.numbers)))]
+            wanted = [(k, n) for k, s in enumerate(each[0]) for n in range(len(s.chunks))]
+            lengths = group.places(range(len(each)), wanted).lengths
+            alike = [tuple([kind(source) for source in sources]) for sources in each]
+            for member in np.flatnonzero((lengths != lengths[:1]).any(axis=1)).tolist():
+                alike[member] = alike[member], lengths[member].tobytes()
         for member, number in enumerate(group.numbers):
-            alike: Hashable = None
-            if not plain:
-                sources = group.sources(member)
-                lengths = [chunk.length_bytes for s in sources for chunk in s.chunks]
-                alike = *map(kind, sources), *lengths
-            found[number] = group, member, alike
+            found[number] = group, member, alike[member]
     return found
 
 
 def _lying(
-    x: Checkpoint, alike: AlikeTensors, members: Sequence[int], half: Half, names: FileNumbers
+    x: Checkpoint, alike: AlikeTensors, members: Numbers, half: Half, names: FileNumbers
 ) -> _Lying | None:
     """Where the chunks of windows lie; None where their elements are in another order."""
-    sources = alike.sources(members[0])
+    sources = alike.sources(int(members[0]))
     fronts = [x.source.front_of(sources[k], sources[k].chunks[n]) for k, n in half.chunks]
     known = [front for front in fronts if front is not None]
     if len(known) != len(fronts):
         return None
-    chunks, shape = alike.chunks(members, half.chunks), (len(members), len(fronts))
-    files = np.array([names[chunk.file] for chunk in chunks], np.int64).reshape(shape)
-    starts = np.array([chunk.start_bytes for chunk in chunks], np.int64).reshape(shape)
+    places = alike.places(members, half.chunks)
+    files = np.array([names[file] for file in places.names], np.int64)[places.files]
     front = [] if x.source.is_plain else [front for _, front in known]
-    return _Lying(
-        files, starts, starts + np.array([within for within, _ in known], np.int64), front
-    )
+    elements = places.starts + np.array([within for within, _ in known], np.int64)
+    return _Lying(files, places.starts, elements, front)
 
 
 def _put_fronts(columns: Numbers, lying: _Lying, held: Addresses, at: tuple[int, int]) -> None:

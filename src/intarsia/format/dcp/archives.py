@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -53,9 +53,9 @@ class Archives(Format):
     def rank_of(self, file: str) -> int | None:
         return rank_of(file)
 
-    def everything(self, folder: Folder) -> tuple[Sequence[tuple[str, Chunk]], Sequence[Entry]]:
+    def everything(self, folder: Folder) -> tuple[Mapping[str, Sequence[Chunk]], Sequence[Entry]]:
         metadata = metadata_of(folder, lambda complaint: None)
-        chunks = [(r.name, c) for r in metadata.tensors.values() for c in r.chunks]
+        chunks = {record.name: record.chunks for record in metadata.tensors.values()}
         return chunks, [*metadata.objects.values()]
 
 

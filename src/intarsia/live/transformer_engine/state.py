@@ -99,8 +99,8 @@ def _is_extra(name: str) -> bool:
 
 def _keys(folder: PurePath) -> set[str]:
     with Folder(folder) as files:
-        chunks, entries = live_format().everything(files)
-    return {name for name, _ in chunks} | {entry.name for entry in entries}
+        tensors, entries = live_format().everything(files)
+    return {name for name, chunks in tensors.items() if chunks} | {entry.name for entry in entries}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,21 +8,24 @@ a target → what is written          its boxes tile it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from intarsia.errors import few
 from intarsia.frozen import frozen
 from intarsia.layout import Layout, Piece, cover, tally, unravel
 from intarsia.mesh import Box, Shape
+from intarsia.planning.chunks import Chunks, columns_of
 from intarsia.planning.made_when_asked import MadeWhenAsked
 from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.planning.proof.template import Templates
 from intarsia.planning.proof.tiling import TilingFault, tiling_fault
-from intarsia.planning.whole_tensor import WholeTensor
+from intarsia.planning.whole_tensor import WholeTensor, not_whole
 from intarsia.value import Value
 
 
@@ -90,6 +93,42 @@ class Links:
             found.append(held)
         return tuple(found) if end == layout.size else ()
 
+    @cached_property
+    def in_columns(self) -> Mapping[str, Stored]:
+        """The logical tensors that are stored ones as they are, which nothing else holds elements of and whose chunks,
+        in columns, nothing is wrong with."""
+        logical, found, others = self.src.logical, dict[str, Stored](), set[str]()
+        alike: dict[Hashable, list[tuple[str, Chunks]]] = {}
+        for stored in not_whole(self.src.stored):
+            layout, chunks = stored.layout, stored.chunks
+            name = layout.pieces[0].tensor if len(layout.pieces) == 1 else ""
+            if not isinstance(chunks, Chunks) or not name or name in found or stored.value.parts:
+                others.update(layout.tensors)
+            elif name not in logical or not is_whole(logical[name].shape, (stored,)):
+                others.add(name)
+            else:
+                found[name] = stored
+                kind = id(chunks.places), id(chunks.boxes), layout.shape, stored.dtype.itemsize
+                alike.setdefault(kind, []).append((name, chunks))
+        for members in alike.values():
+            others.update(self._faulty(members, found[members[0][0]]))
+        if found and isinstance(self.src.stored, MadeWhenAsked):
+            held = self.src.stored.held.values()
+            others.update([x.name for x in held if isinstance(x, WholeTensor)])
+        for name in others & found.keys():
+            del found[name]
+        return found
+
+    def _faulty(self, members: Sequence[tuple[str, Chunks]], first: Stored) -> Iterable[str]:
+        """Which of tensors that are cut alike, `first` among them, have chunks that something is wrong with."""
+        boxes, places = members[0][1].boxes, members[0][1].places
+        if self.tiling(first.shape, boxes) is not None:
+            return [name for name, _ in members]
+        needed = np.array([box.size for box in boxes], np.int64) * first.dtype.itemsize
+        at = np.array([chunks.first for _, chunks in members])[:, None] + np.arange(len(boxes))
+        short = (places.lengths[at] < needed).any(axis=1)
+        return [members[k][0] for k in np.flatnonzero(short).tolist()]
+
     def stored_fault(self, stored: Stored) -> Gap | None:
         """What is wrong with the chunks of a stored tensor."""
         chunks = stored.chunks
@@ -113,8 +152,10 @@ class Links:
             kind = "elements-missing" if fault.missing else outside
             text = f"the chunks of `{name}` do not tile it: {fault}"
             return Gap(tensor, fault.missing, text, kind)
-        for chunk, count in zip(stored.chunks, self._sizes_of(boxes), strict=True):
-            if chunk.length_bytes < count * size:
+        _, _, lengths = columns_of(stored.chunks)
+        for number, count in enumerate(self._sizes_of(boxes)):
+            if lengths[number] < count * size:
+                chunk = stored.chunks[number]
                 text = (
                     f"chunk {chunk.box} of `{name}` needs {chunk.box.size * size:,} bytes,"
                     f" {chunk.length_bytes:,} are stored at byte {chunk.start_bytes:,} of {chunk.file}"
@@ -152,7 +193,7 @@ class Links:
         """What is wrong with a logical tensor: with the stored ones that hold it, or between them."""
         found = self._tensors.get(name)
         if found is None:
-            if name in self.whole or self.whole_source(name) is not None:
+            if name in self.whole or name in self.in_columns or self.whole_source(name) is not None:
                 return ()
             sources = self.src.sources.get(name, ())
             faults = [fault for s in sources if (fault := self.stored_fault(s)) is not None]

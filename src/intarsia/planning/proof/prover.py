@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NoReturn, final
 
+import numpy as np
+
 from intarsia.errors import CoverageError, UnsupportedError
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Shape
+from intarsia.planning.chunks import Chunks, Numbers, Places, places_of
 from intarsia.planning.copy import Copy, sources_of
-from intarsia.planning.manifest import Chunk, Manifest, Stored, Target
+from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.planning.proof.alike import Alike
 from intarsia.planning.proof.links import Gap, Links, is_whole
 from intarsia.planning.proof.template import Template, Templates
@@ -134,7 +137,7 @@ class AlikeTensors:
     `first` is the proof of one, and `numbers` are theirs among those that were asked for.
     """
 
-    __slots__ = ("_held", "first", "numbers")
+    __slots__ = ("_columns", "_held", "first", "numbers")
 
     def __init__(self, first: Proven, numbers: list[int], held: Sequence[Held], key: _Key) -> None:
         if key is not _KEY:
@@ -142,24 +145,35 @@ class AlikeTensors:
         self.first: Final = first
         self.numbers: Final = numbers
         self._held = held
+        self._columns = _columns_of(held)
 
     def sources(self, member: int) -> tuple[Stored, ...]:
         """The stored tensors that hold one of them."""
         held = self._held[member]
         return (self.first.src.stored[held.name],) if isinstance(held, WholeTensor) else held
 
-    def chunks(
-        self, members: Iterable[int], wanted: Sequence[tuple[int, int]]
-    ) -> list[Chunk | WholeTensor]:
-        """Of one member after another, chunks by the numbers of their sources and their own."""
-        found: list[Chunk | WholeTensor] = []
-        for member in members:
-            held = self._held[member]
-            if isinstance(held, WholeTensor):
-                found += [held] * len(wanted)
-            else:
-                found += [held[k].chunks[n] for k, n in wanted]
-        return found
+    def places(self, members: Sequence[int] | Numbers, wanted: Sequence[tuple[int, int]]) -> Places:
+        """Where chunks are, by the numbers of their sources and their own; a row for each member."""
+        if self._columns is not None:
+            (names, *lying), firsts = self._columns
+            at = firsts[members][:, None] + np.array([n for _, n in wanted], np.int64)
+        else:
+            each = [(int(member), k, n) for member in members for k, n in wanted]
+            names, *lying = places_of([[self.sources(m)[k].chunks[n] for m, k, n in each]])
+            at = np.arange(len(each)).reshape(len(members), len(wanted))
+        return Places(names, *[column[at] for column in lying])
+
+
+def _columns_of(held: Sequence[Held]) -> tuple[Places, Numbers] | None:
+    """Where tensors lie that have one chunk each, or that are in the same columns, and the numbers of their first chunks."""
+    whole = [x for x in held if isinstance(x, WholeTensor)]
+    if whole:
+        return (places_of([whole]), np.arange(len(held))) if len(whole) == len(held) else None
+    chunks = [x[0].chunks for x in held if not isinstance(x, WholeTensor) and len(x) == 1]
+    columns = [x for x in chunks if isinstance(x, Chunks)]
+    if len(columns) < len(held) or len({id(x.places) for x in columns}) > 1:
+        return None
+    return columns[0].places, np.array([x.first for x in columns])
 
 
 @final
@@ -285,12 +299,14 @@ class Prover:
         kinds: dict[Hashable, tuple[list[int], list[Held]]] = {}
         kind: Hashable
         held: Held
-        known = self.links.whole.get
+        known, columns = self.links.whole.get, self.links.in_columns.get
         for number, name in enumerate(names):
-            if (whole := known(name)) is None:
-                kind, held = self._kind_of(name)
-            else:
+            if (whole := known(name)) is not None:
                 kind, held = (whole.shape, whole.dtype.name), whole
+            elif (stored := columns(name)) is not None:
+                kind, held = self._kind_in_columns(stored), (stored,)
+            else:
+                kind, held = self._kind_of(name)
             numbers, each = kinds.get(kind) or kinds.setdefault(kind, ([], []))
             numbers.append(number)
             each.append(held)
@@ -298,6 +314,13 @@ class Prover:
             AlikeTensors(self.tensor(names[numbers[0]]), numbers, each, _KEY)
             for numbers, each in kinds.values()
         ]
+
+    def _kind_in_columns(self, stored: Stored) -> Hashable:
+        """What tensors in columns have in common that differ by name alone."""
+        chunks, layout = stored.chunks, stored.layout
+        assert isinstance(chunks, Chunks)
+        cut = id(chunks.places), id(chunks.boxes)
+        return *cut, layout.shape, stored.dtype.name, id(stored.value)
 
     def _kind_of(self, name: str) -> tuple[Hashable, tuple[Stored, ...]]:
         """What a logical tensor has in common with those that differ by name alone; and the stored ones that hold it."""
@@ -333,10 +356,12 @@ class Prover:
 
     def all(self) -> None:
         """Raise unless every stored and every logical tensor is proven."""
-        stored, whole, links = self.src.stored, self.links.whole, self.links
+        stored, links = self.src.stored, self.links
+        whole, columns = links.whole, links.in_columns
         rest = [stored[name] for name in stored if name not in whole]
+        rest = [s for s in rest if columns.get(s.name) is not s]
         found = [fault for s in rest if (fault := links.stored_fault(s)) is not None]
-        unseen = (name for name in self.src.logical if name not in whole)
+        unseen = [name for name in self.src.logical if name not in whole and name not in columns]
         found += [fault for name in unseen for fault in links.tensor_faults(name)]
         if found:
             self.refuse(found)

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from intarsia.layout import Layout, Loop, Piece, by_tensor, clip
 from intarsia.mesh import Box
-from intarsia.planning.chunks import boxes_of
+from intarsia.planning.chunks import Chunks, boxes_of
 from intarsia.planning.copy import Copy, copies_into
 from intarsia.planning.manifest import Stored
 from intarsia.planning.ranges import Ranges
@@ -115,7 +115,7 @@ class Templates:
         self._known: dict[Hashable, Template] = {}
         self._kinds: dict[Hashable, Kind] = {}
         self._boxes: dict[tuple[Box, ...], tuple[Box, ...]] = {}
-        self._by_id: dict[tuple[int, ...], tuple[tuple[Box, ...], tuple[Box, ...]]] = {}
+        self._by_id: dict[Hashable, tuple[tuple[Box, ...], tuple[Box, ...]]] = {}
         self._held: dict[int, tuple[Stored, Mapping[str, Sequence[Piece]]]] = {}
         self._kept: list[Hashable] = []
         self._loops: dict[int, tuple[tuple[Loop, ...], tuple[Loop, ...]]] = {}
@@ -163,7 +163,7 @@ class Templates:
     def boxes_of(self, stored: Stored) -> tuple[Box, ...]:
         """The boxes of a tensor's chunks, the same object for all that are cut alike."""
         boxes = boxes_of(stored.chunks)
-        ids = tuple(map(id, boxes))
+        ids = id(boxes) if isinstance(stored.chunks, Chunks) else tuple(map(id, boxes))
         known = self._by_id.get(ids)
         if known is None:
             # They are kept with their identities, so that no others come to have those.

@@ -40,15 +40,14 @@ class Side(NamedTuple):
 
     def part(self, start: int, stop: int) -> Side:
         """The same of some of the runs, with their files alone."""
-        # `NO_FILE` sorts before the numbers of files, and is -1 again.
-        used, files = np.unique(self.files[start:stop], return_inverse=True)
-        names = [self.names[number] for number in used.tolist() if number != NO_FILE]
-        return Side(
-            names,
-            files - (len(used) - len(names)),
-            self.at[start:stop],
-            self.steps[start:stop],
-        )
+        files = self.files[start:stop]
+        used = np.flatnonzero(np.bincount(files - NO_FILE)) + NO_FILE
+        used = used[used != NO_FILE]
+        # `NO_FILE` is the last, and stays what it is.
+        numbers = np.full(len(self.names) + 1, NO_FILE)
+        numbers[used] = np.arange(len(used))
+        names = [self.names[number] for number in used.tolist()]
+        return Side(names, numbers[files], self.at[start:stop], self.steps[start:stop])
 
 
 @dataclass
