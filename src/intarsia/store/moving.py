@@ -69,6 +69,26 @@ def move(
     return True
 
 
+def sum_strips(
+    folder: Folder, files: Names, strips: Strips, sides: Sides, sums: int
+) -> Moved | None:
+    """The sums of strips, which go nowhere; None where so many files cannot be open, or one ends early."""
+    numbers = sides["file"].astype(np.int64)
+    with folder.opened_together(files) as ins:
+        if ins is None:
+            return None
+        sides["file"] = np.array(ins, np.uint64)[numbers]
+        try:
+            found = moving.move(strips, sides, sums, 1)
+        except MoveError as stopped:
+            if isinstance(stopped.error, EOFError):
+                return None
+            raise folder.unread(files[numbers[stopped.number]], 0, 0, stopped.error) from None
+    rows = np.repeat(strips["rows"], strips["sources"].astype(np.int64))
+    folder.count(int((sides["width"] * rows).sum()))
+    return found
+
+
 def _note(
     staging: Staging, files: Names, numbers: NDArray[np.int64], at: Numbers, lengths: Numbers
 ) -> None:

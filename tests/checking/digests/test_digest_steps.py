@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 import intarsia
 from intarsia.checking.digests import digest, digest_steps
 from intarsia.checking.digests.digest import digest_of, digests_of
-from intarsia.checking.digests.step_kinds import Step
+from intarsia.checking.digests.digest_steps import Step
 from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import BY_NAME, BY_TORCH
 from intarsia.errors import CoverageError, UsageError

@@ -14,8 +14,9 @@ from dataclasses import field
 from functools import cached_property, lru_cache
 from typing import Any
 
-from intarsia.checking.digests.digest_steps import hash_of, steps_over
-from intarsia.checking.digests.step_kinds import RunsOfFile, Step
+from intarsia.checking.digests.bands import InBands
+from intarsia.checking.digests.digest_steps import Step, hash_of, steps_over
+from intarsia.checking.digests.step_kinds import RunsOfFile
 from intarsia.checking.pair.ties import tied_and_absent
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FormatError
@@ -185,9 +186,11 @@ def _summed(
 ) -> _Summed:
     """The work of one step; digests are made here, while other threads sum."""
     sums = step.sums(checkpoint, wanted, budget.digest_bytes)
-    if not isinstance(step, RunsOfFile):
-        return _Summed({}, sums)
-    return _Summed({x.name: digest_of(x, sums[x.name]) for x in step.tensors}, {})
+    if isinstance(step, RunsOfFile):
+        return _Summed({x.name: digest_of(x, sums[x.name]) for x in step.tensors}, {})
+    if isinstance(step, InBands):
+        return _Summed({name: digest_of(wanted[name], x) for name, x in sums.items()}, {})
+    return _Summed({}, sums)
 
 
 def with_tied(found: Mapping[str, str], twins: Mapping[str, Logical]) -> dict[str, str]:

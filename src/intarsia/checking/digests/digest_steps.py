@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from operator import attrgetter, itemgetter
 
+from intarsia.checking.chunk_places import each_alike
+from intarsia.checking.digests.bands import InBands, bands_of
 from intarsia.checking.digests.step_kinds import (
     InPlace,
     Read,
     RunsOfFile,
-    Step,
     Together,
     Whole,
     Wholes,
 )
 from intarsia.checkpoint import Checkpoint
+from intarsia.kernel.library import has_kernel
 from intarsia.mesh import Box
+from intarsia.planning.chunks import boxes_of, first_place
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Chunk, Logical, Stored
-from intarsia.planning.proof import Proofs, Proven
+from intarsia.planning.proof import AlikeTensors, Proofs, Proven
 from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.planning.window import flat_start, windows
 from intarsia.run.budget import Budget
 from intarsia.run.sharing import in_steps
 from intarsia.run.sums.hashing import LONG_BYTES
+
+Step = InPlace | Together | Wholes | RunsOfFile | InBands | Read
 
 VIEWED = 2
 """How many windows one step sums, at most."""
@@ -44,6 +49,9 @@ def steps_over(
         tensors.sort(key=_START)
         for runs in in_steps(tensors, budget.window_bytes, _LENGTH):
             steps.append(RunsOfFile(proofs, runs, sum(map(_LENGTH, runs))))
+    if has_kernel():
+        in_bands, rest = _in_bands(checkpoint, proofs, rest, budget.window_bytes)
+        steps += in_bands
     wholes, rest = _wholes(proofs, rest, budget.window_bytes)
     for of_file in wholes.values():
         of_file.sort(key=itemgetter(0))
@@ -87,6 +95,36 @@ def _in_files(
         else:
             found[x.file] = [x]
     return found, rest
+
+
+def _in_bands(
+    checkpoint: Checkpoint, proofs: Proofs, wanted: Mapping[str, Logical], most_bytes: int
+) -> tuple[list[InBands], dict[str, Logical]]:
+    """Tensors of at most so many bytes that lie in bands of chunks in columns; and the others."""
+    names = [
+        name
+        for name, stored in proofs.in_columns.items()
+        if (x := wanted.get(name)) is not None and stored.dtype == x.dtype
+        if stored.value.is_plain and 0 < stored.nbytes <= most_bytes
+    ]
+    alike: dict[Hashable, tuple[AlikeTensors, list[tuple[int, int, str]]]] = {}
+    for name, (group, member, ends) in zip(names, each_alike(checkpoint, names), strict=True):
+        _, start = first_place(proofs.in_columns[name].chunks) or ("", 0)
+        alike.setdefault((id(group), ends), (group, []))[1].append((start, member, name))
+    steps: list[InBands] = []
+    for group, members in alike.values():
+        stored = proofs.in_columns[members[0][2]]
+        bands = bands_of(stored.shape, boxes_of(stored.chunks), stored.dtype.itemsize)
+        if bands is None:
+            continue
+        members.sort()
+        count = most_bytes // stored.nbytes
+        for at in range(0, len(members), count):
+            starts, numbers, each = zip(*members[at : at + count], strict=True)
+            nbytes = len(each) * stored.nbytes
+            steps.append(InBands(proofs, group, numbers, each, bands, nbytes, starts[0]))
+    done = {name for step in steps for name in step.names}
+    return steps, {name: x for name, x in wanted.items() if name not in done}
 
 
 def _wholes(

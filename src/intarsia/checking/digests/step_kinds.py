@@ -224,6 +224,3 @@ class Read:
         held = checkpoint.read_box(self.proven, self.box)
         start = flat_start(self.box, Box.whole(x.shape)) * itemsize
         return {x.name: sum_run(held, start, x.size * itemsize, stretch_bytes)}
-
-
-Step = InPlace | Together | Wholes | RunsOfFile | Read

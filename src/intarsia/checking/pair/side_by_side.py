@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from functools import cached_property
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from intarsia.checking.chunk_places import each_alike, lying_in, put_fronts
 from intarsia.checking.pair.pairs import Pair
-from intarsia.checking.pair.runs_beside import Beside, Half, runs_beside
+from intarsia.checking.pair.runs_beside import Beside, runs_beside
 from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import DType
 from intarsia.errors import IntarsiaError, StoreError
-from intarsia.kernel.comparing import NO_FILE, Numbers
+from intarsia.kernel.comparing import Numbers
 from intarsia.kernel.library import has_kernel
 from intarsia.mesh import Box
 from intarsia.planning.proof import AlikeTensors, Proven
@@ -72,21 +73,6 @@ class _Columns(NamedTuple):
     fronts: Addresses
 
 
-class _Lying(NamedTuple):
-    """Where chunks lie on one side, a row for each window: their files by number, their first bytes and those of
-    their elements; and for all rows what the chunks begin with."""
-
-    files: Numbers
-    starts: Numbers
-    elements: Numbers
-    front: Sequence[bytes]
-
-    @property
-    def fronts(self) -> int:
-        """How many chunks of a window have to begin with something."""
-        return len(self.front)
-
-
 class SideBySide:
     """Two checkpoints whose files are compared with each other."""
 
@@ -129,8 +115,8 @@ class SideBySide:
     @cached_property
     def _kinds(self) -> _Kinds:
         """The pairs, in kinds that differ by name alone."""
-        ours = _each(self.a, [pair.a.name for pair in self._pairs])
-        theirs = _each(self.b, [pair.b.name for pair in self._pairs])
+        ours = each_alike(self.a, [pair.a.name for pair in self._pairs])
+        theirs = each_alike(self.b, [pair.b.name for pair in self._pairs])
         kinds: dict[Hashable, tuple[int, _Kind]] = {}
         numbers: list[int] = []
         for pair, (a, _, ends), (b, _, others) in zip(self._pairs, ours, theirs, strict=True):
@@ -160,13 +146,13 @@ class SideBySide:
         beside = self._beside(a, b, box, dtype.itemsize)
         if beside is None:
             return None
-        left = _lying(self.a, kind.a, members[0], beside.left, names[0])
-        right = _lying(self.b, kind.b, members[1], beside.right, names[1])
+        left = lying_in(self.a, kind.a, members[0], beside.left.chunks, names[0])
+        right = lying_in(self.b, kind.b, members[1], beside.right.chunks, names[1])
         if left is None or right is None:
             return None
         columns = np.empty((8, count, left.fronts + right.fronts + len(beside.rows)), np.int64)
-        _put_fronts(columns[:, :, : left.fronts], left, fronts, (0, 3))
-        _put_fronts(columns[:, :, left.fronts : -len(beside.rows)], right, fronts, (3, 0))
+        put_fronts(columns[:, :, : left.fronts], left, fronts, (0, 3))
+        put_fronts(columns[:, :, left.fronts : -len(beside.rows)], right, fronts, (3, 0))
         runs = columns[:, :, -len(beside.rows) :]
         for first, half, lying in ((0, beside.left, left), (3, beside.right, right)):
             runs[first] = lying.files[:, half.numbers]
@@ -217,51 +203,6 @@ class InFiles:
         folders = self._sides.a.source.folder, self._sides.b.source.folder
         sides = held.left.part(first, last), held.right.part(first, last)
         return equal_runs(*folders, *sides, held.rows[first:last], held.row_bytes[first:last])
-
-
-def _each(x: Checkpoint, names: Sequence[str]) -> list[tuple[AlikeTensors, int, Hashable]]:
-    """For each tensor those alike, which of them it is, and what decides where its elements are."""
-    found: list[Any] = [None] * len(names)
-    plain, kind = x.source.is_plain, x.source.format.front_kind
-    for group in x.prover.alike(names):
-        alike: Sequence[Hashable] = [None] * len(group.numbers)
-        if not plain:
-            each = [*map(group.sources, range(len(group.numbers)))]
-            wanted = [(k, n) for k, s in enumerate(each[0]) for n in range(len(s.chunks))]
-            lengths = group.places(range(len(each)), wanted).lengths
-            alike = [tuple([kind(source) for source in sources]) for sources in each]
-            for member in np.flatnonzero((lengths != lengths[:1]).any(axis=1)).tolist():
-                alike[member] = alike[member], lengths[member].tobytes()
-        for member, number in enumerate(group.numbers):
-            found[number] = group, member, alike[member]
-    return found
-
-
-def _lying(
-    x: Checkpoint, alike: AlikeTensors, members: Numbers, half: Half, names: FileNumbers
-) -> _Lying | None:
-    """Where the chunks of windows lie; None where their elements are in another order."""
-    sources = alike.sources(int(members[0]))
-    fronts = [x.source.front_of(sources[k], sources[k].chunks[n]) for k, n in half.chunks]
-    known = [front for front in fronts if front is not None]
-    if len(known) != len(fronts):
-        return None
-    places = alike.places(members, half.chunks)
-    files = np.array([names[file] for file in places.names], np.int64)[places.files]
-    front = [] if x.source.is_plain else [front for _, front in known]
-    elements = places.starts + np.array([within for within, _ in known], np.int64)
-    return _Lying(files, places.starts, elements, front)
-
-
-def _put_fronts(columns: Numbers, lying: _Lying, held: Addresses, at: tuple[int, int]) -> None:
-    """Fill in the runs of what chunks begin with: in their files on one side, in memory on the other."""
-    if not lying.front:
-        return
-    here, there = at
-    columns[here], columns[here + 1] = lying.files, lying.starts
-    columns[there], columns[there + 1] = NO_FILE, [held[front] for front in lying.front]
-    columns[here + 2] = columns[there + 2] = columns[7] = [len(front) for front in lying.front]
-    columns[6] = 1
 
 
 def _is_plain(proven: Proven, dtype: DType) -> bool:

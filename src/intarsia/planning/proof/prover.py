@@ -103,31 +103,39 @@ class Proven:
 class Proofs(Mapping[str, Proven]):
     """Proofs of logical tensors by their names; only `Prover` makes them.
 
-    `whole` are those of the tensors that are runs of files as they are: a `Proven` is made of each when
-    it is asked for.
+    `whole` are those of the tensors that are runs of files as they are, `in_columns` of those that lie in columns: a
+    `Proven` is made of each when it is asked for.
     """
 
-    __slots__ = ("_made", "_prover", "src", "whole")
+    __slots__ = ("_made", "_prover", "in_columns", "src", "whole")
 
     def __init__(
-        self, prover: Prover, whole: Mapping[str, WholeTensor], made: dict[str, Proven], key: _Key
+        self,
+        prover: Prover,
+        whole: Mapping[str, WholeTensor],
+        in_columns: Mapping[str, Stored],
+        made: dict[str, Proven],
+        key: _Key,
     ) -> None:
         if key is not _KEY:
             raise TypeError("only `Prover` makes a proof")
         self.src: Final = prover.src
         self.whole: Final = whole
+        self.in_columns: Final = in_columns
         self._made = made
         self._prover = prover
 
     def __getitem__(self, name: str) -> Proven:
-        return self._prover.tensor(name) if name in self.whole else self._made[name]
+        later = name in self.whole or name in self.in_columns
+        return self._prover.tensor(name) if later else self._made[name]
 
     def __iter__(self) -> Iterator[str]:
         yield from self.whole
+        yield from self.in_columns
         yield from self._made
 
     def __len__(self) -> int:
-        return len(self.whole) + len(self._made)
+        return len(self.whole) + len(self.in_columns) + len(self._made)
 
 
 @final
@@ -280,10 +288,13 @@ class Prover:
 
     def tensors(self, names: Iterable[str]) -> Proofs:
         """The proofs of logical tensors; raise what is wrong with any of them, in their order."""
-        known, whole, rest = self.links.whole, dict[str, WholeTensor](), list[str]()
+        known, columns = self.links.whole, self.links.in_columns
+        whole, lying, rest = dict[str, WholeTensor](), dict[str, Stored](), list[str]()
         for name in names:
             if name in known:
                 whole[name] = known[name]
+            elif name in columns:
+                lying[name] = columns[name]
             else:
                 rest.append(name)
         seen = {name: self._at_a_glance(name) for name in rest}
@@ -292,7 +303,7 @@ class Prover:
         if faults:
             self.refuse(faults)
         made = {name: proven or self.tensor(name) for name, proven in seen.items()}
-        return Proofs(self, whole, made, _KEY)
+        return Proofs(self, whole, lying, made, _KEY)
 
     def alike(self, names: Sequence[str]) -> list[AlikeTensors]:
         """The proofs of logical tensors, together for those that differ by name alone."""
