@@ -184,6 +184,9 @@ _HELD_BYTES = attrgetter("held_bytes")
 STEPS = 8
 """How many steps a thread has at least, where there is so much work."""
 
+MOST_BYTES = 4 * LARGE_BYTES
+"""How much a thread compares in one call at most: what follows a difference is read again."""
+
 TOGETHER = 512
 """Windows whose runs are put together at once."""
 
@@ -255,7 +258,7 @@ class _Comparing:
     def _step_bytes(self) -> int:
         """How much is compared in one call: what is compared in its files needs no memory."""
         share = sum([pair.a.nbytes for pair in self.pairs]) // (STEPS * self.budget.workers)
-        return max(self.budget.side_bytes, min(LARGE_BYTES, share))
+        return max(self.budget.side_bytes, min(MOST_BYTES, share))
 
     def _work(self, step: _Step) -> Mapping[int, _Found | Unequal | None]:
         windows, _, in_files, start = step
