@@ -12,13 +12,14 @@ import pytest
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import IntarsiaError
 from intarsia.format.dcp.metadata import Metadata, TensorRecord, read_metadata, read_pickled
-from intarsia.format.dcp.metadata_write import write_metadata
+from intarsia.format.dcp.metadata_write import Emitter, write_metadata
 from intarsia.format.dcp.metadata_written import read_written
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Entry
 from tests.fuzz.mutate_metadata import metadata_edited
 
 BF16, F32 = BY_NAME["BF16"], BY_NAME["F32"]
+PLACE = Emitter().opcodes.place
 
 
 def tensor(name: str, at: int, dtype: str = "BF16") -> TensorRecord:
@@ -105,6 +106,36 @@ def test_no_edit_of_a_record_is_read_otherwise_than_by_a_pickle() -> None:
             assert edited is not None
             columns += is_the_same(edited)
     assert 50 < columns < 600
+
+
+SWAPPED = ((b"__0_0", b"__x_0"), (b"__1_0", b"__0_0"), (b"__x_0", b"__1_0"))
+OTHERWISE = {
+    "a small number in four bytes": ((b"K\4J", b"J\4\0\0\0J"),),
+    "files in another order": SWAPPED,
+    "a file by the name of a tensor": ((PLACE + b"h\x1b", PLACE + b"h\x15"),),
+}
+
+
+@pytest.mark.parametrize("changes", OTHERWISE.values(), ids=OTHERWISE)
+def test_what_means_something_and_is_not_as_we_write_it_is_left_to_the_pickle(
+    changes: tuple[tuple[bytes, bytes], ...],
+) -> None:
+    data = write_metadata(META)
+    for before, after in changes:
+        assert before in data
+        data = data.replace(before, after)
+    data = data[:3] + (len(data) - 11).to_bytes(8, "little") + data[11:]
+    assert read_pickled(data, "here")[0].tensors.keys() == META.tensors.keys()
+    assert read_written(data) is None
+
+
+@pytest.mark.parametrize(("one", "other"), [(b"a", b"c"), (b"a", b"o"), (b"o", b"p")])
+def test_two_of_one_name_are_left_to_the_pickle(one: bytes, other: bytes) -> None:
+    """Of whose two keys a dict keeps the later value."""
+    before, after = (b"X\1\0\0\0" + name for name in (one, other))
+    data = write_metadata(replace(META, paths={}))
+    assert read_written(data) is not None
+    assert read_written(data.replace(before, after, 1)) is None
 
 
 RECORD = tensor("a", 0)

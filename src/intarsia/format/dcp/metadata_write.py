@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from intarsia.format.dcp.metadata import BASE, Metadata, TensorRecord
+from intarsia.format.dcp.metadata import BASE, Metadata
 from intarsia.mesh import Box
 from intarsia.planning.chunks import Chunks, Numbers, Places, boxes_of, places_of
+from intarsia.planning.manifest import Entry
 
 FRAME = b"\x80\x04\x95"
 
@@ -143,7 +144,7 @@ class Emitter:
         pushed = [b"ctorch\n%s\n" % t.encode() for t in types]
         type_of = dict(zip(types, self._keep_each(pushed), strict=True))
         place_in = {f: END + op.place + get + op.start for f, get in file_of.items()}
-        groups: dict[Hashable, _Alike] = {}
+        groups: dict[Hashable, Alike] = {}
         cuts: dict[tuple[Box, ...], tuple[Box, ...]] = {}
         out.append(op.described)
         end = 0
@@ -154,7 +155,8 @@ class Emitter:
             # Tensors that are cut alike share their boxes, which are kept so that no others come to have that identity.
             kind = id(boxes), record.dtype.torch, record.shape, len(fetched)
             if (alike := groups.get(kind)) is None:
-                alike = groups[kind] = self._alike(record, boxes, type_of[record.dtype.torch])
+                alike = self.alike(type_of[record.dtype.torch], record.shape, boxes)
+                groups[kind] = alike
             out += fetched, alike.described
             alike.add(number, fetched, end)
             end += len(boxes)
@@ -163,35 +165,48 @@ class Emitter:
             alike.fill(stored, op, places, place_in)
         for name, object_ in meta.objects.items():
             out.append(names[name] + op.object)
-            place = place_in[object_.file] + _int(object_.start_bytes)
-            length = op.length + _int(object_.length_bytes) + END
-            stored.append(op.key + names[name] + op.hint + b"N" + place + length)
-        out.append(op.planned)
-        for name, path in meta.paths.items():
-            steps = [(texts.get(p) or text_of(p)) if isinstance(p, str) else _int(p) for p in path]
-            out += names.get(name) or text_of(name), _tuple(steps)
-        out += [op.stored, *stored, op.last]
+            stored.append(self.object_place(names[name], file_of[object_.file], object_))
+        out += [op.planned, *planned(meta.paths, names, texts), op.stored, *stored, op.last]
         # One frame: a reader then takes in all of it at once, not opcode by opcode.
         out[:0] = FRAME, sum(map(len, out)).to_bytes(8, "little")
         return out
 
-    def _alike(self, record: TensorRecord, boxes: tuple[Box, ...], dtype: bytes) -> _Alike:
-        """What tensors that are cut like this one are described by, without any of them."""
+    def alike(self, dtype: bytes, shape: tuple[int, ...], boxes: tuple[Box, ...]) -> Alike:
+        """What tensors of an element type and a shape that are cut alike are described by, without any of them."""
         op, size = self.opcodes, self._size
         listed = [(size(box.offsets), size(box.shape)) for box in boxes]
         whole = [op.chunk + at + op.sizes + shape + END for at, shape in listed]
-        described = op.tensor + dtype + op.size + size(record.shape)
+        described = op.tensor + dtype + op.size + size(shape)
         described += op.chunks + b"".join(whole) + op.listed
         indices = [op.hint + _int(k) + op.start + at for k, (at, _) in enumerate(listed)]
-        return _Alike(described, indices, boxes)
+        return Alike(described, indices, boxes)
+
+    def object_place(self, name: bytes, file: bytes, object_: Entry) -> bytes:
+        """Where an object is stored, by the opcodes that fetch its name and its file."""
+        op = self.opcodes
+        place = END + op.place + file + op.start + _int(object_.start_bytes)
+        return op.key + name + op.hint + b"N" + place + op.length + _int(object_.length_bytes) + END
 
 
-class _Alike:
+def planned(
+    paths: Mapping[str, tuple[str | int, ...]],
+    names: Mapping[str, bytes],
+    texts: Mapping[str, bytes],
+) -> list[bytes]:
+    """The opcodes of paths, of which `names` and `texts` fetch and push those that are in the memo."""
+    out: list[bytes] = []
+    for name, path in paths.items():
+        steps = [(texts.get(p) or text_of(p)) if isinstance(p, str) else _int(p) for p in path]
+        out += names.get(name) or text_of(name), b"(" + b"".join(steps) + b"t"
+    return out
+
+
+class Alike:
     """Tensors that are cut alike: their names, and the numbers of the places at which their chunks begin."""
 
     def __init__(self, described: bytes, indices: list[bytes], boxes: tuple[Box, ...]) -> None:
         self.described = described
-        self._indices = indices
+        self.indices = indices
         self._boxes = boxes
         self._numbers: list[int] = []
         self._names: list[bytes] = []
@@ -222,7 +237,7 @@ class _Alike:
             some, row, holes = np.array(members), b"", list[tuple[int, int]]()
             first = self._firsts[members[0]]
             each = zip(*places.lists(first, first + len(self._boxes)), strict=True)
-            for index, (file, start, length) in zip(self._indices, each, strict=True):
+            for index, (file, start, length) in zip(self.indices, each, strict=True):
                 before = index + place_in[file]
                 row += op.key
                 holes.append((len(row), len(row) + width + len(before)))

@@ -1,6 +1,6 @@
 """Metadata just as `write_metadata` writes it, read as columns: what recurs is looked at once.
 
-What was found is written again, and has to be every byte of the file, so that a pickle's own machine would find the
+Each byte has to be the one that we write there for what was found, so that a pickle's own machine would find the
 same.  Whatever is otherwise, or wrong, is left to `load_inert`.
 """
 
@@ -23,90 +23,115 @@ from intarsia.format.dcp.metadata import (
     check_tensor_name,
     chunk_of,
     paths_of,
-    read_metadata,
+    read_pickled,
     tensor_of,
 )
-from intarsia.format.dcp.metadata_write import END, FRAME, Emitter, memo_of, text_of, write_metadata
+from intarsia.format.dcp.metadata_rows import GETS, OtherwiseError, rows_of
+from intarsia.format.dcp.metadata_write import (
+    END,
+    FRAME,
+    Emitter,
+    memo_of,
+    planned,
+    write_metadata,
+)
 from intarsia.mesh import Box
-from intarsia.planning.chunks import Chunks, Numbers, Places
+from intarsia.planning.chunks import Chunks, Places
 from intarsia.planning.manifest import Entry
 from intarsia.store.reading.file_names import check_name
 
 _GET, _INT = rb"(?:h.|j....)", rb"(?:K.|J....|\x8a\t.{9})"
 _EACH_INT = re.compile(_INT, re.DOTALL)
 _TEXT = b"X"[0]
+NEAR = 8
+"""Kinds of tensors that are looked for before any other."""
 _EMITTER = Emitter()
 _OP = _EMITTER.opcodes
 
 
-class _OtherwiseError(Exception):
-    """The file is not as we write it."""
-
-
 def read_written(data: bytes) -> Metadata | None:
     """The content of a file that is as we write one, and sound; None for any other."""
-    with suppress(_OtherwiseError, FormatError, UnsafeError, LookupError, ValueError):
+    with suppress(OtherwiseError, FormatError, UnsafeError, LookupError, ValueError):
         return _Reading(data).metadata()
     return None
 
 
 class _Template(NamedTuple):
-    """What tensors of the same opcodes have in common."""
+    """What tensors of the same opcodes have in common, and what is said of their chunks before the places of those."""
 
     dtype: DType
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
-
-
-_GETS = {b"h"[0]: (1, "u1", 2), b"j"[0]: (1, "<u4", 5)}
-_INTS = {b"K"[0]: (1, "u1", 2), b"J"[0]: (1, "<i4", 5), 0x8A: (2, "<i8", 11)}
-"""Where in an opcode its number begins, of which type it is, and how long the opcode is."""
+    indices: Sequence[bytes]
 
 
 class _Reading:
-    """A file while it is read; `texts` are what the memo holds from `_EMITTER.slots` on, and `types` what opcodes fetch."""
+    """A file while it is read.
+
+    `texts` are what the memo holds from `_EMITTER.slots` on, `pushed` and `gets` the opcodes that push and fetch them;
+    `types` are what opcodes fetch.
+    """
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.at = 0
         self.texts: list[str] = []
+        self.pushed: list[bytes] = []
+        self.gets: list[bytes] = []
         self.types: dict[bytes, str] = {}
 
     def metadata(self) -> Metadata:
-        """What is found at the places at which we write it: whether all else is there, too, is seen at the end."""
         body_bytes = len(self.data) - len(FRAME) - 8
         self._expect(FRAME + max(0, body_bytes).to_bytes(8, "little") + _EMITTER.head)
         self._fill_memo(_EMITTER.slots)
         self._expect(_OP.described)
-        described = self._described()
+        templates, count = self._described()
+        names, files = self.texts[:count], self.texts[count:]
         self._expect(_OP.planned)
-        paths = self._paths(len(described))
+        paths = self._paths(names)
         self._expect(_OP.stored)
-        found = self._matched(described, self._stored(), paths)
-        if write_metadata(found) != self.data:
-            raise _OtherwiseError
-        return found
+        places = self._places(templates, count)
+        tensors = self._tensors(names, templates, places)
+        objects = {
+            name: self._object(k, count) for k, name in enumerate(names) if k >= len(tensors)
+        }
+        self._expect(_OP.last)
+        used = {*places.names, *(object_.file for object_ in objects.values())}
+        if not used:  # then there is nothing to gain
+            raise OtherwiseError
+        types = {record.dtype.torch for record in tensors.values()}
+        in_order = files == sorted(used) and [*self.types.values()] == sorted(types)
+        each_once = len(tensors.keys() | objects.keys()) == count
+        if not in_order or not each_once or self.at != len(self.data):
+            raise OtherwiseError
+        return Metadata(tensors, objects, paths, dict(_extra()))
 
     def _expect(self, opcodes: bytes) -> None:
         if not self.data.startswith(opcodes, self.at):
-            raise _OtherwiseError
+            raise OtherwiseError
         self.at += len(opcodes)
 
     def _fill_memo(self, slot: int) -> None:
         """Names and element types, each put into the next place of the memo."""
-        data, at, texts = self.data, self.at, self.texts
+        data, at = self.data, self.at
         while data[at] == _TEXT:
+            put, get = memo_of(slot)
             first = at + 5
             at = first + int.from_bytes(data[at + 1 : first], "little")
-            texts.append(str(data[first:at], "utf-8", "surrogatepass"))
-            at += 3 if slot < 256 else 6
+            if not data.startswith(put, at):
+                raise OtherwiseError
+            self.texts.append(str(data[first:at], "utf-8", "surrogatepass"))
+            self.pushed.append(data[first - 5 : at])
+            self.gets.append(get)
+            at += len(put)
             slot += 1
         self.at = at
         while data.startswith(b"ctorch\n", self.at):
             end = data.index(b"\n", first := self.at + 7)
             put, get = memo_of(slot)
             self.types[get] = data[first:end].decode("ascii")
-            self.at = end + 1 + len(put)
+            self.at = end + 1
+            self._expect(put)
             slot += 1
 
     def _text(self) -> str:
@@ -114,48 +139,60 @@ class _Reading:
         self.at = at + int.from_bytes(self.data[at - 4 : at], "little")
         return str(self.data[at : self.at], "utf-8", "surrogatepass")
 
-    def _described(self) -> list[_Template | None]:
-        """What each tensor is, in the order of their names; None for each object."""
-        found: list[_Template | None] = []
-        alike: dict[bytes, dict[bytes, _Template]] = {}
+    def _described(self) -> tuple[list[_Template], int]:
+        """What each tensor is, in the order of their names; and how many names there are, of objects, too."""
+        found: list[_Template] = []
+        known: dict[bytes, _Template] = {}
+        near: list[bytes] = []
         match, data, at = _patterns().tensor.match, self.data, self.at
-        for slot in range(_EMITTER.slots, _EMITTER.slots + len(self.texts)):
-            if data[at] not in b"hj":
+        for get in self.gets:
+            first = at + len(get)
+            for opcodes in near:
+                if data.startswith(opcodes, first):
+                    break
+            else:
+                if (each := match(data, first)) is None:
+                    break
+                opcodes = each[0]
+                if opcodes not in known:
+                    template, described = self._template(*each.groups())
+                    if described != opcodes:
+                        raise OtherwiseError
+                    known[opcodes] = template
+                near = [opcodes, *near[: NEAR - 1]]
+            if not data.startswith(get, at):
                 break
-            at += 2 if slot < 256 else 5
-            if (each := match(data, at)) is None:
-                found.append(None)
-                at += len(_OP.object)
-                continue
-            known, first = alike.setdefault(each[0], {}), each.end()
-            opcodes = next((x for x in known if data.startswith(x, first)), None)
-            if opcodes is None:
-                if (listed := _patterns().chunks.match(data, first)) is None:
-                    raise _OtherwiseError
-                opcodes = listed[0]
-                known[opcodes] = self._template(each[1], each[2], listed[1])
             found.append(known[opcodes])
             at = first + len(opcodes)
-        self.at = at
+        self.at, count = at, len(found)
+        while count < len(self.gets) and data.startswith(self.gets[count] + _OP.object, self.at):
+            self.at += len(self.gets[count] + _OP.object)
+            count += 1
+        return found, count
+
+    def _paths(self, names: Sequence[str]) -> dict[str, tuple[str | int, ...]]:
+        """The paths of names, which most often are the names themselves, in their order."""
+        each = zip(self.gets[: len(names)], self.pushed, strict=False)
+        whole = b"".join([get + b"(" + text + b"t" for get, text in each])
+        if self.data.startswith(whole + _OP.stored, self.at):
+            self.at += len(whole)
+            return {name: (name,) for name in names}
+        found = paths_of(self._paths_one_by_one(names))
+        fetched = dict(zip(names, self.gets, strict=False))
+        self._expect(b"".join(planned(found, fetched, {})))
         return found
 
-    def _paths(self, names: int) -> dict[str, tuple[str | int, ...]]:
-        """The paths of as many names, which most often are the names themselves, in their order."""
-        own, data = self.texts[:names], self.data
-        gets = (memo_of(slot)[1] for slot in range(_EMITTER.slots, _EMITTER.slots + names))
-        each = [get + b"(" + text_of(name) + b"t" for get, name in zip(gets, own, strict=True)]
-        if data.startswith((whole := b"".join(each)) + b"u", self.at):
-            self.at += len(whole)
-            return {name: (name,) for name in own}
-        found: dict[str, tuple[str | int, ...]] = {}
+    def _paths_one_by_one(self, names: Sequence[str]) -> dict[str, tuple[str | int, ...]]:
+        data, at, found = self.data, self.at, dict[str, tuple[str | int, ...]]()
         while (op := data[self.at : self.at + 1]) in (b"h", b"j", b"X"):
             if op == b"X":
                 name = self._text()
             else:
                 get, self.at = self.at + 1, self.at + (2 if op == b"h" else 5)
-                name = own[int.from_bytes(data[get : self.at], "little") - _EMITTER.slots]
+                name = names[int.from_bytes(data[get : self.at], "little") - _EMITTER.slots]
             found[name] = self._path()
-        return paths_of(found)
+        self.at = at
+        return found
 
     def _path(self) -> tuple[str | int, ...]:
         self._expect(b"(")
@@ -168,72 +205,74 @@ class _Reading:
     def _int(self) -> int:
         found = _EACH_INT.match(self.data, self.at)
         if found is None:
-            raise _OtherwiseError
+            raise OtherwiseError
         self.at = found.end()
         return _int_of(found[0])
 
-    def _stored(self) -> Places:
-        """Where everything is stored, in its turn."""
-        before = self.data[self.at :].split(_OP.place)[:-1]
-        at = self.at + np.cumsum(np.fromiter(map(len, before), np.int64) + len(_OP.place))
-        slots, at = self._numbers(at, _GETS)
-        starts, at = self._numbers(at + len(_OP.start), _INTS)
-        lengths, _ = self._numbers(at + len(_OP.length), _INTS)
-        if not len(at) or min(starts.min(), lengths.min()) < 0:
-            raise _OtherwiseError
-        if 2 * max(int(starts.max()), int(lengths.max())) > LARGEST:
-            raise _OtherwiseError
+    def _places(self, templates: Sequence[_Template], count: int) -> Places:
+        """Where the chunks of all tensors are, in their turn; `count` names stand before the files in the memo."""
+        tensors = [(x.indices, get) for x, get in zip(templates, self.gets, strict=False)]
+        rows, self.at = rows_of(self.data, self.at, _OP, tensors)
+        columns = np.zeros((3, sum([len(x.indices) for x in templates])), np.int64)
+        for alike in rows:
+            alike.put([*columns], self.gets)
+        slots, starts, lengths = columns
+        if 2 * max(int(starts.max(initial=0)), int(lengths.max(initial=0))) > LARGEST:
+            raise OtherwiseError
         used, files = np.unique(slots, return_inverse=True)
-        texts = [self.texts[slot] for slot in (used - _EMITTER.slots).tolist()]
-        return Places([check_name(x, "the storage") for x in texts], files, starts, lengths)
+        names = [self._file(slot, count) for slot in used.tolist()]
+        return Places(names, files, starts, lengths)
 
-    def _numbers(
-        self, at: Numbers, forms: Mapping[int, tuple[int, str, int]]
-    ) -> tuple[Numbers, Numbers]:
-        """The numbers that opcodes at these places hold, and the places after those opcodes."""
-        held = np.frombuffer(self.data, np.uint8)
-        ops, values, ends = held.take(at, mode="clip"), np.full(len(at), -1), at.copy()
-        for op, (first, kind, length) in forms.items():
-            mine, bytes_of = np.flatnonzero(ops == op), np.arange(np.dtype(kind).itemsize)
-            near = held.take(at[mine, None] + first + bytes_of, mode="clip")
-            values[mine], ends[mine] = near.view(kind)[:, 0], at[mine] + length
-        return values, ends
+    def _file(self, slot: int, count: int) -> str:
+        """The file that a place of the memo holds, after so many names."""
+        number = slot - _EMITTER.slots
+        if number < count:
+            raise OtherwiseError
+        return check_name(self.texts[number], "the storage")
 
-    def _matched(
-        self,
-        described: Sequence[_Template | None],
-        places: Places,
-        paths: dict[str, tuple[str | int, ...]],
-    ) -> Metadata:
-        """What is described, where each chunk of it is stored in its turn, and then each object."""
+    def _tensors(
+        self, names: Sequence[str], templates: Sequence[_Template], places: Places
+    ) -> dict[str, TensorRecord]:
         tensors: dict[str, TensorRecord] = {}
-        objects: dict[str, Entry] = {}
         at = 0
-        for name, template in zip(self.texts, described, strict=False):
+        for name, (dtype, shape, boxes, _) in zip(names, templates, strict=False):
             check_tensor_name(name)
-            if template is None:
-                ((file,), (start,), (length,)) = places.lists(at, at + 1)
-                objects[name] = Entry(name, file, start, length)
-                at += 1
-                continue
-            dtype, shape, boxes = template
             tensors[name] = TensorRecord(name, dtype, shape, Chunks(boxes, places, at))
             at += len(boxes)
-        if at != len(places.starts):
-            raise _OtherwiseError
-        return Metadata(tensors, objects, paths, dict(_extra()))
+        return tensors
 
-    def _template(self, dtype: bytes, size: bytes, listed: bytes) -> _Template:
-        """What tensors of these opcodes are, and that nothing is wrong with them but what their names may be."""
+    def _object(self, number: int, count: int) -> Entry:
+        """Where the object is stored that has a number among so many names."""
+        name, get, at = self.texts[number], self.gets[number], self.at
+        check_tensor_name(name)
+        self._expect(_OP.key + get + _OP.hint + b"N" + END + _OP.place)
+        first, size, length = GETS[self.data[self.at]]
+        slot = int.from_bytes(self.data[self.at + first : self.at + first + size], "little")
+        file, self.at = self._file(slot, count), self.at + length
+        self._expect(_OP.start)
+        start = self._int()
+        self._expect(_OP.length)
+        found = Entry(name, file, start, self._int())
+        written = _EMITTER.object_place(get, memo_of(slot)[1], found)
+        if min(start, found.length_bytes) < 0 or 2 * max(start, found.length_bytes) > LARGEST:
+            raise OtherwiseError
+        self.at = at
+        self._expect(written)
+        return found
+
+    def _template(self, dtype: bytes, size: bytes, listed: bytes) -> tuple[_Template, bytes]:
+        """What tensors of these opcodes are, and that nothing is wrong with them but what their names may be; and the
+        opcodes that we describe them by."""
         chunks = _patterns().chunk.findall(listed)
         boxes = tuple([Box(_size_of(offsets), _size_of(sizes)) for offsets, sizes in chunks])
         places = {("", box.offsets): ("", 0, 0) for box in boxes}
         if len(places) != len(boxes):
-            raise _OtherwiseError
+            raise OtherwiseError
         each = [chunk_of(box.offsets, box.shape) for box in boxes]
         said = BY_TORCH[self.types[dtype]]
         found = tensor_of("", said, _size_of(size), each, places, [], {})
-        return _Template(found.dtype, found.shape, boxes)
+        alike = _EMITTER.alike(dtype, found.shape, boxes)
+        return _Template(found.dtype, found.shape, boxes, alike.indices), alike.described
 
 
 def _size_of(opcodes: bytes) -> tuple[int, ...]:
@@ -248,10 +287,9 @@ def _int_of(op: bytes) -> int:
 
 
 class _Patterns(NamedTuple):
-    """What is said of a tensor before its chunks, all of these to the end, and one of them."""
+    """What is said of a tensor, and of one of its chunks."""
 
     tensor: re.Pattern[bytes]
-    chunks: re.Pattern[bytes]
     chunk: re.Pattern[bytes]
 
 
@@ -262,11 +300,11 @@ def _patterns() -> _Patterns:
     tensor = op.tensor + b"(%b)" % _GET + op.size + b"(%b)" % size + op.chunks
     listed = op.chunk + size + op.sizes + size + END
     chunk = op.chunk + b"(%b)" % size + op.sizes + b"(%b)" % size + END
-    chunks = b"((?:%b)*+)" % listed + op.listed
-    return _Patterns(*(re.compile(x, re.DOTALL) for x in (tensor, chunks, chunk)))
+    tensor += b"((?:%b)*+)" % listed + op.listed
+    return _Patterns(*(re.compile(x, re.DOTALL) for x in (tensor, chunk)))
 
 
 @cache
 def _extra() -> Mapping[str, Any]:
     """What we write beside tensors, objects and paths."""
-    return read_metadata(write_metadata(Metadata({}, {})), "").extra
+    return read_pickled(write_metadata(Metadata({}, {})), "")[0].extra
