@@ -54,7 +54,7 @@ def test_nothing_else_makes_a_proof() -> None:
     with pytest.raises(TypeError, match="only `Prover`"):
         Proven(src, target(W), (), object())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="only `Prover`"):
-        Proofs(prover_of(src), {}, {}, object())  # type: ignore[arg-type]
+        Proofs(prover_of(src), {}, {}, {}, object())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="only `Prover`"):
         AlikeTensors(prover_of(src).tensor("w"), [0], [], object())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="only `prove_tiling`"):
