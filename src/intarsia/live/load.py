@@ -244,4 +244,5 @@ def _fill(
         report.read_bytes = folder.read_bytes
     report.held_bytes = sum(each.nbytes for each in held)
     report.filled = [each.name for each in held]
-    report.changed = list(changed_tensors(losses, {each.name: each.target for each in held}))
+    targets = {each.name: each.target for each in held} if losses else {}
+    report.changed = list(changed_tensors(losses, targets))

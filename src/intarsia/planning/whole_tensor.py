@@ -57,9 +57,8 @@ def not_whole(stored: Mapping[str, Stored]) -> list[Stored]:
     return [stored[name] for name, x in stored.held.items() if not isinstance(x, WholeTensor)]
 
 
-def types_of(logical: Mapping[str, Logical], names: Iterable[str]) -> set[DType]:
-    """The element types of those of the tensors that there are; no value is made of one that is whole."""
+def types_of(logical: Mapping[str, Logical], names: Iterable[str]) -> Mapping[str, DType]:
+    """The element types, by name, of those of the tensors that there are; no value is made of one that is whole."""
     held: Mapping[str, Logical | WholeTensor]
     held = logical.held if isinstance(logical, MadeWhenAsked) else logical
-    found = {id(x.dtype): x.dtype for x in map(held.get, names) if x is not None}
-    return {*found.values()}
+    return {x.dtype.name: x.dtype for x in map(held.get, names) if x is not None}

@@ -219,3 +219,14 @@ def test_a_proof_of_another_checkpoint_fills_nothing(
     with folder_of(one) as folder, pytest.raises(IntarsiaError, match="is proven of"):
         fill(Source(one, format_named("hf"), folder), prove([held], other), Budget.of())
     assert not held.tensor.any()
+
+
+def test_memory_of_another_size_than_its_layout_is_not_written(
+    experts: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    manifest = read_manifest(tmp_path)
+    held = holdings(torch.Tensor)["fused"]
+    short = Holding("fused", held.layout, held.tensor[:-1])
+    with folder_of(manifest) as folder, pytest.raises(IntarsiaError, match="is proven of"):
+        fill(Source(manifest, format_named("hf"), folder), prove([short], manifest), Budget.of())
+    assert not held.tensor.any()

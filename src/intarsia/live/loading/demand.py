@@ -274,8 +274,9 @@ def cast_names(holdings: Iterable[Holding], manifest: Manifest, *, allowed: bool
     """The tensors whose floating-point type is not the checkpoint's; raise where that may not be."""
     found = []
     for each in holdings:
-        stored = types_of(manifest.logical, each.layout.tensors)
-        for dtype in stored - {each.dtype}:
+        for name, dtype in types_of(manifest.logical, each.layout.tensors).items():
+            if name == each.dtype.name:
+                continue
             floating = dtype.floating and each.dtype.floating
             if not (floating and allowed):
                 raise LayoutError(

@@ -6,6 +6,7 @@ budget: a GPU's through pinned memory, a view with gaps through memory of its ow
 
 from __future__ import annotations
 
+import ctypes
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -105,8 +106,10 @@ def _is_of_runs(source: Source, filling: Filling) -> bool:
     held, runs = filling.holding, filling.proven.runs
     if not runs or not source.is_plain or filling.proven.src is not source.manifest:
         return False
-    types = {x.dtype.name: x.dtype for x in runs}.values()
-    same = all(Change(dtype, held.dtype, PLAIN, held.value).is_none for dtype in types)
+    if held.tensor.nbytes != filling.proven.target.nbytes:
+        return False
+    wanted, types = held.dtype, {x.dtype.name: x.dtype for x in runs}.values()
+    same = all(Change(dtype, wanted, PLAIN, held.value).is_none for dtype in types)
     return same and held.tensor.device.type in ("cpu", "cuda") and held.tensor.is_contiguous()
 
 
@@ -116,7 +119,12 @@ class _Memory:
     def __init__(self, holding: Holding) -> None:
         self.tensor = holding.tensor
         self.itemsize = holding.dtype.itemsize
-        self.bytes = None if holding.tensor.is_cuda else as_bytes(holding.tensor).data
+        self.bytes: memoryview | None = None
+        if not holding.tensor.is_cuda:
+            # As `as_bytes`, without five calls of torch: there may be thousands of tensors, which the holdings keep.
+            length, place = holding.tensor.nbytes, holding.tensor.data_ptr()
+            memory: Any = (ctypes.c_ubyte * length).from_address(place)
+            self.bytes = np.frombuffer(memory, np.uint8).data
 
 
 def _read_runs(

@@ -70,17 +70,17 @@ def with_one_source(
 
 def overlaps(holdings: Iterable[Holding]) -> Iterator[Overlap]:
     """Holdings that share memory and are filled from different elements."""
-    by_storage: dict[tuple[str, int], list[tuple[int, int, Holding]]] = {}
+    by_device: dict[Any, list[tuple[int, int, Holding]]] = {}
     for each in holdings:
         x = each.tensor
-        if not x.numel() or x.device.type == "meta":
+        if not x.numel() or x.is_meta:
             continue
-        size = x.element_size()
-        span = sum((int(n) - 1) * int(s) for n, s in zip(x.shape, x.stride(), strict=True))
-        start = int(x.storage_offset()) * size
-        key = (str(x.device), x.untyped_storage().data_ptr())
-        by_storage.setdefault(key, []).append((start, start + (span + 1) * size, each))
-    for group in by_storage.values():
+        start, length = x.data_ptr(), x.nbytes
+        if not x.is_contiguous():
+            span = sum((int(n) - 1) * int(s) for n, s in zip(x.shape, x.stride(), strict=True))
+            length = (span + 1) * x.element_size()
+        by_device.setdefault(x.device, []).append((start, start + length, each))
+    for group in by_device.values():
         group.sort(key=lambda item: item[0])
         for k, (_, end, a) in enumerate(group):
             for start, _, b in group[k + 1 :]:
