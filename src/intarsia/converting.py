@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
 
 from intarsia.collector import seldom
 from intarsia.conversion.job import Job, prepare
@@ -41,6 +43,11 @@ def job(src: PathLike, options: Options) -> Job:
     return replace(made, digests=options.digests)
 
 
+def _among(arguments: Mapping[str, Any]) -> Options:
+    """The options among the arguments of a call."""
+    return Options(**{f.name: arguments[f.name] for f in fields(Options)})
+
+
 @explained
 @seldom()
 def plan(
@@ -61,22 +68,7 @@ def plan(
     digests: bool = True,
 ) -> Plan:
     """What converting would do: the proof, the bytes, the memory."""
-    options = Options(
-        to=to,
-        mesh=mesh,
-        dialect=dialect,
-        megatron_spec=megatron_spec,
-        megatron_lr=megatron_lr,
-        dtype=dtype,
-        memory=memory,
-        workers=workers,
-        max_shard_size=max_shard_size,
-        optimizer=optimizer,
-        config=config,
-        section=section,
-        digests=digests,
-    )
-    return job(src, options).plan
+    return job(src, _among(locals())).plan
 
 
 @explained
@@ -110,21 +102,7 @@ def convert(
     `torchrun` job share the work, unless one is to do it `alone`.  `progress` is called with the
     bytes that are written and all that will be.
     """
-    options = Options(
-        to=to,
-        mesh=mesh,
-        dialect=dialect,
-        megatron_spec=megatron_spec,
-        megatron_lr=megatron_lr,
-        dtype=dtype,
-        memory=memory,
-        workers=workers,
-        max_shard_size=max_shard_size,
-        optimizer=optimizer,
-        config=config,
-        section=section,
-        digests=digests,
-    )
+    options = _among(locals())
     with crew(alone=alone) as team:
         with team.together():
             planned = job(src, options)

@@ -84,14 +84,7 @@ def _as_one(group: list[Fault]) -> list[Fault]:
     first = group[0]
     file = few(first.files, 4) or first.where
     at = f" in {file}" if first.kind in _IN_ONE_FILE else ""
-    return [
-        Fault(
-            first.kind,
-            tuple(dict.fromkeys(name for fault in group for name in fault.tensors)),
-            file,
-            f"{first.text}; and {len(group) - 1:,} more like it{at}",
-            sum(fault.elements for fault in group),
-            first.hint,
-            first.files,
-        )
-    ]
+    names = tuple(dict.fromkeys(name for fault in group for name in fault.tensors))
+    text = f"{first.text}; and {len(group) - 1:,} more like it{at}"
+    elements = sum(fault.elements for fault in group)
+    return [Fault(first.kind, names, file, text, elements, first.hint, first.files)]

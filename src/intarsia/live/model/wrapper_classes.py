@@ -22,11 +22,8 @@ class Wrappers:
     def of(model: Any) -> Wrappers:
         """One pass over the modules; of a thousand modules most have one of a few classes."""
         classes = _classes(model)
-        return Wrappers(
-            any(is_data_parallel(each) for each in classes),
-            any(_is_fsdp1(each) for each in classes),
-            any(is_pefts(each) for each in classes),
-        )
+        kinds = is_data_parallel, _is_fsdp1, is_pefts
+        return Wrappers(*(any(map(is_kind, classes)) for is_kind in kinds))
 
 
 def _classes(model: Any) -> set[type]:

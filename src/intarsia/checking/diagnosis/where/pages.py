@@ -53,11 +53,9 @@ def _is_grid(elements: DifferingElements) -> bool:
         return False
     if prod(counts[:-1]) > 1 or counts[-1] == elements.shape[-1]:
         return True
-    return any(
-        share(elements.shape[c.axis], c.parts, c.rank)
-        == (elements.box.offsets[c.axis], elements.box.shape[c.axis])
-        for c in elements.cuts or ()
-    )
+    shape, box = elements.shape, elements.box
+    held = [(c, (box.offsets[c.axis], box.shape[c.axis])) for c in elements.cuts or ()]
+    return any(share(shape[c.axis], c.parts, c.rank) == ends for c, ends in held)
 
 
 def _is_shard(elements: DifferingElements) -> bool:

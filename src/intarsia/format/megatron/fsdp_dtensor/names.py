@@ -49,11 +49,9 @@ def name_tensors(
     if table is None:
         for record in records:
             found.add(stored_of(record))
-        why = (
-            f"model_type {config.get('model_type')!r} has no table"
-            if config
-            else ("no model configuration, and the stored arguments do not determine the family")
-        )
+        why = "no model configuration, and the stored arguments do not determine the family"
+        if config:
+            why = f"model_type {config.get('model_type')!r} has no table"
         found.notes.append(f"{why}: each stored tensor is carried name by name")
         return found
     reader = _Reader(table, tp, found, complain)
