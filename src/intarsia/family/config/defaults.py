@@ -27,18 +27,12 @@ _GEMMA3 = _GELU | {
     },
 }
 _ROUTED = {
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
-    "n_group": 1,
-    "topk_group": 1,
+    "norm_topk_prob": True, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
     "num_experts_per_tok": 8,
-}
+}  # fmt: skip
 _LATENT = _ROUTED | {
-    "routed_scaling_factor": 2.5,
-    "n_group": 8,
-    "topk_group": 4,
-    "rope_interleave": True,
-}
+    "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4, "rope_interleave": True,
+}  # fmt: skip
 _YARN = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0}
 
 _BY_TYPE: dict[str, dict[str, Any]] = {
