@@ -74,6 +74,11 @@ def test_doubles_of_any_size_neither_overflow_nor_vanish(tmp_path: Path, scale: 
     assert found.cosine == pytest.approx(15 / math.sqrt(14 * 16.25))
 
 
+def test_what_did_not_move_has_a_cosine_of_one(tmp_path: Path) -> None:
+    same = torch.tensor([1.0, 1.0])
+    assert between(tmp_path, same, same.clone()).cosine == 1
+
+
 def test_windows_of_unlike_sizes_add_up(tmp_path: Path, monkeypatch) -> None:
     from intarsia.run.budget import Budget
 

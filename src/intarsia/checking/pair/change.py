@@ -206,7 +206,7 @@ def _change(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Change:
 
 
 def _cosine(found: _Measure, moved: bool) -> float:
-    if not (found.left.value and found.right.value):
+    if not (moved and found.left.value and found.right.value):
         return 0.0 if moved else 1.0
     scale = found.both.exponent - (found.left.exponent + found.right.exponent) // 2
     value = _scaled(found.both.value / sqrt(found.left.value) / sqrt(found.right.value), scale)
