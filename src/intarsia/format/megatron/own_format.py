@@ -91,6 +91,16 @@ class MegatronFormat(Archives):
                 f"Megatron's arguments cannot express {listed}: config.json keeps it, and"
                 " Megatron's model must be built with it"
             )
+        out, inner = (
+            any(name.endswith(end) for name in src.logical)
+            for end in ("o_proj.bias", "down_proj.bias")
+        )
+        if out != inner:
+            yield (
+                "Megatron's arguments cannot express biases of"
+                f" {'attention' if out else 'the MLP'} alone: a model that is built from them loses these"
+                " or asks for others, so Megatron's model must be built for them"
+            )
         if src.config_doubts:
             yield (
                 "no config.json is written: the stored arguments leave the model's own configuration in"

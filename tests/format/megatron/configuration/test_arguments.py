@@ -107,6 +107,43 @@ def test_what_arguments_cannot_say_is_listed() -> None:
     assert not arguments_of_config(CASES["qwen3_moe"]).unsaid
 
 
+@pytest.mark.parametrize(
+    ("rope", "said"),
+    [
+        ({}, True),
+        ({"mscale": 1.0}, True),
+        ({"mscale": 0.7, "mscale_all_dim": 1.0}, True),
+        ({"mscale": 0.7}, False),
+        ({"mscale_all_dim": 0.7}, False),
+        ({"attention_factor": 1.3}, False),
+        ({"truncate": False}, False),
+    ],
+)
+def test_a_latent_yarn_that_megatron_scales_otherwise_is_listed(
+    rope: dict[str, Any], said: bool
+) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    config = of("deepseek_v3", DENSE, ROUTED, LATENT, rope_parameters=yarn | rope)
+    assert ("rope_parameters" not in arguments_of_config(config).unsaid) == said
+    assert not disagreements(arguments_for(config, Mesh(), PLAIN, False), config)
+    trained = {"multi_latent_attention": True, "rope_type": "yarn", "rotary_scaling_factor": 4.0}
+    fields = {c.field for c in disagreements(trained | rope, config)}
+    if not said:
+        assert "rope_scaling" in fields
+
+
+def test_groups_that_megatron_ranks_by_other_scores_are_listed() -> None:
+    """Transformers takes the two best of a group, Megatron as many as `topk // group_topk`."""
+    config = CASES["glm4_moe"] | {"n_group": 4, "topk_group": 2, "num_experts_per_tok": 4}
+    other = config | {"num_experts_per_tok": 6}
+    assert not arguments_of_config(config).unsaid
+    assert arguments_of_config(other).unsaid == {"n_group": 4}
+    written = arguments_for(other, Mesh(), PLAIN, False)
+    assert not disagreements(written, other)
+    (found,) = disagreements({k: v for k, v in written.items() if "only" not in k}, other)
+    assert (found.field, found.first) == ("moe_router_num_groups", 4)
+
+
 def test_what_a_configuration_says_is_written() -> None:
     said = arguments_of_config(
         CASES["glm4_moe"] | {"rope_parameters": {"partial_rotary_factor": 0.5}}

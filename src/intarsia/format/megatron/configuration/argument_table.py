@@ -14,7 +14,7 @@ UNSAID = "only_in_config_json"
 """Our word among the arguments for what they cannot say: a configuration made from them is not the model's."""
 
 
-ROPE, ACTIVATION = "rope_parameters", "hidden_act"
+ROPE, ACTIVATION, GROUPS = "rope_parameters", "hidden_act", "n_group"
 
 
 @frozen

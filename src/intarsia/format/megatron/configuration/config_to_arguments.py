@@ -14,6 +14,7 @@ from typing import Any
 from intarsia.family.config.meaning import meaning_of, sizes_of
 from intarsia.format.megatron.configuration.argument_table import (
     ACTIVATION,
+    GROUPS,
     LATENT_YARN,
     ROPE,
     ROWS,
@@ -30,6 +31,9 @@ _INNER_IS_EXPERT = ("mixtral", "gpt_oss", "olmoe")
 _SCALED_EMBEDDING = ("gemma", "gemma2", "gemma3", "gemma3_text")
 _WIDTHS = {"gemma": 256, "gemma2": 256, "gemma3": 256, "gemma3_text": 256, "gpt_oss": 64,
            "qwen3": 128, "qwen3_next": 256, "qwen3_vl": 128} | dict.fromkeys(_LINEAR, 256)  # fmt: skip
+
+_GROUP_SCORES = 2
+"""Transformers ranks a group of experts by so many of its scores, Megatron by topk // group_topk."""
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """What Megatron's `--use-rope-scaling` has built in, beside the factor."""
@@ -174,12 +178,19 @@ def _latent_scaling(said: Said, rope: Mapping[str, Any]) -> None:
     args, kind = said.args, rope.get("rope_type", "default")
     if kind == "default":
         args["rope_type"] = "rope"
-    elif kind == "yarn":
+    elif kind == "yarn" and _latent_yarn_is_said(rope):
         args |= {"rope_type": "yarn", "rotary_scaling_factor": rope.get("factor")}
         args |= {name: rope.get(name, unsaid) for name, unsaid in LATENT_YARN.items()}
         args["original_max_position_embeddings"] = rope.get("original_max_position_embeddings")
     else:
         said.unsaid[ROPE] = dict(sorted(rope.items()))
+
+
+def _latent_yarn_is_said(rope: Mapping[str, Any]) -> bool:
+    """Whether Megatron scales as Transformers does, which heeds both mscales or neither of them."""
+    one, all_dim = rope.get("mscale"), rope.get("mscale_all_dim")
+    plain = rope.get("attention_factor") is None and rope.get("truncate", True) is True
+    return plain and bool((one and all_dim) or (one in (None, 1) and not all_dim))
 
 
 def _attention(said: Said, text: Mapping[str, Any], family: str) -> None:
@@ -242,7 +253,9 @@ def _experts(said: Said, text: Mapping[str, Any], family: str) -> None:
     args["moe_router_topk_scaling_factor"] = scale if routed else None
     groups = (text.get("n_group") or 1) if routed and family != "deepseek_v2" else 1
     args["moe_router_num_groups"] = groups if groups > 1 else None
-    args["moe_router_group_topk"] = text.get("topk_group") if groups > 1 else None
+    args["moe_router_group_topk"] = limit = text.get("topk_group") if groups > 1 else None
+    if limit and text.get("num_experts_per_tok", 0) // limit != _GROUP_SCORES:
+        said.unsaid[GROUPS] = groups
     if family == "deepseek_v2" and text.get("topk_method", "greedy") != "greedy":
         said.unsaid["topk_method"] = text["topk_method"]
     shared = text.get("shared_expert_intermediate_size")

@@ -11,6 +11,7 @@ from intarsia.family.config.meaning import Contradiction, meaning_of
 from intarsia.format.megatron.configuration.argument_facts import facts_of
 from intarsia.format.megatron.configuration.argument_table import (
     ACTIVATION,
+    GROUPS,
     ROPE,
     ROWS,
     UNSAID,
@@ -36,6 +37,10 @@ def disagreements(args: Arguments, config: Mapping[str, Any]) -> list[Contradict
         given["rope_scaling"] = said.unsaid[ROPE]
         if stored.get("rope_scaling") == ("default",):
             del given["rope_scaling"]
+    if GROUPS in said.unsaid and GROUPS not in (args.get(UNSAID) or ()):
+        given["moe_router_num_groups"] = (
+            f"{said.unsaid[GROUPS]}, each ranked by its two best experts"
+        )
     if "num_experts" in given and said.args.get("moe_layer_freq") == 1:
         given.pop("ffn_hidden_size", None)  # no layer has it
     if "softmax_scale" in stored and "kv_channels" in given:
