@@ -89,11 +89,11 @@ def test_a_norm_that_a_shift_rounds_is_named(norm: float, lost: int, tmp_path: P
     save_file(tensors, tmp_path / "hub" / "model.safetensors", {"format": "pt"})
     report = intarsia.convert(tmp_path / "hub", tmp_path / "megatron", to="torch_dist")
     if lost:
-        assert f"{lost} elements of 1 norms were rounded" in report.notes[0]
-        assert report.notes[0] in report.as_json()["notes"]
+        assert f"{lost} elements of 1 norms were rounded" in report.remarks[0]
+        assert report.remarks[0] in report.as_json()["notes"]
         assert [
             d.tensor for d in intarsia.verify(tmp_path / "hub", tmp_path / "megatron").different
         ] == [first]
     else:
-        assert not report.notes
+        assert not report.remarks
         assert intarsia.verify(tmp_path / "hub", tmp_path / "megatron")

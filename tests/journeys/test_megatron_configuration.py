@@ -122,8 +122,30 @@ def test_what_megatrons_arguments_cannot_say_is_reported(tmp_path: Path) -> None
     plan = intarsia.plan(src, to="torch_dist")
     (note,) = [n for n in plan.notes if "cannot express" in n]
     assert "hidden_act=gelu_pytorch_tanh" in note
-    intarsia.convert(src, tmp_path / "td", to="torch_dist")
+    report = intarsia.convert(src, tmp_path / "td", to="torch_dist")
     assert common(tmp_path / "td")["args"].swiglu is False
+    assert note in report.notes
+    assert report.complete
+    assert report.as_json()["complete"]
+
+
+@pytest.mark.parametrize(
+    ("biases", "alone"),
+    [
+        ({}, None),
+        ({"attention_bias": True, "mlp_bias": True}, None),
+        ({"attention_bias": True}, "attention"),
+        ({"mlp_bias": True}, "the MLP"),
+    ],
+)
+def test_biases_that_a_model_of_megatron_would_lose_are_reported(
+    biases: dict[str, bool], alone: str | None, tmp_path: Path
+) -> None:
+    config = llama_config(**biases)
+    src = write_hf(tmp_path / "hf", weights(config), config, 1)
+    found = [n for n in intarsia.plan(src, to="torch_dist").notes if "cannot express biases" in n]
+    assert len(found) == (alone is not None)
+    assert all(f"biases of {alone} alone" in note for note in found)
 
 
 ROPES: dict[str, dict[str, Any]] = {

@@ -55,7 +55,7 @@ def run(
                 report = carry_out(
                     job, dst, overwrite=overwrite, resume=resume, progress=advance, team=team
                 )
-        report = replace(report, notes=(*report.notes, *note_on_ranks(alone=alone)))
+        report = replace(report, remarks=(*report.remarks, *note_on_ranks(alone=alone)))
         answer(report.as_json(), lambda: say(report))
     except KeyboardInterrupt as stop:
         if report is not None or (isinstance(stop, Interrupted) and stop.committed):
