@@ -74,6 +74,14 @@ def test_any_two_names_of_one_memory_are_compared(tmp_path: Path) -> None:
         intarsia.load(tmp_path, into={"a": memory, "b": memory[1]}, strict=False)
 
 
+def test_the_last_row_of_a_view_with_gaps_is_part_of_it(tmp_path: Path) -> None:
+    save_file({"columns": torch.ones(4, 2), "row": torch.zeros(4)}, tmp_path / "model.safetensors")
+    memory = torch.full((4, 4), 7.0)
+    with pytest.raises(CoverageError, match="share memory"):
+        intarsia.load(tmp_path, into={"columns": memory[:, :2], "row": memory[3]})
+    assert (memory == 7).all()
+
+
 def test_memory_that_interleaves_without_touching_is_filled(tmp_path: Path) -> None:
     tensors = {"a": torch.rand(4, 2), "b": torch.rand(4, 3)}
     save_file(tensors, tmp_path / "model.safetensors")
