@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from intarsia.errors import UsageError
 from intarsia.layout import Layout, chunk
-from intarsia.mesh import Box, Mesh, Rule, share
+from intarsia.mesh import Box, Grid, Mesh, Rule, share
 from tests.oracle.layouts import ids
 
 some = settings(max_examples=100, deadline=None)
@@ -92,6 +94,19 @@ def test_holders_are_the_ranks_whose_box_it_is(case) -> None:
             assert ranks == [rank for rank, b in boxes.items() if b == box]
     else:
         assert holders == {Box.whole(shape): [*boxes]}
+
+
+def test_holders_of_one_tensor_are_not_taken_for_those_of_another() -> None:
+    mesh = Mesh.parse("tp=2,etp=2,ep=2,pp=2,fsdp=2")
+    grids = None, Grid((8, 8), (4, 4), (1, 1)), Grid((8, 8), (8, 1), (1, 1))
+    experts, layers = (None, *((k, 4) for k in range(4))), (None, *((k, 4) for k in range(4)))
+    found = set()
+    for tp, ep, expert, layer, grid in product((None, 0, 1), (None, 0), experts, layers, grids):
+        rule = Rule(tp, None if expert else ep, expert, layer, grid)
+        holders = mesh.holders((8, 8), rule)
+        assert holders == replace(mesh).holders((8, 8), rule)
+        found.add(id(holders))
+    assert len(found) < 200, "tensors that the same ranks hold share what is known of them"
 
 
 @some

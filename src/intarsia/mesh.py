@@ -14,7 +14,7 @@ otherwise hold copies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property, lru_cache
 from math import gcd, lcm, prod
@@ -209,6 +209,11 @@ class Mesh:
         return {}
 
     @cached_property
+    def _known_holders(self) -> dict[Hashable, dict[Box, list[int]]]:
+        """What `holders` gave."""
+        return {}
+
+    @cached_property
     def expert_fsdp(self) -> int:
         """How many FSDP shards an expert has once EP has placed it."""
         left = self.lanes // (self.etp * self.ep)
@@ -251,14 +256,18 @@ class Mesh:
             return known.get(cut) or known.setdefault(cut, _boxes(self, *cut))
         return _boxes_in_step(self, shape, rule.grid, rule.tp, rule.ep, rule.is_expert)
 
-    def holders(self, shape: Shape, rule: Rule) -> dict[Box, list[int]]:
-        """The ranks that hold each box: its replicas."""
-        held: dict[Box, list[int]] = {}
-        empty = not prod(shape)
-        for rank in range(self.size):
-            box = self.box(shape, rule, rank)
-            if box is not None and (box.size or empty):
-                held.setdefault(Box.whole(shape) if empty else box, []).append(rank)
+    def holders(self, shape: Shape, rule: Rule) -> Mapping[Box, Sequence[int]]:
+        """The ranks that hold each box: its replicas; one object for tensors that the same ranks hold alike."""
+        stage = self.stage(rule) if self.pp > 1 else None
+        owner = None if rule.expert is None else _owner_of_expert(rule.expert, self.ep)
+        held_by = shape, rule.tp, rule.ep, owner, stage, rule.grid
+        if (held := self._known_holders.get(held_by)) is None:
+            held, empty = {}, not prod(shape)
+            for rank in range(self.size):
+                box = self.box(shape, rule, rank)
+                if box is not None and (box.size or empty):
+                    held.setdefault(Box.whole(shape) if empty else box, []).append(rank)
+            self._known_holders[held_by] = held
         return held
 
     def __str__(self) -> str:

@@ -93,6 +93,10 @@ def beyond_any_file(arranged: Arrangement) -> Arrangement:
     )
 
 
+def before_any_file(arranged: Arrangement) -> Arrangement:
+    return moved(arranged, start_bytes=-(1 << 63), gap_bytes=1)
+
+
 def under_a_closing_file(arranged: Arrangement) -> Arrangement:
     return replace(arranged, closing={"rank_0.npy": b"", **arranged.closing})
 
@@ -126,6 +130,7 @@ def src(tmp_path: Path) -> Path:
         (gap_behind_the_start, f"`{NAME}`: bytes .* lie outside of what is wrapped around them"),
         (between_bytes, r"places in files are whole numbers of bytes: \(0, \d+.5, 0\)"),
         (beyond_any_file, f"{NAME} lies where no file reaches"),
+        (before_any_file, f"{NAME} lies where no file reaches"),
         (under_a_closing_file, "rank_0.npy is written last, but it also holds tensors"),
     ],
 )

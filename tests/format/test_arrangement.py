@@ -51,5 +51,6 @@ def test_values_are_made_when_they_are_asked_for() -> None:
     (a,) = in_columns([A])
     assert isinstance(a, SlotColumns)
     assert len(a) == 2
-    assert not a._made
+    assert not hasattr(a, "_made")
     assert a[1] == A[1]
+    assert a[1] is a[1]

@@ -12,10 +12,10 @@ from math import prod
 import numpy as np
 
 from intarsia.errors import CoverageError
-from intarsia.format.arrangement import SlotColumns, Wrapped, in_columns, joined, whole_numbers
+from intarsia.format.arrangement import SlotPlaces, Wrapped, in_columns, joined, whole_numbers
 from intarsia.format.base import Arrangement, Slot
 from intarsia.mesh import Box, Shape
-from intarsia.planning.chunks import Numbers
+from intarsia.planning.chunks import Numbers, repeated
 from intarsia.planning.manifest import Target
 from intarsia.planning.proof.tiling import tiling_fault
 
@@ -39,22 +39,21 @@ def _faults(targets: Sequence[Target], arranged: Arrangement) -> Iterator[str]:
         yield f"`{unplaced[0]}` has no place"
         return
     fixed = [Slot(Box.whole((len(data),)), file, at) for file, at, data in arranged.fixed]
-    *columns, last_column = in_columns([*(arranged.slots[name] for name in names), fixed])
-    known: dict[tuple[int, Shape, int], Numbers] = {}
-    around = list[Numbers]()
+    *columns, of_fixed = in_columns([*(arranged.slots[name] for name in names), fixed])
+    kinds: dict[tuple[int, Shape, int], int] = {}
+    around, which = [_around(of_fixed.wrapped, 1)], list[int]()
     for target, slots in zip(targets, columns, strict=True):
-        key = id(slots.wrapped), target.shape, target.dtype.itemsize
-        if key not in known:
+        key = id(slots.wrapped), target.layout.shape, target.dtype.itemsize
+        if (kind := kinds.get(key)) is None:
             if fault := tiling_fault(target.shape, slots.wrapped.boxes):
                 yield f"`{target.name}`: {fault}"
-            known[key] = _around(slots.wrapped, target.dtype.itemsize)
-        around.append(known[key])
-    yield from _wrong_places(
-        [*columns, last_column],
-        np.concatenate([*around, _around(last_column.wrapped, 1)], 1),
-        [*names, "a fixed part"],
-        arranged.files,
-    )
+            kind = kinds[key] = len(around)
+            around.append(_around(slots.wrapped, target.dtype.itemsize))
+        which.append(kind)
+    places, lengths = joined([*columns, of_fixed]), repeated(around, [*which, 0])
+    counts = [x.shape[1] for x in around]
+    whose = np.repeat(np.arange(len(names) + 1), [counts[kind] for kind in (*which, 0)])
+    yield from _wrong_places(places, lengths, whose, [*names, "a fixed part"], arranged.files)
     for file in arranged.closing.keys() & arranged.files.keys():
         yield f"{file} is written last, but it also holds tensors or fixed parts"
 
@@ -70,14 +69,17 @@ def _around(wrapped: Wrapped, itemsize: int) -> Numbers:
 
 
 def _wrong_places(
-    columns: Sequence[SlotColumns], around: Numbers, names: Sequence[str], files: Mapping[str, int]
+    places: SlotPlaces,
+    around: Numbers,
+    whose: Numbers,
+    names: Sequence[str],
+    files: Mapping[str, int],
 ) -> Iterator[str]:
-    """Slots that overlap or leave their file, of which `names` are the owners' and `around` says how long they are."""
-    places = joined(columns)
-    whose = np.repeat(np.arange(len(names)), [len(slots) for slots in columns])
+    """Slots that overlap or leave their file; `around` says how long they are, `whose` which of `names` they belong to."""
     every = np.stack([places.starts, places.gaps, *around])
-    for k in np.flatnonzero(((every >= _NO_FILE) | (every <= -_NO_FILE)).any(0)).tolist():
-        yield f"{names[whose[k]]} lies where no file reaches"
+    if every.max(initial=0) >= _NO_FILE or every.min(initial=0) <= -_NO_FILE:
+        far = ((every >= _NO_FILE) | (every <= -_NO_FILE)).any(0).argmax()
+        yield f"{names[whose[far]]} lies where no file reaches"
         return
     # The bytes of elements, those wrapped around them, and the gap before.
     starts, gaps, before, lengths, nbytes = every
@@ -85,7 +87,7 @@ def _wrong_places(
     for k in np.flatnonzero((gaps < 0) | (before < 0) | (before + nbytes > lengths)).tolist():
         bytes_of = f"bytes [{starts[k]:,}:{starts[k] + nbytes[k]:,})"
         yield f"`{names[whose[k]]}`: {bytes_of} lie outside of what is wrapped around them"
-    order = np.lexsort((ends, begins, places.files))
+    order = np.lexsort((begins, places.files))
     order = order[begins[order] != ends[order]]
     sizes = np.array([min(files.get(name, -1), _NO_FILE) for name in places.names], np.int64)
     of, begins, ends, whose = places.files[order], begins[order], ends[order], whose[order]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
+
+import numpy as np
 
 from intarsia.conversion.job import Job
 from intarsia.format.base import Arrangement
 from intarsia.format.registry import root_of
-from intarsia.planning.chunks import Chunks
+from intarsia.planning.chunks import boxes_of, places_of
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.store.address import named
 
@@ -46,31 +48,45 @@ def _relative(path: str, root: PurePath) -> str:
     return str(named(path).relative_to(root)) if named(path).is_relative_to(root) else path
 
 
-def _tensors(src: Manifest) -> Iterable[str | bytes]:
-    said: dict[int, tuple[object, int]] = {}
-    for s in src.stored.values():
-        yield f"{s.key} {s.name} {s.dtype} {s.shape} {s.value}"
-        chunks = s.chunks
-        if not isinstance(chunks, Chunks):
-            for c in chunks:
-                yield f"{c.file} {c.start_bytes} {c.length_bytes} {c.box.offsets} {c.box.shape}"
-            continue
-        boxes, (names, *columns) = chunks.boxes, chunks.places
-        for each in (boxes, names):
-            # Said once, and kept, so that nothing else comes to have its identity.
-            if id(each) not in said:
-                said[id(each)] = each, len(said)
-                yield repr(each)
-        yield f"{said[id(boxes)][1]} {said[id(names)][1]}"
-        for column in columns:
-            yield column[chunks.first : chunks.first + len(boxes)].tobytes()
+def _tensors(src: Manifest) -> Iterator[bytes]:
+    held = src.stored.values()
+    yield from _texts([s.key for s in held])
+    yield from _texts([s.name for s in held])
+    yield from _recurring((s.dtype.name, s.layout.shape, str(s.value)) for s in held)
+    boxes = [boxes_of(s.chunks) for s in held]
+    # Tensors that are cut alike may share their boxes, of which there may be thousands.
+    cuts = {id(x): tuple([(box.offsets, box.shape) for box in x]) for x in boxes}
+    yield from _recurring(cuts[id(x)] for x in boxes)
+    names, *columns = places_of([s.chunks for s in held])
+    yield from _texts(names)
+    yield from (column.tobytes() for column in columns)
 
 
-def _layouts(targets: Iterable[Target]) -> Iterable[str]:
-    for t in targets:
-        yield f"{t.name} {t.dtype} {t.shape} {t.value}"
-        for p in t.layout.pieces:
-            yield f"{p.tensor} {p.at} {p.to} {[(x.n, x.at, x.to) for x in p.loops]}"
+def _layouts(targets: Sequence[Target]) -> Iterator[bytes]:
+    kinds = ((t.dtype.name, t.layout.shape, str(t.value), len(t.layout.pieces)) for t in targets)
+    pieces = [p for t in targets for p in t.layout.pieces]
+    yield from _texts([t.name for t in targets])
+    yield from _recurring(kinds)
+    yield from _texts([p.tensor for p in pieces])
+    yield from (_numbers([p.at for p in pieces]), _numbers([p.to for p in pieces]))
+    yield from _recurring(tuple([(x.n, x.at, x.to) for x in p.loops]) for p in pieces)
+
+
+def _numbers(column: Sequence[int]) -> bytes:
+    return np.array(column, np.int64).tobytes()
+
+
+def _texts(column: Sequence[str]) -> Iterator[bytes]:
+    """How long texts are, and all of them in one."""
+    yield _numbers([*map(len, column)])
+    yield "".join(column).encode("utf-8", "surrogatepass")
+
+
+def _recurring(column: Iterable[Hashable]) -> Iterator[bytes]:
+    """Values of which many are equal: the number of each, and what the numbers stand for."""
+    known: dict[Hashable, int] = {}
+    yield _numbers([known.setdefault(value, len(known)) for value in column])
+    yield repr([*known]).encode()
 
 
 def _files(arrangement: Arrangement) -> Iterable[str | bytes]:
@@ -90,8 +106,9 @@ def _sorted(config: Mapping[str, Any] | None) -> str:
 
 
 def _digest(parts: Iterable[str | bytes]) -> str:
-    found = hashlib.blake2b(digest_size=8)
+    found = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
-        found.update(len(data).to_bytes(8, "little") + data)
-    return found.hexdigest()
+        found.update(len(data).to_bytes(8, "little"))
+        found.update(data)
+    return found.hexdigest()[:16]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from intarsia.errors import CoverageError
 from intarsia.frozen import frozen, frozen_open
 from intarsia.mesh import Box
-from intarsia.planning.chunks import Numbers
+from intarsia.planning.chunks import Numbers, numbers_in
 from intarsia.planning.made_when_asked import MadeTogether
 
 
@@ -76,7 +76,6 @@ class SlotColumns(MadeTogether[Slot]):
     __slots__ = ("first", "places", "wrapped")
 
     def __init__(self, wrapped: Wrapped, places: SlotPlaces, first: int) -> None:
-        super().__init__()
         self.wrapped = wrapped
         self.places = places
         self.first = first
@@ -124,9 +123,9 @@ def joined(held: Sequence[SlotColumns]) -> SlotPlaces:
     """The places of the slots of targets, one after another."""
     every = {id(slots.places): slots.places for slots in held}
     bases = dict(zip(every, accumulate(map(_count, every.values()), initial=0), strict=False))
-    counts = np.array([len(slots) for slots in held], np.int64)
+    counts = np.array([len(slots.wrapped.boxes) for slots in held], np.int64)
     firsts = np.array([bases[id(slots.places)] + slots.first for slots in held], np.int64)
-    numbers = np.arange(counts.sum()) + np.repeat(firsts - counts.cumsum() + counts, counts)
+    numbers = numbers_in(firsts, counts)
     names, *columns = next(iter(every.values())) if len(every) == 1 else _merged(every.values())
     return SlotPlaces(names, *(column[numbers] for column in columns))
 

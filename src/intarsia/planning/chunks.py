@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +42,6 @@ class Chunks(MadeTogether[Chunk]):
     __slots__ = ("boxes", "first", "places")
 
     def __init__(self, boxes: tuple[Box, ...], places: Places, first: int) -> None:
-        super().__init__()
         self.boxes = boxes
         self.places = places
         self.first = first
@@ -58,6 +58,23 @@ class Chunks(MadeTogether[Chunk]):
         return tuple([Chunk(*each) for each in zip(self.boxes, *self.columns, strict=True)])
 
 
+def numbers_in(firsts: Numbers, counts: Numbers) -> Numbers:
+    """The numbers of ranges, one after another.
+
+    >>> numbers_in(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    found: Numbers = np.repeat(firsts - counts.cumsum() + counts, counts)
+    return found + np.arange(len(found))
+
+
+def repeated(columns: Sequence[Numbers], which: Sequence[int]) -> Numbers:
+    """Of columns that recur, those with these numbers, one after another."""
+    counts, some = np.array([x.shape[1] for x in columns], np.int64), np.array(which, np.int64)
+    firsts = counts.cumsum() - counts
+    return np.concatenate(columns, 1)[:, numbers_in(firsts[some], counts[some])]
+
+
 def first_place(chunks: Sequence[Chunk]) -> tuple[str, int] | None:
     """The file and the byte at which the first chunk of a tensor begins; None where it has none."""
     if not len(chunks):
@@ -70,7 +87,7 @@ def first_place(chunks: Sequence[Chunk]) -> tuple[str, int] | None:
 
 def boxes_of(chunks: Sequence[Chunk]) -> tuple[Box, ...]:
     """The boxes of a tensor's chunks."""
-    return chunks.boxes if isinstance(chunks, Chunks) else tuple([chunk.box for chunk in chunks])
+    return chunks.boxes if type(chunks) is Chunks else tuple([chunk.box for chunk in chunks])
 
 
 def columns_of(chunks: Sequence[Lying]) -> tuple[list[str], list[int], list[int]]:
@@ -91,15 +108,11 @@ def places_of(held: Sequence[Sequence[Lying]]) -> Places:
         if count and chunks.places is not known:
             break
         known, count, end = chunks.places, count + 1, end + len(chunks)
-    files, starts, lengths = list[str](), list[int](), list[int]()
-    for more in map(columns_of, held[count:]):
-        files += more[0]
-        starts += more[1]
-        lengths += more[2]
+    files, starts, lengths = columns_of([*chain.from_iterable(held[count:])])
     names = {file: k for k, file in enumerate(dict.fromkeys([*known.names, *files]))}
     columns = [names[file] for file in files], starts, lengths
     each = zip(known[1:], columns, strict=True)
     whole = [np.concatenate([a[:end], np.array(b, np.int64)]) for a, b in each]
-    used, whole[0] = np.unique(whole[0], return_inverse=True)
-    every = [*names]
-    return Places([every[k] for k in used.tolist()], *whole)
+    used = np.bincount(whole[0], minlength=len(names)) > 0
+    whole[0] = (np.cumsum(used) - 1)[whole[0]]
+    return Places([name for name, is_used in zip(names, used, strict=True) if is_used], *whole)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from threading import RLock
 from typing import Any, TypeVar
 
 Value = TypeVar("Value")
+_MAKING = RLock()
 
 
 class MadeWhenAsked(Mapping[str, Value]):
@@ -65,18 +67,19 @@ class MadeTogether(Sequence[Value]):
 
     __slots__ = ("_made",)
 
-    def __init__(self) -> None:
-        self._made: list[tuple[Value, ...]] = []
+    _made: tuple[Value, ...]
 
     @abstractmethod
     def _make(self) -> tuple[Value, ...]: ...
 
     @property
     def _values(self) -> tuple[Value, ...]:
-        if not self._made:
-            # Of two threads that make them, both take those that are kept first.
-            self._made.append(self._make())
-        return self._made[0]
+        if not hasattr(self, "_made"):
+            with _MAKING:
+                # Another thread may have made them while this one waited.
+                if not hasattr(self, "_made"):
+                    self._made = self._make()
+        return self._made
 
     def __getitem__(self, at: Any) -> Any:
         return self._values[at]

@@ -9,11 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from intarsia.dtypes import DType
 from intarsia.format.arrangement import SlotColumns, SlotPlaces, Wrapped
@@ -22,8 +20,8 @@ from intarsia.format.dcp.metadata import METADATA, Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.dcp.optimizer_key import optimizer_key, with_optimizer_at
 from intarsia.format.torch_file.torch_frame import Frame, frame
-from intarsia.mesh import Box, Mesh, Rule, Shape
-from intarsia.planning.chunks import Chunks, Places
+from intarsia.mesh import Box, Mesh
+from intarsia.planning.chunks import Chunks, Numbers, Places, repeated
 from intarsia.planning.manifest import Entry, Target
 from intarsia.state.names import ROOT
 
@@ -32,16 +30,18 @@ _OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
 
 
 class Cut(NamedTuple):
-    """What targets of one element type have in common that the same ranks hold: `takers` are, for each box, the ranks,
-    and of its archive where elements begin, its length, and what elements are aligned to; `columns` are these numbers.
+    """What targets of one element type have in common that the same ranks hold.
 
-    `held` is kept so that nothing else comes to have its identity.
+    `columns` are, for each box, where elements begin in its archive, the length of that, and what elements are
+    aligned to.  `takers` are its ranks, and the numbers that lead from the end of a file to its end with the box:
+    one to add, a mask, and another to add.  `held` is kept so that nothing else comes to have its identity.
     """
 
+    number: int
     held: Mapping[Box, Sequence[int]]
     wrapped: Wrapped
     takers: Sequence[tuple[Sequence[int], int, int, int]]
-    columns: NDArray[np.int64]
+    columns: Numbers
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Files:
     fixed: list[tuple[str, int, bytes]] = field(default_factory=list)
     _ends: list[int] = field(init=False)
     _cuts: dict[tuple[int, str, int], Cut] = field(default_factory=dict, init=False)
-    _taken: list[Cut] = field(default_factory=list, init=False)
+    _taken: list[int] = field(default_factory=list, init=False)
     _files: list[int] = field(default_factory=list, init=False)
     _before: list[int] = field(default_factory=list, init=False)
 
@@ -68,28 +68,32 @@ class Files:
             wraps = {shape: frame(dtype, (1,) * leading + shape) for shape in shapes}
             around = tuple([wraps[box.shape] for box in held])
             rows = [(x.start_bytes, x.length_bytes, alignment_bytes(x)) for x in around]
-            takers = [(sorted(held[box]), *row) for box, row in zip(held, rows, strict=True)]
+            takers = [
+                (sorted(held[box]), before + to - 1, -to, length - before)
+                for box, (before, length, to) in zip(held, rows, strict=True)
+            ]
             columns = np.array(rows, np.int64).reshape(-1, 3).T
-            found = self._cuts[key] = Cut(held, Wrapped(tuple(held), around), takers, columns)
+            wrapped = Wrapped(tuple(held), around)
+            found = self._cuts[key] = Cut(len(self._cuts), held, wrapped, takers, columns)
         return found
 
     def take(self, cut: Cut) -> int:
         """Give each box to the rank that has the least to write of those that hold it; the number of the first."""
         ends, files, before, first = self._ends, self._files, self._before, len(self._files)
-        for holding, start, length, to in cut.takers:
+        for holding, more, mask, rest in cut.takers:
             rank = holding[0] if len(holding) == 1 else min(holding, key=ends.__getitem__)
             end = ends[rank]
             files.append(rank)
             before.append(end)
-            ends[rank] = end + -(end + start) % to + length
-        self._taken.append(cut)
+            ends[rank] = ((end + more) & mask) + rest
+        self._taken.append(cut.number)
         return first
 
     def places(self) -> tuple[SlotPlaces, Places]:
         """Where the elements of all boxes are that were taken; and the archives around them."""
         names = [*map(file_of, range(self.ranks))]
-        columns = [np.empty((3, 0), np.int64), *(cut.columns for cut in self._taken)]
-        starts, lengths, to = np.concatenate(columns, 1)
+        columns = [np.empty((3, 0), np.int64), *(cut.columns for cut in self._cuts.values())]
+        starts, lengths, to = repeated(columns, [number + 1 for number in self._taken])
         files, before = np.array(self._files, np.int64), np.array(self._before, np.int64)
         gaps = -(before + starts) % to
         at = before + gaps
@@ -117,7 +121,7 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
 
 def cut_by(mesh: Mesh, targets: Iterable[Target]) -> Iterator[Held]:
     """Each target, with the ranks of a mesh that hold its boxes."""
-    return ((t.name, t.dtype, t.shape, holders(mesh, t.shape, t.rule)) for t in targets)
+    return ((t.name, t.dtype, t.shape, mesh.holders(t.shape, t.rule)) for t in targets)
 
 
 def lay_out(
@@ -168,18 +172,3 @@ def alignment_bytes(wrap: Frame) -> int:
     Readers go by the offsets of the metadata, so the gaps before archives mean nothing to them.
     """
     return PAGE_BYTES if wrap.length_bytes >= 16 * PAGE_BYTES else LINE_BYTES
-
-
-def holders(mesh: Mesh, shape: Shape, rule: Rule) -> Mapping[Box, list[int]]:
-    """The ranks that hold each box of a tensor, worked out for the first layer and expert that the same ranks hold."""
-    stage, expert = mesh.stage(rule), rule.expert
-    if expert is not None:
-        per_rank = -(-expert[1] // mesh.ep)
-        expert = expert[0] // per_rank * per_rank, expert[1]
-    layer = None if stage is None else (stage, mesh.pp)
-    return _holders(mesh, shape, Rule(rule.tp, rule.ep, expert, layer, rule.grid))
-
-
-@lru_cache(maxsize=1 << 14)
-def _holders(mesh: Mesh, shape: Shape, rule: Rule) -> Mapping[Box, list[int]]:
-    return mesh.holders(shape, rule)

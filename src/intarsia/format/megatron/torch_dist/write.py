@@ -21,7 +21,7 @@ from intarsia.format.arrangement import SlotColumns, Wrapped
 from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.format.dcp.metadata import METADATA, Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
-from intarsia.format.dcp.write import Files, holders
+from intarsia.format.dcp.write import Files
 from intarsia.format.megatron.common import (
     BACKEND,
     COMMON_OBJECT,
@@ -141,7 +141,7 @@ def _place(
                 f" {target.dtype} {list(part.shape)}",
                 hint="choose one element type with --dtype",
             )
-        cut = files.cut(target.dtype, holders(mesh, target.shape, target.rule), part.leading)
+        cut = files.cut(target.dtype, mesh.holders(target.shape, target.rule), part.leading)
         taken.append((target.name, part, cut.wrapped, files.take(cut)))
         leading[part.name] = part.leading
     of_slots, places = files.places()
