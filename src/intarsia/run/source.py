@@ -247,6 +247,8 @@ class Source:
         None where they are in another order, or cannot be moved from there.
         """
         can_move = {file: self.folder.can_move(file) for file in {x.file for _, x in wanted}}
+        if self.is_plain:
+            return [x.start_bytes if can_move[x.file] else None for _, x in wanted]
         found, runs, held = list[int | None](), Runs(), Addresses()
         for _, group in groupby(wanted, lambda each: id(each[0])):
             each = list(group)
