@@ -35,7 +35,7 @@ from intarsia.run.progress import Progress
 from intarsia.run.ranks.crew import Crew, agree
 from intarsia.run.sharing import share_out
 from intarsia.run.sums.hashing import Sum, merged
-from intarsia.state.names import MASTER, kind_of, parameter_of
+from intarsia.state.names import MASTER, kind_of, parameter_of, state_among
 from intarsia.store.address import named
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import exists
@@ -71,6 +71,8 @@ class Digests:
 
         None where some are missing: a checkpoint that lost them is not one that never had any.
         """
+        if not state_among(self.tensors):
+            return frozenset()
         kinds: dict[str, set[str]] = {}
         for name in self.tensors:
             kinds.setdefault(kind_of(name), set()).add(name)
@@ -112,7 +114,11 @@ def digest_of(x: Logical | WholeTensor, total: Sum) -> str:
     nbytes = x.nbytes
     if total.count_bytes != nbytes:
         raise CoverageError(f"{total.count_bytes:,} of {nbytes:,} bytes of `{x.name}` were summed")
-    text = f"{_kind_of(x.dtype.name, x.shape)}{total.pages:016x}{total.crc:08x}"
+    return _quick(_kind_of(x.dtype.name, x.shape), total.pages, total.crc)
+
+
+def _quick(kind: str, pages: int, crc: int) -> str:
+    text = f"{kind}{pages:016x}{crc:08x}"
     return f"{QUICK}:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
@@ -185,12 +191,15 @@ def _summed(
     step: Step, checkpoint: Checkpoint, wanted: Mapping[str, Logical], budget: Budget
 ) -> _Summed:
     """The work of one step; digests are made here, while other threads sum."""
+    if isinstance(step, RunsOfFile) and (found := step.sums_in_file(checkpoint)) is not None:
+        each = zip(step.tensors, found.pages, found.crcs, strict=True)
+        return _Summed(
+            {x.name: _quick(_kind_of(x.dtype.name, x.shape), *two) for x, *two in each}, {}
+        )
     sums = step.sums(checkpoint, wanted, budget.digest_bytes)
-    if isinstance(step, RunsOfFile):
-        return _Summed({x.name: digest_of(x, sums[x.name]) for x in step.tensors}, {})
-    if isinstance(step, InBands):
-        return _Summed({name: digest_of(wanted[name], x) for name, x in sums.items()}, {})
-    return _Summed({}, sums)
+    if not isinstance(step, (RunsOfFile, InBands)):
+        return _Summed({}, sums)
+    return _Summed({name: digest_of(wanted[name], x) for name, x in sums.items()}, {})
 
 
 def with_tied(found: Mapping[str, str], twins: Mapping[str, Logical]) -> dict[str, str]:

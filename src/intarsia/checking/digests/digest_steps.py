@@ -25,7 +25,7 @@ from intarsia.planning.manifest import Chunk, Logical, Stored
 from intarsia.planning.proof import AlikeTensors, Proofs, Proven
 from intarsia.planning.whole_tensor import WholeTensor
 from intarsia.planning.window import flat_start, windows
-from intarsia.run.budget import Budget
+from intarsia.run.budget import LARGE_BYTES, Budget
 from intarsia.run.sharing import in_steps
 from intarsia.run.sums.hashing import LONG_BYTES
 
@@ -33,6 +33,12 @@ Step = InPlace | Together | Wholes | RunsOfFile | InBands | Read
 
 VIEWED = 2
 """How many windows one step sums, at most."""
+
+STEPS = 8
+"""How many steps a thread has at least, where there is so much work."""
+
+MOST_BYTES = 4 * LARGE_BYTES
+"""How much is summed in one call at most."""
 
 
 def steps_over(
@@ -44,13 +50,14 @@ def steps_over(
     """The work on a checkpoint, in the order of its bytes, so that a disk reads on and on."""
     steps: list[Step] = []
     small: dict[str, list[InPlace]] = {}
+    step_bytes = _step_bytes(checkpoint, budget)
     in_files, rest = _in_files(proofs, wanted, budget.window_bytes)
     for tensors in in_files.values():
         tensors.sort(key=_START)
-        for runs in in_steps(tensors, budget.window_bytes, _LENGTH):
+        for runs in in_steps(tensors, step_bytes, _LENGTH):
             steps.append(RunsOfFile(proofs, runs, sum(map(_LENGTH, runs))))
     if has_kernel():
-        in_bands, rest = _in_bands(checkpoint, proofs, rest, budget.window_bytes)
+        in_bands, rest = _in_bands(checkpoint, proofs, rest, budget.window_bytes, step_bytes)
         steps += in_bands
     wholes, rest = _wholes(proofs, rest, budget.window_bytes)
     for of_file in wholes.values():
@@ -67,6 +74,12 @@ def steps_over(
         for some in in_steps(parts, budget.stretch_bytes, lambda step: step.nbytes):
             steps.append(Together(some) if len(some) > 1 else some[0])
     return sorted(steps, key=lambda step: step.start_bytes)
+
+
+def _step_bytes(checkpoint: Checkpoint, budget: Budget) -> int:
+    """How much is summed in one call where nothing is kept of it: each costs the interpreter as much, whatever it sums."""
+    total = sum(checkpoint.manifest.files.values())
+    return max(budget.window_bytes, min(MOST_BYTES, total // (STEPS * budget.workers)))
 
 
 def hash_of(steps: Iterable[Step]) -> str:
@@ -98,9 +111,13 @@ def _in_files(
 
 
 def _in_bands(
-    checkpoint: Checkpoint, proofs: Proofs, wanted: Mapping[str, Logical], most_bytes: int
+    checkpoint: Checkpoint,
+    proofs: Proofs,
+    wanted: Mapping[str, Logical],
+    most_bytes: int,
+    step_bytes: int,
 ) -> tuple[list[InBands], dict[str, Logical]]:
-    """Tensors of at most so many bytes that lie in bands of chunks in columns; and the others."""
+    """Tensors of at most so many bytes that lie in bands of chunks in columns, in steps; and the others."""
     names = [
         name
         for name, stored in proofs.in_columns.items()
@@ -118,7 +135,7 @@ def _in_bands(
         if bands is None:
             continue
         members.sort()
-        count = most_bytes // stored.nbytes
+        count = step_bytes // stored.nbytes
         for at in range(0, len(members), count):
             starts, numbers, each = zip(*members[at : at + count], strict=True)
             nbytes = len(each) * stored.nbytes

@@ -10,6 +10,7 @@ import numpy as np
 from intarsia.checking.digests.digest_runs import Lying, Sums, sum_runs
 from intarsia.checkpoint import Checkpoint
 from intarsia.frozen import frozen
+from intarsia.kernel.summing import Sums as SumsOfRuns
 from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.planning.copy import layout_of_box
@@ -180,7 +181,7 @@ class RunsOfFile:
     def sums(
         self, checkpoint: Checkpoint, logical: Mapping[str, Logical], stretch_bytes: int
     ) -> Sums:
-        if (sums := checkpoint.sums_of_whole(self.proofs, self.tensors)) is not None:
+        if (sums := self.sums_in_file(checkpoint)) is not None:
             return {
                 x.name: Sum(pages, crc, x.length_bytes)
                 for x, pages, crc in zip(self.tensors, sums.pages, sums.crcs, strict=True)
@@ -188,6 +189,10 @@ class RunsOfFile:
         proofs = self.proofs
         runs = [(x.start_bytes, _whole(x.nbytes), x.name, proofs[x.name]) for x in self.tensors]
         return sum_runs(checkpoint, self.tensors[0].file, runs, stretch_bytes)
+
+    def sums_in_file(self, checkpoint: Checkpoint) -> SumsOfRuns | None:
+        """Both sums of each tensor, of all of its bytes; None where these are to be read."""
+        return checkpoint.sums_of_whole(self.proofs, self.tensors)
 
 
 @lru_cache(maxsize=1 << 10)

@@ -17,7 +17,7 @@ from intarsia.format.torch_file.zip_directory import BROKEN_ZIP
 from intarsia.opened.entries import groups_of, read_entries
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
-from intarsia.state.names import TORCH_GROUPS, is_state
+from intarsia.state.names import TORCH_GROUPS, state_among
 from intarsia.store.address import named
 from intarsia.store.reading.folder import read_file
 
@@ -164,7 +164,7 @@ def _settings(
 
 
 def _has_state(manifest: Manifest) -> bool:
-    return any(map(is_state, manifest.logical))
+    return bool(state_among(manifest.logical))
 
 
 def _configurations(a: Manifest, b: Manifest) -> Iterator[NonTensor]:

@@ -17,7 +17,7 @@ from intarsia.planning.manifest import Logical, Manifest
 from intarsia.planning.window import windows
 from intarsia.run.budget import Budget
 from intarsia.run.room import Bytes, Room
-from intarsia.state.names import MASTER, kind_of, parameter_of
+from intarsia.state.names import MASTER, kind_of, parameter_of, state_among
 from intarsia.value import PLAIN, Value
 
 
@@ -71,8 +71,12 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
     apart = quantised_differently(
         a.manifest, b.manifest, table_for(a.config) or table_for(b.config)
     )
-    left = {name: x for name, x in left.items() if name not in apart.a}
-    right = {name: x for name, x in right.items() if name not in apart.b}
+    left, right = (
+        {name: x for name, x in side.items() if name not in without}
+        if without
+        else dict(side.items())
+        for side, without in ((left, apart.a), (right, apart.b))
+    )
     pairs = [
         Pair(x, right[n], n in mains, norms.get(n, PLAIN)) for n, x in left.items() if n in right
     ]
@@ -141,7 +145,7 @@ def _main_weights(a: Manifest, b: Manifest) -> set[str]:
 
 
 def _has_main_weights(logical: Mapping[str, Logical]) -> bool:
-    return any(kind_of(name) == MASTER for name in logical)
+    return any(kind_of(name) == MASTER for name in state_among(logical))
 
 
 def _is_fp32(x: Logical) -> bool:
