@@ -80,8 +80,8 @@ def first_place(chunks: Sequence[Chunk]) -> tuple[str, int] | None:
     if not len(chunks):
         return None
     if isinstance(chunks, Chunks):
-        (file,), (start,), _ = chunks.places.lists(chunks.first, chunks.first + 1)
-        return file, start
+        names, files, starts, _ = chunks.places
+        return names[files[chunks.first]], int(starts[chunks.first])
     return chunks[0].file, chunks[0].start_bytes
 
 

@@ -6,6 +6,7 @@ They are compared with the source's own digests: what was neither cast nor round
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 from intarsia.checking.digests.digest import (
     QUICK,
@@ -24,7 +25,7 @@ from intarsia.errors import CoverageError
 from intarsia.format.base import Arrangement
 from intarsia.format.folder.side_files import DIGESTS
 from intarsia.frozen import frozen_open
-from intarsia.layout import Layout, Piece
+from intarsia.layout import Layout
 from intarsia.planning.chunks import first_place
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.run.budget import Budget
@@ -79,17 +80,18 @@ def attest(written: Manifest, work: Work, src: Manifest, budget: Budget) -> Atte
     `written` is the destination as a reader finds it; the few tensors of it that a writer makes
     by itself (counters of steps) are read back.
     """
-    by_place, by_name = work.by_place(written), work.by_name()
     found: dict[str, str] = {}
-    for name, x in written.logical.items():
-        total = by_place.get(name, _NONE)
-        if total.count_bytes != x.nbytes:
-            total = by_name.get(name, _NONE)
-        if total.count_bytes == x.nbytes:
-            found[name] = digest_of(x, total)
-    rest = [name for name in written.logical if name not in found]
-    with Checkpoint(written) as checkpoint:
-        found |= digests_of(checkpoint, budget, names=rest, team=Crew()).tensors
+    for sums_of in (partial(work.by_place, written), work.by_name):
+        if rest := [name for name in written.logical if name not in found]:
+            sums = sums_of()
+            for name in rest:
+                x, total = written.logical[name], sums.get(name, _NONE)
+                if total.count_bytes == x.nbytes:
+                    found[name] = digest_of(x, total)
+    if rest := [name for name in written.logical if name not in found]:
+        with Checkpoint(written) as checkpoint:
+            found |= digests_of(checkpoint, budget, names=rest, team=Crew()).tensors
+    found = {name: found[name] for name in written.logical}
     found = with_tied(found, tied_and_absent(written))
     digests = Digests(QUICK, found, objects_of(written, budget))
     promised = stored_digests(src)
@@ -131,13 +133,12 @@ def _check(
 
 def _names(read: Layout, summed: Layout) -> dict[str, str]:
     """For each tensor of a layout as it is read, the one that was summed as the same elements."""
-    if [_shape_of(p) for p in read.pieces] != [_shape_of(p) for p in summed.pieces]:
+    if len(read.pieces) != len(summed.pieces):
         return {}
+    for p, q in zip(read.pieces, summed.pieces, strict=True):
+        if p.at != q.at or p.to != q.to or p.loops != q.loops:
+            return {}
     return {p.tensor: q.tensor for p, q in zip(read.pieces, summed.pieces, strict=True)}
-
-
-def _shape_of(piece: Piece) -> tuple[object, ...]:
-    return piece.at, piece.to, piece.loops
 
 
 def digests_file(arrangement: Arrangement) -> str:
