@@ -45,6 +45,8 @@ static int64_t at_once(const struct side *side, int64_t file, int64_t at, int64_
 static int64_t reach_of(const struct side *side, int64_t k, int64_t count, const int64_t *rows,
                         const int64_t *row_bytes, int64_t at, int64_t end)
 {
+    if (side->files[k] == NO_FILE)
+        return end;
     for (int64_t j = k + 1; j < count && end - at < side->room_bytes && rows[j] == 1; j++) {
         if (side->files[j] == NO_FILE)
             continue;
