@@ -324,13 +324,15 @@ def test_state_of_another_shape_is_kept_or_refused(shape: str, kind: str, tmp_pa
     groups = [{"params": [*model], "lr": 0.01}]
     src = tmp_path / "src"
     dcp.save({"model": model, "optim": {"state": state, "param_groups": groups}}, checkpoint_id=src)
-    intarsia.convert(src, tmp_path / "hf", to="hf", dialect="hf", config=CONFIG)
-    held = load_file(tmp_path / "hf" / "optimizer" / "model.safetensors")
-    for name, kinds in state.items():
-        assert_same({"": held[f"optimizer.{kind}.{name}"]}, {"": kinds[kind]})
-    for to in ("torch_dist", "fsdp_dtensor"):
+    if kind == "own":
+        intarsia.convert(src, tmp_path / "hf", to="hf", dialect="hf", config=CONFIG)
+        held = load_file(tmp_path / "hf" / "optimizer" / "model.safetensors")
+        for name, kinds in state.items():
+            assert_same({"": held[f"optimizer.{kind}.{name}"]}, {"": kinds[kind]})
+    for to in ("torch_dist", "fsdp_dtensor", *(["hf"] if kind == "exp_avg" else [])):
+        dialect = "hf" if to == "hf" else None
         with pytest.raises(CoverageError, match=rf"`optimizer\.{kind}\..*` has shape \[.*{to}"):
-            intarsia.convert(src, tmp_path / to, to=to, mesh="tp=2", config=CONFIG)
+            intarsia.convert(src, tmp_path / to, to=to, mesh="tp=2", config=CONFIG, dialect=dialect)
 
 
 def with_fused_experts(name: str, seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -18,7 +18,7 @@ from intarsia.format.registry import format_named, names_of
 from intarsia.format.request import Request
 from intarsia.layout import Layout
 from intarsia.planning.manifest import Logical, Manifest, Stored
-from intarsia.state.names import MASTER, STEP, StateName, is_state, of_kind, state_among
+from intarsia.state.names import MASTER, SHAPED, STEP, StateName, is_state, of_kind, state_among
 from intarsia.value import PLAIN
 
 
@@ -147,7 +147,7 @@ def state_rows(
             shape = logical[odd].shape if odd else ()
             if odd is None or odd in dropped or (not shape and kind not in numbers):
                 yield Param(of_kind(kind)(row.name), layout, row.rule, value)
-            elif writer.keeps_names and len(layout.tensors) == 1:
+            elif writer.keeps_names and len(layout.tensors) == 1 and kind not in SHAPED:
                 yield Param(of_kind(kind)(row.name), Layout.of(odd, shape))
             elif shape or not writer.keeps_names:
                 raise no_place_for(odd, shape, row, writer.name)

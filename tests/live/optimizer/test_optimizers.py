@@ -540,6 +540,21 @@ def test_state_of_another_shape_that_torch_saved_keeps_it(
         intarsia.load(at, into=other, optimizer=odd(other), strict=strict)
 
 
+@pytest.mark.parametrize("kind", ["exp_avg", "momentum_buffer", "sum"])
+def test_a_moment_of_another_shape_is_damaged(kind: str, tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    model = Tiny()
+    optimizer = torch.optim.Adagrad(model.parameters()) if kind == "sum" else odd(model)
+    optimizer.state.clear()
+    kept = {"up.weight": {kind: torch.randn(3, 5), "step": torch.tensor(1.0)}}
+    groups = [{"params": [name for name, _ in model.named_parameters()], "lr": 0.01}]
+    held = {"model": model.state_dict(), "optim": {"state": kept, "param_groups": groups}}
+    dcp.save(held, checkpoint_id=tmp_path, no_dist=True)
+    with pytest.raises(CoverageError, match=rf"`{kind}` of `up.weight` has shape \[3, 5\]"):
+        intarsia.load(tmp_path, into=model, optimizer=optimizer, strict=False)
+
+
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "fsdp1"])
 @pytest.mark.filterwarnings("ignore")
 def test_an_optimizer_of_another_model_is_refused(

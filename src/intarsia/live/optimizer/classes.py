@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from intarsia.errors import UsageError
 from intarsia.live.optimizer.several import Together, each_of
-from intarsia.state.names import ROOT
+from intarsia.state.names import ROOT, SHAPED
 
 CLASS = f"{ROOT}class"
 """The entry that names the class of the optimizer that was saved."""
@@ -110,6 +110,12 @@ def classes_of(optimizer: Any) -> str | list[str]:
     """The name of the class of all groups, or that of each group where they differ."""
     found = [class_of(one) for one in each_of(optimizer) for _ in one.param_groups]
     return found[0] if len({*found}) == 1 else found
+
+
+def keeps_shape(kind: str, optimizer: Any) -> bool:
+    """Whether a kind of state has its parameter's shape: all that torch's optimizers keep, but for Adafactor's factors."""
+    torchs = type(optimizer).__module__.startswith("torch.optim.")
+    return kind in SHAPED or (torchs and kind not in ("row_var", "col_var"))
 
 
 _DECIDED = ("decoupled_weight_decay",)

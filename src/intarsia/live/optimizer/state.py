@@ -21,7 +21,7 @@ from intarsia.format.optimizer_state.parameter_groups import Groups
 from intarsia.layout import Layout
 from intarsia.live.model.holding import Holding, cut, is_dtensor, is_present, memory_of
 from intarsia.live.model.names import modules_in
-from intarsia.live.optimizer.classes import check_kinds
+from intarsia.live.optimizer.classes import check_kinds, keeps_shape
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.several import check_shared, each_of, held_by
 from intarsia.live.optimizer.stepped import Stepped
@@ -159,7 +159,8 @@ def state_to_fill(
             layout = row.layout.rename(of_kind(kind))
             stored = getattr(torch, manifest.logical[logical[0]].dtype.torch)
             if not _has_its_shapes(names, logical, row, manifest):
-                state[kind] = _whole(kind, logical[0], each, row, manifest)
+                one = held_by(optimizer.held, each.group)
+                state[kind] = _whole(kind, logical[0], each, one, row, manifest)
                 layout = Layout.of(logical[0], tuple(state[kind].shape))
                 out.holdings.append(Holding(f"{each.name}.{kind}", layout, state[kind]))
                 continue
@@ -198,13 +199,22 @@ def _is_whole(row: Param) -> bool:
     return not others and row.layout == Layout.of(first, row.layout.shape)
 
 
-def _whole(kind: str, name: str, each: Stepped, row: Param, manifest: Manifest) -> torch.Tensor:
+def _whole(
+    kind: str, name: str, each: Stepped, optimizer: Any, row: Param, manifest: Manifest
+) -> torch.Tensor:
     """Memory for state of another shape than its parameter's (Adafactor's factors), as it is stored."""
+    found = manifest.logical[name]
+    if keeps_shape(kind, optimizer):
+        raise CoverageError(
+            f"`{kind}` of `{each.name}` has shape {list(found.shape)} in {manifest.path}, and its parameter"
+            f" {list(row.layout.shape)}",
+            hint="the checkpoint is damaged, or another optimizer's: use another, or load only the"
+            " model (optimizer=None)",
+        )
     if is_dtensor(each.param):
         raise _other_shape(kind, each.name, "sharded over ranks")
     if not _is_whole(row):
         raise _other_shape(kind, each.name, "put together from other tensors, or from a part")
-    found = manifest.logical[name]
     dtype = getattr(torch, found.dtype.torch)
     return torch.empty(found.shape, dtype=dtype, device=each.param.device)
 
