@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intarsia.dtypes import DType
-from intarsia.errors import CoverageError
+from intarsia.errors import CoverageError, UnknownTensorError
 from intarsia.format.base import Located
 from intarsia.format.registry import folder_of, format_named
 from intarsia.kernel.summing import Runs, Sums
@@ -63,7 +63,9 @@ class Checkpoint(Mapping[str, Tensor]):
         try:
             logical = self.manifest.logical[name]
         except KeyError:
-            raise KeyError(f"{name!r} is not in {self.manifest.path}") from None
+            raise UnknownTensorError(
+                f"{name!r} is not in {self.manifest.path}", hint="keys() lists them"
+            ) from None
         return Tensor(logical, lambda box: self.read_box(self.prover.tensor(name), box))
 
     def get_tensor(self, name: str) -> torch.Tensor:

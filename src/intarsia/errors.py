@@ -57,15 +57,23 @@ class IntarsiaError(Exception):
     @property
     def brief(self) -> str:
         """The first line of the message."""
-        return super().__str__().partition("\n")[0]
+        return Exception.__str__(self).partition("\n")[0]
 
     def __str__(self) -> str:
-        message = super().__str__()
+        message = Exception.__str__(self)
         return f"{message}\n  hint: {self.hint}" if self.hint else message
 
 
 class UsageError(IntarsiaError):
     """The call cannot be carried out as asked (an unknown format, a destination that exists)."""
+
+
+class UnknownTensorError(UsageError, KeyError):
+    """A checkpoint has no tensor of this name: also a `KeyError`, as every mapping raises."""
+
+
+class OutsideError(UsageError, IndexError):
+    """An index lies outside its axis: also an `IndexError`, which ends a loop over rows."""
 
 
 class MissingTorchError(UsageError, ImportError):  # type: ignore[misc]  # both have a `path`

@@ -58,8 +58,10 @@ def test_it_is_read_by_the_names_of_safe_open(opened: intarsia.Checkpoint, tmp_p
             assert mine.get_dtype() == theirs.get_dtype()
         part = peer.get_slice("w")[1:4, 2]
         assert torch.equal(opened.get_slice("w")[1:4, 2], part)
-    with pytest.raises(KeyError, match="is not in"):
+    with pytest.raises(KeyError, match=r"^'absent' is not in") as found:
         opened.get_slice("absent")
+    assert isinstance(found.value, intarsia.IntarsiaError)
+    assert opened.get("absent") is None
 
 
 def test_its_measures_cost_no_torch(tmp_path: Path) -> None:
@@ -153,8 +155,9 @@ def test_what_an_array_does_and_this_does_not_is_refused(lazy: Tensor, call: Cal
 
 def test_an_index_beyond_the_tensor_and_a_step_of_zero_are_errors_as_numpys(lazy: Tensor) -> None:
     for index in (5, -6, (0, 4), (..., 3)):
-        with pytest.raises(IndexError, match="is outside axis"):
+        with pytest.raises(IndexError, match="is outside axis") as found:
             lazy[index]
+        assert isinstance(found.value, intarsia.IntarsiaError)
     with pytest.raises(ValueError, match="zero"):
         lazy[::0]
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.dtypes import DType
-from intarsia.errors import UsageError, needing_torch
+from intarsia.errors import OutsideError, UsageError, needing_torch
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Logical
 from intarsia.run.room import Bytes
@@ -175,7 +175,7 @@ def box_of_index(index: Any, shape: Shape, name: str) -> tuple[Box, Shape, list[
         elif isinstance(item, (int, np.integer)) and not isinstance(item, bool):
             lo = int(item) + (n if item < 0 else 0)
             if not 0 <= lo < n:
-                raise IndexError(f"{name}: index {item} is outside axis {axis} of {list(shape)}")
+                raise OutsideError(f"{name}: index {item} is outside axis {axis} of {list(shape)}")
             hi = lo + 1
         else:
             raise UsageError(
