@@ -13,7 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.parallel import DistributedDataParallel
 
 import intarsia
-from intarsia.errors import CoverageError
+from intarsia.errors import CoverageError, UsageError
 from tests.checkpoints import assert_same, read_dcp, read_hf, write_dcp, write_hf
 from tests.journeys.training import adam, goes_on, small, trained, uninterrupted
 
@@ -112,6 +112,16 @@ def test_a_name_that_two_tensors_have_without_a_wrappers_word_is_no_ones(tmp_pat
     src = write_hf(tmp_path / "src", held)
     with pytest.raises(CoverageError, match=r"1 of 1 tensors of the model have no source"):
         intarsia.load(src, into={"0.weight": torch.empty(2, 2)}, strict=False)
+
+
+@pytest.mark.parametrize("held", ["net.weight", "net.module.weight", "module.net.weight"])
+def test_one_tensor_is_not_loaded_under_two_names_that_differ_by_a_wrappers_word(
+    tmp_path: Path, held: str
+) -> None:
+    src = write_hf(tmp_path / "src", {held: torch.ones(2, 2)})
+    asked = {"net.weight", "net.module.weight"} | {held}
+    with pytest.raises(UsageError, match=f"both ask for `{held}`"):
+        intarsia.load(src, into={name: torch.zeros(2, 2) for name in sorted(asked)})
 
 
 def test_layers_that_are_compiled_or_checkpointed_are_saved_under_their_own_names(

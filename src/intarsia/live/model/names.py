@@ -165,11 +165,14 @@ def _spelled(
     found |= dict(_wrapped({p: n for n, p in names.items() if n not in found}, manifest))
     first: dict[Any, str] = {}
     before = {name: hits.get(name, ("",))[0] for name in found}
-    for name, spelled in found.items() if len({*before.values()}) > 1 else ():
+    several = len({*before.values()}) > 1
+    for name, spelled in found.items() if several or len({*found.values()}) < len(found) else ():
+        asked = first.setdefault(spelled, name)
         other = first.setdefault(lookup[spelled].layout, name)
-        if before[other] != before[name]:
+        if names[asked] != names[name] or before[other] != before[name]:
             raise UsageError(
-                f"`{other}` and `{name}` both ask for `{spelled}` of {manifest.path}",
+                f"`{asked if asked != name else other}` and `{name}` both ask for `{spelled}` of"
+                f" {manifest.path}",
                 hint="load each section of the state dict by itself",
             )
     return found
