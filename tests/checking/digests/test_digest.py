@@ -270,7 +270,7 @@ def test_a_shift_that_rounds_is_no_damage(tmp_path: Path) -> None:
     (start / DIGESTS).unlink()
     intarsia.convert(start, tmp_path / "b", to="hf")
     report = intarsia.convert(tmp_path / "b", tmp_path / "c", to="torch_dist")
-    assert "rounded" in report.notes[0]
+    assert any("rounded" in note for note in report.notes)
     found = digests_in(tmp_path / "c")
     assert found.source == digests_in(tmp_path / "b").digests.root
     assert found.digests == intarsia.digest(tmp_path / "c")

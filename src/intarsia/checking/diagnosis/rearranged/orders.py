@@ -120,9 +120,9 @@ def _gate_up(e: Evidence) -> Iterator[Hypothesis]:
         crossed = concat([turns.narrow(1, 1, 2), turns.narrow(1, 0, 1)], 1).reshape(n)
         in_turn = halves.permute(1, 0).reshape(n)
         for kind, text, order in (
-            ("swapped", "gate and up swapped, as halves", swapped),
-            ("swapped", "gate and up swapped, interleaved", crossed),
-            ("interleaved", f"gate and up are halves in {a} and interleaved in {b}", in_turn),
-            ("interleaved", f"gate and up are interleaved in {a} and halves in {b}", inverse(in_turn)),
+            ("gate-up-swapped", "gate and up swapped, as halves", swapped),
+            ("gate-up-swapped", "gate and up swapped, interleaved", crossed),
+            ("gate-up-interleaved", f"gate and up are halves in {a} and interleaved in {b}", in_turn),
+            ("gate-up-interleaved", f"gate and up are interleaved in {a} and halves in {b}", inverse(in_turn)),
         ):  # fmt: skip
-            yield Hypothesis(f"gate-up-{kind}", text, along(e.whole, axis, order), (text,))
+            yield Hypothesis(kind, text, along(e.whole, axis, order), (text,))
