@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+import intarsia
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import CoverageError
 from intarsia.layout import Layout, concat, padding
@@ -15,6 +18,7 @@ from intarsia.mesh import Box
 from intarsia.planning.copy import Copy
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored
 from intarsia.planning.window import flat_start, windows
+from tests.checkpoints import assert_same, write_hf
 from tests.oracle.layouts import PADDING, pairs
 
 F32 = BY_NAME["F32"]
@@ -96,3 +100,21 @@ def test_what_lies_beside_each_other_in_a_file_is_read_beside_each_other() -> No
         for filling, box in found
     ]
     assert [copy.stored.name for copies in read for copy in copies] == ["a", "b", "c", "d"]
+
+
+def test_memory_that_means_other_numbers_than_it_holds_is_filled_by_torch(tmp_path: Path) -> None:
+    numbers = torch.tensor([1 + 2j, 3 - 4j])
+    stored = {"conjugate": numbers, "negative": torch.tensor([5.0]), "alone": torch.tensor([6.0])}
+    into = {
+        "conjugate": torch.zeros(2, dtype=torch.complex64).conj(),
+        "negative": torch.zeros(1, dtype=torch.complex64).conj().imag,
+        "alone": torch.zeros(7)[::7],
+    }
+    assert into["conjugate"].is_conj()
+    assert into["negative"].is_neg()
+    assert into["alone"].stride() == (7,)
+    intarsia.load(write_hf(tmp_path / "src", stored), into=into)
+    assert_same(into, stored)
+    widened = {"alone": torch.zeros(7, dtype=torch.float64)[::7]}
+    intarsia.load(tmp_path / "src", into=widened, strict=False)
+    assert widened["alone"].item() == 6

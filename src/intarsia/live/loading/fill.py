@@ -110,7 +110,7 @@ def _is_of_runs(source: Source, filling: Filling) -> bool:
         return False
     wanted, types = held.dtype, {x.dtype.name: x.dtype for x in runs}.values()
     same = all(Change(dtype, wanted, PLAIN, held.value).is_none for dtype in types)
-    return same and held.tensor.device.type in ("cpu", "cuda") and held.tensor.is_contiguous()
+    return same and held.tensor.device.type in ("cpu", "cuda") and _is_in_order(held.tensor)
 
 
 class _Memory:
@@ -226,17 +226,21 @@ def _rooms(step: Step, to_device: ToDevice | None) -> Iterator[tuple[int, Bytes]
 
 def addressable(tensor: torch.Tensor) -> Bytes | None:
     """A tensor's memory as bytes, where the processor can write it in order."""
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
-        return None
-    return as_bytes(tensor)
+    return as_bytes(tensor) if tensor.device.type == "cpu" and _is_in_order(tensor) else None
+
+
+def _is_in_order(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements follow each other in memory, as they are: a conjugate or negative view changes them."""
+    return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
 def as_bytes(tensor: torch.Tensor) -> Bytes:
     """The bytes of a contiguous tensor of the processor's, without a copy."""
     import torch
 
-    flat: Any = tensor.detach().reshape(-1)
-    if not flat.numel():
+    if not tensor.numel():
         return np.empty(0, np.uint8)
+    # Not a view: that of a single element may have any stride.
+    flat: Any = tensor.detach().as_strided((tensor.numel(),), (1,))
     found: Bytes = flat.view(torch.uint8).numpy()
     return found
