@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import GemmaConfig, GemmaForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import intarsia
@@ -128,3 +130,15 @@ def test_a_passing_name_of_what_a_state_dict_has_has_its_memory(kind: Any, tmp_p
     assert model[0].again is model[1].table
     assert type(model[1].table) is type(wanted[1].table)
     assert torch.equal(model[1].table, wanted[1].table)
+
+
+def test_no_dtensor_is_drawn(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = on_meta(GemmaForCausalLM, GEMMA)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        assert materialise(model) == []
+    finally:
+        distributed.destroy_process_group()
+    assert not [str(x.message) for x in recwarn if "DTensor random" in str(x.message)]

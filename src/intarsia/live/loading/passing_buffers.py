@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from intarsia.live.model.holding import is_dtensor
 from intarsia.live.model.module_state import equal_bytes
 from intarsia.live.model.own_tensors import joined
 
@@ -118,7 +119,10 @@ def _around(model: nn.Module, inner: set[nn.Module], owners: Any) -> list[nn.Mod
 
 @contextmanager
 def _hidden(model: nn.Module, shown: list[Place]) -> Iterator[None]:
-    """Every parameter and every buffer but those `shown` behind tensors on `meta`, unless it is there itself."""
+    """Every parameter and every buffer but those `shown` behind tensors on `meta`, unless it is one itself.
+
+    DTensors on `meta` are hidden, too: to draw one makes the ranks agree on what all of them draw.
+    """
     visible = {(id(module), key) for module, key in shown}
     before: list[tuple[dict[str, Any], dict[str, Any]]] = []
     try:
@@ -127,7 +131,9 @@ def _hidden(model: nn.Module, shown: list[Place]) -> Iterator[None]:
             for held in both:
                 before.append((held, dict(held)))
                 for key, x in held.items():
-                    if x is not None and not x.is_meta and (id(module), key) not in visible:
+                    if x is None or (x.is_meta and not is_dtensor(x)):
+                        continue
+                    if (id(module), key) not in visible:
                         veil = torch.empty(x.shape, dtype=x.dtype, device="meta")
                         if held is module._parameters:
                             veil = torch.nn.Parameter(veil, requires_grad=False)
