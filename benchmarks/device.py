@@ -58,6 +58,13 @@ class Asked:
     seconds: float
     root: Path
 
+    def llama(self) -> tuple[Path, int]:
+        """A dense model, written once for all parts, and its bytes."""
+        path, model = self.root / "llama", MODELS["llama"](self.gigabytes)
+        if not path.exists():
+            write_hf(path, model)
+        return path, model.nbytes
+
     def turns(self, jobs: Mapping[str, Callable[[], Cost]], **named: Any) -> list[Row]:
         at, nbytes = named.pop("at"), named.pop("nbytes")
         return take_turns(
@@ -89,8 +96,7 @@ def load(asked: Asked) -> Iterator[Row]:
 
     import intarsia
 
-    hf = asked.root / "llama"
-    size = write_hf(hf, MODELS["llama"](asked.gigabytes))
+    hf, size = asked.llama()
     files, into = data_files(hf), memory_like(hf, "cuda")
     pinned = [torch.empty(BLOCK_BYTES, dtype=torch.uint8).pin_memory() for _ in range(2 * CORES)]
     on_device = [torch.empty(BLOCK_BYTES, dtype=torch.uint8, device="cuda") for _ in pinned]
@@ -199,9 +205,7 @@ def scatter(asked: Asked) -> Iterator[Row]:
 
     import intarsia
 
-    hf = asked.root / "llama"
-    if not hf.exists():
-        write_hf(hf, MODELS["llama"](asked.gigabytes))
+    hf, _ = asked.llama()
     plain = {n: x for n, x in memory_like(hf, "cuda").items() if x.ndim == 2}
     size = sum(x.nbytes for x in plain.values())
 
@@ -250,9 +254,7 @@ def scatter(asked: Asked) -> Iterator[Row]:
 
 def ranks(asked: Asked) -> Iterator[Row]:
     """Processes that share the GPU, each with its rows of every tensor."""
-    hf = asked.root / "llama"
-    size = write_hf(hf, MODELS["llama"](asked.gigabytes)) if not hf.exists() else 0
-    size = size or MODELS["llama"](asked.gigabytes).nbytes
+    hf, size = asked.llama()
     found = on_ranks(SHARING, load_shard, hf, asked.rounds)
     slowest = [max(each) for each in zip(*found, strict=True)]
     yield Row("load", {"processes": SHARING}, [Cost(s) for s in slowest], size)
