@@ -199,6 +199,15 @@ def test_a_module_that_computes_what_it_hands_out_is_asked_each_time(
         assert files(tmp_path / f"aside-{number}") == files(tmp_path / f"now-{number}")
 
 
+def test_state_that_has_not_its_parameters_shape_is_saved_as_it_is_now(tmp_path: Path) -> None:
+    model, optimizer = trained(Net(), torch.optim.Adafactor)
+    for number in range(2):
+        step(model, optimizer)
+        save(tmp_path / f"aside-{number}", model, optimizer)
+        intarsia.save(tmp_path / f"now-{number}", model, optimizer)
+        assert files(tmp_path / f"aside-{number}") == files(tmp_path / f"now-{number}")
+
+
 @pytest.mark.parametrize("wrap", [lambda x: x, checkpoint_wrapper], ids=["plain", "wrapped"])
 def test_steps_of_a_training_are_saved_the_short_way(
     wrap: Callable[[nn.Module], nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

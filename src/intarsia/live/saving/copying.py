@@ -40,9 +40,9 @@ class Known:
 
     @staticmethod
     def of(what: Snapshot, look: Look) -> Known | None:
-        """None where the snapshot has tensors that the look does not."""
+        """None where one has tensors that the other does not: some state is kept as values, which would not be new."""
         at = {id(x): place for place, x in enumerate(look.tensors)}
-        if not what.identities or not at.keys() >= {*what.identities}:
+        if not what.identities or at.keys() != {*what.identities}:
             return None
         places = [at[number] for number in what.identities]
         return Known(what, look.marks, Watch(look.objects), places)
