@@ -19,7 +19,7 @@ from intarsia.run.progress import Progress
 from intarsia.run.sharing import share_out
 
 MOST_THREADS = 8
-"""More of them hold each other up, at the interpreter's lock and in the caches: 16 on 16 cores take a quarter longer."""
+"""More of them hold each other up, at the interpreter's lock and in the caches: 16 on 16 cores take half as long again."""
 
 
 @frozen
