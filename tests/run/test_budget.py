@@ -51,7 +51,7 @@ def test_bytes_that_are_held_leave_less_for_buffers() -> None:
     assert budget.less(0) == budget
 
 
-@pytest.mark.parametrize(("workers", "shares"), [(1, 64), (2, 64), (4, 8), (16, 8)])
+@pytest.mark.parametrize(("workers", "shares"), [(1, 64), (2, 64), (4, 24), (16, 24)])
 def test_what_all_workers_have_in_hand_is_a_small_share_of_the_work(
     workers: int, shares: int
 ) -> None:

@@ -24,7 +24,7 @@ ALONE_BYTES = 512 << 10
 """Bytes that a thread works on in the time that a thing keeps the interpreter for itself."""
 STEP_BYTES = 64 << 20
 """The most that a worker moves from file to file at once, which takes no buffer."""
-SHARES, SHARES_OF_MANY = 64, 8
+SHARES, SHARES_OF_MANY = 64, 24
 """A kill loses what all workers have in hand; that is at most one of so many shares of the work."""
 
 
