@@ -11,10 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import intarsia
 from intarsia.errors import CoverageError, LayoutError, UsageError
 from intarsia.live.optimizer.classes import _KINDS
+from tests.checkpoints import write_dcp
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -571,3 +573,19 @@ def test_an_optimizer_of_another_model_is_refused(
     intarsia.save(tmp_path / "saved", other, optimizer)
     with pytest.raises(UsageError, match=told):
         intarsia.load(tmp_path / "saved", into=held, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_factors_of_a_whole_parameter_are_not_loaded_beside_a_part(
+    tmp_path: Path, rank: int
+) -> None:
+    model = torch.nn.Linear(4, 6, bias=False)
+    optimizer = torch.optim.Adafactor(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    weights, state = get_state_dict(model, optimizer)
+    src = write_dcp(tmp_path / "src", {"model": weights, "optimizer": state})
+    part = torch.nn.Linear(4, 3, bias=False)
+    again = torch.optim.Adafactor(part.parameters())
+    with pytest.raises(UsageError, match="does not have the shape of its parameter"):
+        intarsia.load(src, into=part, optimizer=again, mesh="fsdp=2", rank=rank)

@@ -213,7 +213,7 @@ def _whole(
         )
     if is_dtensor(each.param):
         raise _other_shape(kind, each.name, "sharded over ranks")
-    if not _is_whole(row):
+    if not _is_whole(row) or tuple(each.param.shape) != tuple(row.layout.shape):
         raise _other_shape(kind, each.name, "put together from other tensors, or from a part")
     dtype = getattr(torch, found.dtype.torch)
     return torch.empty(found.shape, dtype=dtype, device=each.param.device)
