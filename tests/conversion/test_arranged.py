@@ -12,6 +12,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import intarsia
@@ -19,6 +20,7 @@ from intarsia.conversion.arranged import check_arrangement
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import CoverageError
 from intarsia.format import added
+from intarsia.format.arrangement import SlotColumns, SlotPlaces, Wrapped
 from intarsia.format.base import Arrangement, Located, Slot
 from intarsia.layout import Layout
 from intarsia.mesh import Box
@@ -172,6 +174,29 @@ def test_a_byte_for_two_things_is_found_wherever_it_is(in_columns: bool) -> None
         with nullcontext() if right else pytest.raises(CoverageError, match="lays out its files"):
             check_arrangement("f", targets, arranged)
     assert min(found.values()) > 20
+
+
+@pytest.mark.parametrize(
+    ("first", "starts", "said"),
+    [
+        (0, [0, 6], ""),
+        (1, [0, 6], "`a` has no place in the columns"),
+        (-1, [0, 6], "`a` has no place in the columns"),
+        (0, [0, 6.5], "whole numbers"),
+        (0, [0, float("nan")], "whole numbers"),
+    ],
+)
+def test_columns_hold_a_whole_number_for_each_slot(
+    first: int, starts: list[float], said: str
+) -> None:
+    halves = Wrapped((Box((0,), (6,)), Box((6,), (6,))), (None, None))
+    files, gaps = np.zeros((2, 2), np.int64)
+    places = SlotPlaces(["f"], files, np.array(starts), gaps)
+    # What is fixed has no bytes, and would do as the place of anything.
+    arranged = Arrangement({"f": 60}, {"a": SlotColumns(halves, places, first)}, [("f", 30, b"")])
+    targets = [Target("a", U8, Layout.of("a", (12,)), ())]
+    with pytest.raises(CoverageError, match=said) if said else nullcontext():
+        check_arrangement("f", targets, arranged)
 
 
 def _around(slot: Slot) -> tuple[int, int]:

@@ -43,6 +43,9 @@ def _faults(targets: Sequence[Target], arranged: Arrangement) -> Iterator[str]:
     kinds: dict[tuple[int, Shape, int], int] = {}
     around, which = [_around(of_fixed.wrapped, 1)], list[int]()
     for target, slots in zip(targets, columns, strict=True):
+        if not 0 <= slots.first <= len(slots.places.files) - len(slots.wrapped.boxes):
+            yield f"`{target.name}` has no place in the columns from number {slots.first} on"
+            return
         key = id(slots.wrapped), target.layout.shape, target.dtype.itemsize
         if (kind := kinds.get(key)) is None:
             if fault := tiling_fault(target.shape, slots.wrapped.boxes):
@@ -77,6 +80,9 @@ def _wrong_places(
 ) -> Iterator[str]:
     """Slots that overlap or leave their file; `around` says how long they are, `whose` which of `names` they belong to."""
     every = np.stack([places.starts, places.gaps, *around])
+    if not np.issubdtype(np.result_type(every, places.files), np.integer):
+        yield "places in files are whole numbers of bytes"
+        return
     if every.max(initial=0) >= _NO_FILE or every.min(initial=0) <= -_NO_FILE:
         far = ((every >= _NO_FILE) | (every <= -_NO_FILE)).any(0).argmax()
         yield f"{names[whose[far]]} lies where no file reaches"
