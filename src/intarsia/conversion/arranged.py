@@ -39,7 +39,7 @@ def _faults(targets: Sequence[Target], arranged: Arrangement) -> Iterator[str]:
         yield f"`{unplaced[0]}` has no place"
         return
     fixed = [Slot(Box.whole((len(data),)), file, at) for file, at, data in arranged.fixed]
-    *columns, of_fixed = in_columns([*(arranged.slots[name] for name in names), fixed])
+    (of_fixed,), columns = in_columns([fixed]), [arranged.columns[name] for name in names]
     kinds: dict[tuple[int, Shape, int], int] = {}
     around, which = [_around(of_fixed.wrapped, 1)], list[int]()
     for target, slots in zip(targets, columns, strict=True):

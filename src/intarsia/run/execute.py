@@ -24,7 +24,7 @@ from intarsia.mesh import Box
 from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Target
 from intarsia.planning.proof import Proven
-from intarsia.planning.together import Group, partners, windows_together
+from intarsia.planning.together import Group, Windows, partners, windows_together
 from intarsia.planning.window import windows_beside
 from intarsia.run.budget import Budget
 from intarsia.run.gather import Fill, Straight, gather
@@ -46,7 +46,8 @@ from intarsia.value.bits import bits_dtype
 Progress = Callable[[int], None]
 
 
-Step = tuple[tuple[Proven, Box], ...]
+Step = Sequence[Windows]
+"""Windows that one thread takes in hand; those that share bytes of the source are one of its parts."""
 Blocks = defaultdict[str, list[tuple[int, list[Any]]]]
 """For each file, buffers that are to be written one after another, and the byte at which each row of them begins."""
 Ranges = Mapping[str, Sequence[tuple[int, int]]]
@@ -70,15 +71,15 @@ def cut_steps(
     by_file = all(len(arrangement.slots[p.target.name]) == 1 for p in proofs)
     groups = partners(sorted(proofs, key=place) if by_file else proofs)
     windows = (some for group in groups for some in _windows(group, budget.window_bytes, done))
-    return [tuple(chain(*step)) for step in in_steps(windows, budget.step_bytes, nbytes_of)]
+    return [*in_steps(windows, budget.step_bytes, nbytes_of)]
 
 
-def nbytes_of(step: Iterable[tuple[Proven, Box]]) -> int:
+def nbytes_of(windows: Iterable[tuple[Proven, Box]]) -> int:
     """What windows of targets come to."""
-    return sum(box.size * proven.target.dtype.itemsize for proven, box in step)
+    return sum(box.size * proven.target.dtype.itemsize for proven, box in windows)
 
 
-def _windows(group: Group, window_bytes: int, done: Ranges) -> Iterator[Step]:
+def _windows(group: Group, window_bytes: int, done: Ranges) -> Iterator[Windows]:
     """The windows of what is not done of targets that move together."""
     if not any(done.get(proven.target.name) for proven in group):
         yield from windows_together(group, window_bytes)
@@ -116,7 +117,7 @@ class Execution:
 
     def _files(self, step: Step) -> set[str]:
         """The files that a step writes: the kernel lets one thread at a time write a file."""
-        files = (self._slots.files(proven.target.name, window) for proven, window in step)
+        files = (self._slots.files(proven.target.name, window) for proven, window in chain(*step))
         return set(chain.from_iterable(files))
 
     @cached_property
@@ -125,14 +126,15 @@ class Execution:
 
     def step(self, step: Step) -> list[Part]:
         """Fill the windows of one step and write them; the parts whose slots await other steps."""
-        source, movable, others = replace(self.source, losses=Counter()), list[Movable](), step
+        source, movable = replace(self.source, losses=Counter()), list[Movable]()
+        others: Step = step
         if has_kernel() and self.staging.can_move:
             movable, others = movable_windows(step, self._plans, source, self._slots)
         moved = move_windows(source, self.staging, movable)
         if moved is None:
             moved, others = NOTHING, step
-        some = in_steps(others, self.budget.window_bytes, lambda each: nbytes_of([each]))
-        parts = [moved, *(self._through_memory(each, source) for each in some)]
+        some = in_steps(others, self.budget.window_bytes, nbytes_of)
+        parts = [moved, *(self._through_memory([*chain(*each)], source) for each in some)]
         written = Written(
             tuple(chain(*(part.windows for part in parts))),
             tuple(chain(*(part.crcs for part in parts))),
@@ -158,17 +160,17 @@ class Execution:
             merged([one.sums for one in tallied]),
         )
 
-    def _fill(self, step: Sequence[tuple[Proven, Box]], source: Source) -> list[Filled]:
-        """The windows of a step in this thread's memory, cut into the boxes of slots."""
-        lengths = [nbytes_of([each]) for each in step]
+    def _fill(self, windows: Sequence[tuple[Proven, Box]], source: Source) -> list[Filled]:
+        """The windows in this thread's memory, cut into the boxes of slots."""
+        lengths = [nbytes_of([each]) for each in windows]
         wholes = in_parts(self._room.take(sum(lengths)), lengths)
         rooms = in_parts(self._boxes.take(sum(lengths)), lengths)
         fills: list[Fill | Straight] = []
-        for (proven, window), whole in zip(step, wholes, strict=True):
+        for (proven, window), whole in zip(windows, wholes, strict=True):
             fills += source.fill_box(proven, window, whole)
         gather(source.folder, fills)
         filled = list[Filled]()
-        for (proven, window), whole, room in zip(step, wholes, rooms, strict=True):
+        for (proven, window), whole, room in zip(windows, wholes, rooms, strict=True):
             target = proven.target
             cut = self._slots.pattern(target.name).cut(window)
             boxes = cut_boxes(target.dtype, window, cut, whole, room)

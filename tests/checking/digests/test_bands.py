@@ -19,7 +19,7 @@ from intarsia.errors import IntarsiaError
 from intarsia.kernel.library import has_kernel
 from intarsia.mesh import Box, Shape
 from intarsia.run.budget import Budget
-from tests.checkpoints import normal_tensor, write_hf
+from tests.checkpoints import archived_at_another_time, normal_tensor, write_hf
 
 SHAPES = [(3,), (0, 4), (), (64, 96), (8, 6), (4096,), (1, 1), (5, 8, 3), (96, 64), (640, 500)]
 TENSORS = {
@@ -137,13 +137,8 @@ def test_a_byte_that_is_another_is_found_as_without_bands(
 def test_what_does_not_begin_as_its_like_is_read(
     forms: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A time in a zip archive is another."""
     copied = shutil.copytree(forms["fsdp=3"], tmp_path / "copy")
-    file = copied / "__1_0.distcp"
-    whole = bytearray(file.read_bytes())
-    at = whole.find(b"PK\x03\x04") + 10
-    whole[at] ^= 1
-    file.write_bytes(whole)
+    archived_at_another_time(copied / "__1_0.distcp")
     held: list[bool] = []
     begin_alike = bands._begin_alike
     monkeypatch.setattr(

@@ -28,7 +28,15 @@ from intarsia.store.base import Reader
 from intarsia.store.local.reader import LocalReader
 from intarsia.store.reading import comparing
 from intarsia.value import PLAIN
-from tests.checkpoints import fixture, llama_config, model, random_tensor, write_dcp, write_hf
+from tests.checkpoints import (
+    archived_at_another_time,
+    fixture,
+    llama_config,
+    model,
+    random_tensor,
+    write_dcp,
+    write_hf,
+)
 
 pytestmark = pytest.mark.skipif(not has_kernel(), reason="the kernel is not built: no C compiler")
 
@@ -171,12 +179,9 @@ def test_steps_whose_runs_are_put_together_are_compared_one_by_one(tmp_path: Pat
 def test_a_chunk_that_begins_in_another_way_and_holds_the_same_is_equal(
     forms: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A time in a zip archive is another: its elements are then looked for, as by reading."""
+    """Its elements are then looked for, as by reading."""
     copied = shutil.copytree(forms["dcp fsdp=3"], tmp_path / "copy")
-    file = copied / "__1_0.distcp"
-    whole = bytearray(file.read_bytes())
-    whole[whole.find(b"PK\x03\x04") + 10] ^= 1
-    file.write_bytes(whole)
+    archived_at_another_time(copied / "__1_0.distcp")
     with_kernel, without = answers(forms["hf"], copied, monkeypatch)
     assert with_kernel == without
     assert with_kernel["equal"]

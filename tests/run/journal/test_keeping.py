@@ -7,6 +7,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,7 @@ def test_what_is_left_to_do_is_what_was_not_noted(journal: Journal) -> None:
     steps = cut_steps(
         [prover.prove(x) for x in TARGETS], WHOLE, Budget(1 << 20, 1, share_bytes=8), done.ranges
     )
-    left = [(proven.target.name, str(box)) for step in steps for proven, box in step]
+    left = [(proven.target.name, str(box)) for step in steps for proven, box in chain(*step)]
     assert left == [("a", "[1:2, 0:8]"), ("a", "[3:4, 0:8]"), ("empty", "[0:0, 0:3]")]
 
 

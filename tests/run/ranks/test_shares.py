@@ -27,7 +27,7 @@ def cut(files: int, rows: int, tensors: int = 3) -> tuple[list[Any], Arrangement
     proven = [
         SimpleNamespace(target=SimpleNamespace(name=name, dtype=BY_NAME["F32"])) for name in slots
     ]
-    steps = [((one, Box((row, 0), (1, 8))),) for one in proven for row in range(rows)]
+    steps = [[((one, Box((row, 0), (1, 8))),)] for one in proven for row in range(rows)]
     return steps, Arrangement(dict.fromkeys(names, 0), slots)
 
 
@@ -35,7 +35,7 @@ def files_in(share: list[Any], arrangement: Arrangement) -> set[str]:
     return {
         slot.file
         for step in share
-        for proven, box in step
+        for proven, box in chain(*step)
         for slot in arrangement.slots[proven.target.name]
         if slot.box.meet(box)
     }
@@ -61,8 +61,8 @@ def test_each_of_as_many_ranks_as_files_writes_a_file_of_its_own() -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_steps_without_bytes_have_a_rank_too(ranks: int) -> None:
     steps, arrangement = cut(4, 16, tensors=1)
-    proven = steps[0][0][0]
-    empty = ((proven, Box((16, 0), (0, 8))),)
+    proven = steps[0][0][0][0]
+    empty = [((proven, Box((16, 0), (0, 8))),)]
     for given in ([*steps, empty], [empty], []):
         shares = [share_of(given, arrangement, rank, ranks) for rank in range(ranks)]
         assert sorted(map(id, chain(*shares))) == sorted(map(id, given))

@@ -253,7 +253,7 @@ def test_parts_of_one_tensor_are_moved_and_summed_as_their_own_bytes(tmp_path: P
             Budget(1 << 20, 1),
             tally=Tally({"x": 15}),
         )
-        run.step(tuple((prover_of(manifest).prove(target), whole) for target in targets))
+        run.step([tuple((prover_of(manifest).prove(target), whole) for target in targets)])
         assert folder.read_bytes == 30
     held = (staging.folder / "f").read_bytes()
     staging.abandon()

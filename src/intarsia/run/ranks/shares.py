@@ -19,7 +19,7 @@ def share_of(steps: Sequence[Step], arrangement: Arrangement, rank: int, size: i
     if len(arrangement.files) < MANY_FILES:
         order = {file: number for number, file in enumerate(arrangement.files)}
         steps = sorted(steps, key=lambda step: order.get(_first_file(step, arrangement), 0))
-    sizes = [nbytes_of(step) for step in steps]
+    sizes = [sum(map(nbytes_of, step)) for step in steps]
     total, done = max(1, sum(sizes)), 0
     mine = []
     for step, nbytes in zip(steps, sizes, strict=True):
@@ -32,6 +32,6 @@ def share_of(steps: Sequence[Step], arrangement: Arrangement, rank: int, size: i
 
 def _first_file(step: Step, arrangement: Arrangement) -> str:
     """The first file that a step writes; none where it is empty."""
-    proven, window = step[0]
+    proven, window = step[0][0]
     slots = arrangement.slots[proven.target.name]
     return next((slot.file for slot in slots if slot.box.meet(window) is not None), "")

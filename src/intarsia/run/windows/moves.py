@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
+from itertools import groupby, product
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from intarsia.kernel.moving import Moved
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
 from intarsia.planning.proof import Proven
+from intarsia.planning.together import Windows
 from intarsia.run.source import Source
 from intarsia.run.sums.hashing import Sum, add_to
 from intarsia.run.windows.slots import Slots
@@ -40,32 +42,36 @@ class Movable(NamedTuple):
 
 
 def movable_windows(
-    step: Iterable[tuple[Proven, Box]], plans: StripPlans, source: Source, slots: Slots
-) -> tuple[list[Movable], tuple[tuple[Proven, Box], ...]]:
-    """The windows of a step that are moved from file to file; and the others."""
-    near, others = list[tuple[Proven, Box, StripPlan]](), list[tuple[Proven, Box]]()
-    for proven, window in step:
-        plan = plans.of(proven, window) if proven.src is source.manifest else None
-        if plan is None:
-            others.append((proven, window))
-        else:
-            near.append((proven, window, plan))
+    step: Iterable[Windows], plans: StripPlans, source: Source, slots: Slots
+) -> tuple[list[Movable], list[Windows]]:
+    """The windows of a step that are moved from file to file; and the others, as far as they belong together."""
+    near = list[tuple[int, Proven, Box, StripPlan]]()
+    others = list[tuple[int, tuple[Proven, Box]]]()
+    for number, together in enumerate(step):
+        for proven, window in together:
+            plan = plans.of(proven, window) if proven.src is source.manifest else None
+            if plan is None:
+                others.append((number, (proven, window)))
+            else:
+                near.append((number, proven, window, plan))
     wanted = [
         (proven.sources[k], proven.sources[k].chunks[n])
-        for proven, _, plan in near
+        for _, proven, _, plan in near
         for k, n in plan.chunks
     ]
     begins = iter(source.begins_near(wanted))
     chunks, found = iter(wanted), list[Movable]()
-    for proven, window, plan in near:
+    for number, proven, window, plan in near:
         files = [next(chunks)[1].file for _ in plan.chunks]
         starts = [start for _ in plan.chunks if (start := next(begins)) is not None]
         if len(starts) < len(files):
-            others.append((proven, window))
+            others.append((number, (proven, window)))
         else:
             of_target = slots[proven.target.name]
             found.append(Movable(proven.target, window, plan, files, starts, of_target))
-    return found, tuple(others)
+    others.sort(key=itemgetter(0))
+    each = groupby(others, itemgetter(0))
+    return found, [tuple([window for _, window in some]) for _, some in each]
 
 
 class _Numbered(dict[str, int]):
