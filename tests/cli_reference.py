@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from intarsia.cli.main import app
+from intarsia.cli.typer_app import app
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "command-line.md"
 

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 import intarsia
-from intarsia.cli.main import app
+from intarsia.cli.typer_app import app
 from intarsia.format.registry import FORMATS
 from intarsia.options import Options
 from tests.checkpoints import python

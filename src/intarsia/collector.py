@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-SELDOM = 50_000
+SELDOM = 100_000
 """Values that are made before a command looks for those that nothing needs: some megabytes at most."""
 
 _lock = Lock()

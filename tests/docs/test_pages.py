@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from intarsia.cli.main import app
+from intarsia.cli.typer_app import app
 from tests.docs.test_snippets import ROOT, blocks
 
 PAGES = sorted(

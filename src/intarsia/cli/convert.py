@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-import typer
-
 from intarsia.cli import options
 from intarsia.cli.output import OUTPUT, answer, progress, say
 from intarsia.errors import Interrupted, StoppedError
@@ -16,23 +14,23 @@ from intarsia.options import Options
 @options.spelled_out
 def run(
     src: options.Path,
-    dst: Annotated[str, typer.Argument(help="The folder to write; it must not exist.")],
+    dst: Annotated[str, options.Argument("The folder to write; it must not exist.")],
     asked: Options,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue a killed run of the same job.")
+        bool, options.Option("--resume", "Continue a killed run of the same job.")
     ] = False,
     overwrite: Annotated[
         bool,
-        typer.Option(
+        options.Option(
             "--overwrite",
-            help="Replace the destination, if it is a checkpoint and holds nothing else.",
+            "Replace the destination, if it is a checkpoint and holds nothing else.",
         ),
     ] = False,
     alone: options.Alone = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Plan and prove, but write nothing.")
+        bool, options.Option("--dry-run", "Plan and prove, but write nothing.")
     ] = False,
-) -> None:
+) -> int:
     """Convert a checkpoint: the plan is proven first, and the destination appears only when it is whole.
 
     Under torchrun the work is split over the processes, unless one is to do it --alone.
@@ -50,13 +48,14 @@ def run(
                 job = converting.job(src, asked)
             if dry_run:
                 answer(job.plan.as_json(), lambda: say(job.plan))
-                raise typer.Exit(0 if job.plan.proven else 1)
+                return 0 if job.plan.proven else 1
             with progress("converting") as advance:
                 report = carry_out(
                     job, dst, overwrite=overwrite, resume=resume, progress=advance, team=team
                 )
         report = replace(report, remarks=(*report.remarks, *note_on_ranks(alone=alone)))
         answer(report.as_json(), lambda: say(report))
+        return 0
     except KeyboardInterrupt as stop:
         if report is not None or (isinstance(stop, Interrupted) and stop.committed):
             raise StoppedError(f"{stop_word()}; {dst} is complete and in its place") from stop

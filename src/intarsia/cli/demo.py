@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from intarsia.cli import options
 from intarsia.cli.output import answer, table
 from intarsia.quantity import human
 from intarsia.store.local.paths import expanded
@@ -27,22 +26,21 @@ ROUTE = (
 
 def run(
     folder: Annotated[
-        str | None, typer.Option("--folder", help="Keep the checkpoints in this new folder.")
+        str | None, options.Option("--folder", "Keep the checkpoints in this new folder.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Another random model.")] = 0,
-) -> None:
+    seed: Annotated[int, options.Option("--seed", "Another random model.")] = 0,
+) -> int:
     """Make a small mixture-of-experts model, convert it across formats and meshes, verify each step."""
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="intarsia-demo-") as scratch:
-            _route(Path(scratch), seed)
-    else:
-        where = expanded(Path(folder))
-        with errors_naming(where):
-            where.mkdir(parents=True)
-        _route(where, seed)
+            return _route(Path(scratch), seed)
+    where = expanded(Path(folder))
+    with errors_naming(where):
+        where.mkdir(parents=True)
+    return _route(where, seed)
 
 
-def _route(root: Path, seed: int) -> None:
+def _route(root: Path, seed: int) -> int:
     from intarsia import api, converting
     from intarsia.cli.demo_model import write_model
 
@@ -82,4 +80,4 @@ def _route(root: Path, seed: int) -> None:
         print("every element arrived" if equal else "SOMETHING WAS LOST")
 
     answer({"equal": equal, "steps": rows}, text)
-    raise typer.Exit(0 if equal else 1)
+    return 0 if equal else 1

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
-
 from intarsia.cli import options
 from intarsia.cli.output import answer, progress, say, table
 
 
 def run(
     a: options.Path,
-    b: Annotated[str, typer.Argument(help="The later checkpoint.")],
+    b: Annotated[str, options.Argument("The later checkpoint.")],
     config: options.Config = None,
     section: options.Section = None,
     memory: options.Memory = None,
     workers: options.Workers = None,
     most: Annotated[
-        int, typer.Option("--most", min=0, help="How many tensors to show; 0 for all.")
+        int, options.Option("--most", "How many tensors to show; 0 for all.", least=0)
     ] = 40,
 ) -> None:
     """Say how far each tensor moved from A to B, the furthest first.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from intarsia.cli import options
 from intarsia.cli.output import OUTPUT, answer, complain, progress
 from intarsia.report.safe import visible
@@ -15,9 +13,7 @@ def run(
     path: options.Path,
     secure: Annotated[
         bool,
-        typer.Option(
-            "--secure", help="SHA-256 of each tensor: slower, but safe against tampering."
-        ),
+        options.Option("--secure", "SHA-256 of each tensor: slower, but safe against tampering."),
     ] = False,
     config: options.Config = None,
     section: options.Section = None,

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from intarsia.cli import options
 from intarsia.cli.output import answer, say, table, width
 
 
 def run(
     path: options.Path,
-    tensor: Annotated[str, typer.Argument(help="A tensor: its logical name, or its name on disk.")],
+    tensor: Annotated[str, options.Argument("A tensor: its logical name, or its name on disk.")],
     mesh: options.Mesh = None,
     config: options.Config = None,
     section: options.Section = None,

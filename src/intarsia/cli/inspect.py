@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from intarsia.cli import options
 from intarsia.cli.output import OUTPUT, answer, say, table
 
 
 def run(
     path: options.Path,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    tensors: Annotated[bool, options.Option("--tensors", "List every tensor.")] = False,
     config: options.Config = None,
     section: options.Section = None,
     html: options.Html = None,

@@ -3,80 +3,17 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from functools import wraps
-from importlib import import_module
-from io import StringIO
-from typing import Annotated, Any, NoReturn
-
-import typer
+from typing import NoReturn
 
 # One thread for NumPy's linear algebra, which no command needs: starting more costs time on wide machines.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from intarsia import __version__
-from intarsia.cli.output import OUTPUT, complain, open_streams, to_stdout
+from intarsia.cli.output import OUTPUT, complain, open_streams, print_error, to_stdout
 from intarsia.collector import seldom
-from intarsia.errors import IntarsiaError, LimitError, StoppedError, StoreError, UsageError
+from intarsia.errors import IntarsiaError, LimitError, StoppedError
 from intarsia.run.stopping import stop_status, stop_word, stopping
-
-_WrongCall: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
-"""Typer's error of a wrong call, of which that of a wrong parameter is one."""
-
-NAMES = ("inspect", "plan", "convert", "verify", "digest", "diff", "explain", "demo")
-
-
-def _working(run: Callable[..., None]) -> Callable[..., None]:
-    """A command in which a broken pipe is a failure: `answer` sees to that of its reader."""
-
-    @wraps(run)
-    def command(**words: Any) -> None:
-        try:
-            run(**words)
-        except BrokenPipeError as error:
-            raise StoreError(f"a connection broke: {error}") from error
-
-    return command
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        print(f"intarsia {__version__}")
-        raise typer.Exit
-
-
-def options(
-    json_: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Options that every command takes, before its name or after it."""
-
-
-def app(names: Sequence[str] = NAMES) -> typer.Typer:
-    """The command line with these commands: to build one takes a fraction of what all of them take."""
-    found = typer.Typer(
-        name="intarsia",
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
-        help="Move LLM weights between meshes, frameworks and file formats, and prove that every"
-        " element arrived.",
-        epilog="Exit status: 0 done or equal, 1 a check found a difference, a fault or an unprovable plan, "
-        "2 wrong usage or unreadable input. INTARSIA_DEBUG=1 shows tracebacks.",
-    )
-    found.callback()(options)
-    for name in names:
-        found.command(name)(_working(import_module(f"intarsia.cli.{name}").run))
-    return found
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -108,12 +45,7 @@ def _read(arguments: list[str] | None) -> list[str]:
 def _status_of(words: list[str]) -> int:
     """Run one command: its exit status, and on stderr why it failed."""
     try:
-        asked = words[:1] if words and words[0] in NAMES else NAMES
-        status = app(asked)(words, standalone_mode=False)
-    except SystemExit:  # Typer's, where the reader of a help page has seen enough
-        return 0
-    except _WrongCall as error:
-        return _called_wrongly(error)
+        return _run(words)
     except StoppedError as error:
         return _failed(error, stop_status())
     except IntarsiaError as error:
@@ -128,21 +60,19 @@ def _status_of(words: list[str]) -> int:
             f"{type(error).__name__}: {error}", hint="INTARSIA_DEBUG=1 shows where"
         )
         return _failed(failure, 2, error)
-    if status == 130:  # an interrupt, of which Typer says nothing
-        raise KeyboardInterrupt
-    return status if isinstance(status, int) else 0
 
 
-def _called_wrongly(error: typer.BadParameter) -> int:
-    """Say that a command was not called as it can be, as Typer says it and as JSON."""
-    where = error.ctx.command_path if error.ctx else "intarsia"
-    if OUTPUT.json:
-        failure = UsageError(error.format_message(), hint=f"{where} --help shows its usage")
-        _print_error(failure)
-    said = StringIO()
-    error.show(said)
-    complain(said.getvalue().rstrip())
-    return error.exit_code
+def _run(words: list[str]) -> int:
+    """Run the command that is called, by Typer unless its words are plain: its exit status."""
+    from intarsia.cli.call import NAMES, arguments, carried_out, command
+
+    called = [name for name in words[:1] if name in NAMES]
+    for name in called:
+        if (found := arguments(command(name), words[1:])) is not None:
+            return carried_out(command(name), found)
+    from intarsia.cli import typer_app
+
+    return typer_app.status_of(words, called or NAMES)
 
 
 _MOST = 4000
@@ -160,12 +90,6 @@ def _failed(error: IntarsiaError, status: int, cause: BaseException | None = Non
 
         traceback.print_exception(cause or error)
     if OUTPUT.json and OUTPUT.prints:
-        _print_error(error)
+        print_error(error)
     complain(f"intarsia: {_short(str(error))}")
     return status
-
-
-def _print_error(error: IntarsiaError) -> None:
-    with to_stdout():
-        document = {"error": type(error).__name__, "message": str(error), "hint": error.hint}
-        print(json.dumps(document))

@@ -7,8 +7,7 @@ from dataclasses import MISSING, Field, fields
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, get_type_hints
 
-import typer
-
+from intarsia.frozen import frozen
 from intarsia.options import Options
 
 _TEXT = str | None
@@ -19,19 +18,32 @@ _HINTS = get_type_hints(Options)
 _FIELDS = {f.name: f for f in fields(Options)}
 
 
+@frozen
+class Argument:
+    """A word of a command that stands alone."""
+
+    help: str
+
+
+@frozen
+class Option:
+    """A word of a command that follows its flag, or a flag alone; `words` are what it may be."""
+
+    flag: str
+    help: str
+    words: tuple[str, ...] = ()
+    least: int | None = None
+
+
 def _option(field: Field[Any]) -> Any:
-    """A field of `Options` as typer annotates an option."""
+    """A field of `Options` as the annotation of a command's parameter."""
     hint, flag = _HINTS[field.name], f"--{field.name.replace('_', '-')}"
-    words = field.metadata["words"]
-    info = typer.Option(
-        f"{flag}/--no-{flag[2:]}" if hint is bool else flag,
-        help=field.metadata["help"],
-        autocompletion=(lambda: list(words)) if words else None,
-    )
-    return Annotated[hint if hint in _KINDS else _TEXT, info]
+    spelled = f"{flag}/--no-{flag[2:]}" if hint is bool else flag
+    said = Option(spelled, field.metadata["help"], field.metadata["words"])
+    return Annotated[hint if hint in _KINDS else _TEXT, said]
 
 
-def spelled_out(run: Callable[..., None]) -> Callable[..., None]:
+def spelled_out(run: Callable[..., int]) -> Callable[..., int]:
     """A command whose parameter of type `Options` is an option of the command line for each field."""
     own = signature(run, eval_str=True).parameters.values()
     (name,) = (p.name for p in own if p.annotation is Options)
@@ -47,27 +59,23 @@ def spelled_out(run: Callable[..., None]) -> Callable[..., None]:
                     f.name, Parameter.KEYWORD_ONLY, default=default, annotation=_option(f)
                 )
 
-    def command(**words: Any) -> None:
+    def command(**words: Any) -> int:
         asked = Options(**{field: words.pop(field) for field in _FIELDS})
-        run(**words, **{name: asked})
+        return run(**words, **{name: asked})
 
     command.__doc__ = run.__doc__
     command.__signature__ = Signature(list(spelled()))  # type: ignore[attr-defined]
     return command
 
 
-Path = Annotated[str, typer.Argument(help="A checkpoint: a folder, or one safetensors file.")]
+Path = Annotated[str, Argument("A checkpoint: a folder, or one safetensors file.")]
 Mesh = _option(_FIELDS["mesh"])
 Memory = _option(_FIELDS["memory"])
 Workers = _option(_FIELDS["workers"])
 Config = _option(_FIELDS["config"])
 Section = _option(_FIELDS["section"])
-Alone = Annotated[
-    bool, typer.Option("--alone", help="Do not wait for other ranks, even under torchrun.")
-]
+Alone = Annotated[bool, Option("--alone", "Do not wait for other ranks, even under torchrun.")]
 Html = Annotated[
     str | None,
-    typer.Option(
-        "--html", help="Also write the result to this file as an HTML page that works offline."
-    ),
+    Option("--html", "Also write the result to this file as an HTML page that works offline."),
 ]

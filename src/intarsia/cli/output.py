@@ -13,6 +13,7 @@ from shutil import get_terminal_size
 from textwrap import wrap
 from typing import Any, TextIO
 
+from intarsia.errors import IntarsiaError
 from intarsia.report.safe import visible
 
 
@@ -63,6 +64,13 @@ def complain(text: str) -> None:
         print(printable(text), file=sys.stderr, flush=True)
     except OSError:
         sys.stderr = _nowhere()
+
+
+def print_error(error: IntarsiaError) -> None:
+    """Print what failed as a JSON document."""
+    with to_stdout():
+        document = {"error": type(error).__name__, "message": str(error), "hint": error.hint}
+        print(json.dumps(document))
 
 
 def _nowhere() -> TextIO:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import typer
-
 from intarsia.cli import options
 from intarsia.cli.output import answer, say
 from intarsia.options import Options
 
 
 @options.spelled_out
-def run(src: options.Path, asked: Options) -> None:
+def run(src: options.Path, asked: Options) -> int:
     """Prove a conversion before a byte moves, and say what it would read, write and hold in memory."""
     from intarsia import converting
 
     found = converting.job(src, asked).plan
     answer(found.as_json(), lambda: say(found))
-    raise typer.Exit(0 if found.proven else 1)
+    return 0 if found.proven else 1

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from intarsia.cli import options
 from intarsia.cli.output import OUTPUT, answer, progress, say, table
 from intarsia.store.address import named
@@ -25,14 +23,14 @@ def run(
     a: options.Path,
     b: Annotated[
         str | None,
-        typer.Argument(help="The checkpoint to compare with; without it, A is checked by itself."),
+        options.Argument("The checkpoint to compare with; without it, A is checked by itself."),
     ] = None,
     config: options.Config = None,
     section: options.Section = None,
     memory: options.Memory = None,
     workers: options.Workers = None,
     html: options.Html = None,
-) -> None:
+) -> int:
     """Compare A and B bit by bit, whatever their formats; or look for every known fault in A alone."""
     from intarsia import api
 
@@ -55,12 +53,12 @@ def run(
         write_page(html, _page_alone(alone, *whose) if b is None else _page_pair(pair, *whose))
     if b is None:
         answer(alone.as_json(), lambda: _print_alone(alone))
-        raise typer.Exit(0 if alone.sound else 1)
+        return 0 if alone.sound else 1
     from intarsia.checking.pair.next_step import next_step
 
     step = next_step(pair)
     answer(pair.as_json() | {"next": step}, lambda: _print_pair(pair, step))
-    raise typer.Exit(0 if pair.equal else 1)
+    return 0 if pair.equal else 1
 
 
 def _page_alone(found: Soundness, config: str | None, section: str | None) -> PageContent:
