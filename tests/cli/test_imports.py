@@ -98,5 +98,28 @@ def test_a_process_that_ends_does_not_look_for_what_could_be_freed(
     assert capsys.readouterr().out.count("intarsia ") == 3
 
 
+def test_a_small_command_ends_before_the_collector_runs(root: Path, tmp_path: Path) -> None:
+    words = ["convert", str(root / "hf"), str(tmp_path / "out"), "--to", "dcp", "--mesh", "tp=2"]
+    code = f"""
+import gc, sys
+from intarsia.cli.main import main
+sys.argv[1:] = {words!r}
+seen = []
+gc.callbacks.append(lambda phase, info: seen.append(info["generation"]))
+try:
+    main()
+except SystemExit as stop:
+    gc.callbacks.clear()
+    assert not seen and not stop.code, (seen, stop.code)
+"""
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_plain_calls_do_without_typer(root: Path) -> None:
+    code = f"from intarsia.cli.main import main; main({['digest', str(root / 'hf')]!r})"
+    assert imported(code, ("typer", "click", "subprocess")) == []
+
+
 def test_this_test_would_see_an_import() -> None:
     assert imported("import numpy", ("numpy",)) == ["numpy"]

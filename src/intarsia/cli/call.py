@@ -38,7 +38,7 @@ def arguments(run: Command, words: Sequence[str]) -> dict[str, Any] | None:
             places.append(each.name)
         elif kind is bool:
             on, *off = said.flag.split("/")
-            switches |= {on: (each.name, True)} | {flag: (each.name, False) for flag in off}
+            switches |= {on: (each.name, True)} | dict.fromkeys(off, (each.name, False))
         else:
             options[said.flag] = each.name, kind
     left = iter(words)

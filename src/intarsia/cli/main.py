@@ -25,9 +25,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             status = _failed(StoppedError(stop_word()), stop_status())
         with to_stdout():
             pass
-    # The process ends, and has no need to look for what could be freed before; triton would report it.
-    if arguments is None and "triton" not in sys.modules:
-        gc.freeze()
+        # The process ends, and has no need to look for what could be freed before; triton would report it.
+        if arguments is None and "triton" not in sys.modules:
+            gc.freeze()
     raise SystemExit(status)
 
 
