@@ -68,7 +68,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if is_dtensor(value):
             raise UsageError("it holds a DTensor, of which each rank has a part")
-        held = value.detach().cpu().contiguous()
+        if value.is_nested or value.layout is not torch.strided:
+            raise UsageError(f"it holds a tensor of layout {value.layout}")
+        held = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         data = as_bytes(held).tobytes()
         return {_TENSOR: dtype_of(held, "a tensor").name, "shape": list(held.shape), "data": data}
     if isinstance(value, Mapping):

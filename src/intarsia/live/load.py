@@ -180,6 +180,8 @@ def load(
         report.extra, notes = extra_in(entries, team.rank, team.size)
         report.notes += notes
         values.put(demand.contents, manifest, entries, report.extra)
+        if not copied:
+            demand.contents.run_hooks(manifest.path)
         report.notes += summary(tuple(report.changed))
         fresh = brought.states.fresh if brought is not None else {}
         groups = own.settings.param_groups if own is not None else []

@@ -123,3 +123,24 @@ def test_a_load_counts_what_it_rounds_and_refuses_what_does_not_fit(tmp_path: Pa
     save_file({"w": torch.tensor([1.0, 7e4])}, tmp_path / "model.safetensors")
     with pytest.raises(PrecisionError, match=r"`w`\[1\] is 70000.0, which F16 cannot hold"):
         intarsia.load(tmp_path, into={"w": torch.empty(2, dtype=torch.float16)})
+
+
+@pytest.mark.parametrize(
+    "view",
+    [torch.zeros(3, 1).expand(3, 4), torch.zeros(6).unfold(0, 4, 1), torch.zeros(1).expand(3, 4)],
+    ids=["expanded", "sliding", "one"],
+)
+def test_a_view_whose_elements_share_memory_is_refused(view: torch.Tensor, tmp_path: Path) -> None:
+    intarsia.save(tmp_path / "a", {"x": torch.arange(12.0).reshape(3, 4)})
+    with pytest.raises(CoverageError, match="several elements share memory"):
+        intarsia.load(tmp_path / "a", into={"x": view})
+    assert not view.any()
+
+
+def test_views_whose_elements_lie_between_each_other_are_filled(tmp_path: Path) -> None:
+    wanted = torch.arange(6.0).reshape(2, 3)
+    intarsia.save(tmp_path / "a", {"x": wanted})
+    for strides in ((3, 2), (2, 4), (1, 2), (10, 3)):
+        x = torch.zeros(30).as_strided((2, 3), strides)
+        intarsia.load(tmp_path / "a", into={"x": x})
+        assert torch.equal(x, wanted), strides

@@ -154,3 +154,23 @@ def test_parameters_without_elements_and_buffers_shared_on_meta_are_filled(tmp_p
     assert other.none.shape == (0, 4)
     assert other.a.running_mean.tolist() == [7, 7, 7]
     assert other.b.running_mean is other.a.running_mean
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        (nn.LazyLinear(3), "lazy module"),
+        ({"weight": torch.eye(3).to_sparse()}, "torch.sparse_coo"),
+        ({"weight": torch.ones(3, dtype=torch.complex64).conj()}, "conjugated"),
+        ({"weight": torch.ones(3, dtype=torch.complex64).conj().imag}, "negated"),
+    ],
+    ids=["lazy", "sparse", "conjugated", "negated"],
+)
+def test_a_tensor_that_is_not_its_memory_is_refused_by_name(
+    given: Any, word: str, tmp_path: Path
+) -> None:
+    with pytest.raises(LayoutError, match=rf"weight` is .*{word}"):
+        intarsia.save(tmp_path / "a", given)
+    intarsia.save(tmp_path / "plain", {"weight": torch.ones(3), "bias": torch.ones(3)})
+    with pytest.raises(LayoutError, match=rf"weight` is .*{word}"):
+        intarsia.load(tmp_path / "plain", into=given)

@@ -589,3 +589,20 @@ def test_factors_of_a_whole_parameter_are_not_loaded_beside_a_part(
     again = torch.optim.Adafactor(part.parameters())
     with pytest.raises(UsageError, match="does not have the shape of its parameter"):
         intarsia.load(src, into=part, optimizer=again, mesh="fsdp=2", rank=rank)
+
+
+def test_hooks_on_loading_are_called_once_the_optimizer_has_its_state(tmp_path: Path) -> None:
+    layers = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)])
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.5, momentum=0.9) for each in layers]
+    layers[1](layers[0](torch.ones(3))).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    intarsia.save(tmp_path / "a", layers, optimizers)
+    again = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in layers]
+    seen = []
+    for optimizer in again:
+        optimizer.register_load_state_dict_post_hook(
+            lambda o: seen.append((o, o.param_groups[0]["lr"], len(o.state)))
+        )
+    intarsia.load(tmp_path / "a", layers, again)
+    assert seen == [(again[0], 0.5, 2), (again[1], 0.5, 2)]

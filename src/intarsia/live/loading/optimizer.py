@@ -23,6 +23,7 @@ from intarsia.live.optimizer.groups import (
     with_tensors,
 )
 from intarsia.live.optimizer.named import NamedOptimizer
+from intarsia.live.optimizer.several import each_of
 from intarsia.live.optimizer.state import StateToFill, put, state_to_fill
 from intarsia.live.optimizer.values import shared_in
 from intarsia.opened.entries import groups_of
@@ -79,6 +80,10 @@ class OptimizerFilling:
             notes = put_groups(self.optimizer.settings, self.agreed)
         if self.optimizer.whole is not None:
             self.optimizer.whole.give(where)
+            return notes
+        for one in each_of(self.optimizer.settings):
+            for hook in getattr(one, "_optimizer_load_state_dict_post_hooks", {}).values():
+                hook(one)
         return notes
 
 

@@ -49,6 +49,8 @@ def with_one_source(
     `tied` are tensors that the model takes from others.  Without `strict`, one of them that differs is
     left out, and so reported.
     """
+    for each in settled.fillings:
+        _check_apart(each.holding)
     left: set[int] = set()
     unused: set[str] = set()
     pairs = list(overlaps([each.holding for each in settled.fillings]))
@@ -66,6 +68,26 @@ def with_one_source(
             unused.update(extra.layout.tensors)
     fillings: list[Filling] = [f for f in settled.fillings if id(f.holding) not in left]
     return replace(settled, fillings=fillings, unused=sorted({*settled.unused, *unused}))
+
+
+def _check_apart(holding: Holding) -> None:
+    """Raise where several elements of one tensor are the same memory, as in an expanded one."""
+    x = holding.tensor
+    if x.is_contiguous() or not x.numel():
+        return
+    span = 0
+    for stride, n in sorted(zip(x.stride(), x.shape, strict=True)):
+        if n > 1 and stride <= span:
+            break
+        span += (n - 1) * stride
+    else:
+        return
+    if len(np.unique(_ids(x))) < x.numel():
+        raise CoverageError(
+            f"`{holding.name}` is a view in which several elements share memory: shape"
+            f" {list(x.shape)}, strides {list(x.stride())}",
+            hint="give it memory of its own: x.clone()",
+        )
 
 
 def overlaps(holdings: Iterable[Holding]) -> Iterator[Overlap]:

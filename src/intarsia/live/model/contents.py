@@ -156,6 +156,11 @@ class Contents:
         for handed in self.modules.values():
             handed.give(where)
 
+    def run_hooks(self, where: str) -> None:
+        """Have modules do what they do of their own when they are loaded."""
+        for handed in self.modules.values():
+            handed.run_hooks(where)
+
 
 def _leaves(given: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any, Any]]:
     for key, value in given.items():

@@ -2,7 +2,8 @@
 
 A state dict mostly holds the module's parameters themselves.  FSDP1, `state_dict` hooks and some
 quantised modules hand out copies: filling those would leave the module as it was.  So everything is
-read into a state dict apart, given to the module's `load_state_dict`, and looked for once more.
+read into a state dict apart, given to the module's `load_state_dict`, and looked for once more.  The
+same is done for modules with hooks of their own (see `load_hooks`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Any
 
 import torch
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 
 from intarsia.errors import CoverageError, LayoutError, UsageError, few
 from intarsia.live.model.adapters import added, refuse_merged
 from intarsia.live.model.holding import is_dtensor, memory_of
+from intarsia.live.model.load_hooks import modules_with_hooks
 from intarsia.live.model.names import own_name
 from intarsia.live.model.own_tensors import joined, named_tensors
 from intarsia.live.model.wrapper_classes import Wrappers
@@ -139,24 +142,32 @@ class ModuleState:
         }
         return replace(self, state=copied)
 
-    def give(self, where: str) -> None:
+    def run_hooks(self, where: str) -> None:
+        """Have the modules inside that do something of their own on loading do it with what they hold now."""
+        for each in modules_with_hooks(self.module):
+            ModuleState.by(each).apart().give(
+                where, because="loads its state dict by code of its own"
+            )
+
+    def give(
+        self, where: str, because: str = "returns copies of its tensors in state_dict()"
+    ) -> None:
         """Give the module this state by its `load_state_dict`, and see that it has it; with FSDP1, collective."""
         try:
             with whole_state(self.module, self.wrappers):
                 self.module.load_state_dict(dict(self.state))
-        except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except Exception as error:
             raise CoverageError(
-                f"state_dict() of {type(self.module).__name__} returns copies of its tensors,"
-                f" and its load_state_dict does not accept them: {error}",
+                f"{type(self.module).__name__} {because}, and its load_state_dict does not accept"
+                f" the tensors: {error}",
                 hint=_HINT,
             ) from error
         now = ModuleState.by(self.module).tensors
         lost = [n for n, x in self.tensors.items() if n not in now or not equal_bytes(x, now[n])]
         if lost:
             raise CoverageError(
-                f"state_dict() of {type(self.module).__name__} returns copies of its tensors,"
-                f" and after its load_state_dict {len(lost)} of them differ from {where}:"
-                f" {few(lost, 4)}",
+                f"{type(self.module).__name__} {because}, and after its load_state_dict {len(lost)}"
+                f" tensors differ from {where}: {few(lost, 4)}",
                 hint=_HINT,
             )
 
@@ -205,7 +216,11 @@ def _places(x: Any) -> set[tuple[str, int]]:
 
 
 def of_numbers(x: Any, name: str) -> Any:
-    """A tensor that is its memory; raise where a class of tensors keeps its numbers in several."""
+    """A tensor that is its memory; raise where its numbers are elsewhere, or not what the memory has."""
+    if how := _not_as_in_memory(x):
+        raise LayoutError(
+            f"`{name}` is {how[0]}, which can be neither filled nor saved", hint=how[1]
+        )
     if not is_dtensor(x) and (hasattr(x, "__tensor_flatten__") or not _has_memory(x)):
         raise LayoutError(
             f"`{name}` is a {type(x).__name__}, which keeps its numbers in several tensors",
@@ -214,6 +229,17 @@ def of_numbers(x: Any, name: str) -> Any:
             " intarsia.live.transformer_engine.set_device_mesh",
         )
     return x
+
+
+def _not_as_in_memory(x: Any) -> tuple[str, str] | None:
+    """What makes a tensor more than numbers in its memory, and what to do about it."""
+    if is_lazy(x):
+        return "of a lazy module", "run the model once on a batch first"
+    if x.is_nested or x.layout is not torch.strided:
+        return f"a tensor of layout {x.layout}", "give it as a plain tensor: x.to_dense()"
+    if x.is_conj() or x.is_neg():
+        return "a conjugated or negated view", "give x.resolve_conj().resolve_neg()"
+    return None
 
 
 def _has_memory(x: Any) -> bool:

@@ -1,0 +1,103 @@
+"""What a module does of its own when it is loaded, it does after `intarsia.load` as after `load_state_dict`."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import intarsia
+from intarsia.errors import CoverageError
+from intarsia.live.model.load_hooks import modules_with_hooks
+
+
+class Derived(nn.Module):
+    """Computes with a transposed copy of its weight, which no state dict has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.register_buffer("turned", torch.empty(4, 4), persistent=False)
+        self.turn()
+
+    def turn(self, *_: Any) -> None:
+        self.turned = self.weight.detach().T.contiguous()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.turned
+
+
+class ByPostHook(Derived):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_post_hook(ByPostHook.turn)
+
+
+class ByPartial(Derived):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_post_hook(partial(ByPartial.turn))
+
+
+class ByMethod(Derived):
+    def _load_from_state_dict(self, *given: Any) -> None:
+        super()._load_from_state_dict(*given)
+        self.turn()
+
+
+class Doubling(nn.Linear):
+    """A hook changes the numbers on the way in."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_load_state_dict_pre_hook(self.double)
+
+    @staticmethod
+    def double(module: Any, state: Any, prefix: str, *_: Any) -> None:
+        state[f"{prefix}weight"] = state[f"{prefix}weight"] * 2
+
+
+class Outermost(Derived):
+    def load_state_dict(self, *given: Any, **options: Any) -> Any:
+        found = super().load_state_dict(*given, **options)
+        self.turn()
+        return found
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "inside"])
+@pytest.mark.parametrize("kind", [ByPostHook, ByPartial, ByMethod])
+def test_what_is_derived_from_weights_is_derived_from_the_new_ones(
+    kind: type[Derived], inside: bool, tmp_path: Path
+) -> None:
+    a, b = (nn.Sequential(nn.Linear(4, 4), kind()) if inside else kind() for _ in range(2))
+    intarsia.save(tmp_path / "a", a)
+    intarsia.load(tmp_path / "a", into=b)
+    x = torch.randn(2, 4)
+    assert torch.equal(b(x), a(x))
+
+
+def test_load_state_dict_itself_is_called_of_the_outermost_module_alone(tmp_path: Path) -> None:
+    a, b = Outermost(), Outermost()
+    intarsia.save(tmp_path / "a", a)
+    intarsia.load(tmp_path / "a", into=b)
+    assert torch.equal(b.turned, a.turned)
+    assert list(modules_with_hooks(nn.Sequential(b))) == []
+
+
+def test_a_hook_that_changes_numbers_is_refused(tmp_path: Path) -> None:
+    intarsia.save(tmp_path / "a", Doubling())
+    with pytest.raises(CoverageError, match=r"Doubling loads .* 1 tensors differ from .*: weight"):
+        intarsia.load(tmp_path / "a", into=Doubling())
+
+
+def test_modules_of_torch_and_transformers_are_filled_without_a_copy() -> None:
+    from transformers import MambaConfig, MambaModel
+
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
+    mamba = MambaModel(MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=9))
+    model = nn.Sequential(normed, nn.BatchNorm1d(3), mamba)
+    assert list(modules_with_hooks(model)) == []
