@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import get_state_dict
-from transformers import AutoModelForCausalLM, Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForMaskedLM,
+    Ernie4_5_MoeConfig,
+    Ernie4_5_MoeForCausalLM,
+)
 
 import intarsia
 from intarsia.errors import ForeignNamesError, SectionError
@@ -26,12 +34,6 @@ def model(seed: int = 0) -> Ernie4_5_MoeForCausalLM:
         "moe_intermediate_size": 8, "moe_layer_start_index": 1, "moe_num_shared_experts": 1,
     }  # fmt: skip
     return Ernie4_5_MoeForCausalLM(Ernie4_5_MoeConfig(**sizes, tie_word_embeddings=False))
-
-
-@pytest.fixture(autouse=True)
-def nothing_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a fresh process, in which no model was loaded by Transformers' rules before."""
-    monkeypatch.setattr("intarsia.family._ADOPTED", {})
 
 
 @pytest.fixture
@@ -117,7 +119,7 @@ def test_of_a_student_and_its_teacher_the_user_chooses(
 
 
 def test_a_folder_that_transformers_finds_nothing_in_is_not_sound(
-    tmp_path: Path, trained: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trained: tuple[Any, Any]
 ) -> None:
     net, _ = trained
     net.save_pretrained(tmp_path / "right")
@@ -142,4 +144,25 @@ def test_a_folder_that_transformers_finds_nothing_in_is_not_sound(
         intarsia.load(wrong, into=fresh)
         assert_same(fresh.state_dict(), net.state_dict())
         assert intarsia.verify(tmp_path / "right"), "whatever was loaded before"
-        monkeypatch.setattr("intarsia.family._ADOPTED", {})
+
+
+def test_what_was_loaded_before_changes_nothing_of_another_checkpoint_of_the_model(
+    tmp_path: Path,
+) -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    config = BertConfig(**sizes, num_attention_heads=2, max_position_embeddings=16)
+    BertForMaskedLM(config).save_pretrained(tmp_path / "new")
+    old = shutil.copytree(tmp_path / "new", tmp_path / "old") / "model.safetensors"
+    tensors = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): x
+        for name, x in load_file(old).items()
+    }  # fmt: skip
+    tensors["cls.seq_relationship.weight"] = torch.randn(2, 16)
+    save_file(tensors, old, {"format": "pt"})
+    before = intarsia.digest(tmp_path / "new").root
+    intarsia.load(tmp_path / "old", into=BertForMaskedLM(config), strict=False)
+    intarsia.convert(tmp_path / "old", tmp_path / "module", to="hf", dialect="hf-module")
+    assert intarsia.digest(tmp_path / "new").root == before
+    assert intarsia.verify(tmp_path / "new")
+    intarsia.convert(tmp_path / "new", tmp_path / "again", to="hf")
+    assert intarsia.verify(tmp_path / "new", tmp_path / "again")

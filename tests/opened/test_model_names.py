@@ -30,11 +30,6 @@ HELIUM = llama_config(**SIZES, model_type="helium", architectures=["HeliumForCau
 """A model without a table, whose names are Llama's."""
 
 
-@pytest.fixture(autouse=True)
-def nothing_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("intarsia.family._ADOPTED", {})
-
-
 def kinds(folder: Path) -> list[str]:
     return [fault.kind for fault in intarsia.verify(folder).faults]
 

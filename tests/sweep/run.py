@@ -79,7 +79,8 @@ def sweep(types: Sequence[Type], results: Results, jobs: int) -> None:
 def _import_once() -> None:
     """Import what all processes need; nothing is run, since threads do not survive a fork."""
     for module in pkgutil.walk_packages(intarsia.__path__, "intarsia."):
-        if not module.name.endswith("__main__"):
+        # The kernel's library lies beside its modules and is none.
+        if not module.name.rpartition(".")[2].startswith(("__main__", "kernel_")):
             importlib.import_module(module.name)
     for name in ("AutoConfig", "AutoModelForCausalLM", "LlamaForCausalLM", "PreTrainedModel"):
         getattr(importlib.import_module("transformers"), name)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
+from typing import Any
 
 from intarsia.errors import FamilyError
 from intarsia.family.config.fields import MAX_LAYERS, Config
@@ -39,7 +40,14 @@ _TYPES = {
 
 _FILES = {model_type: file for file, types in _TYPES.items() for model_type in types}
 _REGISTERED: dict[str, Fill] = {}
-_ADOPTED: dict[str, Table] = {}
+
+
+class Adopted(dict[str, Any]):
+    """A configuration with the table that was adopted for it: another checkpoint of its model has none, or another."""
+
+    def __init__(self, config: Config, table: Table) -> None:
+        super().__init__(config)
+        self.table = table
 
 
 def register(model_type: str, fill: Fill) -> None:
@@ -71,13 +79,13 @@ def table_for(config: Config | None, *, zero_centered: bool | None = None) -> Ta
     """
     if config is None:
         return None
-    model_type, text = config.get("model_type"), _text(config)
+    model_type = config.get("model_type")
     if isinstance(model_type, str) and (model_type in _FILES or model_type in _REGISTERED):
-        return _table(text, zero_centered)
-    return _ADOPTED.get(text)
+        return _table(_text(config), zero_centered)
+    return config.table if isinstance(config, Adopted) else None
 
 
-def adopt(config: Config, stored: Mapping[str, Shape]) -> Table:
+def adopt(config: Config, stored: Mapping[str, Shape]) -> Adopted:
     """Take the rules of the installed Transformers as the table of a model that has none.
 
     `stored` are the names and shapes of a checkpoint, in the hub's dialect or the module's.  Where
@@ -91,8 +99,7 @@ def adopt(config: Config, stored: Mapping[str, Shape]) -> Table:
     if table is None or not all(name in table.known for name in stored):
         by_stored = rules.table(config, stored)
         table = by_stored if table is None or by_stored.dialects["hf-module"] else table
-    _ADOPTED[_text(config)] = table
-    return table
+    return Adopted(config, table)
 
 
 def _text(config: Config) -> str:
@@ -115,6 +122,6 @@ def _table(config: str, zero_centered: bool | None) -> Table:
 
 
 __all__ = [
-    "MAX_LAYERS", "Config", "Fill", "Known", "Layer", "Param", "Rows", "Table", "adopt",
+    "MAX_LAYERS", "Adopted", "Config", "Fill", "Known", "Layer", "Param", "Rows", "Table", "adopt",
     "model_types", "register", "table_for", "unregister",
 ]  # fmt: skip

@@ -243,5 +243,5 @@ def with_rules_of_transformers(manifest: Manifest) -> Manifest:
     if manifest.config is None or "model_type" not in manifest.config:
         return manifest
     stored = manifest.stored.values()
-    adopt(manifest.config, {s.name: s.shape for s in stored if not is_state(s.name)})
-    return read_manifest(manifest.given or manifest.path, manifest.config, section=manifest.section)
+    config = adopt(manifest.config, {s.name: s.shape for s in stored if not is_state(s.name)})
+    return read_manifest(manifest.given or manifest.path, config, section=manifest.section)
