@@ -348,7 +348,7 @@ OTHER_SPELLINGS = {
     "format/megatron/fsdp_dtensor/keys.py": "Megatron-FSDP's keys",
     "format/megatron/fsdp_dtensor/checkpoint.py": "Megatron-FSDP's keys",
     "format/optimizer_state/optimizer_names.py": "the roots that say of any state dict what its state is",
-    "format/optimizer_state/groups_in_entries.py": "the groups of Megatron-FSDP",
+    "format/optimizer_state/parameter_groups.py": "the groups of Megatron-FSDP",
 }
 """Files with names that begin like ours and are others'."""
 

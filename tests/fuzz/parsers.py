@@ -27,8 +27,9 @@ from intarsia.family import table_for
 from intarsia.format.dcp.metadata import read_metadata
 from intarsia.format.folder.side_files import DIGESTS, read_config
 from intarsia.format.hf.weight_sets import INDEX
-from intarsia.format.megatron.common import COMMON_OBJECT, archive
+from intarsia.format.megatron.common import archive
 from intarsia.format.megatron.configuration.arguments_to_config import config_from_arguments
+from intarsia.format.megatron.detection import COMMON_OBJECT
 from intarsia.format.registry import format_named, read_manifest
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import read_crc, read_object, read_payload

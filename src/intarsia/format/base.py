@@ -26,7 +26,7 @@ from intarsia.format.arrangement import Wrapping as Wrapping
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.entries import entries_in_place
 from intarsia.format.optimizer_state.learning_rates import Rates
-from intarsia.format.optimizer_state.parameter_groups import Groups
+from intarsia.format.optimizer_state.parameter_groups import Groups, has_megatron_groups
 from intarsia.format.request import EntriesToWrite, Request, Source, Wanted
 from intarsia.frozen import frozen
 from intarsia.layout import Piece
@@ -296,15 +296,13 @@ class Format(ABC):
 
     def entries_to_write(self, src: Source, wanted: Wanted) -> EntriesToWrite:
         """What goes along with tensors and their optimizer state."""
-        from intarsia.format.optimizer_state import groups_in_entries
-
-        if not groups_in_entries.has_megatron_groups(src.manifest.entries):
+        if not has_megatron_groups(src.manifest.entries):
             return EntriesToWrite(src.entries)
+        from intarsia.format.optimizer_state.groups_in_entries import groups_as_torch_entries
+
         names = ((t.name, t.layout.tensors) for t in wanted.targets)
         params = {name: of for name, of in names if not is_state(name)}
-        spelled = groups_in_entries.groups_as_torch_entries(
-            src.groups(), src.entries, params, flat=self.flat_groups
-        )
+        spelled = groups_as_torch_entries(src.groups(), src.entries, params, flat=self.flat_groups)
         return EntriesToWrite(spelled | dict(src.entries))
 
     def entries_for_weights(self, src: Manifest, read: ReadEntries) -> Mapping[str, bytes]:

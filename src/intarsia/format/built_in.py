@@ -8,12 +8,14 @@ from typing import NamedTuple
 class BuiltIn(NamedTuple):
     """Where the class of a format is; `marks` are names, one of which lies in every such folder.
 
-    The code of a format is loaded where a mark is found; one without marks is always asked.
+    The code of a format is loaded where a mark is found; one without marks is always asked.  `detector`
+    is a function that looks closer before, where marks alone say little.
     """
 
     module: str
     name: str
     marks: tuple[str, ...] = ()
+    detector: str = ""
 
 
 _SHARDED = (
@@ -22,8 +24,18 @@ _SHARDED = (
 )  # fmt: skip
 
 BUILT_IN = {
-    "fsdp_dtensor": BuiltIn("megatron.fsdp_dtensor.checkpoint", "FsdpDtensor", _SHARDED),
-    "torch_dist": BuiltIn("megatron.torch_dist.checkpoint", "TorchDist", _SHARDED),
+    "fsdp_dtensor": BuiltIn(
+        "megatron.fsdp_dtensor.checkpoint",
+        "FsdpDtensor",
+        _SHARDED,
+        "megatron.detection.is_fsdp_dtensor",
+    ),
+    "torch_dist": BuiltIn(
+        "megatron.torch_dist.checkpoint",
+        "TorchDist",
+        _SHARDED,
+        "megatron.detection.looks_like_megatron",
+    ),
     "dcp": BuiltIn("dcp.checkpoint", "Dcp", _SHARDED),
     "hf": BuiltIn("hf.checkpoint", "Hf"),
 }

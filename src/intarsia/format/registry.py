@@ -97,13 +97,22 @@ def format_of(path: PurePath) -> Format:
         )
     asked = _candidates(path)
     for place, name in enumerate(asked):
-        if FORMATS[name].detect(path):
+        if _detects(name, path):
             _refuse_two(path, name, asked[place + 1 :])
             return FORMATS[name]
     if others := [format for format in added().values() if format.detect(path)]:
         _refuse_several(path, [format.name for format in others])
         return others[0]
     raise _no_checkpoint(path)
+
+
+def _detects(name: str, path: PurePath) -> bool:
+    """Whether a path has this format; where it names a detector, the rest of its code is not loaded for that."""
+    home, _, detector = BUILT_IN[name].detector.rpartition(".")
+    if not home:
+        return FORMATS[name].detect(path)
+    found: bool = getattr(import_module(f"intarsia.format.{home}"), detector)(path)
+    return found
 
 
 def _candidates(path: PurePath) -> list[str]:

@@ -53,14 +53,19 @@ def test_a_value_that_is_shared_passes(protocol: int) -> None:
     check_pickle(pickle.dumps([{shared: shared} for _ in range(1000)], protocol))
 
 
-def test_what_torch_writes_is_walked_in_phrases(tmp_path: Path) -> None:
+def test_what_torch_writes_is_walked_in_phrases_unless_it_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tensors = {
         f"{k}": torch.zeros(2, 3, dtype=d) for k, d in enumerate([torch.bfloat16, torch.int8])
     }
     write_dcp(tmp_path, tensors | {"entry": {"step": 3}})
-    walk = pickle_scan._Walk((tmp_path / ".metadata").read_bytes())
-    walk.run()
-    assert walk.phrase == pickle_scan._FAST.match
+    data = (tmp_path / ".metadata").read_bytes()
+    for limit, phrases in ((len(data), pickle_scan._SLOW), (len(data) - 1, pickle_scan._fast())):
+        monkeypatch.setattr(pickle_scan, "_SHORT_BYTES", limit)
+        walk = pickle_scan._Walk(data)
+        walk.run()
+        assert walk.phrase == phrases.match
 
 
 def metadata_of(chunks: int) -> bytes:
@@ -100,7 +105,7 @@ def test_phrases_weigh_no_less_than_their_opcodes_one_by_one() -> None:
             else:
                 till = chance.randrange(at, min(len(data), at + 40))
                 changed[at:till] = data[till : till + chance.randrange(60)]
-            fast = walked(bytes(changed), pickle_scan._FAST)
+            fast = walked(bytes(changed), pickle_scan._fast())
             slow = walked(bytes(changed), pickle_scan._SLOW)
             assert (fast is None) == (slow is None)
             if fast is not None and slow is not None:
@@ -119,7 +124,7 @@ def test_a_chunk_that_torch_writes_takes_no_step_of_its_own() -> None:
 
         def counted(data: bytes, at: int) -> Any:
             taken.append(at)
-            return pickle_scan._FAST.match(data, at)
+            return pickle_scan._fast().match(data, at)
 
         walk.phrase = counted  # type: ignore[assignment]
         walk.run()

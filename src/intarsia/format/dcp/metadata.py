@@ -20,7 +20,6 @@ from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.dcp.metadata_chunks import Cuts, PlaceOf, chunks_of
 from intarsia.format.torch_file.inert import Inert, brief
 from intarsia.format.torch_file.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
-from intarsia.format.torch_file.unpickle import load_inert
 from intarsia.frozen import frozen
 from intarsia.planning.manifest import Chunk, Entry
 from intarsia.store.reading.file_names import check_name
@@ -127,6 +126,8 @@ def _read(data: bytes, where: str) -> tuple[Metadata, list[str]]:
 
 def read_pickled(data: bytes, where: str) -> tuple[Metadata, list[str]]:
     """The content of a `.metadata` file, whoever wrote it, and what of it was never stored."""
+    from intarsia.format.torch_file.unpickle import load_inert  # few files need it
+
     loaded = load_inert(data, where, known=_KNOWN)
     fields = loaded.fields if isinstance(loaded, Inert) else {}
     described, stored = fields.get("state_dict_metadata"), fields.get("storage_data")

@@ -9,7 +9,8 @@ from collections.abc import Collection
 from typing import Any
 
 from intarsia.errors import IntarsiaError
-from intarsia.format.megatron.common import COMMON_OBJECT, arguments_of
+from intarsia.format.megatron.common import arguments_of
+from intarsia.format.megatron.detection import COMMON_OBJECT
 from intarsia.format.megatron.fsdp_dtensor.entries import COUNTERS, SCHEDULER
 from intarsia.format.torch_file.plain import DROPPED, plain
 from intarsia.format.torch_file.torch_zip import read_object

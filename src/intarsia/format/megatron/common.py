@@ -1,4 +1,4 @@
-"""The frame of a Megatron-LM checkpoint: which iteration, and the state that is not sharded.
+"""The frame of a Megatron-LM checkpoint: the state that is not sharded.
 
     SAVE/latest_checkpointed_iteration.txt      "10", or "release"
     SAVE/iter_0000010/metadata.json             {"sharded_backend": "torch_dist", ...}
@@ -11,129 +11,25 @@ What is written has both homes of the common state, so that every Megatron reads
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import re
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
-from pathlib import PurePath
 from struct import unpack
 from typing import Any
 from zipfile import ZipFile, ZipInfo
 
 from intarsia.errors import FormatError
-from intarsia.format.dcp.metadata import MAX_METADATA_BYTES, Metadata
-from intarsia.format.folder.foreign import MEGATRON, is_megatron_rank
-from intarsia.format.megatron.frame import (
-    COMMON_FILE,
-    FRAME_BYTES,
-    METADATA,
-    RELEASE,
-    TRACKER,
-    tracked_folder,
-)
-from intarsia.format.strict_json import parse_json
+from intarsia.format.dcp.metadata import Metadata
+from intarsia.format.megatron.detection import COMMON_OBJECT
+from intarsia.format.megatron.frame import COMMON_FILE
 from intarsia.format.torch_file.inert import Inert, Tensor
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.store.reading.folder import Folder
-from intarsia.store.reading.lookup import is_file, is_folder, listed
 
-BACKEND = "metadata.json"
-COMMON_OBJECT = "common_state/shard_0_1"
 RUN_CONFIG = "run_config.yaml"
-_OWN_NAMES = re.compile(
-    rb"(?:\x8c.|X.{3}\x00)(?:decoder\.(?:layers|final_)|embedding\.word_embeddings\.)", re.DOTALL
-)
-"""Names of tensors as a pickle begins them: other formats put sections before them."""
-
-_ITERATION = re.compile(r"^iter_(\d{7,})$")
-
-
-def looks_like_megatron(path: PurePath) -> bool:
-    """Whether a folder is, or leads to, a checkpoint of Megatron's own formats."""
-    return is_folder(path) and any(_is_torch_dist(p) or _is_legacy(p) for p in candidates(path))
-
-
-def find_checkpoint(path: PurePath) -> PurePath:
-    """The folder with the tensors: the path itself, the tracked iteration, or the only one."""
-    found = [p for p in candidates(path) if _is_torch_dist(p)]
-    if found:
-        return the_one(found, path)
-    legacy = [p for p in candidates(path) if _is_legacy(p)]
-    if legacy:
-        raise FormatError(f"{legacy[0]} is {MEGATRON.name}", hint=MEGATRON.remedy)
-    raise FormatError(f"{path} does not hold a torch_dist checkpoint")
-
-
-def the_one(found: Sequence[PurePath], path: PurePath) -> PurePath:
-    """The only one of several iterations; which of many is meant, nobody can tell."""
-    if len(found) > 1:
-        raise FormatError(
-            f"{path} holds {len(found)} checkpoints ({found[0].name} to {found[-1].name}) and no"
-            f" {TRACKER}",
-            hint="give the folder of one iteration",
-        )
-    return found[0]
-
-
-def candidates(path: PurePath) -> list[PurePath]:
-    """The folders that may hold the tensors: the path, else the tracked one, else all."""
-    if is_file(path / METADATA) or _is_legacy(path):
-        return [path]
-    tracked = tracked_folder(path)
-    if tracked is not None:
-        return [tracked]
-    return [p for p in listed(path) if is_folder(p) and _ITERATION.match(p.name)]
-
-
-def _is_legacy(folder: PurePath) -> bool:
-    return any(map(is_megatron_rank, listed(folder, "mp_rank_*")))
-
-
-def _is_torch_dist(folder: PurePath) -> bool:
-    if not is_file(folder / METADATA):
-        return False
-    return _backend(folder) == "torch_dist" or has_frame(folder)
-
-
-def has_frame(folder: PurePath) -> bool:
-    """Whether only Megatron writes such a folder, whatever its `metadata.json` says: its common file,
-    or in an iteration's folder its common object beside tensors under Megatron's own names.
-    """
-    if is_file(folder / COMMON_FILE):
-        return True
-    if not _ITERATION.match(folder.name) and folder.name != RELEASE:
-        return False
-    with Folder(folder) as files:
-        data = files.read_all(METADATA, MAX_METADATA_BYTES)
-    return COMMON_OBJECT.encode() in data and _OWN_NAMES.search(data) is not None
-
-
-def check_backend(folder: Folder) -> None:
-    """Raise where `metadata.json`, by which Megatron knows its checkpoints, does not name this one."""
-    name = _backend(folder.root)
-    if name == "torch_dist":
-        return
-    named = "names no backend" if name is None else f"names the backend {name!r}"
-    said = named if folder.has(BACKEND) else "is absent"
-    raise FormatError(
-        f"{folder.root / BACKEND} {said}, and the folder holds Megatron's common state:"
-        " it is a torch_dist checkpoint that Megatron cannot load",
-        hint="restore the file: " + backend_file().decode(),
-        kind="malformed",
-        path=folder.root / BACKEND,
-    )
-
-
-def _backend(folder: PurePath) -> str | None:
-    try:
-        with Folder(folder) as files:
-            said = parse_json(files.read_all(BACKEND, FRAME_BYTES), str(folder / BACKEND))
-    except FormatError:
-        return None
-    return said.get("sharded_backend") if isinstance(said, dict) else None
 
 
 def read_common(folder: Folder, metadata: Metadata) -> dict[str, Any]:
@@ -235,11 +131,6 @@ def whole(args: Mapping[str, Any], name: str) -> int | None:
 def iteration_to_resume(said: Any) -> int:
     """The iteration that a common state or an entry says; Megatron takes zero for a damaged tracker."""
     return said if type(said) is int and 0 < said < 1 << 60 else 1
-
-
-def backend_file() -> bytes:
-    """The `metadata.json` by which Megatron knows a checkpoint."""
-    return json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}).encode()
 
 
 def common_state(

@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from intarsia.errors import FormatError, IntarsiaError, StoreError, few
 from intarsia.format.complaint import Complaint
-from intarsia.format.megatron.common import COMMON_OBJECT
+from intarsia.format.megatron.detection import COMMON_OBJECT
 from intarsia.format.megatron.frame import COMMON_FILE, TRACKER, tracked_folder
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.planning.manifest import Manifest

@@ -6,7 +6,7 @@ them.  Where torch is to read the result, the groups are spelled in its way besi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from intarsia.family import table_for
 from intarsia.format.megatron.fsdp_dtensor.entries import common_in
@@ -20,12 +20,6 @@ from intarsia.format.optimizer_state.parameter_groups import (
     numbered_entries,
 )
 from intarsia.planning.manifest import Manifest
-
-
-def has_megatron_groups(entries: Iterable[str]) -> bool:
-    """Whether entries of these names hold the parameter groups of Megatron's optimizer."""
-    starts = ("common_state/", "optimizer.param_to_group_meta.")
-    return any(name.startswith(starts) for name in entries)
 
 
 def groups_from_torch(src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:

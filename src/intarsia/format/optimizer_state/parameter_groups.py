@@ -57,6 +57,12 @@ def has_torch_groups(names: Iterable[str]) -> bool:
     return any(name.startswith(TORCH_GROUPS) for name in names)
 
 
+def has_megatron_groups(names: Iterable[str]) -> bool:
+    """Whether entries of these names hold the parameter groups of Megatron's optimizer."""
+    starts = ("common_state/", "optimizer.param_to_group_meta.")
+    return any(name.startswith(starts) for name in names)
+
+
 def groups_of_torch(
     entries: Mapping[str, bytes], logical: Callable[[str], tuple[str, ...]]
 ) -> Groups | None:

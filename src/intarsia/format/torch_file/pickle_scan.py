@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 
 from intarsia.errors import FormatError
 
@@ -45,14 +46,15 @@ _OPCODES = (
     rb"|(?P<text>\x8c.|X....)" % (_GET, _INT)
 )
 _SLOW = re.compile(_OPCODES, re.DOTALL)
-_FAST = re.compile(
+_PHRASES = (
     rb"(?P<records>(?:%b)++)|(?P<tensor>%b(?P<chunks>(?:%b)*+)eub)" % (_RECORD, _TENSOR, _RECORD)
     + rb"|(?P<bare>%b|\}\((?:%b%b)*+u)" % (_BARE_TENSOR, _BARE_RECORD, _BARE_RECORD)
     + rb"|(?P<size>%b)|(?P<bare_size>%b)|" % (_SIZED, _BARE)
-    + _OPCODES,
-    re.DOTALL,
+    + _OPCODES
 )
-_EACH_RECORD = re.compile(_RECORD.replace(b"R", b"(R)"), re.DOTALL)
+_SHORT_BYTES = 32 << 10
+"""Pickles up to here are walked in less time than it takes to compile the phrases."""
+
 _EACH_GET = re.compile(rb"%b|%b|." % (_GET, _INT), re.DOTALL)
 _ATOM, _SHORT, _LONG = 0, 1, 2
 _MEMOIZED = {
@@ -76,6 +78,16 @@ _MEMO = tuple(b"qrpg")
 _LARGE_BYTES, _LARGE_DIGITS = 8, 18  # from here on integers may be equal in their hash
 
 
+@cache
+def _fast() -> re.Pattern[bytes]:
+    return re.compile(_PHRASES, re.DOTALL)
+
+
+@cache
+def _each_record() -> re.Pattern[bytes]:
+    return re.compile(_RECORD.replace(b"R", b"(R)"), re.DOTALL)
+
+
 def check_pickle(data: bytes) -> None:
     """Raise where loading a pickle would take memory or time beyond all proportion to its size."""
     try:
@@ -97,7 +109,7 @@ class _Walk:
         self.marks: list[int] = []
         self.kinds = bytearray()
         self.memo: dict[int, int] = {}
-        self.phrase = _FAST.match
+        self.phrase = (_fast() if len(data) > _SHORT_BYTES else _SLOW).match
         self.numbered = False
         self.keys = 0
         self.left = 64 * len(data) + (1 << 20)
@@ -136,7 +148,7 @@ class _Walk:
 
     def _records(self, at: int, end: int) -> int:
         """Number what records add to the memo; how many they are."""
-        found = _EACH_RECORD.findall(self.data, at, end)
+        found = _each_record().findall(self.data, at, end)
         self.kinds += b"".join(map(_MEMOIZED.__getitem__, found))
         return len(found)
 

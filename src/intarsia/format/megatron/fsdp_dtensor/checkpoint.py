@@ -10,7 +10,6 @@ where the checkpoint holds optimizer state at all.
 
 from __future__ import annotations
 
-import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
@@ -22,9 +21,10 @@ from intarsia.format.base import Arrangement, ReadEntries, WriteOptions, refuse_
 from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.dcp import archives
 from intarsia.format.dcp.data_files import open_metadata
-from intarsia.format.dcp.metadata import MAX_METADATA_BYTES, METADATA, Metadata
-from intarsia.format.megatron.common import archive, candidates, looks_like_megatron, the_one, whole
+from intarsia.format.dcp.metadata import Metadata
+from intarsia.format.megatron.common import archive, whole
 from intarsia.format.megatron.configuration.settled_config import settle_config
+from intarsia.format.megatron.detection import find_fsdp_dtensor, is_fsdp_dtensor
 from intarsia.format.megatron.fsdp_dtensor.entries import (
     arguments,
     entries_of,
@@ -52,11 +52,6 @@ from intarsia.mesh import Mesh
 from intarsia.planning.manifest import Manifest, Stored, Target
 from intarsia.planning.problem import Problem
 from intarsia.store.reading.folder import Folder
-from intarsia.store.reading.lookup import is_file, is_folder
-
-_KEYS = re.compile(
-    rb"model\.(?:module\.)+(?:\w+\.)?(?:embedding\.word_|decoder\.(?:layers\.\d|final_)|output_layer\.)"
-)
 
 
 class FsdpDtensor(MegatronFormat):
@@ -66,9 +61,7 @@ class FsdpDtensor(MegatronFormat):
     main_weights_in_place = True
 
     def detect(self, path: PurePath) -> bool:
-        if not is_folder(path) or looks_like_megatron(path):
-            return False
-        return any(_has_keys(folder) for folder in candidates(path))
+        return is_fsdp_dtensor(path)
 
     def read(
         self,
@@ -78,7 +71,7 @@ class FsdpDtensor(MegatronFormat):
         section: Sequence[str] = (),
     ) -> Manifest:
         refuse_section(section, self.name)
-        root = find_checkpoint(path)
+        root = find_fsdp_dtensor(path)
         with Folder(root) as folder:
             metadata, sizes = open_metadata(folder, complain)
             args: Mapping[str, Any] = {}
@@ -162,22 +155,6 @@ def _numbers(folder: Folder, metadata: Metadata) -> tuple[dict[str, str], Format
 def _canonical(name: str) -> str:
     section = section_of(f"model.{name}")
     return section.name if section else name
-
-
-def find_checkpoint(path: PurePath) -> PurePath:
-    """The folder with the tensors: the path itself, the tracked iteration, or the only one."""
-    found = [folder for folder in candidates(path) if _has_keys(folder)]
-    if found:
-        return the_one(found, path)
-    raise FormatError(f"{path} does not hold an fsdp_dtensor checkpoint")
-
-
-def _has_keys(folder: PurePath) -> bool:
-    """Whether a folder's keys are Megatron-FSDP's: they stand in the metadata as they are."""
-    if not is_file(folder / METADATA):
-        return False
-    with Folder(folder) as files:
-        return _KEYS.search(files.read_all(METADATA, MAX_METADATA_BYTES)) is not None
 
 
 def zero_centered(src: Manifest) -> bool | None:

@@ -14,7 +14,8 @@ from typing import Any
 
 from intarsia.errors import FormatError
 from intarsia.format.dcp.metadata import Metadata
-from intarsia.format.megatron.common import COMMON_OBJECT, arguments_of
+from intarsia.format.megatron.common import arguments_of
+from intarsia.format.megatron.detection import COMMON_OBJECT
 from intarsia.format.megatron.fsdp_dtensor.keys import PART, group_of, section_of
 from intarsia.format.megatron.optimizer.groups import grouped
 from intarsia.format.optimizer_state.parameter_groups import Groups

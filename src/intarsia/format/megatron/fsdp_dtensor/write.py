@@ -27,8 +27,7 @@ from intarsia.format.megatron.fsdp_dtensor.entries_to_write import written_entri
 from intarsia.format.megatron.fsdp_dtensor.keys import GROUP, MODEL, WRAPPERS, gated_parts, live
 from intarsia.format.megatron.keys import VOCABULARY, padded, parts_of, rows_of
 from intarsia.format.megatron.optimizer.state_tensors import state_row
-from intarsia.format.optimizer_state.groups_in_entries import has_megatron_groups
-from intarsia.format.optimizer_state.parameter_groups import has_torch_groups
+from intarsia.format.optimizer_state.parameter_groups import has_megatron_groups, has_torch_groups
 from intarsia.format.optimizer_state.single_numbers import no_place_for, other_shape
 from intarsia.format.request import Request, Wanted
 from intarsia.format.torch_file.torch_zip import read_object

@@ -20,18 +20,20 @@ from intarsia.format.dcp import archives
 from intarsia.format.dcp.data_files import open_metadata
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.megatron.common import (
-    BACKEND,
-    COMMON_OBJECT,
     TRAIN_STATE,
     archive,
     arguments_of,
-    check_backend,
-    find_checkpoint,
-    looks_like_megatron,
     read_common,
     read_run_config,
 )
 from intarsia.format.megatron.configuration.settled_config import settle_config
+from intarsia.format.megatron.detection import (
+    BACKEND,
+    COMMON_OBJECT,
+    check_backend,
+    find_torch_dist,
+    looks_like_megatron,
+)
 from intarsia.format.megatron.frame import COMMON_FILE
 from intarsia.format.megatron.fsdp_dtensor.entries import common_in
 from intarsia.format.megatron.iteration import garbled_tracker, misplaced_iteration
@@ -51,8 +53,7 @@ from intarsia.format.megatron.own_format import ARGS, MegatronFormat, arguments_
 from intarsia.format.megatron.torch_dist.entries_to_write import entries_to_write
 from intarsia.format.megatron.torch_dist.names import name_tensors
 from intarsia.format.megatron.torch_dist.write import arrange
-from intarsia.format.optimizer_state.groups_in_entries import has_megatron_groups
-from intarsia.format.optimizer_state.parameter_groups import Groups
+from intarsia.format.optimizer_state.parameter_groups import Groups, has_megatron_groups
 from intarsia.format.request import EntriesToWrite, Source, Wanted
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_frame import write_object
@@ -81,7 +82,7 @@ class TorchDist(MegatronFormat):
         section: Sequence[str] = (),
     ) -> Manifest:
         refuse_section(section, self.name)
-        root = find_checkpoint(path)
+        root = find_torch_dist(path)
         with Folder(root) as folder:
             with going_on(complain, BACKEND):
                 check_backend(folder)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from intarsia.errors import CoverageError, UsageError
 from intarsia.format.megatron.fsdp_dtensor.entries import common_in, common_of
 from intarsia.format.megatron.optimizer.groups import groups_in, optimizer_of
-from intarsia.format.optimizer_state.groups_in_entries import has_megatron_groups, torch_groups_of
+from intarsia.format.optimizer_state.groups_in_entries import torch_groups_of
+from intarsia.format.optimizer_state.parameter_groups import has_megatron_groups
 from intarsia.format.request import EntriesToWrite, Source, Wanted
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import read_object

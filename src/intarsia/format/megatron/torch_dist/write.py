@@ -23,11 +23,8 @@ from intarsia.format.dcp.metadata import METADATA, Metadata, TensorRecord
 from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.dcp.write import Files
 from intarsia.format.megatron.common import (
-    BACKEND,
-    COMMON_OBJECT,
     archive,
     arguments_of,
-    backend_file,
     common_state,
     counters_of,
     extra_states,
@@ -40,6 +37,7 @@ from intarsia.format.megatron.configuration.written_arguments import (
     arguments_of_words_lacking,
     arguments_with,
 )
+from intarsia.format.megatron.detection import BACKEND, COMMON_OBJECT, backend_file
 from intarsia.format.megatron.frame import COMMON_FILE, TRACKER
 from intarsia.format.megatron.fsdp_dtensor.entries import COUNTERS, common_in, common_of
 from intarsia.format.megatron.optimizer.expert_optimizer import (
