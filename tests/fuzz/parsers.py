@@ -29,7 +29,7 @@ from intarsia.format.folder.side_files import DIGESTS, read_config
 from intarsia.format.hf.weight_sets import INDEX
 from intarsia.format.megatron.common import archive
 from intarsia.format.megatron.configuration.arguments_to_config import config_from_arguments
-from intarsia.format.megatron.detection import COMMON_OBJECT
+from intarsia.format.megatron.frame import COMMON_OBJECT
 from intarsia.format.registry import format_named, read_manifest
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import read_crc, read_object, read_payload

@@ -17,13 +17,13 @@ from intarsia.family import adopt
 from intarsia.format.added import added
 from intarsia.format.base import Format
 from intarsia.format.built_in import BUILT_IN, LIVE, NAMES
-from intarsia.format.complaint import Complain, refuse
+from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.folder.foreign import NO_WEIGHTS, recognise
 from intarsia.format.folder.inventory import with_files
 from intarsia.format.folder.run_folder import Found, find, is_checkpoint
 from intarsia.format.folder.side_files import config_given
 from intarsia.format.folder.stored_config import with_config_used
-from intarsia.format.megatron.frame import METADATA, TRACKER, tracked_folder
+from intarsia.format.megatron.frame import METADATA, TRACKER, garbled_tracker, tracked_folder
 from intarsia.planning.inventory import Fate
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import is_state
@@ -123,6 +123,12 @@ def _candidates(path: PurePath) -> list[str]:
         for marks in {line.marks for line in BUILT_IN.values()}
     }
     return [name for name, line in BUILT_IN.items() if known[line.marks]]
+
+
+def misleading(path: PurePath, name: str) -> Iterator[Complaint]:
+    """Files that should lead to a checkpoint of this format, or of any that is built in, and do not."""
+    yield from garbled_tracker(path)
+    yield from FORMATS[name].misleading(path)
 
 
 def _refuse_two(path: PurePath, name: str, others: Sequence[str]) -> None:

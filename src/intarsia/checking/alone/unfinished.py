@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from intarsia.checking.fault import Fault
-from intarsia.format.built_in import BUILT_IN
 from intarsia.format.complaint import Complaint
-from intarsia.format.registry import FORMATS
+from intarsia.format.registry import FORMATS, misleading
 
 
 def unfinished(path: PurePath) -> Fault | None:
@@ -20,8 +19,7 @@ def unfinished(path: PurePath) -> Fault | None:
 
 def misleading_files(path: PurePath, format: str) -> Iterator[Fault]:
     """Files that should lead to a checkpoint of this format, or of any that is built in, and do not."""
-    for name in dict.fromkeys((*BUILT_IN, format)):
-        yield from map(fault_of, FORMATS[name].misleading(path))
+    return map(fault_of, misleading(path, format))
 
 
 def fault_of(found: Complaint) -> Fault:

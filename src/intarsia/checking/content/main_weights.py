@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from intarsia.checking.diagnosis import Unequal
+from intarsia.checking.pair.differing import Unequal
 from intarsia.checking.pair.pairs import Pair, read_windows
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import unravel

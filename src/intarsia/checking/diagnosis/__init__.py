@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from intarsia.checking.diagnosis.evidence import Evidence
@@ -24,9 +24,11 @@ from intarsia.checking.diagnosis.where.pages import damaged_pages
 from intarsia.checking.diagnosis.without_search import find_reshaped, find_steps, find_untied
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import pattern
+from intarsia.checking.pair.differing import Unequal
 from intarsia.checking.pair.pairs import Matched, Pair
 from intarsia.checkpoint import Checkpoint
 from intarsia.family import table_for
+from intarsia.frozen import frozen
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, counting
 from intarsia.run.sharing import share_out
@@ -35,22 +37,7 @@ PATIENCE = 2
 """Tensors of one pattern that may stay unexplained before the others are left unsearched."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unequal:
-    """A pair that differs: in how many elements, first where, and by how much.
-
-    `text` says how their element types differ; a `kind` with it says that this is all.
-    """
-
-    pair: Pair
-    elements: int
-    first: tuple[int, ...]
-    max_abs: float | int
-    kind: str = ""
-    text: str = ""
-
-
-@dataclass(frozen=True)
+@frozen
 class Diagnosis:
     """What is known of each pair that differs, in their order, and of them all."""
 
@@ -147,4 +134,4 @@ def _unsearched(e: Evidence) -> Finding:
     return with_place(damaged_pages(e, where) or unexplained(e, where, why))
 
 
-__all__ = ["Diagnosis", "Finding", "Unequal", "diagnose"]
+__all__ = ["Diagnosis", "Finding", "diagnose"]

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from intarsia.checking.pair.differing import same
 from intarsia.dtypes import DType
 from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.value.bits import as_float64
-from intarsia.value.cast import cast
 
 Mask = NDArray[np.bool_]
 Bits = NDArray[Any]
@@ -50,23 +50,6 @@ class Window:
     def with_a(self, x: Bits) -> Window:
         """The same box of B against other elements of A."""
         return Window(self.box, x, self.y, self.a, self.b)
-
-
-def same(x: Bits, y: Bits, a: DType, b: DType) -> Mask:
-    """Where two runs of elements agree; of unlike types, up to rounding to the narrower.
-
-    Of two that are as wide as each other neither is, so that one may be the other rounded.
-    """
-    if a == b:
-        return np.asarray(x == y)
-    if a.floating and b.floating:
-        found = np.zeros(len(x), np.bool_)
-        if a.itemsize <= b.itemsize:
-            found |= x == cast(y, b, a)
-        if a.itemsize >= b.itemsize:
-            found |= cast(x, a, b) == y
-        return found
-    return np.asarray(as_float64(x, a) == as_float64(y, b))
 
 
 Value = Callable[[Window], Mask]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
-from intarsia.checking.diagnosis.hypothesis import same
+from intarsia.checking.pair.differing import same
 from intarsia.checking.pair.pairs import Pair, read, read_windows
 from intarsia.checkpoint import Checkpoint
 from intarsia.layout import Layout

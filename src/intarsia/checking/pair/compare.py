@@ -6,18 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from intarsia.checking.alone.unmapped import unmapped_faults
 from intarsia.checking.content.main_weights import differ_from_main
-from intarsia.checking.diagnosis import Finding, Unequal, diagnose
-from intarsia.checking.diagnosis.hypothesis import same
-from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
 from intarsia.checking.fault import Fault
-from intarsia.checking.pair.change import Number
-from intarsia.checking.pair.differing import Differing, unequal_at
+from intarsia.checking.pair.differing import Differing, Unequal, same, unequal_at
 from intarsia.checking.pair.non_tensors import NonTensor, compare_non_tensors
 from intarsia.checking.pair.pairs import Pair, match, widest, windows_of
 from intarsia.checking.pair.side_by_side import InFiles, SideBySide
@@ -30,6 +26,11 @@ from intarsia.run.progress import Progress, after
 from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sharing import in_steps, share_out
 from intarsia.value.bits import bits_dtype
+
+if TYPE_CHECKING:
+    from intarsia.checking.diagnosis import Finding
+    from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
+    from intarsia.checking.pair.change import Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,14 @@ def compare(
     pairs = matched.pairs
     unequal = _Comparing(a, b, pairs, budget).unequal(progress)
     more = after(progress, sum(p.a.nbytes for p in pairs))
-    diagnosis = diagnose(a, b, matched, unequal, budget, more)
+    different: tuple[Difference, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    if unequal or matched.only_in_a or matched.only_in_b:
+        from intarsia.checking.diagnosis import diagnose  # equal checkpoints need none of it
+
+        diagnosis = diagnose(a, b, matched, unequal, budget, more)
+        different = tuple(map(_difference, unequal, diagnosis.findings))
+        faults = diagnosis.faults
     return Comparison(
         a=a.manifest.path,
         b=b.manifest.path,
@@ -139,9 +147,9 @@ def compare(
         elements=sum(p.a.size for p in pairs),
         only_in_a=matched.only_in_a,
         only_in_b=matched.only_in_b,
-        different=tuple(map(_difference, unequal, diagnosis.findings)),
+        different=different,
         notes=(*matched.notes, *_padding(a, "A", budget), *_padding(b, "B", budget)),
-        faults=diagnosis.faults,
+        faults=faults,
         beside=compare_non_tensors(a.manifest, b.manifest, budget),
         damaged=tuple(
             replace(fault, where=f"{side}: {fault.where}")

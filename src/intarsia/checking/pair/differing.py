@@ -5,20 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isnan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from intarsia.checking.pair.change import Number, distances
 from intarsia.checking.pair.pairs import Pair
+from intarsia.dtypes import DType
+from intarsia.frozen import frozen
 from intarsia.layout import unravel
 from intarsia.mesh import Box
 from intarsia.value.bits import Bits, as_float64
+from intarsia.value.cast import cast
 from intarsia.value.codes import OF_FOUR_BITS
+
+if TYPE_CHECKING:
+    from intarsia.checking.pair.change import Number
 
 AT_ONCE = 1 << 18
 """Elements that are numbers of double precision at one time."""
+
+
+@frozen
+class Unequal:
+    """A pair that differs: in how many elements, first where, and by how much.
+
+    `text` says how their element types differ; a `kind` with it says that this is all.
+    """
+
+    pair: Pair
+    elements: int
+    first: tuple[int, ...]
+    max_abs: float | int
+    kind: str = ""
+    text: str = ""
 
 
 @dataclass
@@ -55,6 +75,23 @@ def unequal_at(x: Bits, y: Bits, pair: Pair) -> NDArray[np.bool_]:
     return found
 
 
+def same(x: Bits, y: Bits, a: DType, b: DType) -> NDArray[np.bool_]:
+    """Where two runs of elements agree; of unlike types, up to rounding to the narrower.
+
+    Of two that are as wide as each other neither is, so that one may be the other rounded.
+    """
+    if a == b:
+        return np.asarray(x == y)
+    if a.floating and b.floating:
+        found = np.zeros(len(x), np.bool_)
+        if a.itemsize <= b.itemsize:
+            found |= x == cast(y, b, a)
+        if a.itemsize >= b.itemsize:
+            found |= cast(x, a, b) == y
+        return found
+    return np.asarray(as_float64(x, a) == as_float64(y, b))
+
+
 def _widest(x: Bits, y: Bits, pair: Pair) -> Number:
     """The largest distance between elements, exactly where they are integers; NaN where one is."""
     a, b = pair.a.dtype, pair.b.dtype
@@ -64,6 +101,8 @@ def _widest(x: Bits, y: Bits, pair: Pair) -> Number:
             for s in (0, 4)
         )
     if not (a.floating or b.floating) and "C64" not in (a.name, b.name):
+        from intarsia.checking.pair.change import distances  # few tensors hold integers
+
         parts = (slice(lo, lo + AT_ONCE) for lo in range(0, len(x), AT_ONCE))
         return max(distances(x[part], y[part], a, b)[3] for part in parts)
     most = 0.0

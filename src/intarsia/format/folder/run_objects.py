@@ -9,11 +9,8 @@ from collections.abc import Collection
 from typing import Any
 
 from intarsia.errors import IntarsiaError
-from intarsia.format.megatron.common import arguments_of
-from intarsia.format.megatron.detection import COMMON_OBJECT
-from intarsia.format.megatron.fsdp_dtensor.entries import COUNTERS, SCHEDULER
+from intarsia.format.megatron.frame import COMMON_OBJECT, COUNTERS, SCHEDULER
 from intarsia.format.torch_file.plain import DROPPED, plain
-from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.format.torch_file.zip_directory import BROKEN_ZIP
 
 ARGUMENTS = "args"
@@ -41,6 +38,9 @@ def is_of_the_run(key: Any, x: Any, y: Any) -> bool:
 
 def plain_object(name: str, data: bytes) -> Any:
     """An object as plain values; `DROPPED` where it is none."""
+    from intarsia.format.megatron.common import arguments_of  # few checkpoints hold objects
+    from intarsia.format.torch_file.torch_zip import read_object
+
     try:
         value = read_object(data, name)
         if isinstance(value, list) and len(value) == 1 and name == COMMON_OBJECT:

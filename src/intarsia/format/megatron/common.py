@@ -22,8 +22,7 @@ from zipfile import ZipFile, ZipInfo
 
 from intarsia.errors import FormatError
 from intarsia.format.dcp.metadata import Metadata
-from intarsia.format.megatron.detection import COMMON_OBJECT
-from intarsia.format.megatron.frame import COMMON_FILE
+from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT
 from intarsia.format.torch_file.inert import Inert, Tensor
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object

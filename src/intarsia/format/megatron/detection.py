@@ -12,6 +12,7 @@ from intarsia.format.dcp.metadata import MAX_METADATA_BYTES
 from intarsia.format.folder.foreign import MEGATRON, is_megatron_rank
 from intarsia.format.megatron.frame import (
     COMMON_FILE,
+    COMMON_OBJECT,
     FRAME_BYTES,
     METADATA,
     RELEASE,
@@ -23,7 +24,6 @@ from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import is_file, is_folder, listed
 
 BACKEND = "metadata.json"
-COMMON_OBJECT = "common_state/shard_0_1"
 _FSDP_KEYS = re.compile(
     rb"model\.(?:module\.)+(?:\w+\.)?(?:embedding\.word_|decoder\.(?:layers\.\d|final_)|output_layer\.)"
 )

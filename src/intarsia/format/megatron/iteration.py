@@ -1,4 +1,4 @@
-"""Which iteration a Megatron checkpoint is of, by its tracker, its folder and its common state."""
+"""Which iteration a Megatron checkpoint is of, by its folder and its common state, and the one that a tracker names."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import PurePath
 
-from intarsia.errors import FormatError, IntarsiaError, StoreError, few
+from intarsia.errors import FormatError, IntarsiaError, few
 from intarsia.format.complaint import Complaint
-from intarsia.format.megatron.detection import COMMON_OBJECT
-from intarsia.format.megatron.frame import COMMON_FILE, TRACKER, tracked_folder
+from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT, TRACKER, tracked_folder
 from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.planning.manifest import Manifest
 from intarsia.store.reading.folder import Folder
@@ -43,22 +42,6 @@ def _common_states(src: Manifest, folder: Folder) -> Iterator[tuple[str, bytes]]
             yield COMMON_FILE, folder.read_all(COMMON_FILE)
         if entry is not None and entry.file != COMMON_FILE:
             yield entry.file, folder.read_small(entry.file, entry.start_bytes, entry.length_bytes)
-
-
-def garbled_tracker(path: PurePath) -> Iterator[Complaint]:
-    """A tracker that names no iteration, though Megatron goes by it."""
-    try:
-        with Folder(path) as folder:
-            word = folder.read_all(TRACKER).decode("utf-8", "replace").strip()
-    except FormatError:
-        return
-    except StoreError as error:
-        yield Complaint(error, (TRACKER,))
-        return
-    if not re.fullmatch(r"\d{1,18}|release", word):
-        text = f"{TRACKER} holds {word[:40]!r}, which is not an iteration"
-        wrong = FormatError(text, hint="write the iteration's number into it")
-        yield Complaint(wrong, (TRACKER,))
 
 
 def untracked(path: PurePath) -> Complaint | None:

@@ -14,8 +14,8 @@ from intarsia.format.dcp.archives import Archives
 from intarsia.format.dcp.metadata import METADATA
 from intarsia.format.megatron.common import TRAIN_STATE, arguments_of
 from intarsia.format.megatron.configuration.config_to_arguments import arguments_of_config
-from intarsia.format.megatron.detection import BACKEND, COMMON_OBJECT
-from intarsia.format.megatron.frame import COMMON_FILE, FRAME, TRACKER
+from intarsia.format.megatron.detection import BACKEND
+from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT, FRAME, TRACKER
 from intarsia.format.megatron.fsdp_dtensor.entries import arguments_in, common_in
 from intarsia.format.megatron.iteration import untracked
 from intarsia.format.request import Request

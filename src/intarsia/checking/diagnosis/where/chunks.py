@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from intarsia.checking.diagnosis.evidence import Evidence
-from intarsia.checking.diagnosis.hypothesis import Mask, same
+from intarsia.checking.diagnosis.hypothesis import Mask
 from intarsia.checking.diagnosis.where.elements import (
     DENSE,
     Cut,
@@ -22,6 +22,7 @@ from intarsia.checking.diagnosis.where.whereabouts import (
     DifferingChunks,
     Whereabouts,
 )
+from intarsia.checking.pair.differing import same
 from intarsia.checkpoint import Checkpoint
 from intarsia.format.registry import format_named
 from intarsia.layout import Layout, Piece

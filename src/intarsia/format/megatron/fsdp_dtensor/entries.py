@@ -15,7 +15,7 @@ from typing import Any
 from intarsia.errors import FormatError
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.megatron.common import arguments_of
-from intarsia.format.megatron.detection import COMMON_OBJECT
+from intarsia.format.megatron.frame import COMMON_OBJECT, COUNTERS, SCHEDULER
 from intarsia.format.megatron.fsdp_dtensor.keys import PART, group_of, section_of
 from intarsia.format.megatron.optimizer.groups import grouped
 from intarsia.format.optimizer_state.parameter_groups import Groups
@@ -24,8 +24,6 @@ from intarsia.format.torch_file.torch_zip import Payload, read_object, read_payl
 from intarsia.planning.manifest import Entry, Logical, Stored
 from intarsia.store.reading.folder import Folder
 
-COUNTERS = ("iteration", "checkpoint_version", "num_floating_point_operations_so_far")
-SCHEDULER = "opt_param_scheduler"
 _RANDOM = re.compile(r"^rng_state\.(?P<place>\([^)]*\))\.(?P<index>\d{1,9})\.(?P<rest>.+)$")
 _NESTED = re.compile(
     r"^(?P<root>optimizer)\.(?P<part>state|param_to_group_meta)\.(?P<name>.+)\.(?P<leaf>\w+)$"

@@ -18,9 +18,8 @@ from intarsia.format.megatron.configuration.written_arguments import (
     arguments_of_words_lacking,
     arguments_with,
 )
+from intarsia.format.megatron.frame import COUNTERS, SCHEDULER
 from intarsia.format.megatron.fsdp_dtensor.entries import (
-    COUNTERS,
-    SCHEDULER,
     arguments_in,
     common_in,
 )

@@ -29,14 +29,13 @@ from intarsia.format.megatron.common import (
 from intarsia.format.megatron.configuration.settled_config import settle_config
 from intarsia.format.megatron.detection import (
     BACKEND,
-    COMMON_OBJECT,
     check_backend,
     find_torch_dist,
     looks_like_megatron,
 )
-from intarsia.format.megatron.frame import COMMON_FILE
+from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT
 from intarsia.format.megatron.fsdp_dtensor.entries import common_in
-from intarsia.format.megatron.iteration import garbled_tracker, misplaced_iteration
+from intarsia.format.megatron.iteration import misplaced_iteration
 from intarsia.format.megatron.keys import Key, torch_dist_rows
 from intarsia.format.megatron.optimizer.buffers import is_bucket
 from intarsia.format.megatron.optimizer.groups import (
@@ -157,9 +156,6 @@ class TorchDist(MegatronFormat):
 
     def contradictions(self, src: Manifest, folder: Folder) -> Iterator[Complaint]:
         return misplaced_iteration(src, folder)
-
-    def misleading(self, path: PurePath) -> Iterator[Complaint]:
-        return garbled_tracker(path)
 
     def left_out(self, name: str) -> str:
         if kind_of(name) == STEP:

@@ -37,9 +37,9 @@ from intarsia.format.megatron.configuration.written_arguments import (
     arguments_of_words_lacking,
     arguments_with,
 )
-from intarsia.format.megatron.detection import BACKEND, COMMON_OBJECT, backend_file
-from intarsia.format.megatron.frame import COMMON_FILE, TRACKER
-from intarsia.format.megatron.fsdp_dtensor.entries import COUNTERS, common_in, common_of
+from intarsia.format.megatron.detection import BACKEND, backend_file
+from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT, COUNTERS, TRACKER
+from intarsia.format.megatron.fsdp_dtensor.entries import common_in, common_of
 from intarsia.format.megatron.optimizer.expert_optimizer import (
     experts_apart,
     note_on_experts,
