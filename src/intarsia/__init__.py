@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from intarsia.checking.pair.change import Changes
     from intarsia.checking.pair.compare import Comparison
     from intarsia.checkpoint import Checkpoint
-    from intarsia.conversion.running import Report
+    from intarsia.conversion.report import Report
     from intarsia.converting import convert, plan
     from intarsia.live.background import save
     from intarsia.live.load import load
@@ -45,7 +45,7 @@ _HOMES = {
     "intarsia.checking.digests.digest": ("Digests",),
     "intarsia.checking.alone.soundness": ("Soundness",),
     "intarsia.checkpoint": ("Checkpoint",),
-    "intarsia.conversion.running": ("Report",),
+    "intarsia.conversion.report": ("Report",),
     "intarsia.converting": ("convert", "plan"),
     "intarsia.opened.explanation": ("Explanation", "explain"),
     "intarsia.opened.inspection": ("Inspection", "inspect"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from intarsia.collector import seldom
 from intarsia.conversion.job import Job, prepare
-from intarsia.conversion.running import Report, carry_out
+from intarsia.conversion.report import Report
 from intarsia.dtypes import dtype_named
 from intarsia.format.optimizer_state.learning_rates import Rates
 from intarsia.format.request import Request
@@ -102,6 +102,8 @@ def convert(
     `torchrun` job share the work, unless one is to do it `alone`.  `progress` is called with the
     bytes that are written and all that will be.
     """
+    from intarsia.conversion.running import carry_out  # a plan does without
+
     options = _among(locals())
     with crew(alone=alone) as team:
         with team.together():

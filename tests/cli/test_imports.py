@@ -116,9 +116,34 @@ except SystemExit as stop:
     assert done.returncode == 0, done.stderr
 
 
-def test_plain_calls_do_without_typer(root: Path) -> None:
-    code = f"from intarsia.cli.main import main; main({['digest', str(root / 'hf')]!r})"
-    assert imported(code, ("typer", "click", "subprocess")) == []
+MEGATRON = ("format.megatron.common", "format.megatron.keys", "format.megatron.own_format")
+UNUSED = {
+    "convert": (
+        "checking.digests.digest_steps", "checking.alone", "checking.diagnosis", "kernel.comparing", "kernel.surveying",
+        "format.optimizer_state.groups_in_entries", *MEGATRON,
+    ),
+    "digest": ("conversion", "planning.planner", "store.local.transaction", "kernel.surveying", *MEGATRON),
+    "verify": ("conversion", "checking.diagnosis", "checking.pair.pairs", "store.local.transaction", *MEGATRON),
+    "verify-pair": ("conversion", "checking.diagnosis", "checking.pair.change", "store.local.transaction", *MEGATRON),
+    "inspect": ("conversion", "checking", "run.sharing", "store.local.transaction", "kernel.surveying", *MEGATRON),
+    "plan": ("checking", "conversion.running", "run.execute", "store.local.transaction", *MEGATRON),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", ["hf", "dcp"])
+@pytest.mark.parametrize("command", UNUSED)
+def test_a_command_loads_only_what_it_needs(
+    root: Path, tmp_path: Path, command: str, source: str
+) -> None:
+    words = [command.partition("-")[0], str(root / source)]
+    words += [str(root / "hf")] if command == "verify-pair" else []
+    words += [str(tmp_path / "out")] if command == "convert" else []
+    words += ["--to", "dcp", "--mesh", "tp=2,fsdp=3"] if command in ("convert", "plan") else []
+    code = f"from intarsia.cli.main import main; main({words!r})"
+    ours = tuple(f"intarsia.{name}" for name in UNUSED[command])
+    used = ("intarsia.kernel.comparing",) if source == "dcp" else ()
+    names = (*HEAVY, "typer", "click", "subprocess", "argparse", *ours)
+    assert imported(code, tuple(name for name in names if name not in used)) == []
 
 
 def test_this_test_would_see_an_import() -> None:

@@ -112,7 +112,7 @@ def test_a_disk_that_is_full_at_the_closing_files_is_resumed_from_there(
     assert_same(read_dcp(out), model(CONFIG))
 
 
-def _human(report: intarsia.conversion.running.Report) -> str:
+def _human(report: intarsia.conversion.report.Report) -> str:
     from intarsia.quantity import human
 
     return human(report.plan.write_bytes)

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from shutil import get_terminal_size
-from textwrap import wrap
 from typing import Any, TextIO
 
 from intarsia.errors import IntarsiaError
@@ -144,6 +142,8 @@ def _records(
     title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], screen: int
 ) -> None:
     """Each row as a few lines: its name, what is in its columns, and the text of the last one."""
+    from textwrap import wrap  # few answers need it
+
     if title:
         print(title)
     for name, *facts, text in cells:
@@ -169,7 +169,11 @@ def _plain(
 
 def width(most: int) -> int:
     """How wide a picture may be: `most` characters, or as many as the terminal has."""
-    return min(most, get_terminal_size().columns) if sys.stdout.isatty() else most
+    if not sys.stdout.isatty():
+        return most
+    from shutil import get_terminal_size
+
+    return min(most, get_terminal_size().columns)
 
 
 def _cell(value: object) -> str:

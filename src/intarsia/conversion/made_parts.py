@@ -7,7 +7,7 @@ tensor of the source like any other, so that the proof covers it, and its own ta
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from intarsia.errors import CoverageError, LimitError, UnsupportedError
 from intarsia.format.registry import folder_of, format_named
 from intarsia.format.request import Wanted
+from intarsia.frozen import frozen_open
 from intarsia.layout import Layout
 from intarsia.layout.blocks import grid_of, one_per_block
 from intarsia.mesh import Box
@@ -33,7 +34,7 @@ Choose = Callable[[Target], Measured | None]
 """How a target is to be stored, if not as it is."""
 
 
-@dataclass(frozen=True)
+@frozen_open
 class MadeParts:
     """The targets whose values have parts, by their names, the layout of each part, and what all are in memory."""
 

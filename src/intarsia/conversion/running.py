@@ -6,7 +6,7 @@ import json
 import resource
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -15,6 +15,7 @@ from intarsia.collector import paused
 from intarsia.conversion.identity import facts_of
 from intarsia.conversion.job import Job
 from intarsia.conversion.replacing import check_replaceable, marks_beside
+from intarsia.conversion.report import Report
 from intarsia.conversion.resuming import begin, keep_what_is_proven
 from intarsia.errors import Interrupted
 from intarsia.format.base import Arrangement
@@ -22,9 +23,7 @@ from intarsia.format.folder.side_files import check_sides, with_dtype
 from intarsia.format.registry import folder_of, format_named, root_of
 from intarsia.layout import Layout
 from intarsia.opened.masters import check_rounded
-from intarsia.opened.padding import TrainedPadding, not_carried, trained_padding
-from intarsia.planning.inventory import left_out
-from intarsia.planning.plan import Plan
+from intarsia.opened.padding import not_carried, trained_padding
 from intarsia.planning.proof import Proven
 from intarsia.run.execute import Execution, cut_steps
 from intarsia.run.journal.keeping import Journal
@@ -40,44 +39,6 @@ from intarsia.store.reading.folder import read_file
 from intarsia.store.reading.lookup import given, real
 from intarsia.store.writing.sources import check_sources
 from intarsia.store.writing.staging import Staging
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a conversion did."""
-
-    plan: Plan
-    destination: str
-    seconds: float
-    peak_rss_bytes: int
-    remarks: tuple[str, ...] = ()
-    changed: tuple[Changed, ...] = ()
-    padding: tuple[TrainedPadding, ...] = ()
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What is to be said of the plan, and then of the run."""
-        return (*self.plan.notes, *self.remarks)
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing of the source was left out; `plan.left_out` and the inventory say what, and why."""
-        return not (self.plan.left_out or left_out(self.plan.src.inventory))
-
-    def as_json(self) -> dict[str, Any]:
-        return self.plan.as_json() | {
-            "complete": self.complete,
-            "destination": self.destination,
-            "seconds": round(self.seconds, 3),
-            "peak_rss_bytes": self.peak_rss_bytes,
-            "changed": [x.as_json() for x in self.changed],
-            "padding": [x.as_json() for x in self.padding],
-            "notes": list(self.notes),
-        }
-
-    def __str__(self) -> str:
-        notes = "".join(f"\nnote     {note}" for note in self.remarks)
-        return f"{self.plan}{notes}\ndone     {self.destination} in {self.seconds:.2f} s"
 
 
 def carry_out(

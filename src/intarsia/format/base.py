@@ -26,7 +26,11 @@ from intarsia.format.arrangement import Wrapping as Wrapping
 from intarsia.format.complaint import Complain, Complaint, refuse
 from intarsia.format.entries import entries_in_place
 from intarsia.format.optimizer_state.learning_rates import Rates
-from intarsia.format.optimizer_state.parameter_groups import Groups, has_megatron_groups
+from intarsia.format.optimizer_state.parameter_groups import (
+    Groups,
+    has_megatron_groups,
+    has_torch_groups,
+)
 from intarsia.format.request import EntriesToWrite, Request, Source, Wanted
 from intarsia.frozen import frozen
 from intarsia.layout import Piece
@@ -206,6 +210,8 @@ class Format(ABC):
 
     def groups(self, src: Manifest, entries: Mapping[str, bytes]) -> Groups | None:
         """The parameter groups in the entries of a checkpoint."""
+        if not (has_torch_groups(entries) or has_megatron_groups(entries)):
+            return None
         from intarsia.format.optimizer_state.groups_in_entries import groups_from_torch
 
         return groups_from_torch(src, entries)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from difflib import get_close_matches
 from typing import Any
 
 from intarsia.errors import UsageError
 from intarsia.format.registry import read_manifest
+from intarsia.frozen import frozen, frozen_open
 from intarsia.layout import describe_piece, draw
 from intarsia.layout.piece import Piece
 from intarsia.mesh import Mesh, Shape
@@ -20,7 +21,7 @@ _SHOWN, _LISTED = 3, 1000
 """How many pieces of a chunk are described in words, and how many are in a document."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StoredAs:
     """A stored tensor that holds elements of the one that was asked for."""
 
@@ -32,7 +33,7 @@ class StoredAs:
         return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OnDisk:
     """The bytes of one chunk, and the elements of the tensor among them; `holds` says them in words."""
 
@@ -72,7 +73,7 @@ class OnDisk:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OnRank:
     """The box of a stored tensor that a rank of a mesh holds."""
 
@@ -85,7 +86,7 @@ class OnRank:
         return {"rank": self.rank, "place": self.place, "stored": self.stored, "box": self.box}
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Explanation:
     """Where the elements of a tensor lie; `ranks` are those of `mesh`, where one was given."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from intarsia.format.registry import read_manifest
+from intarsia.frozen import frozen, frozen_open
 from intarsia.mesh import Shape
 from intarsia.options import ConfigLike, PathLike, SectionLike
 from intarsia.planning.inventory import Fate, Item, lines
@@ -15,7 +16,7 @@ from intarsia.planning.manifest import Manifest
 from intarsia.quantity import human
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StoredTensor:
     """A tensor as it is stored, in as many chunks as its file or files hold of it."""
 
@@ -35,7 +36,7 @@ class StoredTensor:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Quantised:
     """How weights are quantised, and how many are."""
 
@@ -43,7 +44,7 @@ class Quantised:
     weights: int
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Inspection:
     """What the headers of a checkpoint say; its text is what `intarsia inspect` prints.
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from intarsia.errors import CoverageError
 from intarsia.format.base import Format, Located
-from intarsia.kernel.comparing import NO_FILE
 from intarsia.layout import Layout, meet
 from intarsia.mesh import Box
 from intarsia.planning.copy import Copy, copies_into
@@ -23,7 +22,6 @@ from intarsia.run.gather import Fill, Front, Part, Straight, gather, read_fronts
 from intarsia.run.located import locate_chunk
 from intarsia.run.losses import Losses, Watch
 from intarsia.run.room import Bytes
-from intarsia.store.reading.comparing import Addresses, Runs, equal_runs
 from intarsia.store.reading.folder import Folder
 from intarsia.value import Change
 
@@ -249,6 +247,10 @@ class Source:
         can_move = {file: self.folder.can_move(file) for file in {x.file for _, x in wanted}}
         if self.is_plain:
             return [x.start_bytes if can_move[x.file] else None for _, x in wanted]
+        # Sources whose files are plain need none of it.
+        from intarsia.kernel.comparing import NO_FILE
+        from intarsia.store.reading.comparing import Addresses, Runs, equal_runs
+
         found, runs, held = list[int | None](), Runs(), Addresses()
         for _, group in groupby(wanted, lambda each: id(each[0])):
             each = list(group)

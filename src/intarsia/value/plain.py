@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from intarsia.dtypes import DType
+from intarsia.frozen import frozen
 from intarsia.value.base import Value, Window
 from intarsia.value.bits import Bits, Numbers, as_float64
 from intarsia.value.cast import cast
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Plain(Value):
     """Each stored element is the number."""
 

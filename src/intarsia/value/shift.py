@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from intarsia.dtypes import DType
+from intarsia.frozen import frozen
 from intarsia.value.base import Value, Window
 from intarsia.value.bits import Bits, Numbers, as_float64
 from intarsia.value.cast import bits_of, cast, check_cast, has_torch, in_torch, tensor_of
@@ -13,7 +13,7 @@ from intarsia.value.numpy_cast import in_stretches, rounded
 from intarsia.value.plain import PLAIN
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shift(Value):
     """Each stored element is the number plus `by`."""
 

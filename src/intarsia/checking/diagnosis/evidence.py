@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 
@@ -21,6 +21,7 @@ from intarsia.checking.diagnosis.hypothesis import (
 from intarsia.checking.diagnosis.rearranged.order import along, of_runs
 from intarsia.checking.pair.pairs import Pair, read
 from intarsia.checkpoint import Checkpoint
+from intarsia.frozen import frozen_open
 from intarsia.layout import Layout, unravel
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Logical
@@ -35,7 +36,7 @@ SMALL = 16 << 10
 """A tensor of so many elements is its own sample."""
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Evidence:
     """One tensor of A and of B, which differ first at element `first`.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 
 from intarsia.checking.diagnosis.hypotheses.moves import Move
 from intarsia.checking.diagnosis.hypothesis import NEARLY_ALL
 from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
+from intarsia.frozen import frozen_open
 
 UNEXPLAINED = "unexplained"
 LOST = {"stale": "rank-stale", "zero": "rank-zero", "duplicated": "rank-duplicated", "nan": "nan"}
@@ -17,7 +17,7 @@ NOTHING = "nothing known explains the differences"
 NOT_KNOWN = "nothing known explains them"
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Finding:
     """A tensor, the kind of its fault, and a sentence about it.
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from intarsia.checking.pair.differing import same
 from intarsia.dtypes import DType
+from intarsia.frozen import frozen, frozen_open
 from intarsia.layout import Layout
 from intarsia.mesh import Box
 from intarsia.value.bits import as_float64
@@ -25,7 +26,7 @@ ENOUGH = 8
 NEARLY_ALL = 0.99
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Window:
     """The bits of one box in A and in B."""
 
@@ -64,7 +65,7 @@ class Shuffle:
     order: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Hypothesis:
     """B's tensor read as A's elements in another place (a layout), or with another value.
 
@@ -89,7 +90,7 @@ class Hypothesis:
         return replace(self, text=self.nearly, key=self.nearly)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Score:
     """How many differing elements a hypothesis explains, and how many equal ones it denies."""
 

@@ -12,11 +12,8 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from intarsia.checking.digests.bands import InBands
-from intarsia.checking.digests.digest_steps import Step, hash_of, steps_over
-from intarsia.checking.digests.step_kinds import RunsOfFile
 from intarsia.checking.pair.ties import tied_and_absent
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, FormatError
@@ -39,6 +36,9 @@ from intarsia.state.names import MASTER, kind_of, parameter_of, state_among
 from intarsia.store.address import named
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import exists
+
+if TYPE_CHECKING:
+    from intarsia.checking.digests.digest_steps import Step
 
 QUICK, SECURE = "pages", "sha256"
 _REMOVE = f"restore the file, or remove {DIGESTS} to do without digests"
@@ -138,6 +138,9 @@ def digests_of(
     team: Crew | None = None,
 ) -> Digests:
     """The digests of a checkpoint's tensors, or of those named; the ranks of a job share the work."""
+    # A conversion makes digests from sums that it has taken.
+    from intarsia.checking.digests.digest_steps import hash_of, steps_over
+
     logical = checkpoint.manifest.logical
     wanted = logical if names is None else {name: logical[name] for name in names}
     twins = tied_and_absent(checkpoint.manifest) if names is None else {}
@@ -191,6 +194,9 @@ def _summed(
     step: Step, checkpoint: Checkpoint, wanted: Mapping[str, Logical], budget: Budget
 ) -> _Summed:
     """The work of one step; digests are made here, while other threads sum."""
+    from intarsia.checking.digests.bands import InBands
+    from intarsia.checking.digests.step_kinds import RunsOfFile
+
     if isinstance(step, RunsOfFile) and (found := step.sums_in_file(checkpoint)) is not None:
         each = zip(step.tensors, found.pages, found.crcs, strict=True)
         return _Summed(

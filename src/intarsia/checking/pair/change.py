@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from intarsia.checking.pair.pairs import Pair, match, read_windows
 from intarsia.checkpoint import Checkpoint
 from intarsia.dtypes import DType
+from intarsia.frozen import frozen, frozen_open
 from intarsia.mesh import Shape
 from intarsia.quantised.refusing import DIFF, refuse_numbers
 from intarsia.run.budget import Budget
@@ -32,7 +33,7 @@ _EXACT = 2.0**53
 """Up to here every integer is a number of double precision."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Change:
     """How far one tensor moved from A to B; `not_finite` counts NaN and infinities in A and in B."""
 
@@ -65,7 +66,7 @@ class Change:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ShapesDiffer:
     """A tensor whose shapes differ, so that no distance can be measured."""
 
@@ -77,7 +78,7 @@ class ShapesDiffer:
         return {"tensor": self.tensor, "a": list(self.shape_a), "b": list(self.shape_b)}
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Changes(Sequence[Change]):
     """The changes of all tensors, the furthest first, and the tensors that could not be measured."""
 

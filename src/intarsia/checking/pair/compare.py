@@ -18,6 +18,7 @@ from intarsia.checking.pair.non_tensors import NonTensor, compare_non_tensors
 from intarsia.checking.pair.pairs import Pair, match, widest, windows_of
 from intarsia.checking.pair.side_by_side import InFiles, SideBySide
 from intarsia.checkpoint import Checkpoint
+from intarsia.frozen import frozen, frozen_open
 from intarsia.mesh import Box, Shape
 from intarsia.opened.padding import not_compared, trained_padding
 from intarsia.planning.manifest import Logical
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from intarsia.checking.pair.change import Number
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Difference:
     """A tensor whose elements are not the same bits in both checkpoints.
 
@@ -67,7 +68,7 @@ class Difference:
         }
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Comparison:
     """Whether two checkpoints hold the same weights; true where they do."""
 

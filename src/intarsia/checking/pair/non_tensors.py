@@ -6,7 +6,7 @@ Each is equal, different, on one side only, or not compared, and it is said whic
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from intarsia.errors import FormatError, UsageError, few
@@ -14,6 +14,7 @@ from intarsia.format.folder.run_objects import is_of_the_run, is_settings, plain
 from intarsia.format.registry import format_named
 from intarsia.format.torch_file.plain import DROPPED
 from intarsia.format.torch_file.zip_directory import BROKEN_ZIP
+from intarsia.frozen import frozen
 from intarsia.opened.entries import groups_of, read_entries
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
@@ -28,7 +29,7 @@ _SHOWN = 3
 _LONGEST = 60
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NonTensor:
     """One thing beside the tensors, and how the two checkpoints compare in it.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from intarsia.checking.pair.other_spelling import spelled_differently
 from intarsia.checking.pair.quantised_differently import quantised_differently
@@ -11,6 +11,7 @@ from intarsia.checking.pair.ties import tied_and_absent
 from intarsia.checkpoint import Checkpoint
 from intarsia.family import table_for
 from intarsia.format.registry import format_named
+from intarsia.frozen import frozen
 from intarsia.mesh import Box
 from intarsia.opened.masters import has_own_master, recentred_norms
 from intarsia.planning.manifest import Logical, Manifest
@@ -21,7 +22,7 @@ from intarsia.state.names import MASTER, kind_of, parameter_of, state_among
 from intarsia.value import PLAIN, Value
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pair:
     """One logical tensor of A and the one of B that should equal it.
 
@@ -47,7 +48,7 @@ class Pair:
         return replace(self, a=self.b, b=self.a)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Matched:
     """The pairs of two checkpoints, and what has no partner."""
 

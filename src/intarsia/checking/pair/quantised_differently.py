@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from intarsia.family import Table
+from intarsia.frozen import frozen
 from intarsia.planning.manifest import Manifest
 from intarsia.quantised import QuantisedWeight
 
 _Form = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class QuantisedDifferently:
     """The logical tensors of each side that have no partner to be compared with, and a word on them."""
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from intarsia.store.base import Entry, Store
 from intarsia.store.local.paths import entry_at
 from intarsia.store.local.reader import LocalReader
 from intarsia.store.local.swap import remove, sync_path
-from intarsia.store.local.transaction import LocalTransaction
 from intarsia.store.reading.lookup import listed
+
+if TYPE_CHECKING:
+    from intarsia.store.local.transaction import LocalTransaction
 
 
 class LocalStore(Store):
@@ -30,6 +32,8 @@ class LocalStore(Store):
         return LocalReader(folder)
 
     def transaction(self, destination: PurePath) -> LocalTransaction:
+        from intarsia.store.local.transaction import LocalTransaction  # whoever reads needs none
+
         return LocalTransaction(self, destination)
 
     def put(self, path: PurePath, data: bytes, *, lasting: bool = True) -> None:

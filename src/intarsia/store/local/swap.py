@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import shutil
 from pathlib import Path
 
 from intarsia.store.reading.lookup import exists, is_folder, is_link
@@ -70,7 +69,9 @@ def restore(folder: Path, destination: Path) -> None:
 def remove(path: Path) -> None:
     """Remove a file or a folder, if there is one."""
     if is_folder(path) and not is_link(path):
-        shutil.rmtree(path)
+        from shutil import rmtree  # of all that looks at files, little removes a folder
+
+        rmtree(path)
     else:
         path.unlink(missing_ok=True)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from intarsia.errors import ChangedError, FormatError, IntarsiaError, UsageError
 from intarsia.kernel.library import has_kernel
 from intarsia.kernel.summing import Runs, Sums, sum_file
-from intarsia.kernel.surveying import Asked, Surveyed, survey_file
 from intarsia.quantity import human
 from intarsia.store.address import named
 from intarsia.store.base import Range
@@ -23,6 +22,8 @@ from intarsia.store.system_errors import unreadable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from intarsia.kernel.surveying import Asked, Surveyed
 
 
 MAX_SMALL_BYTES = 256 << 20
@@ -131,6 +132,10 @@ class Folder:
 
     def survey(self, file: str, asked: Asked) -> Surveyed | None:
         """What matrices of a file show that nobody keeps; None where they are to be read to be looked at."""
+        from intarsia.kernel.surveying import (
+            survey_file,
+        )  # only checks of one checkpoint ask for it
+
         with self._for_kernel(file, [(x.at, x.nbytes) for x in asked.matrices]) as fd:
             return None if fd is None else survey_file(fd, asked)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from intarsia.checking.diagnosis.rearranged.order import Order
 from intarsia.family import Table
+from intarsia.frozen import frozen_open
 from intarsia.layout import Layout, concat
 from intarsia.planning.manifest import Logical
 from intarsia.state.names import like, parameter_of
@@ -23,7 +23,7 @@ ROLES = (
 )
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Group:
     """Parts that are stored one after the other, each a layout over logical tensors."""
 
@@ -48,7 +48,7 @@ class Group:
         return found if found.mapped == found.size else None
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Heads:
     """How many heads of which width the rows (`axis` 0) or columns of a tensor fall into."""
 
@@ -57,7 +57,7 @@ class Heads:
     width: int
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Rotary:
     """The rows `[first, first + size)` of each head that rotary embedding turns."""
 

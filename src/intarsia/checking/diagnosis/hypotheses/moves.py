@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -15,6 +14,7 @@ from intarsia.checking.diagnosis.rearranged.keys import FEWEST_SIGNS, negative
 from intarsia.checking.naming import numbers_in, pattern
 from intarsia.checking.pair.pairs import Pair
 from intarsia.checkpoint import Checkpoint
+from intarsia.frozen import frozen_open
 from intarsia.layout import Layout, concat
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Logical
@@ -30,7 +30,7 @@ MOST_RELATED = 4096
 Fingerprint = tuple[tuple[int, ...], str, bytes]
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Move:
     """`to` of one side holds what the other side keeps under `source`; `side` is the one of `to`.
 

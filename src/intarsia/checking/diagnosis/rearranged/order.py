@@ -8,11 +8,12 @@ Every rearrangement of a checkpoint is an order of rows, carried to the elements
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from intarsia.frozen import frozen_open
 from intarsia.layout import Layout, Loop, Piece, meet
 from intarsia.planning.coalesce import grid
 
@@ -22,7 +23,7 @@ MOST_RUNS = 256
 """Runs up to which an order is a layout; beyond, it is a shuffle."""
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Order:
     """An order of rows, and what it would mean."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.hypothesis import ENOUGH, Mask
 from intarsia.checking.diagnosis.where.runs import Runs
+from intarsia.frozen import frozen, frozen_open
 from intarsia.layout import unravel
 from intarsia.mesh import Box, share
 
@@ -28,7 +28,7 @@ TRIM = 0.05
 """How far a block's edge may be missed: an element can be right by accident."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cut:
     """Block `rank` of `parts` on one axis."""
 
@@ -40,7 +40,7 @@ class Cut:
         return f"block {self.rank} of {self.parts} on axis {self.axis}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Span:
     """The indices of one axis with a difference: `[first, end)`, how many, and as ranges where few.
 
@@ -61,7 +61,7 @@ class Span:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Flat:
     """The elements `[first, last]` of a flattened tensor: block `rank` of `parts`, if it is one."""
 
@@ -76,7 +76,7 @@ class Flat:
         return f"the flat range of elements {self.first:,} to {self.last:,}"
 
 
-@dataclass(frozen=True)
+@frozen_open
 class DifferingElements:
     """How many elements of a tensor differ, and the smallest box that holds them.
 

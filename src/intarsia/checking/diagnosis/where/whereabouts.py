@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from intarsia.checking.diagnosis.where.elements import NAMED, Cut, DifferingElements
 from intarsia.checking.diagnosis.where.runs import PAGE_BYTES
+from intarsia.frozen import frozen
 from intarsia.mesh import Box
 
 Range = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DifferingChunk:
     """What differs in one chunk of a stored tensor, and its bytes `[start_bytes, end_bytes)`.
 
@@ -64,7 +65,7 @@ class DifferingChunk:
         return text + (f", whole {unit(self.page)}s" if self.page else "")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DifferingChunks:
     """The chunks of one side with a difference, the first of them, and how many there are more.
 
@@ -87,7 +88,7 @@ class DifferingChunks:
         return text + (f"; and {rest:,} chunks more" if rest > 0 else "")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Whereabouts:
     """Where the differences of one tensor lie: which elements, and the chunks of either side with some.
 

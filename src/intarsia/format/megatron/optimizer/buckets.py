@@ -11,7 +11,7 @@ have; exactly one must fit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from intarsia.format.megatron.keys import Key
 from intarsia.format.megatron.optimizer.buffers import Bucket, Buffers, Place, buffers_of
 from intarsia.format.megatron.optimizer.parameter_order import SPECS, Parameter, parameters_of
 from intarsia.format.megatron.optimizer.state_tensors import state_row
+from intarsia.frozen import frozen
 from intarsia.layout import shard
 from intarsia.mesh import Rule
 from intarsia.planning.manifest import Chunk, Stored
@@ -126,7 +127,7 @@ def _cuts(model: Iterable[Stored]) -> list[int]:
 _HINT = "save with --dist-ckpt-optim-fully-reshardable, or convert with --optimizer drop"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Grid:
     """The ranks that an optimizer's buffers belong to: tensor parallel fastest, pipeline slowest.
 

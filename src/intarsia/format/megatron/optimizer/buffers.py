@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import NamedTuple
 
 from intarsia.errors import FormatError
 from intarsia.format.dcp.metadata import TensorRecord
 from intarsia.format.megatron.optimizer.state_tensors import kind_of
+from intarsia.frozen import frozen_open
 
 _BUCKET = re.compile(
     r"^(?:chained_(?P<link>\d{1,9})\.)?optimizer\.distributed\.dp_group_idx_(?P<group>\d{1,9})"
@@ -31,7 +32,7 @@ Buffers = dict[Place, list["Bucket"]]
 """The buckets of every buffer of one optimizer that holds parameters of one element type."""
 
 
-@dataclass(frozen=True)
+@frozen_open
 class Bucket:
     """The flat tensors of one bucket by kind of state."""
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from intarsia.format.megatron.keys import Key
 from intarsia.format.megatron.optimizer.state_tensors import state_of, stored_key
+from intarsia.frozen import frozen
 from intarsia.mesh import Box, Shape
 from intarsia.planning.manifest import Target
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Part:
     """Where a target lies in a stored tensor: `leading` axes of that tensor are fixed for it."""
 

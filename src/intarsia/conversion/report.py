@@ -1,0 +1,49 @@
+"""What is said of a conversion once it has run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from intarsia.frozen import frozen_open
+from intarsia.opened.padding import TrainedPadding
+from intarsia.planning.inventory import left_out
+from intarsia.planning.plan import Plan
+from intarsia.run.losses import Changed
+
+
+@frozen_open
+class Report:
+    """What a conversion did."""
+
+    plan: Plan
+    destination: str
+    seconds: float
+    peak_rss_bytes: int
+    remarks: tuple[str, ...] = ()
+    changed: tuple[Changed, ...] = ()
+    padding: tuple[TrainedPadding, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of the plan, and then of the run."""
+        return (*self.plan.notes, *self.remarks)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing of the source was left out; `plan.left_out` and the inventory say what, and why."""
+        return not (self.plan.left_out or left_out(self.plan.src.inventory))
+
+    def as_json(self) -> dict[str, Any]:
+        return self.plan.as_json() | {
+            "complete": self.complete,
+            "destination": self.destination,
+            "seconds": round(self.seconds, 3),
+            "peak_rss_bytes": self.peak_rss_bytes,
+            "changed": [x.as_json() for x in self.changed],
+            "padding": [x.as_json() for x in self.padding],
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        notes = "".join(f"\nnote     {note}" for note in self.remarks)
+        return f"{self.plan}{notes}\ndone     {self.destination} in {self.seconds:.2f} s"
