@@ -380,6 +380,16 @@ def test_models_without_a_head_over_the_vocabulary(kind: str, tmp_path: Path) ->
         intarsia.convert(tmp_path / "hf", tmp_path / "td", to="torch_dist")
 
 
+@pytest.mark.parametrize("kind", ["Model", "ForSequenceClassification", "ForTokenClassification"])
+def test_a_head_is_not_made_for_a_class_that_has_none(kind: str, tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(**TINY | {"tie_word_embeddings": True}, pad_token_id=0)
+    getattr(transformers, f"Llama{kind}")(config).save_pretrained(tmp_path / "hf")
+    intarsia.convert(tmp_path / "hf", tmp_path / "module", to="hf", dialect="hf-module")
+    stored = {*intarsia.open(tmp_path / "hf")}
+    assert {*intarsia.open(tmp_path / "module")} == stored
+    assert "lm_head.weight" not in stored
+
+
 def test_meshes_that_cannot_be(tmp_path: Path) -> None:
     sparse = {"model_type": "mixtral", "num_local_experts": 3}
     from intarsia.family import table_for

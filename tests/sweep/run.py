@@ -80,7 +80,7 @@ def _import_once() -> None:
     """Import what all processes need; nothing is run, since threads do not survive a fork."""
     for module in pkgutil.walk_packages(intarsia.__path__, "intarsia."):
         # The kernel's library lies beside its modules and is none.
-        if not module.name.rpartition(".")[2].startswith(("__main__", "kernel_")):
+        if not module.name.rpartition(".")[2].startswith(("__main__", "kernel-")):
             importlib.import_module(module.name)
     for name in ("AutoConfig", "AutoModelForCausalLM", "LlamaForCausalLM", "PreTrainedModel"):
         getattr(importlib.import_module("transformers"), name)

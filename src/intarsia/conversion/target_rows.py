@@ -105,13 +105,14 @@ def model_rows(
 
     A tied tensor is written where the module has it, from its twin if need be, and nowhere else.
     """
+    no_head = (table.head,) if table.class_without_head and table.head not in src.logical else ()
     missed, special = {x.name for x in src.absent}, table.tied.keys() | table.optional
     for row in writer.rows(table, dialect, request.mesh, request.spec):
         names = row.layout.tensors
         if names and special.isdisjoint(names):
             yield row
         elif names and all(name in table.tied for name in names):
-            if dialect == "hf-module":
+            if dialect == "hf-module" and names != no_head:
                 twins = {n: n if n in src.logical else table.tied[n] for n in names}
                 yield replace(row, layout=row.layout.rename(twins))
         elif not all(n in table.optional and n not in src.logical for n in names) or any(

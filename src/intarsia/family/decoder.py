@@ -11,11 +11,6 @@ from intarsia.family.verbs import by_group, by_group_with_gate, gated, stacked
 from intarsia.mesh import Rule
 
 GATED = ("gate_proj", "up_proj", "down_proj")
-CLASSIFIERS = (
-    "ForMultipleChoice", "ForQuestionAnswering", "ForRewardModel", "ForSequenceClassification",
-    "ForTokenClassification",
-)  # fmt: skip
-"""How the classes of Transformers end that have another head than one over the vocabulary."""
 
 _PAIRS, _STACK = stacked(gated, per=2), stacked()
 """One verb for all layers, so that their rows are made once and renamed."""
@@ -36,7 +31,7 @@ def embeddings(t: Table, *, tied: bool = False, head: str = "lm_head.weight") ->
     last.tensor(norm, hidden, module=module, megatron=to, value=value)
     last.tensor(head, vocab, hidden, tp=0, module="lm_head.weight", megatron="output_layer.weight")
     t.head = head
-    if t.bare or any(kind.endswith(CLASSIFIERS) for kind in t.architectures):
+    if t.class_without_head:
         t.optional.add(head)
     outer = t.config.get("tie_word_embeddings")
     if outer if isinstance(outer, bool) else t.flag("tie_word_embeddings", tied):

@@ -35,6 +35,12 @@ DIALECTS = ("hf", "hf-fused", "hf-module", "megatron", "megatron-local")
 DISK = ("hf", "hf-fused")
 MEGATRON = ("megatron", "megatron-local")
 
+CLASSIFIERS = (
+    "ForMultipleChoice", "ForQuestionAnswering", "ForRewardModel", "ForSequenceClassification",
+    "ForTokenClassification",
+)  # fmt: skip
+"""How the classes of Transformers end that have another head than one over the vocabulary."""
+
 
 @dataclass
 class Table(Fields):
@@ -67,6 +73,11 @@ class Table(Fields):
     def headless(self) -> bool:
         """Whether the model is one of Transformers' without an output head over the vocabulary."""
         return bool(self.head) and self.head in self.optional and self.head not in self.tied
+
+    @property
+    def class_without_head(self) -> bool:
+        """Whether the class of Transformers that the configuration names has no output head, not even a tied one."""
+        return self.bare or any(kind.endswith(CLASSIFIERS) for kind in self.architectures)
 
     @property
     def bare(self) -> bool:
