@@ -86,8 +86,9 @@ def main() -> None:
         setattr(os, name, mortal(getattr(os, name)))
     from intarsia.cli.main import main
     from intarsia.run.windows import strips
+    from intarsia.store.local import pwrite
 
-    strips.LEAST_BYTES = 1 << 40  # what is counted here goes through memory
+    strips.LEAST_BYTES = pwrite.COMPILED_BYTES = 1 << 40  # what is counted here goes through memory
     main(sys.argv[4:])
 
 

@@ -51,13 +51,11 @@ def test_bytes_that_are_held_leave_less_for_buffers() -> None:
     assert budget.less(0) == budget
 
 
-@pytest.mark.parametrize(("workers", "shares"), [(1, 64), (2, 64), (4, 24), (16, 24)])
-def test_what_all_workers_have_in_hand_is_a_small_share_of_the_work(
-    workers: int, shares: int
-) -> None:
+@pytest.mark.parametrize("workers", [1, 2, 4, 16])
+def test_what_all_workers_have_in_hand_is_a_small_share_of_the_work(workers: int) -> None:
     for total in (1 << 24, 1 << 30, 1 << 40):
         budget = Budget.of("2GiB", workers).for_work(total, processes=2)
-        assert 2 * workers * budget.step_bytes <= total / shares
+        assert 2 * workers * budget.step_bytes <= total / 24
         assert budget.window_bytes <= budget.step_bytes <= STEP_BYTES
     assert Budget.of("2GiB", 4).for_work(0).window_bytes > 0
 

@@ -24,7 +24,7 @@ ALONE_BYTES = 512 << 10
 """Bytes that a thread works on in the time that a thing keeps the interpreter for itself."""
 STEP_BYTES = 64 << 20
 """The most that a worker moves from file to file at once, which takes no buffer."""
-SHARES, SHARES_OF_MANY = 64, 24
+SHARES = 24
 """A kill loses what all workers have in hand; that is at most one of so many shares of the work."""
 
 
@@ -60,8 +60,7 @@ class Budget:
 
     def for_work(self, total_bytes: int, processes: int = 1) -> Budget:
         """The same budget, its windows a small share of the work."""
-        shares = SHARES if self.workers < MANY else SHARES_OF_MANY
-        share = total_bytes // (shares * self.workers * processes)
+        share = total_bytes // (SHARES * self.workers * processes)
         return replace(self, share_bytes=max(LEAST_WINDOW_BYTES, share))
 
     @property

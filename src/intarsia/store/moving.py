@@ -29,10 +29,10 @@ def move(
     sums: int,
     boxes: int,
     around: Callable[[Moved], Numbers],
-) -> bool:
+) -> Moved | None:
     """Move strips from files of a folder to files of a destination, sum them, and write what goes around them.
 
-    Returns whether so many files can be open; if not, nothing is moved.  `file` of a side is the number of one of the
+    None where so many files cannot be open; nothing is moved then.  `file` of a side is the number of one of the
     `files`, those that are read before those that are written.  `around` says what is written when all were moved:
     pieces of memory, whose rows are numbers of the files that are written, bytes of these, addresses and lengths.
     """
@@ -43,7 +43,7 @@ def move(
     to = numbers >= first
     with staging.opened_together(written) as outs, folder.opened_together(read) as ins:
         if outs is None or ins is None:
-            return False
+            return None
         asked = sides.copy()
         asked["file"] = np.array([*ins, *outs], np.uint64)[numbers]
         try:
@@ -66,7 +66,7 @@ def move(
                 raise stopped.error from None
     folder.count(int(lengths[~to].sum()))
     _note(staging, written, numbers[to] - first, sides["at"][to], lengths[to])
-    return True
+    return found
 
 
 def sum_strips(

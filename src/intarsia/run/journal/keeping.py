@@ -72,6 +72,8 @@ class Journal:
     _path: PurePath | None = None
     _log: Log | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _writing: threading.Lock = field(default_factory=threading.Lock)
+    _lines: list[bytes] = field(default_factory=list)
     _count: int = 0
     _due_at: float = 0.0
     _marking: bool = False
@@ -167,10 +169,11 @@ class Journal:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            self._append(line)
+            self._lines.append(line)
             self._count += 1
             due = time.monotonic() >= self._due_at and not self._marking
             self._marking = self._marking or due
+        self._append()
         if due:
             self.staging.transaction.aside(self._mark)
 
@@ -207,15 +210,16 @@ class Journal:
             with self._lock:
                 count = self._count
             self.staging.flush()
-            with self._lock, errors_naming(self.folder):
-                self._append(to_line({"synced": count}))
-                assert self._log is not None
+            with self._lock:
+                self._lines.append(to_line({"synced": count}))
+            self._append()
+            assert self._log is not None
+            with errors_naming(self.folder):
                 self._log.sync()
-                now = time.monotonic()
-                self._marking, self._due_at = (
-                    False,
-                    now + max(LEAST_SECONDS, REST * (now - started)),
-                )
+            now = time.monotonic()
+            with self._lock:
+                self._due_at = now + max(LEAST_SECONDS, REST * (now - started))
+                self._marking = False
         except BaseException as error:
             if not self._is_gone(error):
                 self._failure = error
@@ -225,10 +229,17 @@ class Journal:
         lost = isinstance(error, StoreError) and isinstance(error.__cause__, FileNotFoundError)
         return lost and not exists(self.folder)
 
-    def _append(self, line: bytes) -> None:
+    def _append(self) -> None:
+        """Write the lines that wait; one thread does so for all, and nobody waits for it."""
         assert self._log is not None, "nobody joined"
-        with errors_naming(self.folder):
-            self._log.append(line)
+        while self._lines and self._writing.acquire(blocking=False):
+            try:
+                with self._lock:
+                    lines, self._lines = self._lines, []
+                with errors_naming(self.folder):
+                    self._log.append(b"".join(lines))
+            finally:
+                self._writing.release()
 
     @cached_property
     def _index(self) -> dict[str, int]:

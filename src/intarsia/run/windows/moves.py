@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, product
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -120,16 +120,15 @@ def move_windows(source: Source, staging: Staging, windows: Sequence[Movable]) -
         strips.append(some.reshape(-1))
         sides.append(of_some.reshape(-1))
         sums, boxes = sums + count * len(plan.tensors), boxes + count * len(plan.box_bytes)
-    both, found = (np.concatenate(strips), np.concatenate(sides)), list[Written]()
-    held = list[NDArray[np.uint8]]()
+    both, held = (np.concatenate(strips), np.concatenate(sides)), list[NDArray[np.uint8]]()
+    crcs = list[NDArray[np.uint32]]()
 
     def around(moved: Moved) -> Numbers:
-        found.append(_written(groups, moved))
-        return _pieces_around(groups, found[0].crcs, held)
+        crcs.extend(_crcs(groups, moved))
+        return _pieces_around(groups, crcs, held)
 
-    if not move(source.folder, staging, ([*read], [*written]), *both, sums, boxes, around):
-        return None
-    return found[0]
+    moved = move(source.folder, staging, ([*read], [*written]), *both, sums, boxes, around)
+    return None if moved is None else _written(groups, moved, crcs)
 
 
 def _group(windows: Sequence[Movable], read: _Numbered, written: _Numbered) -> _Group:
@@ -152,41 +151,47 @@ def _group(windows: Sequence[Movable], read: _Numbered, written: _Numbered) -> _
     )
 
 
-def _written(groups: Sequence[_Group], moved: Moved) -> Written:
-    """What became of windows that were moved."""
-    done, crcs, sums = list[tuple[Target, Box]](), list[tuple[int, ...]](), Sums()
-    tensor = box = 0
+def _crcs(groups: Sequence[_Group], moved: Moved) -> Iterator[NDArray[np.uint32]]:
+    """The CRC-32 of the boxes of each group, in rows; raise where not all of a box was moved."""
+    box = 0
     for group in groups:
         plan, count = group.windows[0].plan, len(group.windows)
         boxes = slice(box, box := box + count * len(plan.box_bytes))
-        tensors = slice(tensor, tensor := tensor + count * len(plan.tensors))
         lengths = moved.box_bytes[boxes].reshape(count, -1)
         if (lengths != plan.box_bytes).any():
             names = ", ".join(x.target.name for x in group.windows)
             raise CoverageError(f"{lengths.sum():,} bytes of `{names}` were moved")
-        done += [(x.target, x.window) for x in group.windows]
-        crcs += map(tuple, (moved.box_crcs[boxes].reshape(count, -1) ^ plan.unlike).tolist())
-        if plan.summed:
-            of_each = product(group.windows, plan.tensors)
-            both = zip(moved.pages[tensors].tolist(), moved.crcs[tensors].tolist(), strict=True)
-            for (x, (k, nbytes)), one in zip(of_each, both, strict=True):
-                name = x.target.name, x.target.layout.tensors[k]
-                add_to(sums, {name: Sum(*one, nbytes)})
-    return Written(tuple(done), tuple(crcs), Counter(), sums)
+        yield moved.box_crcs[boxes].reshape(count, -1) ^ plan.unlike
+
+
+def _written(groups: Sequence[_Group], moved: Moved, crcs: Sequence[NDArray[np.uint32]]) -> Written:
+    """What became of windows that were moved."""
+    both = zip(moved.pages.tolist(), moved.crcs.tolist(), strict=True)
+    sums: Sums = {}
+    for x in chain(*(group.windows for group in groups)):
+        tensors = x.target.layout.tensors
+        for (k, nbytes), one in zip(x.plan.tensors, both, strict=False):
+            if x.plan.summed:
+                add_to(sums, {(x.target.name, tensors[k]): Sum(*one, nbytes)})
+    return Written(
+        tuple((x.target, x.window) for group in groups for x in group.windows),
+        tuple(map(tuple, chain(*(rows.tolist() for rows in crcs)))),
+        Counter(),
+        sums,
+    )
 
 
 def _pieces_around(
-    groups: Sequence[_Group], crcs: Sequence[Sequence[int]], held: list[NDArray[np.uint8]]
+    groups: Sequence[_Group], crcs: Iterable[NDArray[np.uint32]], held: list[NDArray[np.uint8]]
 ) -> Numbers:
-    """What is written around windows with these CRC-32, as `_around` says."""
+    """What is written around boxes with these CRC-32, as `_around` says."""
     wrapped: dict[int, tuple[Wrapping | None, list[Numbers]]] = {}
-    each = iter(crcs)
-    for group in groups:
+    for group, found in zip(groups, crcs, strict=True):
         plan, shape = group.windows[0].plan, group.gaps.shape
-        found = np.array([next(each) for _ in group.windows], np.uint64)
-        every = np.array(
-            [*group.targets, group.gaps, np.broadcast_to(plan.box_bytes, shape), found]
-        )
+        every = np.empty((5, *shape), np.uint64)
+        columns = *group.targets, group.gaps, plan.box_bytes, found
+        for row, column in zip(every, columns, strict=True):
+            row[...] = column
         for wrapping, numbers in plan.around:
             _, more = wrapped.setdefault(id(wrapping), (wrapping, []))
             more.append(every[:, :, numbers].reshape(len(every), -1))

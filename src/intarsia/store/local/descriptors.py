@@ -8,7 +8,7 @@ import resource
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -86,16 +86,20 @@ class Descriptors:
 
         The `filename` of an `OSError` is the name of the file that cannot be opened.
         """
-        with ExitStack() as stack:
+        taken = list[_Held]()
+        try:
             with self._lock:
                 used = {name for name, held in self._held.items() if held.users}
                 few = len(used.union(names)) <= self.most
-                found = [self._entered(stack, name) for name in names] if few else None
-            yield found
+                taken += map(self._named, names if few else ())
+            yield [held.fd for held in taken] if few else None
+        finally:
+            for held in taken:
+                held.users.pop()
 
-    def _entered(self, stack: ExitStack, name: str) -> int:
+    def _named(self, name: str) -> _Held:
         try:
-            return stack.enter_context(self.use(name))
+            return self.take(name)
         except OSError as error:
             error.filename = name
             raise
