@@ -27,6 +27,7 @@ from intarsia.run.journal.records import read_lines, to_line
 from intarsia.run.losses import Effect
 from intarsia.run.sums.checksum import crc32
 from intarsia.run.windows.written import Written
+from intarsia.store.local.store import LocalLog
 from intarsia.store.writing.staging import Staging
 
 U8 = BY_NAME["U8"]
@@ -212,6 +213,37 @@ def test_a_mark_covers_what_was_noted_before_its_sync_began(journal: Journal, mo
     journal.staging.transaction.settle()
     lines = list(read_lines(journal.folder / "0-0"))
     assert [line.get("synced") for line in lines] == [None, None, 1]
+
+
+@pytest.mark.parametrize("call", ["append", "sync"])
+def test_nobody_waits_while_another_thread_writes_or_syncs_the_journal(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+    honest = getattr(LocalLog, call)
+
+    def slow(self: LocalLog, *line: bytes) -> None:
+        began.set()
+        go_on.wait(5)
+        go_on.set()
+        honest(self, *line)
+
+    monkeypatch.setattr(subject, "LEAST_SECONDS", 0.0)
+    journal.join(0)
+    for k in range(3):
+        journal.staging.write("f", 8 + 8 * k, [ROWS[k]])
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalLog, call, slow)
+        first = threading.Thread(target=journal.record, args=[row(0)])
+        first.start()
+        assert began.wait(60)
+        journal.record(row(1))
+        journal.record(row(2))
+        assert not go_on.is_set(), "nobody has let it go on"
+        go_on.set()
+        first.join()
+        journal.staging.transaction.settle()
+    assert proven(journal) == [row(0), row(1), row(2)]
 
 
 def test_a_file_of_another_length_takes_its_records_with_it(journal: Journal, monkeypatch) -> None:
