@@ -60,6 +60,16 @@ def test_what_all_workers_have_in_hand_is_a_small_share_of_the_work(workers: int
     assert Budget.of("2GiB", 4).for_work(0).window_bytes > 0
 
 
+def test_many_small_tensors_have_no_more_workers_than_gain_by_it() -> None:
+    sixteen, total = Budget.of("2GiB", 16), 8_000_000_000
+    assert sixteen.for_work(total, targets=300, boxes=2_400).workers == 16
+    few = sixteen.for_work(total, targets=7_641, boxes=61_128)
+    assert few.workers == 8
+    assert few == Budget.of("2GiB", 8).for_work(total)
+    assert 8 < sixteen.for_work(total, targets=7_641, boxes=7_641).workers < 16
+    assert Budget.of("2GiB", 2).for_work(1_000, targets=7_641, boxes=61_128).workers == 2
+
+
 def test_the_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)), raising=False)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)

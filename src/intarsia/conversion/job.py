@@ -113,7 +113,12 @@ def prepare(
             budget = budget.less(made.nbytes)
         manifest, file_notes = settle_files(manifest, request, wanted)
         stamps = stamps_of(manifest)
-        budget = budget.for_work(sum(t.nbytes for t in wanted.targets), crew_size())
+        budget = budget.for_work(
+            sum(t.nbytes for t in wanted.targets),
+            crew_size(),
+            targets=len(wanted.targets),
+            boxes=sum(len(t.boxes) for t in wanted.targets),
+        )
         plan = make_plan(
             manifest,
             wanted.targets,

@@ -22,6 +22,10 @@ LARGE_BYTES = 2 * WINDOW_BYTES
 """The largest window of many workers: they share one interpreter, which has work with each window."""
 ALONE_BYTES = 512 << 10
 """Bytes that a thread works on in the time that a thing keeps the interpreter for itself."""
+TARGET_BYTES, BOX_BYTES = 100 << 10, 8 << 10
+"""Bytes that a thread moves in the time that a target, and each of its boxes, keeps the interpreter for itself."""
+ENOUGH = 8
+"""So many workers are not too many for anything: they may wait for a disk."""
 STEP_BYTES = 64 << 20
 """The most that a worker moves from file to file at once, which takes no buffer."""
 SHARES = 24
@@ -58,10 +62,17 @@ class Budget:
         left = self.memory_bytes - min(held_bytes, self.memory_bytes // 2)
         return replace(self, memory_bytes=left)
 
-    def for_work(self, total_bytes: int, processes: int = 1) -> Budget:
-        """The same budget, its windows a small share of the work."""
-        share = total_bytes // (SHARES * self.workers * processes)
-        return replace(self, share_bytes=max(LEAST_WINDOW_BYTES, share))
+    def for_work(
+        self, total_bytes: int, processes: int = 1, *, targets: int = 0, boxes: int = 0
+    ) -> Budget:
+        """The same budget, its windows a small share of the work, and no more workers than gain by it.
+
+        More of them would wait for the interpreter, which has work with each target and each of its boxes.
+        """
+        alone_bytes = targets * TARGET_BYTES + boxes * BOX_BYTES
+        workers = min(self.workers, max(ENOUGH, 1 + total_bytes // max(alone_bytes, 1)))
+        share = total_bytes // (SHARES * workers * processes)
+        return replace(self, workers=workers, share_bytes=max(LEAST_WINDOW_BYTES, share))
 
     @property
     def window_bytes(self) -> int:
