@@ -216,10 +216,12 @@ def _places(x: Any) -> set[tuple[str, int]]:
 
 
 def of_numbers(x: Any, name: str) -> Any:
-    """A tensor that is its memory; raise where its numbers are elsewhere, or not what the memory has."""
-    if how := _not_as_in_memory(x):
+    """A tensor that is its memory; raise where its numbers are elsewhere, or there are none."""
+    if is_lazy(x) or x.is_nested or x.layout is not torch.strided:
+        what = "of a lazy module" if is_lazy(x) else f"a tensor of layout {x.layout}"
         raise LayoutError(
-            f"`{name}` is {how[0]}, which can be neither filled nor saved", hint=how[1]
+            f"`{name}` is {what}, which can be neither filled nor saved",
+            hint="run a lazy module on a batch first; give others as plain tensors: x.to_dense()",
         )
     if not is_dtensor(x) and (hasattr(x, "__tensor_flatten__") or not _has_memory(x)):
         raise LayoutError(
@@ -229,17 +231,6 @@ def of_numbers(x: Any, name: str) -> Any:
             " intarsia.live.transformer_engine.set_device_mesh",
         )
     return x
-
-
-def _not_as_in_memory(x: Any) -> tuple[str, str] | None:
-    """What makes a tensor more than numbers in its memory, and what to do about it."""
-    if is_lazy(x):
-        return "of a lazy module", "run the model once on a batch first"
-    if x.is_nested or x.layout is not torch.strided:
-        return f"a tensor of layout {x.layout}", "give it as a plain tensor: x.to_dense()"
-    if x.is_conj() or x.is_neg():
-        return "a conjugated or negated view", "give x.resolve_conj().resolve_neg()"
-    return None
 
 
 def _has_memory(x: Any) -> bool:
@@ -258,5 +249,5 @@ def equal_bytes(a: Any, b: Any) -> bool:
     x, y = memory_of(a), memory_of(b)
     if x.shape != y.shape or x.dtype != y.dtype:
         return False
-    x, y = (t.to("cpu").contiguous().reshape(-1) for t in (x, y))
+    x, y = (t.to("cpu").resolve_conj().resolve_neg().reshape(-1) for t in (x, y))
     return not x.numel() or torch.equal(x.view(torch.uint8), y.view(torch.uint8))

@@ -146,7 +146,7 @@ class _Writer:
             return None, {}
         if slot is not None and slot.box != part.box:
             raise CoverageError(f"{part.box} of `{part.name}` was given the place of {slot.box}")
-        data = as_bytes(part.memory.contiguous().cpu())
+        data = as_bytes(part.memory.contiguous().cpu().resolve_conj().resolve_neg())
         if len(data) != part.nbytes:
             raise CoverageError(
                 f"{part.box} of `{part.name}` has {part.nbytes:,} bytes, the memory {len(data):,}",
