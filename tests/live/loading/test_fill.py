@@ -118,3 +118,20 @@ def test_memory_that_means_other_numbers_than_it_holds_is_filled_by_torch(tmp_pa
     widened = {"alone": torch.zeros(7, dtype=torch.float64)[::7]}
     intarsia.load(tmp_path / "src", into=widened, strict=False)
     assert widened["alone"].item() == 6
+
+
+def test_torch_does_not_go_back_through_weights_that_were_filled_in_between(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    intarsia.save(tmp_path / "a", model)
+    loss = model(torch.ones(3)).sum()
+    intarsia.load(tmp_path / "a", into=model)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    model(torch.ones(3)).sum().backward()
+
+
+def test_tensors_of_inference_mode_are_filled(tmp_path: Path) -> None:
+    with torch.inference_mode():
+        into = {"x": torch.zeros(3)}
+    intarsia.load(write_hf(tmp_path / "src", {"x": torch.ones(3)}), into=into)
+    assert into["x"].tolist() == [1, 1, 1]

@@ -99,6 +99,14 @@ def fill(
     finally:
         if to_device is not None:
             to_device.settle()
+        _mark_as_changed(each.holding.tensor for each in fillings)
+
+
+def _mark_as_changed(tensors: Iterable[torch.Tensor]) -> None:
+    """Have torch refuse to go back through a forward pass that used the old numbers."""
+    from torch.autograd.graph import increment_version
+
+    increment_version([x for x in tensors if not x.is_inference()])
 
 
 def _is_of_runs(source: Source, filling: Filling) -> bool:
