@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 import intarsia
 from intarsia.checking.pair.ties import tied_and_absent, tied_in, ties_for_sure
@@ -84,3 +86,41 @@ def test_a_head_that_is_lost_is_missing_from_either_side(tmp_path: Path) -> None
     b = write_hf(tmp_path / "b", weights)
     assert intarsia.verify(a, b).only_in_a == ("lm_head.weight",)
     assert intarsia.verify(b, a).only_in_b == ("lm_head.weight",)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_transformers_ties_is_one_tensor_also_where_no_table_says_so(
+    tied: bool, tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": 40, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 12}
+    config = GPT2Config(**sizes, tie_word_embeddings=tied)
+    config.architectures = ["GPT2LMHeadModel"]
+    tensors = dict(GPT2LMHeadModel(config).state_dict())
+    head, table = tensors.pop("lm_head.weight"), tensors["transformer.wte.weight"]
+    a = write_hf(tmp_path / "a", tensors, config.to_dict())
+    b = write_hf(tmp_path / "b", tensors | {"lm_head.weight": head.clone()}, config.to_dict())
+    assert torch.equal(head, table) == tied
+    for one, other in ((a, b), (b, a)):
+        found = intarsia.verify(one, other)
+        assert bool(found) == tied
+        assert any("`lm_head.weight` is tied" in note for note in found.notes) == tied
+    c = write_hf(tmp_path / "c", tensors | {"lm_head.weight": head + 1}, config.to_dict())
+    assert not intarsia.verify(a, c)
+
+
+def test_any_one_of_several_tied_tensors_is_the_others(tmp_path: Path) -> None:
+    config = T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    config.architectures = ["T5ForConditionalGeneration"]
+    tensors = dict(T5ForConditionalGeneration(config).state_dict())
+    names = (
+        "shared.weight",
+        "encoder.embed_tokens.weight",
+        "decoder.embed_tokens.weight",
+        "lm_head.weight",
+    )
+    bare = {name: x for name, x in tensors.items() if name not in names}
+    kept = [
+        write_hf(tmp_path / name, bare | {name: tensors[name].clone()}, config.to_dict())
+        for name in names
+    ]
+    assert all(intarsia.verify(kept[0], each) for each in kept)

@@ -22,7 +22,7 @@ def notes_on(manifest: Manifest, found: Digests) -> Iterator[str]:
         why = "no table has" if manifest.config else "without --config no table has"
         yield (
             f"{len(as_stored):,} tensors have names that {why}, such as `{as_stored[0]}`: where the same model is stored"
-            " under other names (a module's for the hub's), its root is another; `intarsia verify A B` knows both"
+            " under other names (a module's for the hub's) or with tensors that it ties, its root is another; `intarsia verify A B` knows both"
         )
     if found.weights_again and format_named(manifest.format).main_weights_in_place:
         yield (

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from intarsia.checking.pair.other_spelling import spelled_differently
 from intarsia.checking.pair.quantised_differently import quantised_differently
-from intarsia.checking.pair.ties import tied_and_absent
+from intarsia.checking.pair.ties import tied_and_absent, tied_by_transformers
 from intarsia.checkpoint import Checkpoint
 from intarsia.family import table_for
 from intarsia.format.registry import format_named
@@ -104,6 +104,16 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
             pair = Pair(x, twin, tied=True)
             pairs.append(pair if side == 0 else pair.flipped)
             notes.append(f"`{name}` is tied and not stored in {other}; compared with `{twin.name}`")
+    for side, (ours, lacks, other) in enumerate(((left, b, "B"), (right, a, "A"))):
+        known = tied_by_transformers(lacks.manifest, only[side], a.config or b.config)
+        for name, twin in known.items():
+            pair = Pair(ours[name], twin, tied=True)
+            pairs.append(pair if side == 0 else pair.flipped)
+            notes.append(
+                f"`{name}` is tied by Transformers and not stored in {other}; compared with"
+                f" `{twin.name}`; the roots of their digests differ"
+            )
+        only[side] = [name for name in only[side] if name not in known]
     spelled = spelled_differently(
         a.manifest,
         b.manifest,

@@ -6,11 +6,11 @@ one is stored.  `verify` and `digest` go by the same names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from intarsia.checking.naming import place_of
 from intarsia.errors import FamilyError
-from intarsia.family import table_for
+from intarsia.family import Config, table_for
 from intarsia.planning.manifest import Logical, Manifest
 
 
@@ -60,4 +60,26 @@ def tied_and_absent(manifest: Manifest) -> dict[str, Logical]:
         place = place_of(name)
         if place.layer is None or place.layer_of_stack in stacks:
             found[name] = logical[twin]
+    return found
+
+
+def tied_by_transformers(
+    manifest: Manifest, absent: Collection[str], config: Config | None
+) -> dict[str, Logical]:
+    """Of tensors that a model without a table does not store, those that the installed Transformers ties to a stored one."""
+    if not absent or not config or table_for(config) is not None:
+        return {}
+    from intarsia.family.from_transformers.skeleton import Skeleton
+
+    try:
+        tied = Skeleton.of(config).tied
+    except FamilyError:
+        return {}
+    found = {}
+    for name in absent:
+        first = tied.get(name, name)
+        others = (first, *(twin for twin, to in tied.items() if to == first))
+        held = [manifest.logical[n] for n in others if n in manifest.logical]
+        if held:
+            found[name] = held[0]
     return found
