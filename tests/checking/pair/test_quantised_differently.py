@@ -69,3 +69,18 @@ def test_other_spellings_are_not_looked_for_among_weights_that_are_quantised_dif
     found = match(Checkpoint(a), Checkpoint(b))
     assert not found.pairs
     assert (found.only_in_a, found.only_in_b) == ((name, f"{name}_scale_inv"), (name,))
+
+
+def test_a_tied_head_that_one_side_alone_quantises_has_no_partner() -> None:
+    sizes = {"vocab_size": 8, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 12}
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **sizes}
+    table = {"transformer.wte.weight": ("BF16", (8, 8))}
+    head = {"lm_head.weight": ("F8_E4M3", (8, 8)), "lm_head.weight_scale_inv": ("F32", (2, 2))}
+    a, b = (
+        manifest(table | head, config | FP8),
+        manifest(table | {"lm_head.weight": ("BF16", (8, 8))}, config),
+    )
+    found = match(Checkpoint(a), Checkpoint(b))
+    assert [pair.name for pair in found.pairs] == [*table]
+    assert found.only_in_a == tuple(head)
+    assert found.only_in_b == ("lm_head.weight",)
