@@ -125,6 +125,10 @@ def test_tensors_on_one_side_only_are_named(tmp_path: Path) -> None:
     assert found.only_in_b == ("right",)
     assert found.compared == 1
     assert not found.different
+    assert [f.kind for f in found.faults] == ["tensors-missing", "tensors-missing"]
+    fewer = write_hf(tmp_path / "fewer", {"both": torch.ones(2)})
+    for pair in ((a, fewer), (fewer, a)):
+        assert [fault.kind for fault in intarsia.verify(*pair).faults] == ["tensors-missing"]
 
 
 def test_shapes_that_differ_are_told(tmp_path: Path) -> None:
