@@ -15,7 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import intarsia
-from intarsia.checking.digests import digest, digest_steps
+from intarsia.checking.digests import digest_steps
 from intarsia.checking.digests.digest import digest_of, digests_of
 from intarsia.checking.digests.digest_steps import Step
 from intarsia.checkpoint import Checkpoint
@@ -100,7 +100,8 @@ def test_a_tensor_that_two_steps_sum_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_hf(tmp_path / "a", TENSORS)
-    monkeypatch.setattr(digest, "steps_over", lambda *rest: digest_steps.steps_over(*rest) * 2)
+    once = digest_steps.steps_over
+    monkeypatch.setattr(digest_steps, "steps_over", lambda *rest: once(*rest) * 2)
     with pytest.raises(CoverageError, match="summed"):
         intarsia.digest(path)
 
@@ -165,9 +166,10 @@ def test_ranks_that_would_take_other_steps_are_refused_before_they_start(
     intarsia.convert(path, tmp_path / "cut", to="torch_dist", mesh="tp=2,pp=2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", str(tmp_path))
     turned: set[int] = set()
+    in_order = digest_steps.steps_over
 
     def steps_of(checkpoint: Checkpoint, *rest: Any) -> list[Step]:
-        return digest_steps.steps_over(checkpoint, *rest)[:: -1 if id(checkpoint) in turned else 1]
+        return in_order(checkpoint, *rest)[:: -1 if id(checkpoint) in turned else 1]
 
     def digests(rank: int, turn: bool) -> dict[str, str]:
         with intarsia.open(tmp_path / "cut") as checkpoint:
@@ -176,7 +178,7 @@ def test_ranks_that_would_take_other_steps_are_refused_before_they_start(
                 team = Crew(rank, 2, apart=here)
                 return dict(digests_of(checkpoint, Budget.of(None, 1), team=team).tensors)
 
-    monkeypatch.setattr(digest, "steps_over", steps_of)
+    monkeypatch.setattr(digest_steps, "steps_over", steps_of)
     with ThreadPoolExecutor(2) as pool:
         alike = list(pool.map(digests, (0, 1), (False, False)))
         assert alike[0] == alike[1] == intarsia.digest(tmp_path / "cut").tensors
