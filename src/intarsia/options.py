@@ -60,7 +60,7 @@ class Options:
     memory: str | int | None = _option(
         None, "The most memory for buffers. [default: 2GiB or a quarter of the machine]"
     )
-    workers: int | None = _option(None, "Threads that move bytes.")
+    workers: int | None = _option(None, "Threads that move bytes, at most.")
     max_shard_size: str | int = _option("5GB", "Largest safetensors file to write.")
     optimizer: str = _option(
         "keep", "keep or drop optimizer state and other training state.", "keep", "drop"
