@@ -23,7 +23,8 @@ Parts = tuple[nn.Module, torch.optim.Optimizer, dict[str, Any]]
 def start(seed: int, shape: tuple[int, ...], policy: dict[str, Any]) -> Parts:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.3), nn.Linear(6, 3))
-    fully_shard(model, mesh=init_device_mesh("cpu", shape), **policy)
+    names = ("replicate", "shard")[-len(shape) :]
+    fully_shard(model, mesh=init_device_mesh("cpu", shape, mesh_dim_names=names), **policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02 * seed, foreach=False)
     rank = dist.get_rank()
     data = (torch.arange(48.0).reshape(12, 4) + 100 * rank).sin()  # each rank has its own
