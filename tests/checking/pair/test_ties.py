@@ -108,6 +108,18 @@ def test_what_transformers_ties_is_one_tensor_also_where_no_table_says_so(
     assert not intarsia.verify(a, c)
 
 
+def test_a_side_that_lacks_a_tensor_says_itself_whether_it_is_tied(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 40, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 12}
+    tied, untied = (GPT2Config(**sizes, tie_word_embeddings=x) for x in (True, False))
+    tied.architectures = untied.architectures = ["GPT2LMHeadModel"]
+    tensors = dict(GPT2LMHeadModel(tied).state_dict())
+    head = {"lm_head.weight": tensors.pop("lm_head.weight").clone()}
+    whole = write_hf(tmp_path / "whole", tensors | head, tied.to_dict())
+    lacking = write_hf(tmp_path / "lacking", tensors, untied.to_dict())
+    assert intarsia.verify(whole, lacking).only_in_a == ("lm_head.weight",)
+    assert intarsia.verify(lacking, whole).only_in_b == ("lm_head.weight",)
+
+
 def test_any_one_of_several_tied_tensors_is_the_others(tmp_path: Path) -> None:
     config = T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     config.architectures = ["T5ForConditionalGeneration"]

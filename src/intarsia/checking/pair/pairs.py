@@ -106,7 +106,7 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
             notes.append(f"`{name}` is tied and not stored in {other}; compared with `{twin.name}`")
     for side, (ours, lacks, other) in enumerate(((left, b, "B"), (right, a, "A"))):
         absent = [name for name in only[side] if name in ours]
-        known = tied_by_transformers(lacks.manifest, absent, a.config or b.config)
+        known = tied_by_transformers(lacks.manifest, absent, lacks.config or a.config or b.config)
         for name, twin in known.items():
             pair = Pair(ours[name], twin, tied=True)
             pairs.append(pair if side == 0 else pair.flipped)
