@@ -183,12 +183,12 @@ MUTANTS = [
         ("parts may leave a hole", "if covered == whole:", "if covered <= whole:", [TILING]),
     ),
     *of("proof", "planning/proof/links.py",
-        ("a chunk may be too short", "if chunk.length_bytes < chunk.box.size * size:", "if False:",
+        ("a chunk may be too short", "if lengths[number] < count * size:", "if False:",
          [f"{PROOF}::test_a_stored_tensor_that_lies_proves_nothing"]),
         ("an element may have two sources", "if covered == size and not doubled and end <= size:", "if covered == size and end <= size:",
          [f"{PROOF}::test_two_stored_tensors_that_hold_one_element_prove_nothing"]),
         ("what is asked for need not be there",
-         "if not known or any(p.to + p.flip().span >= logical[p.tensor].size for p in layout.pieces):", "if False:",
+         "if not known or any(end > logical[name].size for name, end in ends):", "if False:",
          [f"{PROOF}::test_what_is_asked_for_must_be_there_and_each_place_be_for_one_element"]),
         ("a place may be for two elements", "if wrong := known[1]:", "if wrong := 0:",
          [f"{PROOF}::test_what_is_asked_for_must_be_there_and_each_place_be_for_one_element"]),
@@ -202,14 +202,22 @@ MUTANTS = [
          [f"{ALIKE}::test_parts_of_two_tensors_in_another_order_have_copies_of_their_own"]),
         ("tensors that are cut otherwise are alike", "(layout.shape, id(self._templates.boxes_of(stored)))", "layout.shape",
          [f"{ALIKE}::test_a_layer_that_is_otherwise_has_copies_of_its_own"]),
-        ("other boxes are alike", "return kind, boxes, layout.shape, *pieces", "return kind, layout.shape, *pieces",
+        ("other boxes are alike", "key: list[Hashable] = [kind, boxes, layout.shape]", "key: list[Hashable] = [kind, layout.shape]",
          [f"{ALIKE}::test_one_damaged_layer_of_many_is_refused_as_it_is_alone"]),
     ),
     *of("proof", "planning/proof/prover.py",
         ("what is saved need not tile", "if (fault := tiling_fault(shape, boxes)) is not None:", "if (fault := None) is not None:",
          [f"{PROOF}::test_parts_that_are_saved_tile_their_tensor"]),
-        ("anybody makes a proof", "        if key is not _KEY:\n            raise TypeError(\"only `Prover`", "        if False:\n            raise TypeError(\"only `Prover`",
-         [f"{PROOF}::test_nothing_else_makes_a_proof"]),
+        *(
+            (f"anybody makes {what}", f"        if key is not _KEY:\n            raise TypeError(\"only `{who}` makes a proof\")\n{first}",
+             f"        if False:\n            raise TypeError(\"only `{who}` makes a proof\")\n{first}", [f"{PROOF}::test_nothing_else_makes_a_proof"])
+            for what, who, first in (
+                ("a proof", "Prover", "        self.src: Final = src\n"),
+                ("proofs", "Prover", "        self.src: Final = prover.src\n"),
+                ("proofs of many that are alike", "Prover", "        self.first: Final = first\n"),
+                ("a tiling", "prove_tiling", "        self.shape: Final = shape\n"),
+            )
+        ),
     ),
 ]  # fmt: skip
 """Each has a text that occurs once in its file."""
