@@ -52,7 +52,7 @@ def arguments(run: Command, words: Sequence[str]) -> dict[str, Any] | None:
             name, kind = options[flag]
             value = value if equals else next(left, "-")
             number = kind not in (str, str | None)
-            if value.startswith("-") or (number and not value.isdecimal()):
+            if value.startswith("-") or (number and not (value.isdecimal() and len(value) < 19)):
                 return None
             found[name] = int(value) if number else value
         else:
