@@ -100,6 +100,16 @@ def test_a_live_checkpoint_is_mapped_with_its_optimizer_read(tmp_path: Path) -> 
         assert torch.equal(optimizer.state[a]["exp_avg"], other.state[b]["exp_avg"])
 
 
+def test_no_gradient_goes_back_through_weights_that_were_mapped_since(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    intarsia.save(tmp_path / "a", model)
+    loss = model(torch.ones(2, 4)).sum()
+    intarsia.load(tmp_path / "a", into=model, mapped=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    model(torch.ones(2, 4)).sum().backward()
+
+
 def test_a_file_that_takes_the_place_of_a_mapped_one_changes_nothing(tmp_path: Path) -> None:
     wanted = llama()
     wanted.save_pretrained(tmp_path / "hf")

@@ -61,6 +61,17 @@ class Doubling(nn.Linear):
         state[f"{prefix}weight"] = state[f"{prefix}weight"] * 2
 
 
+class Versioned(nn.Linear):
+    """Turns what its first version saved."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *more: Any) -> None:
+        if metadata.get("version", 1) < 2:
+            state[f"{prefix}weight"] = state[f"{prefix}weight"].T
+        super()._load_from_state_dict(state, prefix, metadata, *more)
+
+
 class Outermost(Derived):
     def load_state_dict(self, *given: Any, **options: Any) -> Any:
         found = super().load_state_dict(*given, **options)
@@ -92,6 +103,14 @@ def test_a_hook_that_changes_numbers_is_refused(tmp_path: Path) -> None:
     intarsia.save(tmp_path / "a", Doubling())
     with pytest.raises(CoverageError, match=r"Doubling loads .* 1 tensors differ from .*: weight"):
         intarsia.load(tmp_path / "a", into=Doubling())
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "inside"])
+def test_a_module_is_given_its_state_as_of_its_version(inside: bool, tmp_path: Path) -> None:
+    a, b = (nn.Sequential(Versioned(4, 4)) if inside else Versioned(4, 4) for _ in range(2))
+    intarsia.save(tmp_path / "a", a)
+    intarsia.load(tmp_path / "a", into=b)
+    assert all(torch.equal(x, a.state_dict()[name]) for name, x in b.state_dict().items())
 
 
 def test_modules_of_torch_and_transformers_are_filled_without_a_copy() -> None:

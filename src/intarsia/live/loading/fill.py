@@ -99,10 +99,10 @@ def fill(
     finally:
         if to_device is not None:
             to_device.settle()
-        _mark_as_changed(each.holding.tensor for each in fillings)
+        mark_as_changed(each.holding.tensor for each in fillings)
 
 
-def _mark_as_changed(tensors: Iterable[torch.Tensor]) -> None:
+def mark_as_changed(tensors: Iterable[torch.Tensor]) -> None:
     """Have torch refuse to go back through a forward pass that used the old numbers."""
     from torch.autograd.graph import increment_version
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from intarsia.errors import CoverageError, UsageError
-from intarsia.live.loading.fill import Filling
+from intarsia.live.loading.fill import Filling, mark_as_changed
 from intarsia.live.model.holding import Holding, is_dtensor
 from intarsia.run.source import Source
 from intarsia.value import Change
@@ -70,6 +70,7 @@ def map_tensors(
                 f"`{name}` is a {type(tensors[name]).__name__}, which keeps memory of its own",
                 hint="load with mapped=False; the model may be changed in part",
             )
+    mark_as_changed(tensors[name] for name, _ in views.values())
     return sum(each.holding.nbytes for each in wanted)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -136,10 +137,9 @@ class ModuleState:
 
     def apart(self) -> ModuleState:
         """The same in memory of its own."""
-        copied = {
-            k: x.detach().clone() if isinstance(x, torch.Tensor) else x
-            for k, x in self.state.items()
-        }
+        copied: Any = copy(self.state)  # with the versions of modules, which some of them look at
+        for key, x in copied.items():
+            copied[key] = x.detach().clone() if isinstance(x, torch.Tensor) else x
         return replace(self, state=copied)
 
     def run_hooks(self, where: str) -> None:
@@ -155,7 +155,7 @@ class ModuleState:
         """Give the module this state by its `load_state_dict`, and see that it has it; with FSDP1, collective."""
         try:
             with whole_state(self.module, self.wrappers):
-                self.module.load_state_dict(dict(self.state))
+                self.module.load_state_dict(self.state)
         except Exception as error:
             raise CoverageError(
                 f"{type(self.module).__name__} {because}, and its load_state_dict does not accept"
