@@ -115,7 +115,7 @@ def run(job: Callable[[], Cost]) -> None:
 def experts(at: Setting) -> Iterator[Row]:
     """A mixture of experts to Megatron and back, beside the road through the model."""
     hf, td, out = (at.root / name for name in ("moe", "moe-td", "out"))
-    in_child(write_hf, hf, moe(at.gigabytes), 2)
+    in_child(write_hf, hf, moe(at.gigabytes / 2), 2)
     run(Ways(hf, td).convert("torch_dist", "--mesh", "tp=2,ep=4,pp=2"))
     there = Ways(hf, out)
     jobs = {
@@ -156,7 +156,7 @@ def write_trained(folder: Path, gigabytes: float) -> int:
 def optimizer(at: Setting) -> Iterator[Row]:
     """Weights with their optimizer state, from format to format."""
     roots = {name: at.root / f"trained-{name}" for name in ("hf", "fsdp_dtensor", "torch_dist")}
-    in_child(write_trained, roots["hf"], at.gigabytes)
+    in_child(write_trained, roots["hf"], at.gigabytes / 2)
     run(Ways(roots["hf"], roots["fsdp_dtensor"]).convert("fsdp_dtensor"))
     run(Ways(roots["fsdp_dtensor"], roots["torch_dist"]).convert("torch_dist"))
     after = {"hf": "fsdp_dtensor", "fsdp_dtensor": "torch_dist", "torch_dist": "dcp"}

@@ -178,13 +178,12 @@ def reads(at: Setting) -> Iterator[Row]:
     in_child(write_whole, folder)
     for axis, cut in ((0, "rows"), (1, "columns")):
         for ranks in RANKS:
-            for who in ("intarsia", "dcp.load"):
-                said = subprocess.run(
-                    [sys.executable, "-m", "benchmarks.growth", "--ask", who, folder, str(ranks), str(axis)],
-                    check=True, capture_output=True, text=True,
-                    env={**os.environ, "PYTHONPATH": python_path(), "PYTHONWARNINGS": "ignore"},
-                )  # fmt: skip
-                needed, read, seconds = json.loads(said.stdout.strip().splitlines()[-1])
+            said = subprocess.run(
+                [sys.executable, "-m", "benchmarks.growth", "--ask", folder, str(ranks), str(axis)],
+                check=True, capture_output=True, text=True,
+                env={**os.environ, "PYTHONPATH": python_path(), "PYTHONWARNINGS": "ignore"},
+            )  # fmt: skip
+            for who, needed, read, seconds in json.loads(said.stdout.strip().splitlines()[-1]):
                 yield Row(
                     who, {"ranks": ranks, "cut": cut}, [Cost(seconds, read_bytes=read)], needed
                 )
@@ -199,8 +198,8 @@ def write_whole(folder: Path) -> None:
     dcp.save(state, checkpoint_id=str(folder), no_dist=True)
 
 
-def read_shard(who: str, folder: str, ranks: int, axis: int) -> tuple[int, int, float]:
-    """The bytes that the last of so many ranks needs, those that it reads, and the seconds."""
+def read_shard(folder: str, ranks: int, axis: int) -> Iterator[tuple[str, int, int, float]]:
+    """Who reads, the bytes that the last of so many ranks needs, those that it reads, and the seconds."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -210,10 +209,10 @@ def read_shard(who: str, folder: str, ranks: int, axis: int) -> tuple[int, int, 
     dist.init_process_group("fake", store=FakeStore(), rank=ranks - 1, world_size=ranks)
     state = _shards(ranks, axis)
     needed = sum(2 * prod(x.to_local().shape) for x in state.values())
-    work = _ask_torch if who == "dcp.load" else _ask_intarsia
-    before, started = kernel_says()["rchar"], time.perf_counter()
-    work(folder, state)
-    return needed, kernel_says()["rchar"] - before, time.perf_counter() - started
+    for who, work in {"intarsia": _ask_intarsia, "dcp.load": _ask_torch}.items():
+        before, started = kernel_says()["rchar"], time.perf_counter()
+        work(folder, state)
+        yield who, needed, kernel_says()["rchar"] - before, time.perf_counter() - started
 
 
 def _shards(ranks: int, axis: int) -> dict[str, Any]:
@@ -263,7 +262,7 @@ PARTS = {
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--ask"]:
-        who, folder, ranks, axis = sys.argv[2:]
-        print(json.dumps(read_shard(who, folder, int(ranks), int(axis))))
+        folder, ranks, axis = sys.argv[2:]
+        print(json.dumps([*read_shard(folder, int(ranks), int(axis))]))
     else:
         parts_asked("growth", __doc__, PARTS, gigabytes=1.0)
