@@ -33,6 +33,7 @@ from intarsia.format.dcp.metadata_write import write_metadata
 from intarsia.format.torch_file.torch_frame import frame, write_object
 from intarsia.format.torch_file.torch_zip import read_object, read_payload
 from intarsia.mesh import Box
+from intarsia.planning.chunks import Chunks
 from intarsia.planning.manifest import Chunk, Entry
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -112,6 +113,23 @@ def test_a_checkpoint_of_torch_is_described_in_full(tmp_path: Path) -> None:
     payload = read_payload(lambda at, size: blob[at : at + size], len(blob), "here")
     raw = blob[payload.start_bytes :][: payload.length_bytes]
     assert raw == STATE["model"]["w"].view(torch.uint8).numpy().tobytes()  # type: ignore[call-overload,index]
+
+
+def test_chunks_of_tensors_that_torch_cut_alike_are_of_the_same_boxes_and_columns() -> None:
+    said = by_hand()
+    said.state_dict_metadata["v"] = said.state_dict_metadata["w"]
+    for at in (0, 2):
+        said.storage_data[MetadataIndex("v", [at, 0])] = _StorageInfo("__0_0.distcp", 900 + at, 9)
+    tensors = read(said).tensors
+    v, w = tensors["v"].chunks, tensors["w"].chunks
+    assert isinstance(v, Chunks)
+    assert isinstance(w, Chunks)
+    assert v.boxes is w.boxes
+    assert v.places is w.places
+    assert [(x.file, x.start_bytes, x.length_bytes) for x in v] == [
+        ("__0_0.distcp", 900, 9),
+        ("__0_0.distcp", 902, 9),
+    ]
 
 
 def test_torch_reads_what_is_written_here(tmp_path: Path) -> None:

@@ -17,10 +17,12 @@ from intarsia.collector import paused
 from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import FormatError, UnsafeError, UnsupportedError, few
 from intarsia.format.complaint import Complain, Complaint, refuse
-from intarsia.format.dcp.metadata_chunks import Cuts, PlaceOf, chunks_of
+from intarsia.format.dcp.metadata_chunks import Cuts, Place, PlaceOf, chunks_of, in_columns
 from intarsia.format.torch_file.inert import Inert, brief
 from intarsia.format.torch_file.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
 from intarsia.frozen import frozen
+from intarsia.mesh import Box
+from intarsia.planning.chunks import Chunks
 from intarsia.planning.manifest import Chunk, Entry
 from intarsia.store.reading.file_names import check_name
 from intarsia.store.reading.headers_once import made_once
@@ -236,9 +238,10 @@ def _matched(
     """What the metadata describes, and what of it was never stored."""
     # Lists that many tensors share are stored once and gone through many times.
     left = size_bytes
-    tensors: dict[str, TensorRecord] = {}
+    tensors: dict[str, tuple[DType, tuple[int, ...], tuple[Box, ...], int]] = {}
     objects: dict[str, Entry] = {}
     missing: list[str] = []
+    held: list[Place] = []
     cuts: Cuts = {}
     for name, entry in described.items():
         check_tensor_name(name)
@@ -250,7 +253,10 @@ def _matched(
             # The state of TensorProperties is a tuple by its own __getstate__, a dict without it.
             said = entry.state["properties"].state
             said = said["dtype"] if isinstance(said, dict) else said[0]
-            tensors[name] = tensor_of(name, said, shape, listed, places, missing, cuts)
+            dtype = type_of(name, said, shape)
+            boxes, more = chunks_of(name, shape, listed, places, missing, cuts)
+            tensors[name] = dtype, shape, boxes, len(held)
+            held += more
         elif not isinstance(entry, _Bytes):
             raise FormatError(f"{name} is {brief(entry)}, neither a tensor nor an object")
         elif place := places.get((name, None)):
@@ -260,13 +266,16 @@ def _matched(
     extra = {k: v for k, v in fields.items() if k not in _FIELDS}
     if unclaimed := {name for name, _ in places} - described.keys():
         extra["unclaimed"] = tuple(sorted(unclaimed))
-    return Metadata(tensors, objects, paths_of(fields.get("planner_data")), extra), missing
+    columns = in_columns(held)
+    records = {
+        name: TensorRecord(name, dtype, shape, Chunks(boxes, columns, first))
+        for name, (dtype, shape, boxes, first) in tensors.items()
+    }
+    return Metadata(records, objects, paths_of(fields.get("planner_data")), extra), missing
 
 
-def tensor_of(
-    name: str, said: Any, shape: Any, listed: Any, places: PlaceOf, missing: list[str], cuts: Cuts
-) -> TensorRecord:
-    """A tensor of the element type, the shape and the chunks that the metadata gives it."""
+def type_of(name: str, said: Any, shape: Any) -> DType:
+    """The element type that the metadata gives a tensor of a shape, which is checked, too."""
     dtype = BY_TORCH.get(said.torch) if isinstance(said, DType) else None
     if dtype is None:
         text = f"element type {brief(said)} of {name} is not supported"
@@ -280,7 +289,7 @@ def tensor_of(
     if min(shape, default=0) < 0:
         raise FormatError(f"the shape {shape} of {name} has a negative axis")
     bytes_of(shape, dtype.itemsize, name)
-    return TensorRecord(name, dtype, shape, chunks_of(name, shape, listed, places, missing, cuts))
+    return dtype
 
 
 def chunk_of(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Any:

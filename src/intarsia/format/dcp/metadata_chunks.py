@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any
 
+import numpy as np
+
 from intarsia.errors import FormatError
 from intarsia.mesh import Box
-from intarsia.planning.manifest import Chunk
+from intarsia.planning.chunks import Places
 
-PlaceOf = dict[tuple[str, Any], tuple[str, int, int]]
-"""The file of each (name, offset), the byte at which it begins, and its length."""
+Place = tuple[str, int, int]
+"""A file, the byte at which something begins in it, and its length."""
+PlaceOf = dict[tuple[str, Any], Place]
+"""The place of each (name, offset)."""
 _Axes = tuple[int, ...]
 _Cut = tuple[_Axes, tuple[_Axes, ...], tuple[_Axes, ...]]
 Cuts = dict[_Cut, tuple[Box, ...]]
@@ -20,17 +25,26 @@ _STATE, _OFFSETS, _SIZES = attrgetter("state"), itemgetter("offsets"), itemgette
 
 def chunks_of(
     name: str, shape: _Axes, listed: Any, places: PlaceOf, missing: list[str], cuts: Cuts
-) -> tuple[Chunk, ...]:
-    """The chunks of a tensor; a cut that many tensors have is checked once."""
+) -> tuple[tuple[Box, ...], list[Place]]:
+    """The boxes of a tensor's chunks, and their places; a cut that many tensors have is checked once, and its boxes
+    are one object."""
     cut = _cut_of(shape, listed)
     if cut is not None and cut in cuts:
         held = [place for offsets in cut[1] if (place := places.get((name, offsets)))]
         if len(held) == len(cut[1]):
-            return tuple([Chunk(box, *place) for box, place in zip(cuts[cut], held, strict=True)])
-    chunks = _chunks_one_by_one(name, shape, listed, places, missing)
-    if cut is not None and len(chunks) == len(listed):
-        cuts[cut] = tuple([chunk.box for chunk in chunks])
-    return chunks
+            return cuts[cut], held
+    boxes, held = _chunks_one_by_one(name, shape, listed, places, missing)
+    if cut is not None and len(boxes) == len(listed):
+        cuts[cut] = boxes
+    return boxes, held
+
+
+def in_columns(held: Sequence[Place]) -> Places:
+    """Places in columns, their files numbered."""
+    files, starts, lengths = zip(*held, strict=True) if held else ((), (), ())
+    numbers = {file: k for k, file in enumerate(dict.fromkeys(files))}
+    columns = [*map(numbers.__getitem__, files)], starts, lengths
+    return Places([*numbers], *(np.array(column, np.int64) for column in columns))
 
 
 def _cut_of(shape: _Axes, listed: Any) -> _Cut | None:
@@ -47,10 +61,9 @@ def _cut_of(shape: _Axes, listed: Any) -> _Cut | None:
 
 def _chunks_one_by_one(
     name: str, shape: _Axes, listed: Any, places: PlaceOf, missing: list[str]
-) -> tuple[Chunk, ...]:
+) -> tuple[tuple[Box, ...], list[Place]]:
     """The same, up to the first that is wrong; those that were never stored go to `missing`."""
-    chunks = []
-    taken = set()
+    boxes, held, taken = list[Box](), list[Place](), set[_Axes]()
     for chunk in listed:
         offsets, sizes = chunk.state["offsets"], chunk.state["sizes"]
         if type(offsets) is not tuple or type(sizes) is not tuple:
@@ -69,7 +82,8 @@ def _chunks_one_by_one(
                 raise FormatError(f"{name} has two chunks at {offsets}")
             taken.add(offsets)
         if place is not None:
-            chunks.append(Chunk(Box(offsets, sizes), *place))
+            boxes.append(Box(offsets, sizes))
+            held.append(place)
         elif 0 not in sizes:
             missing.append(f"{name} at {offsets}")
-    return tuple(chunks)
+    return tuple(boxes), held

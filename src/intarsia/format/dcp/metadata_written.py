@@ -24,8 +24,9 @@ from intarsia.format.dcp.metadata import (
     chunk_of,
     paths_of,
     read_pickled,
-    tensor_of,
+    type_of,
 )
+from intarsia.format.dcp.metadata_chunks import chunks_of
 from intarsia.format.dcp.metadata_rows import GETS, OtherwiseError, rows_of
 from intarsia.format.dcp.metadata_write import (
     END,
@@ -269,10 +270,11 @@ class _Reading:
         if len(places) != len(boxes):
             raise OtherwiseError
         each = [chunk_of(box.offsets, box.shape) for box in boxes]
-        said = BY_TORCH[self.types[dtype]]
-        found = tensor_of("", said, _size_of(size), each, places, [], {})
-        alike = _EMITTER.alike(dtype, found.shape, boxes)
-        return _Template(found.dtype, found.shape, boxes, alike.indices), alike.described
+        said, shape = BY_TORCH[self.types[dtype]], _size_of(size)
+        found = type_of("", said, shape)
+        chunks_of("", shape, each, places, [], {})
+        alike = _EMITTER.alike(dtype, shape, boxes)
+        return _Template(found, shape, boxes, alike.indices), alike.described
 
 
 def _size_of(opcodes: bytes) -> tuple[int, ...]:

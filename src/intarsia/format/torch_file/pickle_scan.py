@@ -31,6 +31,8 @@ _PAIRS = rb"(?:%b(?:%b|N|%b(?=[hju]))){0,8}+" % (_GET, _INT, _GET)
 _SIZE_PAIR = rb"%b%b%b%b" % (_GET, _GET, _SIZED, _PAIRS)
 _STATE = rb"(?:%b|%b|[N\x88\x89]){0,16}+" % (_GET, _INT)
 _RECORD = rb"%b\)\x81\x94\}\x94\(%b(?:%b(?:%b)?)?ub" % (_GET, _PAIRS, _SIZE_PAIR, _SIZE_PAIR)
+_TEXT = rb"\x8c(?:%b)" % b"|".join(rb"\x%02x.{%d}" % (n, n) for n in range(256))
+_NAMED = _RECORD.replace(rb"\}\x94\(", rb"\}\x94\((?:%b%b\x94)?" % (_GET, _TEXT))
 _TENSOR = rb"%b\)\x81\x94\}\x94\(%b%b\)\x81\x94\((?P<state>%b)t\x94b%b%b%b%b\]\x94\(" % (
     (_GET, _GET, _GET, _STATE, _GET, _GET, _SIZED, _GET)
 )
@@ -47,7 +49,7 @@ _OPCODES = (
 )
 _SLOW = re.compile(_OPCODES, re.DOTALL)
 _PHRASES = (
-    rb"(?P<records>(?:%b)++)|(?P<tensor>%b(?P<chunks>(?:%b)*+)eub)" % (_RECORD, _TENSOR, _RECORD)
+    rb"(?P<records>(?:%b)++)|(?P<tensor>%b(?P<chunks>(?:%b)*+)eub)" % (_NAMED, _TENSOR, _RECORD)
     + rb"|(?P<bare>%b|\}\((?:%b%b)*+u)" % (_BARE_TENSOR, _BARE_RECORD, _BARE_RECORD)
     + rb"|(?P<size>%b)|(?P<bare_size>%b)|" % (_SIZED, _BARE)
     + _OPCODES
@@ -58,11 +60,11 @@ _SHORT_BYTES = 32 << 10
 _EACH_GET = re.compile(rb"%b|%b|." % (_GET, _INT), re.DOTALL)
 _ATOM, _SHORT, _LONG = 0, 1, 2
 _MEMOIZED = {
-    (b"", b""): bytes(2),
-    (b"R", b""): bytes((0, 0, 1, 1, 1)),
-    (b"R", b"R"): bytes((0, 0, 1, 1, 1, 1, 1, 1)),
+    (b"\x94" * named, b"R" * (sizes > 0), b"R" * (sizes > 1)): bytes(2 + named) + b"\1" * 3 * sizes
+    for named in (0, 1)
+    for sizes in (0, 1, 2)
 }
-"""What each record adds to the memo: itself, its fields, and the three tuples of every size."""
+"""What each record adds to the memo: itself, its fields, a text of its own, and the three tuples of every size."""
 
 _SIZE = 18  # what a tuple of sixteen integers, wrapped in the arguments of a call, weighs at most
 _LIGHT = 64  # what a key in a phrase may weigh, so that hashing it stays in proportion to its bytes
@@ -85,7 +87,7 @@ def _fast() -> re.Pattern[bytes]:
 
 @cache
 def _each_record() -> re.Pattern[bytes]:
-    return re.compile(_RECORD.replace(b"R", b"(R)"), re.DOTALL)
+    return re.compile(_NAMED.replace(rb"\x94)?", rb"(\x94))?").replace(b"R", b"(R)"), re.DOTALL)
 
 
 def check_pickle(data: bytes) -> None:
