@@ -49,7 +49,8 @@ _OPCODES = (
 )
 _SLOW = re.compile(_OPCODES, re.DOTALL)
 _PHRASES = (
-    rb"(?P<records>(?:%b)++)|(?P<tensor>%b(?P<chunks>(?:%b)*+)eub)" % (_NAMED, _TENSOR, _RECORD)
+    rb"(?P<records>(?:%b){1,4096}+)|(?P<tensor>%b(?P<chunks>(?:%b)*+)eub)"
+    % (_NAMED, _TENSOR, _RECORD)
     + rb"|(?P<bare>%b|\}\((?:%b%b)*+u)" % (_BARE_TENSOR, _BARE_RECORD, _BARE_RECORD)
     + rb"|(?P<size>%b)|(?P<bare_size>%b)|" % (_SIZED, _BARE)
     + _OPCODES
