@@ -163,6 +163,7 @@ def load(
                 manifest,
                 entries,
                 settled.literal,
+                demand.box_of,
                 strict=strict,
                 hyperparameters=hyperparameters,
                 optimizer_class=optimizer_class,

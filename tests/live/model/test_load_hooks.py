@@ -120,3 +120,22 @@ def test_modules_of_torch_and_transformers_are_filled_without_a_copy() -> None:
     mamba = MambaModel(MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=9))
     model = nn.Sequential(normed, nn.BatchNorm1d(3), mamba)
     assert list(modules_with_hooks(model)) == []
+
+
+def test_a_hook_is_its_packages_whatever_is_around_it_and_however_that_begins() -> None:
+    module = nn.Linear(3, 3)
+    module.register_load_state_dict_post_hook(partial(torch.compiler.reset))
+    assert list(modules_with_hooks(module)) == []
+
+    def hook(*_: Any) -> None:
+        """One of a package whose name begins as that of torch does."""
+
+    hook.__module__ = "torchao.somewhere"
+    module.register_load_state_dict_post_hook(hook)
+    assert list(modules_with_hooks(nn.Sequential(module))) == [module]
+
+
+def test_a_module_is_loaded_by_the_outermost_one_that_has_hooks() -> None:
+    outer = ByMethod()
+    outer.inner = ByPostHook()
+    assert list(modules_with_hooks(nn.Sequential(outer))) == [outer]

@@ -591,6 +591,38 @@ def test_factors_of_a_whole_parameter_are_not_loaded_beside_a_part(
         intarsia.load(src, into=part, optimizer=again, mesh="fsdp=2", rank=rank)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_state_of_a_part_is_the_part_of_the_state(tmp_path: Path, rank: int) -> None:
+    model = torch.nn.Linear(4, 6)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(5, 4)).square().sum().backward()
+    optimizer.step()
+    intarsia.save(tmp_path / "a", model, optimizer)
+    part = torch.nn.Linear(4, 3)
+    again = torch.optim.AdamW(part.parameters())
+    intarsia.load(tmp_path / "a", into=part, optimizer=again, mesh="fsdp=2", rank=rank)
+    rows = slice(3 * rank, 3 * rank + 3)
+    for whole, mine in zip(model.parameters(), part.parameters(), strict=True):
+        assert torch.equal(mine, whole[rows])
+        for kind in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(again.state[mine][kind], optimizer.state[whole][kind][rows])
+        assert again.state[mine]["step"] == 1
+
+
+def test_values_of_a_whole_parameter_are_not_loaded_beside_a_part(tmp_path: Path) -> None:
+    class Own(torch.optim.Optimizer):
+        pass
+
+    model = torch.nn.Linear(4, 6, bias=False)
+    optimizer = Own(model.parameters(), {"lr": 1.0})
+    optimizer.state[model.weight]["norms"] = torch.ones(7)
+    intarsia.save(tmp_path / "a", model, optimizer)
+    part = torch.nn.Linear(4, 3, bias=False)
+    again = Own(part.parameters(), {"lr": 1.0})
+    with pytest.raises(UsageError, match="which is now sharded over ranks"):
+        intarsia.load(tmp_path / "a", into=part, optimizer=again, mesh="fsdp=2", rank=0)
+
+
 def test_hooks_on_loading_are_called_once_the_optimizer_has_its_state(tmp_path: Path) -> None:
     layers = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)])
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.5, momentum=0.9) for each in layers]

@@ -215,6 +215,17 @@ def test_a_mark_covers_what_was_noted_before_its_sync_began(journal: Journal, mo
     assert [line.get("synced") for line in lines] == [None, None, 1]
 
 
+def test_one_mark_follows_another(journal: Journal, monkeypatch) -> None:
+    monkeypatch.setattr(subject, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(subject, "REST", 0)
+    journal.join(0)
+    for k in range(2):
+        journal.record(row(k))
+        journal.staging.transaction.settle()
+    lines = list(read_lines(journal.folder / "0-0"))
+    assert [line.get("synced") for line in lines] == [None, 1, None, 2]
+
+
 @pytest.mark.parametrize("call", ["append", "sync"])
 def test_nobody_waits_while_another_thread_writes_or_syncs_the_journal(
     journal: Journal, monkeypatch: pytest.MonkeyPatch, call: str

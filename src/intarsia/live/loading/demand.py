@@ -107,7 +107,7 @@ class Demand:
         disputed, unfit, used = set[str](), set[str](), set[str]()
         for name, row in self.rows.items():
             used.update(self._layout(row).tensors)
-            if self._box(name, row) is not None:
+            if self.box_of(name) is not None:
                 continue
             tensor = self.tensors[name]
             check_shape(name, row.layout.shape, tensor, self.manifest.path)
@@ -139,7 +139,7 @@ class Demand:
         for name, row in self.rows.items():
             tensor = self.tensors[name]
             layout = self._precise(self._layout(row), dtype_of(tensor, name).name)
-            box = self._box(name, row)
+            box = self.box_of(name)
             if box is not None:
                 layout = layout.box(box.offsets, box.shape)
             else:
@@ -181,9 +181,9 @@ class Demand:
             return layout
         return layout.rename(master_of)
 
-    def _box(self, name: str, row: Param) -> Box | None:
+    def box_of(self, name: str) -> Box | None:
         """The part of a tensor that a plain shard at the given place is."""
-        tensor = self.tensors[name]
+        tensor, row = self.tensors[name], self.rows[name]
         if self.place is None or is_dtensor(tensor):
             return None
         mesh, rank = self.place

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.several import each_of
 from intarsia.live.optimizer.state import StateToFill, put, state_to_fill
 from intarsia.live.optimizer.values import shared_in
+from intarsia.mesh import Box
 from intarsia.opened.entries import groups_of
 from intarsia.planning.manifest import Manifest
 
@@ -47,6 +48,7 @@ class OptimizerFilling:
         manifest: Manifest,
         entries: Mapping[str, bytes],
         literal: Collection[str],
+        box_of: Callable[[str], Box | None],
         *,
         strict: bool,
         hyperparameters: str,
@@ -61,7 +63,9 @@ class OptimizerFilling:
         if stored:
             groups = with_tensors(groups, manifest)
             agreed = agreed_groups(optimizer, rows, groups)
-        states = state_to_fill(optimizer, rows, manifest, entries, literal, groups, strict=strict)
+        states = state_to_fill(
+            optimizer, rows, manifest, entries, literal, box_of, groups, strict=strict
+        )
         counters = _counter_holdings(manifest, states.counters)
         if optimizer.whole is not None:
             optimizer.whole.check(states.fresh, manifest.path)

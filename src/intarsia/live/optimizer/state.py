@@ -6,7 +6,7 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -30,6 +30,7 @@ from intarsia.live.optimizer.values import (
     kinds_of_values,
     value_in,
 )
+from intarsia.mesh import Box
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import MASTER, SHARED_STATE, StateName, of_kind
 
@@ -100,13 +101,14 @@ def state_to_fill(
     manifest: Manifest,
     entries: Mapping[str, bytes],
     literal: Collection[str],
+    box_of: Callable[[str], Box | None],
     groups: Groups | None,
     *,
     strict: bool = True,
 ) -> StateToFill:
     """Memory for the state that the checkpoint has of each parameter; nothing is read yet.
 
-    A parameter without any was never stepped where the checkpoint's groups name it; otherwise its
+    `box_of` gives the part that a plain shard is of the parameter of this name.  A parameter without any was never stepped where the checkpoint's groups name it; otherwise its
     state is lost, which only `strict=False` allows.
     """
     kinds, values = kinds_of(manifest), kinds_of_values(entries)
@@ -145,7 +147,8 @@ def state_to_fill(
         state = out.fresh[each.param] = {}
         for kind in sorted(in_entries):
             state[kind] = value_in(entries, str(spelled), kind, each.param.device)
-            if is_dtensor(each.param) and has_axes(state[kind]):
+            part = row is not None and tuple(each.param.shape) != tuple(row.layout.shape)
+            if (part or is_dtensor(each.param)) and has_axes(state[kind]):
                 raise _other_shape(kind, each.name, "sharded over ranks")
         old = optimizer.held.state.get(each.param, {})
         for kind in sorted(mine - in_entries):
@@ -166,13 +169,11 @@ def state_to_fill(
                 continue
             state[kind] = _like(each.param, old.get(kind), stored)
             if is_present(each.param):
-                out.holdings.append(
-                    Holding(
-                        f"{each.name}.{kind}",
-                        cut(layout, state[kind], literal=each.name in literal),
-                        memory_of(state[kind]),
-                    )
-                )
+                if (box := box_of(each.name)) is not None:
+                    layout = layout.box(box.offsets, box.shape)
+                else:
+                    layout = cut(layout, state[kind], literal=each.name in literal)
+                out.holdings.append(Holding(f"{each.name}.{kind}", layout, memory_of(state[kind])))
     if lost and strict:
         raise CoverageError(
             f"{manifest.path} has no optimizer state of {len(lost)} parameters, and nothing in"
