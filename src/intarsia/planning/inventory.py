@@ -37,7 +37,7 @@ class Fate(StrEnum):
 
 @frozen
 class Item:
-    """One file or one section of a source; `why` is the reason where it is left out."""
+    """One file, folder, link to nothing or section of a source; `why` is the reason where it is left out."""
 
     kind: str
     name: str
@@ -71,6 +71,12 @@ def lines(items: Iterable[Item]) -> list[str]:
         f"{kind} {few(names, _SHOWN)} ({role}): {why}"
         for (kind, role, why), names in groups.items()
     ]
+
+
+def links_to_nothing(items: Iterable[Item]) -> list[str]:
+    """What a check says of the links of a folder that lead to no file."""
+    names = [item.name for item in items if item.kind == "link"]
+    return [f"links to files that are not there: {few(names, _SHOWN)}"] if names else []
 
 
 def unread_sections(items: Iterable[Item]) -> list[str]:

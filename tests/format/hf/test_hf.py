@@ -254,6 +254,15 @@ def test_training_state_goes_to_a_side_folder(tmp_path: Path) -> None:
     assert_same(read_hf(tmp_path / "bare"), model(CONFIG))
 
 
+def test_a_weight_that_is_named_as_state_is_said_to_be_in_the_side_folder(tmp_path: Path) -> None:
+    tensors = {"weight": torch.ones(3), "optimizer.weight": torch.ones(3)}
+    src = write_hf(tmp_path / "src", tensors)
+    report = intarsia.convert(src, tmp_path / "out", to="hf")
+    assert (tmp_path / "out" / "optimizer" / "model.safetensors").exists()
+    assert [note for note in report.notes if "optimizer.weight begin as" in note]
+    assert intarsia.verify(src, tmp_path / "out")
+
+
 def test_a_folder_that_holds_no_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing here")
     with pytest.raises(FormatError, match="is not a checkpoint that Intarsia can read"):

@@ -105,6 +105,19 @@ def test_a_hook_that_changes_numbers_is_refused(tmp_path: Path) -> None:
         intarsia.load(tmp_path / "a", into=Doubling())
 
 
+def test_a_hook_that_fails_is_refused_whatever_it_raises(tmp_path: Path) -> None:
+    def fail(*_: Any) -> None:
+        raise LookupError("no table")
+
+    module = nn.Linear(4, 4)
+    module.register_load_state_dict_post_hook(fail)
+    intarsia.save(tmp_path / "a", module)
+    with pytest.raises(
+        CoverageError, match="load_state_dict does not accept the tensors: no table"
+    ):
+        intarsia.load(tmp_path / "a", into=module)
+
+
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "inside"])
 def test_a_module_is_given_its_state_as_of_its_version(inside: bool, tmp_path: Path) -> None:
     a, b = (nn.Sequential(Versioned(4, 4)) if inside else Versioned(4, 4) for _ in range(2))

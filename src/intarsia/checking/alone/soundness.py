@@ -26,7 +26,7 @@ from intarsia.errors import FormatError, IntarsiaError
 from intarsia.format.folder.side_files import DIGESTS, config_given
 from intarsia.format.registry import find_checkpoint, format_named, format_of
 from intarsia.frozen import frozen_open
-from intarsia.planning.inventory import unread_sections
+from intarsia.planning.inventory import links_to_nothing, unread_sections
 from intarsia.planning.manifest import Manifest
 from intarsia.run.budget import Budget
 from intarsia.run.progress import Progress, after
@@ -160,6 +160,7 @@ def _examined(
         *headers.notes(),
         *left_out(manifest),
         *unread_sections(manifest.inventory),
+        *links_to_nothing(manifest.inventory),
         *notes_of(found, faults),
         *notes_on_steps(found),
         *meant,

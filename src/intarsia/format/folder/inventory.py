@@ -21,7 +21,14 @@ from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.planning.manifest import Manifest, Side
 from intarsia.quantity import human
 from intarsia.store.address import named
-from intarsia.store.reading.lookup import everything_in, is_file, is_folder, listed, size_of
+from intarsia.store.reading.lookup import (
+    everything_in,
+    is_file,
+    is_folder,
+    is_link,
+    listed,
+    size_of,
+)
 
 
 @frozen
@@ -165,8 +172,8 @@ def _item(path: PurePath, present: Collection[str], read: Collection[str], *, tr
         return Item("folder", name, kind.role, Fate.LEFT_OUT, kind.why)
     nbytes = _size(path)
     if not is_file(path):
-        why = "a link to nothing, or no file on disk"
-        return Item("file", name, Role.UNKNOWN, Fate.LEFT_OUT, why)
+        what, why = ("link", "leads to nothing") if is_link(path) else ("file", "no file on disk")
+        return Item(what, name, Role.UNKNOWN, Fate.LEFT_OUT, why)
     if kind := next((k for k in TRAINING if k.pattern.fullmatch(name)), None):
         fate, why = (Fate.COPIED, CARRIED_WHERE_EQUAL) if trains else (Fate.LEFT_OUT, NOT_CARRIED)
         return Item("file", name, kind.role, fate, why, nbytes)

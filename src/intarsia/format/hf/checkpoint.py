@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from intarsia.errors import FormatError, SectionError, UsageError
+from intarsia.errors import FormatError, SectionError, UsageError, few
 from intarsia.format.base import AbsentFiles, Arrangement, Format, Slot, WriteOptions
 from intarsia.format.complaint import Complain, going_on, refuse
 from intarsia.format.folder.adapters import CONFIG as ADAPTER_CONFIG
@@ -31,7 +31,7 @@ from intarsia.format.strict_json import parse_json
 from intarsia.mesh import Box
 from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.planning.manifest import Entry, Manifest, Target
-from intarsia.state.names import is_state
+from intarsia.state.names import SETTING, is_state, kind_of
 from intarsia.store.address import named
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import exists, is_file, is_folder, listed
@@ -158,7 +158,11 @@ class Hf(Format):
         if options.entries:
             text = {k: base64.b64encode(v).decode() for k, v in sorted(options.entries.items())}
             closing[f"{OPTIMIZER}/{ENTRIES}"] = json.dumps(text, indent=1).encode()
-        return Arrangement(files, slots, fixed, closing)
+        notes: tuple[str, ...] = ()
+        if odd := [t.name for t in state if kind_of(t.name) == SETTING]:
+            names = f"the names of {few(odd, 4)} begin as those of an optimizer's state"
+            notes = (f"{names}: they are in {OPTIMIZER}/, which Transformers does not read",)
+        return Arrangement(files, slots, fixed, closing, notes)
 
 
 def _index_item(folder: Folder, index: str) -> tuple[Item, ...]:
