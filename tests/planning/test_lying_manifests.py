@@ -168,7 +168,7 @@ def test_a_scalar_has_one_chunk(tmp_path: Path, chunks: int, text: str) -> None:
 
     def tell(tensors: dict[str, TensorRecord]) -> None:
         held = tensors["scale"]
-        tensors["scale"] = replace(held, chunks=held.chunks * chunks)
+        tensors["scale"] = replace(held, chunks=(*held.chunks,) * chunks)
 
     path = rewrite(source, tmp_path / "dcp", tell)
     into = {"scale": torch.tensor(OLD), "w": torch.full((3,), OLD)}

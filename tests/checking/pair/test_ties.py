@@ -118,6 +118,16 @@ def test_a_side_that_lacks_a_tensor_says_itself_whether_it_is_tied(tmp_path: Pat
     lacking = write_hf(tmp_path / "lacking", tensors, untied.to_dict())
     assert intarsia.verify(whole, lacking).only_in_a == ("lm_head.weight",)
     assert intarsia.verify(lacking, whole).only_in_b == ("lm_head.weight",)
+    silent = write_hf(tmp_path / "silent", tensors)
+    assert intarsia.verify(whole, silent)
+    assert intarsia.verify(silent, whole)
+
+
+def test_a_model_that_transformers_does_not_know_ties_nothing(tmp_path: Path) -> None:
+    table, config = {"table": torch.ones(2, 3)}, {"model_type": "nobody"}
+    a = write_hf(tmp_path / "a", table | {"head": torch.ones(2, 3)}, config)
+    b = write_hf(tmp_path / "b", table, config)
+    assert intarsia.verify(a, b).only_in_a == ("head",)
 
 
 def test_any_one_of_several_tied_tensors_is_the_others(tmp_path: Path) -> None:

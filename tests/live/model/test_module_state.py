@@ -11,6 +11,7 @@ from torch import nn
 
 import intarsia
 from intarsia.errors import CoverageError, LayoutError, UsageError
+from intarsia.live.model.module_state import equal_bytes
 
 
 class Scaled(nn.Linear):
@@ -162,8 +163,9 @@ def test_parameters_without_elements_and_buffers_shared_on_meta_are_filled(tmp_p
         (nn.LazyLinear(3), "lazy module"),
         ({"weight": torch.eye(3).to_sparse()}, "torch.sparse_coo"),
         ({"weight": torch.eye(3).to_sparse_csr()}, "torch.sparse_csr"),
+        ({"weight": torch.nested.nested_tensor([torch.ones(2), torch.ones(1)])}, "torch.strided"),
     ],
-    ids=["lazy", "sparse", "rows"],
+    ids=["lazy", "sparse", "rows", "nested"],
 )
 def test_a_tensor_that_is_not_its_memory_is_refused_by_name(
     given: Any, word: str, tmp_path: Path
@@ -189,3 +191,10 @@ def test_a_conjugated_and_a_negated_view_are_saved_as_the_numbers_that_they_show
     into = {"c": torch.zeros(2, dtype=torch.complex64), "n": torch.zeros(2)}
     intarsia.load(tmp_path / "a", into=into)
     assert torch.equal(into["c"], shown)
+
+
+def test_a_conjugated_view_has_the_bytes_of_what_it_shows() -> None:
+    held = torch.tensor([1 + 2j, 3 - 4j])
+    assert equal_bytes(held.conj(), torch.tensor([1 - 2j, 3 + 4j]))
+    assert equal_bytes(held.conj().imag, torch.tensor([-2.0, 4.0]))
+    assert not equal_bytes(held.conj(), held)
