@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from intarsia.dtypes import DType
-from intarsia.errors import FamilyError
+from intarsia.errors import FamilyError, IntarsiaError
 from intarsia.family import Table
 from intarsia.family.optional_parts import must_be_there
 from intarsia.mesh import Shape
@@ -22,7 +22,7 @@ class Found:
     """Stored tensors, and what their names say.
 
     `copies` hold what is stored for another rank as well; of `repeated` counters the first is kept, and
-    the second must equal it.
+    the second must equal it; `unclear` is why optimizer state has no names.
     """
 
     stored: dict[str, Stored] = field(default_factory=dict)
@@ -32,6 +32,7 @@ class Found:
     absent: tuple[Logical, ...] = ()
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unclear: IntarsiaError | None = None
 
     def add(self, stored: Stored, shapes: Mapping[str, Shape] = _NO_SHAPES) -> None:
         """Add a stored tensor; `shapes` are those of the model, what is not there has the shape stored."""

@@ -298,6 +298,39 @@ def test_a_tied_head_has_a_copy_on_the_last_stage() -> None:
     check(disk.read(list(source.stored.values())), source)
 
 
+@pytest.mark.parametrize(
+    ("spec", "experts"),
+    [("megatron", sequential), ("megatron", grouped), ("megatron-local", sequential)],
+)
+def test_prediction_layers_with_the_copy_of_the_embedding_that_they_read(
+    spec: str, experts: object
+) -> None:
+    more = {"n_routed_experts": 4, "moe_intermediate_size": 16, "num_nextn_predict_layers": 2}
+    source = Source(case("glm4_moe, no norms", first_k_dense_replace=0, **more), spec, 2, 1)
+    for name in [n for n in source.arrays if n.endswith(("embed_tokens.weight", "head.weight"))]:
+        if name.startswith("model.layers."):
+            del source.arrays[name]
+    source.arrays = {n: x for n, x in source.arrays.items() if "correction_bias" not in n}
+    order = [n for n in (TE if spec == "megatron" else LOCAL) if "k_layernorm" not in n]
+    order.remove("self_attention.q_layernorm.weight")
+    order += [*experts(4), *(f"mlp.shared_experts.{w}" for w in FC)]  # type: ignore[operator]
+    ahead = [
+        f"mtp.layers.{i}.{name}"
+        for i in range(2)
+        for name in (
+            *(f"{x}.weight" for x in ("enorm", "hnorm", "eh_proj")),
+            *(f"transformer_layer.{name}" for name in order),
+            "final_layernorm.weight",
+        )
+    ]
+    disk = Disk()
+    for rank, layers in enumerate((range(2), range(2, 4))):
+        held = FIRST + layers_of(order, layers) + ([LAST[0], *ahead, LAST[1]] if rank else [])
+        for t in range(2):
+            disk.save(GROUP.format(2 * rank + t, 0), [source.local(n, t) for n in held])
+    check(disk.read(list(source.stored.values())), source)
+
+
 def test_projections_of_several_components() -> None:
     """What is `in_proj.weight.query` and so on on disk is one parameter, each part cut alone."""
     table = case("qwen3_5_text", linear_num_value_heads=4, layer_types=["linear_attention"] * 4)

@@ -312,6 +312,19 @@ def test_buckets_that_nothing_fits(tmp_path: Path) -> None:
     assert_same({n: t for n, t in everything(where).items() if n != key}, tensors)
 
 
+@pytest.mark.parametrize("chain", ["", "chained_0."])
+def test_buckets_that_nothing_fits_are_dropped_or_refused(tmp_path: Path, chain: str) -> None:
+    tensors, stored = stored_llama(tmp_path)
+    place = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32)"
+    key = f"{chain}{place}.bucket_idx_0.exp_avg"
+    where = by_hand(tmp_path / "hand", stored | {key: torch.ones(17)})
+    for to in ("hf", "dcp", "torch_dist", "fsdp_dtensor"):
+        with pytest.raises(FormatError, match=r"no orders of .*\n.*--optimizer drop"):
+            intarsia.convert(where, tmp_path / f"to_{to}", to=to)
+        intarsia.convert(where, tmp_path / f"to_{to}", to=to, optimizer="drop")
+        assert_same(everything(tmp_path / f"to_{to}"), tensors)
+
+
 def test_a_name_that_the_family_does_not_know(tmp_path: Path) -> None:
     _, stored = stored_llama(tmp_path)
     where = by_hand(

@@ -214,10 +214,14 @@ def _of_stage(
         return stage == 0 if "embedding" in p.name else last
 
     held = [p for p in params if belongs(p)]
-    if last and stage and not any("output_layer" in p.name for p in held):
-        # A head that is tied to the embedding has its own copy on the last stage.
-        tied = [p for p in params if p.name.endswith("word_embeddings.weight")]
-        held += [replace(p, name="output_layer.weight", copied=True) for p in tied]
+    if not last or not stage:
+        return held
+    # The last stage has its own copy of the embedding where it predicts further tokens, and of a tied head.
+    words = [p for p in params if p.name.endswith("word_embeddings.weight")]
+    if not any("output_layer" in p.name for p in held):
+        held += [replace(p, name="output_layer.weight", copied=True) for p in words]
+    if any(p.name.startswith("mtp.") for p in held):
+        held = [replace(p, name=f"mtp.{p.name}", copied=True) for p in words] + held
     return held
 
 

@@ -21,6 +21,7 @@ from intarsia.value import Value
 
 # A module's own parameters come before those of the modules in it.
 _MODULES = (
+    "enorm", "hnorm", "eh_proj", "transformer_layer",
     "input_layernorm", "dt_bias", "A_log", "core_attention", "linear_proj", "linear_q_proj",
     "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj",
     "linear_qkv", "in_proj", "conv1d", "q_layernorm", "kv_layernorm", "k_layernorm", "out_norm",
@@ -87,9 +88,11 @@ def _place(name: str, spec: Spec) -> Any:
     top = next((i for i, word in enumerate(_TOP) if word in name), len(_TOP))
     words = key.rest.split(".")
     if spec.separate_norms and words[-1].startswith("layer_norm_"):
-        words = ["pre_mlp_layernorm" if words[0] == "mlp" else "input_layernorm"]
+        norm = "pre_mlp_layernorm" if "mlp" in words else "input_layernorm"
+        words = [*(word for word in words if word == "transformer_layer"), norm]
     modules = [_MODULES.index(word) for word in dict.fromkeys(words) if word in _MODULES]
     modules.append(_LEAVES.index(words[-1]) if words[-1] in _LEAVES else 0)
     if key.expert is not None:
-        modules.insert(len(modules) if spec.grouped else 1, key.expert)
+        place = len(modules) if spec.grouped else modules.index(_MODULES.index("experts")) + 1
+        modules.insert(place, key.expert)
     return top, key.layer or 0, modules

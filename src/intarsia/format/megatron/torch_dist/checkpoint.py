@@ -131,6 +131,7 @@ class TorchDist(MegatronFormat):
             entries=entries,
             in_memory_files={STEPS: step_bytes} if step_bytes else {},
             absent=found.absent,
+            state_unclear=found.unclear,
             problems=tuple(found.problems),
             notes=(*settled.notes, *found.notes),
         )

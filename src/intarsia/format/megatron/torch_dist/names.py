@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -22,8 +24,11 @@ from intarsia.format.megatron.optimizer.state_tensors import (
     state_row,
 )
 from intarsia.mesh import Box, Shape
-from intarsia.planning.manifest import Chunk, Logical, Stored
+from intarsia.planning.manifest import Chunk, Stored
 from intarsia.planning.problem import Problem
+from intarsia.state.names import ROOT
+
+_CHAINED = re.compile(r"^chained_\d+\.optimizer\.")
 
 
 def name_tensors(
@@ -38,8 +43,7 @@ def name_tensors(
         _with_table(found, metadata, table, where, complain)
         return found
     for record in metadata.tensors.values():
-        found.add(stored_of(record))
-        found.logical[record.name] = Logical(record.name, record.shape, record.dtype)
+        found.add(_as_stored(record))
     why = "no config.json, and the stored arguments do not determine the family"
     if config is not None:
         why = f"model_type {config.get('model_type')!r} has no table"
@@ -102,10 +106,17 @@ def _add_buckets(found: Found, buckets: list[TensorRecord], table: Table, where:
         found.notes.append("optimizer state is read from Megatron's buckets, which it fits exactly")
     except FormatError as error:
         for record in buckets:
-            found.add(stored_of(record), table.logical)
+            found.add(_as_stored(record))
+        found.unclear = error
         text = f"optimizer state stays in Megatron's buckets: {error}"
         found.problems.append(Problem("", tuple(r.name for r in buckets), (), text))
-        found.notes.append(f"{len(buckets)} buckets of optimizer state are carried as they are")
+
+
+def _as_stored(record: TensorRecord) -> Stored:
+    """A tensor under its own name, which begins as that of any optimizer state where it is the optimizer's."""
+    if not _CHAINED.match(record.name):
+        return stored_of(record)
+    return replace(stored_of(replace(record, name=ROOT + record.name)), key=record.name)
 
 
 def _read(record: TensorRecord, rows: MegatronRows, extra: Mapping[str, Any]) -> Iterator[Stored]:
