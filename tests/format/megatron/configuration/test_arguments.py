@@ -175,3 +175,8 @@ def test_bridges_spellings_are_the_same_facts() -> None:
     found = facts_of(bridge)
     assert (found["num_experts"], found["activation"], found["norm_epsilon"]) == (3, "swiglu", 1e-6)
     assert found["window"] == (15, 0, (True, False, True))
+
+
+def test_a_number_of_layers_that_no_model_has_is_refused_at_once() -> None:
+    with pytest.raises(FamilyError, match="2,147,483,648 layers, no model has more than 10,000"):
+        arguments_of_config(CASES["llama"] | {"num_hidden_layers": 1 << 31})

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from intarsia.errors import FamilyError
+from intarsia.family import MAX_LAYERS
 from intarsia.family.config.meaning import meaning_of, sizes_of
 from intarsia.format.megatron.configuration.argument_table import (
     ACTIVATION,
@@ -115,6 +117,10 @@ def _take(args: dict[str, Any], name: str, text: Mapping[str, Any], *fields: str
 
 def _layers(text: Mapping[str, Any]) -> range:
     count = text.get("num_hidden_layers")
+    if type(count) is int and count > MAX_LAYERS:
+        raise FamilyError(
+            f"the configuration gives {count:,} layers, no model has more than {MAX_LAYERS:,}"
+        )
     return range(count if type(count) is int else 0)
 
 
