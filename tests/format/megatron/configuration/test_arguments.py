@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from intarsia.dtypes import BY_TORCH
 from intarsia.errors import FamilyError
+from intarsia.format.dcp.metadata import Metadata, TensorRecord
 from intarsia.format.megatron.configuration.argument_facts import facts_of
+from intarsia.format.megatron.configuration.arguments_to_config import config_from_arguments
 from intarsia.format.megatron.configuration.config_to_arguments import arguments_of_config
 from intarsia.format.megatron.configuration.contradictions import check_arguments, disagreements
 from intarsia.format.megatron.configuration.written_arguments import arguments_for
@@ -180,3 +183,26 @@ def test_bridges_spellings_are_the_same_facts() -> None:
 def test_a_number_of_layers_that_no_model_has_is_refused_at_once() -> None:
     with pytest.raises(FamilyError, match="2,147,483,648 layers, no model has more than 10,000"):
         arguments_of_config(CASES["llama"] | {"num_hidden_layers": 1 << 31})
+
+
+def test_a_vocabulary_that_is_larger_than_the_embedding_is_left_out_of_a_configuration_and_told() -> (
+    None
+):
+    shapes = {
+        "embedding.word_embeddings.weight": (16, 8),
+        "decoder.layers.self_attention.linear_qkv.weight": (2, 16, 8),
+        "decoder.layers.self_attention.linear_proj.weight": (2, 8, 8),
+        "decoder.layers.mlp.linear_fc1.weight": (2, 24, 8),
+        "decoder.layers.mlp.linear_fc2.weight": (2, 8, 12),
+    }
+    metadata = Metadata(
+        {
+            name: TensorRecord(name, BY_TORCH["bfloat16"], shape, ())
+            for name, shape in shapes.items()
+        },
+        {},
+    )
+    made = config_from_arguments({"num_attention_heads": 2, "vocab_size": 99}, metadata)
+    assert made.config is not None
+    assert made.config["vocab_size"] == 16
+    assert "vocab_size=99" in made.unsaid

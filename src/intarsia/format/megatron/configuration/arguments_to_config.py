@@ -100,7 +100,7 @@ def config_from_arguments(args: Mapping[str, Any], metadata: Metadata) -> MadeCo
     if doubt is not None:
         unsaid += [name for name in _TAKEN if name in said and said[name] == default[name]]
         notes.append(f"stored arguments are defaults that the model may not use: {doubt}")
-    said |= {UNSAID: plain(args.get(UNSAID))}
+    said |= {UNSAID: plain(args.get(UNSAID)), "vocab_size": args.get("vocab_size")}
     return MadeConfig(config, tuple(notes), tuple(f"{name}={said[name]!r}" for name in unsaid))
 
 
