@@ -203,7 +203,7 @@ AGAINST = [
     Against("signs flipped", "signs-flipped", by(each("down_proj", lambda x, c, r: -x))),
     Against("NaN here and there", "nan", by(each("o_proj", scattered_nan))),
     Against("whole tensors of zeros", "zero", by(each("lm_head", lambda x, c, r: x * 0))),
-    Against("other values in the padding", "padding", by(each("embed|lm_head", block_of(9, 10, older)))),
+    Against("other values in the last rows of a vocabulary", "padding", by(each("embed|lm_head", block_of(9, 10, older)))),
     Against("key and value swapped", "tensors-swapped", by(swap("k_proj", "v_proj"))),
     Against("key holds value", "tensors-swapped", by(together(("k_proj", "v_proj"), lambda c, k, v: (v, v)))),
     Against("experts reversed", "experts-permuted", by(experts(lambda e, n, i: n - 1 - e)), "moe"),

@@ -341,6 +341,18 @@ def _dtype(tensors: Tensors, config: Config, random: Random) -> Tensors:
     return {n: tensors[n].to(to) for n in names if tensors[n].is_floating_point()}
 
 
+def _relabelled(tensors: Tensors, config: Config, random: Random) -> Tensors:
+    """The bits of some tensors, or of all, under another element type of the same width."""
+    widths = {2: (torch.float16, torch.bfloat16, torch.int16), 4: (torch.float32, torch.int32)}
+    names = random.choice([_some(tensors, random), [*tensors]])
+    given = {n: random.choice(widths.get(tensors[n].element_size(), [None])) for n in names}
+    return {
+        n: tensors[n].contiguous().view(to)
+        for n, to in given.items()
+        if to is not None and to != tensors[n].dtype
+    }
+
+
 FAULTS: dict[str, Damage] = {
     "elements": _changed(_elements),
     "bits": _changed(_bits),
@@ -369,6 +381,7 @@ FAULTS: dict[str, Damage] = {
     "constant": _changed(lambda x, r: torch.full_like(x, r.choice([1, 2]))),
     "NaN here and there": _changed(_floating(lambda x, r: torch.where(torch.rand(x.shape, generator=torch.Generator().manual_seed(r.randrange(99))) < 0.02, float("nan"), x))),
     "another element type": _dtype,
+    "the same bits under another type": _relabelled,
     "layers swapped": _numbered("layers", _swap_two, ("", "", "q_proj", "mlp")),
     "a layer copied": _numbered("layers", _copy_one, ("", "", "o_proj", "mlp")),
     "layers shifted": _numbered("layers", _shift, ("", "", "q_proj", "mlp")),

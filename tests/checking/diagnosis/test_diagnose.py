@@ -74,8 +74,8 @@ def test_a_block_of_a_grid_is_named_on_both_axes(tmp_path: Path) -> None:
     [
         (lambda x: x.T, "transposed"),
         (lambda x: x.reshape(24, 80), "reshaped"),
-        (lambda x: x[:40], "padding"),
-        (lambda x: torch.cat([x, torch.zeros(16, 40)]), "padding"),
+        (lambda x: x[:40], "rows-missing"),
+        (lambda x: torch.cat([x, torch.zeros(16, 40)]), "rows-missing"),
         (lambda x: torch.ones(3, 3), "unexplained"),
     ],
 )
@@ -83,6 +83,34 @@ def test_other_shapes_are_explained_too(tmp_path: Path, change, kind: str) -> No
     found = compared(tmp_path, W, change(W))
     assert named(found) == [kind]
     assert found.different[0].kind == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "kind"),
+    [
+        ("model.embed_tokens.weight", 47, "padding"),
+        ("lm_head.weight", 42, "padding"),
+        ("lm_head.weight", 24, "rows-missing"),
+        ("model.layers.0.self_attn.q_proj.weight", 47, "rows-missing"),
+    ],
+)
+def test_rows_that_one_side_lacks_are_padding_at_the_end_of_a_vocabulary_alone(
+    tmp_path: Path, name: str, rows: int, kind: str
+) -> None:
+    found = compared(tmp_path, W, W[:rows].clone(), name)
+    assert named(found) == [kind]
+    assert (
+        "ignore" not in found.faults[0].next or "if no token has these rows" in found.faults[0].next
+    )
+
+
+@pytest.mark.parametrize(("columns", "kind"), [(40, "padding"), (2, "unexplained")])
+def test_last_rows_of_a_vocabulary_may_be_padding_where_they_differ_all_over(
+    tmp_path: Path, columns: int, kind: str
+) -> None:
+    other = W.clone()
+    other[-3:, :columns] = normal_tensor((3, columns), torch.float32, 9)
+    assert named(compared(tmp_path, W, other, "lm_head.weight")) == [kind]
 
 
 def test_rearranged_and_rounded_at_once(tmp_path: Path) -> None:

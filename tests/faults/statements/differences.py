@@ -102,6 +102,7 @@ def _types(text: str, x: Held, y: Held, differ: Mask, wrong: list[str]) -> str:
         "the numbers are equal" if not differ.any()
         else "the numbers are equal except for rounding" if rounded and x.bits.itemsize == y.bits.itemsize
         else "the narrower is the wider one rounded" if rounded
+        else "the bits are the same: one side names the wrong type" if np.array_equal(x.bits, y.bits)
         else "the numbers differ beyond rounding"
     )  # fmt: skip
     if said != truth:
@@ -266,7 +267,7 @@ def _place_or_block(text: str, x: Held, y: Held) -> bool | None:
     if (held := block_holds(said, x, y)) is not None:
         return held
     if rows := re.fullmatch(
-        r"only rows ([\d,]+) to ([\d,]+) differ, which pad the vocabulary", said
+        r"only rows ([\d,]+) to ([\d,]+) differ, the last of the vocabulary", said
     ):
         lo, hi = number(rows[1]), number(rows[2])
         return bool(not differ[:lo].any() and hi == len(differ) - 1 and differ[lo].any())

@@ -144,7 +144,7 @@ def _factors(found: re.Match[str]) -> Claim:
         for some in (ratio, ratio[differ]):
             fine = some[np.isfinite(some)]
             factor = float(np.median(fine)) if len(fine) else 0.0
-            if lo * 0.999 - room <= factor <= hi * 1.001 + room:
+            if lo - 0.001 * abs(lo) - room <= factor <= hi + 0.001 * abs(hi) + room:
                 yield factor
 
     return holds

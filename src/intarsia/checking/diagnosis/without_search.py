@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from intarsia.checking.diagnosis.finding import UNEXPLAINED, Finding
+from intarsia.checking.diagnosis.where.blocks import may_pad
 from intarsia.checking.pair.differing import same
 from intarsia.checking.pair.pairs import Pair, read, read_windows
 from intarsia.checkpoint import Checkpoint
@@ -39,7 +40,8 @@ def find_reshaped(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> F
         if common[0] and _agrees(a, b, pair, whole, common, budget):
             longer, more = ("A", x.shape[0]) if x.shape[0] > y.shape[0] else ("B", y.shape[0])
             text = f"the first {common[0]:,} rows are equal, {longer} has {more - common[0]:,} more"
-            return found("padding", text)
+            pads = may_pad(x.name, more - common[0], more)
+            return found("padding" if pads else "rows-missing", text)
     return Finding(x.name, UNEXPLAINED, shapes, shapes, shapes, 0, most)
 
 

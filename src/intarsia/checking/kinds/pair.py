@@ -20,6 +20,10 @@ NARROWER = (
     "take the wider of the two where precision matters; rounded to the narrower type they are equal"
 )
 
+ROWS = "take the tensor from the side that has the model's shape: convert again from it, or save again with every rank's part"
+PADDING = "look into the tokenizer: if no token has these rows, remove the padding or ignore it; if one has, take them from the side that is right"
+RELABELLED = f"correct the element type in the header of the side that is wrong, or convert it again from its source; {ALONE}"
+
 UNEXPLAINED = FaultKind(
     "unexplained",
     "A and B differ, and nothing known explains how",
@@ -55,6 +59,7 @@ _OF_TWO = (
     ("tensors-missing", "one side lacked tensors that the other holds", MISSING),
     ("rounded", "one side had passed through a narrower type", NARROWER),
     ("dtype-changed", "the element type alone had changed", NARROWER),
+    ("dtype-relabelled", "the same bits were called another element type, such as fp16 for bf16", RELABELLED),
     ("scaled", "numbers were multiplied: all alike, or by a factor for every row, column or block, as where the scales of a quantised matrix were left out", CHANGED),
     ("constant-added", "a constant had been added to every number, as to a norm that is centred on another value", CHANGED),
     ("signs-flipped", "numbers were negated", CHANGED),
@@ -64,7 +69,8 @@ _OF_TWO = (
     ("steps-differ", "the optimizer of one side had counted other steps", "take both of one step of training; where one of the two was trained further, use `intarsia diff A B`"),
     ("bits-flipped", "single bits had flipped", LOST),
     ("damaged-pages", "whole 4 KiB pages, or 512-byte sectors, of a file had been lost or overwritten: a disk's damage, or an incomplete write", LOST),
-    ("padding", "only the last rows of a vocabulary differed: they are padding", "no token uses these rows: remove the padding, or ignore it"),
+    ("rows-missing", "one side lacked the last rows of a tensor: a rank's shard that was taken for all of it, or padding that is on the other side", ROWS),
+    ("padding", "only the last rows of a vocabulary differed, or one side alone had them: padding, if no token has these rows", PADDING),
 )  # fmt: skip
 
 PAIR = (*(FaultKind.of_two(*kind) for kind in _OF_TWO), UNEXPLAINED)

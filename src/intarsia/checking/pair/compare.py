@@ -177,6 +177,13 @@ class _Found:
 
     exact: Differing = field(default_factory=Differing)
     beyond: Differing = field(default_factory=Differing)
+    same_bits: bool = True
+
+    def join(self, later: _Found) -> None:
+        """Add what differs in windows that come after these."""
+        self.exact.join(later.exact)
+        self.beyond.join(later.beyond)
+        self.same_bits &= later.same_bits
 
 
 class _Window(NamedTuple):
@@ -188,6 +195,7 @@ class _Window(NamedTuple):
     held_bytes: int
 
 
+RELABELLED = "dtype-relabelled"
 _HELD_BYTES = attrgetter("held_bytes")
 
 STEPS = 8
@@ -232,8 +240,7 @@ class _Comparing:
             for number, more in part.items():
                 before = found.setdefault(number, more)
                 if before is not more and isinstance(before, _Found) and isinstance(more, _Found):
-                    before.exact.join(more.exact)
-                    before.beyond.join(more.beyond)
+                    before.join(more)
         judged = (
             _judged(self.pairs[k], x) if isinstance(x, _Found) else x
             for k, x in sorted(found.items())
@@ -303,6 +310,7 @@ class _Comparing:
             if not alike:
                 unequal = ~same(x, y, pair.a.dtype, pair.b.dtype)
                 tally.beyond.add(unequal, x, y, box, pair)
+                tally.same_bits &= _are_same(left, right)
 
 
 class _Side(NamedTuple):
@@ -332,20 +340,21 @@ def _are_same(left: Bytes, right: Bytes) -> bool:
 def _judged(pair: Pair, found: _Found) -> Unequal | None:
     exact, beyond = found.exact, found.beyond
     if pair.a.dtype != pair.b.dtype:
-        story = _story(pair, exact.count, beyond.count)
-        kind = "" if beyond.count else "rounded" if exact.count else "dtype-changed"
+        kind, story = _story(pair, exact.count, beyond.count, found.same_bits)
         text = f"{pair.a.dtype} in A, {pair.b.dtype} in B; {story}"
         shown = beyond if beyond.count else exact
         return Unequal(pair, shown.count, shown.first or (), shown.most, kind, text)
     return None if exact.first is None else Unequal(pair, exact.count, exact.first, exact.most)
 
 
-def _story(pair: Pair, exact: int, beyond: int) -> str:
-    """What is said of numbers of two types, as so many differ exactly and beyond rounding."""
+def _story(pair: Pair, exact: int, beyond: int, same_bits: bool) -> tuple[str, str]:
+    """The kind, if that is all, and what is said of numbers of two types, as so many differ exactly and beyond rounding."""
+    if beyond and same_bits:
+        return RELABELLED, "the bits are the same: one side names the wrong type"
     if beyond:
-        return "the numbers differ beyond rounding"
+        return "", "the numbers differ beyond rounding"
     if not exact:
-        return "the numbers are equal"
+        return "dtype-changed", "the numbers are equal"
     if pair.a.dtype.itemsize == pair.b.dtype.itemsize:
-        return "the numbers are equal except for rounding"
-    return "the narrower is the wider one rounded"
+        return "rounded", "the numbers are equal except for rounding"
+    return "rounded", "the narrower is the wider one rounded"

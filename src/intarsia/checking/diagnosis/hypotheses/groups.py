@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from itertools import chain
 
 from intarsia.checking.diagnosis.rearranged.order import Order
 from intarsia.family import Table
@@ -12,6 +13,7 @@ from intarsia.frozen import frozen_open
 from intarsia.layout import Layout, concat
 from intarsia.planning.manifest import Logical
 from intarsia.state.names import like, parameter_of
+from intarsia.value.cast import may_cast
 
 WIDTHS = (128, 64, 256, 96, 80, 32, 16, 8)
 """Widths that heads may have, where no configuration tells."""
@@ -83,7 +85,13 @@ class RelatedTensors:
         return self._orders[names]
 
     def groups(self, name: str) -> Iterator[Group]:
-        """The groups that a tensor is part of."""
+        """The groups that a tensor is part of, and whose elements can be read in its type."""
+        mine = self.logical[name].dtype
+        for group in chain(self._of_roles(name), self._components(name)):
+            if all(may_cast(self.logical[n].dtype, mine) for n in group.fused.tensors):
+                yield group
+
+    def _of_roles(self, name: str) -> Iterator[Group]:
         for title, roles in ROLES:
             for role in roles:
                 at, _, kind = name.rpartition(f".{role}.")
@@ -92,7 +100,6 @@ class RelatedTensors:
                     parts = tuple(Layout.of(n, self.logical[n].shape) for n in names)
                     if len({x.shape[1:] for x in parts}) == 1:
                         yield Group(title, roles, parts)
-        yield from self._components(name)
 
     def heads(self, name: str) -> Heads | None:
         """The heads of an attention projection."""

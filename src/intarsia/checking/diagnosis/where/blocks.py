@@ -12,7 +12,7 @@ import numpy as np
 from intarsia.checking.diagnosis.evidence import Evidence
 from intarsia.checking.diagnosis.finding import LOST, Finding
 from intarsia.checking.diagnosis.hypothesis import ENOUGH, Bits, Hypothesis, Score
-from intarsia.checking.diagnosis.where.elements import Cut, DifferingElements
+from intarsia.checking.diagnosis.where.elements import DENSE, Cut, DifferingElements
 from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
 from intarsia.checkpoint import Checkpoint
 from intarsia.mesh import Box, share
@@ -41,7 +41,7 @@ def wrong_block(e: Evidence, where: Whereabouts, tried: Tried) -> Finding | None
             break
     if _pads(e, elements, content):
         first = elements.box.offsets[0]
-        text = f"only rows {first:,} to {e.shape[0] - 1:,} differ, which pad the vocabulary"
+        text = f"only rows {first:,} to {e.shape[0] - 1:,} differ, the last of the vocabulary"
         return _placed(e, "padding", text, ("padding",), where)
     many = elements.count >= ENOUGH
     enough = elements.dense and not elements.everywhere and many
@@ -96,13 +96,19 @@ def _placed(
 
 
 def _pads(e: Evidence, elements: DifferingElements, content: str) -> bool:
-    """Whether only the last rows of a vocabulary differ: less than an eighth, or zeros."""
-    if not VOCABULARY.search(e.name) or len(e.shape) < 1:
+    """Whether only the last rows of a vocabulary differ, all over: as many as padding may be, or zeros."""
+    if not VOCABULARY.search(e.name) or not e.shape:
         return False
-    first, n = elements.box.offsets[0], e.shape[0]
-    if first == 0 or first + elements.box.shape[0] != n:
+    n = e.shape[0]
+    rows = n - elements.box.offsets[0]
+    if rows == n or elements.count < DENSE * rows * prod(e.shape[1:]):
         return False
-    return (n - first) * 8 <= n or (content == "zero" and (n - first) * 4 < n)
+    return may_pad(e.name, rows, n) or (content == "zero" and rows * 4 < n)
+
+
+def may_pad(name: str, rows: int, of: int) -> bool:
+    """Whether the last rows of a tensor may be padding: an eighth of a vocabulary, or less."""
+    return VOCABULARY.search(name) is not None and rows * 8 <= of
 
 
 def _copied_from(e: Evidence, elements: DifferingElements) -> tuple[str, int] | None:

@@ -1,0 +1,63 @@
+"""Tensors whose bytes are the same and whose element type is not, and types that no cast leads between."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import intarsia
+from tests.checkpoints import normal_tensor, write_hf
+
+ROLES = ("gate_proj", "up_proj")
+NAMES = [f"model.layers.{k}.mlp.{role}.weight" for k in range(2) for role in ROLES]
+SHAPE = (40, 24)
+
+
+def weights(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    return {name: normal_tensor(SHAPE, dtype, k) for k, name in enumerate(NAMES)}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "other"),
+    [
+        (torch.bfloat16, torch.float16),
+        (torch.float16, torch.bfloat16),
+        (torch.bfloat16, torch.int16),
+        (torch.float32, torch.int32),
+        (torch.float64, torch.int64),
+    ],
+)
+def test_the_same_bits_under_another_type_are_called_that(
+    tmp_path: Path, dtype: torch.dtype, other: torch.dtype
+) -> None:
+    held = weights(dtype)
+    called = held | {NAMES[0]: held[NAMES[0]].view(other)}
+    a, b = write_hf(tmp_path / "a", held), write_hf(tmp_path / "b", called)
+    for left, right in ((a, b), (b, a)):
+        found = intarsia.verify(left, right)
+        assert [(d.tensor, d.kind) for d in found.different] == [(NAMES[0], "dtype-relabelled")]
+        (fault,) = found.faults
+        assert "the bits are the same" in fault.text
+
+
+@pytest.mark.parametrize("row", [0, -1])
+def test_one_other_bit_in_one_of_many_windows_is_more_than_another_type(
+    tmp_path: Path, row: int
+) -> None:
+    held = normal_tensor((3000, 1000), torch.bfloat16, 1)
+    changed = held.view(torch.int16).clone()
+    a = write_hf(tmp_path / "a", {"w": held})
+    b = write_hf(tmp_path / "b", {"w": changed.view(torch.float16)})
+    assert intarsia.verify(a, b, memory="16MiB").different[0].kind == "dtype-relabelled"
+    changed[row, 7] ^= 1
+    c = write_hf(tmp_path / "c", {"w": changed.view(torch.float16)})
+    assert intarsia.verify(a, c, memory="16MiB").different[0].kind == "unexplained"
+
+
+def test_integers_beside_numbers_of_one_group_are_compared(tmp_path: Path) -> None:
+    held = weights(torch.float32)
+    changed = held | {NAMES[0]: held[NAMES[0]].view(torch.int32).flip(0).contiguous()}
+    a, b = write_hf(tmp_path / "a", held), write_hf(tmp_path / "b", changed)
+    for left, right in ((a, b), (b, a)):
+        found = intarsia.verify(left, right)
+        assert [d.tensor for d in found.different] == [NAMES[0]]
