@@ -84,13 +84,13 @@ def verify(
     from intarsia.checking.pair.compare import compare
 
     with reading_once(), unreplaced(given(a), given(b)) as check:
-        left, right = open_pair(a, b, config, section)
+        left, right, notes = open_pair(a, b, config, section)
         with left, right:
             found = compare(left, right, Budget.of(memory, workers), progress)
             unread = (x for side in (left, right) for x in unread_sections(side.manifest.inventory))
         if not found:
             check()
-        return replace(found, notes=(*found.notes, *unread))
+        return replace(found, notes=(*notes, *found.notes, *unread))
 
 
 @seldom()
@@ -152,26 +152,38 @@ def diff(
     """How much each tensor changed between two checkpoints of one model, the furthest first."""
     from intarsia.checking.pair.change import changes
 
-    left, right = open_pair(a, b, config, section)
+    left, right, notes = open_pair(a, b, config, section)
     with left, right:
-        return changes(left, right, Budget.of(memory, workers), progress)
+        found = changes(left, right, Budget.of(memory, workers), progress)
+        return replace(found, notes=(*notes, *found.notes))
 
 
 @reading_once()
 def open_pair(
     a: PathLike, b: PathLike, config: ConfigLike, section: SectionLike = None
-) -> tuple[Checkpoint, Checkpoint]:
-    """Two checkpoints, one lending the other its model configuration where that has none of its own.
+) -> tuple[Checkpoint, Checkpoint, tuple[str, ...]]:
+    """Two checkpoints under the same names, and what is said of which they are and how they are named.
 
-    A section is A's, and B's too where B has several models.
+    One lends the other its model configuration where that has none of its own.  A section is A's, and
+    B's too where B has several models.
     """
+    from intarsia.checking.pair.hub_names import in_one_spelling
+
     left, right = open(a, config, section), _other(b, config, section)
     with suppress(ForeignNamesError):  # another model, compared name by name
         if _lacks_config(left) and not _lacks_config(right):
             left = open(a, right.config, section)
         elif _lacks_config(right) and not _lacks_config(left):
             right = _other(b, left.config, section)
-    return left, right
+    chosen = [
+        f"{side} is {held.path}, which was chosen in {held.given}"
+        for side, held in (("A", left.manifest), ("B", right.manifest))
+        if held.given not in ("", held.path)
+    ]
+    one, other, notes = in_one_spelling(left.manifest, right.manifest)
+    if notes:
+        left, right = Checkpoint(one), Checkpoint(other)
+    return left, right, (*chosen, *notes)
 
 
 def _other(path: PathLike, config: ConfigLike, section: SectionLike) -> Checkpoint:

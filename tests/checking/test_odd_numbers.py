@@ -107,6 +107,14 @@ def test_absurd_numbers_are_found_whatever_the_name(name: str, tmp_path: Path) -
     assert alone(tmp_path, {f"layers.0.{name}": w}) == {"value-implausible"}
 
 
+def test_how_far_absurd_numbers_go_is_not_told_beside_nan(tmp_path: Path) -> None:
+    w = normal_tensor((8, 8), torch.float32)
+    w[0, 0], w[1, 1] = 1e30, float("nan")
+    found = intarsia.verify(write_hf(tmp_path, {"layers.0.fc.weight": w}))
+    (text,) = [fault.text for fault in found.faults if fault.kind == "value-implausible"]
+    assert "nan" not in text
+
+
 def test_nan_is_found_in_complex_numbers_and_in_scales(tmp_path: Path) -> None:
     z = torch.complex(normal_tensor((4, 4), torch.float32), normal_tensor((4, 4), torch.float32, 1))
     z[1, 2] = complex(0, float("nan"))

@@ -45,6 +45,8 @@ def run(
             if any(c.not_finite)
         ]
         _print_names("NaN or infinite", odd, most)
+        for note in found.notes:
+            say(f"note: {note}")
 
     answer({"a": a, "b": b} | found.as_json(), text)
 

@@ -74,7 +74,7 @@ def _page_pair(found: Comparison, config: str | None, section: str | None) -> Pa
     from intarsia.api import open_pair
     from intarsia.report.content import of_comparison
 
-    a, b = open_pair(found.a, found.b, config, section)
+    a, b, _ = open_pair(found.a, found.b, config, section)
     with a, b:
         return of_comparison(found, a.manifest, b.manifest)
 

@@ -195,3 +195,21 @@ def test_two_sets_of_one_name_in_two_folders_are_counted_apart(tmp_path: Path) -
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     (fault,) = intarsia.verify(tmp_path).faults
     assert (fault.kind, fault.where) == ("file-missing", "b/model-00002-of-00002.safetensors")
+
+
+@pytest.mark.parametrize("end", ["incomplete", "part", "aria2", "tmp"])
+def test_a_file_that_is_half_downloaded_is_no_weights(tmp_path: Path, end: str) -> None:
+    whole = write_hf(tmp_path / "whole", model(llama_config()), llama_config())
+    file = whole / "model.safetensors"
+    file.rename(f"{file}.{end}")
+    for call in (intarsia.open, intarsia.verify):
+        with pytest.raises(FormatError, match="a download may be unfinished"):
+            call(whole)
+
+
+def test_a_link_to_nothing_is_one_fault(tmp_path: Path) -> None:
+    whole = write_hf(tmp_path / "whole", model(llama_config()), llama_config())
+    (whole / "model.safetensors").unlink()
+    (whole / "model.safetensors").symlink_to(tmp_path / "gone")
+    (fault,) = intarsia.verify(whole).faults
+    assert fault.kind == "file-missing"

@@ -93,6 +93,32 @@ def test_a_number_that_counts_no_time_chooses_nothing(tmp_path: Path, name: str)
         intarsia.open(tmp_path)
 
 
+def test_a_folder_without_a_number_is_listed_and_named_as_well(tmp_path: Path) -> None:
+    step(tmp_path / "two", 2, "model{}")
+    with pytest.raises(FormatError, match="there is 1 below it: model2"):
+        intarsia.open(tmp_path / "two")
+    step(tmp_path / "two", 1, "model")
+    with pytest.raises(
+        FormatError, match="2 checkpoints, and nothing says which one to read: model, model2"
+    ):
+        intarsia.open(tmp_path / "two")
+    step(tmp_path / "run", 3)
+    step(tmp_path / "run", 9, "final")
+    name, note = taken(tmp_path / "run")
+    assert name == "step-3"
+    assert "without a number, and not read: final" in note
+
+
+def test_two_that_are_compared_are_named_where_one_was_chosen(tmp_path: Path) -> None:
+    alone = step(tmp_path, 3, "alone")
+    step(tmp_path / "run", 3)
+    for a, b, side in ((alone, tmp_path / "run", "B"), (tmp_path / "run", alone, "A")):
+        for found in (intarsia.verify(a, b), intarsia.diff(a, b)):
+            run = tmp_path / "run"
+            assert f"{side} is {run / 'step-3'}, which was chosen in {run}" in found.notes
+    assert "which was chosen in" in cli("diff", alone, tmp_path / "run").out
+
+
 def test_a_final_model_in_a_pickle_is_listed_beside_the_checkpoints(tmp_path: Path) -> None:
     step(tmp_path, 2, "checkpoint-{}")
     torch.save({"a": torch.ones(1)}, tmp_path / "pytorch_model.bin")

@@ -167,5 +167,5 @@ def read_headers(
 
 def _with(kept: Sequence[Complaint], last: IntarsiaError) -> tuple[Complaint, ...]:
     """The complaints and the error that ended the reading, which may be one of theirs."""
-    is_known = any(complaint.error is last for complaint in kept)
+    is_known = str(last) in [str(complaint.error) for complaint in kept]
     return tuple(kept) if is_known else (*kept, Complaint(last))

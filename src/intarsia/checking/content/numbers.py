@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from math import inf
+from math import inf, isfinite
 
 from intarsia.checking.fault import Fault
 from intarsia.checking.survey.item_stats import ItemStats, Odd
@@ -87,4 +87,5 @@ def value_implausible(stats: ItemStats) -> Iterator[Fault]:
     if "mask" in leaf or "scale" in leaf or stats.item.kinds - {"", MASTER}:
         return
     most = stats.number_of(stats.most)
-    yield _odd("value-implausible", stats, stats.absurd, f"beyond 1e8, up to {most:.2g}")
+    top = f", up to {most:.2g}" if isfinite(most) else ""
+    yield _odd("value-implausible", stats, stats.absurd, f"beyond 1e8{top}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from intarsia.checking.pair.other_spelling import spelled_differently
 from intarsia.checking.pair.quantised_differently import quantised_differently
 from intarsia.checking.pair.ties import tied_and_absent, tied_by_transformers
 from intarsia.checkpoint import Checkpoint
@@ -115,23 +114,6 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
                 f" `{twin.name}`; the roots of their digests differ"
             )
         only[side] = [name for name in only[side] if name not in known]
-    spelled = spelled_differently(
-        a.manifest,
-        b.manifest,
-        [n for n in only[0] if n not in apart.a],
-        [n for n in only[1] if n not in apart.b],
-    )
-    pairs += [Pair(left[name], right[other]) for name, other in spelled.items()]
-    only = [
-        [n for n in only[0] if n not in spelled],
-        [n for n in only[1] if n not in {*spelled.values()}],
-    ]
-    if spelled:
-        first, other = next(iter(spelled.items()))
-        notes.append(
-            f"{len(spelled)} tensors have other names in B, which by Transformers' rules are the"
-            f" same: `{first}` is `{other}` there; the roots of their digests differ"
-        )
     notes += [
         f"{count} main weights of {'AB'.replace(other, '')} are compared with the weights of"
         f" {other}, which are fp32 and have none beside them"

@@ -69,17 +69,20 @@ def tied_by_transformers(
     """Of tensors that a model without a table does not store, those that the installed Transformers ties to a stored one."""
     if not absent or not config or table_for(config) is not None:
         return {}
+    from intarsia.family.from_transformers.rules import table_of_hub_names
     from intarsia.family.from_transformers.skeleton import Skeleton
 
     try:
-        tied = Skeleton.of(config).tied
+        model = Skeleton.of(config)
+        tied, hub = model.tied, table_of_hub_names(config, model.shapes)
     except FamilyError:
         return {}
     found = {}
     for name in absent:
         first = tied.get(name, name)
         others = (first, *(twin for twin, to in tied.items() if to == first))
-        held = [manifest.logical[n] for n in others if n in manifest.logical]
+        spelled = [n for other in others for n in (other, hub.get(other, other))]
+        held = [manifest.logical[n] for n in spelled if n in manifest.logical]
         if held:
             found[name] = held[0]
     return found

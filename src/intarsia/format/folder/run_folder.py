@@ -13,6 +13,7 @@ from pathlib import PurePath
 from intarsia.errors import FormatError, few
 from intarsia.format.added import added
 from intarsia.format.dcp.accelerate import PARTS, is_accelerate
+from intarsia.format.hf.files import has_weights
 from intarsia.format.megatron.frame import TRACKER, tracked_folder
 from intarsia.frozen import frozen
 from intarsia.store.reading.folder import Folder
@@ -63,7 +64,7 @@ def is_checkpoint(path: PurePath) -> bool:
     return (
         is_file(path / ".metadata")
         or is_accelerate(path)
-        or bool(listed(path, "*.safetensors*"))
+        or has_weights(path)
         or any(format.detect(path) for format in added().values())
     )
 
@@ -152,8 +153,14 @@ def _newest(run: PurePath, unfit: Unfit) -> Found:
     if not held or held.keys() == {"iter_"}:  # Megatron's reader says what is wrong there
         return Found(run)
     own = [p.name for p in listed(run) if _PICKLED.fullmatch(p.name)]
+    numbered = [p for paths in held.values() for p in sorted(paths, key=_by_number)]
+    others = [
+        p.name for p in listed(run) if p not in numbered and is_folder(p) and is_checkpoint(p)
+    ]
     if len(held) > 1 or own or not _SERIES.fullmatch(next(iter(held))):
-        names = own + [p.name for paths in held.values() for p in sorted(paths, key=_by_number)]
+        names = own + others + [p.name for p in numbered]
+        if len(names) == 1:
+            return Found(run)
         raise FormatError(
             f"{run} holds {len(names)} checkpoints, and nothing says which one to read: {few(names, _SHOWN)}",
             hint=f"give the folder of one: {run / names[-1]}",
@@ -164,7 +171,7 @@ def _newest(run: PurePath, unfit: Unfit) -> Found:
     for path in sorted(paths, key=_by_number, reverse=True):
         absent = next((file for file in last if not is_file(path / file)), None)
         if (why := f"no {absent}, which is written last" if absent else unfit(path)) is None:
-            return Found(path, (_taken(run, path, skipped),))
+            return Found(path, (_taken(run, path, skipped, others),))
         skipped.append(f"{path.name} ({why})")
     raise FormatError(
         f"{run} holds {len(skipped)} checkpoints, and none is complete: {few(skipped, _SHOWN)}",
@@ -173,8 +180,9 @@ def _newest(run: PurePath, unfit: Unfit) -> Found:
     )
 
 
-def _taken(run: PurePath, path: PurePath, skipped: Sequence[str]) -> str:
+def _taken(run: PurePath, path: PurePath, skipped: Sequence[str], others: Sequence[str]) -> str:
     passed = f"; newer, but incomplete: {few(skipped, _SHOWN)}" if skipped else ""
+    passed += f"; without a number, and not read: {few(others, _SHOWN)}" if others else ""
     return f"{run} is the folder of a run: {path.name} is read, the newest complete one{passed}"
 
 

@@ -19,7 +19,14 @@ from intarsia.format.folder.adapters import CONFIG as ADAPTER_CONFIG
 from intarsia.format.folder.stored_config import choose_config
 from intarsia.format.hf.absent_files import absent_of_sets
 from intarsia.format.hf.adapter import check_adapter, stem_for
-from intarsia.format.hf.files import OPTIMIZER, WeightFiles, extra_files, files_of, read_files
+from intarsia.format.hf.files import (
+    OPTIMIZER,
+    WeightFiles,
+    extra_files,
+    files_of,
+    has_weights,
+    read_files,
+)
 from intarsia.format.hf.safetensors_header import make_header
 from intarsia.format.hf.safetensors_metadata import ONE_MODEL, HeaderMetadata
 from intarsia.format.hf.weight_sets import ADAPTER, INDEX, MODEL, index_of, set_size, stem_of_file
@@ -52,7 +59,7 @@ class Hf(Format):
     def detect(self, path: PurePath) -> bool:
         if is_file(path):
             return path.suffix == ".safetensors" or _starts_like_safetensors(path)
-        return bool(listed(path, "*.safetensors*"))
+        return has_weights(path)
 
     def read(
         self,

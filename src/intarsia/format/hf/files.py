@@ -38,6 +38,11 @@ class WeightFiles:
     index: str = ""
 
 
+def has_weights(path: PurePath) -> bool:
+    """Whether a folder holds safetensors files, or an index of some; one that is half downloaded is none."""
+    return any(p.suffix == ".safetensors" or stem_of_index(p.name) for p in listed(path))
+
+
 def files_of(folder: Folder, complain: Complain) -> WeightFiles:
     """The files of the one set that is read."""
     root = folder.root
@@ -105,7 +110,7 @@ def _from_index(
 
 def extra_files(root: PurePath, complain: Complain) -> dict[str, list[str] | None]:
     """The files of the side folder, which may hold entries alone."""
-    if not listed(root, "*.safetensors*"):
+    if not has_weights(root):
         return {}
 
     def here(complaint: Complaint) -> None:
