@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -166,3 +167,21 @@ def test_it_is_found_again_by_identity(opened: intarsia.Checkpoint, lazy: Tensor
     assert {lazy: 1}[lazy] == 1
     with pytest.raises(intarsia.UsageError):
         assert opened == dict(opened)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.complex64],
+)  # fmt: skip
+@pytest.mark.parametrize("index", [np.s_[::-1], np.s_[:, ::-2], np.s_[-2::-2, 1], np.s_[::2, ::-1]])
+def test_steps_back_are_read_of_every_element_type(
+    tmp_path: Path, dtype: torch.dtype, index: Any
+) -> None:
+    places = np.arange(30).reshape(5, 6)
+    raw = torch.randint(0, 2, (30 * dtype.itemsize,), dtype=torch.uint8)
+    save_file({"w": raw.view(dtype).reshape(5, 6)}, tmp_path / "model.safetensors")
+    found = intarsia.open(tmp_path)["w"][index]
+    wanted = raw.reshape(30, -1)[np.ascontiguousarray(places[index]).reshape(-1)]
+    assert found.dtype == dtype
+    assert tuple(found.shape) == places[index].shape
+    assert torch.equal(found.contiguous().reshape(-1).view(torch.uint8), wanted.reshape(-1))

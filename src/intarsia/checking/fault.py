@@ -79,6 +79,10 @@ def gathered(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 
 
 def _as_one(group: list[Fault]) -> list[Fault]:
+    if (
+        group[0].kind == "bytes-overlap"
+    ):  # found in the headers and among the tensors, which it then names
+        group = [fault for fault in group if fault.tensors] or group
     if len(group) <= _EACH:
         return group
     first = group[0]

@@ -97,14 +97,13 @@ class Tensor:
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         box, kept, steps = box_of_index(index, self.shape, self.name)
-        found = as_torch(self._read(box), self._logical.dtype, kept)
-        for axis, (step, _) in enumerate(steps):
-            if step < 0:
-                found = found.flip(axis)
-            if abs(step) > 1:
-                every = (slice(None),) * axis + (slice(None, None, abs(step)),)
-                found = found[every].contiguous()
-        return found
+        raw, dtype = self._read(box), self._logical.dtype
+        if any(step != 1 for step, _ in steps):
+            # Torch does not turn around every element type; bits know none.
+            bits = raw.view(bits_dtype(dtype)).reshape(kept)
+            every = bits[tuple(slice(None, None, step) for step, _ in steps)]
+            kept, raw = every.shape, np.ascontiguousarray(every).reshape(-1).view(np.uint8)
+        return as_torch(raw, dtype, kept)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """All elements as a NumPy array; refused where NumPy lacks their type."""

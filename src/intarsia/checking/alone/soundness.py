@@ -34,6 +34,7 @@ from intarsia.store.reading.headers_once import reading_once
 from intarsia.store.reading.lookup import given, is_folder
 from intarsia.store.reading.replaced import unreplaced
 
+_NOT_TILED = ("chunks-overlap", "chunk-mismatch", "elements-missing")
 _NOT_JUDGED = "too little can be read: no tensor's content was checked"
 
 ConfigLike = str | PurePath | Mapping[str, Any] | None
@@ -134,6 +135,10 @@ def _examined(
     summed = manifest.logical if expected else weights_with_masters(manifest.logical)
     wanted = {n: x for n, x in summed.items() if n not in known}
     found = survey(manifest, budget, progress, wanted)
+    untiled = {name for fault in faults if fault.kind in _NOT_TILED for name in fault.tensors}
+    for stats in found:
+        if not untiled.isdisjoint(stats.item.stored.layout.tensors):
+            stats.matrices = ()  # rows that no chunk holds are not zero: they are nowhere
     more = after(progress, sum(stats.item.nbytes for stats in found) if progress else 0)
     weights = weights_among(found, manifest.quantised)
     with Content(manifest, budget) as content:

@@ -16,7 +16,8 @@ from intarsia.planning.manifest import Chunk, Manifest, Stored
 from intarsia.planning.problem import ABSENT
 from intarsia.planning.proof import prover_of
 
-_SIXTEEN_BITS = {"F16", "BF16"}
+_MISTAKEN = ({"F16", "BF16"}, {"F16", "I16"}, {"BF16", "I16"}, {"F32", "I32"}, {"F64", "I64"})
+"""Element types of one width, of which a header may name the wrong one."""
 
 
 def structure_faults(
@@ -135,7 +136,8 @@ def shared_bytes(manifest: Manifest) -> Iterator[Fault]:
         last_end, last = 0, None
         for (start, end, _), stored in sorted(claims.items(), key=itemgetter(0)):
             if last is not None and start < last_end:
-                names = (*last.layout.tensors[:2], *stored.layout.tensors[:2])
+                both = (*last.layout.tensors[:2], *stored.layout.tensors[:2])
+                names = tuple(dict.fromkeys(both))
                 text = f"`{last.key}` and `{stored.key}` both claim bytes [{start:,}:{min(end, last_end):,})"
                 where = f"{file} byte {start:,}"
                 yield Fault("bytes-overlap", names, where, text, files=(file,))
@@ -144,14 +146,14 @@ def shared_bytes(manifest: Manifest) -> Iterator[Fault]:
 
 
 def mixed_dtypes(manifest: Manifest) -> Iterator[Fault]:
-    """Tensors in one 16-bit type whose like in all other layers are in the other."""
+    """Tensors in one element type whose like in all other layers are in another of its width."""
     alike: dict[tuple[str, str], dict[str, list[str]]] = {}
     for stored in manifest.stored.values():
         place = place_of(_first(stored))
         by_type = alike.setdefault((place.kind, place_of(stored.name).template), {})
         by_type.setdefault(stored.dtype.name, []).append(_first(stored))
     for (_, template), by_type in alike.items():
-        if by_type.keys() == _SIXTEEN_BITS:
+        if by_type.keys() in _MISTAKEN:
             few_, many = sorted(by_type, key=lambda t: len(by_type[t]))
             names = by_type[few_]
             rest = f"the other {len(by_type[many])} of `{template}` in {many}"

@@ -1,0 +1,66 @@
+"""Faults that headers alone show, each once, and nothing untrue of the content beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import intarsia
+from tests.checkpoints import normal_tensor, write_hf
+from tests.faults.damage import edit_metadata
+
+NAMES = [f"model.layers.{k}.mlp.up_proj.weight" for k in range(3)]
+WEIGHTS = {name: normal_tensor((64, 32), torch.float32, k) for k, name in enumerate(NAMES)}
+
+
+def sharded(folder: Path) -> Path:
+    """A checkpoint of two ranks, without digests."""
+    source = write_hf(folder / "source", WEIGHTS)
+    intarsia.convert(source, folder / "out", to="dcp", mesh="fsdp=2", digests=False)
+    return folder / "out"
+
+
+def test_rows_that_no_chunk_holds_are_not_called_zero(tmp_path: Path) -> None:
+    def edit(metadata: Any) -> None:
+        chunk = metadata.state_dict_metadata[NAMES[0]].chunks[1]
+        index = next(
+            i for i in metadata.storage_data if i.fqn == NAMES[0] and i.offset == chunk.offsets
+        )
+        chunk.offsets = torch.Size((chunk.offsets[0] - 16, 0))
+        metadata.storage_data[type(index)(NAMES[0], chunk.offsets)] = metadata.storage_data.pop(
+            index
+        )
+
+    folder = sharded(tmp_path)
+    edit_metadata(folder, edit)
+    assert [(f.kind, f.tensors) for f in intarsia.verify(folder).faults] == [
+        ("chunks-overlap", (NAMES[0],))
+    ]
+
+
+def test_bytes_that_two_chunks_claim_are_one_fault_that_names_the_tensor(tmp_path: Path) -> None:
+    def edit(metadata: Any) -> None:
+        first, second = (i for i in metadata.storage_data if i.fqn == NAMES[0])
+        metadata.storage_data[second] = metadata.storage_data[first]
+
+    folder = sharded(tmp_path)
+    edit_metadata(folder, edit)
+    found = [f for f in intarsia.verify(folder).faults if f.kind == "bytes-overlap"]
+    assert [f.tensors for f in found] == [(NAMES[0],)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "other"),
+    [(torch.float32, torch.int32), (torch.bfloat16, torch.int16), (torch.float64, torch.int64)],
+)
+def test_integers_where_other_layers_have_numbers_are_found(
+    tmp_path: Path, dtype: torch.dtype, other: torch.dtype
+) -> None:
+    held = {name: x.to(dtype) for name, x in WEIGHTS.items()}
+    assert intarsia.verify(write_hf(tmp_path / "sound", held)).sound
+    held[NAMES[1]] = held[NAMES[1]].view(other)
+    (fault,) = intarsia.verify(write_hf(tmp_path / "relabelled", held)).faults
+    assert (fault.kind, fault.tensors) == ("dtype-mixed", (NAMES[1],))
