@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, overload
 from intarsia.checkpoint import Checkpoint
 from intarsia.collector import seldom
 from intarsia.errors import ForeignNamesError, SectionError
-from intarsia.format.registry import read_manifest
+from intarsia.format.registry import find_checkpoint, read_manifest
 from intarsia.options import ConfigLike, PathLike, SectionLike
 from intarsia.planning.inventory import unread_sections
 from intarsia.run.budget import Budget
@@ -176,9 +176,9 @@ def open_pair(
         elif _lacks_config(right) and not _lacks_config(left):
             right = _other(b, left.config, section)
     chosen = [
-        f"{side} is {held.path}, which was chosen in {held.given}"
-        for side, held in (("A", left.manifest), ("B", right.manifest))
-        if held.given not in ("", held.path)
+        f"{side}: {note}"
+        for side, path in (("A", a), ("B", b))
+        for note in find_checkpoint(given(path)).notes
     ]
     one, other, notes = in_one_spelling(left.manifest, right.manifest)
     if notes:

@@ -138,7 +138,7 @@ def shared_bytes(manifest: Manifest) -> Iterator[Fault]:
             if last is not None and start < last_end:
                 both = (*last.layout.tensors[:2], *stored.layout.tensors[:2])
                 names = tuple(dict.fromkeys(both))
-                text = f"`{last.key}` and `{stored.key}` both claim bytes [{start:,}:{min(end, last_end):,})"
+                text = f"`{last.key}` and `{stored.key}` occupy the same bytes: [{start:,}:{min(end, last_end):,})"
                 where = f"{file} byte {start:,}"
                 yield Fault("bytes-overlap", names, where, text, files=(file,))
             if end > last_end:
