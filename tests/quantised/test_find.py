@@ -137,6 +137,15 @@ def test_a_scheme_is_read_wherever_configurations_keep_it(holder: str) -> None:
     assert str(scheme_of(config)) == "fp8 block 8x8"
 
 
+@pytest.mark.parametrize(
+    ("bits", "text"), [(4, "bitsandbytes nf4 4 bits"), (8, "bitsandbytes 8 bits")]
+)
+def test_eight_bits_of_bitsandbytes_have_no_code_of_four(bits: int, text: str) -> None:
+    """Transformers writes the settings of both."""
+    said = {f"load_in_{n}bit": n == bits for n in (4, 8)} | {"bnb_4bit_quant_type": "nf4"}
+    assert str(scheme_of({"quantization_config": {"quant_method": "bitsandbytes"} | said})) == text
+
+
 def test_modelopt_may_keep_it_in_a_file_of_its_own() -> None:
     said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}  # fmt: skip
     scheme = scheme_of({"model_type": "llama"}, said)

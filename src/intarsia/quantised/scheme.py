@@ -77,7 +77,8 @@ def _scheme(said: Config) -> Scheme:
         return _modelopt(said)
     if method in ("bitsandbytes", "") and (said.get("load_in_4bit") or said.get("load_in_8bit")):
         bits = 4 if said.get("load_in_4bit") else 8
-        return Scheme("bitsandbytes", str(said.get("bnb_4bit_quant_type") or ""), bits=bits)
+        code = said.get("bnb_4bit_quant_type") if bits == 4 else ""  # Transformers names one always
+        return Scheme("bitsandbytes", str(code or ""), bits=bits)
     block = said.get("weight_block_size", ())
     if method in ("fp8", "mxfp8") or block:
         pair = _block(block)
