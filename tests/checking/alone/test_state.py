@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
 import intarsia
 from intarsia.checking.fault import Fault
@@ -30,6 +32,42 @@ def test_a_parameter_without_state_amid_others_that_have_it_is_a_fault(tmp_path:
     (fault,) = faults(tmp_path, without(trained(weights(1)), Q))
     assert fault.kind == "state-missing"
     assert fault.tensors == (f"optimizer.exp_avg.{Q}",)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_state_of_a_parameter_is_missed_where_the_groups_list_it(
+    flat: bool, tmp_path: Path
+) -> None:
+    """A frozen parameter is in no group that its run gave to the optimizer."""
+    model = torch.nn.ModuleDict(
+        {"layers": torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(9))}
+    )
+    frozen = "layers.3.weight"
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    steps = [p for n, p in model.named_parameters() if n != frozen]
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    for name, given in (("frozen", steps), ("lost", [*model.parameters()])):
+        optimizer = torch.optim.AdamW(given)
+        optimizer.step()
+        optimizer.state.pop(model.get_parameter(frozen), None)
+        weights, state = get_state_dict(model, optimizer, options=options)
+        dcp.save({"model": weights, "optim": state}, checkpoint_id=tmp_path / name)
+        report = intarsia.verify(tmp_path / name)
+        lost = () if name == "frozen" else (f"optimizer.exp_avg.{frozen}",)
+        assert [fault.tensors for fault in report.faults] == [lost] * bool(lost)
+        intarsia.convert(tmp_path / name, tmp_path / f"{name}-hf", to="hf")
+        assert intarsia.verify(tmp_path / f"{name}-hf").sound is not bool(lost)
+
+
+def test_a_parameter_that_no_gradient_has_reached_is_at_step_zero(tmp_path: Path) -> None:
+    tensors, head = trained(weights(1)), "model.norm.weight"
+    tensors[f"optimizer.step.{head}"] = torch.tensor(0.0)
+    (fault,) = faults(tmp_path / "lost", tensors)
+    assert (fault.kind, fault.tensors) == ("steps-disagree", (f"optimizer.step.{head}",))
+    for kind in ("exp_avg", "exp_avg_sq"):
+        tensors[f"optimizer.{kind}.{head}"].zero_()
+    assert not faults(tmp_path / "still", tensors)
 
 
 @pytest.mark.parametrize("kind", ["master", "step"])

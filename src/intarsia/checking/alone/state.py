@@ -6,9 +6,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import place_of
-from intarsia.errors import few
+from intarsia.errors import IntarsiaError, few
+from intarsia.format.optimizer_state.groups_in_entries import groups_from_torch
+from intarsia.format.optimizer_state.parameter_groups import has_torch_groups
+from intarsia.opened.entries import read_entries
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import MASTER, SHAPED, STEP, StateName, of_kind, parameter_of
+from intarsia.store.reading.folder import MAX_SMALL_BYTES
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _ADAMAX = ("exp_avg", "exp_inf")
@@ -44,8 +48,9 @@ def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[F
         *(of_kind(kind)(of) for of, kinds in moving.items() for kind in moments
           if kind not in kinds),
         *_without_a_part(manifest, moving, sorted(every) if another else (MASTER, STEP)),
-        *map(first, _bare_experts(manifest, moving)),
-        *map(first, _bare_parameters(manifest, moving)),
+        *map(first, _stepped(
+            manifest, [*_bare_experts(manifest, moving), *_bare_parameters(manifest, moving)]
+        )),
     ]  # fmt: skip
     lost = [name for name in lost if name not in known and parameter_of(name) not in known]
     if lost:
@@ -107,6 +112,19 @@ def _bare_parameters(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterat
     bare = [name for name, _ in dense if name not in held]
     if bare and _FEW * len(bare) <= len(dense):
         yield from bare
+
+
+def _stepped(manifest: Manifest, names: Sequence[str]) -> Sequence[str]:
+    """Those of the parameters that the optimizer's stored groups list: it steps no others; all where none is stored."""
+    if not names or not has_torch_groups(manifest.entries):
+        return names
+    try:
+        groups = groups_from_torch(manifest, read_entries(manifest, MAX_SMALL_BYTES))
+    except IntarsiaError as error:
+        error.raise_unless_fault()
+        return names
+    listed = {name for group in groups.each for name in group.members} if groups else {*names}
+    return [name for name in names if name in listed]
 
 
 def misshapen_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:

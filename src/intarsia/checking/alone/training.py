@@ -9,7 +9,7 @@ from intarsia.checking.fault import Fault
 from intarsia.checking.naming import place_of
 from intarsia.checking.survey.item_stats import ItemStats
 from intarsia.errors import few
-from intarsia.state.names import MASTER, STEP, master_of, parameter_of
+from intarsia.state.names import MASTER, STEP, kind_of, master_of, parameter_of
 
 _FP16_LACKS, _BF16_LACKS = 0x1FFF, 0xFFFF
 """The bits of fp32 that are zero in numbers of 16 bits."""
@@ -24,7 +24,7 @@ def _steps(found: Sequence[ItemStats]) -> dict[str, float]:
 def steps_that_disagree(found: Sequence[ItemStats]) -> Iterator[Fault]:
     """Dense parameters at different steps; an expert may be behind, never ahead."""
     steps = _steps(found)
-    late = _unfrozen_later(steps)
+    late = _unfrozen_later(steps) | _never_stepped(found, steps)
     dense = {n: v for n, v in steps.items() if place_of(n).expert is None and n not in late}
     if not dense:
         return
@@ -58,6 +58,17 @@ def _unfrozen_later(steps: Mapping[str, float]) -> set[str]:
         if len(held) == 1 and held < {*steps.values()} and max(held) < most and len(layers) > 1:
             found.update(names)
     return found
+
+
+def _never_stepped(found: Sequence[ItemStats], steps: Mapping[str, float]) -> set[str]:
+    """The counters at 0 of parameters whose other state is all zeros: no gradient has reached them."""
+    begun = {parameter_of(name) for name, step in steps.items() if not step}
+    still: dict[str, bool] = {}
+    for stats in found if begun else ():
+        for name in (n for stored in stats.item.names for n in stored.layout.tensors):
+            if (of := parameter_of(name)) in begun and kind_of(name) not in ("", MASTER, STEP):
+                still[of] = still.get(of, True) and not stats.most
+    return {name for name in steps if still.get(parameter_of(name), False)}
 
 
 def rounded_masters(found: Sequence[ItemStats]) -> Iterator[Fault]:

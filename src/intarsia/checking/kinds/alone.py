@@ -90,7 +90,7 @@ ALONE = (
         FaultKind("state-missing",
             "a parameter has one part of its optimizer state and lacks another",
             "save again with the whole optimizer state, or continue without it (`--optimizer drop`)",
-            row="a parameter has one moment and lacks the other, lacks the main weight or step that the same parameter of other layers has, or has no state where the other experts, or nearly all of its layer and the same parameters of other layers, have one"),
+            row="a parameter has one moment and lacks the other, lacks the main weight or step that the same parameter of other layers has, or has no state where the other experts, or nearly all of its layer and the same parameters of other layers, have one (a frozen parameter, which the stored groups do not list, needs none)"),
         FaultKind("shape-wrong",
             "a tensor's shape is not the one that the configuration gives", CONFIG,
             row="a tensor's shape is not the one that the configuration gives, or a moment's not its parameter's"),
@@ -193,6 +193,6 @@ ALONE = (
         FaultKind("steps-disagree",
             "parameters that are always trained together are at different steps",
             "continue from a save whose counters agree: Adam's bias correction uses them",
-            row="parameters that are always trained together are at different steps (an expert may be behind), or the iteration is not its folder's"),
+            row="parameters that are always trained together are at different steps (an expert may be behind, and a parameter that no gradient has reached at 0), or the iteration is not its folder's"),
     ),
 )  # fmt: skip
