@@ -100,6 +100,14 @@ def test_a_live_checkpoint_is_mapped_with_its_optimizer_read(tmp_path: Path) -> 
         assert torch.equal(optimizer.state[a]["exp_avg"], other.state[b]["exp_avg"])
 
 
+def test_a_model_of_inference_mode_is_mapped(tmp_path: Path) -> None:
+    intarsia.save(tmp_path / "a", wanted := nn.Linear(4, 4))
+    with torch.inference_mode():
+        model = nn.Linear(4, 4)
+    intarsia.load(tmp_path / "a", into=model, mapped=True)
+    assert same(model, wanted)
+
+
 def test_no_gradient_goes_back_through_weights_that_were_mapped_since(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     intarsia.save(tmp_path / "a", model)

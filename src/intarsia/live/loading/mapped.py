@@ -63,6 +63,7 @@ def map_tensors(
         held, (file, start) = each.holding, found[each.holding.name]
         # A tied tensor has two names, and one memory.
         views.setdefault(id(tensors[held.name]), (held.name, _view(files[file], start, held)))
+    mark_as_changed(tensors[name] for name, _ in views.values())
     for name, view in views.values():
         tensors[name].data = view
         if tensors[name].data_ptr() != view.data_ptr():
@@ -70,7 +71,6 @@ def map_tensors(
                 f"`{name}` is a {type(tensors[name]).__name__}, which keeps memory of its own",
                 hint="load with mapped=False; the model may be changed in part",
             )
-    mark_as_changed(tensors[name] for name, _ in views.values())
     return sum(each.holding.nbytes for each in wanted)
 
 
