@@ -38,6 +38,11 @@ _TYPES = {
 }  # fmt: skip
 """The files of `families/`, and every `model_type` that each knows."""
 
+ANSWERING = (
+    "llama", "ministral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3",
+)  # fmt: skip
+"""Those whose class of Transformers for question answering calls the inner model `transformer`."""
+
 _FILES = {model_type: file for file, types in _TYPES.items() for model_type in types}
 _REGISTERED: dict[str, Fill] = {}
 
@@ -118,6 +123,11 @@ def _table(config: str, zero_centered: bool | None) -> Table:
         roots = {"hf": table.hf, "hf-fused": table.hf, "hf-module": table.module}
         for dialect, root in roots.items():
             table.respell(f"{dialect}-bare", dialect, root.partition(".")[0] + ".", "")
+    answers = any(kind.endswith("ForQuestionAnswering") for kind in table.architectures)
+    if answers and table.family in ANSWERING:
+        for dialect in ("hf", "hf-fused", "hf-module"):
+            table.dialects[f"{dialect}-usual"] = table.dialects[dialect]
+            table.respell(dialect, dialect, "model.", "transformer.")
     return table
 
 
