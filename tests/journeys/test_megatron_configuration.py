@@ -388,6 +388,11 @@ def test_a_head_is_not_made_for_a_class_that_has_none(kind: str, tmp_path: Path)
     stored = {*intarsia.open(tmp_path / "hf")}
     assert {*intarsia.open(tmp_path / "module")} == stored
     assert "lm_head.weight" not in stored
+    held = load_file(tmp_path / "hf" / "model.safetensors")
+    table = next(x for name, x in held.items() if name.endswith("embed_tokens.weight"))
+    save_file(held | {"lm_head.weight": table.clone()}, tmp_path / "hf" / "model.safetensors")
+    intarsia.convert(tmp_path / "hf", tmp_path / "whole", to="hf", dialect="hf-module")
+    assert {*intarsia.open(tmp_path / "whole")} == {*stored, "lm_head.weight"}
 
 
 def test_meshes_that_cannot_be(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_model_goes_to_dcp_and_back_and_is_loaded(model_type: str, tmp_path: P
     intarsia.convert(tmp_path / "src", tmp_path / "dcp", to="dcp")
     assert intarsia.verify(tmp_path / "src", tmp_path / "dcp")
     config_json = str(tmp_path / "src" / "config.json")
-    intarsia.convert(tmp_path / "dcp", tmp_path / "out", to="hf", config=config_json)
+    intarsia.convert(tmp_path / "dcp", tmp_path / "out", to="hf", dialect="hf", config=config_json)
     back, said = kind.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(said.values())
     loaded = kind(config)
