@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
 import intarsia
 from intarsia.errors import CoverageError, LayoutError, UsageError
@@ -195,11 +197,14 @@ def test_tensors_among_the_settings_stay_tensors(tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(groups, foreach=False)
     step(model, optimizer, 0)
     intarsia.save(tmp_path / "saved", model, optimizer)
-    for lr in (7.0, torch.tensor(7.0)):
+    by_parameter = StateDictOptions(flatten_optimizer_state_dict=True)
+    held, state = get_state_dict(model, optimizer, options=by_parameter)
+    dcp.save({"model": held, "optimizer": state}, checkpoint_id=tmp_path / "flat")
+    for lr, saved in product((7.0, torch.tensor(7.0)), ("saved", "flat")):
         other = Tiny(1)
         both = [{"params": list(m.parameters())} for m in (other.up, other.down)]
         again = torch.optim.AdamW(both, lr=lr, foreach=False)
-        intarsia.load(tmp_path / "saved", into=other, optimizer=again)
+        intarsia.load(tmp_path / saved, into=other, optimizer=again)
         assert all_of(other, again) == all_of(model, optimizer)
     joined = torch.optim.AdamW([*other.up.parameters(), *other.down.parameters()])
     with pytest.raises(UsageError, match=r"lr=tensor\(0\.0010000"):

@@ -82,19 +82,22 @@ def with_tensors(groups: Groups | None, manifest: Manifest) -> Groups | None:
     names = [name for name in manifest.logical if name.startswith(TORCH_GROUPS)]
     if not names:
         return groups
-    each = list(groups.each) if groups else []
+    each, flat = list(groups.each) if groups else [], bool(groups and groups.flat)
+    if flat:  # those that are alike but for such tensors were taken as one
+        each = [Group((member,), group.fields) for group in each for member in group.members]
+    places = {group.members[0] if flat else str(k): k for k, group in enumerate(each)}
     with Checkpoint(manifest) as checkpoint:
         for name in names:
-            number, _, key = name.removeprefix(TORCH_GROUPS).partition(".")
-            if not number.isdecimal() or int(number) >= len(each):
+            of, _, key = name.removeprefix(TORCH_GROUPS).rpartition(".")
+            if of not in places:
                 raise CoverageError(
                     f"`{name}` of {manifest.path} is a setting of an unknown group",
                     hint='load with hyperparameters="mine" to keep those that the optimizer has',
                 )
-            group = each[int(number)]
+            group = each[places[of]]
             value = TensorSetting(checkpoint[name][...].clone())
-            each[int(number)] = replace(group, fields={**group.fields, key: value})
-    return Groups(tuple(each), bool(groups and groups.flat))
+            each[places[of]] = replace(group, fields={**group.fields, key: value})
+    return Groups(tuple(each), flat)
 
 
 def agreed_groups(
