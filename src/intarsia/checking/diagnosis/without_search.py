@@ -73,7 +73,7 @@ def find_untied(a: Checkpoint, b: Checkpoint, pair: Pair, budget: Budget) -> Fin
             return None
     other = "A" if held == "B" else "B"
     text = f"{held} stores `{own.name}` unlike `{twin.name}`, to which {other} ties it"
-    return Finding(pair.a.name, "tied-differ", text, text, own.name, own.size, own.size)
+    return Finding(pair.name, "tied-differ", text, text, own.name, own.size, own.size)
 
 
 def find_steps(a: Checkpoint, b: Checkpoint, pair: Pair) -> Finding | None:

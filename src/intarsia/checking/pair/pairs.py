@@ -27,20 +27,20 @@ class Pair:
 
     `rounded` says that the wider of the two is a main weight, of which the other is the rounded weight;
     a norm may have been rounded where it was centred on another value: as `recentred` stores it.
-    `tied` says that one side stores it as the tensor that it is tied to.
+    `tied` is its name where one side stores it as the tensor that it is tied to.
     """
 
     a: Logical
     b: Logical
     rounded: bool = False
     recentred: Value = PLAIN
-    tied: bool = False
+    tied: str = ""
 
     @property
     def name(self) -> str:
-        """What it is called: by its name in A, or as the main weight that a weight of A stands for."""
+        """What it is called: by its name in A, as the main weight that a weight of A stands for, or as what is tied."""
         is_main = kind_of(self.b.name) == MASTER and parameter_of(self.b.name) == self.a.name
-        return self.b.name if is_main else self.a.name
+        return self.tied or (self.b.name if is_main else self.a.name)
 
     @property
     def flipped(self) -> Pair:
@@ -100,14 +100,14 @@ def match(a: Checkpoint, b: Checkpoint) -> Matched:
             if twin is None:
                 only[side].append(name)
                 continue
-            pair = Pair(x, twin, tied=True)
+            pair = Pair(x, twin, tied=name)
             pairs.append(pair if side == 0 else pair.flipped)
             notes.append(f"`{name}` is tied and not stored in {other}; compared with `{twin.name}`")
     for side, (ours, lacks, other) in enumerate(((left, b, "B"), (right, a, "A"))):
         absent = [name for name in only[side] if name in ours]
         known = tied_by_transformers(lacks.manifest, absent, lacks.config or a.config or b.config)
         for name, twin in known.items():
-            pair = Pair(ours[name], twin, tied=True)
+            pair = Pair(ours[name], twin, tied=name)
             pairs.append(pair if side == 0 else pair.flipped)
             notes.append(
                 f"`{name}` is tied by Transformers and not stored in {other}; compared with"
