@@ -79,9 +79,8 @@ def gathered(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 
 
 def _as_one(group: list[Fault]) -> list[Fault]:
-    if (
-        group[0].kind == "bytes-overlap"
-    ):  # found in the headers and among the tensors, which it then names
+    if group[0].kind == "bytes-overlap":
+        # Found in the headers, and again among the tensors, which it names there.
         group = [fault for fault in group if fault.tensors] or group
     if len(group) <= _EACH:
         return group
