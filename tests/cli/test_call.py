@@ -13,7 +13,7 @@ from intarsia.cli.call import NAMES, arguments, command, parameters
 from intarsia.cli.typer_app import app
 
 APPS = {name: app([name]) for name in NAMES}
-VALUES = ("a", "b c", "", "0", "12", "٣", "1_0", " 7", "-1", "-", "--", "tp=2,fsdp=3", "x=", "--help", "-h", "é", "0x1", "1" * 5000)  # fmt: skip
+VALUES = ("a", "b c", "", "0", "12", "٣", "1_0", " 7", "-1", "-", "--", "tp=2,fsdp=3", "x=", "--help", "-h", "é", "²", "0x1", "1" * 5000)  # fmt: skip
 
 
 def by_typer(name: str, words: list[str]) -> dict[str, Any] | None:
