@@ -7,9 +7,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import place_of
 from intarsia.errors import IntarsiaError, few
-from intarsia.format.optimizer_state.groups_in_entries import groups_from_torch
-from intarsia.format.optimizer_state.parameter_groups import has_torch_groups
-from intarsia.opened.entries import read_entries
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import MASTER, SHAPED, STEP, StateName, of_kind, parameter_of
 from intarsia.store.reading.folder import MAX_SMALL_BYTES
@@ -116,7 +113,13 @@ def _bare_parameters(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterat
 
 def _stepped(manifest: Manifest, names: Sequence[str]) -> Sequence[str]:
     """Those of the parameters that the optimizer's stored groups list: it steps no others; all where none is stored."""
-    if not names or not has_torch_groups(manifest.entries):
+    if not names:
+        return names
+    from intarsia.format.optimizer_state.groups_in_entries import groups_from_torch
+    from intarsia.format.optimizer_state.parameter_groups import has_torch_groups
+    from intarsia.opened.entries import read_entries  # few checkpoints lack any
+
+    if not has_torch_groups(manifest.entries):
         return names
     try:
         groups = groups_from_torch(manifest, read_entries(manifest, MAX_SMALL_BYTES))
