@@ -47,12 +47,17 @@ uint32_t crc_shift(uint32_t crc, uint64_t zeros)
     return crc;
 }
 
+static inline uint64_t word_at(const uint8_t *data)
+{
+    uint64_t word;
+    memcpy(&word, data, 8);
+    return word;
+}
+
 static uint32_t by_table(uint32_t crc, const uint8_t *data, size_t length)
 {
     for (; length >= 8; data += 8, length -= 8) {
-        uint64_t word;
-        memcpy(&word, data, 8);
-        word ^= crc;
+        uint64_t word = word_at(data) ^ crc;
         crc = table[7][word & 255] ^ table[6][word >> 8 & 255] ^ table[5][word >> 16 & 255] ^
               table[4][word >> 24 & 255] ^ table[3][word >> 32 & 255] ^ table[2][word >> 40 & 255] ^
               table[1][word >> 48 & 255] ^ table[0][word >> 56];
@@ -152,19 +157,24 @@ enum { TURNS = 64, FOLDED_BYTES = 64 * TURNS, STREAM_BYTES = 32 * TURNS, ROUND_B
 
 static int has_crc(void) { return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0; }
 
-static inline uint64_t word_at(const uint8_t *data)
-{
-    uint64_t word;
-    memcpy(&word, data, 8);
-    return word;
-}
-
 /* A remainder times x**33 and another: a product begins one bit late, and the instruction moves it by 32. */
 FOLDS_AND_CRC static inline uint32_t product(uint32_t crc, uint32_t by)
 {
     return __crc32d(0, vgetq_lane_u64(vreinterpretq_u64_p128(vmull_p64(crc, by)), 0));
 }
+#endif
 
+#if defined(FOLDS)
+FOLDS static inline lane fold_16(lane moved, lane onto) { return fold(moved, 0x1751997D0, 0x0CCAA009E, onto); }
+FOLDS static inline lane fold_64(lane moved, lane onto) { return fold(moved, 0x154442BD4, 0x1C6E41596, onto); }
+
+/* Four lanes that follow each other, folded onto the last. */
+FOLDS static inline lane in_one(const lane x[4])
+{
+    return fold_16(fold_16(fold_16(x[0], x[1]), x[2]), x[3]);
+}
+
+#if defined(FOLDS_AND_CRC)
 /* The remainder of as many rounds as there are; `ahead` moves one over a stream, and over both. */
 FOLDS_AND_CRC static uint32_t by_rounds(uint32_t crc, const uint8_t *data, size_t rounds, const uint32_t ahead[2])
 {
@@ -175,7 +185,7 @@ FOLDS_AND_CRC static uint32_t by_rounds(uint32_t crc, const uint8_t *data, size_
         for (int turn = 0; turn < TURNS; turn++) {
             for (int k = 0; k < 4; k++) {
                 lane next = load(data + 64 * turn + 16 * k);
-                x[k] = turn ? fold(x[k], 0x154442BD4, 0x1C6E41596, next) : next;
+                x[k] = turn ? fold_64(x[k], next) : next;
             }
             if (!turn)
                 x[0] = plus(x[0], first(crc));
@@ -184,9 +194,7 @@ FOLDS_AND_CRC static uint32_t by_rounds(uint32_t crc, const uint8_t *data, size_
                 of_two = __crc32d(of_two, word_at(two + 32 * turn + 8 * k));
             }
         }
-        lane all = x[0];
-        for (int k = 1; k < 4; k++)
-            all = fold(all, 0x1751997D0, 0x0CCAA009E, x[k]);
+        lane all = in_one(x);
         uint32_t folded = __crc32d(__crc32d(0, vgetq_lane_u64(all, 0)), vgetq_lane_u64(all, 1));
         crc = product(folded, ahead[1]) ^ product(of_one, ahead[0]) ^ of_two;
     }
@@ -194,7 +202,6 @@ FOLDS_AND_CRC static uint32_t by_rounds(uint32_t crc, const uint8_t *data, size_
 }
 #endif
 
-#if defined(FOLDS)
 FOLDS static uint32_t by_folding(uint32_t crc, const uint8_t *data, size_t length, int wide)
 {
     lane x[4];
@@ -212,12 +219,10 @@ FOLDS static uint32_t by_folding(uint32_t crc, const uint8_t *data, size_t lengt
     }
     for (; length - at >= 64; at += 64)
         for (int k = 0; k < 4; k++)
-            x[k] = fold(x[k], 0x154442BD4, 0x1C6E41596, load(data + at + 16 * k));
-    lane all = x[0];
-    for (int k = 1; k < 4; k++)
-        all = fold(all, 0x1751997D0, 0x0CCAA009E, x[k]);
+            x[k] = fold_64(x[k], load(data + at + 16 * k));
+    lane all = in_one(x);
     for (; length - at >= 16; at += 16)
-        all = fold(all, 0x1751997D0, 0x0CCAA009E, load(data + at));
+        all = fold_16(all, load(data + at));
     uint8_t left[16];
     store(left, all);
     return by_table(by_table(0, left, 16), data + at, length - at);
