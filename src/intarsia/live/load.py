@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -162,8 +163,7 @@ def load(
                 demand.rows,
                 manifest,
                 entries,
-                settled.literal,
-                demand.box_of,
+                partial(demand.part_of, literal=settled.literal),
                 strict=strict,
                 hyperparameters=hyperparameters,
                 optimizer_class=optimizer_class,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -107,7 +107,7 @@ class Demand:
         disputed, unfit, used = set[str](), set[str](), set[str]()
         for name, row in self.rows.items():
             used.update(self._layout(row).tensors)
-            if self.box_of(name) is not None:
+            if self._box(name) is not None:
                 continue
             tensor = self.tensors[name]
             check_shape(name, row.layout.shape, tensor, self.manifest.path)
@@ -139,12 +139,15 @@ class Demand:
         for name, row in self.rows.items():
             tensor = self.tensors[name]
             layout = self._precise(self._layout(row), dtype_of(tensor, name).name)
-            box = self.box_of(name)
-            if box is not None:
-                layout = layout.box(box.offsets, box.shape)
-            else:
-                layout = cut(layout, tensor, literal=name in literal)
+            layout = self.part_of(name, layout, tensor, literal)
             yield Holding(name, layout, memory_of(tensor), row.value)
+
+    def part_of(self, name: str, layout: Layout, tensor: Any, literal: Collection[str]) -> Layout:
+        """What of a layout goes into a tensor that is cut as the one of this name: itself, or state of it."""
+        box = self._box(name)
+        if box is None:
+            return cut(layout, tensor, literal=name in literal)
+        return layout.box(box.offsets, box.shape)
 
     @cached_property
     def _tied(self) -> Mapping[str, str]:
@@ -181,7 +184,7 @@ class Demand:
             return layout
         return layout.rename(master_of)
 
-    def box_of(self, name: str) -> Box | None:
+    def _box(self, name: str) -> Box | None:
         """The part of a tensor that a plain shard at the given place is."""
         tensor, row = self.tensors[name], self.rows[name]
         if self.place is None or is_dtensor(tensor):

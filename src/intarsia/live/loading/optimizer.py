@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,8 @@ from intarsia.live.optimizer.groups import (
 )
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.several import each_of
-from intarsia.live.optimizer.state import StateToFill, put, state_to_fill
+from intarsia.live.optimizer.state import PartOf, StateToFill, put, state_to_fill
 from intarsia.live.optimizer.values import shared_in
-from intarsia.mesh import Box
 from intarsia.opened.entries import groups_of
 from intarsia.planning.manifest import Manifest
 
@@ -47,8 +46,7 @@ class OptimizerFilling:
         rows: Mapping[str, Param],
         manifest: Manifest,
         entries: Mapping[str, bytes],
-        literal: Collection[str],
-        box_of: Callable[[str], Box | None],
+        part_of: PartOf,
         *,
         strict: bool,
         hyperparameters: str,
@@ -63,9 +61,7 @@ class OptimizerFilling:
         if stored:
             groups = with_tensors(groups, manifest)
             agreed = agreed_groups(optimizer, rows, groups)
-        states = state_to_fill(
-            optimizer, rows, manifest, entries, literal, box_of, groups, strict=strict
-        )
+        states = state_to_fill(optimizer, rows, manifest, entries, part_of, groups, strict=strict)
         counters = _counter_holdings(manifest, states.counters)
         if optimizer.whole is not None:
             optimizer.whole.check(states.fresh, manifest.path)

@@ -6,7 +6,7 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,7 +19,7 @@ from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.optimizer_names import unnumbered_error
 from intarsia.format.optimizer_state.parameter_groups import Groups
 from intarsia.layout import Layout
-from intarsia.live.model.holding import Holding, cut, is_dtensor, is_present, memory_of
+from intarsia.live.model.holding import Holding, is_dtensor, is_present, memory_of
 from intarsia.live.model.names import modules_in
 from intarsia.live.optimizer.classes import check_kinds, keeps_shape
 from intarsia.live.optimizer.named import NamedOptimizer
@@ -30,9 +30,11 @@ from intarsia.live.optimizer.values import (
     kinds_of_values,
     value_in,
 )
-from intarsia.mesh import Box
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import MASTER, SHARED_STATE, StateName, of_kind
+
+PartOf = Callable[[str, Layout, torch.Tensor], Layout]
+"""What of a layout goes into a tensor that is cut as the parameter of a name."""
 
 
 @dataclass(frozen=True)
@@ -100,15 +102,14 @@ def state_to_fill(
     rows: Mapping[str, Param],
     manifest: Manifest,
     entries: Mapping[str, bytes],
-    literal: Collection[str],
-    box_of: Callable[[str], Box | None],
+    part_of: PartOf,
     groups: Groups | None,
     *,
     strict: bool = True,
 ) -> StateToFill:
     """Memory for the state that the checkpoint has of each parameter; nothing is read yet.
 
-    `box_of` gives the part that a plain shard is of the parameter of this name.  A parameter without any was never stepped where the checkpoint's groups name it; otherwise its
+    A parameter without any was never stepped where the checkpoint's groups name it; otherwise its
     state is lost, which only `strict=False` allows.
     """
     kinds, values = kinds_of(manifest), kinds_of_values(entries)
@@ -169,10 +170,7 @@ def state_to_fill(
                 continue
             state[kind] = _like(each.param, old.get(kind), stored)
             if is_present(each.param):
-                if (box := box_of(each.name)) is not None:
-                    layout = layout.box(box.offsets, box.shape)
-                else:
-                    layout = cut(layout, state[kind], literal=each.name in literal)
+                layout = part_of(each.name, layout, state[kind])
                 out.holdings.append(Holding(f"{each.name}.{kind}", layout, memory_of(state[kind])))
     if lost and strict:
         raise CoverageError(
