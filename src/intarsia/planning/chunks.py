@@ -20,6 +20,10 @@ Lying = Chunk | Entry | WholeTensor
 """What lies in one stretch of a file."""
 
 
+Place = tuple[str, int, int]
+"""A file, the byte at which something begins in it, and its length."""
+
+
 class Places(NamedTuple):
     """Stretches of files: numbers of their `names`, first bytes and lengths."""
 
@@ -27,6 +31,14 @@ class Places(NamedTuple):
     files: Numbers
     starts: Numbers
     lengths: Numbers
+
+    @staticmethod
+    def of(held: Sequence[Place]) -> Places:
+        """Places in columns, their files numbered."""
+        files, starts, lengths = zip(*held, strict=True) if held else ((), (), ())
+        numbers = {file: k for k, file in enumerate(dict.fromkeys(files))}
+        columns = [*map(numbers.__getitem__, files)], starts, lengths
+        return Places([*numbers], *(np.array(column, np.int64) for column in columns))
 
     def lists(self, first: int, stop: int) -> tuple[list[str], list[int], list[int]]:
         """Files, first bytes and lengths of some of them."""

@@ -195,7 +195,6 @@ class _Window(NamedTuple):
     held_bytes: int
 
 
-RELABELLED = "dtype-relabelled"
 _HELD_BYTES = attrgetter("held_bytes")
 
 STEPS = 8
@@ -350,7 +349,7 @@ def _judged(pair: Pair, found: _Found) -> Unequal | None:
 def _story(pair: Pair, exact: int, beyond: int, same_bits: bool) -> tuple[str, str]:
     """The kind, if that is all, and what is said of numbers of two types, as so many differ exactly and beyond rounding."""
     if beyond and same_bits:
-        return RELABELLED, "the bits are the same: one side names the wrong type"
+        return "dtype-relabelled", "the bits are the same: one side names the wrong type"
     if beyond:
         return "", "the numbers differ beyond rounding"
     if not exact:

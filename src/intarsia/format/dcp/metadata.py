@@ -17,12 +17,12 @@ from intarsia.collector import paused
 from intarsia.dtypes import BY_TORCH, DType
 from intarsia.errors import FormatError, UnsafeError, UnsupportedError, few
 from intarsia.format.complaint import Complain, Complaint, refuse
-from intarsia.format.dcp.metadata_chunks import Cuts, Place, PlaceOf, chunks_of, in_columns
+from intarsia.format.dcp.metadata_chunks import Cuts, PlaceOf, chunks_of
 from intarsia.format.torch_file.inert import Inert, brief
 from intarsia.format.torch_file.tensor_bounds import MAX_AXES, MAX_NAME, bytes_of
 from intarsia.frozen import frozen
 from intarsia.mesh import Box
-from intarsia.planning.chunks import Chunks
+from intarsia.planning.chunks import Chunks, Place, Places
 from intarsia.planning.manifest import Chunk, Entry
 from intarsia.store.reading.file_names import check_name
 from intarsia.store.reading.headers_once import made_once
@@ -266,7 +266,7 @@ def _matched(
     extra = {k: v for k, v in fields.items() if k not in _FIELDS}
     if unclaimed := {name for name, _ in places} - described.keys():
         extra["unclaimed"] = tuple(sorted(unclaimed))
-    columns = in_columns(held)
+    columns = Places.of(held)
     records = {
         name: TensorRecord(name, dtype, shape, Chunks(boxes, columns, first))
         for name, (dtype, shape, boxes, first) in tensors.items()

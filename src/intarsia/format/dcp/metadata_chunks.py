@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any
 
-import numpy as np
-
 from intarsia.errors import FormatError
 from intarsia.mesh import Box
-from intarsia.planning.chunks import Places
+from intarsia.planning.chunks import Place
 
-Place = tuple[str, int, int]
-"""A file, the byte at which something begins in it, and its length."""
 PlaceOf = dict[tuple[str, Any], Place]
 """The place of each (name, offset)."""
 _Axes = tuple[int, ...]
@@ -37,14 +32,6 @@ def chunks_of(
     if cut is not None and len(boxes) == len(listed):
         cuts[cut] = boxes
     return boxes, held
-
-
-def in_columns(held: Sequence[Place]) -> Places:
-    """Places in columns, their files numbered."""
-    files, starts, lengths = zip(*held, strict=True) if held else ((), (), ())
-    numbers = {file: k for k, file in enumerate(dict.fromkeys(files))}
-    columns = [*map(numbers.__getitem__, files)], starts, lengths
-    return Places([*numbers], *(np.array(column, np.int64) for column in columns))
 
 
 def _cut_of(shape: _Axes, listed: Any) -> _Cut | None:
