@@ -190,9 +190,13 @@ def test_a_memo_index_beyond_the_pickle_is_refused(opcode: bytes) -> None:
         check_pickle(b"\x80\x02N" + opcode + b".")
 
 
-def test_two_ways_to_number_the_memo_are_refused() -> None:
+@pytest.mark.parametrize(
+    "opcodes", [b"]\x94]q\x01", b"NN\x86q\x00N\x94h\x00h\x00\x86\x94h\x02h\x02\x86\x94"]
+)
+def test_two_ways_to_number_the_memo_are_refused(opcodes: bytes) -> None:
+    """What is fetched by a number would not be what was weighed under it."""
     with pytest.raises(FormatError, match="two ways"):
-        check_pickle(b"\x80\x04]\x94]q\x01.")
+        check_pickle(b"\x80\x04" + opcodes + b".")
 
 
 def test_references_may_not_repeat_a_heavy_value_beyond_all_measure() -> None:

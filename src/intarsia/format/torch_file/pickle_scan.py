@@ -123,6 +123,8 @@ class _Walk:
             found = self.phrase(data, at)
             if found is None:
                 if data[at : at + 1] == b".":
+                    if self.numbered and kinds:
+                        raise FormatError("the pickle numbers its memo in two ways")
                     return
                 at = self._step(at)
                 continue
@@ -203,8 +205,6 @@ class _Walk:
         if weight > _LIGHT:
             # A record that is matched as a whole uses what it likes as a key.
             self.phrase = _SLOW.match
-        if self.numbered and self.kinds:
-            raise FormatError("the pickle numbers its memo in two ways")
 
     def _tuple(self, start: int) -> None:
         weight = 1 + sum(self.stack[start:])
