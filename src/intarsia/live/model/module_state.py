@@ -155,7 +155,7 @@ class ModuleState:
         """Give the module this state by its `load_state_dict`, and see that it has it; with FSDP1, collective."""
         try:
             with whole_state(self.module, self.wrappers):
-                self.module.load_state_dict(self.state)
+                self.module.load_state_dict(copy(self.state))  # some change it
         except Exception as error:
             raise CoverageError(
                 f"{type(self.module).__name__} {because}, and its load_state_dict does not accept"
