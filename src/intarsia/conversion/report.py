@@ -30,8 +30,9 @@ class Report:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing of the source was left out; `plan.left_out` and the inventory say what, and why."""
-        return not (self.plan.left_out or left_out(self.plan.src.inventory))
+        """Whether nothing of the source is lost; `plan.left_out` and the inventory say what, and why."""
+        lost = any(tensor.lost for tensor in self.plan.left_out)
+        return not (lost or left_out(self.plan.src.inventory))
 
     def as_json(self) -> dict[str, Any]:
         return self.plan.as_json() | {

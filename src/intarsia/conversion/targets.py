@@ -23,6 +23,7 @@ from intarsia.format.request import Request, Wanted
 from intarsia.format.written_tensors import left_out, written_type
 from intarsia.mesh import Box, Mesh, Shape
 from intarsia.opened.masters import has_own_master
+from intarsia.planning.inventory import Reason
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.quantised.refusing import refuse_faults, refuse_numbers
 from intarsia.state.names import STEP, is_state, kind_of, like, parameter_of, state_among
@@ -51,7 +52,7 @@ def targets_for(src: Manifest, request: Request) -> Wanted:
     rows, equal = with_one_number(rows_for(src, request, writer, drop.keys()), src, drop.keys())
     for names in equal:
         why = f"equal to `{names[0]}`: a fused parameter has one number of it"
-        drop |= dict.fromkeys(names[1:], why)
+        drop |= dict.fromkeys(names[1:], Reason(why))
     targets = tuple(
         _target(row, src, request, writer)
         for row in rows
@@ -96,12 +97,12 @@ def _whole(shape: Shape) -> tuple[Box, ...]:
     return (Box.whole(shape),)
 
 
-def _dropped(src: Manifest, request: Request, writer: Format) -> dict[str, str]:
+def _dropped(src: Manifest, request: Request, writer: Format) -> dict[str, Reason]:
     """What is left out, and why."""
     dialect = dialect_for(src, request, writer)
     table = table_for(src.config)
     tied = table.tied if table and dialect not in ("same", "hf-module") else {}
-    found = {n: why for n in state_among(src.logical) if (why := writer.left_out(n))}
+    found = {n: Reason(why) for n in state_among(src.logical) if (why := writer.left_out(n))}
     return found | dict(left_out(src, tied, request.optimizer))
 
 

@@ -138,6 +138,9 @@ class Format(ABC):
     trainer_files = False
     """Whether a trainer keeps its own files beside, which number the parameters in the order stored."""
 
+    header_metadata = False
+    """Whether what headers of safetensors files say beside their tensors is kept."""
+
     entries_in_place = True
     """Whether the bytes of an entry lie in its file as they are."""
 

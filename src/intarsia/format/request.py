@@ -10,6 +10,7 @@ from intarsia.format.optimizer_state.learning_rates import Rates
 from intarsia.format.optimizer_state.parameter_groups import Groups
 from intarsia.frozen import frozen, frozen_open
 from intarsia.mesh import Mesh
+from intarsia.planning.inventory import Reason
 from intarsia.planning.manifest import Manifest, Target
 
 
@@ -35,7 +36,7 @@ class Wanted:
     """
 
     targets: tuple[Target, ...]
-    drop: Mapping[str, str]
+    drop: Mapping[str, Reason]
     entries: bool
     notes: tuple[str, ...]
     equal: tuple[tuple[str, ...], ...] = ()

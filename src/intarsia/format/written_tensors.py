@@ -8,20 +8,25 @@ from typing import Any
 from intarsia.dtypes import DType, is_lossless
 from intarsia.errors import UsageError
 from intarsia.family.config.kept_in_fp32 import is_kept
+from intarsia.planning.inventory import Reason
 from intarsia.planning.manifest import Manifest
 from intarsia.state.names import is_state, parameter_of
 
+_DROPPED = Reason("optimizer state, dropped as asked", lost=True)
 
-def left_out(src: Manifest, tied: Mapping[str, str], optimizer: str) -> Iterator[tuple[str, str]]:
+
+def left_out(
+    src: Manifest, tied: Mapping[str, str], optimizer: str
+) -> Iterator[tuple[str, Reason]]:
     """The logical tensors that are not written, and why."""
     if not tied and optimizer != "drop":
         return
     for name in src.logical:
         of = parameter_of(name)
         if of in tied:
-            yield name, f"{of} is tied to {tied[of]} by the configuration"
+            yield name, Reason(f"{of} is tied to {tied[of]} by the configuration")
         elif is_state(name) and optimizer == "drop":
-            yield name, "optimizer state, dropped as asked"
+            yield name, _DROPPED
 
 
 def written_type(name: str, of: Sequence[str], src: Manifest, asked: DType | None) -> DType:

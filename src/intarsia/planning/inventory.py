@@ -28,10 +28,11 @@ class Role(StrEnum):
 
 
 class Fate(StrEnum):
-    """What becomes of a part: its content is read, its file is copied as it is, or neither."""
+    """What becomes of a part: its content is read, its file is copied or made anew, or none of these."""
 
     READ = "read"
     COPIED = "copied"
+    MADE_ANEW = "made anew"
     LEFT_OUT = "left out"
 
 
@@ -57,6 +58,32 @@ class Item:
         }
 
 
+@frozen
+class Reason:
+    """Why a tensor is not taken; `lost` where nothing else in the destination says the same."""
+
+    text: str
+    lost: bool = False
+
+
+@frozen
+class LeftOut:
+    """A source tensor that the destination does not take, and why."""
+
+    tensor: str
+    elements: int
+    why: str
+    lost: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "tensor": self.tensor,
+            "elements": self.elements,
+            "why": self.why,
+            "lost": self.lost,
+        }
+
+
 def left_out(items: Iterable[Item]) -> list[Item]:
     """The parts that the destination does not get."""
     return [item for item in items if item.fate is Fate.LEFT_OUT]
@@ -70,6 +97,17 @@ def lines(items: Iterable[Item]) -> list[str]:
     return [
         f"{kind} {few(names, _SHOWN)} ({role}): {why}"
         for (kind, role, why), names in groups.items()
+    ]
+
+
+def tensor_lines(tensors: Iterable[LeftOut]) -> list[str]:
+    """What tensors are left out, for people: one line for all that are left out for the same reason."""
+    groups: dict[str, list[LeftOut]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.why, []).append(tensor)
+    return [
+        f"{few([x.tensor for x in group], 3)} ({sum(x.elements for x in group):,}): {why}"
+        for why, group in groups.items()
     ]
 
 

@@ -7,21 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from intarsia.frozen import frozen, frozen_open
+from intarsia.frozen import frozen_open
 from intarsia.mesh import Mesh
-from intarsia.planning.inventory import lines
+from intarsia.planning.inventory import LeftOut, lines, tensor_lines
 from intarsia.planning.manifest import Manifest, Target
 from intarsia.planning.proof import Gap, Proven, prover_of
 from intarsia.quantity import human
-
-
-@frozen
-class LeftOut:
-    """A source tensor that the destination does not take, and why."""
-
-    tensor: str
-    elements: int
-    why: str
 
 
 @frozen_open
@@ -77,9 +68,7 @@ class Plan:
             "peak_memory_bytes": self.peak_memory_bytes,
             "read_amplification": round(self.read_amplification, 4),
             "problems": list(self.problems),
-            "left_out": [
-                {"tensor": x.tensor, "elements": x.elements, "why": x.why} for x in self.left_out
-            ],
+            "left_out": [x.as_json() for x in self.left_out],
             "inventory": [item.as_json() for item in self.src.inventory],
             "notes": list(self.notes),
         }
@@ -97,7 +86,7 @@ class Plan:
             ("proof", "every element arrives exactly once" if self.proven else "NOT PROVEN"),
         ]
         rows += [("problem", text) for text in self.problems[:8]]
-        rows += [("left out", f"{x.tensor} ({x.elements:,}): {x.why}") for x in self.left_out[:8]]
+        rows += [("left out", text) for text in tensor_lines(self.left_out)]
         rows += [("left out", text) for text in lines(self.src.inventory)]
         rows += [("note", text) for text in self.notes]
         return "\n".join(f"{name:<9}{text}" for name, text in rows)

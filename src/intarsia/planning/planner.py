@@ -19,8 +19,9 @@ from intarsia.layout import Layout, Piece, holes
 from intarsia.mesh import Mesh
 from intarsia.planning.coalesce import merge, runs_of
 from intarsia.planning.copy import Copy
+from intarsia.planning.inventory import LeftOut, Reason
 from intarsia.planning.manifest import Manifest, Target
-from intarsia.planning.plan import LeftOut, Plan
+from intarsia.planning.plan import Plan
 from intarsia.planning.proof import Gap, Proven, prover_of
 from intarsia.planning.together import Group, partners, windows_together
 from intarsia.planning.window import WINDOW_BYTES
@@ -93,6 +94,9 @@ def read_cost(found: Sequence[Copy]) -> tuple[int, int]:
     return needed, read
 
 
+_UNASKED = Reason("")
+
+
 def make_plan(
     src: Manifest,
     targets: Sequence[Target],
@@ -101,7 +105,7 @@ def make_plan(
     mesh: Mesh,
     peak_memory_bytes: int,
     window_bytes: int = WINDOW_BYTES,
-    drop: dict[str, str] | None = None,
+    drop: Mapping[str, Reason] | None = None,
     notes: Sequence[str] = (),
 ) -> Plan:
     """Match, count and prove; `drop` names the logical tensors to leave out, and why."""
@@ -148,7 +152,7 @@ def make_plan(
 
 
 def _left_out(
-    src: Manifest, used: Mapping[str, Sequence[Piece]], drop: dict[str, str]
+    src: Manifest, used: Mapping[str, Sequence[Piece]], drop: Mapping[str, Reason]
 ) -> Iterable[LeftOut]:
     """Source elements that no target takes; `why` is empty where nobody asked for that."""
     counts: dict[Any, int] = {}
@@ -162,4 +166,5 @@ def _left_out(
             held = Layout((size,), tuple(pieces))
             unused = counts[key] = sum(hi - lo for lo, hi in holes(held, name, size))
         if unused:
-            yield LeftOut(name, unused, drop.get(name, ""))
+            why = drop.get(name, _UNASKED)
+            yield LeftOut(name, unused, why.text, why.lost)

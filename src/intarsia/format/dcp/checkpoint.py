@@ -46,6 +46,7 @@ class Dcp(Archives):
     """The format `dcp`."""
 
     name = "dcp"
+    header_metadata = True
     flat_groups = True
 
     def detect(self, path: PurePath) -> bool:

@@ -56,9 +56,12 @@ TRAINING = (
 )
 """What Trainer and accelerate keep beside a model, to go on with its training."""
 
+_MADE_ANEW = {
+    DIGESTS: "digests of these very files; those of the result are taken anew",
+    HEADERS: "what headers of safetensors files say; read, and written with the result",
+}
+
 _FILES = (
-    _kind(re.escape(DIGESTS), Role.SIDE, "digests of these very files; those of the result are taken anew"),
-    _kind(re.escape(HEADERS), Role.SIDE, "what headers of safetensors files say; read, and written with the result"),
     _kind(r"latest|latest_universal|latest_checkpointed_iteration\.txt", Role.TRAINING,
           "names a checkpoint of the run that it lies in"),
     _kind(r"zero_to_fp32\.py", Role.TRAINING, "a script for DeepSpeed's files, which are not carried"),
@@ -174,6 +177,8 @@ def _item(path: PurePath, present: Collection[str], read: Collection[str], *, tr
     if not is_file(path):
         what, why = ("link", "leads to nothing") if is_link(path) else ("file", "no file on disk")
         return Item(what, name, Role.UNKNOWN, Fate.LEFT_OUT, why)
+    if why := _MADE_ANEW.get(name, ""):
+        return Item("file", name, Role.SIDE, Fate.MADE_ANEW, why, nbytes)
     if kind := next((k for k in TRAINING if k.pattern.fullmatch(name)), None):
         fate, why = (Fate.COPIED, CARRIED_WHERE_EQUAL) if trains else (Fate.LEFT_OUT, NOT_CARRIED)
         return Item("file", name, kind.role, fate, why, nbytes)

@@ -53,6 +53,7 @@ class Hf(Format):
     sharded = False
     header_files = (INDEX, f"{OPTIMIZER}/{INDEX}", f"{OPTIMIZER}/{ENTRIES}")
     trainer_files = True
+    header_metadata = True
     found_by_name = True
     entries_in_place = False
 

@@ -34,6 +34,7 @@ from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.format.written_tensors import left_out, written_type
 from intarsia.layout import Layout
 from intarsia.mesh import Box, Mesh
+from intarsia.planning.inventory import Reason
 from intarsia.planning.manifest import Chunk, Entry, Manifest, Target
 from intarsia.state.names import (
     MASTER,
@@ -83,7 +84,7 @@ def fsdp_dtensor_targets(src: Manifest, table: Table | None, request: Request) -
     for names in writer.equal:
         for name in names[1:]:
             if name not in writer.steps:
-                drop[name] = f"equal to `{names[0]}`: a fused parameter has one counter"
+                drop[name] = Reason(f"equal to `{names[0]}`: a fused parameter has one counter")
     notes: tuple[str, ...] = ()
     if keeps and has_torch_groups(src.entries) and not has_megatron_groups(src.entries):
         notes = (
@@ -136,7 +137,7 @@ class _Writer:
     weights rounded, since those are written.
     """
 
-    def __init__(self, src: Manifest, request: Request, drop: dict[str, str]) -> None:
+    def __init__(self, src: Manifest, request: Request, drop: dict[str, Reason]) -> None:
         self.src, self.mesh, self.dtype, self.drop = src, request.mesh, request.dtype, drop
         self.held = {name for name in src.logical if name not in drop}
         self.targets: list[Target] = []
@@ -154,13 +155,13 @@ class _Writer:
         if {self.src.logical[n].dtype for n in names if n in self.src.logical} == {self.dtype}:
             self._add(name, row, None)
             why = f"{self.dtype} was asked for, and the weights are stored in it"
-            self.drop |= dict.fromkeys(masters, why)
+            self.drop |= dict.fromkeys(masters, Reason(why, lost=True))
             return
         self._add(name, replace(state_row(row, MASTER), name=row.name), self.dtype)
         for n, master in zip(names, masters, strict=True):
             self.drop.pop(master, None)
             if n in self.src.logical:
-                self.drop[n] = "its fp32 main weight is stored in its place"
+                self.drop[n] = Reason("its fp32 main weight is stored in its place")
                 self.rounded.append(n)
 
     def state(self, row: Param, kind: str) -> None:
