@@ -55,13 +55,17 @@ class IntarsiaError(Exception):
             raise self
 
     @property
+    def message(self) -> str:
+        """What is wrong, without what to do next."""
+        return Exception.__str__(self)
+
+    @property
     def brief(self) -> str:
         """The first line of the message."""
-        return Exception.__str__(self).partition("\n")[0]
+        return self.message.partition("\n")[0]
 
     def __str__(self) -> str:
-        message = Exception.__str__(self)
-        return f"{message}\n  hint: {self.hint}" if self.hint else message
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
 
 
 class UsageError(IntarsiaError):

@@ -114,6 +114,12 @@ def test_an_error_goes_to_json_too(tmp_path: Path) -> None:
     assert "does not exist" in answer.err
 
 
+def test_what_to_do_next_stands_apart_in_json(tmp_path: Path) -> None:
+    document = intarsia("inspect", tmp_path, "--json").json
+    assert document["hint"]
+    assert document["hint"] not in document["message"]
+
+
 def test_a_traceback_is_shown_where_it_is_asked_for(tmp_path: Path, monkeypatch) -> None:
     plain = intarsia("inspect", tmp_path / "absent")
     assert plain.err == f"intarsia: {tmp_path / 'absent'} does not exist\n"

@@ -55,8 +55,7 @@ def explain(path: Path, tensor: str) -> None:
     answer = command("explain", path, tensor, "--json")
     if answer.status:
         found = answer.json
-        message, _, hint = found["message"].partition("\n  hint: ")
-        raise getattr(intarsia, found["error"])(message, hint=hint or found.get("hint"))
+        raise getattr(intarsia, found["error"])(found["message"], hint=found["hint"])
 
 
 def convert(path: Path, folder: Path, to: str) -> None:

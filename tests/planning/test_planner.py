@@ -13,6 +13,7 @@ from intarsia.dtypes import BY_NAME
 from intarsia.errors import CoverageError
 from intarsia.layout import Layout, concat
 from intarsia.mesh import Box, Mesh, Rule
+from intarsia.planning.inventory import LeftOut, Reason
 from intarsia.planning.manifest import Chunk, Logical, Manifest, Stored, Target
 from intarsia.planning.plan import Plan
 from intarsia.planning.planner import make_plan
@@ -125,9 +126,9 @@ def test_what_is_left_of_a_tensor_is_counted_by_how_it_is_taken_not_by_where() -
 
 def test_what_is_dropped_on_purpose_is_listed_with_its_reason() -> None:
     src = manifest(stored("w", W), stored("v", Layout.of("v", SHAPE)))
-    found = plan(src, [target("w", W)], drop={"v": "as asked"})
+    found = plan(src, [target("w", W)], drop={"v": Reason("as asked", lost=True)})
     assert found.proven
-    assert [(x.tensor, x.elements, x.why) for x in found.left_out] == [("v", 24, "as asked")]
+    assert found.left_out == (LeftOut("v", 24, "as asked", lost=True),)
 
 
 def test_overlapping_chunks_are_a_fault() -> None:
@@ -185,7 +186,7 @@ def test_a_plan_is_proven_where_sources_hold_each_row_once(first, second, tp: in
 
 def test_a_plan_prints_as_a_table_and_as_json() -> None:
     src = manifest(stored("w", W), stored("v", Layout.of("v", SHAPE)))
-    found = plan(src, [target("w", W)], drop={"v": "as asked"}, notes=["a remark"])
+    found = plan(src, [target("w", W)], drop={"v": Reason("as asked")}, notes=["a remark"])
     text = str(found)
     assert "every element arrives exactly once" in text
     assert "left out v (24): as asked" in text
@@ -194,7 +195,7 @@ def test_a_plan_prints_as_a_table_and_as_json() -> None:
     wanted = "proven tensors copies read_bytes write_bytes peak_memory_bytes read_amplification"
     assert {*wanted.split(), "problems"} <= document.keys()
     assert document["proven"] is True
-    assert document["left_out"] == [{"tensor": "v", "elements": 24, "why": "as asked"}]
+    assert document["left_out"] == [LeftOut("v", 24, "as asked").as_json()]
     broken = plan(manifest(stored("gate", GATE)), [target("gate", GATE), target("up", UP)])
     assert "NOT PROVEN" in str(broken)
     assert broken.as_json()["problems"] == list(broken.problems)

@@ -67,7 +67,7 @@ def complain(text: str) -> None:
 def print_error(error: IntarsiaError) -> None:
     """Print what failed as a JSON document."""
     with to_stdout():
-        document = {"error": type(error).__name__, "message": str(error), "hint": error.hint}
+        document = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
         print(json.dumps(document))
 
 
