@@ -60,6 +60,23 @@ def test_state_of_a_parameter_is_missed_where_the_groups_list_it(
         assert intarsia.verify(tmp_path / f"{name}-hf").sound is not bool(lost)
 
 
+def test_groups_that_do_not_list_what_has_state_say_of_no_parameter_that_it_is_frozen(
+    tmp_path: Path,
+) -> None:
+    layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(9))
+    model = torch.nn.ModuleDict({"layers": layers})
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    weights, state = get_state_dict(model, optimizer)
+    del state["state"]["layers.3.weight"]
+    state["param_groups"][0]["params"] = [f"net.{n}" for n in state["param_groups"][0]["params"]]  # type: ignore[index]
+    dcp.save({"model": weights, "optim": state}, checkpoint_id=tmp_path / "lost")
+    (fault,) = intarsia.verify(tmp_path / "lost").faults
+    assert fault.tensors == ("optimizer.exp_avg.layers.3.weight",)
+
+
 def test_a_parameter_that_no_gradient_has_reached_is_at_step_zero(tmp_path: Path) -> None:
     tensors, head = trained(weights(1)), "model.norm.weight"
     tensors[f"optimizer.step.{head}"] = torch.tensor(0.0)
@@ -67,7 +84,12 @@ def test_a_parameter_that_no_gradient_has_reached_is_at_step_zero(tmp_path: Path
     assert (fault.kind, fault.tensors) == ("steps-disagree", (f"optimizer.step.{head}",))
     for kind in ("exp_avg", "exp_avg_sq"):
         tensors[f"optimizer.{kind}.{head}"].zero_()
-    assert not faults(tmp_path / "still", tensors)
+    report = intarsia.verify(write(tensors, tmp_path / "still"))
+    assert report.sound
+    assert any(f"optimizer.step.{head} at step 0, with all" in note for note in report.notes)
+    begun = {n: x * 0 if "optimizer." in n else x for n, x in tensors.items()}
+    report = intarsia.verify(write(begun, tmp_path / "begun"))
+    assert not any("at step 0" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("kind", ["master", "step"])

@@ -46,7 +46,7 @@ def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[F
           if kind not in kinds),
         *_without_a_part(manifest, moving, sorted(every) if another else (MASTER, STEP)),
         *map(first, _stepped(
-            manifest, [*_bare_experts(manifest, moving), *_bare_parameters(manifest, moving)]
+            manifest, moving, [*_bare_experts(manifest, moving), *_bare_parameters(manifest, moving)]
         )),
     ]  # fmt: skip
     lost = [name for name in lost if name not in known and parameter_of(name) not in known]
@@ -111,8 +111,11 @@ def _bare_parameters(manifest: Manifest, held: Mapping[str, set[str]]) -> Iterat
         yield from bare
 
 
-def _stepped(manifest: Manifest, names: Sequence[str]) -> Sequence[str]:
-    """Those of the parameters that the optimizer's stored groups list: it steps no others; all where none is stored."""
+def _stepped(manifest: Manifest, held: Collection[str], names: Sequence[str]) -> Sequence[str]:
+    """Those of the parameters that the optimizer's stored groups list: it steps no others.
+
+    All where no groups are stored, or not of the parameters that have state: those are not in them by these names.
+    """
     if not names:
         return names
     from intarsia.format.optimizer_state.groups_in_entries import groups_from_torch
@@ -126,8 +129,8 @@ def _stepped(manifest: Manifest, names: Sequence[str]) -> Sequence[str]:
     except IntarsiaError as error:
         error.raise_unless_fault()
         return names
-    listed = {name for group in groups.each for name in group.members} if groups else {*names}
-    return [name for name in names if name in listed]
+    listed = {name for group in groups.each for name in group.members} if groups else set()
+    return [name for name in names if name in listed or not listed.issuperset(held)]
 
 
 def misshapen_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[Fault]:

@@ -42,6 +42,8 @@ def notes_on_steps(found: Sequence[ItemStats]) -> Iterator[str]:
     behind = {place_of(n).stack: steps[n] for n in _unfrozen_later(steps)}
     for stack, step in behind.items():
         yield f"all of {stack}* is at step {step:g}, behind the rest, as parameters that were unfrozen later are"
+    if any(steps.values()) and (still := _never_stepped(found, steps)):
+        yield f"{few(sorted(still))} at step 0, with all other state zero: no gradient has reached them, or their state was lost"
 
 
 def _unfrozen_later(steps: Mapping[str, float]) -> set[str]:
