@@ -104,12 +104,15 @@ def test_rows_that_one_side_lacks_are_padding_at_the_end_of_a_vocabulary_alone(
     )
 
 
-@pytest.mark.parametrize(("columns", "kind"), [(40, "padding"), (2, "unexplained")])
+@pytest.mark.parametrize(
+    ("equal", "columns", "kind"),
+    [(0, 40, "padding"), (0, 2, "unexplained"), (1, 40, "unexplained")],
+)
 def test_last_rows_of_a_vocabulary_may_be_padding_where_they_differ_all_over(
-    tmp_path: Path, columns: int, kind: str
+    tmp_path: Path, equal: int, columns: int, kind: str
 ) -> None:
     other = W.clone()
-    other[-3:, :columns] = normal_tensor((3, columns), torch.float32, 9)
+    other[-6 : len(W) - equal, :columns] = normal_tensor((6 - equal, columns), torch.float32, 9)
     assert named(compared(tmp_path, W, other, "lm_head.weight")) == [kind]
 
 

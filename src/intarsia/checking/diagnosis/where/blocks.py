@@ -101,7 +101,9 @@ def _pads(e: Evidence, elements: DifferingElements, content: str) -> bool:
         return False
     n = e.shape[0]
     rows = n - elements.box.offsets[0]
-    if rows == n or elements.count < DENSE * rows * prod(e.shape[1:]):
+    if rows == n or elements.box.shape[0] < rows:
+        return False
+    if elements.count < DENSE * rows * prod(e.shape[1:]):
         return False
     return may_pad(e.name, rows, n) or (content == "zero" and rows * 4 < n)
 
