@@ -81,12 +81,12 @@ def qweights(tensors: Tensors, method: str, group: int = 16) -> Tensors:
     return found
 
 
-def nf4(tensors: Tensors, block: int = 64) -> Tensors:
-    """bitsandbytes: two numbers in a byte, one after another, whatever the shape."""
+def nf4(tensors: Tensors, block: int = 64, storage: torch.dtype = torch.uint8) -> Tensors:
+    """bitsandbytes: two numbers in a byte, one after another, whatever the shape and the type that holds the bytes."""
     found = dict(tensors)
     for k, name in enumerate(linears(tensors)):
         size = prod(tensors[name].shape)
-        found[name] = integers((size // 2, 1), torch.uint8, k)
+        found[name] = integers((size // 2, 1), torch.uint8, k).view(-1).view(storage).view(-1, 1)
         found[f"{name}.absmax"] = torch.rand(-(-size // block)) + 0.01
         found[f"{name}.quant_map"] = torch.linspace(-1, 1, 16)
         said = json.dumps({"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16"}).encode()
@@ -186,6 +186,14 @@ SCHEMES: dict[str, tuple[Callable[[Tensors], Tensors], dict[str, Any]]] = {
     "awq": (lambda t: qweights(t, "awq"), {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm", "zero_point": True}),
     "gptq": (lambda t: qweights(t, "gptq"), {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": True}),
     "nf4": (nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
+    "nf4 in bf16": (
+        lambda t: nf4(t, storage=torch.bfloat16),
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
+    ),
+    "nf4 in fp32": (
+        lambda t: nf4(t, storage=torch.float32),
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "float32"},
+    ),
     "int8": (int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
     "nvfp4": (nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
     "nvfp4 compressed": (

@@ -95,7 +95,7 @@ def test_one_scale_for_a_row_goes_with_its_row_and_columns_are_cut_freely(tmp_pa
     assert found[f"{up}_scale"][1] == Box((48, 0), (48, 1))
 
 
-@pytest.mark.parametrize("scheme", ["awq", "gptq", "nf4", "int8", "torchao", "aqlm"])
+@pytest.mark.parametrize("scheme", ["awq", "gptq", "nf4", "nf4 in bf16", "int8", "torchao", "aqlm"])
 def test_schemes_whose_order_is_their_own_are_not_cut_and_stay_on_their_ranks(
     tmp_path: Path, scheme: str
 ) -> None:

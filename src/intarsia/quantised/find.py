@@ -7,7 +7,7 @@ known here are taken by module: every tensor beside integers belongs to them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import takewhile
 from typing import Any
@@ -25,6 +25,7 @@ from intarsia.quantised.weight import (
     part_of,
 )
 from intarsia.quantised.words import (
+    FOUR_BITS,
     INNER,
     KNOWN,
     PACKED,
@@ -49,17 +50,15 @@ def find_quantised(
     words = by_last_word(tensors.values())
     places = cache(lambda: {name: k for k, name in enumerate(tensors)})
     claimed = [(group, claim, group.parts(claim)) for group in words for claim in group.claims]
-    mains = _mains(words, [parts for *_, parts in claimed], places)
+    four_bits = {of for _, claim, parts in claimed if claim.word in FOUR_BITS for of in parts}
+    mains = _mains(words, [parts for *_, parts in claimed], four_bits, places)
     own = {main.name for main, _ in mains.values()}
     taken = {*own}
     columns = [(claim, group.left(claim, parts, mains, own)) for group, claim, parts in claimed]
     kinds: dict[Hashable, int] = {}
     found, order, bare = list[Alike](), list[int](), list[Part]()
     for of, (main, word) in mains.items():
-        others = []
-        for claim, parts in columns:
-            if of in parts:
-                others.append((parts[of], claim))
+        others = [(parts[of], claim) for claim, parts in columns if of in parts]
         if not others:
             bare.append(part_of(main, word, Role.WEIGHT))
             continue
@@ -115,17 +114,22 @@ def _faults(
 def _mains(
     words: Iterable[LastWord],
     claimed: Sequence[Mapping[str, Typed]],
+    four_bits: Collection[str],
     places: Callable[[], Mapping[str, int]],
 ) -> dict[str, tuple[Typed, str]]:
     """The stored weights in element types of quantised numbers, by the name of the plain weight.
 
-    Each with the word that its name adds to that; `claimed` have the names that others claim to be parts of.
+    Each with the word that its name adds to that; `claimed` have the names that others claim to be parts
+    of, `four_bits` those that words of bitsandbytes claim.
     """
     listed: list[tuple[str, tuple[Typed, str]]] = []
     ended = 0
     for group in words:
         codes = {x for x in {s.dtype.name for s in group.tensors} if _holds_codes(x)}
         coded = [s for s in group.tensors if s.dtype.name in codes] if codes else []
+        if four_bits:
+            column = (s for s in group.tensors if s.name in four_bits and s.shape[1:] == (1,))
+            coded += [s for s in column if s.dtype.name not in codes]
         ended += bool(coded)
         if group.word == ".weight":
             listed += [(s.name, (s, "")) for s in coded]
@@ -164,7 +168,7 @@ def _holds_codes(dtype: str) -> bool:
 def _weight(of: str, main: Part, others: tuple[Part, ...], scheme: Scheme | None) -> QuantisedWeight:  # fmt: skip
     form = _FORMS.get(main.word, main.word)
     if not form:
-        form = "nf4" if ".absmax" in [part.word for part in others] else "scaled"
+        form = "nf4" if any(part.word in FOUR_BITS for part in others) else "scaled"
     method = scheme.method if scheme else ""
     whole = main.dtype.name.startswith("F8") or (
         main.dtype.name == "I8"

@@ -80,6 +80,11 @@ class QuantisedWeight:
         return f"{self.main.dtype} with scales" if self.form == "scaled" else self.form
 
     @property
+    def is_bytes(self) -> bool:
+        """Whether an element type of numbers holds codes of four bits, so that its elements are no numbers."""
+        return self.form == "nf4" and self.main.dtype.floating
+
+    @property
     def template(self) -> Hashable:
         """What it has in common with weights of its scheme that differ by name alone."""
         others = [(part.word, part.dtype.name, part.shape) for part in self.others]

@@ -53,6 +53,9 @@ _TORCHAO = _by_word({
 PACKED = ("_packed", "_blocks", "._data")
 """What follows the name of a weight whose stored form has a name of its own."""
 
+FOUR_BITS = (".absmax", ".quant_map", ".quant_state")
+"""What bitsandbytes adds to a weight of four bits, whose bytes are a column of any element type."""
+
 _STATE = re.compile(r"^(?P<of>.+)\.quant_state\.\w+$", re.DOTALL)
 INNER = re.compile(
     r"^(?P<module>.+\.)_(?P<name>[a-z]\w*?)_(?P<word>qdata|" + "|".join(_TORCHAO) + r")$", re.DOTALL

@@ -60,5 +60,8 @@ def weights_among(found: Sequence[ItemStats], quantised: Quantised) -> list[Item
 
 
 def _part_beside(stats: ItemStats, quantised: Quantised) -> tuple[QuantisedWeight, Part] | None:
+    """The part that a tensor is of a quantised weight, unless its elements are the weight's own codes or numbers."""
     found = quantised.by_part.get(stats.item.stored.name)
-    return None if found is None or found[1].role is Role.WEIGHT else found
+    if found is None or (found[1].role is Role.WEIGHT and not found[0].is_bytes):
+        return None
+    return found
