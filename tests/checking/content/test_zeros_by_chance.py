@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import intarsia
 from tests.checkpoints import normal_tensor
@@ -76,3 +78,43 @@ def test_weights_that_a_mask_was_multiplied_with_are_zero_whatever_their_sign(
     tensors = {at.format(k): pruned((1, 24), 0.75, k) for k in range(3)}
     tensors[at.format(0)] *= -0.0
     assert not kinds(tmp_path, tensors)
+
+
+class LookedUp(torch.nn.Module):
+    """A table under a name of its own, and layers behind it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.add_module(name, torch.nn.Embedding(96, 8))
+        self.body = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self.get_submodule(self.name)(ids)
+        for layer in self.body:
+            x = x + layer(x).tanh()
+        return x
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("name", ["tok", "codebook", "embed"])
+@pytest.mark.parametrize("came", [31, 32])
+def test_rows_of_a_table_that_never_came_have_no_moments(
+    name: str, came: int, named: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(came)
+    model = LookedUp(name)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.arange(came)).square().sum().backward()
+    optimizer.step()
+    weights, state = get_state_dict(model, optimizer)
+    saved = {"model": weights, "optim": state if named else optimizer.state_dict()}
+    dcp.save(saved, checkpoint_id=tmp_path / "one", no_dist=True)
+    intarsia.convert(tmp_path / "one", tmp_path / "cut", to="dcp", mesh="fsdp=3", section=".")
+    assert intarsia.verify(tmp_path / "cut")
+    place = state["state"]["body.1.weight"]["exp_avg"]
+    place[2:4] = 0
+    dcp.save({"model": weights, "optim": state}, checkpoint_id=tmp_path / "lost", no_dist=True)
+    intarsia.convert(tmp_path / "lost", tmp_path / "lost3", to="dcp", mesh="fsdp=4", section=".")
+    (fault,) = intarsia.verify(tmp_path / "lost3").faults
+    assert (fault.kind, fault.tensors) == ("zero-block", ("optimizer.exp_avg.body.1.weight",))

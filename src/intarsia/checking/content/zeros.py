@@ -53,6 +53,7 @@ def zero_block(
         return
     if place.is_moment and place.is_rare:
         return  # tokens that never came and experts that were never chosen have none
+    by_row = not (place.is_moment and place.layer is None)  # a table under any name is looked up
     rare = place.is_rare and place.expert is None and "expert" not in place.template
     share = 16 if rare or place.is_moment else 64
     for word, runs, count, length, across in (
@@ -61,7 +62,7 @@ def zero_block(
     ):
         chunks = [r for r in runs if word == "rows" and _is_a_chunk(stats, r)]
         whole = {*chunks, *(r for r in runs if is_share(*r, length))}
-        for lo, hi in runs:
+        for lo, hi in runs if word == "columns" or by_row else ():
             chunk = (lo, hi) in chunks and not place.is_vocabulary
             enough = hi - lo >= max(_FEWEST_ROWS, length // share) and is_share(lo, hi, length)
             if not (chunk and hi - lo >= 2) and not (enough and not _is_scattered(runs, length)):
