@@ -220,3 +220,31 @@ def test_adams_groups_do_not_turn_adamw_into_adam(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="AdamW always has True"):
         intarsia.load(source, into=model, optimizer=optimizer)
     assert optimizer.param_groups[0]["decoupled_weight_decay"] is True
+
+
+@pytest.mark.parametrize("choice", ["keep", "drop"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_what_torch_dist_has_no_place_for_is_named(
+    momentum: float, choice: str, tmp_path: Path
+) -> None:
+    model = made()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+    model(input_ids=torch.arange(9)[None], labels=torch.arange(9)[None]).loss.backward()
+    optimizer.step()
+    intarsia.save(tmp_path / "ours", model, optimizer)
+    report = intarsia.convert(tmp_path / "ours", tmp_path / "td", to="torch_dist", optimizer=choice)
+    named = "".join(note for note in report.notes if "cannot be stored in torch_dist" in note)
+    assert ("optimizer.class" in named) == (choice == "keep")
+    assert ("optimizer.param_groups.0" in named) == (choice == "keep" and not momentum)
+    assert "without_state" not in named or not momentum
+
+
+def test_state_of_no_parameter_is_refused_by_torch_dist(tmp_path: Path) -> None:
+    model = made()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(input_ids=torch.arange(9)[None], labels=torch.arange(9)[None]).loss.backward()
+    optimizer.step()
+    optimizer.state["rounds"] = 7  # type: ignore[index]
+    intarsia.save(tmp_path / "ours", model, optimizer)
+    with pytest.raises(UsageError, match="shared_state.*rounds.*that torch_dist cannot hold"):
+        intarsia.convert(tmp_path / "ours", tmp_path / "td", to="torch_dist")

@@ -10,7 +10,7 @@ from intarsia.format.optimizer_state.parameter_groups import has_megatron_groups
 from intarsia.format.request import EntriesToWrite, Source, Wanted
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_zip import read_object
-from intarsia.state.names import STEP, TORCH_STATE, StateName, kind_of
+from intarsia.state.names import SHARED_STATE, STEP, TORCH_STATE, StateName, kind_of
 
 
 def entries_to_write(src: Source, wanted: Wanted) -> EntriesToWrite:
@@ -52,7 +52,7 @@ def _step_in(src: Source) -> float | None:
     """The step that is stored as a number beside the tensors; raise where more than that is."""
     steps = set[float]()
     for name, data in src.entries.items():
-        if name.startswith(TORCH_STATE):
+        if name.startswith((TORCH_STATE, SHARED_STATE)):
             value, state = plain(read_object(data, name)), StateName.of_torch(name)
             if state is None or state.kind != STEP or type(value) not in (int, float):
                 raise UsageError(

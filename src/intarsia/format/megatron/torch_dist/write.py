@@ -40,6 +40,7 @@ from intarsia.format.megatron.configuration.written_arguments import (
 from intarsia.format.megatron.detection import BACKEND, backend_file
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT, COUNTERS, TRACKER
 from intarsia.format.megatron.fsdp_dtensor.entries import common_in, common_of
+from intarsia.format.megatron.fsdp_dtensor.keys import GROUP
 from intarsia.format.megatron.optimizer.expert_optimizer import (
     experts_apart,
     note_on_experts,
@@ -54,10 +55,11 @@ from intarsia.format.megatron.optimizer.groups_to_write import (
 from intarsia.format.megatron.torch_dist.stacks import Part, alike_layers, part_of
 from intarsia.format.optimizer_state.learning_rates import note_on_rates, set_rates
 from intarsia.format.torch_file.plain import plain
+from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.mesh import Mesh, Shape
 from intarsia.planning.chunks import Chunks
 from intarsia.planning.manifest import Chunk, Target
-from intarsia.state.names import is_state
+from intarsia.state.names import TORCH_GROUPS, TORCH_STATE, is_state
 
 
 def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
@@ -88,13 +90,16 @@ def _left_behind(
     state: Mapping[str, Any], held: Mapping[str, bytes], options: WriteOptions
 ) -> Iterator[str]:
     """Objects of the source that this format, or this mesh, has no place for."""
-    known = {"optimizer", COMMON_OBJECT.partition("/")[0], *state}
+    known = {COMMON_OBJECT.partition("/")[0], *state} - {"optimizer"}
+    groups = (TORCH_STATE, TORCH_GROUPS, GROUP) if "optimizer" in state else ()
     left = [
         name
-        for name in options.entries
+        for name, data in options.entries.items()
         if name not in held
         and re.split(r"[./]", name)[0] not in known
         and "_extra_state" not in name
+        and not name.startswith(groups)
+        and not (is_state(name) and plain(read_object(data, name)) == [])
     ]
     if left:
         shown = few(left, 4)
