@@ -74,9 +74,24 @@ def test_a_part_that_was_unfrozen_later_may_be_steps_behind(tmp_path: Path) -> N
     steps |= {f"optimizer.step.model.layers.{k}.w": torch.tensor(9.0) for k in range(3)}
     report = alone(tmp_path / "sound", steps)
     assert report.sound, report
-    assert any("visual.blocks" in note and "step 3" in note for note in report.notes)
+    assert any("visual.*" in note and "step 3" in note for note in report.notes)
     steps["optimizer.step.visual.blocks.1.w"] = torch.tensor(4.0)
     assert kinds(alone(tmp_path / "faulty", steps)) == ["steps-disagree"]
+
+
+@pytest.mark.parametrize("apart", ["critic.", "model.visual."])
+def test_models_beside_each_other_have_steps_of_their_own(apart: str, tmp_path: Path) -> None:
+    other = "model.language." if apart.startswith("model.") else "actor."
+    leaves = ["embed.weight", *(f"layers.{k}.w" for k in range(3)), "head.weight"]
+    steps = {f"optimizer.step.{apart}{leaf}": torch.tensor(3.0) for leaf in leaves}
+    steps |= {f"optimizer.step.{other}{leaf}": torch.tensor(9.0) for leaf in leaves}
+    report = alone(tmp_path / "sound", steps)
+    assert report.sound, report
+    (note,) = [note for note in report.notes if "behind" in note]
+    assert f"all of {apart}* is at step 3" in note
+    for wrong in (f"{apart}head.weight", f"{apart}layers.1.w", f"{other}embed.weight"):
+        faulty = steps | {f"optimizer.step.{wrong}": torch.tensor(5.0)}
+        assert kinds(alone(tmp_path / wrong, faulty)) == ["steps-disagree"]
 
 
 def test_main_weights_of_a_run_that_did_not_move_them_are_bf16_numbers(tmp_path: Path) -> None:

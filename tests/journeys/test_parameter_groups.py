@@ -246,5 +246,5 @@ def test_state_of_no_parameter_is_refused_by_torch_dist(tmp_path: Path) -> None:
     optimizer.step()
     optimizer.state["rounds"] = 7  # type: ignore[index]
     intarsia.save(tmp_path / "ours", model, optimizer)
-    with pytest.raises(UsageError, match="shared_state.*rounds.*that torch_dist cannot hold"):
+    with pytest.raises(UsageError, match=r"shared_state.*rounds.*that torch_dist cannot hold"):
         intarsia.convert(tmp_path / "ours", tmp_path / "td", to="torch_dist")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import place_of
@@ -24,7 +24,7 @@ def _steps(found: Sequence[ItemStats]) -> dict[str, float]:
 def steps_that_disagree(found: Sequence[ItemStats]) -> Iterator[Fault]:
     """Dense parameters at different steps; an expert may be behind, never ahead."""
     steps = _steps(found)
-    late = _unfrozen_later(steps) | _never_stepped(found, steps)
+    late = _behind(steps).keys() | _never_stepped(found, steps)
     dense = {n: v for n, v in steps.items() if place_of(n).expert is None and n not in late}
     if not dense:
         return
@@ -37,29 +37,46 @@ def steps_that_disagree(found: Sequence[ItemStats]) -> Iterator[Fault]:
 
 
 def notes_on_steps(found: Sequence[ItemStats]) -> Iterator[str]:
-    """Parts of a model that are steps behind as a whole."""
+    """Parts of a model, or models beside each other, that are steps behind as a whole."""
     steps = _steps(found)
-    behind = {place_of(n).stack: steps[n] for n in _unfrozen_later(steps)}
-    for stack, step in behind.items():
-        yield f"all of {stack}* is at step {step:g}, behind the rest, as parameters that were unfrozen later are"
+    for part, step in {part: steps[n] for n, part in _behind(steps).items()}.items():
+        yield (
+            f"all of {part}* is at step {step:g}, behind the rest, as parameters are that were"
+            " unfrozen later or have an optimizer of their own"
+        )
     if any(steps.values()) and (still := _never_stepped(found, steps)):
         yield f"{few(sorted(still))} at step 0, with all other state zero: no gradient has reached them, or their state was lost"
 
 
-def _unfrozen_later(steps: Mapping[str, float]) -> set[str]:
-    """The counters of whole stacks of layers that are behind together: those were trained later."""
+def _behind(steps: Mapping[str, float]) -> dict[str, str]:
+    """The part of each counter whose whole part, with a stack of layers of its own, is behind."""
     stacks: dict[str, list[str]] = {}
     for name in steps:
         if place_of(name).layer is not None:
             stacks.setdefault(place_of(name).stack, []).append(name)
     most = max(steps.values(), default=0.0)
-    found: set[str] = set()
-    for names in stacks.values() if len(stacks) > 1 else ():
-        held = {steps[name] for name in names}
-        layers = {place_of(name).layer for name in names}
-        if len(held) == 1 and held < {*steps.values()} and max(held) < most and len(layers) > 1:
-            found.update(names)
+    found: dict[str, str] = {}
+    for stack, names in stacks.items() if len(stacks) > 1 else ():
+        step = steps[names[0]]
+        if step == most or len({place_of(name).layer for name in names}) < 2:
+            continue
+        for part in _parts(stack, stacks):
+            inside = [n for n in steps if parameter_of(n).startswith(part)]
+            if all(steps[n] == step for n in inside):
+                found |= dict.fromkeys(inside, part)
+                break
     return found
+
+
+def _parts(stack: str, stacks: Collection[str]) -> Iterator[str]:
+    """How the names begin of each part of a model in which a stack is the only one, the largest first.
+
+    >>> [*_parts("critic.model.layers.", ["actor.model.layers.", "critic.model.layers."])]
+    ['critic.', 'critic.model.', 'critic.model.layers.']
+    """
+    for k in range(1, len(stack) + 1):
+        if stack[:k].endswith(".") and sum(s.startswith(stack[:k]) for s in stacks) == 1:
+            yield stack[:k]
 
 
 def _never_stepped(found: Sequence[ItemStats], steps: Mapping[str, float]) -> set[str]:
