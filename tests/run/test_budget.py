@@ -55,19 +55,26 @@ def test_bytes_that_are_held_leave_less_for_buffers() -> None:
 def test_what_all_workers_have_in_hand_is_a_small_share_of_the_work(workers: int) -> None:
     for total in (1 << 24, 1 << 30, 1 << 40):
         budget = Budget.of("2GiB", workers).for_work(total, processes=2)
-        assert 2 * workers * budget.step_bytes <= total / 24
+        assert 2 * budget.workers * budget.step_bytes <= total / 24
         assert budget.window_bytes <= budget.step_bytes <= STEP_BYTES
     assert Budget.of("2GiB", 4).for_work(0).window_bytes > 0
 
 
 def test_many_small_tensors_have_no_more_workers_than_gain_by_it() -> None:
-    sixteen, total = Budget.of("2GiB", 16), 8_000_000_000
+    sixteen, total = Budget.of("2GiB", 16), 10_000_000_000
     assert sixteen.for_work(total, targets=300, boxes=2_400).workers == 16
     few = sixteen.for_work(total, targets=7_641, boxes=61_128)
     assert few.workers == 8
     assert few == Budget.of("2GiB", 8).for_work(total)
     assert 8 < sixteen.for_work(total, targets=7_641, boxes=7_641).workers < 16
     assert Budget.of("2GiB", 2).for_work(1_000, targets=7_641, boxes=61_128).workers == 2
+
+
+def test_little_work_has_no_more_workers_than_its_steps_leave_work_for() -> None:
+    sixteen = Budget.of("2GiB", 16)
+    found = [sixteen.for_work(gigabytes << 30).workers for gigabytes in (1, 2, 4, 8, 16)]
+    assert found == [8, 8, 10, 15, 16]
+    assert Budget.of("2GiB", 4).for_work(1 << 20).workers == 4
 
 
 def test_the_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from math import isqrt
 
 from intarsia.errors import UsageError
 from intarsia.frozen import frozen
@@ -24,6 +25,8 @@ ALONE_BYTES = 512 << 10
 """Bytes that a thread works on in the time that a thing keeps the interpreter for itself."""
 TARGET_BYTES, BOX_BYTES = 100 << 10, 8 << 10
 """Bytes that a thread moves in the time that a target, and each of its boxes, keeps the interpreter for itself."""
+TURN_BYTES = 36 << 20
+"""Bytes that a thread moves in the time that the steps of one worker keep the interpreter for themselves."""
 ENOUGH = 8
 """So many workers are not too many for anything: they may wait for a disk."""
 STEP_BYTES = 64 << 20
@@ -67,10 +70,14 @@ class Budget:
     ) -> Budget:
         """The same budget, its windows a small share of the work, and no more workers than gain by it.
 
-        More of them would wait for the interpreter, which has work with each target and each of its boxes.
+        More of them would wait for the interpreter, which has work with each target, each of its boxes and each
+        step; every worker brings steps of its own, so that as many gain as balance that with the bytes.
         """
         alone_bytes = targets * TARGET_BYTES + boxes * BOX_BYTES
-        workers = min(self.workers, max(ENOUGH, 1 + total_bytes // max(alone_bytes, 1)))
+        gain = min(
+            1 + total_bytes // max(alone_bytes, 1), isqrt(total_bytes // (processes * TURN_BYTES))
+        )
+        workers = min(self.workers, max(ENOUGH, gain))
         share = total_bytes // (SHARES * workers * processes)
         return replace(self, workers=workers, share_bytes=max(LEAST_WINDOW_BYTES, share))
 
