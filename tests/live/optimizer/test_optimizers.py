@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from transformers import Phi3Config, Phi3ForCausalLM
 
 import intarsia
 from intarsia.errors import CoverageError, LayoutError, UsageError
@@ -626,6 +627,26 @@ def test_values_of_a_whole_parameter_are_not_loaded_beside_a_part(tmp_path: Path
     again = Own(part.parameters(), {"lr": 1.0})
     with pytest.raises(UsageError, match="which is now sharded over ranks"):
         intarsia.load(tmp_path / "a", into=part, optimizer=again, mesh="fsdp=2", rank=0)
+
+
+def test_tensors_among_the_settings_of_a_fused_parameter_are_those_of_its_parts(
+    tmp_path: Path,
+) -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "vocab_size": 16}
+    config = Phi3Config(**sizes, num_attention_heads=2, num_key_value_heads=1, pad_token_id=0)
+    models = [Phi3ForCausalLM(config) for _ in range(2)]
+    optimizers = []
+    for model, lr in zip(models, (0.25, 7.0), strict=True):
+        norms = [p for n, p in model.named_parameters() if "norm" in n]
+        others = [p for n, p in model.named_parameters() if "norm" not in n]
+        groups = [{"params": norms, "lr": torch.tensor(lr)}, {"params": others}]
+        optimizers.append(torch.optim.SGD(groups, lr=torch.tensor(2 * lr), foreach=False))
+    by_parameter = StateDictOptions(flatten_optimizer_state_dict=True)
+    held, state = get_state_dict(models[0], optimizers[0], options=by_parameter)
+    dcp.save({"model": held, "optimizer": state}, checkpoint_id=tmp_path / "flat")
+    config.save_pretrained(tmp_path / "flat")
+    intarsia.load(tmp_path / "flat", into=models[1], optimizer=optimizers[1])
+    assert [float(group["lr"]) for group in optimizers[1].param_groups] == [0.25, 0.5]
 
 
 def test_hooks_on_loading_are_called_once_the_optimizer_has_its_state(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import torch
 
 from intarsia.checkpoint import Checkpoint
 from intarsia.errors import CoverageError, UsageError
-from intarsia.family import Param
+from intarsia.family import Param, table_for
+from intarsia.format.naming.logical_names import members_of
 from intarsia.format.naming.wrappers import bare
 from intarsia.format.optimizer_state.parameter_groups import (
     MEMBERS,
@@ -86,17 +87,19 @@ def with_tensors(groups: Groups | None, manifest: Manifest) -> Groups | None:
     if flat:  # those that are alike but for such tensors were taken as one
         each = [Group((member,), group.fields) for group in each for member in group.members]
     places = {group.members[0] if flat else str(k): k for k, group in enumerate(each)}
+    table = table_for(manifest.config)
     with Checkpoint(manifest) as checkpoint:
         for name in names:
             of, _, key = name.removeprefix(TORCH_GROUPS).rpartition(".")
-            if of not in places:
+            members = members_of(of, table, manifest.logical) if flat else (of,)
+            if not places.keys() >= {*members}:
                 raise CoverageError(
                     f"`{name}` of {manifest.path} is a setting of an unknown group",
                     hint='load with hyperparameters="mine" to keep those that the optimizer has',
                 )
-            group = each[places[of]]
             value = TensorSetting(checkpoint[name][...].clone())
-            each[places[of]] = replace(group, fields={**group.fields, key: value})
+            for k in map(places.__getitem__, members):
+                each[k] = replace(each[k], fields={**each[k].fields, key: value})
     return Groups(tuple(each), flat)
 
 
