@@ -324,6 +324,23 @@ def test_chunks_never_stored_are_listed_after_tensors_cut_alike() -> None:
         read(said)
 
 
+def test_tensors_that_are_cut_alike_need_not_all_store_a_chunk_without_elements() -> None:
+    said, size = by_hand(), torch.Size([4, 3])
+    empty = ChunkStorageMetadata(torch.Size([4, 0]), torch.Size([0, 3]))
+    whole = ChunkStorageMetadata(torch.Size([0, 0]), size)
+    for name in "xy":
+        chunks = [empty, whole]
+        said.state_dict_metadata[name] = TensorStorageMetadata(properties(), size, chunks)
+        said.storage_data[MetadataIndex(name, [0, 0])] = _StorageInfo(f"{name}.distcp", 0, 48)
+    said.storage_data[MetadataIndex("y", [4, 0])] = _StorageInfo("none.distcp", 0, 0)
+    held = {name: list(read(said).tensors[name].chunks) for name in "xy"}
+    assert held["x"] == [Chunk(Box((0, 0), (4, 3)), "x.distcp", 0, 48)]
+    assert held["y"] == [
+        Chunk(Box((4, 0), (0, 3)), "none.distcp", 0, 0),
+        Chunk(Box((0, 0), (4, 3)), "y.distcp", 0, 48),
+    ]
+
+
 def test_compressed_storage_is_refused() -> None:
     said = by_hand()
     said.storage_data[MetadataIndex("o")] = _StorageInfo("f", 0, 1, ["zstd"])
