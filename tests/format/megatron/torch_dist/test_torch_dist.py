@@ -312,7 +312,7 @@ def test_buckets_that_nothing_fits(tmp_path: Path) -> None:
     assert_same({n: t for n, t in everything(where).items() if n != key}, tensors)
 
 
-@pytest.mark.parametrize("chain", ["", "chained_0."])
+@pytest.mark.parametrize("chain", ["", "chained_1."])
 def test_buckets_that_nothing_fits_are_dropped_or_refused(tmp_path: Path, chain: str) -> None:
     tensors, stored = stored_llama(tmp_path)
     place = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32)"
