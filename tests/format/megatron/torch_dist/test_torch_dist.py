@@ -318,6 +318,7 @@ def test_buckets_that_nothing_fits_are_dropped_or_refused(tmp_path: Path, chain:
     place = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32)"
     key = f"{chain}{place}.bucket_idx_0.exp_avg"
     where = by_hand(tmp_path / "hand", stored | {key: torch.ones(17)})
+    assert key in {each.key for each in intarsia.open(where).manifest.stored.values()}
     for to in ("hf", "dcp", "torch_dist", "fsdp_dtensor"):
         with pytest.raises(FormatError, match=r"no orders of .*\n.*--optimizer drop"):
             intarsia.convert(where, tmp_path / f"to_{to}", to=to)
