@@ -113,6 +113,10 @@ def test_source_elements_that_nothing_takes_are_named() -> None:
     assert not found.proven
     assert "4 elements of `w` are not used" in found.problems
     assert "24 elements of `v` are not used" in found.problems
+    with pytest.raises(CoverageError) as refused:
+        found.check()
+    assert refused.value.hint is not None
+    assert "has no place for them" in refused.value.hint
 
 
 def test_what_is_left_of_a_tensor_is_counted_by_how_it_is_taken_not_by_where() -> None:

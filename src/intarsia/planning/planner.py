@@ -130,7 +130,13 @@ def make_plan(
         needed += cost.needed_bytes
     left = list(_left_out(src, used, drop or {}))
     gaps += [
-        Gap(x.tensor, x.elements, f"{x.elements:,} elements of `{x.tensor}` are not used")
+        Gap(
+            x.tensor,
+            x.elements,
+            f"{x.elements:,} elements of `{x.tensor}` are not used",
+            hint=f"{to} has no place for them: choose a format that keeps tensors by name; optimizer"
+            " state is left out with --optimizer drop",
+        )
         for x in left
         if not x.why
     ]

@@ -33,13 +33,14 @@ from intarsia.value import Value
 class Gap:
     """A fault that forbids the move: elements without a source, with two, or that nothing takes.
 
-    `kind` is what `verify` calls it.
+    `kind` is what `verify` calls it, `hint` what to do where that is not the usual for its kind.
     """
 
     tensor: str
     elements: int
     text: str
     kind: str = "elements-missing"
+    hint: str = ""
 
 
 class Links:

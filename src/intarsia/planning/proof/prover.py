@@ -387,6 +387,6 @@ class Prover:
         lines = "".join(f"\n  {line}" for line in (*rest, *more))
         raise CoverageError(
             f"not proven: {brief} - at {self.src.path}{lines}",
-            hint=f"{_NEXT[faults[0].kind]}; nothing was written",
+            hint=f"{faults[0].hint or _NEXT[faults[0].kind]}; nothing was written",
             kind=faults[0].kind,
         )
