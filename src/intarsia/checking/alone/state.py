@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from intarsia.checking.fault import Fault
 from intarsia.checking.naming import place_of
 from intarsia.errors import IntarsiaError, few
 from intarsia.planning.manifest import Manifest
-from intarsia.state.names import MASTER, SHAPED, STEP, StateName, of_kind, parameter_of
+from intarsia.state.names import (
+    MASTER,
+    SHAPED,
+    STEP,
+    TORCH_GROUPS,
+    StateName,
+    of_kind,
+    parameter_of,
+)
 from intarsia.store.reading.folder import MAX_SMALL_BYTES
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -118,14 +127,13 @@ def _stepped(manifest: Manifest, held: Collection[str], names: Sequence[str]) ->
     """
     if not names:
         return names
-    from intarsia.format.optimizer_state.groups_in_entries import groups_from_torch
-    from intarsia.format.optimizer_state.parameter_groups import has_torch_groups
+    from intarsia.format.optimizer_state.groups_in_entries import torch_groups_of
     from intarsia.opened.entries import read_entries  # few checkpoints lack any
 
-    if not has_torch_groups(manifest.entries):
-        return names
+    entries = {n: e for n, e in manifest.entries.items() if n.startswith(TORCH_GROUPS)}
+    alone = replace(manifest, entries=entries)  # others may be large
     try:
-        groups = groups_from_torch(manifest, read_entries(manifest, MAX_SMALL_BYTES))
+        groups = torch_groups_of(manifest, read_entries(alone, MAX_SMALL_BYTES))
     except IntarsiaError as error:
         error.raise_unless_fault()
         return names

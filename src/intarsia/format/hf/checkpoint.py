@@ -119,7 +119,8 @@ class Hf(Format):
     def entries(
         self, src: Manifest, folder: Folder, limit_bytes: int
     ) -> Iterator[tuple[str, bytes]]:
-        yield from read_entries(folder).items() if src.entries else ()
+        held = read_entries(folder) if src.entries else {}
+        yield from ((name, held[name]) for name in src.entries)
 
     def stray(self, path: PurePath) -> str:
         files = (file.name for file in listed(path, "*.safetensors"))
