@@ -18,7 +18,7 @@ from intarsia.format.complaint import Complain, Complaint, going_on, refuse
 from intarsia.format.dcp.accelerate import below, is_accelerate, parts_of
 from intarsia.format.dcp.archives import Archives, stored_of
 from intarsia.format.dcp.data_files import open_metadata
-from intarsia.format.dcp.entries import entries_of
+from intarsia.format.dcp.entries import entries_of, with_given
 from intarsia.format.dcp.metadata import METADATA, Metadata
 from intarsia.format.dcp.write import arrange, file_of, lay_out
 from intarsia.format.folder.side_files import HEADERS
@@ -68,6 +68,7 @@ class Dcp(Archives):
         metadata_kept: dict[str, str] = {}
         with going_on(complain, HEADERS):
             metadata_kept = kept_metadata(path)
+        metadata = with_given(metadata)
         objects, paths = metadata.objects, metadata.paths
         tensors = {s.name: s for s in map(stored_of, metadata.tensors.values())}
         sections = divided(tensors, config, str(path), section, objects=objects, paths=paths)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from intarsia.format.dcp.metadata import Metadata
-from intarsia.format.naming.sections import Sections
+from intarsia.format.naming.sections import GIVEN, Sections
 from intarsia.format.torch_file.plain import plain
 from intarsia.format.torch_file.torch_frame import write_object
 from intarsia.format.torch_file.torch_zip import read_object
@@ -21,7 +21,30 @@ from intarsia.state.names import TORCH_GROUPS
 from intarsia.store.reading.folder import Folder
 
 _ROOT = TORCH_GROUPS.removesuffix(".")
+_STATE = re.compile(r"(?<![^.])state\.")
+_PART = re.compile(r"(?<![^.])(?:state\.|param_groups$)")
 _MEMBERS = re.compile(re.escape(TORCH_GROUPS) + r"\d+\.(?P<field>params|param_names)$")
+
+
+def with_given(metadata: Metadata) -> Metadata:
+    """With the values of an optimizer's state dict that is a part of a saved dict, under torch's names."""
+    given = {n.removeprefix(GIVEN): o for n, o in metadata.objects.items() if n.startswith(GIVEN)}
+    parts = {name: at for name in given if (at := _PART.search(name))}
+    if not parts:
+        return metadata
+    roots = {name[: at.start()] for name in metadata.tensors for at in _STATE.finditer(name)}
+    torchs = {
+        root
+        for root in roots
+        for name in metadata.objects
+        if name.startswith(f"{root}param_groups")
+    }
+    found = {
+        name: replace(given[name], name=name)
+        for name, at in parts.items()
+        if name[: at.start()] in roots - torchs
+    }
+    return replace(metadata, objects=found | metadata.objects)
 
 
 def entries_of(

@@ -40,7 +40,8 @@ PICKLED_MODEL = Foreign(
 )
 PICKLED_WEIGHTS = Foreign(
     "weights in a pickle, without a model configuration",
-    'intarsia.save("OUT", torch.load("{path}/FILE", weights_only=True)), where FILE is the .bin file',
+    'intarsia.save("OUT", torch.load("{path}/FILE", weights_only=True)), where FILE is the .bin file'
+    ' of the weights; with the optimizer\'s, {{"model": torch.load(…), "optimizer": torch.load(…)}}',
 )
 TORCH_PICKLE = Foreign(
     "a pickle that torch.save wrote",

@@ -26,7 +26,8 @@ from intarsia.frozen import frozen_open
 from intarsia.planning.inventory import Fate, Item, Role
 from intarsia.state.names import ROOT
 
-_GIVEN = ("extra.", "extra_of_rank.")
+GIVEN = "extra."
+_GIVEN = (GIVEN, "extra_of_rank.")
 """What a caller of `save` adds under names of its own, which say nothing of sections."""
 
 

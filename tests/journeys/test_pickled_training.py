@@ -1,0 +1,91 @@
+"""A training that `torch.save` wrote, model and optimizer: saved again as a dict, it goes on as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from transformers.optimization import Adafactor
+
+import intarsia
+from tests.journeys.models import tiny
+
+WORDS = torch.arange(24).reshape(2, 12)
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=3e-3),
+    "named": lambda model: torch.optim.AdamW(model.named_parameters(), lr=3e-3),
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=3e-3, momentum=0.9),
+    "adafactor": lambda model: Adafactor(model.parameters(), lr=1e-3, relative_step=False),
+}
+
+
+def losses(model: Any, optimizer: torch.optim.Optimizer) -> list[float]:
+    found = []
+    for _ in range(2):
+        loss = model(input_ids=WORDS, labels=WORDS).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+def go_on(path: Path, optimizer_of: Callable[[Any], torch.optim.Optimizer]) -> list[float]:
+    model = tiny()
+    optimizer = optimizer_of(model)
+    optimizer.param_groups[0]["lr"] = 0.5
+    intarsia.load(path, into=model, optimizer=optimizer)
+    return losses(model, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "numbered"),
+    [
+        ("adamw", "optimizer", True),
+        ("adamw", "optim", False),
+        ("named", "optimizer", True),
+        ("sgd", "trainer.optim", False),
+        ("adafactor", "optimizer", False),  # the step of each parameter is a number, no tensor
+    ],
+)
+def test_state_and_settings_of_a_saved_dict_are_the_optimizers(
+    kind: str, key: str, numbered: bool, tmp_path: Path
+) -> None:
+    model = tiny()
+    optimizer = OPTIMIZERS[kind](model)
+    losses(model, optimizer)
+    weights, state = get_state_dict(model, optimizer)
+    if numbered:
+        state = optimizer.state_dict()
+    torch.save({"model": weights, key: state, "epoch": 3}, tmp_path / "training.pt")
+    wanted = losses(model, optimizer)
+
+    intarsia.save(tmp_path / "ours", torch.load(tmp_path / "training.pt", weights_only=True))
+    assert go_on(tmp_path / "ours", OPTIMIZERS[kind]) == wanted
+    model.config.save_pretrained(tmp_path / "config")
+    for to in ("hf", "dcp"):
+        out = tmp_path / to
+        intarsia.convert(tmp_path / "ours", out, to=to, mesh="fsdp=3", config=tmp_path / "config")
+        assert intarsia.verify(tmp_path / "ours", out, config=tmp_path / "config")
+        assert go_on(out, OPTIMIZERS[kind]) == wanted
+
+
+def test_values_that_only_sound_like_an_optimizers_stay_the_callers(tmp_path: Path) -> None:
+    model = tiny()
+    optimizer = OPTIMIZERS["adamw"](model)
+    losses(model, optimizer)
+    given = {
+        "optimizer.param_groups": [{"lr": 7.0, "warm": 2}] * 2,
+        "state.of": "mind",
+        "param_groups": [1],
+    }
+    intarsia.save(tmp_path / "ours", model, optimizer, given)
+    wanted = losses(model, optimizer)
+    assert go_on(tmp_path / "ours", OPTIMIZERS["adamw"]) == wanted
+    entries = intarsia.open(tmp_path / "ours").manifest.entries
+    assert not [name for name in entries if name.endswith(".warm")]
+    assert intarsia.load(tmp_path / "ours", into=tiny(), strict=False).extra == given
