@@ -75,7 +75,8 @@ def test_groups_that_do_not_list_what_has_state_say_of_no_parameter_that_it_is_f
     optimizer.step()
     weights, state = get_state_dict(model, optimizer)
     del state["state"]["layers.3.weight"]
-    state["param_groups"][0]["params"] = [f"net.{n}" for n in state["param_groups"][0]["params"]]  # type: ignore[index]
+    listed = [n.replace("layers.3.", "net.layers.3.") for n in state["param_groups"][0]["params"]]  # type: ignore[index]
+    state["param_groups"][0]["params"] = listed  # type: ignore[index]
     dcp.save({"model": weights, "optim": state}, checkpoint_id=tmp_path / "lost")
     (fault,) = intarsia.verify(tmp_path / "lost").faults
     assert fault.tensors == ("optimizer.exp_avg.layers.3.weight",)
@@ -86,8 +87,13 @@ def test_a_parameter_that_no_gradient_has_reached_is_at_step_zero(tmp_path: Path
     tensors[f"optimizer.step.{head}"] = torch.tensor(0.0)
     (fault,) = faults(tmp_path / "lost", tensors)
     assert (fault.kind, fault.tensors) == ("steps-disagree", (f"optimizer.step.{head}",))
-    for kind in ("exp_avg", "exp_avg_sq"):
-        tensors[f"optimizer.{kind}.{head}"].zero_()
+    moments = {
+        n: tensors[n] * 0 for n in (f"optimizer.{k}.{head}" for k in ("exp_avg", "exp_avg_sq"))
+    }
+    for name, zeros in moments.items():
+        found = faults(tmp_path / name, tensors | {name: zeros})
+        assert "steps-disagree" in [fault.kind for fault in found]
+    tensors |= moments
     report = intarsia.verify(write(tensors, tmp_path / "still"))
     assert report.sound
     assert any(f"optimizer.step.{head} at step 0, with all" in note for note in report.notes)

@@ -41,6 +41,19 @@ def test_rows_that_no_chunk_holds_are_not_called_zero(tmp_path: Path) -> None:
     ]
 
 
+def test_rows_of_a_chunk_that_is_not_listed_are_missing_and_not_called_zero(tmp_path: Path) -> None:
+    def edit(metadata: Any) -> None:
+        chunk = metadata.state_dict_metadata[NAMES[0]].chunks.pop()
+        metadata.storage_data.pop(
+            next(i for i in metadata.storage_data if (i.fqn, i.offset) == (NAMES[0], chunk.offsets))
+        )
+
+    folder = sharded(tmp_path)
+    edit_metadata(folder, edit)
+    found = intarsia.verify(folder).faults
+    assert [(f.kind, f.tensors) for f in found] == [("elements-missing", (NAMES[0],))]
+
+
 def test_bytes_that_two_chunks_claim_are_one_fault_that_names_the_tensor(tmp_path: Path) -> None:
     def edit(metadata: Any) -> None:
         first, second = (i for i in metadata.storage_data if i.fqn == NAMES[0])

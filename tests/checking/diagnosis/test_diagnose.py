@@ -90,6 +90,7 @@ def test_other_shapes_are_explained_too(tmp_path: Path, change, kind: str) -> No
     [
         ("model.embed_tokens.weight", 47, "padding"),
         ("lm_head.weight", 42, "padding"),
+        ("lm_head.weight", 41, "rows-missing"),
         ("lm_head.weight", 24, "rows-missing"),
         ("model.layers.0.self_attn.q_proj.weight", 47, "rows-missing"),
     ],
@@ -113,6 +114,15 @@ def test_last_rows_of_a_vocabulary_may_be_padding_where_they_differ_all_over(
 ) -> None:
     other = W.clone()
     other[-6 : len(W) - equal, :columns] = normal_tensor((6 - equal, columns), torch.float32, 9)
+    assert named(compared(tmp_path, W, other, "lm_head.weight")) == [kind]
+
+
+@pytest.mark.parametrize(("rows", "kind"), [(11, "padding"), (12, "rank-zero")])
+def test_last_rows_of_a_vocabulary_that_are_zero_are_padding_unless_they_are_a_quarter(
+    tmp_path: Path, rows: int, kind: str
+) -> None:
+    other = W.clone()
+    other[-rows:] = 0
     assert named(compared(tmp_path, W, other, "lm_head.weight")) == [kind]
 
 
