@@ -123,3 +123,31 @@ def test_state_follows_its_parameter_through_fusions(tmp_path: Path) -> None:
         state = {f"optimizer.exp_avg.{n}": 2 * x for n, x in held.items()}
         sides.append(write_hf(tmp_path / name, held | state, config))
     assert intarsia.verify(*sides).equal
+
+
+def test_counters_follow_a_parameter_that_has_another_name(tmp_path: Path) -> None:
+    hub, module = written(phimoe(), tmp_path)
+    config = json.loads((hub / "config.json").read_text())
+    sides = []
+    for folder, name in ((hub, "a"), (module, "b")):
+        held = read_hf(folder)
+        steps = {f"optimizer.step.{n}": torch.tensor(3.0) for n in held if ".experts." not in n}
+        sides.append(write_hf(tmp_path / name, held | steps, config))
+    assert {*read_hf(sides[0])} - {*read_hf(hub)} != {*read_hf(sides[1])} - {*read_hf(module)}
+    assert intarsia.verify(*sides).equal
+
+
+def test_a_tensor_of_the_hub_beside_the_fused_one_that_has_it_too_is_not_equal(
+    tmp_path: Path,
+) -> None:
+    hub, module = written(jamba(), tmp_path)
+    config = json.loads((hub / "config.json").read_text())
+    twice = {EXPERT.format(0, "gate"): read_hf(hub)[EXPERT.format(0, "gate")] + 1}
+    both = write_hf(tmp_path / "both", read_hf(module) | twice, config)
+    for a, b in ((hub, both), (both, hub)):
+        found = intarsia.verify(a, b)
+        assert not found.equal
+        assert "model.layers.1.feed_forward.experts.gate_up_proj" in (
+            *found.only_in_a,
+            *found.only_in_b,
+        )

@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from intarsia.errors import FamilyError
+from intarsia.errors import FamilyError, LayoutError
 from intarsia.family import table_for
 from intarsia.layout import Layout
 from intarsia.mesh import Shape
@@ -100,7 +100,7 @@ def _as_on_hub(
 
     weights = {of: held.logical[of].shape for of in map(parameter_of, names) if of in held.logical}
     rows, hub, shapes = dict[str, Layout](), dict[str, Layout](), dict[str, Shape]()
-    with suppress(FamilyError):  # parts of a fused tensor are absent: it is spelled as on the hub
+    with suppress(FamilyError, LayoutError):  # parts of a fused tensor are absent: it is the hub's
         rows = rows_of(model, weights)
     with suppress(FamilyError):  # the module's own names serve as well
         shapes = shapes_on_disk(model)
