@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,23 @@ def values_in(folder: Path, names: list[str]) -> dict[str, Any]:
     with warnings.catch_warnings(action="ignore"):
         dcp.load(into, checkpoint_id=folder, no_dist=True)
     return into
+
+
+@pytest.mark.parametrize("was", [False, True])
+def test_a_run_without_the_distributed_optimizer_is_told_that_it_needs_it(
+    was: bool, tmp_path: Path
+) -> None:
+    src = write_dcp(tmp_path / "src", state_of("one", 2, False))
+    intarsia.convert(src, tmp_path / "dist", to="torch_dist", config=CONFIG)
+    (file,) = (tmp_path / "dist").glob("iter_*/common.pt")
+    with torch.serialization.safe_globals([Namespace]):
+        common = torch.load(file)
+    common["args"].use_distributed_optimizer = was
+    torch.save(common, file)
+    for optimizer, told in (("keep", not was), ("drop", False)):
+        given = {"to": "torch_dist", "mesh": "tp=2", "config": CONFIG, "optimizer": optimizer}
+        report = intarsia.convert(tmp_path / "dist", tmp_path / optimizer, **given)
+        assert any("--use-distributed-optimizer" in note for note in report.notes) is told
 
 
 @pytest.mark.parametrize("flat", [True, False], ids=["by parameter", "by number"])

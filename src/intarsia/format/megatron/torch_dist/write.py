@@ -115,6 +115,11 @@ def _remarks(
     if groups and any(EXPERTS in name for name in shapes):
         apart = any(group.get("is_expert_parallel") for group in groups)
         yield from note_on_experts(options.mesh, apart=apart)
+    if groups and getattr(state.get("args"), "use_distributed_optimizer", None) is False:
+        yield (
+            "optimizer state is written for Megatron's distributed optimizer, which the run that saved the"
+            " source did not use: resume with --use-distributed-optimizer"
+        )
     if options.groups is None:
         return
     exempt = (g.get("weight_decay") for g in groups if g.get("wd_mult") == 0.0)
