@@ -58,37 +58,37 @@ def build(
         "expert_model_parallel_size": ep,
         "expert_tensor_parallel_size": 1,
     }
-    config = TransformerConfig(
-        num_layers=hf["num_hidden_layers"],
-        hidden_size=hf["hidden_size"],
-        num_attention_heads=hf["num_attention_heads"],
-        num_query_groups=hf["num_key_value_heads"],
-        kv_channels=hf["head_dim"],
-        ffn_hidden_size=hf["intermediate_size"],
-        normalization="RMSNorm",
-        layernorm_epsilon=hf["rms_norm_eps"],
-        qk_layernorm=hf["model_type"].startswith("qwen3"),
-        gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
-        add_bias_linear=False,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        tensor_model_parallel_size=tp,
-        pipeline_model_parallel_size=pp,
-        pipeline_dtype=dtype,
-        params_dtype=dtype,
-        bf16=dtype == torch.bfloat16,
-        use_cpu_initialization=True,
-        masked_softmax_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        apply_rope_fusion=False,
-        gradient_accumulation_fusion=False,
-        persist_layer_norm=False,
-        **(sparse if experts else {}) | changes,
-    )
+    usual = {
+        "num_layers": hf["num_hidden_layers"],
+        "hidden_size": hf["hidden_size"],
+        "num_attention_heads": hf["num_attention_heads"],
+        "num_query_groups": hf["num_key_value_heads"],
+        "kv_channels": hf["head_dim"],
+        "ffn_hidden_size": hf["intermediate_size"],
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": hf["rms_norm_eps"],
+        "qk_layernorm": hf["model_type"].startswith("qwen3"),
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "add_bias_linear": False,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "tensor_model_parallel_size": tp,
+        "pipeline_model_parallel_size": pp,
+        "pipeline_dtype": dtype,
+        "params_dtype": dtype,
+        "bf16": dtype == torch.bfloat16,
+        "use_cpu_initialization": True,
+        "masked_softmax_fusion": False,
+        "bias_activation_fusion": False,
+        "bias_dropout_fusion": False,
+        "apply_rope_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "persist_layer_norm": False,
+    }
+    config = TransformerConfig(**usual | (sparse if experts else {}) | changes)
     spec = get_gpt_layer_local_spec(
-        num_experts=experts, qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
+        num_experts=experts, qk_layernorm=config.qk_layernorm, normalization=config.normalization
     )
     if attention is not None:
         spec.submodules.self_attention = attention

@@ -65,6 +65,14 @@ class Key:
         return Key(name, "", None, expert, half)
 
     @property
+    def kind(self) -> str:
+        """The name without wrappers, layer, expert and half."""
+        name = str(Key(self.rest, self.head))
+        while name.startswith(_WRAPPERS):
+            name = name.partition(".")[2]
+        return name
+
+    @property
     def stacked(self) -> bool:
         """Whether the first axis counts layers."""
         return bool(self.head) and self.layer is None

@@ -12,15 +12,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from intarsia.errors import FormatError
-from intarsia.family import MAX_LAYERS
+from intarsia.errors import FormatError, few
+from intarsia.family import MAX_LAYERS, table_for
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.megatron.common import whole
 from intarsia.format.megatron.configuration.argument_facts import facts_of
 from intarsia.format.megatron.configuration.argument_table import ROWS, UNSAID, YARN
 from intarsia.format.megatron.configuration.config_to_arguments import LLAMA3
 from intarsia.format.megatron.configuration.contradictions import disagreements, disproved
-from intarsia.format.megatron.keys import Key
+from intarsia.format.megatron.fsdp_dtensor.keys import spellings
+from intarsia.format.megatron.keys import DIALECTS, Key, is_megatron_name
+from intarsia.format.megatron.optimizer.buffers import is_bucket
 from intarsia.format.megatron.optimizer.state_tensors import state_of
 from intarsia.format.torch_file.plain import plain
 from intarsia.frozen import frozen_open
@@ -45,8 +47,12 @@ class _Seen:
     def __init__(self, metadata: Metadata) -> None:
         self.shapes: dict[str, Shape] = {}
         self.layers: dict[str, set[int]] = {}
+        self.names: dict[str, str] = {}
+        self.dtype = next(
+            (t.dtype.torch for t in metadata.tensors.values() if t.dtype.floating), ""
+        )
         for record in metadata.tensors.values():
-            if state_of(record.name) is not None:
+            if state_of(record.name) is not None or is_bucket(record.name):
                 continue
             key = Key.parse(record.name)
             if key.layer is not None:
@@ -60,12 +66,30 @@ class _Seen:
                     )
                 self.layers.setdefault(key.rest, set()).update(range(record.shape[0]))
             self.shapes.setdefault(key.rest, record.shape[1:] if key.stacked else record.shape)
+            self.names.setdefault(key.kind, record.name)
 
     def has(self, *words: str) -> bool:
-        return any(word in rest for rest in self.shapes for word in words)
+        return any(word in kind for kind in self.names for word in words)
 
     def shape(self, ending: str) -> Shape:
         return next((s for rest, s in self.shapes.items() if rest.endswith(ending)), ())
+
+    def strange_to(self, config: Config) -> list[str]:
+        """The tensors of Megatron's language models that a model of this configuration does not have."""
+        table = table_for(config)
+        dialects = table.dialects if table else {}
+        known = {Key.parse(name).kind for x in DIALECTS.values() for name in dialects.get(x, ())}
+        return [
+            name for kind, name in self.names.items()
+            if known.isdisjoint(spellings(kind)) and (is_megatron_name(name) or Key.parse(name).head)
+        ]  # fmt: skip
+
+    @property
+    def gated(self) -> bool:
+        """Whether the first projection of an MLP or an expert has another width than the second takes."""
+        names = [rest for rest in self.shapes if rest.endswith("linear_fc1.weight")]
+        pairs = [(self.shapes[n], self.shapes.get(n.replace("fc1", "fc2"))) for n in names]
+        return not any(one and two and one[-2:-1] == two[-1:] for one, two in pairs)
 
     def layers_with(self, word: str) -> set[int]:
         return {n for rest, layers in self.layers.items() if word in rest for n in layers}
@@ -84,7 +108,8 @@ def config_from_arguments(args: Mapping[str, Any], metadata: Metadata) -> MadeCo
     """A hub configuration of the stored model; none where its family is not known."""
     notes: list[str] = []
     try:
-        config = _config(args, metadata, notes)
+        seen = _Seen(metadata)
+        config = _config(args, seen, notes)
     except (ArithmeticError, LookupError, StopIteration, ValueError) as error:
         raise FormatError(
             "the shapes of the stored tensors fit no model that Megatron saves"
@@ -93,6 +118,8 @@ def config_from_arguments(args: Mapping[str, Any], metadata: Metadata) -> MadeCo
         ) from error
     if config is None:
         return MadeConfig()
+    if strange := seen.strange_to(config):
+        return MadeConfig(notes=(f"not a {config['model_type']}, which has no {few(strange, 4)}",))
     doubt = disproved(args, metadata.tensors)
     said, default = facts_of(args), {name: row.default for name, row in ROWS.items()}
     found = disagreements(args, config)
@@ -108,9 +135,10 @@ _TAKEN = ("norm_epsilon", "rotary_base", "rotary_percent", "rope_scaling")
 """What a configuration takes from arguments that no tensor bears out."""
 
 
-def _config(args: Mapping[str, Any], metadata: Metadata, notes: list[str]) -> Config | None:
-    seen, heads = _Seen(metadata), whole(args, "num_attention_heads")
-    family, facts = _family(seen), facts_of(args)
+def _config(args: Mapping[str, Any], seen: _Seen, notes: list[str]) -> Config | None:
+    heads, family, facts = whole(args, "num_attention_heads"), _family(seen), facts_of(args)
+    if facts.get("activation", "gelu") in ("gelu", "squared_relu") and not seen.gated:
+        return None
     embedding, qkv = seen.shape("word_embeddings.weight"), seen.shape("linear_qkv.weight")
     if family is None or heads is None or not embedding or not seen.layers:
         return None
@@ -142,7 +170,7 @@ def _config(args: Mapping[str, Any], metadata: Metadata, notes: list[str]) -> Co
         or 4096,
         "tie_word_embeddings": not seen.has("output_layer.weight"),
         "attention_bias": False,
-        "dtype": next(t.dtype.torch for t in metadata.tensors.values() if t.dtype.floating),
+        "dtype": seen.dtype,
     }
     if family == "deepseek_v3":
         _latent(config, seen)
