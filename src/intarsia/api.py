@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, overload
 from intarsia.checkpoint import Checkpoint
 from intarsia.collector import seldom
 from intarsia.errors import ForeignNamesError, SectionError
-from intarsia.format.registry import find_checkpoint, read_manifest
+from intarsia.format.registry import read_manifest
 from intarsia.options import ConfigLike, PathLike, SectionLike
 from intarsia.planning.inventory import unread_sections
 from intarsia.run.budget import Budget
@@ -177,8 +177,8 @@ def open_pair(
             right = _other(b, left.config, section)
     chosen = [
         f"{side}: {note}"
-        for side, path in (("A", a), ("B", b))
-        for note in find_checkpoint(given(path)).notes
+        for side, opened in (("A", left), ("B", right))
+        for note in opened.manifest.chosen
     ]
     one, other, notes = in_one_spelling(left.manifest, right.manifest)
     if notes:

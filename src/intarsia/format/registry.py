@@ -223,7 +223,7 @@ def read_manifest(
         manifest = read.get(found.path) or format.read(found.path, config, complain, chosen)
         manifest = with_config_used(with_files(manifest, given(path), format))
     notes, stamps = (*manifest.notes, *found.notes), _stamps_of(manifest, seen)
-    return replace(manifest, given=str(path), notes=notes, stamps=stamps)
+    return replace(manifest, given=str(path), chosen=found.notes, notes=notes, stamps=stamps)
 
 
 def sections_in(section: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -113,7 +113,8 @@ class Manifest:
     `section` is what the user chose among those.
     `state_unclear` is to be raised by whoever needs the parameter that each optimizer state is of;
     `state_by_order` says that this is known by the order of the model's parameters alone.
-    `given` is the path by which it was asked for: its own, or that of the run it is of.
+    `given` is the path by which it was asked for: its own, or that of the run it is of; `chosen` are
+    the notes that say why it was taken of that run.
     `quantised` are the weights that are stored with scales, by the names of the stored tensors;
     `metadata` is what the headers of safetensors files say beside their tensors.
     `parts` are stored tensors that no number is of, but that the values of others need (scales).
@@ -137,6 +138,7 @@ class Manifest:
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
     given: str = ""
+    chosen: tuple[str, ...] = ()
     stamps: Mapping[str, tuple[int, int, int, int]] = field(default_factory=dict)
     section: tuple[str, ...] = ()
     state_unclear: IntarsiaError | None = None
