@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+import intarsia
 from intarsia.family import table_for
 from intarsia.format import registry as formats
 from intarsia.format.dcp.metadata import Metadata, read_metadata
@@ -153,6 +154,27 @@ def test_weights_without_masters_keep_their_element_type(config: Any, tmp_path: 
     source = write_hf(tmp_path / "hf", model, config)
     to_fsdp(source, tmp_path / "fsdp", "fsdp=2")
     assert_same(logical_tensors(tmp_path / "fsdp"), model)
+
+
+@pytest.mark.parametrize(("rows", "mesh", "asked"), [
+    (100, "fsdp=2", "4"), (100, "tp=2", "2"), (192, "tp=2", "32"), (256, "tp=2", ""), (128, "fsdp=3", ""),
+])  # fmt: skip
+def test_rows_that_a_run_would_pad_are_told_with_the_option_that_keeps_them(
+    rows: int, mesh: str, asked: str, tmp_path: Path
+) -> None:
+    config = DENSE | {"vocab_size": rows}
+    source = write_hf(tmp_path / "hf", weights(config), config)
+    notes = asked_for(source, mesh)
+    assert notes == ([asked] if asked else [])
+    if asked:
+        tp = 2 if mesh.startswith("tp") else 1
+        assert rows % (int(asked) * tp) == 0, "padding to this multiple changes nothing"
+
+
+def asked_for(source: Path, mesh: str) -> list[str]:
+    """What `--make-vocab-size-divisible-by` a plan asks for."""
+    notes = intarsia.plan(source, to="fsdp_dtensor", mesh=mesh).notes
+    return [n.rpartition(" ")[2] for n in notes if "--make-vocab-size-divisible-by" in n]
 
 
 def test_by_way_of_dcp(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ left out: they follow from the main ones.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import gcd
 
 from intarsia.dtypes import DType
 from intarsia.errors import FamilyError, UsageError, few
@@ -85,9 +86,9 @@ def fsdp_dtensor_targets(src: Manifest, table: Table | None, request: Request) -
         for name in names[1:]:
             if name not in writer.steps:
                 drop[name] = Reason(f"equal to `{names[0]}`: a fused parameter has one counter")
-    notes: tuple[str, ...] = ()
+    notes = (*_vocabulary_notes(src, writer.targets, mesh),)
     if keeps and has_torch_groups(src.entries) and not has_megatron_groups(src.entries):
-        notes = (
+        notes += (
             "parameter groups are kept in torch's form, which Megatron does not read: a run"
             " that continues uses its own settings",
         )
@@ -128,6 +129,17 @@ def _vocabulary(src: Manifest, mesh: Mesh) -> int | None:
         if stored.name.endswith(VOCABULARY) and stored.layout.mapped < stored.layout.size:
             return -(-stored.shape[0] // mesh.tp) * mesh.tp
     return None
+
+
+def _vocabulary_notes(src: Manifest, targets: Iterable[Target], mesh: Mesh) -> Iterator[str]:
+    """What is said of rows that a run would pad."""
+    rows, usual = next((t.shape[0] for t in targets if t.name.endswith(VOCABULARY)), 0), 128
+    if src.format != "fsdp_dtensor" and rows % (usual * mesh.tp) and not rows % mesh.tp:
+        yield (
+            f"Megatron pads the {rows:,} rows of the vocabulary to a multiple of {usual * mesh.tp}, and with"
+            " Megatron-FSDP loads no embedding of another size: continue with"
+            f" --make-vocab-size-divisible-by {gcd(rows // mesh.tp, usual)}"
+        )
 
 
 class _Writer:
