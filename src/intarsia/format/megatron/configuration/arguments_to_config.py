@@ -140,7 +140,7 @@ def _config(args: Mapping[str, Any], seen: _Seen, notes: list[str]) -> Config | 
     if facts.get("activation", "gelu") in ("gelu", "squared_relu") and not seen.gated:
         return None
     embedding, qkv = seen.shape("word_embeddings.weight"), seen.shape("linear_qkv.weight")
-    if family is None or heads is None or not embedding or not seen.layers:
+    if family is None or heads is None or not (embedding and seen.layers and seen.dtype):
         return None
     vocab, hidden = embedding
     if family == "llama" and (facts.get("window") or (0, 1))[1:] == (0, ()):
