@@ -8,6 +8,9 @@ TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
 NEWER_MEGATRON := megatron-core==0.19.2
 TE := $(shell sed -n 's/^\(transformer-engine==.*\)/\1/p' constraints.txt)
 
+# Tests start hundreds of processes: what is compiled is kept, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-all test-megatron lint bench bench-device docs dist clean help
 
 help:
