@@ -15,6 +15,7 @@ from intarsia.errors import UsageError
 from intarsia.family import table_for
 from intarsia.format.base import Arrangement, WriteOptions
 from intarsia.format.folder.adapters import refuse_adapter
+from intarsia.format.folder.inventory import with_header_metadata
 from intarsia.format.registry import (
     format_named,
     read_manifest,
@@ -112,6 +113,7 @@ def prepare(
             manifest, wanted, made = make_parts(manifest, wanted, store_as, budget)
             budget = budget.less(made.nbytes)
         manifest, file_notes = settle_files(manifest, request, wanted)
+        manifest = with_header_metadata(manifest, writer)
         stamps = stamps_of(manifest)
         budget = budget.for_work(
             sum(t.nbytes for t in wanted.targets),

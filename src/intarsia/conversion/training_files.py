@@ -21,10 +21,6 @@ def settle_files(
     src: Manifest, request: Request, wanted: Wanted
 ) -> tuple[Manifest, tuple[str, ...]]:
     """The manifest with the fates that files have in this conversion, and what is to be said."""
-    if src.metadata and not format_named(request.to).header_metadata:
-        why = f"said by headers of safetensors files, for which {request.to} has no place"
-        lost_keys = (Item("metadata", key, Role.SIDE, Fate.LEFT_OUT, why) for key in src.metadata)
-        src = replace(src, inventory=(*src.inventory, *lost_keys))
     held = [i for i in src.inventory if is_training(i) and i.fate is Fate.COPIED]
     why = _unlike(src, request, wanted)
     if not held or not why:

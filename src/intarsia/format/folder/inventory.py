@@ -118,6 +118,15 @@ def with_files(manifest: Manifest, given: PurePath, format: Format) -> Manifest:
     return replace(manifest, inventory=(*manifest.inventory, *items), sides=tuple(sides.values()))
 
 
+def with_header_metadata(manifest: Manifest, writer: Format) -> Manifest:
+    """The manifest with what headers of safetensors files say in the inventory, where a format does not keep it."""
+    if writer.header_metadata:
+        return manifest
+    why = f"said by headers of safetensors files, for which {writer.name} has no place"
+    keys = (Item("metadata", key, Role.SIDE, Fate.LEFT_OUT, why) for key in manifest.metadata)
+    return replace(manifest, inventory=(*manifest.inventory, *keys))
+
+
 def _read_names(manifest: Manifest, format: Format) -> set[str]:
     """The files that a checkpoint was read from, headers included."""
     held = (path.name for path in listed(named(manifest.path)))

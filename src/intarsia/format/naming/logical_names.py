@@ -134,8 +134,8 @@ def name_tensors(
     if sections.label:
         beside = [key for key in sections.names if not bare(key).startswith(sections.prefixes)]
         more = f", with {few(beside, 4)} beside it; --section {sections.label} leaves those out"
-        said = f"section {sections.label} is read as the model{more if beside else ''}"
-        notes += (f"{said}; tensors are named without it",)
+        note = f"section {sections.label} is read as the model{more if beside else ''}"
+        notes += (f"{note}; tensors are named without it",)
     if sections.unclear is not None:
         notes += (sections.unclear.brief,)
     return replace(named, inventory=sections.inventory, unclear=unclear, notes=notes)

@@ -159,7 +159,7 @@ def test_weights_without_masters_keep_their_element_type(config: Any, tmp_path: 
 @pytest.mark.parametrize(("rows", "mesh", "asked"), [
     (100, "fsdp=2", "4"), (100, "tp=2", "2"), (192, "tp=2", "32"), (256, "tp=2", ""), (128, "fsdp=3", ""),
 ])  # fmt: skip
-def test_rows_that_a_run_would_pad_are_told_with_the_option_that_keeps_them(
+def test_rows_that_a_run_would_pad_are_reported_with_the_option_that_keeps_them(
     rows: int, mesh: str, asked: str, tmp_path: Path
 ) -> None:
     config = DENSE | {"vocab_size": rows}

@@ -48,6 +48,9 @@ from intarsia.state.names import (
     step_of,
 )
 
+_DIVISIBLE_BY = 128
+"""What Megatron makes a rank's part of the vocabulary divisible by, unless it is given another number."""
+
 
 def fsdp_dtensor_rows(
     table: Table, *, spec: str = "te", vocabulary: int | None = None
@@ -132,13 +135,14 @@ def _vocabulary(src: Manifest, mesh: Mesh) -> int | None:
 
 
 def _vocabulary_notes(src: Manifest, targets: Iterable[Target], mesh: Mesh) -> Iterator[str]:
-    """What is said of rows that a run would pad."""
-    rows, usual = next((t.shape[0] for t in targets if t.name.endswith(VOCABULARY)), 0), 128
-    if src.format != "fsdp_dtensor" and rows % (usual * mesh.tp) and not rows % mesh.tp:
+    """The option that keeps a run from padding its vocabulary, where it would."""
+    rows = next((t.shape[0] for t in targets if t.name.endswith(VOCABULARY)), 0)
+    multiple = _DIVISIBLE_BY * mesh.tp
+    if src.format != "fsdp_dtensor" and rows % multiple and not rows % mesh.tp:
         yield (
-            f"Megatron pads the {rows:,} rows of the vocabulary to a multiple of {usual * mesh.tp}, and with"
+            f"Megatron pads the {rows:,} rows of the vocabulary to a multiple of {multiple}, and with"
             " Megatron-FSDP loads no embedding of another size: continue with"
-            f" --make-vocab-size-divisible-by {gcd(rows // mesh.tp, usual)}"
+            f" --make-vocab-size-divisible-by {gcd(rows // mesh.tp, _DIVISIBLE_BY)}"
         )
 
 
