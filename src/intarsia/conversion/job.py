@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from intarsia.collector import paused
 from intarsia.conversion.arranged import check_arrangement
@@ -36,9 +36,6 @@ from intarsia.store.reading.headers_once import reading_once
 from intarsia.store.reading.replaced import Stamps
 from intarsia.store.stamp import Stamp
 
-if TYPE_CHECKING:
-    from intarsia.conversion.made_parts import Choose, MadeParts
-
 
 @frozen_open
 class Job:
@@ -53,7 +50,6 @@ class Job:
     stamps: Stamps
     config: Mapping[str, Any] | None = None
     digests: bool = True
-    made: MadeParts | None = None
 
     def arrange(self) -> Arrangement:
         """Every byte's place in the destination."""
@@ -84,12 +80,8 @@ def prepare(
     max_shard_bytes: int = 5_000_000_000,
     config: str | PurePath | Mapping[str, Any] | None = None,
     section: str | Sequence[str] | None = None,
-    store_as: Choose | None = None,
 ) -> Job:
-    """Read the headers of the source, choose the targets, and prove the plan.
-
-    `store_as` gives targets values whose parts are made first, from the numbers of the source.
-    """
+    """Read the headers of the source, choose the targets, and prove the plan."""
     writer = format_named(request.to)
     manifest = src if isinstance(src, Manifest) else read_manifest(src, config, section=section)
     if writer.found_by_name:
@@ -103,15 +95,10 @@ def prepare(
     format_named(manifest.format).refuse_part(manifest)
     check_feasible(manifest, request)
     with paused():
-        wanted, made = targets_for(manifest, request), None
+        wanted = targets_for(manifest, request)
         if writer.found_by_name:
             names = (t.name for t in wanted.targets if not is_state(t.name))
             check_hub_names(names, manifest, "these are Megatron's: --dialect hf writes the hub's")
-        if store_as is not None:
-            from intarsia.conversion.made_parts import make_parts  # few conversions need it
-
-            manifest, wanted, made = make_parts(manifest, wanted, store_as, budget)
-            budget = budget.less(made.nbytes)
         manifest, file_notes = settle_files(manifest, request, wanted)
         manifest = with_header_metadata(manifest, writer)
         stamps = stamps_of(manifest)
@@ -138,7 +125,7 @@ def prepare(
         )
     # A configuration that leaves arguments out is good for reading, and is not written.
     written = None if manifest.config_doubts else manifest.config
-    return Job(manifest, request, wanted, plan, budget, max_shard_bytes, stamps, written, made=made)
+    return Job(manifest, request, wanted, plan, budget, max_shard_bytes, stamps, written)
 
 
 def stamps_of(src: Manifest) -> Stamps:

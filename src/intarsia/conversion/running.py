@@ -214,8 +214,6 @@ def _attest(
     """Write the digests of what was written, once they are what the source's promise."""
     with paused():
         written = format_named(job.request.to).read(staging.folder, job.config)
-    if job.made is not None:
-        written = job.made.seen_in(written)
     work = Work(job.wanted.targets, arrangement, sums, {name for name, _ in losses})
     found = attest(written, work, job.src, job.budget)
     known = {*arrangement.files, *arrangement.closing, digests_file(arrangement)}

@@ -21,7 +21,6 @@ from intarsia.errors import CoverageError
 from intarsia.format.base import Arrangement, Slot, Wrapping
 from intarsia.kernel.library import has_kernel
 from intarsia.mesh import Box
-from intarsia.planning.copy import layout_of_box
 from intarsia.planning.manifest import Target
 from intarsia.planning.proof import Proven
 from intarsia.planning.together import Group, Windows, partners, windows_together
@@ -40,8 +39,6 @@ from intarsia.run.windows.strips import StripPlans
 from intarsia.run.windows.tally import Sums, Tallied, Tally
 from intarsia.run.windows.written import NOTHING, Part, Written, unfinished
 from intarsia.store.writing.staging import Staging
-from intarsia.value import Window
-from intarsia.value.bits import bits_dtype
 
 Progress = Callable[[int], None]
 
@@ -174,8 +171,7 @@ class Execution:
             target = proven.target
             cut = self._slots.pattern(target.name).cut(window)
             boxes = cut_boxes(target.dtype, window, cut, whole, room)
-            parts = _parts(source, target, window) if target.value.parts else {}
-            filled.append(Filled(target, window, cut, whole, boxes, parts))
+            filled.append(Filled(target, window, cut, whole, boxes))
         return filled
 
     def _put(self, filled: Iterable[Filled], tallied: Iterable[Tallied]) -> None:
@@ -221,12 +217,6 @@ class Execution:
             slot.file, slot.start_bytes - slot.wrapping.start_bytes, [slot.wrapping.head]
         )
         self.staging.write(slot.file, slot.start_bytes + length_bytes, [slot.wrapping.tail(crc)])
-
-
-def _parts(source: Source, target: Target, window: Box) -> dict[str, Window]:
-    """What the parts of a target's value hold for the elements of a window, row by row."""
-    found = source.parts_for(target.value.parts, layout_of_box(target.layout, window))
-    return {name: Window(held.view(bits_dtype(t)), t) for name, (held, t) in found.items()}
 
 
 def _joined(parts: Sequence[Part], whole_bytes: int, name: str) -> int:

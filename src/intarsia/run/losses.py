@@ -85,12 +85,6 @@ class Watch:
     def _refused(self, value: float, dst: DType, element: int) -> PrecisionError:
         index = unravel(element, self.box.shape) if self.box.shape else ()
         place = [o + i for o, i in zip(self.box.offsets, index, strict=True)]
-        if self.target.value.parts:
-            return PrecisionError(
-                f"`{self.target.name}`{place} is {value!r}, which cannot be stored as"
-                f" {self.target.value}",
-                hint="write it as plain numbers",
-            )
         wider = "fp32" if dst.name == "BF16" else "bf16 or fp32"
         return PrecisionError(
             f"`{self.target.name}`{place} is {value!r}, which {dst} cannot hold"

@@ -25,9 +25,6 @@ from intarsia.run.room import Bytes
 from intarsia.store.reading.folder import Folder
 from intarsia.value import Change
 
-MADE = "(made)"
-"""The file in memory that holds what was made from the numbers of a source, which no format has written."""
-
 _NO_PARTS: Mapping[str, Part] = {}
 
 
@@ -109,8 +106,8 @@ class Source:
             of_one = list(group)
             stored = of_one[0].stored
             change = Change(stored.dtype, target.dtype, stored.value, target.value)
-            names = {*stored.value.parts, *target.value.parts}
-            parts = self.parts_for(names, within()) if names else _NO_PARTS
+            names = stored.value.parts
+            parts = self._parts_for(names, within()) if names else _NO_PARTS
             found += self._reads(stored, of_one, change, buffer, watch, parts)
         return found
 
@@ -163,7 +160,7 @@ class Source:
         for piece in pieces:
             yield Fill(copy.chunk.file, found.start_bytes, piece, change, buffer, watch, parts)
 
-    def parts_for(self, names: Iterable[str], layout: Layout) -> dict[str, Part]:
+    def _parts_for(self, names: Iterable[str], layout: Layout) -> dict[str, Part]:
         """What the parts of values hold for each place of a buffer with `layout`."""
         found = dict[str, Part]()
         for name in names:
@@ -212,8 +209,6 @@ class Source:
 
     def locate(self, stored: Stored, chunk: Chunk) -> Located:
         """Where a chunk's elements are in its file, in whatever order."""
-        if chunk.file == MADE:
-            return Located(chunk.start_bytes)
         key = (chunk.file, chunk.start_bytes)
         found = self._located.get(key)
         if found is None:

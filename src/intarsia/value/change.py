@@ -59,15 +59,7 @@ class Change:
         return dst.encode(window, self.dst)
 
     def compared(self, before: Window, after: Bits) -> tuple[Numbers, Numbers]:
-        """What the destination would hold if no number had to be rounded, and what it holds.
-
-        Where it needs parts these are the numbers themselves, before and as a reader finds them.
-        """
-        if self.dst_value.parts and not self.keeps_value:
-            read = self.dst_value.number_type(self.dst)
-            window = Window(after, self.dst, before.parts)
-            numbers = as_float64(self.dst_value.decode(window, read), read)
-            return self.src_value.numbers(before), numbers
+        """What the destination would hold if no number had to be rounded, and what it holds."""
         found = as_float64(after, self.dst)
         if self.keeps_value:
             return as_float64(before.bits, self.src), found

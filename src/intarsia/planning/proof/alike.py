@@ -3,7 +3,7 @@
 No link of a proof looks at what a name says.  So a target is proven where a renaming of tensors turns
 it into a proven one, together with all that the proof rests on:
 
-    the target                its layout and its boxes; its value needs no parts
+    the target                its layout and its boxes
     the one stored tensor     its layout, element type and value, and the boxes of its chunks; that nothing
     that holds all of it      is wrong with it is asked for each
     the logical tensors       their shapes
@@ -45,7 +45,7 @@ class Alike:
 
     def key(self, target: Target, sources: tuple[Stored, ...]) -> Hashable:
         """The same for all targets that differ by name alone; None where a target is proven by itself."""
-        if len(sources) != 1 or target.value.parts:
+        if len(sources) != 1:
             return None
         stored, layout, boxes = sources[0], target.layout, id(target.boxes)
         if len(stored.layout.pieces) < 2:  # to look for its like takes longer than to prove it

@@ -162,7 +162,7 @@ class Links:
                     f" {chunk.length_bytes:,} are stored at byte {chunk.start_bytes:,} of {chunk.file}"
                 )
                 return Gap(tensor, chunk.box.size, text, "chunk-mismatch")
-        return next(self.part_faults(name, stored.value, stored.layout), None)
+        return next(self._part_faults(name, stored.value, stored.layout), None)
 
     def _sizes_of(self, boxes: tuple[Box, ...]) -> Sequence[int]:
         """The elements of each box; `boxes` are the one object for all that are cut alike."""
@@ -171,7 +171,7 @@ class Links:
             held = self._sizes[id(boxes)] = boxes, [box.size for box in boxes]
         return held[1]
 
-    def part_faults(self, name: str, value: Value, layout: Layout) -> Iterator[Gap]:
+    def _part_faults(self, name: str, value: Value, layout: Layout) -> Iterator[Gap]:
         """What is wrong with the parts that a value needs: one that is not there, or not for each element."""
         for each in value.parts:
             tensor = next(iter(layout.tensors), name)

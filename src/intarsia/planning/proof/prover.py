@@ -21,7 +21,6 @@ from intarsia.planning.proof.links import Gap, Links, is_whole
 from intarsia.planning.proof.template import Template, Templates
 from intarsia.planning.proof.tiling import tiling_fault
 from intarsia.planning.whole_tensor import WholeTensor
-from intarsia.value.measured import Measured
 
 _SHOWN = 8
 _NEXT = {
@@ -234,27 +233,21 @@ class Prover:
 
     def attempt(self, target: Target) -> Proven | list[Gap]:
         """The proof of a target, or the faults that forbid it."""
-        parts = target.value.parts
-        if parts and not isinstance(target.value, Measured):
+        if target.value.parts:
             raise UnsupportedError(
                 f"`{target.name}` would be {target.value}, which can be read but not yet written",
                 hint="write plain numbers: give an element type with --dtype",
             )
-        runs = () if parts else self.links.runs_of(target.layout)
+        runs = self.links.runs_of(target.layout)
         if runs and self.links.tiling(target.shape, target.boxes) is None:
             return Proven(self.src, target, None, _KEY, runs=runs)
         sources = sources_of(target.layout, self.src)
-        if not parts and self._is_plain(target, sources):
+        if self._is_plain(target, sources):
             return Proven(self.src, target, sources, _KEY)
         key = self._alike.key(target, sources)
         if key is not None and (template := self._alike.proven(key)) is not None:
             return Proven(self.src, target, sources, _KEY, template=template)
-        faults: list[Gap] = []
-        if parts:
-            faults += self.links.part_faults(target.name, target.value, target.layout)
-            if not faults and self._is_plain(target, sources):
-                return Proven(self.src, target, sources, _KEY)
-        faults += self.links.target_faults(target, sources)
+        faults = [*self.links.target_faults(target, sources)]
         return faults or self._keep(key, Proven(self.src, target, sources, _KEY))
 
     def _keep(self, key: Hashable, proven: Proven) -> Proven:

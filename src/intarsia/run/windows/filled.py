@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from intarsia.dtypes import DType
 from intarsia.frozen import frozen
@@ -10,23 +10,18 @@ from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
 from intarsia.run.room import Bytes
 from intarsia.run.windows.slots import Cut
-from intarsia.value import Window
 from intarsia.value.bits import bits_dtype
 
 
 @frozen
 class Filled:
-    """A window of a target, row-major in memory, and the boxes of slots that it is cut into.
-
-    `parts` are what those of the target's value hold for each element.
-    """
+    """A window of a target, row-major in memory, and the boxes of slots that it is cut into."""
 
     target: Target
     window: Box
     cut: Cut
     whole: Bytes
     boxes: Sequence[Bytes]
-    parts: Mapping[str, Window]
 
 
 def cut_boxes(dtype: DType, window: Box, cut: Cut, whole: Bytes, room: Bytes) -> list[Bytes]:

@@ -45,16 +45,16 @@ class Tally:
         target, crcs = filled.target, tuple([crc32(box) for box in filled.boxes])
         if not filled.window.size or not self.sizes.keys() >= set(target.layout.tensors):
             return Tallied({}, crcs)
-        whole, dtype = _numbers(target, filled.whole, filled.parts)
+        whole, dtype = _numbers(target, filled.whole)
         part = layout_of_box(target.layout, filled.window)
         found = sum_layout(part, whole, dtype.itemsize, self.sizes, self.stretch_bytes)
         return Tallied({(target.name, name): x for name, x in found.items()}, crcs)
 
 
-def _numbers(target: Target, buffer: Bytes, parts: Mapping[str, Window]) -> tuple[Bytes, DType]:
+def _numbers(target: Target, buffer: Bytes) -> tuple[Bytes, DType]:
     """The logical elements that a reader finds in a buffer of a target, and their type."""
     if target.value.is_plain:
         return buffer, target.dtype
-    stored = Window(np.frombuffer(buffer, bits_dtype(target.dtype)), target.dtype, parts)
+    stored = Window(np.frombuffer(buffer, bits_dtype(target.dtype)), target.dtype)
     dtype = target.value.number_type(target.dtype)
     return target.value.decode(stored, dtype).view(np.uint8), dtype
