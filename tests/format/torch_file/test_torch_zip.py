@@ -220,6 +220,17 @@ def test_a_sparse_tensor_is_refused_by_name() -> None:
         payload_of(saved(torch.eye(3).to_sparse()))
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_elements_that_torch_conjugates_or_negates_as_it_loads_are_not_read_as_stored(
+    inside: bool,
+) -> None:
+    for x in (torch.ones(3, dtype=torch.complex64).conj(), torch._neg_view(torch.ones(3))):
+        with pytest.raises(FormatError, match=r"(conj|neg).*resolve_conj\(\)\.resolve_neg\(\)"):
+            read_object(saved({"x": x}), "here") if inside else payload_of(saved(x))
+        resolved = saved(x.resolve_conj().resolve_neg())
+        assert elements(resolved) == bytes(x.resolve_conj().resolve_neg().view(torch.uint8))
+
+
 def test_an_element_type_that_has_no_name_here_is_refused() -> None:
     with pytest.raises(FormatError, match="ComplexDoubleStorage"):
         payload_of(saved(torch.zeros(2, dtype=torch.complex128)))

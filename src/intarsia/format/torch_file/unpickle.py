@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime
 import io
 import pickle
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -63,6 +64,11 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> T
     dtype = BY_TORCH.get(named.torch) if named else None
     if dtype is None:
         raise FormatError("a tensor without an element type")
+    if bits := [b for b in rest[2:] if b and not isinstance(b, DType)]:
+        raise FormatError(
+            f"torch does not take these elements as they are stored, but by {reprlib.repr(bits[0])}; save"
+            " the tensor with resolve_conj().resolve_neg()"
+        )
     return Tensor(storage, dtype, axes_of(shape), axes_of(stride), offset)
 
 
