@@ -6,6 +6,7 @@
 import gc
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,19 @@ from intarsia.store import registry
 settings.register_profile("same", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("new", deadline=None, print_blob=True)
 settings.load_profile("same")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave most cases of a test that says `one_in` to the slow ones."""
+    cases = Counter[str]()
+    for item in items:
+        one_in = item.get_closest_marker("one_in")
+        if one_in and not item.get_closest_marker("slow"):
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % one_in.args[0]:
+                item.add_marker(pytest.mark.slow)
+            cases[test] += 1
 
 
 def pytest_collection_finish() -> None:

@@ -134,6 +134,7 @@ def test_torchs_groups_and_steps_come_back_from_torch_dist(
         ("three", ("hf", "fsdp_dtensor", "dcp")),
     ],
 )
+@pytest.mark.one_in(2)
 def test_torchs_groups_come_back_by_way_of_every_format_that_has_words_for_them(
     groups: str, way: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -148,6 +149,7 @@ def test_torchs_groups_come_back_by_way_of_every_format_that_has_words_for_them(
 
 @pytest.mark.parametrize("flat", [True, False], ids=["by parameter", "by number"])
 @pytest.mark.parametrize("case", ["td_dense_tp2", "td_dense_tp2pp2_dpresh", "fd_dense_tp2_fsdp2"])
+@pytest.mark.one_in(3)
 def test_a_torch_optimizer_resumes_from_megatron(case: str, flat: bool, tmp_path: Path) -> None:
     """Both of torch's spellings are there, with a step for every parameter."""
     path = fixture(case)
@@ -246,6 +248,7 @@ def fused_model(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("dialect", ["hf-module", "hf-fused"])
 @pytest.mark.parametrize("to", ["dcp", "hf"])
+@pytest.mark.one_in(2)
 def test_a_fused_parameter_has_one_step(dialect: str, to: str, tmp_path: Path) -> None:
     state = fused_model(tmp_path / "hf")
     intarsia.convert(tmp_path / "hf", tmp_path / "fused", to=to, dialect=dialect)
@@ -308,6 +311,7 @@ def of_numbers(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("to", "mesh", "dialect"), [("hf", "", "hf"), ("dcp", "tp=2,fsdp=3", "hf-module")]
 )
+@pytest.mark.one_in(2)
 def test_single_numbers_of_parameters_stay_single(
     of_numbers: Path, to: str, mesh: str, dialect: str, tmp_path: Path
 ) -> None:
@@ -319,6 +323,7 @@ def test_single_numbers_of_parameters_stay_single(
 
 
 @pytest.mark.parametrize("to", ["torch_dist", "fsdp_dtensor"])
+@pytest.mark.one_in(2)
 def test_single_numbers_have_no_place_in_megatron(
     of_numbers: Path, to: str, tmp_path: Path
 ) -> None:
@@ -360,6 +365,7 @@ def with_fused_experts(name: str, seed: int) -> tuple[torch.nn.Module, torch.opt
 
 
 @pytest.mark.parametrize("name", ["NAdam", "ASGD"])
+@pytest.mark.one_in(2)
 def test_a_single_number_of_fused_experts_is_there_for_each_of_them(
     name: str, tmp_path: Path
 ) -> None:

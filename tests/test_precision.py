@@ -142,6 +142,7 @@ def test_parts_of_unlike_types_are_fused_in_the_one_that_is_asked_for(
 
 
 @pytest.mark.parametrize("to", ["torch_dist", "fsdp_dtensor"])
+@pytest.mark.one_in(2)
 def test_megatrons_arguments_name_the_precision_that_was_written(to: str, tmp_path: Path) -> None:
     source = FIXTURES / "td_dense_tp2"
     config = source / "hf_truth" / "config.json"

@@ -120,6 +120,7 @@ def test_several_wrong_shapes_are_told_beside_what_is_missing(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("format", ["dcp", "torch_dist", "fsdp_dtensor"])
+@pytest.mark.one_in(3)
 def test_ranks_files_are_judged_each_for_itself(format: str, tmp_path: Path) -> None:
     tensors = trained(weights(3))
     tensors["optimizer.exp_avg_sq.model.layers.2.mlp.gate.weight"][0, 0] = -1.0
@@ -179,6 +180,7 @@ def test_the_digests_of_what_can_be_read_are_still_checked(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("format", ["hf", "dcp", "torch_dist", "fsdp_dtensor"])
+@pytest.mark.one_in(2)
 def test_bytes_are_read_once_though_digests_are_stored(
     format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

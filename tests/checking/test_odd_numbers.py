@@ -184,6 +184,7 @@ def test_repeated_layers_are_found_in_any_list_of_modules(stack: str, tmp_path: 
 
 @pytest.mark.parametrize("how", ["flipped", "rolled", "shuffled"])
 @pytest.mark.parametrize("format", ["hf", "dcp", "torch_dist"])
+@pytest.mark.one_in(3)
 def test_weights_in_another_order_than_their_main_weights_are_found(
     how: str, format: str, tmp_path: Path
 ) -> None:

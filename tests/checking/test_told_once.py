@@ -56,6 +56,7 @@ def test_objects_in_a_lost_file_are_not_missed_again(to: str, mesh: str, tmp_pat
 
 
 @pytest.mark.parametrize(("to", "mesh"), MESHES)
+@pytest.mark.one_in(3)
 def test_a_file_of_zeros_is_one_fault_with_all_that_it_held(
     to: str, mesh: str, tmp_path: Path
 ) -> None:

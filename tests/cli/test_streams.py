@@ -40,6 +40,7 @@ def shell(line: str, *words: object, cwd: Path | None = None) -> subprocess.Comp
 @pytest.mark.parametrize(
     "end", [">&-", "> /dev/full", "--json > /dev/full", "2>&-", "2> /dev/full", "<&- >&- 2>&-"]
 )
+@pytest.mark.one_in(3)
 def test_a_conversion_whose_answer_nobody_can_read_is_done(
     src: Path, tmp_path: Path, end: str
 ) -> None:
@@ -54,6 +55,7 @@ def test_a_conversion_whose_answer_nobody_can_read_is_done(
 
 
 @pytest.mark.parametrize("end", ["| head -c 1 >&2", "> /dev/full"])
+@pytest.mark.one_in(2)
 def test_a_difference_stays_a_difference_and_what_is_done_done(src, other, end: str) -> None:
     assert shell(f'intarsia digest "$1" --json {end}', src).returncode == 0
     assert shell(f'intarsia verify "$1" "$2" --json {end}', src, other).returncode == 1

@@ -53,6 +53,7 @@ def there_and_back(src: Path, root: Path, mesh: str) -> None:
 
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.one_in(3)
 def test_a_checkpoint_of_transformers_arrives_bit_by_bit(
     tmp_path: Path, family: str, mesh: str
 ) -> None:

@@ -129,6 +129,7 @@ REORDERED["hrm_text", "tp_size"] = REORDERED["hrm_text", "fsdp_size"]
 
 
 @pytest.mark.parametrize(("kind", "axis"), REORDERED)
+@pytest.mark.one_in(2)
 def test_rows_that_transformers_reorders_in_silence_stay_in_order(
     stored: dict[str, Stored], kind: str, axis: str
 ) -> None:

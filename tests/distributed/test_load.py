@@ -87,6 +87,7 @@ def random_meshes(path: Path, seeds: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
+@pytest.mark.one_in(3)
 def test_any_mesh_and_any_placements_are_filled_as_full_tensor_reads_them(
     stored: dict[str, Path], count: int
 ) -> None:
@@ -147,6 +148,7 @@ def read_bytes(path: Path, placement: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("placement", [Shard(0), Shard(1)])
+@pytest.mark.one_in(2)
 def test_ranks_together_read_a_checkpoint_once(tmp_path: Path, placement: Shard) -> None:
     (tmp_path / "hf").mkdir()
     save_file({"w": torch.randn(512, 1024)}, tmp_path / "hf" / "model.safetensors")

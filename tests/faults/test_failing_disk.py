@@ -161,6 +161,7 @@ def calls_of(place: Place, source: str, to: str) -> int:
 
 
 @pytest.mark.parametrize(("source", "to"), RING)
+@pytest.mark.one_in(2)
 def test_a_call_that_fails_anywhere_is_told_and_resumed(place: Place, source: str, to: str) -> None:
     count = calls_of(place, source, to)
     chance = random.Random(f"{source} {to}")
@@ -169,6 +170,7 @@ def test_a_call_that_fails_anywhere_is_told_and_resumed(place: Place, source: st
 
 
 @pytest.mark.parametrize(("source", "to"), [("hf", "dcp"), ("torch_dist", "hf")])
+@pytest.mark.one_in(2)
 def test_a_read_or_a_write_that_fails_under_a_move_is_told_and_resumed(
     moving: Place, source: str, to: str
 ) -> None:
@@ -233,6 +235,7 @@ def test_syncs_that_fail_on_their_own_thread_are_told_too(eager: Place, number: 
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS])
+@pytest.mark.one_in(2)
 def test_a_disk_that_stays_dead_is_told_once(place: Place, number: int) -> None:
     """Nothing can be removed then either; what is left is no checkpoint, and a later run ends it."""
     count = calls_of(place, "hf", "dcp")

@@ -66,6 +66,7 @@ SAVERS = (tutorial, pair, flattened, accelerates)
 
 @pytest.mark.parametrize("configured", [True, False])
 @pytest.mark.parametrize("saver", SAVERS)
+@pytest.mark.one_in(3)
 def test_weights_reach_the_hub_and_training_goes_on(
     tmp_path: Path, saver: Callable[[Any, Any], dict[str, Any]], configured: bool
 ) -> None:
@@ -275,6 +276,7 @@ def test_the_average_is_not_the_model(tmp_path: Path, configured: bool) -> None:
 
 @pytest.mark.parametrize(("one", "other"), [("policy", "reference"), ("actor", "critic")])
 @pytest.mark.parametrize("configured", [True, False])
+@pytest.mark.one_in(2)
 def test_of_two_models_the_user_chooses(
     tmp_path: Path, one: str, other: str, configured: bool
 ) -> None:
@@ -385,6 +387,7 @@ class Two(nn.Module):
 @pytest.mark.parametrize(
     "words", [("actor", "critic"), ("model", "ema"), ("student", "teacher"), ("net", "target")]
 )
+@pytest.mark.one_in(4)
 def test_parts_that_are_called_like_several_models_stay_one_in_safetensors(
     words: tuple[str, str], shard: int, tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def check_numpy(asked: Asked, found: Surveyed) -> None:
 
 
 @pytest.mark.parametrize("itemsize", ITEMSIZES)
+@pytest.mark.one_in(2)
 def test_memory_is_surveyed_as_numpy_does(itemsize: int) -> None:
     for shape in SHAPES:
         for how in range(6) if shape[0] * shape[1] < 20_000 else (0, 2, 4):

@@ -39,6 +39,7 @@ QUICK = (5, 19, 82, 84, 107, 118, 148, 158)
 
 
 @pytest.mark.parametrize("seed", QUICK)
+@pytest.mark.one_in(2)
 def test_a_run_on_one_rank_goes_on_as_if_it_had_not_stopped(seed: int) -> None:
     outcomes([Scenario.drawn(seed, ranks=1)], here)
 

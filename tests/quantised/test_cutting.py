@@ -53,6 +53,7 @@ def covers(weight: Box | None, scale: Box | None, block: tuple[int, int]) -> boo
 
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("block", [(8, 8), (16, 32), (128, 128), (40, 24)])
+@pytest.mark.one_in(3)
 def test_every_rank_holds_the_scales_of_its_blocks(
     tmp_path: Path, mesh: str, block: tuple[int, int]
 ) -> None:

@@ -21,6 +21,7 @@ MEGATRON = fixture("megatron")
 
 
 @pytest.mark.parametrize("which", ["copy", "padding", "extra state"])
+@pytest.mark.one_in(3)
 def test_what_no_tensor_holds_is_checked_too(which: str, tmp_path: Path) -> None:
     """Optimizer state in Megatron's buckets has copies and gaps, and modules have empty states."""
     src = MEGATRON / ("td_dense_tp2" if which == "extra state" else "td_dense_tp2pp2_dpresh")

@@ -19,6 +19,7 @@ def made(tensors: Tensors, format: str, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.one_in(2)
 def test_moments_of_one_rank_s_experts_saved_for_all_are_found(format: str, tmp_path: Path) -> None:
     tensors = trained(weights(2))
     for name in tensors:
@@ -31,6 +32,7 @@ def test_moments_of_one_rank_s_experts_saved_for_all_are_found(format: str, tmp_
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.one_in(2)
 def test_moments_of_a_layer_saved_for_another_are_found(format: str, tmp_path: Path) -> None:
     tensors = trained(weights(2))
     for name in tensors:

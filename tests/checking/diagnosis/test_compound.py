@@ -70,6 +70,7 @@ def kinds(found: Comparison) -> set[str]:
         (together(GATED, swapped), each("q_proj", block_of(1, 2, older)), {"gate-up-swapped", "rank-stale"}),
     ],
 )  # fmt: skip
+@pytest.mark.one_in(2)
 def test_two_faults_are_both_named(
     tmp_path: Path, first: Damage, second: Damage, named: set[str], turned: bool
 ) -> None:
@@ -139,6 +140,7 @@ def test_tensors_made_anew_are_called_constant(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("noise", [1e-3, 1e-2])
+@pytest.mark.one_in(2)
 def test_noise_that_was_rounded_is_not_called_rounding(tmp_path: Path, noise: float) -> None:
     found = held(
         tmp_path, each("proj", lambda x, c, r: bf16(x + noise * 0.1 * older(x).sub(x)))

@@ -59,6 +59,7 @@ def by_rank(tp: int, order: Sequence[int]) -> Callable[..., torch.Tensor]:
         (GATED, 3, (1, 0), "gate-up-swapped: .* in the order up_proj, gate_proj .*tp=3"),
     ],
 )
+@pytest.mark.one_in(3)
 def test_parts_put_down_in_another_order_are_one_fault(
     tmp_path: Path, roles: tuple[str, ...], tp: int, order: tuple[int, ...], told: str, dtype
 ) -> None:

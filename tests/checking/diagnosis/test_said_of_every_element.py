@@ -63,6 +63,7 @@ def test_layers_are_zero_only_where_each_of_their_matrices_is(tmp_path: Path) ->
 @pytest.mark.parametrize("turned", [False, True], ids=["in B", "in A"])
 @pytest.mark.parametrize("kept", [1, 3, 12])
 @pytest.mark.parametrize("lost", [0.0, float("nan")], ids=["zero", "NaN"])
+@pytest.mark.one_in(3)
 def test_layers_are_lost_only_where_no_matrix_of_them_keeps_a_part(
     lost: float, kept: int, turned: bool, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from tests.faults.sound import trained, weights
 
 @pytest.mark.parametrize(("one", "other"), [(2, 4), (8, 16), (100, 200), (1000, 1001), (7, 0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.one_in(2)
 def test_steps_that_differ_are_neither_lost_nor_flipped(
     one: int, other: int, dtype: torch.dtype, tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ def digests_in(path: Path):
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.one_in(2)
 def test_every_format_mesh_and_dialect_of_the_same_weights_has_the_same_digests(
     family: str, tmp_path: Path
 ) -> None:
@@ -130,6 +131,7 @@ def save_columns_first(folder: Path, x: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("window_bytes", [67, 8 << 20])
+@pytest.mark.one_in(2)
 def test_elements_stored_in_another_order_are_put_in_order_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window_bytes: int
 ) -> None:
@@ -159,6 +161,7 @@ def test_the_file_says_what_it_was_made_from(src: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["fd_dense_tp2_fsdp2", "fd_moe_ep2_fsdp2"])
+@pytest.mark.one_in(2)
 def test_optimizer_state_is_attested_too(case: str, tmp_path: Path) -> None:
     start = fixtures.fixture("megatron", case)
     here, config = start, start / "hf_truth" / "config.json"

@@ -112,6 +112,7 @@ def places(chunk: Chunk, payload: Payload, data: bytes, step: int) -> Iterator[t
         *[pytest.param("layers.3.up.weight", n, marks=pytest.mark.slow) for n in (11, 13, 17)],
     ],
 )
+@pytest.mark.one_in(2)
 def test_every_damaged_byte_is_told_of_as_it_is_of_a_tensor_alone(
     sharded: Path, monkeypatch: pytest.MonkeyPatch, name: str, step: int
 ) -> None:

@@ -94,6 +94,7 @@ def flip(path: Path, at: int) -> None:
         (lambda j: (j / "0-0").unlink(), "resumed: 0 B were there already"),
     ],
 )
+@pytest.mark.one_in(2)
 def test_a_damaged_journal_costs_work_and_never_bytes(
     src: Path, tmp_path: Path, whole, harm: Callable[[Path], None], told: str
 ) -> None:

@@ -42,6 +42,7 @@ MESHES = ["", "tp=3", "fsdp=4,replicate=2", "tp=2,fsdp=3,pp=2,ep=2"]
 
 
 @pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.one_in(2)
 def test_what_torch_saved_goes_to_hf_and_back(tmp_path: Path, mesh: str) -> None:
     tensors = matrix()
     src = write_dcp(tmp_path / "src", tensors)

@@ -85,6 +85,7 @@ def changed(data: bytes, chance: random.Random) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("framed", [False, True])
+@pytest.mark.one_in(2)
 def test_no_change_of_a_byte_is_read_otherwise_than_by_a_pickle(framed: bool) -> None:
     """With its length made right again, so that a change of it is seen, too."""
     data, columns = write_metadata(META), 0

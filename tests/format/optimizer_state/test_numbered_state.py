@@ -81,6 +81,7 @@ def test_numbers_lead_to_parameters(groups: int, named: bool, tmp_path: Path) ->
     ],
 )
 @pytest.mark.parametrize("to", ["hf", "torch_dist", "fsdp_dtensor"])
+@pytest.mark.one_in(2)
 def test_numbers_that_lead_nowhere_are_refused_and_weights_are_not(
     groups: int, cut: bool, why: str, to: str, tmp_path: Path
 ) -> None:

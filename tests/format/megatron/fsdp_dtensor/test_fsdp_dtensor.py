@@ -100,6 +100,7 @@ def test_megatrons_checkpoints_hold_their_truth(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.one_in(2)
 def test_megatrons_checkpoints_become_hugging_face_folders(case: str, tmp_path: Path) -> None:
     path = fixture(case)
     to_other(path, tmp_path / "hf", config=config_of(path))
@@ -125,6 +126,7 @@ def test_what_is_written_has_megatrons_own_keys_shapes_and_paths(case: str, tmp_
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mesh", ["tp=2,fsdp=2", "ep=2,fsdp=2"])
 @pytest.mark.parametrize("spec", ["te", pytest.param("local", marks=pytest.mark.slow)])
+@pytest.mark.one_in(3)
 def test_another_mesh_keeps_every_bit(case: str, mesh: str, spec: str, tmp_path: Path) -> None:
     path = fixture(case)
     if "dense" in case:
@@ -196,6 +198,7 @@ def test_by_way_of_dcp(tmp_path: Path) -> None:
         ("fd_moe_ep2_fsdp2", "tp=2,ep=2", "ep=4,fsdp=2"),
     ],
 )
+@pytest.mark.one_in(3)
 def test_by_way_of_torch_dist(case: str, mesh: str, back: str, tmp_path: Path) -> None:
     path = fixture(case)
     expected = logical_tensors(path, config_of(path))

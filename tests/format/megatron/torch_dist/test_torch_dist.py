@@ -123,6 +123,7 @@ def test_megatron_bridges_own(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", BRIDGES)
+@pytest.mark.one_in(2)
 def test_what_megatron_bridge_would_write(case: str, tmp_path: Path) -> None:
     theirs = fixture("bridge", case)
     mesh = ",".join(f"{w.rstrip('1234567890')}={w[-1]}" for w in theirs.name.split("_")[2:])
@@ -139,6 +140,7 @@ def objects(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.one_in(3)
 def test_there_and_back(model: str, mesh: str, tmp_path: Path) -> None:
     if model.startswith(("llama", "qwen3,")):
         mesh = ",".join(
