@@ -21,6 +21,7 @@ from math import gcd, lcm, prod
 
 from intarsia.errors import UsageError
 from intarsia.frozen import frozen, frozen_open
+from intarsia.layout.cover import unravel
 
 Shape = tuple[int, ...]
 
@@ -42,6 +43,16 @@ class Box:
     @property
     def size(self) -> int:
         return prod(self.shape)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """What selects the box from its tensor."""
+        return tuple(slice(o, o + n) for o, n in zip(self.offsets, self.shape, strict=True))
+
+    def index_of(self, element: int) -> tuple[int, ...]:
+        """The index in the tensor of an element of the box, counted in row-major order."""
+        inside = unravel(element, self.shape)
+        return tuple(o + i for o, i in zip(self.offsets, inside, strict=True))
 
     def meet(self, other: Box) -> Box | None:
         """The part that both hold, or None where that is empty."""

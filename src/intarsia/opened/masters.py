@@ -124,13 +124,11 @@ def _compared(
         count += int(np.count_nonzero(wrong))
         if first is None:
             at = int(wrong.argmax())
-            inside = unravel(at, box.shape) if box.shape else ()
-            index = tuple(o + i for o, i in zip(box.offsets, inside, strict=True))
+            index = box.index_of(at)
             piece = layout.box(index, (1,) * len(index)).pieces[0]
             values = (as_float64(x[at : at + 1], a), as_float64(y[at : at + 1], b))
-            shape = held[piece.tensor].shape
-            place = unravel(piece.to, shape) if shape else ()
-            first = Stale(piece.tensor, 0, tuple(place), *(float(v[0]) for v in values))
+            place = unravel(piece.to, held[piece.tensor].shape)
+            first = Stale(piece.tensor, 0, place, *(float(v[0]) for v in values))
     return None if first is None else replace(first, elements=count)
 
 

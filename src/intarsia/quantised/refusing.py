@@ -8,8 +8,7 @@ from intarsia.quantised.weight import Quantised
 DEQUANTISE = (
     "take the weights as they are (hf or dcp, no --dtype, no --dialect), or dequantise them first:"
     " load them with Transformers (`dequantize=True` in its quantisation config),"
-    " `save_pretrained(…, save_original_format=False)`,"
-    " and go on from there"
+    " `save_pretrained(…, save_original_format=False)`, and go on from there"
 )
 DIFF = (
     "`intarsia verify A B` compares their bits; for numbers dequantise both first: load them with Transformers"

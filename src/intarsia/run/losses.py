@@ -16,7 +16,7 @@ import numpy as np
 from intarsia.dtypes import DType, greatest, overflows_at
 from intarsia.errors import PrecisionError
 from intarsia.frozen import frozen
-from intarsia.layout import Loop, Piece, unravel
+from intarsia.layout import Piece, unravel
 from intarsia.mesh import Box
 from intarsia.planning.manifest import Target
 from intarsia.value import Change, Window
@@ -83,8 +83,7 @@ class Watch:
             self.losses[self.target.name, effect] += int(elements)
 
     def _refused(self, value: float, dst: DType, element: int) -> PrecisionError:
-        index = unravel(element, self.box.shape) if self.box.shape else ()
-        place = [o + i for o, i in zip(self.box.offsets, index, strict=True)]
+        place = [*self.box.index_of(element)]
         wider = "fp32" if dst.name == "BF16" else "bf16 or fp32"
         return PrecisionError(
             f"`{self.target.name}`{place} is {value!r}, which {dst} cannot hold"
@@ -101,9 +100,8 @@ def _is_ordinary(bf16: Bits) -> bool:
 
 def _place(piece: Piece, element: int) -> int:
     """The element of the destination that an element of a piece goes to, counted in row-major order."""
-    loops: tuple[Loop, ...] = piece.loops
-    index = unravel(element, tuple(loop.n for loop in loops)) if loops else ()
-    return piece.to + sum(i * loop.to for i, loop in zip(index, loops, strict=True))
+    index = unravel(element, [loop.n for loop in piece.loops])
+    return piece.to + sum(i * loop.to for i, loop in zip(index, piece.loops, strict=True))
 
 
 @frozen

@@ -10,7 +10,6 @@ import numpy as np
 from intarsia.checking.pair.differing import Unequal
 from intarsia.checking.pair.pairs import Pair, read_windows
 from intarsia.checkpoint import Checkpoint
-from intarsia.layout import unravel
 from intarsia.opened.masters import unlike
 from intarsia.run.budget import Budget
 from intarsia.value import PLAIN, Value
@@ -42,8 +41,7 @@ def _differ(
         gap = as_float64(x[wrong], pair.a.dtype) - as_float64(y[wrong], pair.b.dtype)
         most = max(most, float(np.abs(gap).max()))
         if first is None:
-            inside = unravel(int(wrong.argmax()), box.shape) if box.shape else ()
-            first = tuple(o + i for o, i in zip(box.offsets, inside, strict=True))
+            first = box.index_of(int(wrong.argmax()))
     if first is None:
         return None
     text = f"{pair.a.dtype} in A, {pair.b.dtype} in B; the narrower is not the wider one rounded"

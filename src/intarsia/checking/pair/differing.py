@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from intarsia.checking.pair.pairs import Pair
 from intarsia.dtypes import DType
 from intarsia.frozen import frozen
-from intarsia.layout import unravel
 from intarsia.mesh import Box
 from intarsia.value.bits import Bits, as_float64
 from intarsia.value.cast import cast
@@ -54,8 +53,7 @@ class Differing:
             return
         self.count += int(unequal.sum())
         if self.first is None:
-            inside = unravel(int(unequal.argmax()), box.shape)
-            self.first = tuple(o + i for o, i in zip(box.offsets, inside, strict=True))
+            self.first = box.index_of(int(unequal.argmax()))
         self.most = max(self.most, _widest(x[unequal], y[unequal], pair), key=_nan_first)
 
     def join(self, later: Differing) -> None:

@@ -28,7 +28,7 @@ from intarsia.checking.survey.matrix_facts import (
     ordinary_facts,
 )
 from intarsia.checking.survey.small_items import SmallItem, SmallItems
-from intarsia.checking.survey.wrapped_chunks import Alike, bring, slices_of
+from intarsia.checking.survey.wrapped_chunks import Alike, bring
 from intarsia.errors import IntarsiaError, StoreError
 from intarsia.frozen import frozen
 from intarsia.kernel.surveying import CRC, FACTS, PAGES, REPEATS, Asked, Matrix, Seen, Surveyed
@@ -199,5 +199,5 @@ def _zero_chunks(item: Item, elements: Elements, view: Bytes) -> tuple[Chunk, ..
         chunk
         for chunk in item.chunks
         if whole[chunk.box.offsets] in (0, elements.sign_bit)
-        and np.isin(whole[slices_of(chunk.box)], (0, elements.sign_bit)).all()
+        and np.isin(whole[chunk.box.slices], (0, elements.sign_bit)).all()
     )

@@ -18,7 +18,6 @@ from intarsia.checking.survey.items import Item
 from intarsia.errors import IntarsiaError, StoreError
 from intarsia.format.base import Around, Format
 from intarsia.frozen import frozen
-from intarsia.mesh import Box
 from intarsia.planning.manifest import Chunk, Stored
 from intarsia.run.room import Bytes, Room, in_parts
 from intarsia.run.sums.checksum import crc32
@@ -111,9 +110,7 @@ def _bring_group(
         found = np.fromiter(map(crc32, held), np.uint32, count)
         sound &= (starts >= 0) & ((found == said) | (said == 0))
         unsealed += said == 0
-        whole[(slice(None), *slices_of(chunk.box))] = held.view(bits).reshape(
-            count, *chunk.box.shape
-        )
+        whole[(slice(None), *chunk.box.slices)] = held.view(bits).reshape(count, *chunk.box.shape)
     return Brought(sound, unsealed)
 
 
@@ -180,8 +177,3 @@ def _rows(memory: Bytes, at: Ints, width: int) -> Bytes:
     windows = np.ndarray((len(memory) - width + 1, width), np.uint8, memory.data, 0, (1, 1))
     found: Bytes = windows[at]
     return found
-
-
-def slices_of(box: Box) -> tuple[slice, ...]:
-    """A box as what selects it from its tensor."""
-    return tuple(slice(o, o + n) for o, n in zip(box.offsets, box.shape, strict=True))

@@ -60,8 +60,7 @@ def set_rates(groups: Sequence[dict[str, Any]], rates: Rates | None) -> None:
         elif said != (rates.max_lr, rates.min_lr):
             raise UsageError(
                 f"--megatron-lr gives max_lr={rates.max_lr!r} and min_lr={rates.min_lr!r}, and a"
-                " parameter"
-                f" group of the source has max_lr={said[0]!r} and min_lr={said[1]!r}",
+                f" parameter group of the source has max_lr={said[0]!r} and min_lr={said[1]!r}",
                 hint="leave --megatron-lr out: the source's own rates are kept",
             )
 

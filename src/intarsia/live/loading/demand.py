@@ -262,8 +262,7 @@ def settle(demand: Demand, doubts: Sequence[Doubts], *, strict: bool) -> Settled
     if stateful and strict:
         raise CoverageError(
             f"{demand.manifest.path} has optimizer state of {len(stateful)} parameters that the"
-            " optimizer does not update:"
-            f" {few(stateful, 4)}",
+            f" optimizer does not update: {few(stateful, 4)}",
             hint="give an optimizer that updates all of them, or load with strict=False if their"
             " state is not wanted",
         )

@@ -208,9 +208,8 @@ def _carry_out(source: Source, step: Step, to_device: ToDevice | None) -> int:
             at_bytes, buffer = next(rooms)
             sent.append(to_device.copy(held.tensor, box, start, at_bytes))
         else:
-            index = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.shape, strict=True))
             buffer = np.empty(length, np.uint8)
-            copies.append((held.tensor[index], as_torch(buffer, held.dtype, box.shape)))
+            copies.append((held.tensor[box.slices], as_torch(buffer, held.dtype, box.shape)))
         fills += source.fill_stretch(filling.proven, box, start, buffer)
     gather(source.folder, fills)
     if sent and to_device is not None:

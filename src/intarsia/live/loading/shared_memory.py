@@ -6,7 +6,7 @@ would win, so the load is refused before the first byte is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -209,8 +209,7 @@ def _contradiction(
 ) -> CoverageError:
     count, at, x, y = found
     a, b = pair.a, pair.b
-    shape: Sequence[int] = tuple(a.tensor.shape)
-    place = list(unravel(at, shape)) if shape else []
+    place = [*unravel(at, a.tensor.shape)]
     hint = "give each its own memory in the model (tie_word_embeddings=false for a head)"
     if loose is not None:
         kept = b if loose is a else a
@@ -220,8 +219,7 @@ def _contradiction(
         )
     return CoverageError(
         f"`{a.name}` and `{b.name}` share memory in the model, and {manifest.path} has different"
-        f" numbers for them: {count:,} elements\n"
-        f"  first: {place} is {x!r} in {few(a.layout.tensors, 2)}, {y!r} in"
-        f" {few(b.layout.tensors, 2)}",
+        f" numbers for them: {count:,} elements\n  first: {place} is {x!r} in"
+        f" {few(a.layout.tensors, 2)}, {y!r} in {few(b.layout.tensors, 2)}",
         hint=hint,
     )

@@ -107,8 +107,7 @@ class ToDevice:
         """A box of a tensor, whose elements follow each other from `start` on, and its place in the room."""
         if id(tensor) in self._flat:
             return self.copy_run(tensor, start, box.size, at_bytes)
-        index = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.shape, strict=True))
-        return tensor[index], self._read(tensor.dtype, box.size, at_bytes).view(box.shape)
+        return tensor[box.slices], self._read(tensor.dtype, box.size, at_bytes).view(box.shape)
 
     def copy_run(
         self, tensor: torch.Tensor, start: int, count: int, at_bytes: int

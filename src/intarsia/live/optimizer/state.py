@@ -174,9 +174,8 @@ def state_to_fill(
                 out.holdings.append(Holding(f"{each.name}.{kind}", layout, memory_of(state[kind])))
     if lost and strict:
         raise CoverageError(
-            f"{manifest.path} has no optimizer state of {len(lost)} parameters, and nothing in"
-            " it says that they were never updated:"
-            f" {few(lost, 4)}",
+            f"{manifest.path} has no optimizer state of {len(lost)} parameters, and nothing in it"
+            f" says that they were never updated: {few(lost, 4)}",
             hint="load with strict=False to let them start without state",
         )
     return StateToFill(out.holdings, out.counters, out.fresh, tuple(never), tuple(lost))

@@ -80,8 +80,7 @@ def parts_of(seen: Mapping[str, Seen], memory: Mapping[str, torch.Tensor]) -> It
         found = places.boxes(tensor)
         _check_count(name, tensor, sum(to.size for _, to in found), held.numel())
         for at, to in found:
-            index = tuple(slice(o, o + n) for o, n in zip(at.offsets, at.shape, strict=True))
-            yield Part(name, dtype, shape, to, proof, held[index])
+            yield Part(name, dtype, shape, to, proof, held[at.slices])
 
 
 class _Places:

@@ -225,8 +225,7 @@ def check_alike(reported: Sequence[Mapping[str, str]]) -> None:
                 f"rank {rank} was called with something else than rank 0, so nothing was"
                 f" started:\n{shown}{more}",
                 hint="give every rank the same options and one source, by an absolute path that"
-                " leads to"
-                " the same files everywhere",
+                " leads to the same files everywhere",
             )
 
 

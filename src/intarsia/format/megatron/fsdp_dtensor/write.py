@@ -245,7 +245,6 @@ def _remarks(entries: Collection[str]) -> Iterator[str]:
     """What Megatron-LM asks for and the source does not tell."""
     if has_torch_groups(entries) and not any(name.startswith(GROUP) for name in entries):
         yield (
-            "the source's parameter groups have torch's form and are kept as they are:"
-            " Megatron-LM needs its own form (`param_to_group_meta`); to resume, convert to"
-            " torch_dist"
+            "the source's parameter groups have torch's form and are kept as they are: Megatron-LM"
+            " needs its own form (`param_to_group_meta`); to resume, convert to torch_dist"
         )
