@@ -14,8 +14,8 @@ from intarsia import PrecisionError
 from intarsia.dtypes import BY_NAME
 from intarsia.format import registry as formats
 from intarsia.format.folder.side_files import with_dtype
-from intarsia.format.megatron.common import arguments_of
-from intarsia.format.megatron.fsdp_dtensor.entries import arguments_in, common_in
+from intarsia.format.megatron.common import arguments_of, common_in
+from intarsia.format.megatron.fsdp_dtensor.entries import arguments_in
 from intarsia.opened.entries import read_entries
 from tests.checkpoints import intarsia as command
 from tests.checkpoints import llama_config, model, read_hf, write_hf

@@ -127,7 +127,7 @@ def tensors_in(stored: Stored, unit: Unit, lo: int = 0, hi: int | None = None) -
         return (pieces[0].tensor,)
     near = (p for p in pieces if p.at < end and p.at + p.span >= start)
     held = [p.tensor for p in near if any(clip(p, start, end))]
-    return tuple(dict.fromkeys(held)) or (stored.key or stored.name,)
+    return tuple(dict.fromkeys(held)) or (stored.on_disk,)
 
 
 def layer_of(name: str) -> int | None:

@@ -61,7 +61,7 @@ def rows_for(src: Manifest, request: Request, writer: Format, dropped: Set[str])
     rest = [s for s in src.stored.values() if not covered.issuperset(s.layout.tensors)]
     if not writer.carries_anything:
         rest = [s for s in rest if not is_state(s.name)]
-        lost = [s.key or s.name for s in rest if not table.is_beside_the_text(s.name)]
+        lost = [s.on_disk for s in rest if not table.is_beside_the_text(s.name)]
         if lost:
             raise FamilyError(
                 f"{len(lost)} tensors of {src.path} are not in the {dialect} table of"

@@ -17,7 +17,7 @@ def entries_in_place(
     for name, e in src.entries.items():
         if e.length_bytes > limit_bytes:
             raise too_much(src, name, limit_bytes)
-        yield name, folder.read(e.file, e.start_bytes, e.length_bytes)
+        yield name, folder.read(*e.place)
 
 
 def too_much(src: Manifest, name: str, limit_bytes: int) -> UsageError:

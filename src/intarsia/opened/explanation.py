@@ -123,7 +123,7 @@ class Explanation:
         shapes = {name: x.shape for name, x in logical.items()}
         for s in self.held:
             part = f", its part {s.name}" if s.key not in ("", s.name) else ""
-            yield f"\nstored as {s.key or s.name}{part}, {s.dtype} {list(s.shape)}"
+            yield f"\nstored as {s.on_disk}{part}, {s.dtype} {list(s.shape)}"
             yield draw(s.layout, shapes, width=width)
 
     def __str__(self) -> str:
@@ -150,7 +150,7 @@ def explain(
         tensor=tensor,
         format=manifest.format,
         family=manifest.family,
-        stored=tuple(StoredAs(s.key or s.name, s.dtype.name, s.shape) for s in held),
+        stored=tuple(StoredAs(s.on_disk, s.dtype.name, s.shape) for s in held),
         pieces=tuple(row for s in held for row in _on_disk(manifest, s, tensor)),
         mesh=where or Mesh(),
         ranks=tuple(_on_ranks(held, where)) if where is not None else (),
@@ -176,7 +176,7 @@ def _on_ranks(held: tuple[Stored, ...], mesh: Mesh) -> Iterator[OnRank]:
         for rank in range(mesh.size):
             box = mesh.box(s.shape, s.rule, rank)
             if box is not None and box.size:
-                yield OnRank(rank, str(mesh.place(rank)), s.key or s.name, str(box))
+                yield OnRank(rank, str(mesh.place(rank)), s.on_disk, str(box))
 
 
 def _on_disk(manifest: Manifest, s: Stored, tensor: str) -> Iterator[OnDisk]:
@@ -196,7 +196,7 @@ def _chunk(manifest: Manifest, s: Stored, chunk: Chunk, pieces: tuple[Piece, ...
         for p in pieces[:_SHOWN]
     )
     return OnDisk(
-        stored=s.key or s.name,
+        stored=s.on_disk,
         file=chunk.file,
         start_bytes=chunk.start_bytes,
         end_bytes=chunk.start_bytes + chunk.length_bytes,

@@ -71,7 +71,7 @@ class Inspection:
     def tensor_list(self) -> tuple[StoredTensor, ...]:
         """Every stored tensor."""
         return tuple(
-            StoredTensor(s.key or s.name, s.dtype.name, s.shape, len(s.chunks), s.nbytes)
+            StoredTensor(s.on_disk, s.dtype.name, s.shape, len(s.chunks), s.nbytes)
             for s in self.manifest.stored.values()
         )
 

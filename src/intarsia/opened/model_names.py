@@ -39,10 +39,10 @@ def compared_with_model(src: Manifest, *, on_disk: bool = False) -> Manifest:
         return src
     if config["model_type"] in model_types():
         if on_disk:
-            check_hub_names((_on_disk(s) for s in _weights(src)), src, _CONVERT)
+            check_hub_names((s.on_disk for s in _weights(src)), src, _CONVERT)
         return src
     weights = [*_weights(src)]
-    names = [_on_disk(s) if on_disk else s.name for s in weights]
+    names = [s.on_disk if on_disk else s.name for s in weights]
     if not names:
         return src
     from intarsia.family.from_transformers.model_names import ModelNames
@@ -105,14 +105,10 @@ def _weights(src: Manifest) -> Iterator[Stored]:
     return (s for s in src.stored.values() if not is_state(s.name))
 
 
-def _on_disk(stored: Stored) -> str:
-    return stored.key or stored.name
-
-
 def _step(model: ModelNames, src: Manifest) -> str:
     """Which section holds names of the model, if one does."""
     whole = read_manifest(src.given or src.path, src.config, section=TOP) if src.section else src
-    found = model.sections([bare(_on_disk(s)) for s in _weights(whole)])
+    found = model.sections([bare(s.on_disk) for s in _weights(whole)])
     if len(found) == 1:
         (name,) = found
         text = f"the names below {name!r} are the model's: convert with --section {name}"

@@ -62,7 +62,7 @@ def trained_padding(
 def _as_stored(src: Manifest, padded: Iterable[Stored]) -> Manifest:
     """The same files, with stored tensors as the logical ones: padding is then read as any element."""
     plain = {
-        s.name: replace(s, layout=Layout.of(s.name, s.shape), value=PLAIN, key=s.key or s.name)
+        s.name: replace(s, layout=Layout.of(s.name, s.shape), value=PLAIN, key=s.on_disk)
         for s in padded
     }
     logical = {name: Logical(name, s.shape, s.dtype) for name, s in plain.items()}
@@ -90,7 +90,7 @@ def _trained(
     if not len(numbers):
         return None
     rows = len(np.unique(numbers // width))
-    return TrainedPadding(stored.key or stored.name, before // width, rows, len(numbers))
+    return TrainedPadding(stored.on_disk, before // width, rows, len(numbers))
 
 
 def _unmapped(part: Layout) -> NDArray[np.bool_]:

@@ -59,6 +59,11 @@ class Stored:
         return self.layout.size * self.dtype.itemsize
 
     @property
+    def on_disk(self) -> str:
+        """Its name on disk, as far as it has one of its own there."""
+        return self.key or self.name
+
+    @property
     def number_type(self) -> DType:
         """The element type of the logical elements that it holds."""
         return self.value.number_type(self.dtype)
@@ -89,6 +94,11 @@ class Entry:
     file: str
     start_bytes: int
     length_bytes: int
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Its file, and where in it its bytes begin and how many they are."""
+        return self.file, self.start_bytes, self.length_bytes
 
 
 @frozen

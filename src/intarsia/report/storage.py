@@ -59,7 +59,7 @@ def storage_of(manifest: Manifest, numbers: Mapping[str, int]) -> dict[str, Any]
     left, stored, texts = DRAWINGS, [], Texts()
     for s in manifest.stored.values():
         tensors = s.layout.tensors
-        own = len(tensors) == 1 and (s.key or s.name) == tensors[0]
+        own = len(tensors) == 1 and s.on_disk == tensors[0]
         drawing: Text | str | int = 0
         if not tensors or s.layout != Layout.of(tensors[0], shapes.get(tensors[0], ())):
             left -= 1

@@ -6,7 +6,7 @@ optimizer.state.<parameter>.<kind>    as torch flattens an optimizer's state dic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 ROOT = "optimizer."
@@ -99,6 +99,15 @@ def kind_of(name: str) -> str:
         return ""
     state = StateName.of(name)
     return state.kind if state else SETTING
+
+
+def kinds_by_parameter(states: Iterable[StateName | None]) -> dict[str, set[str]]:
+    """For each parameter, the kinds of state that it has; names of no state are passed over."""
+    found: dict[str, set[str]] = {}
+    for state in states:
+        if state is not None:
+            found.setdefault(state.parameter, set()).add(state.kind)
+    return found
 
 
 def of_kind(kind: str) -> Callable[[str], str]:

@@ -9,7 +9,7 @@ import torch
 
 from intarsia.dtypes import BY_NAME
 from intarsia.errors import CoverageError
-from intarsia.live.saving.exchange import Said, Statement, heard
+from intarsia.live.saving.exchange import Statement, heard
 from intarsia.live.saving.parts import HeldBox, Part
 from intarsia.live.saving.plan import SavePlan
 from intarsia.mesh import Box, Mesh, Rule
@@ -35,7 +35,7 @@ def statements(mesh: Mesh) -> list[Statement]:
     return found
 
 
-def exchanged(stated: list[Statement]) -> tuple[list[Said], list[bytes]]:
+def exchanged(stated: list[Statement]) -> tuple[list[Statement], list[bytes]]:
     digests = [each.digest for each in stated]
     return [each.said(digests, rank) for rank, each in enumerate(stated)], digests
 

@@ -61,7 +61,7 @@ def contradicting_entries(manifest: Manifest) -> Iterator[Fault]:
 
 def _wrong_in(folder: Folder, entry: Entry) -> str | None:
     """What is wrong with an object's bytes; those that a program saved as they are may be any."""
-    file, start, length = entry.file, entry.start_bytes, entry.length_bytes
+    file, start, length = entry.place
     if length < _LEAST_BYTES:
         return None
     head = folder.read(file, start, _LEAST_BYTES)

@@ -15,6 +15,7 @@ from intarsia.state.names import (
     STEP,
     TORCH_GROUPS,
     StateName,
+    kinds_by_parameter,
     of_kind,
     parameter_of,
 )
@@ -38,10 +39,7 @@ def missing_state(manifest: Manifest, known: Collection[str] = ()) -> Iterator[F
 
     What is in `known` cannot be read and is not reported again.
     """
-    held: Held = {}
-    for name in manifest.logical:
-        if state := StateName.of(name):
-            held.setdefault(state.parameter, set()).add(state.kind)
+    held: Held = kinds_by_parameter(map(StateName.of, manifest.logical))
     moving = {of: kinds for of, kinds in held.items() if not kinds.isdisjoint(_MOMENTS)}
     if not moving:
         return

@@ -206,7 +206,7 @@ def padded_twice(manifest: Manifest) -> Iterator[Fault]:
         cuts = len({chunk.box.offsets[0] for chunk in stored.chunks})
         if rows == fewest and is_padded_once(tokens, rows, cuts):
             continue
-        text = f"`{stored.key or stored.name}` has {rows:,} rows for {tokens:,} tokens: "
+        text = f"`{stored.on_disk}` has {rows:,} rows for {tokens:,} tokens: "
         text += "padding to a multiple cannot give that number"
         if rows != fewest:
             text += f", and the tensor tied to it has {fewest:,}"

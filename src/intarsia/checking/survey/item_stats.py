@@ -56,7 +56,7 @@ class Odd:
             rows = (flat.narrow(0, row * width, (row + 1) * width) for row in self.rows)
             hurt = {name for row in rows for name in row.tensors}
             held = tuple(name for name in held if name in hurt)
-        return held or (stored.key or stored.name,)
+        return held or (stored.on_disk,)
 
 
 @dataclass(slots=True)

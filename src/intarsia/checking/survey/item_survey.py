@@ -301,4 +301,4 @@ def _padded(stored: Stored, matrix_sums: MatrixSums) -> NDArray[np.bool_] | None
 
 
 def _names(stored: Stored) -> tuple[str, ...]:
-    return stored.layout.tensors or (stored.key or stored.name,)
+    return stored.layout.tensors or (stored.on_disk,)

@@ -65,7 +65,7 @@ def entries_of(
             continue
         members = _MEMBERS.match(name)
         if name == _ROOT or (members and numbers):
-            data = folder.read_small(o.file, o.start_bytes, o.length_bytes)
+            data = folder.read_small(*o.place)
             value = read_object(data, o.name)
             fields = {name: plain(value)} if members else _fields(value)
             for field, each in fields.items():

@@ -37,7 +37,7 @@ def read_common(folder: Folder, metadata: Metadata) -> dict[str, Any]:
         data, where = folder.read_all(COMMON_FILE), f"{folder.root / COMMON_FILE}"
     elif COMMON_OBJECT in metadata.objects:
         found = metadata.objects[COMMON_OBJECT]
-        data = folder.read_small(found.file, found.start_bytes, found.length_bytes)
+        data = folder.read_small(*found.place)
         where = f"{folder.root / found.file} (`{COMMON_OBJECT}`)"
     else:
         raise FormatError(
@@ -46,12 +46,23 @@ def read_common(folder: Folder, metadata: Metadata) -> dict[str, Any]:
             hint=f"restore {COMMON_FILE} from the save",
             kind="common-missing",
         )
-    state = read_object(data, where)
-    # A sharded object is saved as a list of one.
-    state = state[0] if isinstance(state, list) and len(state) == 1 else state
+    state = state_in(data, where)
     if not isinstance(state, dict):
         raise FormatError(f"the common state is not a dictionary - at {where}")
     return state
+
+
+def common_in(entries: Mapping[str, bytes]) -> dict[str, Any]:
+    """The common state of `torch_dist` among entries, as inert values; empty where there is none."""
+    data = entries.get(COMMON_OBJECT)
+    state = None if data is None else state_in(data, COMMON_OBJECT)
+    return state if isinstance(state, dict) else {}
+
+
+def state_in(data: bytes, where: str) -> Any:
+    """What an archive of the common state holds: a sharded object is saved as a list of one."""
+    state = read_object(data, where)
+    return state[0] if isinstance(state, list) and len(state) == 1 else state
 
 
 def arguments_of(common: Mapping[str, Any]) -> Mapping[str, Any]:

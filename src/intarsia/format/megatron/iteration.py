@@ -9,8 +9,8 @@ from pathlib import PurePath
 
 from intarsia.errors import FormatError, IntarsiaError, few
 from intarsia.format.complaint import Complaint
+from intarsia.format.megatron.common import state_in
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT, TRACKER, tracked_folder
-from intarsia.format.torch_file.torch_zip import read_object
 from intarsia.planning.manifest import Manifest
 from intarsia.store.reading.folder import Folder
 from intarsia.store.reading.lookup import is_folder, listed
@@ -24,10 +24,9 @@ def misplaced_iteration(src: Manifest, folder: Folder) -> Iterator[Complaint]:
     named = re.fullmatch(r"iter_(\d+)", home)
     for where, data in _common_states(src, folder) if named else ():
         try:
-            state = read_object(data, where)
+            state = state_in(data, where)
         except FormatError:
             continue  # reported as a damaged entry
-        state = state[0] if isinstance(state, list) and len(state) == 1 else state
         counted = state.get("iteration") if isinstance(state, dict) else None
         if named and type(counted) is int and counted != int(named[1]):
             text = f"the common state is of iteration {counted:,}, but its folder is {home}"
@@ -41,7 +40,7 @@ def _common_states(src: Manifest, folder: Folder) -> Iterator[tuple[str, bytes]]
         if folder.has(COMMON_FILE):
             yield COMMON_FILE, folder.read_all(COMMON_FILE)
         if entry is not None and entry.file != COMMON_FILE:
-            yield entry.file, folder.read_small(entry.file, entry.start_bytes, entry.length_bytes)
+            yield entry.file, folder.read_small(*entry.place)
 
 
 def untracked(path: PurePath) -> Complaint | None:

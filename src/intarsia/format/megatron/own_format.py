@@ -12,11 +12,11 @@ from intarsia.format.base import ReadEntries
 from intarsia.format.complaint import Complaint
 from intarsia.format.dcp.archives import Archives
 from intarsia.format.dcp.metadata import METADATA
-from intarsia.format.megatron.common import TRAIN_STATE, arguments_of
+from intarsia.format.megatron.common import TRAIN_STATE, arguments_of, common_in
 from intarsia.format.megatron.configuration.config_to_arguments import arguments_of_config
 from intarsia.format.megatron.detection import BACKEND
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT, FRAME, TRACKER
-from intarsia.format.megatron.fsdp_dtensor.entries import arguments_in, common_in
+from intarsia.format.megatron.fsdp_dtensor.entries import arguments_in
 from intarsia.format.megatron.iteration import untracked
 from intarsia.format.request import Request
 from intarsia.format.torch_file.plain import plain

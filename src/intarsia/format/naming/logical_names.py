@@ -331,11 +331,11 @@ def _named(
     if param is not None:
         if param.layout.shape != s.shape:
             error = FamilyError(
-                f"`{s.key or s.name}` has shape {list(s.shape)}, config.json of {table.family}"
+                f"`{s.on_disk}` has shape {list(s.shape)}, config.json of {table.family}"
                 f" gives {list(param.layout.shape)} - at {where}",
                 hint="the configuration is another model's, or the tensor is damaged",
                 kind=shape_fault(s.name, s.shape, param.layout.shape),
-                tensors=(s.key or s.name,),
+                tensors=(s.on_disk,),
             )
             complain(Complaint(error, files_of(s), param.layout.tensors))
             return plain(s, cut)

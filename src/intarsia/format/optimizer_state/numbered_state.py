@@ -78,7 +78,7 @@ def group_lists(folder: Folder, metadata: Metadata, root: str) -> list[dict[str,
         parts = _LIST.match(rest)
         if parts is None and rest != "param_groups":
             continue
-        value = plain(read_object(folder.read_small(o.file, o.start_bytes, o.length_bytes), o.name))
+        value = plain(read_object(folder.read_small(*o.place), o.name))
         if parts and isinstance(value, list):
             found.setdefault(int(parts["group"]), {})[parts["field"]] = value
         elif isinstance(value, list) and all(isinstance(group, dict) for group in value):

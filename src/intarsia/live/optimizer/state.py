@@ -25,13 +25,9 @@ from intarsia.live.optimizer.classes import check_kinds, keeps_shape
 from intarsia.live.optimizer.named import NamedOptimizer
 from intarsia.live.optimizer.several import check_shared, each_of, held_by
 from intarsia.live.optimizer.stepped import Stepped
-from intarsia.live.optimizer.values import (
-    has_axes,
-    kinds_of_values,
-    value_in,
-)
+from intarsia.live.optimizer.values import has_axes, value_in
 from intarsia.planning.manifest import Manifest
-from intarsia.state.names import MASTER, SHARED_STATE, StateName, of_kind
+from intarsia.state.names import MASTER, SHARED_STATE, StateName, kinds_by_parameter, of_kind
 
 PartOf = Callable[[str, Layout, torch.Tensor], Layout]
 """What of a layout goes into a tensor that is cut as the parameter of a name."""
@@ -48,15 +44,6 @@ class StateToFill:
     lost: tuple[str, ...] = ()
 
 
-def kinds_of(manifest: Manifest) -> dict[str, set[str]]:
-    """For each logical parameter, the kinds of state that a checkpoint has of it."""
-    found: dict[str, set[str]] = {}
-    for name in manifest.logical:
-        if state := StateName.of(name):
-            found.setdefault(state.parameter, set()).add(state.kind)
-    return found
-
-
 def unused_state(
     optimizer: NamedOptimizer, rows: Mapping[str, Param], manifest: Manifest
 ) -> frozenset[str]:
@@ -65,8 +52,9 @@ def unused_state(
         raise manifest.state_unclear
     if manifest.state_by_order:
         _check_order(optimizer, manifest)
-    held = {param for param, kinds in kinds_of(manifest).items() if kinds - {MASTER}}
-    values = kinds_of_values(manifest.entries).keys()
+    stored = kinds_by_parameter(map(StateName.of, manifest.logical))
+    held = {param for param, kinds in stored.items() if kinds - {MASTER}}
+    values = kinds_by_parameter(map(StateName.of_torch, manifest.entries)).keys()
     known = {n for each in optimizer.steps for n in _spellings(each.name, rows)}
     tensors = {n for each in optimizer.steps for n in tensors_of(each.name, rows)}
     return frozenset((held - tensors) | (values - known))
@@ -112,7 +100,8 @@ def state_to_fill(
     A parameter without any was never stepped where the checkpoint's groups name it; otherwise its
     state is lost, which only `strict=False` allows.
     """
-    kinds, values = kinds_of(manifest), kinds_of_values(entries)
+    kinds = kinds_by_parameter(map(StateName.of, manifest.logical))
+    values = kinds_by_parameter(map(StateName.of_torch, entries))
     listed = {member for group in (groups.each if groups else ()) for member in group.members}
     if not listed and not values and not any(found - {MASTER} for found in kinds.values()):
         named = "; its parameter groups name no parameters" if groups and groups.each else ""

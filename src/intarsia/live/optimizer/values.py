@@ -67,15 +67,6 @@ def values_of(params: Iterable[tuple[str, Any]], state: Mapping[Any, Any]) -> di
     return found
 
 
-def kinds_of_values(entries: Iterable[str]) -> dict[str, set[str]]:
-    """For each parameter, the kinds of state that entries hold of it."""
-    found: dict[str, set[str]] = {}
-    for name in entries:
-        if state := StateName.of_torch(name):
-            found.setdefault(state.parameter, set()).add(state.kind)
-    return found
-
-
 def value_in(entries: Mapping[str, bytes], param: str, kind: str, device: Any) -> Any:
     """A state that is kept as a value; tensors with axes go to their parameter's device."""
     name = StateName(kind, param).as_torch

@@ -8,7 +8,7 @@ between them, a slice each; only the boxes differ, a few for all tensors that ar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -18,15 +18,6 @@ from intarsia.live.saving.parts import HeldBox, Part
 from intarsia.live.saving.replicas import Holders, is_unproven
 from intarsia.mesh import Box, Shape
 from intarsia.run.ranks.apart import message_of, value_in
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What one rank says: a slice of what it has in common with others, its boxes, its extra values."""
-
-    common: bytes
-    boxes: list[tuple[Shape, Shape]]
-    extra: Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +32,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What a rank has to say, before it knows which others say the same."""
+    """What a rank has to say: what it has in common with others, its boxes, its extra values."""
 
     common: bytes
     boxes: list[tuple[Shape, Shape]]
@@ -76,15 +67,15 @@ class Statement:
     def digest(self) -> bytes:
         return blake2b(self.common, digest_size=16).digest()
 
-    def said(self, digests: Sequence[bytes], rank: int) -> Said:
-        """This rank's share of the statement, where `digests` are those of all ranks."""
+    def said(self, digests: Sequence[bytes], rank: int) -> Statement:
+        """The same with this rank's slice of what it has in common, where `digests` are those of all ranks."""
         same = [k for k, digest in enumerate(digests) if digest == digests[rank]]
         step = -(-len(self.common) // len(same))
         first = same.index(rank) * step
-        return Said(self.common[first : first + step], self.boxes, self.extra)
+        return replace(self, common=self.common[first : first + step])
 
 
-def heard(said: Sequence[Said], digests: Sequence[bytes]) -> list[Heard]:
+def heard(said: Sequence[Statement], digests: Sequence[bytes]) -> list[Heard]:
     """What every rank holds, from what all of them said."""
     slices: dict[bytes, list[bytes]] = {}
     for each, digest in zip(said, digests, strict=True):

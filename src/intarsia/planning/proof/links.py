@@ -144,7 +144,7 @@ class Links:
         return known[1]
 
     def _stored_fault(self, stored: Stored) -> Gap | None:
-        name, size = stored.key or stored.name, stored.dtype.itemsize
+        name, size = stored.on_disk, stored.dtype.itemsize
         tensor = next(iter(stored.layout.tensors), stored.name)
         boxes = self._templates.boxes_of(stored)
         fault = self.tiling(stored.shape, boxes)
@@ -235,7 +235,7 @@ class Links:
         end = max([p.to + p.flip().span + 1 for p in held], default=0)
         if covered == size and not doubled and end <= size:
             return
-        by = few([s.key or s.name for s in sources], 4)
+        by = few([s.on_disk for s in sources], 4)
         by = f"; held by {by}" if by else ""
         if end > size:
             text = f"element {end - 1:,} of `{name}` is stored, which has {size:,} elements"

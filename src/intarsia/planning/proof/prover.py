@@ -356,7 +356,7 @@ class Prover:
         if (fault := self.links.stored_fault(stored)) is not None:
             self.refuse([fault])
         whole = (Box.whole(stored.shape),)
-        return self.prove(Target(stored.key or stored.name, stored.dtype, stored.layout, whole))
+        return self.prove(Target(stored.on_disk, stored.dtype, stored.layout, whole))
 
     def all(self) -> None:
         """Raise unless every stored and every logical tensor is proven."""

@@ -146,7 +146,7 @@ def _differing_chunk(side: Checkpoint, x: _Compared) -> DifferingChunk:
     chunk, file = x.chunk, x.chunk.file
     rank = format_named(side.manifest.format).rank_of(file)
     found = DifferingChunk(
-        file, rank, x.stored.key or x.stored.name, chunk.box,
+        file, rank, x.stored.on_disk, chunk.box,
         _blocks(chunk.box, x.stored.chunks), x.elements, x.differing, zero=x.zero,
     )  # fmt: skip
     if file in side.manifest.in_memory_files:

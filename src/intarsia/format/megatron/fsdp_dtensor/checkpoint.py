@@ -186,7 +186,7 @@ def _disagreements(folder: Folder, repeated: Sequence[tuple[Stored, Stored]]) ->
     for kept, other in repeated:
         held = [_content(folder, stored) for stored in (kept, other)]
         if held[0] != held[1]:
-            names = kept.key or kept.name, other.key or other.name
+            names = kept.on_disk, other.on_disk
             files = tuple(dict.fromkeys(c.file for s in (kept, other) for c in s.chunks))
             text = f"`{names[0]}` and `{names[1]}` count one tensor's steps, and differ"
             yield Problem("steps-disagree", names, files, text)

@@ -15,7 +15,7 @@ from typing import Any
 from intarsia.errors import FormatError
 from intarsia.format.dcp.metadata import Metadata
 from intarsia.format.megatron.common import arguments_of
-from intarsia.format.megatron.frame import COMMON_OBJECT, COUNTERS, SCHEDULER
+from intarsia.format.megatron.frame import COUNTERS, SCHEDULER
 from intarsia.format.megatron.fsdp_dtensor.keys import PART, group_of, section_of
 from intarsia.format.megatron.optimizer.groups import grouped
 from intarsia.format.optimizer_state.parameter_groups import Groups
@@ -52,7 +52,7 @@ def arguments(folder: Folder, metadata: Metadata) -> Mapping[str, Any]:
     found = metadata.objects.get("args")
     if found is None:
         return {}
-    data = folder.read_small(found.file, found.start_bytes, found.length_bytes)
+    data = folder.read_small(*found.place)
     return arguments_in(data, f"{folder.root / found.file} (`args`)")
 
 
@@ -155,11 +155,3 @@ def _groups(held: Mapping[str, Any]) -> list[dict[str, Any]]:
         if ordered not in groups:
             groups.append(ordered)
     return sorted(groups, key=lambda group: not group.get("wd_mult"))
-
-
-def common_in(entries: Mapping[str, bytes]) -> dict[str, Any]:
-    """The common state of `torch_dist` among entries, as inert values; empty where there is none."""
-    data = entries.get(COMMON_OBJECT)
-    state = None if data is None else read_object(data, COMMON_OBJECT)
-    state = state[0] if isinstance(state, list) and len(state) == 1 else state
-    return state if isinstance(state, dict) else {}

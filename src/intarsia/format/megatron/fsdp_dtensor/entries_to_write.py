@@ -12,7 +12,7 @@ from typing import Any
 
 from intarsia.family import table_for
 from intarsia.format.base import WriteOptions
-from intarsia.format.megatron.common import archive, arguments_of, counters_of
+from intarsia.format.megatron.common import archive, arguments_of, common_in, counters_of
 from intarsia.format.megatron.configuration.written_arguments import (
     arguments_for,
     arguments_of_words_lacking,
@@ -21,7 +21,6 @@ from intarsia.format.megatron.configuration.written_arguments import (
 from intarsia.format.megatron.frame import COUNTERS, SCHEDULER
 from intarsia.format.megatron.fsdp_dtensor.entries import (
     arguments_in,
-    common_in,
 )
 from intarsia.format.megatron.fsdp_dtensor.keys import (
     GROUP,

@@ -230,8 +230,7 @@ def arrange(targets: Sequence[Target], options: WriteOptions) -> Arrangement:
         if held is None:
             objects[name] = record
             continue
-        place = (record.file, record.start_bytes, record.length_bytes)
-        whole = Chunk(Box.whole(held.shape), *place)
+        whole = Chunk(Box.whole(held.shape), *record.place)
         tensors[name] = TensorRecord(name, held.dtype, held.shape, (whole,))
     paths = {name: path_of(name) for name in (*tensors, *objects)}
     closing = {

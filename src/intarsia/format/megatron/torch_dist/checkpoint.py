@@ -23,6 +23,7 @@ from intarsia.format.megatron.common import (
     TRAIN_STATE,
     archive,
     arguments_of,
+    common_in,
     read_common,
     read_run_config,
 )
@@ -34,7 +35,6 @@ from intarsia.format.megatron.detection import (
     looks_like_megatron,
 )
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT
-from intarsia.format.megatron.fsdp_dtensor.entries import common_in
 from intarsia.format.megatron.iteration import misplaced_iteration
 from intarsia.format.megatron.keys import Key, torch_dist_rows
 from intarsia.format.megatron.optimizer.buffers import is_bucket
@@ -93,7 +93,7 @@ class TorchDist(MegatronFormat):
             entries = _entries(folder, metadata)
             with going_on(complain):
                 shared = {
-                    name: folder.read_small(e.file, e.start_bytes, e.length_bytes)
+                    name: folder.read_small(*e.place)
                     for name, e in entries.items()
                     if SHARED.match(name)
                 }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from intarsia.errors import CoverageError, UsageError
-from intarsia.format.megatron.fsdp_dtensor.entries import common_in, common_of
+from intarsia.format.megatron.common import common_in
+from intarsia.format.megatron.fsdp_dtensor.entries import common_of
 from intarsia.format.megatron.optimizer.groups import groups_in, optimizer_of
 from intarsia.format.optimizer_state.groups_in_entries import torch_groups_of
 from intarsia.format.optimizer_state.parameter_groups import has_megatron_groups

@@ -25,6 +25,7 @@ from intarsia.format.dcp.write import Files
 from intarsia.format.megatron.common import (
     archive,
     arguments_of,
+    common_in,
     common_state,
     counters_of,
     extra_states,
@@ -39,7 +40,7 @@ from intarsia.format.megatron.configuration.written_arguments import (
 )
 from intarsia.format.megatron.detection import BACKEND, backend_file
 from intarsia.format.megatron.frame import COMMON_FILE, COMMON_OBJECT, COUNTERS, TRACKER
-from intarsia.format.megatron.fsdp_dtensor.entries import common_in, common_of
+from intarsia.format.megatron.fsdp_dtensor.entries import common_of
 from intarsia.format.megatron.fsdp_dtensor.keys import GROUP
 from intarsia.format.megatron.optimizer.expert_optimizer import (
     experts_apart,
