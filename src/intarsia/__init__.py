@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from intarsia.checking.alone.soundness import Soundness
     from intarsia.checking.digests.digest import Digests
     from intarsia.checking.pair.change import Changes
-    from intarsia.checking.pair.compare import Comparison
+    from intarsia.checking.pair.comparison import Comparison
     from intarsia.checkpoint import Checkpoint
     from intarsia.conversion.report import Report
     from intarsia.converting import convert, plan
@@ -41,7 +41,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "intarsia.api": ("diff", "digest", "open", "verify"),
     "intarsia.checking.pair.change": ("Changes",),
-    "intarsia.checking.pair.compare": ("Comparison",),
+    "intarsia.checking.pair.comparison": ("Comparison",),
     "intarsia.checking.digests.digest": ("Digests",),
     "intarsia.checking.alone.soundness": ("Soundness",),
     "intarsia.checkpoint": ("Checkpoint",),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from intarsia.checking.alone.soundness import Soundness
     from intarsia.checking.digests.digest import Digests
     from intarsia.checking.pair.change import Changes
-    from intarsia.checking.pair.compare import Comparison
+    from intarsia.checking.pair.comparison import Comparison
 
 
 def open(path: PathLike, config: ConfigLike = None, section: SectionLike = None) -> Checkpoint:

@@ -9,7 +9,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 import intarsia
-from intarsia.checking.pair.compare import Comparison
+from intarsia.checking.pair.comparison import Comparison
 from tests.checkpoints import ROOT
 from tests.faults.against import AGAINST, ALL, Against
 from tests.faults.reference import MODELS, weights, write

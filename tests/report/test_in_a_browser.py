@@ -11,7 +11,7 @@ import pytest
 
 import intarsia
 from intarsia.checking.fault import Fault
-from intarsia.checking.pair.compare import Comparison, Difference
+from intarsia.checking.pair.comparison import Comparison, Difference
 from intarsia.format.registry import read_manifest
 from intarsia.report.content import of_comparison, of_inspection
 from intarsia.report.write import write_page

@@ -12,7 +12,7 @@ import pytest
 
 from intarsia.checking.alone.soundness import Soundness
 from intarsia.checking.fault import Fault
-from intarsia.checking.pair.compare import Comparison, Difference
+from intarsia.checking.pair.comparison import Comparison, Difference
 from intarsia.report.content import of_comparison, of_inspection, of_soundness
 from intarsia.report.page import LISTED, page_of
 from intarsia.report.safe import visible

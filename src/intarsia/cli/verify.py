@@ -10,7 +10,7 @@ from intarsia.store.address import named
 
 if TYPE_CHECKING:
     from intarsia.checking.alone.soundness import Soundness
-    from intarsia.checking.pair.compare import Comparison, Difference
+    from intarsia.checking.pair.comparison import Comparison, Difference
     from intarsia.report.content import PageContent
 
 SHOWN = 3
@@ -54,7 +54,7 @@ def run(
     if b is None:
         answer(alone.as_json(), lambda: _print_alone(alone))
         return 0 if alone.sound else 1
-    from intarsia.checking.pair.next_step import next_step
+    from intarsia.checking.pair.comparison import next_step
 
     step = next_step(pair)
     answer(pair.as_json() | {"next": step}, lambda: _print_pair(pair, step))

@@ -14,7 +14,7 @@ from intarsia.quantity import human
 if TYPE_CHECKING:
     from intarsia.checking.alone.soundness import Soundness
     from intarsia.checking.fault import Fault
-    from intarsia.checking.pair.compare import Comparison, Difference
+    from intarsia.checking.pair.comparison import Comparison, Difference
 
 MISSING = {"tensor-missing", "layers-missing", "experts-missing"}
 """Kinds of fault whose tensors are not there."""

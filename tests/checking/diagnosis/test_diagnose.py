@@ -10,7 +10,7 @@ import torch
 
 import intarsia
 from intarsia.checking.diagnosis import PATIENCE, evidence, search
-from intarsia.checking.pair.compare import Comparison
+from intarsia.checking.pair.comparison import Comparison
 from intarsia.run.budget import Budget
 from tests.checkpoints import normal_tensor, write_hf
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import intarsia
-from intarsia.checking.pair.compare import Comparison
+from intarsia.checking.pair.comparison import Comparison
 from tests.checkpoints import write_hf
 from tests.faults.reference import DENSE, Config, weights
 from tests.faults.statements import untrue

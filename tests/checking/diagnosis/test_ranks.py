@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import intarsia
-from intarsia.checking.pair.compare import Comparison
+from intarsia.checking.pair.comparison import Comparison
 from tests.checkpoints import normal_tensor, write_hf
 from tests.faults.reference import DENSE, MOE, Config, Tensors, weights
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import intarsia
-from intarsia.checking.pair.compare import Comparison
+from intarsia.checking.pair.comparison import Comparison
 from tests.checkpoints import llama_config, normal_tensor, write_hf
 from tests.faults.random_checkpoints import FAMILIES, weights, write
 from tests.faults.statements import untrue

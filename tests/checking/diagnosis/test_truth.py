@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import intarsia
-from intarsia.checking.pair.compare import Comparison
+from intarsia.checking.pair.comparison import Comparison
 from tests.checkpoints import intarsia as command
 from tests.checkpoints import write_hf
 from tests.faults.reference import DENSE, Tensors, weights, write

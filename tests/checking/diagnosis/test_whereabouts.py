@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import intarsia
-from intarsia.checking.pair.compare import Comparison
+from intarsia.checking.pair.comparison import Comparison
 from intarsia.run.budget import Budget
 from tests.checkpoints import intarsia as command
 from tests.checkpoints import llama_config, model, normal_tensor, write_dcp, write_hf

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from intarsia.checking.fault import Fault
-from intarsia.checking.pair.compare import Comparison, Difference
-from intarsia.checking.pair.next_step import next_step
+from intarsia.checking.pair.comparison import Comparison, Difference, next_step
 from intarsia.checking.pair.non_tensors import NonTensor
 
 SAME = Comparison("a", "b", 2, 8, (), (), ())

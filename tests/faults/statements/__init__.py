@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import torch
 
-from intarsia.checking.pair.compare import Comparison
+from intarsia.checking.pair.comparison import Comparison
 from tests.faults.statements.differences import Told, difference_is_untrue
 from tests.faults.statements.faults import faults_are_untrue
 from tests.faults.statements.held import Config, Sides, unequal

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from intarsia.checking.pair.compare import Difference
+from intarsia.checking.pair.comparison import Difference
 from tests.faults.statements.held import (
     NAMES,
     Held,

@@ -9,7 +9,7 @@ import numpy as np
 
 from intarsia.checking.diagnosis.names import listed
 from intarsia.checking.fault import Fault
-from intarsia.checking.pair.compare import Comparison
+from intarsia.checking.pair.comparison import Comparison
 from tests.faults.statements.differences import Told, holds_of
 from tests.faults.statements.held import Sides, beyond_rounding, differ_at, number
 from tests.faults.statements.places import Stored

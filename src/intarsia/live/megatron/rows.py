@@ -19,12 +19,12 @@ from intarsia.family import Param, Table, table_for
 from intarsia.format.megatron.fsdp_dtensor.keys import FsdpRows
 from intarsia.layout import Layout
 from intarsia.live.loading.fill import as_bytes
+from intarsia.live.megatron.boxes import boxes_of
 from intarsia.live.megatron.model import Live, chunks_of, config_of, live_tensors
 from intarsia.live.megatron_fsdp import Item, local_elements
 from intarsia.live.megatron_settings import hub_config
 from intarsia.live.model.holding import cut, dtype_of, is_dtensor, memory_of
 from intarsia.live.model.names import Rows
-from intarsia.live.saving.boxes import boxes_of
 from intarsia.live.saving.parts import Part
 from intarsia.opened.lazy_tensor import as_torch
 from intarsia.value import Value, Window

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.layout import Layout, concat
-from intarsia.live.saving.boxes import boxes_of
+from intarsia.live.megatron.boxes import boxes_of
 from intarsia.mesh import Box
 
 

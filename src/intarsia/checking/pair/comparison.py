@@ -1,0 +1,116 @@
+"""What comparing two checkpoints found, as values: each difference, and the verdict."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from intarsia.checking.fault import Fault
+from intarsia.checking.pair.non_tensors import NonTensor
+from intarsia.frozen import frozen, frozen_open
+from intarsia.state.names import is_state
+
+if TYPE_CHECKING:
+    from intarsia.checking.diagnosis.where.whereabouts import Whereabouts
+    from intarsia.checking.pair.change import Number
+
+
+@frozen
+class Difference:
+    """A tensor whose elements are not the same bits in both checkpoints.
+
+    Where the element types differ, those that are the same once rounded to the narrower one are not
+    counted, unless that is all.  `where` says which rows, ranks, files and bytes, unless the kind of the difference says so.
+    """
+
+    tensor: str
+    elements: int
+    first: tuple[int, ...]
+    max_abs: Number
+    diagnosis: str
+    kind: str = ""
+    where: Whereabouts | None = None
+
+    @property
+    def gap(self) -> str:
+        """The largest distance in words: integers exactly, others to four digits."""
+        whole = isinstance(self.max_abs, int)
+        return f"{self.max_abs:,}" if whole else f"{self.max_abs:.4g}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "tensor": self.tensor,
+            "elements": self.elements,
+            "first": list(self.first),
+            "max_abs": self.max_abs if isfinite(self.max_abs) else str(self.max_abs),
+            "diagnosis": self.diagnosis,
+            "kind": self.kind,
+            "where": self.where.as_json() if self.where else None,
+        }
+
+
+@frozen_open
+class Comparison:
+    """Whether two checkpoints hold the same weights; true where they do."""
+
+    a: str
+    b: str
+    compared: int
+    elements: int
+    only_in_a: tuple[str, ...]
+    only_in_b: tuple[str, ...]
+    different: tuple[Difference, ...]
+    notes: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    beside: tuple[NonTensor, ...] = ()
+    damaged: tuple[Fault, ...] = ()
+    """Faults of what one side stores outside of every tensor."""
+    rounded: int = 0
+    """Weights of one side that were compared with the other side's main weights, rounded."""
+
+    @property
+    def how(self) -> str:
+        """In what sense the tensors that do not differ are equal."""
+        if not self.rounded:
+            return "bit by bit"
+        return (
+            f"bit by bit except {self.rounded:,} weights, of which one side stores only the main"
+            " weights: rounded, they are equal; their digests differ"
+        )
+
+    @property
+    def equal(self) -> bool:
+        """Whether all tensors and the state of the run are the same, and nothing is damaged."""
+        same = not (self.only_in_a or self.only_in_b or self.different or self.damaged)
+        return same and not any(each.counts for each in self.beside)
+
+    def __bool__(self) -> bool:
+        return self.equal
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "equal": self.equal,
+            "rounded": self.rounded,
+            "a": self.a,
+            "b": self.b,
+            "compared": self.compared,
+            "elements": self.elements,
+            "only_in_a": list(self.only_in_a),
+            "only_in_b": list(self.only_in_b),
+            "different": [d.as_json() for d in self.different],
+            "faults": [f.as_json() for f in (*self.damaged, *self.faults)],
+            "beside": [each.as_json() for each in self.beside],
+            "notes": list(self.notes),
+        }
+
+
+def next_step(found: Comparison) -> str | None:
+    """Where nothing explains why the weights of one model differ, they may be two steps of training."""
+    weights = [d for d in found.different if not is_state(d.tensor)]
+    alike = not (found.only_in_a or found.only_in_b or found.damaged)
+    if not weights or not alike or any(d.kind != "unexplained" for d in weights):
+        return None
+    return (
+        "if one of the two was trained further than the other, `intarsia diff A B` shows how"
+        " much each tensor changed"
+    )
