@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import PurePath
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +32,7 @@ def facts_of(job: Job, arrangement: Arrangement) -> dict[str, str]:
         "--dtype": str(request.dtype or "not given"),
         "--optimizer": request.optimizer,
         "--max-shard-size": str(job.max_shard_bytes),
-        "model configuration": _digest([_sorted(job.config)]),
+        "model configuration": _digest([json.dumps(job.config, sort_keys=True, default=str)]),
         **{
             f"source file {_relative(path, root)}": str(stamp)
             for path, stamp in job.stamps.files.items()
@@ -99,10 +98,6 @@ def _files(arrangement: Arrangement) -> Iterable[str | bytes]:
     for file, data in arrangement.closing.items():
         yield file
         yield data
-
-
-def _sorted(config: Mapping[str, Any] | None) -> str:
-    return json.dumps(config, sort_keys=True, default=str)
 
 
 def _digest(parts: Iterable[str | bytes]) -> str:

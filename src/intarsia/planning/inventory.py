@@ -7,6 +7,7 @@ only one kind has, or from the user.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
 
@@ -76,12 +77,7 @@ class LeftOut:
     lost: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "tensor": self.tensor,
-            "elements": self.elements,
-            "why": self.why,
-            "lost": self.lost,
-        }
+        return asdict(self)
 
 
 def left_out(items: Iterable[Item]) -> list[Item]:

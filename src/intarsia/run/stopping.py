@@ -9,50 +9,38 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 _WORDS = {signal.SIGTERM: "terminated", signal.SIGHUP: "hung up", signal.SIGINT: "interrupted"}
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _stopped_by = signal.SIGINT
 
 
-@contextmanager
-def stopping() -> Iterator[None]:
+def stopping() -> AbstractContextManager[None]:
     """Inside, a signal that would end the process without a word interrupts it instead."""
     global _stopped_by
     _stopped_by = signal.SIGINT
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    mine = [
-        number
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is signal.SIG_DFL
-    ]
-    for number in mine:
-        signal.signal(number, _stop)
-    try:
-        yield
-    finally:
-        for number in mine:
-            signal.signal(number, signal.SIG_DFL)
+    return _handled(signal.SIG_DFL, _stop)
+
+
+def ending_at_once() -> AbstractContextManager[None]:
+    """Inside, such a signal ends the process: Python would see it when other ranks answer, or never."""
+    return _handled(_stop, signal.SIG_DFL)
 
 
 @contextmanager
-def ending_at_once() -> Iterator[None]:
-    """Inside, such a signal ends the process: Python would see it when other ranks answer, or never."""
-    mine = [
-        number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is _stop
-    ]
-    if threading.current_thread() is not threading.main_thread():
-        mine = []
+def _handled(before: Any, inside: Any) -> Iterator[None]:
+    """Give the signals that are handled as `before` another handler inside, in the main thread, which alone may."""
+    in_main = threading.current_thread() is threading.main_thread()
+    mine = [n for n in _SIGNALS if in_main and signal.getsignal(n) is before]
     for number in mine:
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, inside)
     try:
         yield
     finally:
         for number in mine:
-            signal.signal(number, _stop)
+            signal.signal(number, before)
 
 
 def stop_word() -> str:
@@ -68,7 +56,7 @@ def stop_status() -> int:
 def _stop(number: int, frame: Any) -> None:
     global _stopped_by
     _stopped_by = signal.Signals(number)
-    for other in (signal.SIGTERM, signal.SIGHUP):
+    for other in _SIGNALS:
         if signal.getsignal(other) is _stop:
             signal.signal(other, signal.SIG_IGN)
     raise KeyboardInterrupt(stop_word())

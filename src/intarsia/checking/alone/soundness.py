@@ -11,7 +11,7 @@ from intarsia.checking.alone.headers import NO_FAMILY, read_headers
 from intarsia.checking.alone.state import misshapen_state, missing_state
 from intarsia.checking.alone.structure import left_out, structure_faults
 from intarsia.checking.alone.training import notes_on_steps, rounded_masters, steps_that_disagree
-from intarsia.checking.alone.unfinished import misleading_files, unfinished
+from intarsia.checking.alone.unfinished import fault_of, unfinished
 from intarsia.checking.alone.unmapped import unmapped_faults
 from intarsia.checking.content.masters import masters_that_differ, weights_with_masters
 from intarsia.checking.content.one_tensor import content_faults, notes_of
@@ -24,7 +24,7 @@ from intarsia.checking.pair.ties import ties_for_sure
 from intarsia.checking.survey.blockwise import survey, surveyed
 from intarsia.errors import FormatError, IntarsiaError
 from intarsia.format.folder.side_files import DIGESTS, config_given
-from intarsia.format.registry import find_checkpoint, format_named, format_of
+from intarsia.format.registry import find_checkpoint, format_named, format_of, misleading
 from intarsia.frozen import frozen_open
 from intarsia.planning.inventory import links_to_nothing, unread_sections
 from intarsia.planning.manifest import Manifest
@@ -153,7 +153,8 @@ def _examined(
     faults += damaged_entries(manifest, headers.files)
     faults += unmapped_faults(manifest, budget)
     faults += contradicting_entries(manifest)
-    faults += misleading_files(where if is_folder(where) else where.parent, manifest.format)
+    home = where if is_folder(where) else where.parent
+    faults += map(fault_of, misleading(home, manifest.format))
     known |= {
         n for stats in found if stats.unread for s in stats.item.names for n in s.layout.tensors
     }

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import PurePath
 
 from intarsia.checking.fault import Fault
 from intarsia.format.complaint import Complaint
-from intarsia.format.registry import FORMATS, misleading
+from intarsia.format.registry import FORMATS
 
 
 def unfinished(path: PurePath) -> Fault | None:
@@ -15,11 +14,6 @@ def unfinished(path: PurePath) -> Fault | None:
     asked = (FORMATS[name].unfinished(path) for name in reversed([*FORMATS]))
     found = next(filter(None, asked), None)
     return fault_of(found) if found else None
-
-
-def misleading_files(path: PurePath, format: str) -> Iterator[Fault]:
-    """Files that should lead to a checkpoint of this format, or of any that is built in, and do not."""
-    return map(fault_of, misleading(path, format))
 
 
 def fault_of(found: Complaint) -> Fault:

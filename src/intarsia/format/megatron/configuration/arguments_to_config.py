@@ -91,9 +91,6 @@ class _Seen:
         pairs = [(self.shapes[n], self.shapes.get(n.replace("fc1", "fc2"))) for n in names]
         return not any(one and two and one[-2:-1] == two[-1:] for one, two in pairs)
 
-    def layers_with(self, word: str) -> set[int]:
-        return {n for rest, layers in self.layers.items() if word in rest for n in layers}
-
 
 @frozen_open
 class MadeConfig:
@@ -259,10 +256,11 @@ def _sparse(config: Config, seen: _Seen, args: Mapping[str, Any], family: str) -
         config["norm_topk_prob"] = not facts.get("moe_router_pre_softmax")
         return
     shared = seen.shape("shared_experts.linear_fc1.weight")
+    routed = (layers for rest, layers in seen.layers.items() if "mlp.router." in rest)
     config |= {
         "n_routed_experts": count,
         "n_shared_experts": shared[0] // (2 * inner) if shared else 0,
-        "first_k_dense_replace": min(seen.layers_with("mlp.router."), default=0),
+        "first_k_dense_replace": min(set().union(*routed), default=0),
         "routed_scaling_factor": facts.get("moe_router_topk_scaling_factor", 1.0),
         "n_group": facts.get("moe_router_num_groups", 1),
         "topk_group": facts.get("moe_router_group_topk", 1),
