@@ -435,3 +435,24 @@ def test_a_rank_that_dies_while_saving_leaves_the_last_checkpoint_good(tmp_path:
     again = {"w": torch.empty(6, 2)}
     intarsia.load(tmp_path, into=again)
     assert bool((again["w"] == 1).all())
+
+
+def gone_before_the_first(folder: Path) -> str:
+    """Rank 1 is gone before ranks save in the background for the first time."""
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os._exit(9)
+    try:
+        intarsia.save(folder / "step-1", {"w": torch.ones(2)}, background=True).wait()
+    except intarsia.IntarsiaError as error:
+        return str(error)
+    return ""
+
+
+def test_a_rank_that_died_before_the_first_save_in_the_background_is_missed_at_once(
+    tmp_path: Path,
+) -> None:
+    found = outcomes(3, gone_before_the_first, tmp_path, seconds=20)
+    assert found[1] == (False, "it died")
+    assert all("lost the connection to the other 2 ranks" in said for _, said in found[::2])
+    assert not [*tmp_path.iterdir()]

@@ -172,6 +172,8 @@ def _aside(team: Crew) -> Crew:
     known = _groups.get(whose)
     group = known() if known else None
     if group is None:
+        with team.together():
+            pass  # new_group waits half an hour for a rank that is gone; here it is missed at once
         # Only the ranks of a group that was given come here.
         ranks = dist.get_process_group_ranks(team.group) if team.group else None
         group = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
